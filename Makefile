@@ -19,7 +19,6 @@ SGLANG_VENV ?= .venv-sglang
 RECIPE := quickstart
 RUN := runs/$(RECIPE)
 DATA := data/quickstart
-SAMPLE := data_prep/sample/medserl_sample.csv
 
 # Two processes, which take the files of tests in the order of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
@@ -27,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscop
 .PHONY: help quickstart test test-all test-fast test-mutations learn test-learn quickstart-sglang test-sglang sglang-env lint format clean
 
 help:
-	@echo "make quickstart  install, prepare the sample data, train 12 steps on the CPU, show a game"
+	@echo "make quickstart  install, train both roles for 16 steps on the CPU, show a game and what was gained"
 	echo "make test        install, run the tests, some real runs among them"
 	echo "make test-all    the same with the longest real runs, as CI does"
 	echo "make test-fast   the same without real runs and other processes"
@@ -43,6 +42,7 @@ help:
 quickstart: $(RUN)/.complete
 	@$(BIN)/medserl show $(RUN)
 	$(BIN)/medserl report $(RUN) --output $(RUN)/report.html
+	$(BIN)/python -m experiments.learning.both_roles $(RUN)
 
 test: $(VENV)/.dev
 	@echo "== tests"
@@ -120,9 +120,11 @@ $(SGLANG_VENV)/.sglang: pyproject.toml constraints-cpu.txt constraints-sglang.tx
 	$(SGLANG_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement constraints-sglang.txt
 	touch $@
 
-$(DATA)/train.parquet: $(SAMPLE) $(wildcard prompts/medserl/*/*.jinja) | $(VENV)/.cpu
-	@echo "== sample notes to parquet"
-	$(BIN)/python data_prep/medec_to_parquet.py --input $(SAMPLE) --output $(DATA)
+$(DATA)/train.parquet: experiments/clinic.py $(wildcard prompts/brief/*/*.jinja) | $(VENV)/.cpu
+	@echo "== notes of the toy clinic, as CSV and as parquet"
+	$(BIN)/python data_prep/make_sample.py --cases 1500 --split seen --overlap 1 --seed 7 --output $(DATA)/toy_clinic.csv
+	$(BIN)/python data_prep/medec_to_parquet.py --input $(DATA)/toy_clinic.csv --profile brief \
+		--mix adversarial_benign=3,decoy_benign=2 --output $(DATA)
 
 $(RUN)/.complete: | $(DATA)/train.parquet
 	@echo "== training"

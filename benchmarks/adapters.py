@@ -39,7 +39,7 @@ VARIANTS = {
 
 
 def worker(name: str) -> Any:
-    run = compose_run("+recipes=quickstart", *VARIANTS[name])
+    run = compose_run("+recipes=own_notes", *VARIANTS[name])
     if name == "an adapter for each role":
         with open_dict(run.actor_rollout_ref.model.lora) as lora:
             lora[ROLE_ADAPTERS] = {"attacker": True, "assessor": True}

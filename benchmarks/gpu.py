@@ -42,7 +42,7 @@ def recipes(size: Size, engine: Engine, gib: float) -> list[str]:
     if size == "tiny":
         if engine == "vllm":
             raise ValueError("--size tiny runs on the CPU: take --engine embedded or sglang")
-        return ["quickstart" if engine == "embedded" else "quickstart_sglang"]
+        return ["own_notes", *["sglang_cpu"] * (engine == "sglang")]
     if engine == "embedded" or not gib:
         raise ValueError("--size qwen3_4b needs a GPU that nvidia-smi shows, and --engine sglang or vllm")
     return ["qwen3_4b", *["gpu_80g"] * (gib < 90), *["gpu_141g"] * (gib > 130), *["vllm"] * (engine == "vllm")]

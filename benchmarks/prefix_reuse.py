@@ -2,7 +2,7 @@
 
 Plays every row's game several times, as ``rollout.n`` does, on verl's own SGLang server with an empty cache:
 
-    python benchmarks/prefix_reuse.py --rows data/quickstart/train.parquet
+    python benchmarks/prefix_reuse.py --rows data/own_notes/train.parquet
 
 Needs the environment of ``make sglang-env``.
 """
@@ -77,7 +77,7 @@ async def play(server: LiveSGLang, run: DictConfig, rows: list[dict[str, Any]]) 
 
 def main(
     rows: Annotated[Path, typer.Option(help="Parquet written by data_prep/medec_to_parquet.py.")],
-    recipe: Annotated[str, typer.Option(help="Recipe whose rollout is measured.")] = "quickstart_sglang",
+    recipe: Annotated[str, typer.Option(help="Recipe whose rollout is measured.")] = "[own_notes,sglang_cpu]",
     model: Annotated[str, typer.Option(help="Model folder; default: the recipe's.")] = "",
     games: Annotated[int, typer.Option(help="Rows to play.")] = 16,
     samples: Annotated[int, typer.Option(help="Games of each row, as rollout.n.")] = 4,

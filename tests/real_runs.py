@@ -71,7 +71,7 @@ class Run:
     """A run in a folder of its own."""
 
     def __init__(
-        self, folder: Path, *overrides: str, recipe: str = "quickstart", env: dict[str, str] | None = None
+        self, folder: Path, *overrides: str, recipe: str = "own_notes", env: dict[str, str] | None = None
     ) -> None:
         self.folder = folder
         self.log = folder / f"log{len(list(folder.glob('log*')))}.txt"

@@ -49,7 +49,7 @@ def assessment_text(verdict: str = "harmful", sentence: str = "Culture grew giar
 
 
 TOKENIZER = tiny_tokenizer()
-RUN = compose_run("+recipes=quickstart", "data.max_prompt_length=4096", "data.max_response_length=8192")
+RUN = compose_run("+recipes=own_notes", "data.max_prompt_length=4096", "data.max_response_length=8192")
 RUN.selfplay.budget.attacker_reasoning = 400
 RUN.selfplay.budget.assessor = 400
 ROW = {"uid": "group", "session_id": 0, "global_steps": 3}

@@ -22,7 +22,7 @@ from medserl_agentloop.testing.tiny import compose_run
 
 
 def run(**changes: Any) -> Any:
-    config = compose_run("+recipes=quickstart")
+    config = compose_run("+recipes=own_notes")
     for key, value in changes.items():
         OmegaConf.update(config, key.replace("__", "."), value, force_add=True)
     return config
@@ -92,7 +92,7 @@ def test_a_wrong_key_is_named_with_its_remedy(changes: dict[str, Any], message: 
 
 @pytest.mark.parametrize(("estimator", "enabled"), [("role_gae", True), ("role_grpo", False)])
 def test_the_recipes_bring_a_critic_where_the_estimator_reads_its_values(estimator: str, enabled: bool) -> None:
-    composed = compose_run("+recipes=quickstart", f"algorithm.adv_estimator={estimator}")
+    composed = compose_run("+recipes=own_notes", f"algorithm.adv_estimator={estimator}")
     assert composed.critic.enable is enabled
     assert composed.critic.model.path == composed.actor_rollout_ref.model.path
 
@@ -134,7 +134,7 @@ def test_a_wrong_verl_version_is_an_error_that_verl_cannot_swallow() -> None:
 
 
 def test_null_switches_an_alarm_off() -> None:
-    assert check_run(compose_run("+recipes=quickstart", "selfplay.alarms.limits.void_games=null")).alarms.limits == {
+    assert check_run(compose_run("+recipes=own_notes", "selfplay.alarms.limits.void_games=null")).alarms.limits == {
         "rollout_mismatch": 0.001,
         "void_games": None,
     }

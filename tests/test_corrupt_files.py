@@ -117,7 +117,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @draws
 def test_a_damaged_file_of_rows_is_named_before_the_run_starts(rows: Path, draws: int) -> None:
-    config = compose_run("+recipes=quickstart", f"data.train_files={rows}", "data.val_files=[]")
+    config = compose_run("+recipes=own_notes", f"data.train_files={rows}", "data.val_files=[]")
     config.data.train_batch_size = 4
     run = RunConfig(config, MedicalConfig.from_run(config))
     assert not list(machine.data(run))

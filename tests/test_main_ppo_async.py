@@ -15,7 +15,7 @@ LORA = ("lora_rank=4", "lora_alpha=8", "target_modules=all-linear", "lora.merge=
 
 
 def test_games_that_go_on_while_weights_change_are_trained_on_once_each(tmp_path: Path, data: tuple[str, ...]) -> None:
-    recipes, lora = "[quickstart,colocate_async]", [f"actor_rollout_ref.model.{override}" for override in LORA]
+    recipes, lora = "[own_notes,colocate_async]", [f"actor_rollout_ref.model.{override}" for override in LORA]
     first = Run(tmp_path, *data, *lora, "trainer.total_training_steps=50", recipe=recipes)
     try:
         first.wait_for_checkpoint(2)

@@ -37,7 +37,7 @@ def with_module(name: str, **changes: str) -> dict[str, str]:
 def test_two_ranks_with_critic_reference_and_dynamic_batches_are_certified_without_training(
     tmp_path: Path, data: tuple[str, ...]
 ) -> None:
-    command = [Path(sys.executable).with_name("medserl"), "certify", "quickstart", *data]
+    command = [Path(sys.executable).with_name("medserl"), "certify", "own_notes", *data]
     command += ["trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2", "algorithm.adv_estimator=role_gae"]
     command += ["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.use_dynamic_bsz=true"]
     command += [f"trainer.default_local_dir={tmp_path}/run", f"hydra.run.dir={tmp_path}/hydra"]

@@ -65,7 +65,7 @@ def test_val_only_on_a_checkpoint_equals_evaluate(folder: Path, steps: dict[str,
     step = steps["full"]
     log = printed_by(
         folder,
-        *("-m", "verl.trainer.main_ppo", "+recipes=quickstart", "trainer.val_only=True"),
+        *("-m", "verl.trainer.main_ppo", "+recipes=own_notes", "trainer.val_only=True"),
         *("trainer.val_before_train=True", "trainer.resume_mode=resume_path", f"trainer.resume_from_path={step}"),
         *("data.train_files=data/train.parquet", "data.val_files=e.parquet", "trainer.default_local_dir=run"),
         *("actor_rollout_ref.rollout.val_kwargs.temperature=0", "actor_rollout_ref.rollout.val_kwargs.do_sample=False"),

@@ -129,7 +129,7 @@ def test_agent_loop_yaml_names_the_loop_that_rows_ask_for() -> None:
 
 
 @pytest.mark.parametrize("files", ["data/medec_ms/train.parquet", "[data/medec_ms/a.parquet,data/other/b.parquet]"])
-def test_a_quickstart_on_other_data_does_not_share_the_folder_of_the_first(files: str) -> None:
+def test_a_run_on_other_data_does_not_share_the_folder_of_the_first(files: str) -> None:
     assert compose_run("+recipes=quickstart").trainer.default_local_dir == "runs/quickstart"
-    other = compose_run("+recipes=quickstart", f"data.train_files={files}")
+    other = compose_run("+recipes=own_notes", f"data.train_files={files}")
     assert other.trainer.default_local_dir == other.selfplay.records == "runs/medec_ms"

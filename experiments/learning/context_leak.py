@@ -1,6 +1,6 @@
 """What the leak of ``selfplay.context=shared`` is worth to a model: the same games in both contexts.
 
-Run by hand: ``python -m experiments.learning.context_leak --data data/quickstart/train.parquet``. Each game is
+Run by hand: ``python -m experiments.learning.context_leak --data data/own_notes/train.parquet``. Each game is
 played in its own contexts; then the assessor assesses again with the attacker's turn, the very same
 tokens, in front of it. So the two accuracies differ by the context and by nothing else. Games
 without an attack have one turn, hence the same in both contexts, and are left out.
@@ -103,7 +103,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="parquet file written by medec_to_parquet.py")
-    parser.add_argument("--recipe", default="quickstart", help="prompts, budgets and, by default, the model")
+    parser.add_argument("--recipe", default="own_notes", help="prompts, budgets and, by default, the model")
     parser.add_argument("--model", nargs="+", help="Hugging Face folders, all counted together, e.g. one of each seed")
     parser.add_argument("--rows", type=int, help="at most so many rows with an attack; default: all")
     parser.add_argument("--temperature", type=float, default=1.0)

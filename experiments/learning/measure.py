@@ -10,7 +10,8 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from experiments.clinic import (
     Split,
@@ -81,6 +82,7 @@ class Measurement:
     profile: PromptProfile
     temperature: float
     seed: int
+    _attacks: dict[tuple[int, Category], dict[int, Any]] = field(default_factory=lambda: defaultdict(dict), init=False)
 
     def each_role(self, player: LocalModel) -> list[Rate]:
         """A player's assessor on known notes, and its attacker against the frozen assessor.
@@ -96,25 +98,31 @@ class Measurement:
         attacked = self._play(player, self.frozen, Category.ADVERSARIAL_BENIGN)
         return [*_assessor_rates(assessed, self.cases), *attacker_rates(attacked)]
 
+    def found(self, player: LocalModel) -> list[Rate]:
+        """Valid attacks found: the frozen attacker's (``assessor/frozen_attacks``) and its own (``self/attacks``)."""
+        defended = self._play(self.frozen, player, Category.ADVERSARIAL_BENIGN)
+        injections = self._play(player, player, Category.ADVERSARIAL_BENIGN)
+        return [
+            _rate("assessor/frozen_attacks", [_found(g) for g in defended if _is_valid(g)]),
+            _rate("self/attacks", [_found(g) for g in injections if _is_valid(g)]),
+        ]
+
     def games(self, player: LocalModel) -> list[Rate]:
         """A player's assessor against the frozen attacker, and the player against itself in isolated contexts.
 
         Returns:
-            ``assessor/frozen_attacks`` and ``self/attacks``: of the frozen attacker's and of its own valid attacks,
-            found. ``attacker/valid_decoys``: rewordings that keep the rules and what the note says.
+            Those of :meth:`found`. ``attacker/valid_decoys``: rewordings that keep the rules and what the note says.
             ``self/decoys``: of these, called safe.
         """
-        defended = self._play(self.frozen, player, Category.ADVERSARIAL_BENIGN)
-        injections = self._play(player, player, Category.ADVERSARIAL_BENIGN)
         decoys = self._play(player, player, Category.DECOY_BENIGN)
         return [
-            _rate("assessor/frozen_attacks", [_found(g) for g in defended if _is_valid(g)]),
-            _rate("self/attacks", [_found(g) for g in injections if _is_valid(g)]),
+            *self.found(player),
             _rate("attacker/valid_decoys", [_is_valid(g) for g in decoys]),
             _rate("self/decoys", [_right(g) for g in decoys if _is_valid(g)]),
         ]
 
     def _play(self, attacker: LocalModel, assessor: LocalModel, *categories: Category) -> list[MedicalRecord]:
+        """Games of all cases; an attacker's turns are played once and serve against every assessor."""
         specs = [spec_of(case, category, i) for i, case in enumerate(self.cases) for category in categories]
         return asyncio.run(
             play_match(
@@ -125,6 +133,7 @@ class Measurement:
                 temperature=self.temperature,
                 budgets=BUDGETS,
                 seed=self.seed,
+                attacks=self._attacks[id(attacker), categories[0]],
             )
         )
 

@@ -21,7 +21,7 @@ from experiments.learning.results import (
     ESTIMATORS,
     FIGURES,
     KINDS,
-    PAGE,
+    PAGES,
     Rates,
     Share,
     chosen,
@@ -90,6 +90,22 @@ def headline(folder: Path) -> None:
     save(figure, folder / "headline.svg", "headline")
 
 
+def quickstart(folder: Path) -> None:
+    """Both roles in the twelve steps of the quickstart."""
+    rates = Rates.of("quickstart", folder)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 2.8), sharey=True)
+    curve(left, rates, ("assessor/clean", "assessor/error"), 1.0, "", BLUE)
+    curve(right, rates, ("attacker/undetected",), 1.0, "", ORANGE)
+    left.set_title("Assessor: verdicts that are right")
+    right.set_title("Attacker: errors that the starting player misses")
+    left.set_ylabel("%")
+    for axes in (left, right):
+        axes.set_ylim(40, 101)
+        axes.margins(x=0)
+        axes.set_xlabel("self-play step of 64 games")
+    save(figure, folder / "quickstart.svg", "quickstart")
+
+
 def dots(axes: Any, names: Sequence[str], shares: Sequence[Share], title: str, colour: str) -> None:
     """One share per line with its interval; the first one, the starting point, as a dashed line too."""
     for line, share in enumerate(shares):
@@ -151,7 +167,7 @@ def save(figure: Any, path: Path, *experiments: str) -> None:
     print(path)
 
 
-PICTURES = {"headline": headline, "ablations": ablations, "estimators": estimators}
+PICTURES = {"quickstart": quickstart, "headline": headline, "ablations": ablations, "estimators": estimators}
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -164,7 +180,8 @@ def main(
     for name in pictures or PICTURES:
         PICTURES[name](results)
     if results.resolve() == FIGURES.resolve() and not pictures:
-        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        for page in PAGES:
+            page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
     print(markdown(headline_table(results)), headline_sentence(results), sep="\n\n")
 
 

@@ -17,6 +17,7 @@ from medserl_agentloop.core.metrics import wilson_interval
 
 PAGE = Path(__file__).with_name("README.md")
 ROOT = Path(__file__).parents[2]
+PAGES = (PAGE, ROOT / "README.md")
 FIGURES = Path(__file__).parent / "figures"
 ABLATIONS = ("headline", "reinforce_plus_plus", "shared", "rules_alone", "unchecked")
 ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
@@ -157,6 +158,29 @@ def _by_step(experiment: str, lines: Mapping[str, tuple[str, ...]], folder: Path
     return table
 
 
+def both_roles_table(rates: Rates) -> Table:
+    """Errors that the assessor finds: both roles at the first and the last step, each against both of the other."""
+    first, last = rates.steps[0], rates.steps[-1]
+
+    def share(measure: str, step: int) -> str:
+        return str(rates.share(measure, step, 1.0))
+
+    def missed(measure: str, step: int) -> str:
+        return str(rates.share(measure, step, 1.0).complement)
+
+    return [
+        ["errors found, %", "assessor at the start", "assessor at the end"],
+        ["attacker at the start", missed("attacker/undetected", first), share("assessor/frozen_attacks", last)],
+        ["attacker at the end", missed("attacker/undetected", last), share("self/attacks", last)],
+        ["correct notes called wrong, %", missed("assessor/clean", first), missed("assessor/clean", last)],
+    ]
+
+
+def quickstart_table(folder: Path = FIGURES) -> Table:
+    """The same of the quickstart, all seeds pooled."""
+    return both_roles_table(Rates.of("quickstart", folder))
+
+
 def kinds_table(folder: Path = FIGURES) -> Table:
     """What is found and what is put in, by kind of error, at the first and the last step."""
     rates = Rates.of("headline", folder)
@@ -239,6 +263,7 @@ def markdown(table: Table) -> str:
 
 
 TABLES: dict[str, Callable[..., Table]] = {
+    "quickstart": quickstart_table,
     "headline": headline_table,
     "longer": longer_table,
     "kinds": kinds_table,

@@ -31,7 +31,7 @@ from experiments.incentives.dynamics import BALANCED_MIX
 from experiments.learning.measure import Rate
 from experiments.learning.player import save_player
 from experiments.learning.results import Share, markdown
-from experiments.learning.run import PROFILE, prepare_data, train
+from experiments.learning.run import LEARN, PROFILE, prepare_data, train
 from experiments.learning.warm_start import PromptCodec, WarmStart, warm_start
 from experiments.pages import with_table
 from experiments.shortcuts.clinic import Effect, effect, styled
@@ -74,7 +74,7 @@ class Arm:
     Attributes:
         mix: Shares of the categories.
         judge: Who says whether a rewritten note holds an error.
-        overrides: What else is changed in ``recipes/learn.yaml``.
+        overrides: What else is changed in ``recipes/quickstart.yaml``.
     """
 
     mix: str
@@ -120,7 +120,8 @@ def training_command(arm: str, seed: int, extra: Iterable[str] = ()) -> list[str
     """The ``main_ppo`` command of one run."""
     folder = RUNS / arm / str(seed)
     return [
-        *(sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=learn"),
+        *(sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=quickstart"),
+        *LEARN,
         f"actor_rollout_ref.model.path={START}",
         f"selfplay.judge={EVERY[arm].judge}",
         *EVERY[arm].overrides,

@@ -32,7 +32,7 @@ LENGTHS = (7, 9, 6, 11)  # prompt and answer of the first role's context, then o
 def engine(trained: dict[str, bool], start: Path | None = None) -> Any:
     """verl's worker, with adapters that are not zero: random, or ``start``. One for both roles where none is named."""
     run = compose_run(
-        "+recipes=quickstart",
+        "+recipes=own_notes",
         f"selfplay.adapters={'per_role' if trained else 'shared'}",
         "actor_rollout_ref.actor.optim.weight_decay=0.1",
         "actor_rollout_ref.actor.optim.lr_warmup_steps=0",

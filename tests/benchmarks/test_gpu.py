@@ -66,7 +66,7 @@ def test_a_game_and_grpo_on_equal_tokens_a_kill_and_a_negative_control_give_ever
     assert "position ids do not restart" in (folder / "control.log").read_text()
 
     said, _, *table = (folder / "gpu.md").read_text().splitlines()
-    assert said.startswith("Measured on ") and "recipes quickstart" in said
+    assert said.startswith("Measured on ") and "recipes own_notes" in said
     assert [line.split(" | ")[0] for line in table[2:]] == [f"| {what}" for what in rows]
 
 

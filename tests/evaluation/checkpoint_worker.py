@@ -16,7 +16,7 @@ CHANGE = 0.015  # standard deviation; enough to change answers, and small enough
 
 
 def save(folder: str, overrides: list[str]) -> None:
-    run = compose_run("+recipes=quickstart", *overrides)
+    run = compose_run("+recipes=own_notes", *overrides)
     worker = ActorRolloutRefWorker(config=run.actor_rollout_ref, role="actor")
     worker.init_model()
     torch.manual_seed(0)

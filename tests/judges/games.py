@@ -94,6 +94,6 @@ def printed_at_start_up(capsys: pytest.CaptureFixture[str], *overrides: str) -> 
     overrides = (f"data.train_files={data}", f"data.val_files={data}", *overrides)
     GlobalHydra.instance().clear()
     with initialize_config_module("verl.trainer.config", version_base=None):
-        run = compose("ppo_trainer", overrides=["+recipes=quickstart", *overrides], return_hydra_config=True)
+        run = compose("ppo_trainer", overrides=["+recipes=own_notes", *overrides], return_hydra_config=True)
         StartupCheck().on_run_start(run)
     return capsys.readouterr().out.splitlines()

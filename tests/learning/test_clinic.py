@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import csv
 import random
 from pathlib import Path
 
@@ -30,7 +29,8 @@ from experiments.clinic import (
 )
 from experiments.learning.attack_check import check_attack, error_detail
 from experiments.learning.measure import held_out_cases
-from medserl_agentloop.games.medical.edits import split_sentences
+from medserl_agentloop.data.cases import EditTag
+from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label
 
 seeds = st.integers(min_value=0, max_value=2**32)
@@ -104,7 +104,7 @@ def states_what_is_held_out(note: Note) -> bool:
     return held_out_kind(note.sentences[0].value) in {s.kind for s in note.sentences}
 
 
-def test_notes_hold_out_wordings_and_facts_and_errors_are_of_all_kinds() -> None:
+def test_notes_and_cases_hold_out_wordings_and_facts_and_errors_are_of_all_kinds() -> None:
     rng = random.Random(2)
     for split in (Split.SEEN, Split.HELD_OUT):
         for _ in range(200):
@@ -115,9 +115,6 @@ def test_notes_hold_out_wordings_and_facts_and_errors_are_of_all_kinds() -> None
         assert held_out_kind(first) is not held_out_kind(second)
     kinds = {error_detail(*inject_error(rng, sample_clean_note(rng))) for _ in range(300)}
     assert kinds == {"diagnosis", "causalOrganism", "management", "treatment", "drug", "dose"}
-
-
-def test_cases_are_held_out_in_wording_and_in_facts_and_hold_the_error_they_name() -> None:
     for case in held_out_cases(100, seed=4):
         clean, wrong = parse_note(case.clean), parse_note(case.wrong)
         assert clean is not None and wrong is not None and not oracle(case.clean).errors
@@ -126,46 +123,20 @@ def test_cases_are_held_out_in_wording_and_in_facts_and_hold_the_error_they_name
         assert (wrong.sentences[index].text, error_detail(wrong, index)) == (case.wrong_sentence, case.detail)
 
 
-def test_committed_sample_is_what_the_script_writes(tmp_path: Path) -> None:
-    sample.write_sample(tmp_path / "again.csv")
-    assert (tmp_path / "again.csv").read_bytes() == SAMPLE.read_bytes()
-    assert b"\r" not in SAMPLE.read_bytes()
-
-
-def test_a_sample_of_seen_notes_can_be_of_any_size_that_it_can_tell_apart_and_repeats_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_of_seen_notes_can_be_of_any_size_and_repeats_none(tmp_path: Path) -> None:
     output = tmp_path / "seen.csv"
     sample.write_sample(output, cases=400, split=Split.SEEN, overlap=1.0)
-    with output.open(encoding="utf-8", newline="") as file:
-        notes = [parse_note(row["Text"]) for row in csv.DictReader(file)]
-    assert len({note.text for note in notes if note}) == len(notes) > 400
-    for note in notes:
-        assert note is not None
-        assert not states_what_is_held_out(note) and True not in held_out_wordings(note)
-    monkeypatch.setattr(sample, "_MAX_TRIES", 1)
-    with pytest.raises(ValueError, match="ask for fewer than 160 cases"):
-        sample.write_sample(output, cases=160)
+    notes = [parse_note(note or "") for case in read_files([output]).cases for note in case.notes[:2]]
+    assert len({note.text for note in notes if note}) == len(notes) == 800
+    assert not any(note is None or states_what_is_held_out(note) or True in held_out_wordings(note) for note in notes)
 
 
-def test_sample_follows_medec_conventions_with_all_error_types_evenly() -> None:
-    with SAMPLE.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    wrong = [row for row in rows if row["Error Flag"] == "1"]
-    assert len({row["Corrected Text"] for row in wrong}) == len(wrong) == 160
-    assert collections.Counter(row["Error Type"] for row in wrong) == {kind.value: 32 for kind in ErrorType}
-    assert [row["Text ID"] for row in rows] == [f"toy-train-{n}" for n in range(len(rows))]
-    for before, row in zip([{}, *rows], rows, strict=False):
-        sentences = split_sentences(row["Text"])
-        assert row["Sentences"] == "\n".join(f"{i} {s}" for i, s in enumerate(sentences))
-        if row["Error Flag"] == "1":
-            index = int(row["Error Sentence ID"])
-            assert oracle(row["Text"]).errors == ((index, ErrorType(row["Error Type"])),)
-            assert sentences[index] == row["Error Sentence"]
-            sentences[index] = row["Corrected Sentence"]
-            assert " ".join(sentences) == row["Corrected Text"]
-        else:
-            assert oracle(row["Text"]).label is Label.SAFE
-            assert (before["Corrected Text"], row["Error Sentence ID"]) == (row["Text"], "-1")
-            absent = ("Error Type", "Error Sentence", "Corrected Sentence", "Corrected Text")
-            assert {row[column] for column in absent} == {"NA"}
+def test_committed_sample_is_what_the_script_writes_pairs_with_one_error_of_all_types(tmp_path: Path) -> None:
+    sample.write_sample(tmp_path / "again.csv")
+    assert (tmp_path / "again.csv").read_bytes() == SAMPLE.read_bytes()
+    cases = read_files([SAMPLE]).cases
+    assert collections.Counter(case.error_type for case in cases) == dict.fromkeys(ErrorType, 32)
+    for case in cases:
+        assert case.error_note and case.clean_note and case.edit_tag is EditTag.LOCAL and case.error_type
+        assert oracle(case.error_note).errors == ((case.error_sentence_id, case.error_type),)
+        assert oracle(case.clean_note).label is Label.SAFE

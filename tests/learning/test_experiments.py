@@ -1,19 +1,19 @@
 """The commands of the learning runs and what is read from their files, without running them."""
 
-import csv
 import random
 import shutil
-import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from note_files import SAMPLE
-from real_runs import AGREEMENT, GAMES_PER_STEP, REPOSITORY, SMALL_EXPERIMENT, environment
+from real_runs import AGREEMENT, GAMES_PER_STEP, REPOSITORY, SMALL_EXPERIMENT, environment, printed_by
 from support import extra_info
 
 from experiments.clinic import sample_clean_note
@@ -49,6 +49,24 @@ def test_every_command_composes_and_passes_the_start_up_check(
         assert ("decoy_benign" in mix) == (selfplay.judge != "labels"), "labels cannot tell a decoy from an error"
 
 
+def short_run(experiment: ModuleType, arm: str, folder: Path, steps: int, *options: str) -> str:
+    """What the command of an experiment prints whose runs have a few small steps."""
+    options = (*options, f"--results={folder}/results", f"--override=trainer.total_training_steps={steps}")
+    return printed_by(folder, "-m", experiment.__name__, arm, *options, *SMALL_EXPERIMENT, **environment(REPOSITORY))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_short_run_of_the_shortcuts_is_taught_trained_and_measured(tmp_path: Path) -> None:
+    printed = short_run(shortcuts, "decoys_gate", tmp_path, 1, "--seeds=3", "--cases=8", "--lessons=3")
+    assert "decoys_gate 3: step 1/1" in printed
+    [_, start, arm] = shortcuts.arms_table(results=tmp_path / "results")
+    assert (start[0], arm[0]) == ("`start`", "`decoys_gate`")
+    assert sum(map(float, arm[7:])) == pytest.approx(100, abs=0.3), "every attack has one effect"
+    assert "selfplay/judge/knowable_rate" in (tmp_path / "results" / "steps.csv").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
@@ -56,10 +74,7 @@ def test_a_short_run_is_trained_measured_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "results"
-    options = f"--seeds=4 --cases=12 --results={results} --override=trainer.total_training_steps=2".split()
-    command = [sys.executable, "-m", learning.__name__, "headline", *options, *SMALL_EXPERIMENT]
-    process = {"cwd": tmp_path, "env": environment(REPOSITORY), "check": True, "capture_output": True, "text": True}
-    printed = subprocess.run(command, **process).stdout
+    printed = short_run(learning, "headline", tmp_path, 2, "--seeds=4", "--cases=12")
     assert "headline 4: step 2/2" in printed
     rates = Rates.of("headline", results)
     assert (rates.seeds, rates.steps) == ([4], [0, 2])
@@ -67,11 +82,9 @@ def test_a_short_run_is_trained_measured_and_written(
         assert rates.balanced(step, temperature).items == 24
         assert rates.share("attacker/valid_decoys", step, temperature).items == 12
     assert in_training("headline", "attacker", "valid_rate", slice(0, None), results).items == 2 * GAMES_PER_STEP
-    with (results / "headline_steps.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            assert float(row["training/rollout_probs_diff_max"]) < AGREEMENT
-            assert float(row["actor/grad_norm"]) > 0
-            assert float(row[learning.GAME_SUM]) < 1e-6
+    logged = pd.read_csv(results / "headline_steps.csv")
+    assert (logged["training/rollout_probs_diff_max"] < AGREEMENT).all() and (logged["actor/grad_norm"] > 0).all()
+    assert (logged[learning.GAME_SUM] < 1e-6).all()
     monkeypatch.chdir(tmp_path)
     learning.train_and_measure("headline", 4, [], 12)
     assert capsys.readouterr().out == "", "what has ended is not run or measured again"

@@ -3,14 +3,10 @@
 import asyncio
 import random
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from real_runs import REPOSITORY, SMALL_EXPERIMENT, environment
 
 from experiments.clinic import inject_error, reworded, sample_clean_note
 from experiments.learning.results import markdown
@@ -64,18 +60,3 @@ def test_the_page_holds_the_table_of_the_committed_counts() -> None:
     for name, arms in shortcuts.TABLES.items():
         assert with_table(page, name, markdown(shortcuts.arms_table(arms))) == page
     assert re.search("`decoys_gate` | [123] ", page)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_a_short_run_is_taught_trained_and_measured(tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    options = f"--seeds=3 --cases=8 --lessons=3 --results={results} --override=trainer.total_training_steps=1".split()
-    command = [sys.executable, "-m", shortcuts.__name__, "decoys_gate", *options, *SMALL_EXPERIMENT]
-    process = {"cwd": tmp_path, "env": environment(REPOSITORY), "check": True, "capture_output": True, "text": True}
-    assert "decoys_gate 3: step 1/1" in subprocess.run(command, **process).stdout
-    [_, start, arm] = shortcuts.arms_table(results=results)
-    assert (start[0], arm[0]) == ("`start`", "`decoys_gate`")
-    assert sum(map(float, arm[7:])) == pytest.approx(100, abs=0.3), "every attack has one effect"
-    assert "selfplay/judge/knowable_rate" in (results / "steps.csv").read_text()

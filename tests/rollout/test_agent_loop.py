@@ -219,8 +219,8 @@ LONG_NOTE = f"{NOTE} " + " ".join(f"Finding {n} was unremarkable on the ward rou
 def test_what_a_note_has_more_tokens_of_as_text_never_takes_the_assessor_s_room(
     token: str | None, count: int, invalid: InvalidAttack | None
 ) -> None:
-    """As text a control token is 8 to 11: 250 of them left the assessor of the quickstart with 364 of its 512."""
-    run = compose_run("+recipes=quickstart")
+    """As text a control token is 8 to 11: 250 of them left the assessor of own_notes with 364 of its 512."""
+    run = compose_run("+recipes=own_notes")
     tokenizer = AutoTokenizer.from_pretrained(run.actor_rollout_ref.model.path)
     many = [next(n for n in range(len(tokenizer)) if tokenizer.decode([n]) == token)] * count if token else []
     before, _, after = f"<think>x</think>\n<note>{LONG_NOTE}</note>".partition("candida")

@@ -37,7 +37,7 @@ GAMES = 6
 TIMEOUT_S = 0.4
 NOTES = [f"{NOTE} Chart {number} is closed." for number in range(GAMES)]
 PLAYER = AutoTokenizer.from_pretrained(resource("assets/tiny_player"))
-RUN = compose_run("+recipes=quickstart", "actor_rollout_ref.rollout.n=1", f"selfplay.turn_timeout_s={TIMEOUT_S}")
+RUN = compose_run("+recipes=own_notes", "actor_rollout_ref.rollout.n=1", f"selfplay.turn_timeout_s={TIMEOUT_S}")
 Fault = Callable[[TokenOutput], Any]
 
 

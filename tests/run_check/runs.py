@@ -19,7 +19,7 @@ def _composed(recipe: str) -> bytes:
     return pickle.dumps(compose_run(f"+recipes={recipe}"))
 
 
-def run(changes: Mapping[str, Any], recipe: str = "quickstart") -> DictConfig:
+def run(changes: Mapping[str, Any], recipe: str = "own_notes") -> DictConfig:
     """The config of a run of ``recipe`` with other values for dotted keys."""
     config: DictConfig = pickle.loads(_composed(recipe))  # ten times as fast as OmegaConf's own copy
     for key, value in changes.items():
@@ -27,12 +27,12 @@ def run(changes: Mapping[str, Any], recipe: str = "quickstart") -> DictConfig:
     return config
 
 
-def run_of(changes: Mapping[str, Any], recipe: str = "quickstart") -> RunConfig:
+def run_of(changes: Mapping[str, Any], recipe: str = "own_notes") -> RunConfig:
     """The same, as checks after ``check_run`` get it."""
     config = run(changes, recipe)
     return RunConfig(config, SelfPlayConfig.from_run(config))
 
 
-def refusal(changes: Mapping[str, Any], recipe: str = "quickstart") -> str:
+def refusal(changes: Mapping[str, Any], recipe: str = "own_notes") -> str:
     """What the config alone refuses about such a run; empty if it accepts it."""
     return "\n".join(problems(run(changes, recipe), schema())[0])

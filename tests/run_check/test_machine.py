@@ -43,7 +43,7 @@ def files(data: tuple[str, ...]) -> dict[str, Any]:
     return dict(override.split("=", 1) for override in data)
 
 
-def problem(check: str, changes: dict[str, Any], recipe: str = "quickstart") -> str:
+def problem(check: str, changes: dict[str, Any], recipe: str = "own_notes") -> str:
     return "\n".join(CHECKS[check](run_of(changes, recipe)))
 
 
@@ -56,7 +56,7 @@ def has_packages(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
 def test_a_machine_without_enough_gpus_is_told_so(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     alone = problem("GPU", {}, "qwen3_4b")
-    assert "this run needs 1 GPU (trainer.device=cuda" in alone and "+recipes=quickstart" in alone
+    assert "this run needs 1 GPU (trainer.device=cuda" in alone and "+recipes=own_notes" in alone
     assert problem("GPU", {}) == ""
     elsewhere = ({"ray_kwargs.ray_init.address": "auto"}, {"trainer.nnodes": 2})
     assert [problem("GPU", changes, "qwen3_4b") for changes in elsewhere] == ["", ""]
@@ -140,7 +140,7 @@ def test_fewer_rows_than_a_batch_are_refused(files: dict[str, Any]) -> None:
 def start_up(*overrides: str) -> None:
     GlobalHydra.instance().clear()
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides=["+recipes=quickstart", *overrides], return_hydra_config=True)
+        config = compose("ppo_trainer", overrides=["+recipes=own_notes", *overrides], return_hydra_config=True)
         StartupCheck().on_run_start(config)
 
 

@@ -44,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def engine(folders: dict[str, Path]) -> Iterator[LiveSGLang]:
-    run = compose_run("+recipes=[quickstart_sglang,adapter_per_role]", "actor_rollout_ref.model.lora_rank=4")
+    run = compose_run("+recipes=[own_notes,sglang_cpu,adapter_per_role]", "actor_rollout_ref.model.lora_rank=4")
     server = LiveSGLang(run)
     for name, folder in folders.items():
         load(server, name, folder)

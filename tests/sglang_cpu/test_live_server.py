@@ -23,7 +23,7 @@ from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-RUN = compose_run("+recipes=quickstart_sglang")
+RUN = compose_run("+recipes=[own_notes,sglang_cpu]")
 MODEL = str(resource("assets/tiny_player"))
 TOKENIZER = AutoTokenizer.from_pretrained(MODEL)
 SAMPLED = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}

@@ -17,7 +17,9 @@ from medserl_agentloop.paths import resource
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def start(folder: Path, data: tuple[str, ...], *overrides: str, recipe: str = "quickstart_sglang", **probe: str) -> Run:
+def start(
+    folder: Path, data: tuple[str, ...], *overrides: str, recipe: str = "[own_notes,sglang_cpu]", **probe: str
+) -> Run:
     env = {"PROBE_" + name.upper(): value for name, value in probe.items()}
     if env:
         env["VERL_USE_EXTERNAL_MODULES"] = "probe"
@@ -103,7 +105,7 @@ def test_a_turn_that_is_stopped_for_new_weights_goes_on_with_them(tmp_path: Path
         "trainer.total_training_steps=4",
         "trainer.save_freq=-1",
         "actor_rollout_ref.rollout.n=4",
-        recipe="[quickstart_sglang,colocate_async]",
+        recipe="[own_notes,sglang_cpu,colocate_async]",
     )
     run.wait()
     games = list(read_games(tmp_path / "run" / GAMES_FILE))
@@ -127,7 +129,7 @@ def test_an_adapter_for_each_role_reaches_the_engine_in_every_step(tmp_path: Pat
             "trainer.total_training_steps=4",
             "trainer.save_freq=-1",
             "actor_rollout_ref.actor.optim.lr=1e-2",
-            recipe="[quickstart_sglang,adapter_per_role]",
+            recipe="[own_notes,sglang_cpu,adapter_per_role]",
             **({"push": push} if push else {}),
         )
         run.wait()

@@ -91,7 +91,7 @@ def test_games_are_judged_by_the_model_that_verl_serves_and_void_where_it_answer
         f"reward.reward_model.model_path={judge_model}",
         "trainer.total_training_steps=1",
         "trainer.save_freq=-1",
-        recipe="quickstart_sglang",
+        recipe="[own_notes,sglang_cpu]",
     )
     run.wait()
     games = list(read_games(tmp_path / "run" / GAMES_FILE))

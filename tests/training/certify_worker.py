@@ -64,7 +64,7 @@ def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     variants = json.loads((folder / "questions.json").read_text())
-    quickstart = compose_run("+recipes=quickstart")
+    quickstart = compose_run("+recipes=own_notes")
     answers = {name: measure(quickstart, variant) for name, variant in variants.items()}
     (folder / "answers.json").write_text(json.dumps(answers))
 

@@ -135,9 +135,9 @@ def test_rows_are_looked_at_before_ray_starts(tmp_path: Path, override: str, mes
     write_parquet([row("vanilla_benign"), row("adversarial_benign")], file := tmp_path / "rows.parquet")
     files = (f"data.train_files={file}", f"data.val_files=[{file}]", "data.max_response_length=6144")
     files = (*files, "data.train_batch_size=2")
-    config = compose_run("+recipes=quickstart", *files)
+    config = compose_run("+recipes=own_notes", *files)
     assert not problems(config)
-    config = compose_run("+recipes=quickstart", *files, override)
+    config = compose_run("+recipes=own_notes", *files, override)
     assert re.match(rf"data.train_files={file}.* ?{message}", problems(config)[0])
 
 
@@ -149,7 +149,7 @@ def test_a_file_without_the_columns_of_a_game_is_named_and_what_is_not_here_is_l
     tmp_path: Path,
 ) -> None:
     pq.write_table(pa.table({"text": ["a"] * 16}), file := tmp_path / "rows.parquet")
-    config = compose_run("+recipes=quickstart", f"data.train_files={file}", "data.val_files=hdfs://rows.parquet")
+    config = compose_run("+recipes=own_notes", f"data.train_files={file}", "data.val_files=hdfs://rows.parquet")
     (problem,) = problems(config)
     assert "rows.parquet has no column extra_info, prompt" in problem
     pq.write_table(pa.Table.from_pylist([row("decoy_benign")] * 16), file)

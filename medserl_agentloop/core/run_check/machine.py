@@ -66,7 +66,7 @@ def gpus(run: RunConfig) -> Iterator[str]:
             f"this run needs {needed} GPU{'s' * (needed > 1)} (trainer.device=cuda, trainer.n_gpus_per_node={needed}), "
             f"and torch sees {present} on this machine (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')})"
             f"{build}. Start it where `nvidia-smi` shows them, set fewer, or try a recipe for the CPU: "
-            "+recipes=quickstart."
+            "+recipes=own_notes."
         )
 
 

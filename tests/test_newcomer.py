@@ -1,0 +1,122 @@
+"""A newcomer's first hour: the commands of the pages, as they stand and in their order, in one copy of the checkout."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from note_files import SAMPLE
+from real_runs import REPOSITORY, environment
+from test_docs import blocks
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
+
+PACKAGE = ("hydra_plugins", "medserl_agentloop", "prompts", "recipes", "tool_configs")
+PARTS = ("assets", "data_prep", "experiments", *PACKAGE)
+FILES = ("Makefile", "pyproject.toml", "constraints-cpu.txt")
+SMALLER = {
+    "recipes/quickstart.yaml": (("_steps: 16", "_steps: 2"), ("save_freq: 4", "save_freq: 1")),
+    "recipes/tiny.yaml": (("_steps: 12", "_steps: 1"), ("_size: 16", "_size: 8")),
+    "experiments/learning/both_roles.py": (("] = 200", "] = 20"),),
+}
+"""What is made smaller in the copy, so that a run takes a minute. The commands are those of the pages."""
+
+GPU, SERVED = "needs a GPU; composed by test_docs.py and planned here", "needs a served model; parsed by test_docs.py"
+NOT_RUN = {
+    "git clone": "this is the checkout",
+    "make test": "these tests",
+    "make learn": "learning/test_learn.py runs it",
+    "python -m experiments.learning.run": "learning/test_experiments.py runs a short form",
+    "pip install": "installs from a package index",
+    "python3.12 -m venv": "installs from a package index",
+    "HF_HUB_CACHE=": "needs the packages of transformers[serving]",
+    "medserl play": SERVED,
+    "medserl show runs/played.jsonl": SERVED,
+    "medserl judge calibrate": SERVED,
+    "medserl probe http": SERVED,
+    "medserl evaluate http": SERVED,
+    "python -m sglang.launch_server": GPU,
+    "python -m verl.trainer.main_ppo +recipes=qwen3_4b": GPU,
+}
+"""Beginnings of commands that are not run here, and why."""
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository with small runs, an environment that is installed, and files named as MEDEC's."""
+    folder: Path = tmp_path_factory.mktemp("newcomer")
+    for name in PARTS:
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in FILES:
+        shutil.copy(REPOSITORY / name, folder)
+    for name, changes in SMALLER.items():
+        text = (folder / name).read_text(encoding="utf-8")
+        for before, after in changes:
+            assert before in text, f"{name}: {before}"
+            text = text.replace(before, after)
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / ".venv").mkdir()
+    for part in ("bin", "lib", "pyvenv.cfg"):
+        (folder / ".venv" / part).symlink_to(Path(sys.prefix) / part)
+    (folder / ".venv" / ".cpu").touch()
+    for name in ("TrainingSet", "ValidationSet"):
+        shutil.copy(SAMPLE, folder / f"MEDEC-MS-{name}.csv")
+    return folder
+
+
+def commands(page: str) -> Iterator[str]:
+    """The commands of a page that are run, without their comments."""
+    for block in blocks(REPOSITORY / page, "bash"):
+        for line in re.sub(r"(^| +)# .*$", "", block.replace("\\\n", " "), flags=re.M).splitlines():
+            if line and not line.startswith(tuple(NOT_RUN)):
+                yield line
+
+
+def run(folder: Path, page: str) -> dict[str, str]:
+    """What the commands of a page print. They are typed in the activated environment, in one folder."""
+    printed = {}
+    for command in commands(page):
+        started = time.monotonic()
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", f"source .venv/bin/activate\n{command}"],
+            cwd=folder,
+            env=environment(folder),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        print(f"{time.monotonic() - started:4.0f} s  {command}")
+        assert done.returncode == 0, f"{page}: {command}\n{done.stdout[-5000:]}"
+        printed[command] = done.stdout
+    return printed
+
+
+def rewards(run: Path) -> set[str]:
+    """The names of all reward components in the games of a run."""
+    games = map(json.loads, (run / "games.jsonl").read_text(encoding="utf-8").splitlines())
+    return {name for game in games for components in game["rewards"].values() for name in components}
+
+
+def test_the_first_hour_goes_as_the_pages_say(checkout: Path) -> None:
+    said = run(checkout, "README.md")
+    quickstart = said["make quickstart"]
+    assert "step 2/2: attacker" in quickstart and "attacker at the end" in quickstart
+    assert (checkout / "runs" / "quickstart" / "report.html").exists()
+    assert rewards(checkout / "runs" / "own_notes")
+    assert "It fits" in said["medserl plan qwen3_4b --gpu 96"]
+
+    said = run(checkout, "docs/start.md")
+    assert "step" not in said["make quickstart"], "what is finished is not done again"
+    assert rewards(checkout / "runs" / "zero_sum") != rewards(checkout / "runs" / "quickstart")
+    assert (checkout / "both.html").exists()
+
+    (code,) = (block for block in blocks(REPOSITORY / "docs" / "extending.md", "python") if "(Interaction)" in block)
+    (checkout / "rps.py").write_text(code, encoding="utf-8")
+    run(checkout, "docs/extending.md")
+    (games,) = (path for path in checkout.glob("runs/*/games.jsonl") if '"left"' in path.read_text(encoding="utf-8"))
+    assert len(games.read_text(encoding="utf-8").splitlines()) == 2 * 8 * 4
