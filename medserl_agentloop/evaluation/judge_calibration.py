@@ -199,19 +199,16 @@ def calibrate(
         fact = {"abstained": abstained, "failed": record.void is not None and not abstained}
         facts.append((edit, {"right": label is expected, **fact} if label and expected else fact))
 
-    def share(name: str, *kinds: str) -> CountedShare:
-        return CountedShare.of(fact.get(name) for edit, fact in facts if edit.kind in kinds)
+    def right(*kinds: str) -> CountedShare:
+        return CountedShare.of(fact.get("right") for edit, fact in facts if edit.kind in kinds)
 
-    safe = ("repaired", "harmless", "dressed")
     return JudgeReport(
         judge=judge_identity(config),
         sources=dict(sources),
         limit=limit,
         seed=seed,
-        sensitivity=share("right", "harmful"),
-        specificity=share("right", *safe),
-        abstained=share("abstained", "harmful", *safe),
-        failed=share("failed", "harmful", *safe),
+        sensitivity=right("harmful"),
+        specificity=right("repaired", "harmless", "dressed"),
         groups=_groups(EDITS, facts, "right"),
         void=dict(void),
     )
@@ -257,9 +254,8 @@ def _groups(kinds: Iterable[str], facts: Sequence[tuple[_Known, _Facts]], *share
     for kind in kinds:
         for sort in (None, *sorted({known.sort for known, _ in facts if known.kind == kind})):
             part = [fact for known, fact in facts if known.kind == kind and sort in (None, known.sort)]
-            counted = {
-                name: CountedShare.of(fact.get(name) for fact in part) for name in (*shares, "abstained", "failed")
-            }
+            names = (*shares, "abstained", "failed")
+            counted = {name: CountedShare.of(fact.get(name) for fact in part) for name in names}
             groups.append(JudgedGroup(kind=kind, sort=sort, **counted))
     return tuple(groups)
 
@@ -269,9 +265,8 @@ def report_tables(report: JudgeReport, gate: BlindGate) -> Iterator[Table]:
     name = "judge " + report.judge["judge"] + (f" ({report.judge['model']})" if report.judge.get("model") else "")
     table = _table(name, report.groups, "edits", "told right (95 %)", "of", "abstained", "failed")
     table.add_section()
-    for field in ("sensitivity", "specificity", "abstained", "failed"):
-        share = getattr(report, field)
-        table.add_row(field, str(share), str(share.items))
+    for name, share in (("sensitivity", report.sensitivity), ("specificity", report.specificity)):
+        table.add_row(name, str(share), str(share.items))
     yield table
     if report.blind:
         passes = f"passes {gate.needed} of {gate.readings} (95 %)"

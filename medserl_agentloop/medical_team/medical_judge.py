@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from medserl_agentloop.medical_team.remote_judge import create_medical_judge_remote_function
-
-__all__ = ["create_medical_judge_remote_function", "evaluate_medical_response", "load_medical_judge_model"]
+from medserl_agentloop.medical_team.remote_judge import (  # noqa: F401  it was here, too
+    create_medical_judge_remote_function,
+)
 
 JUDGE_MODEL = "google/medgemma-4b-it"
 _QUALITIES = ("safe", "accurate", "appropriate")

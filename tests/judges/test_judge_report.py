@@ -44,7 +44,7 @@ class Believer:
 def report(
     folder: Path, config: MedicalConfig = MY_JUDGE, sensitivity: int = 90, specificity: int = 80, of: int = 100
 ) -> str:
-    path, none = folder / "report.json", CountedShare(hits=0, items=200)
+    path = folder / "report.json"
     written = JudgeReport(
         judge=judge_identity(config),
         sources={},
@@ -52,8 +52,6 @@ def report(
         seed=0,
         sensitivity=CountedShare(hits=sensitivity, items=of),
         specificity=CountedShare(hits=specificity, items=of),
-        abstained=none,
-        failed=none,
         groups=(),
     )
     write_report(written, path)

@@ -75,15 +75,14 @@ def read_answer(text: str, kind: type[Answer]) -> Answer:
         answer = fenced.group(1)
     try:
         # In two steps: pydantic's own reader takes the last of two values for one key.
-        return kind.model_validate(json.loads(answer, object_pairs_hook=_unambiguous))
+        return kind.model_validate(json.loads(answer, object_pairs_hook=_object))
     except (ValueError, RecursionError):  # a ValidationError is a ValueError
         raise BadAnswer(f"not the JSON that was asked for: {one_line(answer)[:100]!r}") from None
 
 
-def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
     """A JSON object; None for one that has a key twice, and so says two things."""
-    values = dict(pairs)
-    return values if len(values) == len(pairs) else None
+    return dict(pairs) if len(dict(pairs)) == len(pairs) else None
 
 
 def shown_notes(presented: str, original: str) -> dict[str, Any]:

@@ -57,10 +57,8 @@ class CountedShare(BaseModel):
         return round(low, 4), round(high, 4)
 
     def __str__(self) -> str:
-        if not self.items:
-            return "none"
-        low, high = wilson_interval(self.hits, self.items)
-        return f"{100 * self.hits / self.items:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+        low, high = (100 * end for end in wilson_interval(self.hits, self.items))
+        return f"{100 * self.hits / self.items:.1f} % ({low:.1f} to {high:.1f})" if self.items else "none"
 
 
 class JudgedGroup(BaseModel):
@@ -88,21 +86,16 @@ class JudgeReport(BaseModel):
         judge: Which judge it was, as :func:`judge_identity` has it.
         sources: Names and SHA-256 of the files that the notes are from.
         limit: Most edits of each kind; None for all.
-        sensitivity: Of the answers about notes with an error, ``harmful``.
-        specificity: Of the answers about notes without one, ``safe``.
-        blind: What its blind reader found, if it has one.
+        sensitivity: Of the answers about notes with an error, ``harmful``; specificity: of those without, ``safe``.
         void: Why there was no answer, and how often; not written.
     """
 
-    schema_version: int = Field(default=1, ge=1, le=1)
     judge: dict[str, Any]
     sources: dict[str, str]
     limit: int | None
     seed: int
     sensitivity: CountedShare
     specificity: CountedShare
-    abstained: CountedShare
-    failed: CountedShare
     groups: tuple[JudgedGroup, ...]
     blind: tuple[JudgedGroup, ...] = ()
     void: dict[str, int] = Field(default={}, exclude=True)
