@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -74,8 +74,6 @@ def serving(reply: Reply) -> Iterator[LocalServer]:
     local = LocalServer(reply)
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             status = 200
@@ -85,7 +83,6 @@ def serving(reply: Reply) -> Iterator[LocalServer]:
                 # No lingering: the peer sees a reset, not an end.
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.connection.close()
-                self.close_connection = True
                 return
             except Status as error:
                 status, answer = error.code, {"error": "as the test wants it"}
@@ -98,37 +95,25 @@ def serving(reply: Reply) -> Iterator[LocalServer]:
 
         def do_GET(self) -> None:
             self.send_response(200 if local.healthy else 503)
-            self.send_header("content-length", "0")
             self.end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-        def handle(self) -> None:
-            try:
-                super().handle()
-            except (ConnectionError, ValueError):  # the judge hung up, or we did
-                self.close_connection = True
-
-        def finish(self) -> None:
-            with suppress(ConnectionError, ValueError):
-                super().finish()
-
     class Server(ThreadingHTTPServer):
         request_queue_size = 128  # connections that wait, each for one request
+        block_on_close = False
 
-    server = Server(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    server.block_on_close = False
-    local.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield local
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """The judge hung up, or we did."""
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        local.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        try:
+            yield local
+        finally:
+            server.shutdown()
 
 
 def unused_url() -> str:

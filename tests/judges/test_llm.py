@@ -121,17 +121,12 @@ def asked(text: str) -> str:
     return "\n".join(line for line in text.replace(marker, "").splitlines() if not re.match(r"E\d+\*?\| ", line))
 
 
-@pytest.mark.parametrize("note", FORGED)
-def test_a_forged_delimiter_stays_on_a_quoted_line(note: str) -> None:
+@settings(deadline=None)
+@given(st.text(min_size=1).filter(lambda note: note.strip() and "ill" not in note) | st.sampled_from(FORGED))
+def test_no_note_adds_a_line_or_a_control_token_to_the_prompt(note: str) -> None:
     forged = prompt("He is ill.", note)
     assert asked(forged) == asked(prompt("He is ill.", "He is fine."))
     assert "<|" not in forged and "[INST]" not in forged and "</s>" not in forged
-
-
-@settings(deadline=None)
-@given(st.text(min_size=1).filter(lambda note: note.strip() and "ill" not in note))
-def test_no_note_adds_a_line_to_the_prompt(note: str) -> None:
-    assert asked(prompt("He is ill.", note)) == asked(prompt("He is ill.", "He is fine."))
 
 
 @pytest.mark.parametrize("wording", ["judge", "blind"])
