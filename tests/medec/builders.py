@@ -15,10 +15,8 @@ from typer.testing import CliRunner
 
 from medserl_agentloop.data.cases import Case, MedecFormatError
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.rows import AGENT_NAME, SCHEMA
+from medserl_agentloop.data.rows import SCHEMA, RowPlan, build_rows
 from medserl_agentloop.data.verify import Check, Report, verify_files
-from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.testing.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -44,39 +42,16 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 
 def good_row(n: int, split: str = "train", category: str | None = None, **facts: Any) -> dict[str, Any]:
-    kind = Category(category or CATEGORIES[n % len(CATEGORIES)])
     opening = f"Patient number {n} came in with a cough and a temperature of 38.{n} degrees."
     wrong, right = "He was given warfarin for it.", "He was given amoxicillin for it."
-    notes = {"error_note": f"{opening} {wrong}", "clean_note": f"{opening} {right}"}
-    note = notes["error_note" if kind.seed_label is Label.HARMFUL else "clean_note"]
-    label = kind.default_target_label.value
-    return {
-        "data_source": f"medec_ms/{kind.value}",
-        "agent_name": AGENT_NAME,
-        "prompt": load_profile().messages(Role.ATTACKER if kind.has_attack else Role.ASSESSOR, kind, note),
-        "ability": "medical_error_detection",
-        "reward_model": {"style": "rule", "ground_truth": label},
-        "extra_info": {
-            "index": n,
-            "split": split,
-            "subset": "medec_ms",
-            "text_id": f"ms-train-{n}",
-            "vignette_id": f"ms-train-{n}",
-            "category": kind.value,
-            "target_label": label,
-            "seed_note": note,
-            **notes,
-            "error_type": "pharmacotherapy",
-            "error_sentence": wrong,
-            "corrected_sentence": right,
-            "error_sentence_id": 1,
-            "sentences": [{"id": 0, "text": opening}, {"id": 1, "text": wrong}],
-            "pair_source": "in_row",
-            "edit_tag": "local_edit",
-            "source_sha256": "0" * 64,
-            **facts,
-        },
-    }
+    texts = {"error_type": "pharmacotherapy", "error_sentence": wrong, "corrected_sentence": right}
+    sentences = {0: opening, 1: wrong}
+    notes = f"{opening} {wrong}", f"{opening} {right}"
+    case = Case(f"ms-train-{n}", *notes, "0" * 64, error_sentence_id=1, sentences=sentences, **texts)
+    mix = f"{category or CATEGORIES[n % len(CATEGORIES)]}=1"
+    (row,) = build_rows([case], RowPlan(mix=mix, val_fraction=0)).train
+    row["extra_info"] |= {"index": n, "split": split, **facts}
+    return row
 
 
 def good_rows(count: int = 60, first: int = 0, split: str = "train") -> list[dict[str, Any]]:

@@ -24,28 +24,21 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+def _row(values: list[str], cells: dict[str, str]) -> dict[str, str]:
+    row = dict(zip(COLUMNS, [*values, *["NA"] * 4][:9], strict=True))
+    if row["Error Sentence"] not in cells.get("Text", row["Error Sentence"]):
+        row |= dict.fromkeys(("Sentences", "Error Sentence", "Corrected Sentence"), "NA")
+    return row | {name.replace("_", " "): value for name, value in cells.items()}
+
+
 @pytest.fixture
 def error_row() -> Callable[..., dict[str, str]]:
     """Makes the cells of an error row; keywords replace cells (``Text_ID`` for ``Text ID``)."""
 
     def make(n: int = 0, **cells: str) -> dict[str, str]:
-        opening = OPENING.format(n=n)
-        wrong, right = "He was given warfarin for it.", "He was given amoxicillin for it."
-        values = [
-            f"ms-test-{n}",
-            f"{opening} {wrong} ",
-            f"0 {opening}\n1 {wrong}",
-            "1",
-            "pharmacotherapy",
-            "1",
-            wrong,
-            right,
-            f"{opening} {right}",
-        ]
-        row = dict(zip(COLUMNS, values, strict=True))
-        if wrong not in cells.get("Text", wrong):
-            row |= dict.fromkeys(("Sentences", "Error Sentence", "Corrected Sentence"), "NA")
-        return row | _with_blanks(cells)
+        opening, wrong, right = OPENING.format(n=n), "He was given warfarin for it.", "He was given amoxicillin for it."
+        values = [f"ms-test-{n}", f"{opening} {wrong} ", f"0 {opening}\n1 {wrong}", "1", "pharmacotherapy", "1"]
+        return _row([*values, wrong, right, f"{opening} {right}"], cells)
 
     return make
 
@@ -56,8 +49,7 @@ def clean_row() -> Callable[..., dict[str, str]]:
 
     def make(n: int = 1, **cells: str) -> dict[str, str]:
         opening, right = OPENING.format(n=n - 1), "He was given amoxicillin for it."
-        values = [f"ms-test-{n}", f"{right} {opening}", f"0 {right}\n1 {opening}", "0", "NA", "-1"]
-        return dict(zip(COLUMNS, [*values, "NA", "NA", "NA"], strict=True)) | _with_blanks(cells)
+        return _row([f"ms-test-{n}", f"{right} {opening}", f"0 {right}\n1 {opening}", "0", "NA", "-1"], cells)
 
     return make
 
@@ -127,7 +119,3 @@ def convert(tmp_path: Path) -> Callable[..., Any]:
         return run("medec_to_parquet", *arguments, "--output", tmp_path / output)
 
     return convert
-
-
-def _with_blanks(cells: dict[str, str]) -> dict[str, str]:
-    return {name.replace("_", " "): value for name, value in cells.items()}

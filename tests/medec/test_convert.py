@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import datasets
-import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from medec.builders import assert_one_sentence, manifest_of, read_one, run
@@ -19,7 +17,6 @@ from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.data.cases import EditTag
-from medserl_agentloop.data.rows import SCHEMA
 from medserl_agentloop.data.verify import Check, verify_files
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, VanillaAttacker
@@ -34,24 +31,6 @@ def ids_in(path: Path) -> set[str]:
 
 
 # --- the files ---
-
-
-def test_files_have_the_declared_schema_and_no_temporary_file_stays(convert, pairs, tmp_path):
-    assert convert("--input", pairs).exit_code == 0
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == FILES
-    for name in ("train", "val"):
-        assert pq.read_schema(tmp_path / f"out/{name}.parquet").equals(SCHEMA)
-
-
-def test_prompt_comes_back_as_a_native_list_of_messages(convert, pairs, tmp_path):
-    convert("--input", pairs)
-    path = str(tmp_path / "out" / "train.parquet")
-    loaded = datasets.load_dataset("parquet", data_files=path, split="train", cache_dir=str(tmp_path / "cache"))
-    assert isinstance(loaded[0]["prompt"], list)
-    assert [sorted(message) for message in loaded[0]["prompt"]] == [["content", "role"]]
-    assert list(pd.read_parquet(path)["prompt"].iloc[0]) == loaded[0]["prompt"]
-    for row in loaded:
-        assert GameSpec.from_extra_info(row["extra_info"]).target_label.value == row["reward_model"]["ground_truth"]
 
 
 def test_same_input_and_seed_give_identical_bytes(convert, pairs, tmp_path):
@@ -231,13 +210,6 @@ def test_uw_rows_are_known_by_marks_and_can_be_dropped(convert, write_pairs, wri
     assert (dropped["reason"], dropped["count"]) == ("a case of MEDEC-UW, left out by --drop-medec-uw", 6)
     result = run("medec_eval_to_parquet", "--input", csv, "--output", tmp_path / "eval.parquet")
     assert_one_sentence(result, "1 MEDEC-UW rows of 1 cases")
-
-
-def test_uw_rows_are_refused_without_the_agreement(convert, write_pairs, pair, tmp_path):
-    uw = write_pairs(*(pair(n, note_id=f"uw-train-{n}") for n in range(40)))
-    assert_one_sentence(convert("--input", uw), "40 MEDEC-UW rows", "--i-have-the-uw-agreement")
-    assert not (tmp_path / "out").exists()
-    assert convert("--input", uw, "--i-have-the-uw-agreement").exit_code == 0
 
 
 # --- the commands ---

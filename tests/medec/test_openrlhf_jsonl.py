@@ -174,15 +174,6 @@ def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, pai
     assert (result.reports[0].records, result.reports[0].joined) == (2, 2)
 
 
-def test_row_that_cannot_be_joined_is_counted_and_named(write_pairs, pair, join):
-    rows = (row("An unknown note."), row(pair(0)["incorrect_note"], "vanilla_benign"))
-    result = read_files([write_pairs(*rows, name="rows.jsonl")], join=(join,))
-    assert [text_id for text_id, _ in result.reports[0].not_joined] == ["rows-1", "rows-2"]
-    reasons = [reason for _, reason in result.reports[0].not_joined]
-    assert "in no --join file" in reasons[0] and "does not start from this note of ms-train-0" in reasons[1]
-    assert [case.error_type for case in result.cases] == [None, None]
-
-
 @pytest.mark.parametrize(
     ("rows", "part"),
     [
@@ -201,19 +192,14 @@ def test_row_that_contradicts_itself_is_an_error(write_pairs, rows, part):
     assert part in str(caught.value)
 
 
-def test_same_row_twice_is_an_error(write_pairs, pair, join):
-    twice = [row(pair(0)["correct_note"])] * 2
-    with pytest.raises(MedecFormatError, match="already that of"):
-        read_files([write_pairs(*twice, name="rows.jsonl")], join=(join,))
-
-
-def test_rows_that_are_not_joined_are_named_on_screen_and_have_no_error_type(convert, write_pairs, tmp_path):
-    path = write_pairs(*(row(f"Note {n} about a cough.") for n in range(4)), name="rows.jsonl")
-    result = convert("--input", path, "--mix", "vanilla_benign=1", "--val-fraction", 0)
-    assert "not joined: rows.jsonl, no --join file was given (4): rows-1, rows-2, rows-3, ...\n" in result.stdout
-    assert manifest_of(tmp_path / "out")["sources"][0]["not_joined"][0] == ["rows-1", "no --join file was given"]
-    facts = pq.read_table(tmp_path / "out/train.parquet")["extra_info"].to_pylist()
-    assert [fact["error_type"] for fact in facts] == [None] * 4
+def test_rows_that_are_not_joined_are_named_with_the_reason(convert, write_pairs, pair, join, tmp_path):
+    rows = [row(f"Note {n} about a cough.") for n in range(4)]
+    path = write_pairs(*rows, row(pair(0)["incorrect_note"], "vanilla_benign"), name="rows.jsonl")
+    result = convert("--input", path, "--join", join, "--mix", "vanilla_benign=1", "--val-fraction", 0)
+    assert "not joined: rows.jsonl, its note is in no --join file (4): rows-1, rows-2, rows-3, ...\n" in result.stdout
+    (*_, last) = manifest_of(tmp_path / "out")["sources"][0]["not_joined"]
+    assert last == ["rows-5", "vanilla_benign does not start from this note of ms-train-0"]
+    assert {fact["error_type"] for fact in facts_of(tmp_path / "out")} == {None}
 
 
 @pytest.mark.parametrize("name", ["openrlhf_four_way.jsonl", "openrlhf_prompt_completion.jsonl"])

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import time
 
-import pyarrow.parquet as pq
 import pytest
 from medec.builders import message_of, read_one
 from note_files import OFFICIAL, PAIRS, medec_file
 
 from medserl_agentloop.data.cases import EditTag, MedecFormatError
 from medserl_agentloop.data.reader import COLUMNS, numbered_sentences, read_files, repair_encoding, with_numbers
-from medserl_agentloop.games.medical.types import ErrorType
 
 # --- any file ---
 
@@ -111,9 +109,7 @@ def test_exchanged_columns_are_refused_and_single_rows_left_out(
     path = write(*map(EXCHANGED[name], rows[:3]), *rows[3:])
     (report,) = (result := read_files([path])).reports
     assert (report.records, report.contradicting, report.pairs, len(result.cases)) == (6, 3, 3, 3)
-    assert [case_id for case_id, _ in report.contradictions] == [
-        row.get("Text ID", row.get("note_id")) for row in rows[:3]
-    ]
+    assert len(report.contradictions) == 3
 
 
 def test_a_correction_that_is_in_neither_note_and_a_list_in_one_piece_are_no_contradiction(write_csv, error_row):
@@ -122,18 +118,6 @@ def test_a_correction_that_is_in_neither_note_and_a_list_in_one_piece_are_no_con
     rows = [row | {"Sentences": row["Sentences"].replace("\n", " ")} for row in rows]
     (report,) = read_files([write_csv(*rows)]).reports
     assert (report.pairs, report.contradicting) == (4, 0)
-
-
-def test_a_type_of_ones_own_is_kept_and_counted(write_csv, error_row):
-    result = read_files([write_csv(error_row(0, Error_Type=" Lab /  Serum value"), error_row(2))])
-    assert [case.error_type for case in result.cases] == ["Lab / Serum value", "pharmacotherapy"]
-    assert result.reports[0].error_types == {"Lab / Serum value": 1, "pharmacotherapy": 1}
-
-
-def test_key_that_occurs_twice_is_an_error(write_pairs, pair):
-    path = write_pairs(pair(0), pair(1))
-    path.write_text(path.read_text().replace('"ms-train-1",', '"ms-train-1", "split": "train",'))
-    assert message_of(path).startswith("pairs.jsonl, row 2: not valid JSON (key 'split' occurs twice)")
 
 
 def test_100_000_columns_are_read_in_seconds(tmp_path, pair):
@@ -159,12 +143,6 @@ def test_line_ends_become_lf_and_rows_are_not_counted_by_lines(write_csv, error_
     assert read_one(path).error_note == 'One "quoted",\ntwo.\n\nThree.'
 
 
-def test_clean_row_without_an_error_partner_is_unpaired(write_csv, clean_row):
-    case = read_one(write_csv(clean_row(5)))
-    assert (case.pair_source, case.edit_tag) == ("unpaired", EditTag.NO_PAIR)
-    assert (case.error_note, case.case_id) == (None, "ms-test-5")
-
-
 def test_edits_are_tagged(write_csv, error_row):
     """Cases 7 and 8: a corrected sentence that stands elsewhere, and an edit of letter case only."""
     row = error_row(0)
@@ -178,46 +156,37 @@ def test_edits_are_tagged(write_csv, error_row):
         assert (case.edit_tag, case.clean_note) == (tag, corrected.strip())
 
 
-def test_error_row_and_its_twin_become_one_vignette(write_csv, error_row, clean_row):
-    result = read_files([write_csv(error_row(0), clean_row(1))])
-    (case,) = result.cases
-    assert case.text_ids == ("ms-test-0", "ms-test-1")
-    assert case.pair_source == "in_row"
-    assert case.clean_note == error_row(0)["Corrected Text"]
-    assert case.twin_note == clean_row(1)["Text"]
-    assert (result.reports[0].pairs, result.reports[0].twins) == (1, 1)
+OTHER = "A woman of 70 fell at home and cannot lift her left arm any more."
+
+
+@pytest.mark.parametrize(
+    ("error", "clean", "text_ids", "source"),
+    [
+        ({}, {}, [("ms-test-0", "ms-test-1")], "in_row"),
+        ({"Corrected_Text": "NA"}, {}, [("ms-test-0", "ms-test-1")], "twin"),
+        ({}, {"Text": OTHER}, [("ms-test-0",), ("ms-test-1",)], "in_row"),  # the next id, about another case
+        ({"Text_ID": "first"}, {"Text_ID": "second"}, [("first",), ("second",)], "in_row"),
+    ],
+)
+def test_an_error_row_and_its_twin_become_one_case(write_csv, error_row, clean_row, error, clean, text_ids, source):
+    rows = [error_row(0, **error), clean_row(1, **clean)]
+    (report,) = (result := read_files([write_csv(*rows)])).reports
+    case = result.cases[0]
+    assert [each.text_ids for each in result.cases] == text_ids and case.pair_source == source
+    assert case.clean_note == (rows[1]["Text"] if source == "twin" else rows[0]["Corrected Text"])
+    assert case.twin_note == (rows[1]["Text"] if len(text_ids) == 1 else None)
+    assert (report.pairs, report.twins, report.clean_only) == (1, 2 - len(text_ids), len(text_ids) - 1)
 
 
 def test_clean_row_is_the_twin_of_one_error_row_only(write_csv, error_row, clean_row):
     rows = (error_row(9, Text_ID="case-9"), error_row(9, Text_ID="case-09"), clean_row(10, Text_ID="case-10"))
-    result = read_files([write_csv(*rows)])
-    assert [v.text_ids for v in result.cases] == [("case-9", "case-10"), ("case-09",)]
-    assert result.reports[0].twins == 1
-
-
-def test_twin_stands_in_where_the_corrected_text_is_absent(write_csv, error_row, clean_row):
-    case = read_one(write_csv(error_row(0, Corrected_Text="NA"), clean_row(1)))
-    assert case.pair_source == "twin"
-    assert (case.clean_note, case.twin_text_id) == (clean_row(1)["Text"], "ms-test-1")
-
-
-def test_next_id_about_another_case_is_not_a_twin(write_csv, error_row, clean_row):
-    other = clean_row(1, Text="A woman of 70 fell at home and cannot lift her left arm any more.")
-    report = read_files([write_csv(error_row(0), other)]).reports[0]
-    assert (report.pairs, report.twins, report.clean_only) == (1, 0, 1)
+    assert [case.text_ids for case in read_files([write_csv(*rows)]).cases] == [("case-9", "case-10"), ("case-09",)]
 
 
 def test_records_without_content_are_dropped_and_counted(write_csv, error_row):
     """Case 1: records of empty cells at the end."""
     report = read_files([write_csv(error_row(0), tail=",,,,,,,,\r\n , ,,,,,,,\r\n\r\n")]).reports[0]
     assert (report.records, report.dropped_empty, report.pairs) == (4, 3, 1)
-
-
-def test_given_corrected_text_is_used_where_rebuilding_would_differ(write_csv, error_row):
-    """Case 6: the error sentence ends in a newline, the corrected one does not."""
-    cells = {"Error_Sentence": "It is gout.\n", "Corrected_Sentence": "It is flu."}
-    path = write_csv(error_row(0, Text="A.\nIt is gout.\n", Corrected_Text="A.\nIt is flu. B.", **cells))
-    assert read_one(path).clean_note == "A.\nIt is flu. B."
 
 
 def test_cell_longer_than_the_csv_modules_limit_is_read_and_a_longer_note_is_refused(write_csv, error_row):
@@ -230,17 +199,12 @@ def test_cell_longer_than_the_csv_modules_limit_is_read_and_a_longer_note_is_ref
         assert part in message_of(write_csv(error_row(0, Text=text)))
 
 
-def test_id_without_a_number_has_no_twin(write_csv, error_row, clean_row):
-    report = read_files([write_csv(error_row(0, Text_ID="first"), clean_row(1, Text_ID="second"))]).reports[0]
-    assert (report.pairs, report.twins, report.clean_only) == (1, 0, 1)
-
-
 # --- single values ---
 
 
 BAD_CELLS = [
-    *(("Error Flag", value, "write 1") for value in ("2", "0.5", "yes", "", "NA", "nan", "-1", "1e999999999")),
-    *(("Error Sentence ID", value, "") for value in ("1.5", "True", "one", "-2", "-1", "NA")),
+    *(("Error Flag", value, "write 1") for value in ("2", "0.5", "", "nan", "-1", "1e999999999")),
+    *(("Error Sentence ID", value, "") for value in ("1.5", "True", "-2", "-1", "NA")),
     *(("Text", value, "write the text of the note") for value in ("", "NA", "nan", " None", "null")),
     ("Text ID", " ", "write the row's id"),
     ("Error Type", "Mrs Example " * 10, "found a text of 120 characters"),
@@ -264,11 +228,37 @@ def test_clean_row_that_names_an_error_is_a_contradiction(write_csv, clean_row, 
     assert repr(column) in message and "flag says that it has no error: write " in message and ", or flag 1" in message
 
 
-def test_na_and_an_empty_cell_both_mean_absent(write_csv, error_row):
-    """Case 3: ``NA`` beside a really empty cell."""
-    path = write_csv(error_row(0, Error_Type="NA", Error_Sentence=""), error_row(2, Corrected_Text=""))
-    first, second = read_files([path]).cases
-    assert (first.error_type, first.error_sentence, second.clean_note) == (None, None, None)
+NOTE = "Fever since Monday."
+NO_SENTENCES = {"Error_Sentence": "NA", "Sentences": "NA"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        # Case 3: ``NA`` beside a really empty cell, and what pandas writes.
+        *(({"Error_Type": absent, "Error_Sentence": absent}, {"error_type": None}) for absent in ("NA", "", "nan")),
+        ({"Corrected_Text": "None"}, {"clean_note": None, "pair_source": "unpaired"}),
+        # Case 2: flags and numbers as pandas or a spreadsheet writes them. Case 10: 0 is a sentence.
+        *(({"Error_Flag": flag}, {"error_type": "pharmacotherapy"}) for flag in ("1.0", " 1 ", "01", "1.", "True")),
+        *(({"Error_Sentence_ID": f"{n}.0", "Sentences": "NA"}, {"error_sentence_id": n}) for n in (0, 10)),
+        # Case 5: trailing blanks on one side are a label leak.
+        (NO_SENTENCES | {"Text": f"\n {NOTE} \n", "Corrected_Text": f"{NOTE}x \t"}, {"error_note": NOTE}),
+        (NO_SENTENCES | {"Text": NOTE, "Corrected_Text": f"{NOTE}x \t"}, {"clean_note": f"{NOTE}x"}),
+        # Case 6: the corrected text is used where rebuilding it would differ.
+        ({"Text": "Gout.\n", "Error_Sentence": "Gout.\n", "Corrected_Text": "Flu. B."}, {"clean_note": "Flu. B."}),
+        # Case 12: spellings of one type, and types of one's own.
+        *(({"Error_Type": name}, {"error_type": "causalOrganism"}) for name in ("causalorganism", "Causal Organism")),
+        ({"Error_Type": " Lab /  Serum value"}, {"error_type": "Lab / Serum value"}),
+        # Cases 13 and 14: neither markup nor template.
+        *(
+            ({"Text": note}, {"error_note": note})
+            for note in ("pO2 <5 %, <tag/> <think>x</think></answer><image>", "{{ note }} {% if %} 5 % \\1 a\u2028b")
+        ),
+    ],
+)
+def test_values_are_read_as_what_they_mean(write_csv, error_row, cells, expected):
+    case = read_one(write_csv(error_row(0, **cells)))
+    assert {name: getattr(case, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -290,59 +280,17 @@ def test_sentences_keep_their_numbers_and_lines_without_one_are_appended(text, s
     assert list(numbered_sentences(text).items()) == sentences
 
 
-@pytest.mark.parametrize("flag", ["1", "1.0", " 1 ", "01", "1.", "True"])
-def test_flag_is_read_in_any_spelling_of_a_whole_number(write_csv, error_row, flag):
-    """Case 2: flags as pandas or a spreadsheet writes them."""
-    assert read_one(write_csv(error_row(0, Error_Flag=flag))).error_note
-
-
-def test_sentence_id_may_be_written_as_a_float_and_may_be_zero(write_csv, error_row):
-    """Cases 2 and 10: ``10.0``, and 0 is a sentence."""
-    path = write_csv(*(error_row(2 * n, Error_Sentence_ID=f"{n}.0", Sentences="NA") for n in (0, 10)))
-    assert [v.error_sentence_id for v in read_files([path]).cases] == [0, 10]
-
-
-def test_both_notes_of_a_pair_are_stripped_alike(write_csv, error_row):
-    """Case 5: trailing blanks on one side are a label leak."""
-    note = error_row(0)["Text"]
-    case = read_one(write_csv(error_row(0, Text=f"\n {note} \n", Corrected_Text=f"{note}x \t", Error_Sentence="NA")))
-    assert case.error_note == note.strip() and case.clean_note == f"{note}x"
-
-
-@pytest.mark.parametrize("spelling", ["causalOrganism", "causalorganism", "Causal Organism"])
-def test_error_type_has_one_canonical_name(write_csv, error_row, spelling):
-    """Case 12: spellings of one type."""
-    assert read_one(write_csv(error_row(0, Error_Type=spelling))).error_type == ErrorType.CAUSAL_ORGANISM.value
-
-
-@pytest.mark.parametrize(
-    "note", ["pO2 <5 %, K >3 <tag/> <think>x</think></answer><image>", "{{ note }} {% if %} 5 % \\1 a\u2028b"]
-)
-def test_markup_braces_and_line_separators_in_a_note_stay_text(write_csv, error_row, note):
-    """Cases 13 and 14: neither markup nor template."""
-    assert read_one(write_csv(error_row(0, Text=note))).error_note == note
-
-
 # --- pairs ---
 
 
-def test_pair_line_becomes_a_vignette(write_pairs, pair):
-    case = read_one(write_pairs(pair(4, error_type="causalorganism")))
-    assert (case.case_id, case.subset) == ("ms-train-4", "medec_ms")
-    assert (case.error_type, case.edit_tag) == (ErrorType.CAUSAL_ORGANISM, EditTag.LOCAL)
-    assert (case.pair_source, case.error_sentence_id) == ("in_row", -1)
-
-
-def test_jsonl_is_split_at_line_feeds_only(write_pairs, pair):
+def test_pair_line_becomes_a_case_and_lines_end_at_line_feeds_only(write_pairs, pair):
     """Case 14: U+2028 and its like are no line ends."""
-    note = "One\u2028two\u0085three\x0cfour"
-    assert read_one(write_pairs(pair(0, incorrect_note=note))).error_note == note
-
-
-def test_escaped_surrogate_in_a_pair_is_an_error_with_its_id(write_pairs, pair):
-    """Case 14: the same as a JSON escape."""
-    message = message_of(write_pairs(pair(0), pair(6, correct_note="a\udc00b"), ensure_ascii=True))
-    assert "pairs.jsonl, row 2 ('ms-train-6'), column 'correct_note'" in message
+    opening = "One\u2028two\u0085three\x0cfour. "
+    notes = {key: opening + pair(4)[key] for key in ("incorrect_note", "correct_note")}
+    case = read_one(write_pairs(pair(4, error_type="causalorganism", **notes)))
+    assert (case.case_id, case.subset, case.error_type) == ("ms-train-4", "medec_ms", "causalOrganism")
+    assert (case.edit_tag, case.pair_source, case.error_sentence_id) == (EditTag.LOCAL, "in_row", -1)
+    assert case.clean_note == notes["correct_note"]
 
 
 @pytest.mark.parametrize(
@@ -352,6 +300,8 @@ def test_escaped_surrogate_in_a_pair_is_an_error_with_its_id(write_pairs, pair):
         ("[1]", "found a JSON list"),
         ('{"note_id": "a-1", "correct_note": "b"}', "column 'incorrect_note': found an empty cell"),
         ('{"note_id": 5, "incorrect_note": "a", "correct_note": "b"}', "write a JSON string"),
+        ('{"note_id": "a", "incorrect_note": "a\\udc00b"}', "('a'), column 'incorrect_note': character 1 is a lone"),
+        ('{"note_id": "a", "note_id": "b"}', "not valid JSON (key 'note_id' occurs twice)"),
     ],
 )
 def test_line_that_is_no_pair_is_an_error_with_its_row(tmp_path, line, expected):
@@ -388,27 +338,12 @@ def test_misread_rows_of_the_real_files_are_put_right(name, rows):
     assert report.repaired == rows
 
 
-def test_misread_characters_are_put_right_only_if_asked(convert, write_pairs, pair, tmp_path):
-    """Case 11: raw by default, repaired on request, genuine signs untouched."""
+def test_misread_characters_are_put_right_in_every_text_if_asked(write_csv, error_row):
+    """Case 11: raw by default; the error sentence must still be found in its note, and the row counts once."""
     dash = "\u2013".encode().decode("cp1252")
-    broken = [pair(n, correct_note=f"Note {n}: 2{dash}3 \u00b5g, 5 m\u00b3.") for n in range(12)]
-    path = write_pairs(*broken)
-    arguments = ("--input", path, "--mix", "vanilla_benign=1", "--val-fraction", 0)
-    for options, expected in (
-        ((), f"2{dash}3 \u00b5g, 5 m\u00b3."),
-        (("--repair-encoding",), "2\u20133 \u00b5g, 5 m\u00b3."),
-    ):
-        assert convert(*arguments, *options).exit_code == 0
-        notes = [row["clean_note"] for row in pq.read_table(tmp_path / "out/train.parquet")["extra_info"].to_pylist()]
-        assert all(note.endswith(expected) for note in notes)
-
-
-def test_every_text_of_a_row_is_repaired_and_the_row_is_counted_once(write_csv, error_row):
-    """Case 11: the error sentence must still be found in its note."""
-    dash = "\u2013".encode().decode("cp1252")
-    row = {name: cell.replace("for it", f"2{dash}3 times for it") for name, cell in error_row(0).items()}
-    result = read_files([write_csv(row, error_row(2))], repair_encoding=True)
-    case = result.cases[0]
-    texts = [case.error_note, case.clean_note, case.error_sentence, case.corrected_sentence]
-    assert all("2\u20133 times" in text for text in [*texts, case.sentences[1]])
-    assert result.reports[0].repaired == 1
+    row = {name: cell.replace("for it", f"2{dash}3 \u00b5g") for name, cell in error_row(0).items()}
+    for repair, expected in ((False, f"2{dash}3 \u00b5g"), (True, "2\u20133 \u00b5g")):
+        result = read_files([write_csv(row, error_row(2))], repair_encoding=repair)
+        case = result.cases[0]
+        texts = [case.error_note, case.clean_note, case.error_sentence, case.corrected_sentence, case.sentences[1]]
+        assert all(expected in text for text in texts) and result.reports[0].repaired == int(repair)

@@ -26,26 +26,18 @@ def counts(rows):
     return Counter(row["extra_info"]["category"] for row in rows)
 
 
-def test_default_mix_balances_harmful_and_safe_presented_notes(cases):
-    games = build_rows(cases, plan())
-    for rows in (games.train, games.val):
-        labels = Counter(row["reward_model"]["ground_truth"] for row in rows)
-        assert labels["harmful"] == labels["safe"] > 0
-
-
-def test_without_a_row_number_the_largest_exact_multiple_of_the_mix_is_made(cases):
+def test_the_mix_is_met_exactly_and_its_labels_balance(cases):
+    """Case 15: the largest multiple of the mix, or the number of rows that was asked for."""
     games = build_rows(cases, plan())
     shares = {"vanilla_harmful": 1, "adversarial_harmful": 1, "vanilla_benign": 3, "adversarial_benign": 1}
-    assert counts(games.train) == {name: 10 * share for name, share in shares.items()}  # 30 cases
-    assert counts(games.val) == {name: 3 * share for name, share in shares.items()}  # 10 cases
-
-
-def test_row_number_is_met_exactly_and_each_share_within_one_row(cases):
-    """Case 15: the allocation is exact."""
+    for rows, times in ((games.train, 10), (games.val, 3)):  # 30 and 10 cases
+        assert counts(rows) == {name: times * share for name, share in shares.items()}
+        labels = Counter(row["reward_model"]["ground_truth"] for row in rows)
+        assert labels["harmful"] == labels["safe"]
     games = build_rows(cases, plan(rows=47))
     assert len(games.train) + len(games.val) == 47
     assert counts(games.train)["vanilla_benign"] in (17, 18)  # half of 35
-    assert set(counts(games.val)) == set(counts(games.train)) == {c.value for c in parse_mix(DEFAULT_MIX)}
+    assert set(counts(games.val)) == set(counts(games.train)) == set(shares)
 
 
 def test_more_rows_than_cases_allow_is_an_error_that_says_how_many_are_possible(cases):
@@ -69,35 +61,22 @@ def test_category_that_no_case_can_serve_is_an_error(cases):
 
 
 def test_case_serves_a_category_once_and_one_split_only(cases):
-    """Case 15: split by case."""
+    """Case 15: split by case, and one case under two ids, or in a chain of shared notes, goes to one split."""
     games = build_rows(cases, plan())
     infos = [row["extra_info"] for row in games.train + games.val]
     assert len({(i["vignette_id"], i["category"]) for i in infos}) == len(infos)
-    assert {i["vignette_id"] for i in infos if i["split"] == "train"}.isdisjoint(
-        i["vignette_id"] for i in infos if i["split"] == "val"
-    )
-
-
-def test_cases_that_share_a_note_stay_in_one_split(cases):
-    """Case 15: one case under two ids."""
-    cases = [
-        *cases[:20],
-        *(replace(v, case_id=f"again-{i}") for i, v in enumerate(cases[:20])),
-    ]
-    games = build_rows(cases, plan())
-    notes = [
-        {row["extra_info"][key] for row in rows for key in ("error_note", "clean_note")}
-        for rows in (games.train, games.val)
-    ]
-    assert notes[0].isdisjoint(notes[1])
-
-
-def test_cases_that_share_notes_through_others_stay_in_one_split(cases):
-    """Case 15: the first and the last case have no note in common."""
-    chain = [replace(v, clean_note=cases[at + 1].error_note) for at, v in enumerate(cases[:8])]
+    again = [*cases[:20], *(replace(case, case_id=f"again-{i}") for i, case in enumerate(cases[:20]))]
+    for each in (cases, again):
+        games = build_rows(each, plan())
+        train, val = (
+            {row["extra_info"][key] for row in rows for key in ("error_note", "clean_note", "seed_note")}
+            for rows in (games.train, games.val)
+        )
+        assert train.isdisjoint(val)
+    chain = [replace(case, clean_note=cases[at + 1].error_note) for at, case in enumerate(cases[:8])]
     for seed in range(8):
         games = build_rows([*chain[::2], *chain[1::2], *cases[20:]], plan(seed=seed, val_fraction=0.4))
-        ids = {row["extra_info"]["vignette_id"] for row in games.val} & {v.case_id for v in chain}
+        ids = {row["extra_info"]["vignette_id"] for row in games.val} & {case.case_id for case in chain}
         assert len(ids) in (0, 8)
 
 
@@ -124,13 +103,10 @@ def test_row_starts_from_the_categorys_note_with_its_role_prompt(cases, category
     assert row["reward_model"] == {"style": "rule", "ground_truth": category.default_target_label.value}
     assert row["data_source"] == f"medec_ms/{category.value}"
     assert (info["target_label"], info["error_type"]) == (category.default_target_label.value, "diagnosis")
-
-
-def test_prompt_contains_no_id_and_no_error_type(cases):
-    for row in build_rows(cases, plan("vanilla_harmful=1,vanilla_benign=1")).train:
-        content = row["prompt"][0]["content"].replace("error_type: diagnosis, management", "")
-        assert row["extra_info"]["text_id"] not in content
-        assert "diagnosis" not in content and "medec" not in content.lower()
+    told = row["prompt"][0]["content"].replace("error_type: diagnosis, management", "")
+    assert not any(word in told.lower() for word in (info["text_id"], "medec")) and (
+        category.has_attack or "diagnosis" not in told
+    )
 
 
 def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs, pair):
@@ -144,17 +120,13 @@ def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs, pair
     assert [(count, "letter case" in reason) for reason, count in games.left_out.items()] == [(1, True)]
 
 
-def test_text_id_is_that_of_the_row_the_seed_note_was_read_from(write_csv, error_row, clean_row):
-    cases = read_files([write_csv(error_row(0, Corrected_Text="NA"), clean_row(1))]).cases
-    rows = build_rows(cases, plan("vanilla_harmful=1,vanilla_benign=1", val_fraction=0)).train
-    ids = {row["extra_info"]["category"]: row["extra_info"]["text_id"] for row in rows}
-    assert ids == {"vanilla_harmful": "ms-test-0", "vanilla_benign": "ms-test-1"}
-
-
-def test_data_source_of_other_collections_is_the_prefix_of_their_ids(write_pairs, pair):
-    cases = read_files([write_pairs(pair(0, note_id="toy-train-3"))]).cases
-    row = build_rows(cases, plan("vanilla_harmful=1", val_fraction=0)).train[0]
-    assert (row["data_source"], row["extra_info"]["subset"]) == ("toy/vanilla_harmful", "toy")
+def test_text_id_and_source_are_those_of_the_row_the_seed_note_was_read_from(write_csv, error_row, clean_row):
+    rows = error_row(0, Corrected_Text="NA", Text_ID="toy-0"), clean_row(1, Text_ID="toy-1")
+    mix = plan("vanilla_harmful=1,vanilla_benign=1", val_fraction=0)
+    found = build_rows(read_files([write_csv(*rows)]).cases, mix).train
+    ids = {row["extra_info"]["category"]: row["extra_info"]["text_id"] for row in found}
+    assert ids == {"vanilla_harmful": "toy-0", "vanilla_benign": "toy-1"}
+    assert {row["data_source"] for row in found} == {f"toy/{category}" for category in ids}
 
 
 @pytest.mark.parametrize(

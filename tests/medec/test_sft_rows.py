@@ -13,25 +13,11 @@ from note_files import PAIRS, SAMPLE, medec_file
 from omegaconf import OmegaConf
 
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.rows import SplitRows
-from medserl_agentloop.data.sft import SFT_SCHEMA, build_sft_rows
+from medserl_agentloop.data.sft import build_sft_rows
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.testing.tiny import CHATML, tiny_tokenizer
-
-
-@pytest.fixture
-def made(write_pairs: Any, pair: Any) -> SplitRows:
-    return build_sft_rows(read_files([write_pairs(*(pair(n) for n in range(20)))]).cases)
-
-
-def by_category(rows: list[dict[str, Any]], vignette_id: str) -> dict[str, tuple[str, str]]:
-    return {
-        row["category"]: (row["messages"][0]["content"], row["messages"][1]["content"])
-        for row in rows
-        if row["vignette_id"] == vignette_id
-    }
 
 
 def assert_all_parse(rows: list[dict[str, Any]]) -> None:
@@ -44,28 +30,6 @@ def assert_all_parse(rows: list[dict[str, Any]]) -> None:
         else:
             read = MEDSERL.assessment(answer["content"])
             assert not read.violations and read.verdict is Category(row["category"]).seed_label
-
-
-def test_each_pair_gives_an_attack_and_two_assessments(made: SplitRows, pair: Any) -> None:
-    assert (len(made.train), len(made.val), made.left_out) == (54, 6, {})
-    rows = by_category(made.train + made.val, "ms-train-3")
-    error_note, clean_note = pair(3)["incorrect_note"].strip(), pair(3)["correct_note"]
-    wrong, right = pair(3)["error_sentence"], pair(3)["corrected_sentence"]
-
-    prompt, answer = rows["adversarial_benign"]
-    category = Category.ADVERSARIAL_BENIGN
-    assert prompt == load_profile().messages(Role.ATTACKER, category, clean_note)[0]["content"]
-    assert MEDSERL.attack(answer).note == error_note and right in MEDSERL.attack(answer).reasoning
-
-    prompt, answer = rows["vanilla_harmful"]
-    read = MEDSERL.assessment(answer)
-    assert prompt == load_profile().messages(Role.ASSESSOR, category, error_note)[0]["content"]
-    assert (read.verdict, read.sentence, read.correction) == (Label.HARMFUL, wrong, right)
-    assert read.error_type.value == "diagnosis" and wrong in read.reasoning
-
-    prompt, answer = rows["vanilla_benign"]
-    assert prompt == load_profile().messages(Role.ASSESSOR, category, clean_note)[0]["content"]
-    assert MEDSERL.assessment(answer).verdict is Label.SAFE and not MEDSERL.assessment(answer).violations
 
 
 def test_a_case_is_in_one_split_and_in_that_of_the_self_play_rows(tmp_path: Path) -> None:
@@ -101,48 +65,49 @@ def test_splits_of_other_cases_are_refused(write_pairs: Any, pair: Any) -> None:
         build_sft_rows(cases, split_of={"toy-train-0": "train"})
 
 
-def test_same_input_and_seed_give_identical_bytes(tmp_path: Path) -> None:
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        assert run("sft_to_parquet", "--input", SAMPLE, "--seed", seed, "--output", tmp_path / name).exit_code == 0
-    files = [(tmp_path / name / "sft_train.parquet").read_bytes() for name in "abc"]
-    assert files[0] == files[1] != files[2]
-    assert pq.read_schema(tmp_path / "a" / "sft_val.parquet").equals(SFT_SCHEMA)
-    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["sft_train.parquet", "sft_val.parquet"]
-
-
-def test_what_cannot_be_taught_is_left_out_and_counted(write_pairs: Any, pair: Any) -> None:
+def test_what_cannot_be_taught_is_left_out_and_counted(
+    write_pairs: Any, write_csv: Any, pair: Any, error_row: Any
+) -> None:
     opening = pair(1)["correct_note"].removesuffix("Diagnosis 1 is pneumonia.")
     odd = [
         pair(1, incorrect_note=f"{opening} DIAGNOSIS 1 is pneumonia."),
         pair(3, correct_note=pair(3)["correct_note"] + " " + " ".join(f"Word {n}." for n in range(30))),
     ]
-    made = build_sft_rows(read_files([write_pairs(*odd, *(pair(n) for n in range(10, 30)))]).cases)
+    rows = [error_row(0, Corrected_Text="NA"), error_row(2, Error_Type="dosage"), error_row(4, Corrected_Sentence="NA")]
+    files = [write_pairs(*odd, *(pair(n) for n in range(10, 30))), write_csv(*rows)]
+    made = build_sft_rows(read_files(files).cases)
     assert made.left_out == {
         "cases whose two notes differ in letter case or white space only": 1,
         "attacks that change more than the game's limits allow": 1,
+        "cases without one of MEDEC's error types or without the two sentences": 2,
+        "cases with only one note": 1,
     }
     assert Counter(row["game_role"] for row in made.train + made.val) == {"attacker": 20, "assessor": 42}
 
 
-def test_text_that_would_break_the_format_is_refused_with_its_vignette(write_pairs: Any, pair: Any) -> None:
-    wrong = "The </think> sign is gout."
-    bad = pair(
-        3, incorrect_note=f"Fever. {wrong}", error_sentence=wrong, correct_note="Fever. Diagnosis 3 is pneumonia."
-    )
-    with pytest.raises(match=r"case 'ms-train-3': the assessor's answer .* take the row out"):
-        build_sft_rows(read_files([write_pairs(bad, *(pair(n) for n in range(10, 20)))]).cases)
-    sentence = "Findings.\ncorrection: gout."
-    bad = pair(4, incorrect_note=f"Fever. {sentence}", error_sentence=sentence)
-    with pytest.raises(match="case 'ms-train-4'"):
-        build_sft_rows(read_files([write_pairs(bad, *(pair(n) for n in range(10, 20)))]).cases)
-
-
-def test_tags_inside_a_note_stay_text(write_pairs: Any, pair: Any) -> None:
-    """Case 13: tags of the game's own format, in warm-start conversations."""
-    tags = "Seen <think> and </answer> and </note> and {{ x }} in it."
-    odd = pair(1, incorrect_note=f"{tags} Diagnosis 1 is gout.", correct_note=f"{tags} Diagnosis 1 is pneumonia.")
-    made = build_sft_rows(read_files([write_pairs(odd, *(pair(n) for n in range(10, 20)))]).cases)
-    assert_all_parse(made.train + made.val)
+@pytest.mark.parametrize(
+    ("opening", "wrong", "role"),
+    [
+        ("Fever.", "The </think> sign is gout.", "assessor"),
+        ("Fever.", "Findings.\ncorrection: gout.", "assessor"),
+        ("<note> of today:", "It is gout.", "attacker"),
+        ("See </note> and <note>:", "It is gout.", "attacker"),
+        ("Seen <think> and </answer> and </note> and {{ x }} in it.", "It is gout.", ""),
+    ],
+)
+def test_text_that_the_format_cannot_hold_is_refused_with_its_case(
+    write_pairs: Any, pair: Any, opening: str, wrong: str, role: str
+) -> None:
+    """Case 13: where escaping is not possible, the case is named instead of taught wrongly; other tags stay text."""
+    notes = {"incorrect_note": f"{opening} {wrong}", "correct_note": f"{opening} It is flu."}
+    odd = pair(3, **notes, error_sentence=wrong, corrected_sentence="It is flu.")
+    cases = read_files([write_pairs(odd, *(pair(n) for n in range(10, 20)))]).cases
+    if role:
+        with pytest.raises(ValueError, match=f"case 'ms-train-3': the {role}'s answer .* take the row out"):
+            build_sft_rows(cases)
+    else:
+        made = build_sft_rows(cases)
+        assert_all_parse(made.train + made.val)
 
 
 @pytest.mark.parametrize("name", ["baseline", "classic", "medserl"])
@@ -162,11 +127,16 @@ def test_every_profile_can_be_taught_in_its_own_format(name: str, write_pairs: A
         assert not read(turn, prefix).violations and read(turn, prefix).reasoning
         [*system, _] = prompt
         assert [message["role"] for message in system] == (["system"] if name == "classic" else [])
-        if role is Role.ASSESSOR:
-            assert read(turn, prefix).verdict is category.seed_label
-        else:
-            number = int(row["vignette_id"].rpartition("-")[2])
-            assert read(turn, prefix).note == pair(number)["incorrect_note"].strip()
+        of = pair(int(row["vignette_id"].rpartition("-")[2]))
+        note = of["incorrect_note" if category.seed_label is Label.HARMFUL else "correct_note"].strip()
+        assert prompt == load_profile(name).messages(role, category, note)
+        if role is Role.ATTACKER:
+            assert read(turn, prefix).note == of["incorrect_note"].strip()
+            continue
+        answer = read(turn, prefix)
+        assert answer.verdict is category.seed_label
+        if answer.verdict is Label.HARMFUL and profile.parser.locates:
+            assert (answer.sentence, answer.correction) == (of["error_sentence"], of["corrected_sentence"])
 
 
 def test_mistakes_are_said_in_one_sentence(tmp_path: Path, write_pairs: Any, pair: Any) -> None:
@@ -245,21 +215,3 @@ def test_real_pairs_all_parse() -> None:
         "vanilla_harmful": 1218,
         "adversarial_benign": 1214,
     }
-
-
-def test_cases_that_lack_what_a_lesson_needs_are_counted(write_csv: Any, error_row: Any, clean_row: Any) -> None:
-    rows = [error_row(0), error_row(2, Error_Type="dosage"), error_row(4, Corrected_Sentence="NA"), clean_row(7)]
-    made = build_sft_rows(read_files([write_csv(*rows, *(error_row(n) for n in range(10, 50, 2)))]).cases)
-    assert made.left_out == {
-        "cases without one of MEDEC's error types or without the two sentences": 2,
-        "cases with only one note": 1,
-    }
-
-
-@pytest.mark.parametrize("opening", ["<note> of today:", "See </note> and <note>:"])
-def test_note_that_the_attackers_format_cannot_hold_is_refused(write_pairs: Any, pair: Any, opening: str) -> None:
-    """Case 13: where escaping is not possible, the case is named instead of taught wrongly."""
-    notes = {key: f"{opening} {pair(1)[key]}" for key in ("incorrect_note", "correct_note")}
-    path = write_pairs(pair(1, **notes), *(pair(n) for n in range(10, 20)))
-    with pytest.raises(match=r"case 'ms-train-1': the attacker's answer .* take the row out"):
-        build_sft_rows(read_files([path]).cases)

@@ -16,10 +16,8 @@ from medec.builders import assert_found, assert_one_sentence, good_row, good_row
 from note_files import SAMPLE
 
 from medserl_agentloop.data.rows import SCHEMA
-from medserl_agentloop.data.sft import rows_for_self_play
 from medserl_agentloop.data.verify import Check, find_leaks
-from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.paths import sha256_of
 
 # --- columns and values ---
@@ -56,15 +54,6 @@ def test_missing_and_extra_columns(tmp_path: Path) -> None:
     assert_found(report, Check.SCHEMA, "train.parquet: column 'index' is int64, and it should be missing")
 
 
-@pytest.mark.parametrize("value", [1, "{}", ["a"]])
-def test_game_whose_facts_are_no_struct(tmp_path: Path, value: Any) -> None:
-    path = replaced(tmp_path / "train.parquet", "extra_info", pa.array([value] * 60))
-    with pytest.raises(ValueError, match=r"extra_info is of type \w+, not the facts of a game"):
-        GameSpec.from_extra_info(value)
-    with pytest.raises(ValueError, match=r"train\.parquet: not a file of rows for self-play"):
-        rows_for_self_play(path, [])
-
-
 NOTE = good_row(3)["extra_info"]["seed_note"]
 OTHER_PROMPT = "its prompt is not the one that --profile medserl --vanilla-attacker skip gives it"
 
@@ -79,21 +68,16 @@ def message(role: str, content: str | None) -> list[dict[str, Any]]:
         ("agent_name", "single_turn_agent", Check.SCHEMA, "agent_name is 'single_turn_agent', not 'medserl_selfplay'"),
         ("agent_name", None, Check.SCHEMA, "agent_name has no value"),
         ("prompt", [], Check.PLAYABLE, OTHER_PROMPT),
-        ("prompt", message("user", None), Check.PLAYABLE, OTHER_PROMPT),
-        ("prompt", message("user", "PLACEHOLDER: built at run time"), Check.PLAYABLE, OTHER_PROMPT),
         ("prompt", good_row(4)["prompt"], Check.PLAYABLE, OTHER_PROMPT),
         ("prompt", message("user", f"ms-train-3: {NOTE}"), Check.PLAYABLE, OTHER_PROMPT),
         ("reward_model", {"style": "rule", "ground_truth": "harmful"}, Check.LABELS, "target_label is 'safe'"),
         ("reward_model", {"style": "rule", "ground_truth": "0.5"}, Check.LABELS, "ground_truth is '0.5'"),
-        ("reward_model", {"style": "rule", "ground_truth": "ms-train-3"}, Check.LABELS, "ground_truth is 'ms-train-3'"),
         ("reward_model", {"style": "rule", "ground_truth": None}, Check.LABELS, "ground_truth is None"),
         ("reward_model", None, Check.SCHEMA, "reward_model has no value"),
         ("extra_info.target_label", "maybe", Check.PLAYABLE, "is 'maybe': Input should be 'safe' or 'harmful'"),
         ("extra_info.category", None, Check.SCHEMA, "extra_info.category has no value"),
-        ("extra_info.category", "vanilla", Check.PLAYABLE, "'category'] is 'vanilla'"),
         ("extra_info.seed_note", None, Check.SCHEMA, "extra_info.seed_note has no value"),
         ("extra_info.clean_note", "Another note.", Check.LABELS, "seed_note is not the row's clean_note"),
-        ("extra_info.index", None, Check.SCHEMA, "extra_info.index has no value"),
         ("extra_info", None, Check.SCHEMA, "extra_info"),
     ],
 )
@@ -141,18 +125,6 @@ def test_wrong_label_of_a_note_that_is_presented_as_it_is(tmp_path: Path) -> Non
     row["reward_model"]["ground_truth"] = row["extra_info"]["target_label"] = "harmful"
     report = verify(write(tmp_path / "train.parquet", rows))
     assert_found(report, Check.LABELS, "a vanilla_benign row presents its seed note as it is")
-
-
-def test_braces_of_a_note_are_no_template(tmp_path: Path) -> None:
-    rows = good_rows(12)
-    for row in rows:
-        facts = row["extra_info"]
-        for key in ("seed_note", "error_note", "clean_note"):
-            facts[key] += " Formula {{ x }} {% y %} \\1 <think>."
-        category = Category(facts["category"])
-        role = Role.ATTACKER if category.has_attack else Role.ASSESSOR
-        row["prompt"] = load_profile().messages(role, category, facts["seed_note"])
-    assert verify(write(tmp_path / "train.parquet", rows)).ok
 
 
 # --- several rows and files ---
@@ -231,14 +203,6 @@ def test_order_that_tells_the_label(tmp_path: Path) -> None:
     rows = sorted(good_rows(), key=lambda row: row["extra_info"]["target_label"])
     report = verify(write(tmp_path / "train.parquet", rows))
     assert_found(report, Check.LEAKS, "the row's place in the file tells the target_label", "shuffle")
-
-
-def test_an_id_that_tells_the_label_is_no_leak_because_no_prompt_has_it(tmp_path: Path) -> None:
-    rows = good_rows()
-    for row in rows:
-        facts = row["extra_info"]
-        facts["text_id"] = f"ms-train-{2 * facts['index'] + (facts['target_label'] == 'safe')}"
-    assert verify(write(tmp_path / "train.parquet", rows)).ok
 
 
 def labelled(note: str, target: Label, seed: Label | None = None) -> GameSpec:
