@@ -68,7 +68,7 @@ def play(
     Game, profile, judge and reward are those of the model's run, where it is of one, or the defaults.
     """
     console = Console()
-    with errors_in_one_line(stopped="the games finished so far are in the file that was named first"):
+    with errors_in_one_line(stopped="the games finished so far are in the file named above"):
         output = new_file(output, "play", model, served)
         run = run_config(model)
         named = {"game": game, "profile": profile, "judge": judge, "reward": reward}

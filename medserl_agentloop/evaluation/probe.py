@@ -51,7 +51,7 @@ def probe(
 ) -> None:
     """Play every note several times without training, and say which settings follow."""
     console = Console()
-    with errors_in_one_line(stopped="the games finished so far are in the file that was named first"):
+    with errors_in_one_line(stopped="the games finished so far are in the file named above"):
         output, run = new_file(output, "probe", model, served), run_config(model)
         named = {"profile": profile, "judge": judge}
         interaction, games = start_games(run, MedicalConfig, named, settings, data, notes, seed)

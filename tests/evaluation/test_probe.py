@@ -49,22 +49,6 @@ def test_a_model_that_cannot_play_needs_a_warm_start(server: ChatServer, rows: P
 
 
 @pytest.mark.parametrize(
-    ("model", "more", "says"),
-    [
-        ("no/such/folder", [], "is neither a folder nor an address"),
-        ("http://localhost:1", [], "a server needs --model"),
-        ("no/such/folder", ["--judge", "nobody"], "no judge 'nobody'"),
-        ("x", ["--output", __file__], "exists already"),
-    ],
-)
-def test_what_cannot_be_probed_is_said_in_one_line(
-    model: str, more: list[str], says: str, rows: Path, tmp_path: Path
-) -> None:
-    done = probed(model, rows, tmp_path / "probe.jsonl", *more)
-    assert done.exit_code == 2 and says in done.output and not (tmp_path / "probe.jsonl").exists()
-
-
-@pytest.mark.parametrize(
     ("rewards", "share"),
     [
         ([("a", 1.0), ("a", 1.0), ("b", -1.0), ("b", -1.0)], 1.0),

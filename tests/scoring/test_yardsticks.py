@@ -40,18 +40,23 @@ def test_what_keeps_a_classifier_from_being_computed_is_said() -> None:
     assert "class" in str(floors(notes, [note(2, True), note(3, True)])["bag of words"])  # one kind of note
 
 
-def test_each_classifier_sees_what_it_is_meant_to_see() -> None:
-    def training(errors: str, clean: str) -> list[ReferenceNote]:
-        return [ReferenceNote("", errors, True), ReferenceNote("", clean, False)] * 20
-
-    notes = [note(n, n % 2 == 0) for n in range(8)]
-    words = [ReferenceNote(n.text_id, "warfarin" if n.flag else "aspirin", n.flag) for n in notes]
-    found = values(words, training("took warfarin", "took aspirins aspirin"))
-    assert found["bag of words"]["flag_accuracy"] == 1.0
-    blanks = [ReferenceNote(n.text_id, "same words " if n.flag else "same words", n.flag) for n in notes]
-    found = values(blanks, training("other words ", "other words"))
-    assert found["white space and length"]["flag_accuracy"] == 1.0
-    assert found["bag of words"]["flag_accuracy"] == 0.5
+@pytest.mark.parametrize(
+    ("texts", "training", "accuracy"),
+    [
+        (("warfarin", "aspirin"), ("took warfarin", "took aspirins aspirin"), {"bag of words": 1.0}),
+        (
+            ("same words ", "same words"),
+            ("other words ", "other words"),
+            {"white space and length": 1.0, "bag of words": 0.5},
+        ),
+    ],
+)
+def test_each_classifier_sees_what_it_is_meant_to_see(
+    texts: tuple[str, str], training: tuple[str, str], accuracy: dict[str, float]
+) -> None:
+    notes = [ReferenceNote(str(n), texts[n % 2], n % 2 == 0) for n in range(8)]
+    found = values(notes, [ReferenceNote("", text, n == 0) for n, text in enumerate(training)] * 20)
+    assert {name: found[name]["flag_accuracy"] for name in accuracy} == accuracy
 
 
 def test_training_notes_are_read_as_published_and_never_from_the_reference(tmp_path: Path) -> None:
