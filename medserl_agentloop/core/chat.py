@@ -15,15 +15,10 @@ from medserl_agentloop.core.control_text import CONTROL_TOKEN, END_THINK, JOINER
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Message, NoReplyError, Reply, Turn, as_untrusted
 
-PATH = "/chat/completions"
-"""Path of the requests, under the base of the API."""
-TEMPLATE_KWARGS = "chat_template_kwargs"
-"""What servers call the arguments of the chat template, in a request's ``extra_body``."""
-BASE = "base"
-"""What stands in the place of a server's ``url`` for the base model of the run."""
-
-ABORTED = ("abort", "aborted")
-"""Stop reasons of a turn that the engine gave up: SGLang's finish reason, and verl's own word."""
+PATH = "/chat/completions"  # of the requests, under the base of the API
+TEMPLATE_KWARGS = "chat_template_kwargs"  # the arguments of the chat template, in a request's ``extra_body``
+BASE = "base"  # in the place of a server's ``url``: the base model of the run
+ABORTED = ("abort", "aborted")  # stop reasons of a turn that the engine gave up: SGLang's, and verl's own word
 
 
 class ChatClient:

@@ -40,8 +40,7 @@ def adapter_names(roles: Sequence[str]) -> dict[str, str]:
     return {role: role if number else "default" for number, role in enumerate(roles)}
 
 
-Share = Annotated[float, Field(ge=0)]
-"""A share, a weight or a coefficient."""
+Share = Annotated[float, Field(ge=0)]  # a share, a weight or a coefficient
 
 Normalization = Literal["batch", "kind", "group", "mean", "none"]
 """What is done to a role's advantages once the estimator's own baseline is taken off.

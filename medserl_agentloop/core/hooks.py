@@ -70,7 +70,7 @@ class GameHooks(Generic[R]):
         return common_rules(cls.roles)
 
     shown: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """The game's own numbers on the line that every step prints: label and metric."""
+    """The game's own numbers, label and metric, on the line of each step, which has all rewards anyway."""
 
     def remarks(self, numbers: Mapping[str, float]) -> Iterator[str]:
         """What a step's numbers give reason to say; each sentence is said once in a run."""

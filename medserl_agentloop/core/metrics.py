@@ -24,8 +24,7 @@ _VOID_CLASSES = {
 }
 """Class of a void game by what its reason contains. Reasons hold free text, metric names must not."""
 
-_SAME_REWARD = 1e-6
-"""Rewards closer than this are equal: a sum of components in floating point, and no advantage to speak of."""
+_SAME_REWARD = 1e-6  # rewards closer than this are equal: a sum of components in floating point
 
 
 def game_metrics(

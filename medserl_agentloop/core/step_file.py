@@ -28,9 +28,7 @@ CONFIG_FILE = "run_config.yaml"
 PROMPTS_FILE = "prompts.jsonl"
 STATE_FILE = "selfplay_state.json"
 LOCK_FILE = ".lock"
-LATEST = "latest_checkpointed_iteration.txt"
-"""Where verl writes the step of the last checkpoint."""
-
+LATEST = "latest_checkpointed_iteration.txt"  # where verl writes the step of the last checkpoint
 WANDB_RUN_FILE = "wandb_run_id"
 
 
