@@ -136,12 +136,8 @@ def doctor(
         findings.append(finding)
         if not as_json:
             style = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.status]
-            console.print(
-                Text(f"{finding.status:4}  {finding.check}: ", style),
-                plain(finding.text),
-                sep="",
-                soft_wrap=True,
-            )
+            start = Text(f"{finding.status:4}  {finding.check}: ", style)
+            console.print(start, plain(finding.text), sep="", soft_wrap=True)
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     raise typer.Exit(1 if any(finding.status == "fail" for finding in findings) else 0)

@@ -57,8 +57,8 @@ def diagnose(config: DictConfig | None, schema: DictConfig, *, ray: bool = False
     if config is None or "selfplay" not in config:
         return
     refused, warned = problems(config, schema)
-    yield from (CheckResult("config", "fail", text) for text in refused)
     yield from (CheckResult("config", "warn", text) for text in warned)
+    yield from (CheckResult("config", "fail", text) for text in refused)
     if not refused:
         yield CheckResult("config", "ok", "keys, batches and lengths fit together")
     try:

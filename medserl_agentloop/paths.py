@@ -29,10 +29,7 @@ def resource(name: str) -> Path:
     for path in candidates:
         if path.exists():
             return path
-    raise FileNotFoundError(
-        f"{name!r} is neither in the installed package nor in the checkout: looked at "
-        + " and ".join(str(p) for p in candidates)
-    )
+    raise FileNotFoundError(f"{name!r} is neither in the installed package nor in the checkout: {candidates}")
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
@@ -47,10 +44,7 @@ def find_object(
     """The object called ``name`` in ``known``, or a user's own ``package.module:attribute``.
 
     An import path works in every process that can import the module, Ray's workers included. ``kind`` and ``expected``
-    are for messages; ``fits`` says whether an object is of the right kind.
-
-    Raises:
-        ValueError: There is no such object; lists those there are.
+    are for messages; ``fits`` says whether an object is of the right kind. A ValueError lists what there is.
     """
     found = known.get(name, name)
     if isinstance(found, str) and all(found.partition(":")):
@@ -137,9 +131,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
     A link stays one. OSErrors name ``path``; a ValueError refuses a device, a pipe or a folder in its place.
     """
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no regular file: name another one")
-    path, asked = path.resolve(), path
+    path, asked = regular_file(path).resolve(), path
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -161,12 +153,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def all_or_none(folder: Path) -> Iterator[Path]:
     """An empty folder to write into; what is in it goes to ``folder`` when the block ends well.
 
-    A new folder comes into being at once; in one that exists the files are exchanged one by one, and other files in it
-    stay. What stops between two exchanges leaves whole files, some of them old: ``differs_from_manifest`` tells. A
-    process that is killed also leaves the hidden folder it wrote into, which nothing reads.
-
-    Raises:
-        ValueError: A file cannot be written.
+    A new folder comes into being at once; in one that exists the files are exchanged one by one, and others stay. A
+    kill between two exchanges leaves whole files, some of them old (``differs_from_manifest`` tells), and the hidden
+    folder it wrote into, which nothing reads. A ValueError says that a file cannot be written.
     """
     exists = folder.exists()
     # Inside an existing folder, so that the exchange stays on one file system.
@@ -189,11 +178,8 @@ def all_or_none(folder: Path) -> Iterator[Path]:
 
 def sha256_of(path: Path) -> str:
     """Hash of a file's content."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 MANIFEST = "manifest.json"

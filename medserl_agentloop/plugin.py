@@ -39,15 +39,13 @@ def check_verl_version(found: str) -> None:
 
 
 def register_resolvers() -> None:
-    """Register what recipes may write.
-
-    ``${medserl:NAME}`` is the path of a file or folder that travels with the package;
-    ``${medserl_folder:FILES}`` is the name of the folder that a data file, or the first of a list, is in;
-    ``${medserl_needs_critic:ESTIMATOR}`` says whether an advantage estimator reads a critic's values.
-    """
+    """Register what recipes may write."""
     resolvers: dict[str, Callable[..., Any]] = {
+        # The path of a file or folder that travels with the package.
         "medserl": lambda name: str(resource(name)),
+        # The name of the folder that a data file, or the first of a list, is in.
         "medserl_folder": lambda files: Path(files if isinstance(files, str) else files[0]).resolve().parent.name,
+        # Whether an advantage estimator reads a critic's values.
         "medserl_needs_critic": lambda name: name in ("gae", "role_gae"),
     }
     for name, resolver in resolvers.items():
@@ -175,9 +173,7 @@ class WarmStartCheck(StartupCheck):
         """Stop the run with one clear line if it cannot work."""
         job = config.hydra.job
         if job.config_name != "sft_trainer_engine":
-            raise SystemExit(
-                "[medserl] this recipe is a warm start; run it with python -m verl.trainer.sft_trainer_ray"
-            )
+            raise SystemExit("[medserl] this recipe is a warm start: run python -m verl.trainer.sft_trainer_ray")
         if config.model.lora_rank > 0 and "hf_model" in config.checkpoint.save_contents:
             raise SystemExit(
                 "[medserl] with LoRA, verl's hf_model folder holds names that no model reads, and would load as random "

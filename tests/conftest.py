@@ -78,7 +78,6 @@ def _remember_commands() -> None:
 LONGEST = (
     "test_main_ppo.py",
     "test_main_ppo_async.py",
-    "test_main_ppo_adapters.py",
     "benchmarks/test_gpu.py",
     "test_main_ppo_certificate.py",
     "test_main_ppo_nodes.py",

@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -82,30 +83,13 @@ def test_with_a_gpu_the_versions_of_the_gpu_extras_count(monkeypatch: pytest.Mon
     assert "fail: torch " in answer and "verl needs torch==2.11.0" in answer
 
 
-class FakeRay:
-    """A cluster of one node for each answer of a worker."""
-
-    def __init__(self, *answers: Any) -> None:
-        self.answers = iter(answers)
-        self.nodes = lambda: [
-            {"Alive": True, "NodeManagerAddress": f"10.0.0.{n}", "NodeID": "ab" * 28} for n in range(len(answers))
-        ]
-        self.init = self.shutdown = lambda **options: None
-        self.remote = lambda **options: lambda function: SimpleNamespace(remote=lambda: function)
-
-    def get(self, task: Any, timeout: int) -> Any:
-        answer = next(self.answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
 def test_a_node_without_the_plugin_or_with_other_versions_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
-    fake = FakeRay(doctor._installed(), "verl 0.8.0", ModuleNotFoundError("No module named 'medserl_agentloop'"))
-    for name in ("init", "nodes", "remote", "get", "shutdown"):
-        monkeypatch.setattr(ray, name, getattr(fake, name))
+    missing = ModuleNotFoundError("No module named 'medserl_agentloop'")
+    get = Mock(side_effect=[doctor._installed(), "verl 0.8.0", missing])
+    nodes = [{"Alive": True, "NodeManagerAddress": f"10.0.0.{n}", "NodeID": "ab" * 28} for n in range(3)]
+    fake = {"init": Mock(), "nodes": lambda: nodes, "remote": Mock(), "get": get, "shutdown": Mock()}
+    for name, function in fake.items():
+        monkeypatch.setattr(f"ray.{name}", function)
     first, second, third = lines(doctor._ray, "cpu").splitlines()
     assert first == f"ok: node 10.0.0.0: {doctor._installed()}"
     assert second.startswith("fail: node 10.0.0.1 has verl 0.8.0, and this machine medserl-agentloop")
@@ -181,9 +165,8 @@ def test_a_run_that_starts_has_no_failures_and_a_broken_one_lists_all_at_once(fi
     failed = {finding.check: finding.text for finding in diagnose(run_of(broken).config, schema())}
     assert "--profile classic" in failed["data"]
     assert "the package swanlab is not installed" in failed["packages"]
-    refused = {
-        finding.check: finding.status for finding in diagnose(run_of({"trainer.use_v1": False}).config, schema())
-    }
+    stopped = diagnose(run_of({"trainer.use_v1": False}).config, schema())
+    refused = {finding.check: finding.status for finding in stopped}
     assert refused["config"] == refused["data"] == "fail"
 
 
@@ -194,9 +177,8 @@ def test_a_check_that_breaks_does_not_hide_the_others(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(doctor, "_versions", broken)
     first, *others = diagnose(None, schema())
-    assert first == CheckResult(
-        "versions", "fail", "the check itself failed (RuntimeError: odd machine). Mend that first."
-    )
+    broken_check = "the check itself failed (RuntimeError: odd machine). Mend that first."
+    assert first == CheckResult("versions", "fail", broken_check)
     assert {finding.check for finding in others} >= {"cards", "network"}
 
 

@@ -16,23 +16,14 @@ from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.tiny import compose_run
 
 # Those of verl's SFT trainer are in test_warm_start_recipes.py, the parts for a GPU in planning/test_plan.py.
-RECIPES = sorted(
-    p.stem
-    for p in resource("recipes").glob("*.yaml")
-    if not p.stem.startswith("warm_start") and p.stem not in GPU_PARTS
-)
+RECIPES = {p.stem for p in resource("recipes").glob("*.yaml") if not p.stem.startswith("warm_start")} - GPU_PARTS
 JUDGE_SERVER = ("selfplay.judge_server.url=http://localhost:30000/v1", "selfplay.judge_server.model=judge")
-PARTS = {
-    "adapter_per_role",
-    "colocate_async",
-    "core",
-    "cpu",
-    "sglang_cpu",
-    "tiny",
-}  # included by others, no runs of their own
+PARTS = {"adapter_per_role", "colocate_async", "core", "cpu", "sglang_cpu", "tiny"}
+"""Included by others, no runs of their own."""
+OTHER_GAMES = {"kuhn_poker", "own_game"}
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_every_key_a_recipe_sets_exists_in_verls_config(recipe: str) -> None:
     assert unknown_keys(compose_run(f"+recipes={recipe}"), compose_run()) == []
 
@@ -44,18 +35,15 @@ def test_a_misspelt_key_of_the_selfplay_node_is_named_with_the_nearest_right_one
             check_run(compose_run("+recipes=quickstart", key))
 
 
-def is_toy(config: DictConfig) -> bool:
-    """Whether the player of a run travels with the package; others play real notes."""
-    return str(config.actor_rollout_ref.model.path).startswith(str(resource("assets")))
-
-
-OTHER_GAMES = {"kuhn_poker", "own_game"}
-
-
-@pytest.mark.parametrize("recipe", sorted(set(RECIPES) - PARTS - OTHER_GAMES))
-def test_a_recipe_resolves_and_passes_the_start_up_check(recipe: str) -> None:
+@pytest.mark.parametrize("recipe", sorted(RECIPES - PARTS - OTHER_GAMES))
+def test_a_recipe_passes_the_start_up_check_and_for_a_real_model_is_told_who_reads_the_notes(recipe: str) -> None:
     config = compose_run(f"+recipes={recipe}")
-    if not is_toy(config):
+    if str(config.actor_rollout_ref.model.path).startswith(str(resource("assets"))):
+        assert config.selfplay.get("judge", "labels") in ("labels", "experiments.clinic:OracleJudge")
+    else:
+        assert config.selfplay.judge in ("llm", "http")
+        with pytest.raises(ConfigError, match=r"selfplay\.judge_server\.url"):
+            check_run(config)
         config = compose_run(f"+recipes={recipe}", *JUDGE_SERVER)
     OmegaConf.resolve(config)
     assert isinstance(check_run(config), MedicalConfig)
@@ -93,37 +81,20 @@ def test_a_recipe_of_another_game_passes_the_start_up_check() -> None:
         check_run(compose_run("+recipes=own_game"))
 
 
-@pytest.mark.parametrize("recipe", sorted(set(RECIPES) - PARTS - OTHER_GAMES))
-def test_a_recipe_for_a_real_model_stops_until_it_is_told_who_reads_the_notes(recipe: str) -> None:
-    config = compose_run(f"+recipes={recipe}")
-    if is_toy(config):
-        assert config.selfplay.get("judge", "labels") in ("labels", "experiments.clinic:OracleJudge")
-    else:
-        assert config.selfplay.judge in ("llm", "http")
-        with pytest.raises(ConfigError, match=r"selfplay\.judge_server\.url"):
-            check_run(config)
-
-
 def test_recipes_bring_the_start_up_check_along() -> None:
     GlobalHydra.instance().clear()
     with initialize_config_module("verl.trainer.config", version_base=None):
         config: DictConfig = compose("ppo_trainer", overrides=["+recipes=quickstart"], return_hydra_config=True)
     assert config.hydra.callbacks.medserl._target_ == "medserl_agentloop.plugin.StartupCheck"
     assert config.hydra.callbacks.medserl.platform == "cpu"
+    assert config.hydra.callbacks.medserl_log._target_ == "medserl_agentloop.plugin.TrainLog"
 
 
-def test_the_plugins_path_resolver_finds_what_travels_with_the_package() -> None:
-    config = compose_run("+recipes=quickstart")
-    assert config.actor_rollout_ref.rollout.agent.agent_loop_config_path == str(
-        resource("tool_configs/agent_loop.yaml")
-    )
-
-
-def test_agent_loop_yaml_names_the_loop_that_rows_ask_for() -> None:
+def test_agent_loop_yaml_is_found_and_names_the_loop_that_rows_ask_for() -> None:
     from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
     from medserl_agentloop.data.rows import AGENT_NAME
 
-    (entry,) = OmegaConf.load(resource("tool_configs/agent_loop.yaml"))
+    (entry,) = OmegaConf.load(compose_run("+recipes=quickstart").actor_rollout_ref.rollout.agent.agent_loop_config_path)
     assert entry.name == AGENT_NAME
     assert entry._target_ == f"{SelfPlayAgentLoop.__module__}.{SelfPlayAgentLoop.__qualname__}"
 

@@ -23,23 +23,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.mark.parametrize("folder", ["prompts", "tool_configs", "recipes", "assets"])
-def test_the_wheel_holds_every_resource_of_the_checkout(wheel: Path, folder: str) -> None:
-    inside = set(zipfile.ZipFile(wheel).namelist())
-    files = [p for p in (REPOSITORY / folder).rglob("*") if p.is_file()]
-    assert files
-    assert {f"medserl_agentloop/{p.relative_to(REPOSITORY).as_posix()}" for p in files} <= inside
-
-
-def test_the_wheel_brings_its_hydra_plugin_and_its_entry_points(wheel: Path) -> None:
-    archive = zipfile.ZipFile(wheel)
-    assert "hydra_plugins/medserl_searchpath.py" in archive.namelist()
-    (entry_points,) = (n for n in archive.namelist() if n.endswith("entry_points.txt"))
+def test_the_wheel_holds_resources_hydra_plugin_and_entry_points_and_no_experiments(wheel: Path) -> None:
+    inside = set((archive := zipfile.ZipFile(wheel)).namelist())
+    for folder in ("prompts", "tool_configs", "recipes", "assets"):
+        files = [p for p in (REPOSITORY / folder).rglob("*") if p.is_file()]
+        assert files and {f"medserl_agentloop/{p.relative_to(REPOSITORY).as_posix()}" for p in files} <= inside
+    assert "hydra_plugins/medserl_searchpath.py" in inside
+    (entry_points,) = (name for name in inside if name.endswith("entry_points.txt"))
     assert b"medserl = medserl_agentloop.plugin" in archive.read(entry_points)
-
-
-def test_the_wheel_holds_no_experiments(wheel: Path) -> None:
-    folders = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    folders = {name.split("/")[0] for name in inside if ".dist-info/" not in name}
     assert folders == {"hydra_plugins", "medserl_agentloop"}
 
 
@@ -53,13 +45,8 @@ def test_an_unpacked_wheel_finds_its_resources_and_recipes(wheel: Path, tmp_path
         "initialize_config_module('verl.trainer.config', version_base=None).__enter__()\n"
         "print(compose('ppo_trainer', overrides=['+recipes=quickstart']).actor_rollout_ref.model.path)"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path), "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    env = {"PYTHONPATH": str(tmp_path), "PATH": ""}
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1] == str(tmp_path / "medserl_agentloop/assets/tiny_player")

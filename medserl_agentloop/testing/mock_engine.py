@@ -1,7 +1,4 @@
-"""A stand-in for verl's SGLang server client that plays back scripted replies, without Ray or a model.
-
-For tests of agent loops and games: hand it to the loop as ``server_manager``.
-"""
+"""A stand-in for verl's SGLang server client that plays back scripted replies: an agent loop's ``server_manager``."""
 
 from __future__ import annotations
 
@@ -14,15 +11,10 @@ from typing import Any
 
 from verl.workers.rollout.replica import TokenOutput
 
-PROMPT_TAIL_TOKENS = 80
-
 
 @dataclass(frozen=True)
 class MockReply:
-    """One reply, where a plain string or list of token ids does not say enough.
-
-    Give either ``text`` or ``token_ids``.
-    """
+    """One reply, where a plain string or list of token ids does not say enough: ``text`` or ``token_ids``."""
 
     text: str | None = None
     """Tokenised, with the end-of-sequence token appended if no ``stop_reason`` is given."""
@@ -62,14 +54,11 @@ class MockSGLangEngine:
 
         engine = MockSGLangEngine(["<note>...</note>", MockReply(text="...", stop_reason="length")], tokenizer)
         output = await engine.generate("game-1", prompt_ids=[1, 2], sampling_params={"max_tokens": 64})
-        assert tokenizer.decode(output.token_ids).startswith("<note>")
-        assert output.stop_reason == "stop"
-        assert engine.calls[0].prompt_ids == [1, 2]
+        assert output.stop_reason == "stop" and engine.calls[0].prompt_ids == [1, 2]
 
-    A reply is a string (tokenised, end-of-sequence appended), a list of token ids (used as they are), a
-    MockReply, or an exception instance, which ``generate`` raises. ``max_new_tokens`` or ``max_tokens`` in
-    the sampling parameters truncates a reply, with stop reason "length". Calls are matched to replies in
-    the order in which ``generate`` is entered.
+    A reply is a string (tokenised, end-of-sequence appended), a list of token ids (used as they are), a MockReply, or
+    an exception instance, which ``generate`` raises. ``max_new_tokens`` or ``max_tokens`` in the sampling parameters
+    truncates a reply, with stop reason "length". Calls get replies in the order in which ``generate`` is entered.
 
     Args:
         replies: a list or any other iterable of replies, or a function
@@ -93,22 +82,14 @@ class MockSGLangEngine:
         if isinstance(replies, (str, MockReply)):
             raise TypeError(f"replies must be a list, an iterator or a function; for one reply write [{replies!r}]")
         self._replies = replies if callable(replies) else iter(replies)
-        self._tokenizer = tokenizer
-        self._latency = latency
-        self._log_prob = log_prob
+        self._tokenizer, self._latency, self._log_prob = tokenizer, latency, log_prob
         self.global_steps = global_steps
         self.calls: list[_MockCall] = []
 
     async def generate(
         self, request_id: str, *, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any], **kwargs: Any
     ) -> TokenOutput:
-        """The next reply as verl's client would return it.
-
-        Raises:
-            AssertionError: The script has no reply left.
-            TypeError: The prompt is not a list of token ids, or a reply is none of the known kinds.
-            Exception: The reply is this exception.
-        """
+        """The next reply as verl's client would return it; an AssertionError if the script has none left."""
         prompt, params = _as_token_ids(prompt_ids, "prompt_ids"), deepcopy(dict(sampling_params))
         reply = await self._next_reply(prompt, params)
         failed = isinstance(reply, Exception)
@@ -127,18 +108,15 @@ class MockSGLangEngine:
             try:
                 reply = next(self._replies)
             except StopIteration:
-                tail = self._tokenizer.decode(prompt[-PROMPT_TAIL_TOKENS:])
                 raise AssertionError(
-                    f"MockSGLangEngine has no reply left: {len(self.calls)} calls were served, and "
-                    f"one more came with a prompt of {len(prompt)} tokens that ends in {tail!r}"
+                    f"MockSGLangEngine has no reply left: {len(self.calls)} calls were served, and one more came with "
+                    f"a prompt of {len(prompt)} tokens that ends in {self._tokenizer.decode(prompt[-80:])!r}"
                 ) from None
         if isinstance(reply, (MockReply, Exception)):
             return reply
         if isinstance(reply, Sequence):
             return MockReply(text=reply) if isinstance(reply, str) else MockReply(token_ids=reply)
-        raise TypeError(
-            f"a reply must be a str, a list of token ids, a MockReply or an exception instance, not {reply!r}"
-        )
+        raise TypeError(f"a reply must be a str, a list of token ids, a MockReply or an exception, not {reply!r}")
 
     def _output(self, reply: MockReply, params: Mapping[str, Any]) -> TokenOutput:
         eos = self._tokenizer.eos_token_id

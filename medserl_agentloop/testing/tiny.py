@@ -24,13 +24,13 @@ LLAMA3 = (
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
 FAMILIES = {
-    "chatml": (CHATML, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], "<|im_end|>"),
+    "chatml": (CHATML, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]),
     "llama3": (
         LLAMA3,
         ["<|endoftext|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
-        "<|eot_id|>",
     ),
 }
+"""Chat template and special tokens, of which the last ends a turn."""
 
 
 def tiny_tokenizer(family: str = "chatml") -> PreTrainedTokenizerFast:
@@ -38,7 +38,7 @@ def tiny_tokenizer(family: str = "chatml") -> PreTrainedTokenizerFast:
 
     ``<think>`` and its like are added tokens that are not special, as in Qwen3.
     """
-    template, special, eos = FAMILIES[family]
+    template, special = FAMILIES[family]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -46,7 +46,7 @@ def tiny_tokenizer(family: str = "chatml") -> PreTrainedTokenizerFast:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     backend.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ("<think>", "</think>")])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos, pad_token="<|endoftext|>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=special[-1], pad_token="<|endoftext|>")
     tokenizer.chat_template = template
     return tokenizer
 
@@ -54,18 +54,10 @@ def tiny_tokenizer(family: str = "chatml") -> PreTrainedTokenizerFast:
 def tiny_model(vocab_size: int, *, seed: int = 0, attention: str = "sdpa") -> Qwen3ForCausalLM:
     """A random Qwen3 of about 100,000 parameters in fp32, in evaluation mode."""
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=vocab_size,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=8192,
-        initializer_range=0.2,  # large enough that a wrong context shows in the log-probs
-        attn_implementation=attention,
-    )
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 8192}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    weights = {"initializer_range": 0.2}  # large enough that a wrong context shows in the log-probs
+    config = Qwen3Config(vocab_size=vocab_size, attn_implementation=attention, **sizes, **heads, **weights)
     return Qwen3ForCausalLM(config).float().eval()
 
 
@@ -76,11 +68,6 @@ def build_agent_loop(engine: Any, tokenizer: Any, config: DictConfig) -> Any:
 
     from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
 
-    return SelfPlayAgentLoop(
-        trainer_config=DictConfigWrap(config),
-        server_manager=engine,
-        tokenizer=tokenizer,
-        processor=None,
-        dataset_cls=RLHFDataset,
-        data_config=DictConfigWrap(config.data),
-    )
+    configs = {"trainer_config": DictConfigWrap(config), "data_config": DictConfigWrap(config.data)}
+    parts = {"server_manager": engine, "tokenizer": tokenizer, "processor": None, "dataset_cls": RLHFDataset}
+    return SelfPlayAgentLoop(**configs, **parts)

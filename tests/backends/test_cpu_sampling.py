@@ -37,27 +37,14 @@ def test_greedy_sampling_equals_transformers_generate(model: Any, room: int, mon
     done = sample_batch(model, requests(), settings, eos_token_ids=NO_EOS)
     for prompt, budget, completion in zip(PROMPTS, BUDGETS, done, strict=True):
         ids = torch.tensor([prompt])
-        expected = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=budget,
-            eos_token_id=None,
-        )
+        free: dict[str, Any] = {"do_sample": False, "max_new_tokens": budget, "eos_token_id": None}
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **free)
         assert completion.token_ids == expected[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        SamplingSettings(temperature=1.0),
-        SamplingSettings(temperature=0.7),
-        SamplingSettings(temperature=0.7, top_k=20, top_p=0.9),
-        SamplingSettings(temperature=0),
-    ],
-    ids=str,
-)
-def test_log_probs_equal_a_plain_forward(model: Any, settings: SamplingSettings) -> None:
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}, {"temperature": 0}], ids=str)
+def test_log_probs_equal_a_plain_forward(model: Any, params: dict[str, Any]) -> None:
+    settings = SamplingSettings(**params)
     done = sample_batch(model, requests(), settings, eos_token_ids=NO_EOS)
     for prompt, budget, completion in zip(PROMPTS, BUDGETS, done, strict=True):
         assert len(completion.token_ids) == len(completion.log_probs) == budget
@@ -65,20 +52,20 @@ def test_log_probs_equal_a_plain_forward(model: Any, settings: SamplingSettings)
         assert completion.log_probs == pytest.approx(expected, abs=1e-5)
 
 
-def test_greedy_log_probs_are_those_of_the_raw_logits() -> None:
-    logits = torch.tensor([[1.0, 2.0, 3.0]])
-    settings = SamplingSettings(temperature=0, top_k=1)
-    torch.testing.assert_close(processed_log_probs(logits, settings), logits.log_softmax(-1))
-
-
-def test_top_k_and_top_p_keep_the_smallest_sufficient_set() -> None:
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"top_k": 2}, [0.625, 0.375, 0.0, 0.0]),
+        ({"top_p": 0.7}, [0.625, 0.375, 0.0, 0.0]),
+        ({"top_p": 0.01}, [1.0, 0.0, 0.0, 0.0]),
+        ({"temperature": 0, "top_k": 1}, [0.5, 0.3, 0.15, 0.05]),  # greedy: those of the raw logits
+    ],
+)
+def test_top_k_and_top_p_keep_the_smallest_sufficient_set(settings: dict[str, Any], expected: list[float]) -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
-    top_2 = processed_log_probs(logits, SamplingSettings(top_k=2)).exp()
-    torch.testing.assert_close(top_2, torch.tensor([[0.625, 0.375, 0.0, 0.0]]))
-    nucleus = processed_log_probs(logits, SamplingSettings(top_p=0.7)).exp()
-    torch.testing.assert_close(nucleus, torch.tensor([[0.625, 0.375, 0.0, 0.0]]))
-    only_best = processed_log_probs(logits, SamplingSettings(top_p=0.01)).exp()
-    torch.testing.assert_close(only_best, torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+    torch.testing.assert_close(
+        processed_log_probs(logits, SamplingSettings(**settings)).exp(), torch.tensor([expected])
+    )
 
 
 def test_tokens_are_drawn_with_the_reported_probabilities(model: Any) -> None:
@@ -121,12 +108,9 @@ def test_a_completion_ends_where_its_turn_says_stop(model: Any, by_token: bool) 
     done = sample_batch(
         model, requests(), settings, eos_token_ids=NO_EOS, decode=lambda ids: "".join(f"[{i}]" for i in ids)
     )
-    ends = [
-        i
-        for i, t in enumerate(free[4].token_ids)
-        if t == token and (by_token or (i > 0 and free[4].token_ids[i - 1] == before))
-    ]
-    assert done[4].token_ids == free[4].token_ids[: ends[0] + 1]
+    ids = free[4].token_ids
+    end = next(i for i, t in enumerate(ids) if t == token and (by_token or ids[i - 1 : i] == [before]))
+    assert done[4].token_ids == ids[: end + 1]
     assert done[4].stop_reason == "completed"
 
 

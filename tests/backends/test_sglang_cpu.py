@@ -30,40 +30,29 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(sglang_cpu.SWITCH, "1")
 
 
-CHOSEN, NOT_CHOSEN = "1", ""
-
-
 @pytest.mark.parametrize(
-    ("switch", "gpu", "gpu_build", "installed", "push", "shim"),
+    ("machine", "push", "shim"),
     [
-        (CHOSEN, False, False, True, OURS, ["first", "last"]),
-        (CHOSEN, False, True, True, OURS, ["first", "last"]),
-        (CHOSEN, False, False, False, OURS, []),
-        (CHOSEN, True, True, True, VERLS, []),
-        (NOT_CHOSEN, False, False, True, VERLS, ["first", "last"]),  # Transformers imports torchvision all the same
-        (NOT_CHOSEN, False, True, True, VERLS, []),  # the head node of a GPU cluster
+        ({"chosen", "installed"}, OURS, True),
+        ({"chosen", "installed", "gpu build"}, OURS, True),
+        ({"chosen"}, OURS, False),
+        ({"chosen", "installed", "gpu build", "gpu"}, VERLS, False),
+        ({"installed"}, VERLS, True),  # Transformers imports torchvision all the same
+        ({"installed", "gpu build"}, VERLS, False),  # the head node of a GPU cluster
     ],
 )
 def test_what_is_put_in_the_place_of_verls_push_and_around_what_is_installed(
-    untouched: None,
-    monkeypatch: pytest.MonkeyPatch,
-    switch: str,
-    gpu: bool,
-    gpu_build: bool,
-    installed: bool,
-    push: str,
-    shim: list[str],
+    untouched: None, monkeypatch: pytest.MonkeyPatch, machine: set[str], push: str, shim: bool
 ) -> None:
-    monkeypatch.setenv(sglang_cpu.SWITCH, switch)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(torch.version, "cuda", "13.0" if gpu_build else None)
-    monkeypatch.setattr(sglang_cpu, "is_installed", lambda: installed)
+    monkeypatch.setenv(sglang_cpu.SWITCH, "1" if "chosen" in machine else "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: "gpu" in machine)
+    monkeypatch.setattr(torch.version, "cuda", "13.0" if "gpu build" in machine else None)
+    monkeypatch.setattr(sglang_cpu, "is_installed", lambda: "installed" in machine)
     for _ in range(2):
         sglang_cpu.register()
     assert _ROLLOUT_REGISTRY[KEY] == push
-    assert [Path(path).name for path in sys.path if "shim" in path] == shim
-    if shim:
-        assert [Path(sys.path[place]).name for place in (0, -1)] == shim
+    assert [Path(path).name for path in sys.path if "shim" in path] == ["first", "last"] * shim
+    assert not shim or [Path(sys.path[place]).name for place in (0, -1)] == ["first", "last"]
 
 
 def test_folders_that_are_called_like_the_packages_are_not_taken_for_them(

@@ -57,7 +57,6 @@ def test_a_broken_copy_is_refused_with_the_key_and_what_to_write(overrides: list
 
 def test_a_run_that_takes_too_much_does_not_fit() -> None:
     assert not plan_run(run_of("qwen3_4b", "actor_rollout_ref.rollout.gpu_memory_utilization=0.98"), 96).fits
-    assert not plan_run(run_of("qwen3_4b"), 80).fits
 
 
 def test_a_warm_start_fits_its_card_and_a_broken_copy_is_refused_with_what_to_write() -> None:
@@ -82,16 +81,12 @@ def test_a_part_of_a_recipe_alone_is_neither_a_run_nor_a_warm_start() -> None:
 
 def test_the_arithmetic_of_qwen3_4b_without_its_savings() -> None:
     """AdamW's default, and half of the free memory for SGLang: 75 GiB of weights, gradients and states at its step."""
-    run = run_of(
-        "qwen3_4b",
-        "actor_rollout_ref.actor.optim.override_optimizer_config=null",
-        "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
-    )
+    savings = ("actor.optim.override_optimizer_config=null", "rollout.gpu_memory_utilization=0.5")
+    run = run_of("qwen3_4b", *(f"actor_rollout_ref.{key}" for key in savings))
     plan = plan_run(run, 80)
     step = plan.phases["optimizer step, actor"]
-    assert sum(step[part] for part in ("weights", "gradients", "Adam", "Adam's square roots")) / GIB == pytest.approx(
-        75, abs=0.1
-    )
+    adam = sum(step[part] for part in ("weights", "gradients", "Adam", "Adam's square roots"))
+    assert adam / GIB == pytest.approx(75, abs=0.1)
     assert sum(plan.phases["generation"].values()) > plan.card.memory  # in step 2, when Adam's states are there
     assert plan.setup.actor.checkpoint / GIB == pytest.approx(45, abs=0.1)
     assert not plan.fits and plan_run(run, 96).fits  # tight
@@ -122,14 +117,10 @@ def test_the_command_prints_the_plan_and_says_where_numbers_are_from() -> None:
     done = CliRunner().invoke(app, ["plan", "qwen3_4b,gpu_80g", "--gpu", "80", "trainer.n_gpus_per_node=4", "--json"])
     assert done.exit_code == 0
     assert json.loads(done.output[done.output.index("{") :])["setup"]["actor"]["workers"] == 4
-
-
-@pytest.mark.parametrize("override", ["data.train_batch_sze=3", "+selfplay.tran=both"])
-def test_the_command_refuses_in_one_line(override: str) -> None:
-    done = CliRunner().invoke(app, ["plan", "qwen3_4b", override])
-    assert done.exit_code == 2
-    assert re.search(r"\(did you mean '(data\.)?train", done.output)
-    assert done.output.strip().splitlines()[-1].startswith("medserl: ")
+    for override in ("data.train_batch_sze=3", "+selfplay.tran=both"):
+        done = CliRunner().invoke(app, ["plan", "qwen3_4b", override])
+        assert done.exit_code == 2
+        assert re.search(r"^medserl: .*\(did you mean '(data\.)?train", done.output, re.M)
 
 
 def test_the_shape_of_a_local_model_is_read_from_its_folder() -> None:

@@ -34,10 +34,7 @@ def test_a_later_recipe_takes_precedence(recipes: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["qwen3_4"],
-            "Could not load 'recipes/qwen3_4'. (did you mean 'qwen3_4b'?); the recipes are adapter_per_role, ",
-        ),
+        (["qwen3_4"], "Could not load 'recipes/qwen3_4'. (did you mean 'qwen3_4b'?); the recipes are adapter_per_ro"),
         (["quickstart", "trainer.total_epoch=3"], "Could not override 'trainer.total_epoch'. (did you mean 'trainer."),
         (["quickstart", "nonsense"], "Error parsing override 'nonsense'"),
     ],

@@ -96,18 +96,12 @@ def test_wandb_needs_a_key_or_another_mode(key: dict[str, str] | None, monkeypat
     assert answer == "" if key else all(way in answer for way in ways)
 
 
-class Hub:
-    def __init__(self, answer: Exception | None) -> None:
-        self.answer = answer
-
-    def model_info(self, name: str, *, timeout: float) -> None:
-        assert timeout <= 5
-        if self.answer is not None:
-            raise self.answer
-
-
 def missing_model(path: Path | str, monkeypatch: pytest.MonkeyPatch, hub: Exception | None = None) -> str:
-    monkeypatch.setattr(machine, "HfApi", lambda: Hub(hub))
+    def model_info(self: Any, name: str, *, timeout: float) -> None:
+        if hub is not None:
+            raise hub
+
+    monkeypatch.setattr(machine.HfApi, "model_info", model_info)
     return problem("model", {PATH: str(path)})
 
 
@@ -124,13 +118,10 @@ def test_a_model_that_nobody_has_is_refused(monkeypatch: pytest.MonkeyPatch, hom
     assert missing_model("someone/cached", monkeypatch, httpx.ConnectError("")) == ""
 
 
-@pytest.mark.parametrize("key", ["data.train_files", "data.val_files"])
-def test_a_data_file_that_does_not_exist_is_named(key: str, files: dict[str, Any]) -> None:
-    assert problem("data", files) == problem("data", {**files, key: ["hdfs://data/other.parquet"]}) == ""
-    assert f"{key}: data/other.parquet does not exist" in problem("data", {**files, key: ["data/other.parquet"]})
-
-
-def test_fewer_rows_than_a_batch_are_refused(files: dict[str, Any]) -> None:
+def test_a_data_file_that_does_not_exist_or_has_fewer_rows_than_a_batch_is_refused(files: dict[str, Any]) -> None:
+    for key in ("data.train_files", "data.val_files"):
+        assert problem("data", files) == problem("data", {**files, key: ["hdfs://data/other.parquet"]}) == ""
+        assert f"{key}: data/other.parquet does not exist" in problem("data", {**files, key: ["data/other.parquet"]})
     answer = problem("data", {**files, "data.train_batch_size": 289})
     assert answer == "data.train_files has 288 rows, and needs 289 or more. Name another file or a smaller batch."
     pq.write_table(pq.read_table(files["data.val_files"]).slice(0, 0), "empty.parquet")

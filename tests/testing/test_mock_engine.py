@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import time
 from typing import Any
 
 import pytest
@@ -59,13 +58,7 @@ YES = [*map(ord, "yes"), EOS]
         ("yes", {"max_new_tokens": 2}, YES[:2], [-1.0] * 2, "length"),
         ([7, 8], {}, [7, 8], [-1.0] * 2, "stop"),
         ([7, 8], {"max_tokens": 2}, [7, 8], [-1.0] * 2, "length"),
-        (
-            MockReply("yes", log_probs=[-0.1, -0.2, -0.3], stop_reason="odd"),
-            {"max_tokens": 2},
-            YES[:2],
-            [-0.1, -0.2],
-            "odd",
-        ),
+        (MockReply("yes", log_probs=[-0.1, -2, -3], stop_reason="odd"), {"max_tokens": 2}, YES[:2], [-0.1, -2], "odd"),
         (MockReply("yes", stop_reason="abort"), {}, YES[:3], [-1.0] * 3, "abort"),  # as verl's SGLang server has it
         (MockReply("", stop_reason="abort"), {}, [], [], "abort"),
     ],
@@ -119,38 +112,26 @@ def test_running_out_says_how_many_calls_were_served_and_shows_the_prompt() -> N
         generate(engine, "x" * 500 + "the last prompt")
 
 
-def test_the_weights_version_can_change_between_calls() -> None:
-    engine = MockSGLangEngine(["a", "b"], TOKENIZER, global_steps=4)
-    assert generate(engine).extra_fields["min_global_steps"] == 4
-    engine.global_steps = 5
-    assert generate(engine).extra_fields["max_global_steps"] == 5
-
-
 def test_latency_lets_later_calls_overtake_but_not_steal_replies() -> None:
-    engine = MockSGLangEngine([MockReply("s", latency=0.05), "f"], TOKENIZER, latency=0.0)
+    engine = MockSGLangEngine([MockReply("s", latency=0.05), "f"], TOKENIZER, global_steps=4)
     finished: list[str] = []
 
     async def call(name: str) -> int:
         output = await engine.generate(name, prompt_ids=[1], sampling_params={})
+        assert output.extra_fields["min_global_steps"] == 4
         finished.append(name)
         return output.token_ids[0]
 
     async def both() -> list[int]:
         return await asyncio.gather(call("slow"), call("fast"))
 
-    start = time.monotonic()
     assert asyncio.run(both()) == [ord("s"), ord("f")]
     assert finished == ["fast", "slow"]
-    assert time.monotonic() - start >= 0.05
-
-
-@pytest.mark.parametrize("replies", ["one string", MockReply("a")])
-def test_a_single_reply_in_place_of_the_list_is_refused(replies: Any) -> None:
-    with pytest.raises(TypeError, match="for one reply write"):
-        MockSGLangEngine(replies, TOKENIZER)
 
 
 def test_wrong_kinds_are_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="for one reply write"):
+        MockSGLangEngine("one string", TOKENIZER)
     with pytest.raises(TypeError, match="a reply must be a str"):
         generate(MockSGLangEngine([None], TOKENIZER))  # type: ignore[list-item]
     with pytest.raises(TypeError, match="prompt_ids must be a list of ints, not str"):
