@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "backends": {"core"},
     "games": {"core", "scoring"},
     "data": {"core", "games"},
+    "report": {"core", "games"},
     "scoring": set(),
     "testing": {"backends", "core"},
 }

@@ -27,7 +27,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.command_line import plain
+from medserl_agentloop.command_line import plain, visible
 from medserl_agentloop.core.config import ConfigError, game_class
 from medserl_agentloop.core.interaction import Interaction
 from medserl_agentloop.core.metrics import storable
@@ -102,11 +102,15 @@ def read_run(run: str | Path) -> tuple[GameClass, Iterator[Any]]:
     """
     file = games_file(run)
     config = file.with_name(CONFIG_FILE)
-    name = OmegaConf.select(OmegaConf.load(config), "selfplay.game") if config.is_file() else None
+    try:
+        name = OmegaConf.select(OmegaConf.load(config), "selfplay.game") if config.is_file() else None
+    except Exception as error:  # YAML and OmegaConf have errors of their own
+        raise ValueError(f"{config} is no config of a run: {error}") from None
     try:
         game: GameClass = game_class(name or DEFAULT)
     except ConfigError as error:
-        print(f"{file} is read without the class of its game ({error}): is it on PYTHONPATH?", file=sys.stderr)
+        why = f"{file} is read without the class of its game ({error}): is it on PYTHONPATH?"
+        print(visible(why), file=sys.stderr)
         game = _AnyGame
     needed = {field for field, info in game.Record.model_fields.items() if info.is_required()}
     if name is None and not needed <= next(StepFile(file).read()).keys():

@@ -100,7 +100,7 @@ function makeFilters() {
   for (const name of state.data.filters) {
     const c = column(name);
     if (c.words.length < 2) continue;
-    const select = element("select", { "data-filter": name, "aria-label": words(name) }, new Option(`any ${words(name)}`, ""));
+    const select = element("select", { "data-filter": name, "aria-label": words(name), title: state.data.meanings[name] }, new Option(`any ${words(name)}`, ""));
     c.words.forEach((word, code) => select.append(new Option(`${words(name)}: ${word === null ? "none" : words(word)}`, code)));
     select.addEventListener("change", () => want(name, select.value === "" ? null : Number(select.value)));
     form.insertBefore(select, byId("clear"));

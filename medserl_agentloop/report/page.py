@@ -58,6 +58,7 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
         "chunk": CHUNK,
         "first": max(range(len(shown)), key=lambda n: (shown[n][1].tells, n)),
         "columns": {n: {"values": _values(numbers[n])} for n in numbers} | words | {"run": runs_coded},
+        "meanings": {name: column.meaning for game, _ in sampled for name, column in game.columns.items()},
         "filters": ["run", *(name for name in words if _is_filter(name, words[name]["words"]))],
         "shares": list(frame.select_dtypes("boolean")),
         "numbers": [name for name in numbers if name not in ("step", "session") and "reward" not in name],

@@ -53,7 +53,6 @@ def test_the_frame_has_its_rewards_and_tokens(poker: Path) -> None:
     assert list(frame["first_reward"][:3]) == [2.0, 1.0, -2.0] == list(-frame["second_reward"][:3])
     assert list(frame["outcome"][:3]) == ["first earned more", "first earned more", "second earned more"]
     assert list(frame["first_tokens"][:3]) == [4, 2, 2] and list(frame["reward/second/chips"][:2]) == [-2.0, -1.0]
-    assert list(frame["second_truncated"][:2]) == [False, False]
 
 
 def test_show_prints_its_turns_rewards_and_metrics(poker: Path) -> None:
@@ -78,12 +77,17 @@ def test_compare_has_its_roles_and_outcomes(poker: Path) -> None:
 def test_the_page_draws_its_games_turns_and_prompts(poker: Path, viewed: Callable[..., Any]) -> None:
     view = viewed(poker, game="#3")
     assert view.locator("#head span").all_text_contents() == ["step", "outcome", "first reward", "second reward"]
-    assert view.locator(".turn h3").all_text_contents() == [
-        *("first · 2 tokens", "second · 2 tokens", "first · 2 tokens", "game"),
-    ]
+    titles = view.locator(".turn h3").all_text_contents()
+    assert titles == ["first · 2 tokens", "second · 2 tokens", "first · 2 tokens", "game"]
     assert [view.locator(".turn > pre").nth(n).inner_text() for n in range(3)] == list(MOVES[0])
     assert "You hold J. The other says check" in view.locator(".turn details").nth(1).text_content()
     rewards = view.locator("table.rewards").inner_text().split()
     assert " ".join(rewards) == "first 2.00 chips 2.00 second -2.00 chips -2.00"
     view.select_option("[data-filter=outcome]", label="outcome: second earned more")
     assert view.inner_text("#count") == "2 of 6 games"
+
+
+def test_a_damaged_config_is_named(tmp_path: Path) -> None:
+    (run(tmp_path) / CONFIG_FILE).write_text("selfplay: [")
+    done = invoke("show", tmp_path)
+    assert done.exit_code == 2 and f"{CONFIG_FILE} is no config of a run" in done.output
