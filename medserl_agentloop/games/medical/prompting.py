@@ -155,21 +155,18 @@ def plan_row(
     note the attacker may write, and the assessor's turn. What an opponent plays takes no room.
     """
 
-    def assessed(prompt: int) -> tuple[int, int]:
-        return prompt, assessments * budget.assessor + (assessments - 1) * prompt
-
-    profile, budget = load_profile(selfplay.profile), selfplay.budget
+    profile, budget, trains = load_profile(selfplay.profile), selfplay.budget, selfplay.plays
     assess = encoder.opening(profile.turn(Role.ASSESSOR, spec.category, spec.seed_note))
-    if spec.category.first_role(vanilla_attacker) is Role.ASSESSOR:
-        return assessed(len(assess.ids)) if selfplay.plays(Role.ASSESSOR) else (1, 1)
-    rewritten = spec.category.has_attack  # a copy is answered by the seed note itself
-    if not selfplay.plays(Role.ATTACKER):
-        note = budget.rewritten_note(assess.data_tokens) if rewritten else assess.data_tokens
-        return assessed(len(assess.ids) - assess.data_tokens + note)
-    attack = encoder.opening(profile.turn(Role.ATTACKER, spec.task, spec.seed_note))
-    attacker = budget.attacker(attack.data_tokens)
-    if not selfplay.plays(Role.ASSESSOR):
-        return len(attack.ids), attacker
-    # Every token of the attacker's turn could be note, so that is what the second prompt must hold.
-    second_prompt = len(assess.ids) - assess.data_tokens + (attacker if rewritten else assess.data_tokens)
-    return len(attack.ids), attacker + assessments * (second_prompt + budget.assessor)
+    turns, note = [], assess.data_tokens  # prompt and response of each turn; a copy is answered by the seed note itself
+    if spec.category.has_attack:
+        note = budget.rewritten_note(assess.data_tokens)
+    if spec.category.first_role(vanilla_attacker) is Role.ATTACKER and trains(Role.ATTACKER):
+        attack = encoder.opening(profile.turn(Role.ATTACKER, spec.task, spec.seed_note))
+        turns = [(len(attack.ids), budget.attacker(attack.data_tokens))]
+        if spec.category.has_attack:  # every token of the turn could be note, so that is what the next prompt must hold
+            note = turns[0][1]
+    if trains(Role.ASSESSOR):
+        turns += [(len(assess.ids) - assess.data_tokens + note, budget.assessor)] * assessments
+    if not turns:
+        return 1, 1
+    return turns[0][0], sum(prompt + response for prompt, response in turns) - turns[0][0]
