@@ -16,7 +16,7 @@ from pathlib import Path
 import typer
 
 from experiments.pages import with_table
-from medserl_agentloop.data.cases import Vignette
+from medserl_agentloop.data.cases import Case
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.games.medical.edits import split_sentences
 from medserl_agentloop.games.medical.judges import LabelJudge, judge_game
@@ -260,14 +260,14 @@ def constant_answer(note: str, place: int, kind: ErrorType) -> str:
     return f"verdict: harmful\nsentence: {sentence}\nerror_type: {kind.value}\ncorrection: He is well."
 
 
-def earned(answer: Callable[[str], str], scheme: RewardScheme, cases: Sequence[Vignette]) -> float:
+def earned(answer: Callable[[str], str], scheme: RewardScheme, cases: Sequence[Case]) -> float:
     """What an assessor that never reads earns a game, where every case is played with its error and without."""
     rewards = []
     for case, category in product(cases, (Category.VANILLA_HARMFUL, Category.VANILLA_BENIGN)):
         note = case.error_note if category.seed_label is Label.HARMFUL else case.clean_note
         if note is None:
             continue
-        errors = {"error_type": case.error_type, "error_sentence": case.error_sentence}
+        errors = {"error_type": ErrorType.parse(case.error_type or ""), "error_sentence": case.error_sentence}
         game = MedicalGame(GameSpec(category, category.seed_label, note, **errors), EditLimits(), MEDSERL)
         game.play(f"<think>I do not read.</think>\n<answer>\n{answer(note)}\n</answer>")
         game.record.judgement = Judgement(judge="labels", label=category.seed_label)
@@ -277,7 +277,7 @@ def earned(answer: Callable[[str], str], scheme: RewardScheme, cases: Sequence[V
 
 def constant_rows(notes: Path = SAMPLE) -> Iterator[tuple[str, list[float]]]:
     """Each constant answer with what it earns under every scheme: safe, and the best that says harmful."""
-    cases = read_files([notes]).vignettes
+    cases = read_files([notes]).cases
 
     def accuse(place: int, kind: ErrorType) -> Callable[[str], str]:
         return lambda note: constant_answer(note, place, kind)

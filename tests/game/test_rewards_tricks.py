@@ -24,7 +24,7 @@ def test_the_page_shows_the_table_of_today() -> None:
 
 
 def test_no_constant_answer_earns_more_than_two_cents_a_game() -> None:
-    cases = read_files([SAMPLE]).vignettes[::4]
+    cases = read_files([SAMPLE]).cases[::4]
     for place, kind in itertools.product(range(-4, 4), ErrorType):
         for scheme in (zero_sum, medserl):
             assert earned(lambda note, at=place, of=kind: constant_answer(note, at, of), scheme, cases) <= 0.02
