@@ -12,7 +12,6 @@ from game.builders import CLEAN_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text, 
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from judges.local_server import LocalServer, Reply, by_index, serving
-from omegaconf import OmegaConf
 from support import TOKENIZER, run_with
 from verl import DataProto
 from verl.trainer.ppo.reward import load_reward_manager
@@ -41,10 +40,7 @@ def played(
 
 def reward_manager(judge: str, server: JudgeServer, **changes: Any) -> Any:
     """verl's reward manager of a run with this judge, as its reward-loop workers build it."""
-    run = run_with(selfplay__judge=judge)
-    run.selfplay.judge_server = server.model_dump()
-    for key, value in changes.items():
-        OmegaConf.update(run, key.replace("__", "."), value)
+    run = run_with(selfplay__judge=judge, selfplay__judge_server=server.model_dump(), **changes)
     return load_reward_manager(run, TOKENIZER)
 
 
@@ -68,12 +64,9 @@ def reward_all(manager: Any, games: list[MedicalRecord]) -> list[MedicalRecord]:
     results = asyncio.run(all_at_once())
     assert [record.spec for record, _ in results] == [record.spec for record in games]
     for record, result in results:
-        if record.void is not None:
-            assert (record.rewards, result["reward_score"]) == ({}, 0.0)
-            assert result["reward_extra_info"]["void"] == 1.0
-        else:
-            assert record.judgement is not None and record.judgement.label is not None
-            assert record.rewards
+        assert (record.void is None) == bool(record.rewards) == (not result["reward_extra_info"]["void"])
+        assert record.void is None or result["reward_score"] == 0
+        assert record.void is not None or (record.judgement and record.judgement.label)
     return [record for record, _ in results]
 
 

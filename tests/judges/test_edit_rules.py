@@ -12,42 +12,34 @@ from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, UNKNOWABL
 from medserl_agentloop.games.medical.edits import compare_notes
 
 EXAMPLES = {
-    "number_format": [
-        ("She takes aspirin 81 mg.", "She takes aspirin 81.0 mg."),
-        ("Temperature is 38.5°C.", "Temperature is 38.50°C."),
-    ],
-    "digit_grouping": [("Platelets are 150,000/mm3.", "Platelets are 150000/mm3.")],
-    "unit_spelling": [
-        ("She takes aspirin 81 mg.", "She takes aspirin 81 milligrams."),
-        ("She gets 1mg once.", "She gets 1 milligram once."),
-    ],
-    "number_word": [("It began 3 days ago.", "It began three days ago."), ("For two weeks.", "For 2 weeks.")],
-    "abbreviation": [
-        ("An ECG is normal.", "An electrocardiogram is normal."),
-        ("Magnetic resonance imaging is done.", "MRI is done."),
-        ("Her blood pressure is low.", "Her BP is low."),
-    ],
-    "spelling": [("Diarrhea began.", "Diarrhoea began."), ("There is no edema.", "There is no oedema.")],
-    "hyphen": [("A 52-year-old man.", "A 52 year old man.")],
-    "case": [("He has severe pain.", "He has SEVERE pain.")],
+    "number_format": "She takes aspirin 81 mg. > She takes aspirin 81.0 mg. | It is 38.5°C. > It is 38.50°C.",
+    "digit_grouping": "Platelets are 150,000/mm3. > Platelets are 150000/mm3.",
+    "unit_spelling": "She takes 81 mg. > She takes 81 milligrams. | She gets 1mg once. > She gets 1 milligram once.",
+    "number_word": "It began 3 days ago. > It began three days ago. | For two weeks. > For 2 weeks.",
+    "abbreviation": "An ECG is normal. > An electrocardiogram is normal. | Magnetic resonance imaging is done. > MRI "
+    "is done. | Her blood pressure is low. > Her BP is low.",
+    "spelling": "Diarrhea began. > Diarrhoea began. | There is no edema. > There is no oedema.",
+    "hyphen": "A 52-year-old man. > A 52 year old man.",
+    "case": "He has severe pain. > He has SEVERE pain.",
 }
 LEFT_ALONE = {
-    "number_format": ["Take 5-10 mg.", "Pressure is 120/80 mm Hg.", "Give 1,000 mg.", "She is T4 mg.", "On day 3."],
-    "digit_grouping": ["Grades 1, 2.", "On 1,2,3.", "Give 1000 mg."],
-    "unit_spelling": ["Creatinine is 1.2 mg/dL.", "The mg is unknown.", "A 5 mgx note."],
-    "number_word": ["It takes 2-3 days.", "It lasted 1.5 days.", "He has 3 children."],
-    "abbreviation": ["G-DVT-1 is new.", "He has MS and PE.", "BP is 120."],
-    "spelling": ["He is well.", "Angioedema-like."],
-    "hyphen": ["A well-known man.", "A year-old rumour."],
-    "case": ["Give 50 units.", "A PE is seen."],
+    "number_format": "Take 5-10 mg. | Pressure is 120/80 mm Hg. | Give 1,000 mg. | She is T4 mg. | On day 3.",
+    "digit_grouping": "Grades 1, 2. | On 1,2,3. | Give 1000 mg.",
+    "unit_spelling": "Creatinine is 1.2 mg/dL. | The mg is unknown. | A 5 mgx note.",
+    "number_word": "It takes 2-3 days. | It lasted 1.5 days. | He has 3 children.",
+    "abbreviation": "G-DVT-1 is new. | He has MS and PE. | BP is 120.",
+    "spelling": "He is well. | Angioedema-like.",
+    "hyphen": "A well-known man. | A year-old rumour.",
+    "case": "Give 50 units. | A PE is seen.",
 }
 
 
 @pytest.mark.parametrize("rule", HARMLESS)
 def test_a_rule_says_the_same_in_another_way_and_leaves_alone_what_it_cannot_be_sure_of(rule: str) -> None:
-    for note, expected in EXAMPLES[rule]:
+    for example in EXAMPLES[rule].split(" | "):
+        note, expected = example.split(" > ")
         assert HARMLESS[rule](note, random.Random(0)) == expected
-    for note in LEFT_ALONE[rule]:
+    for note in LEFT_ALONE[rule].split(" | "):
         assert HARMLESS[rule](note, random.Random(0)) is None, note
 
 

@@ -132,7 +132,7 @@ def test_a_judge_that_tells_too_little_is_refused(rates: tuple[int, ...], messag
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"cannot be read \(No such file"),
+        (None, r"not a report of medserl judge calibrate \(\[Errno 2\] No such file"),
         ("{", "not a report of medserl judge calibrate"),
         ("{}", r"not a report of medserl judge calibrate \((.|\n)*judge\n *Field required"),
     ],

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from medserl_agentloop.command_line import visible
-from medserl_agentloop.core.client import AnswerCache, BadAnswer, HttpClient, NoAnswer, Refused, shown
+from medserl_agentloop.core.client import AnswerCache, BadAnswer, HttpClient, NoAnswer, Refused
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges import GatedJudge, Judge, LabelJudge
 from medserl_agentloop.games.medical.parsing import MEDSERL
@@ -123,8 +123,6 @@ async def ask(client: HttpClient, queries: Sequence[dict[str, Any]], score_key: 
         middle = len(queries) // 2
         halves = await asyncio.gather(*(ask(client, half, score_key) for half in (queries[:middle], queries[middle:])))
         return {**halves[0], **halves[1]}
-    if unexpected := sorted(set(answers) - set(indices)):
-        logger.warning("the judge answered about games that were not in the request: %s", shown(str(unexpected)))
     return {index: answers.get(index, BadAnswer(f"no answer about game {index}")) for index in indices}
 
 

@@ -119,9 +119,7 @@ def read_report(path: str | Path) -> JudgeReport:
     """A report that :func:`write_report` wrote; a ValueError says that there is none in the file."""
     try:
         return JudgeReport.model_validate_json(regular_file(Path(path)).read_bytes())
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except ValidationError as error:
+    except (OSError, ValidationError) as error:
         raise ValueError(f"{path}: not a report of medserl judge calibrate ({error})") from None
 
 
