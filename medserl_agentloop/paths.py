@@ -108,7 +108,9 @@ def _measured_table(path: Path) -> Any:
                 f"column {_LARGEST_CHUNK >> 20} MiB."
             )
     texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    for batch in pq.ParquetFile(path, read_dictionary=texts).iter_batches():
+    measured = pq.ParquetFile(path, read_dictionary=texts)
+    # Arrow cannot read a batch of nested columns that spans two row groups.
+    for batch in (batch for at in range(file.num_row_groups) for batch in measured.iter_batches(row_groups=[at])):
         if (longest := max(map(_longest_text, batch.columns), default=0)) > 4 * _LARGEST_PROMPT:
             raise ValueError(f"{path}: a text has {longest:,} bytes; a note has at most {LONGEST_NOTE:,} characters.")
     return pq.read_table(path)

@@ -3,12 +3,14 @@
 import os
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from note_files import SAMPLE
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
-from medserl_agentloop.paths import replacing
+from medserl_agentloop.paths import read_parquet, replacing
 
 
 def write(path: Path) -> None:
@@ -26,6 +28,12 @@ def test_a_link_stays_one_and_only_a_regular_file_is_replaced(tmp_path: Path) ->
     assert pipe.is_fifo() and Path("/dev/null").is_char_device()
     write(link)
     assert link.is_symlink() and (tmp_path / "linked").read_bytes() == b"new"
+
+
+def test_nested_columns_are_read_over_the_border_of_row_groups(tmp_path: Path) -> None:
+    rows = pa.Table.from_pylist([{"prompt": [{"role": "user", "content": "note"}]}] * 20)
+    pq.write_table(rows, tmp_path / "rows.parquet", row_group_size=15)
+    assert read_parquet(tmp_path / "rows.parquet") == rows
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
