@@ -76,6 +76,7 @@ def _remember_commands() -> None:
 
 
 LONGEST = (
+    "test_newcomer.py",
     "test_main_ppo.py",
     "test_main_ppo_async.py",
     "benchmarks/test_gpu.py",
@@ -86,7 +87,6 @@ LONGEST = (
     "learning/test_shortcuts.py",
     "learning/test_experiments.py",
     "test_main_ppo_health.py",
-    "test_main_ppo_own_game.py",
     "test_warm_start.py",
     "training/test_certificate.py",
     "backends/test_role_adapters.py",

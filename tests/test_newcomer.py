@@ -77,10 +77,10 @@ def commands(page: str) -> Iterator[str]:
                 yield line
 
 
-def run(folder: Path, page: str) -> dict[str, str]:
-    """What the commands of a page print. They are typed in the activated environment, in one folder."""
+def run(folder: Path, page: str, about: str = "") -> dict[str, str]:
+    """What the commands of a page print, or those about something; typed in the activated environment."""
     printed = {}
-    for command in commands(page):
+    for command in (command for command in commands(page) if about in command):
         started = time.monotonic()
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", f"source .venv/bin/activate\n{command}"],
@@ -111,12 +111,15 @@ def test_the_first_hour_goes_as_the_pages_say(checkout: Path) -> None:
     assert "It fits" in said["medserl plan qwen3_4b --gpu 96"]
 
     said = run(checkout, "docs/start.md")
-    assert "step" not in said["make quickstart"], "what is finished is not done again"
+    assert "== training" not in said["make quickstart"], "what is finished is not done again"
     assert rewards(checkout / "runs" / "zero_sum") != rewards(checkout / "runs" / "quickstart")
     assert (checkout / "both.html").exists()
 
+    *_, verified = run(checkout, "docs/data.md", "data/own").values()
+    assert "holds" in verified
+
     (code,) = (block for block in blocks(REPOSITORY / "docs" / "extending.md", "python") if "(Interaction)" in block)
     (checkout / "rps.py").write_text(code, encoding="utf-8")
-    run(checkout, "docs/extending.md")
-    (games,) = (path for path in checkout.glob("runs/*/games.jsonl") if '"left"' in path.read_text(encoding="utf-8"))
-    assert len(games.read_text(encoding="utf-8").splitlines()) == 2 * 8 * 4
+    said = run(checkout, "docs/extending.md")
+    assert "left" in said["PYTHONPATH=. medserl show runs/rps"]
+    assert rewards(checkout / "runs" / "rps") == {"win"}
