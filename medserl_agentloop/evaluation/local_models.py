@@ -91,22 +91,20 @@ def load_model(weights: Path) -> tuple[Any, Any]:
 
     With an adapter for each role it is a ``PeftModel`` whose adapters have the roles' names.
     """
-    own = {role.value: weights / ADAPTERS_FOLDER / role.value for role in Role}
-    if all(folder.is_dir() for folder in own.values()):
-        model, tokenizer = load_model(Path(str(base_of(own[Role.ATTACKER.value]))))
-        for name, folder in own.items():
-            if isinstance(model, PeftModel):
-                model.load_adapter(folder, adapter_name=name)
-            else:
-                model = PeftModel.from_pretrained(model, folder, adapter_name=name)
+    first, *others = (weights / ADAPTERS_FOLDER / role.value for role in Role)
+    if all(folder.is_dir() for folder in (first, *others)):
+        base, tokenizer = load_model(Path(str(base_of(first))))
+        model = PeftModel.from_pretrained(base, first, adapter_name=first.name)
+        for folder in others:
+            model.load_adapter(folder, adapter_name=folder.name)
         return model.eval(), tokenizer
     with TemporaryDirectory() as temporary:
         folder = _merged(weights, Path(temporary)) if any(weights.glob(_SHARDS)) else weights
         adapter = next((place for place in (folder, folder / "lora_adapter") if (place / _ADAPTER).exists()), None)
-        base = base_of(folder) or folder
+        start = base_of(folder) or folder
         try:
-            model, loading = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, output_loading_info=True)
-            with_tokenizer = folder if (folder / "tokenizer_config.json").exists() else base
+            model, loading = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32, output_loading_info=True)
+            with_tokenizer = folder if (folder / "tokenizer_config.json").exists() else start
             tokenizer = AutoTokenizer.from_pretrained(with_tokenizer)
         except (OSError, ValueError) as error:
             raise ValueError(f"{weights} cannot be loaded as a model: {error}") from None

@@ -240,9 +240,8 @@ def _weights(seeds: Sequence[Grades], resamples: int, seed: int) -> Numbers:
     if any(grades.notes != notes for grades in seeds):
         raise ValueError("the submissions were scored on different notes; score all of them on one reference.")
     names, case = np.unique([note.case or note.text_id for note in notes], return_inverse=True)
-    drawn = np.random.default_rng(seed).integers(len(names), size=(resamples, len(names)))
-    times = np.array([np.bincount(draw, minlength=len(names)) for draw in drawn], dtype=float)
-    return times.reshape(resamples, len(names))[:, case]
+    equally = np.full(len(names), 1 / len(names))
+    return np.random.default_rng(seed).multinomial(len(names), equally, size=resamples).astype(float)[:, case]
 
 
 def _ratios(

@@ -118,7 +118,6 @@ def read_submission(path: Path, text_ids: Collection[str]) -> tuple[dict[str, Pr
         raise ValueError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8.") from None
     problems: list[str] = []
     predictions: dict[str, Prediction] = {}
-    line_of: dict[str, int] = {}
     known = frozenset(text_ids)
     for number, line in enumerate(lines, start=1):
         parts = _LINE.fullmatch(line.strip())
@@ -130,9 +129,8 @@ def read_submission(path: Path, text_ids: Collection[str]) -> tuple[dict[str, Pr
         if text_id not in known:
             problems.append(f"line {number}: {text_id[:40]!a} is not the id of a note in the reference; ignored")
             continue
-        if text_id in line_of:
-            problems.append(f"line {number}: {text_id} was in line {line_of[text_id]} already; this line counts")
-        line_of[text_id] = number
+        if text_id in predictions:
+            problems.append(f"line {number}: {text_id} was in an earlier line already; this line counts")
         flag, sentence_id = int(parts["flag"]), int(parts["sentence_id"])
         text = parts["correction"].strip().removeprefix('"').removesuffix('"')
         correction = re.sub(r"\\[\\nr]", lambda escape: _UNESCAPES[escape[0]], text)
