@@ -180,11 +180,11 @@ def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
         columns = tq.kv_batch_get(keys=keys, partition_id=PARTITION)
         measures, not_claimed = [], {}
         workers, compute_log_prob = trainer.actor_rollout_wg, trainer.actor_rollout_wg.compute_log_prob
-        workers.set_loss_fn(partial(probe_loss, trainer.actor_config(), measured))
+        workers.set_loss_fn(partial(probe_loss, trainer.actor_config, measured))
         try:
             log_probs, metrics = _pass(trainer, columns, compute_log_prob, "log_probs", compute_loss=True)
         finally:
-            workers.set_loss_fn(partial(selfplay_loss, trainer.actor_config()))
+            workers.set_loss_fn(partial(selfplay_loss, trainer.actor_config))
         if trainer.selfplay.context == "isolated":
             measures.append(isolation("actor", log_probs, games))
             if trainer.use_reference_policy:

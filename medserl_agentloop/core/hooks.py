@@ -93,16 +93,11 @@ class GameHooks(Generic[R]):
         sections = []
         for number, turn in enumerate(record.turns):
             title = f"{turn.role} · {turn.tokens} tokens{', cut off' if turn.truncated else ''}"
-            facts = {"earned": record.turn_rewards.get(number)}
-            sections.append(
-                Section(
-                    title,
-                    turn.role,
-                    text=[("", turn.response)],
-                    facts=facts,
-                    folded={f"what {turn.role} read": as_text(turn.messages)},
-                )
+            facts, folded = (
+                {"earned": record.turn_rewards.get(number)},
+                {f"what {turn.role} read": as_text(turn.messages)},
             )
+            sections.append(Section(title, turn.role, text=[("", turn.response)], facts=facts, folded=folded))
         own = {name: value for name, value in record.to_json().items() if name not in GameRecord.model_fields}
         return [*sections, Section("game", facts=own)] if own else sections
 
@@ -112,13 +107,10 @@ class GameHooks(Generic[R]):
         for record in records:
             by_outcome[self.columns["outcome"].value(record)].append(record)
         in_turn = zip_longest(*(by_outcome[outcome] for outcome in sorted(by_outcome)))
+        facts = [(name, column) for name, column in self.columns.items() if name not in ("signal", "finished")]
         rows = []
         for record in [record for games in in_turn for record in games if record is not None][:count]:
-            row = {
-                name: column.value(record)
-                for name, column in self.columns.items()
-                if name not in ("signal", "finished")
-            }
+            row = {name: column.value(record) for name, column in facts}
             for section in self.sections(record):
                 name = section.owner or section.title
                 row[name] = "\n\n".join(filter(None, (row.get(name), section.title, section.as_text())))

@@ -127,10 +127,8 @@ class Interaction(GameHooks[R], ABC, Generic[G, R]):
 
     roles: ClassVar[tuple[str, ...]]
     """Names of the roles. Their order gives the ids in the column ``role_ids``, from 1."""
-
     Config: ClassVar[type[SelfPlayConfig]] = SelfPlayConfig
     """The ``selfplay`` node, with the game's own keys."""
-
     Record: ClassVar[type[GameRecord]] = GameRecord
     """The record of one game."""
 

@@ -94,10 +94,8 @@ class SelfPlayReplayBufferAsync(SelfPlayReplayBuffer, ReplayBufferAsync):  # typ
 class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
     """Self-play on one of verl's trainers; the registered classes below say which."""
 
-    verl_mode: str
-    """verl's own name of the mode, by which its trainer branches (trainer_base.py)."""
-    on_policy: bool
-    """Whether every game of a step was played by the weights that the step trains."""
+    verl_mode: str  # verl's own name of the mode, by which its trainer branches (trainer_base.py)
+    on_policy: bool  # whether every game of a step was played by the weights that the step trains
 
     def __init__(self, config: Any) -> None:
         self.selfplay = check_run(config)
@@ -140,12 +138,9 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
     def _setup(self) -> None:
         super()._setup()
         # Workers start with verl's own loss and no knowledge of roles.
-        self.actor_rollout_wg.set_loss_fn(partial(selfplay_loss, self.actor_config()))
+        self.actor_config = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
+        self.actor_rollout_wg.set_loss_fn(partial(selfplay_loss, self.actor_config))
         self._certify()
-
-    def actor_config(self) -> Any:
-        """verl's ``ActorConfig`` of this run."""
-        return omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
 
     def _certify(self) -> None:
         """Measure the run's claims before its first update; CertificateError unless they hold or only warn."""

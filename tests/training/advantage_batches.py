@@ -18,22 +18,13 @@ FORMS = [(name, how) for name, allowed in NORMALIZATIONS.items() for how in allo
 
 
 def random_batch(
-    seed: int,
-    rows: int = 12,
-    *,
-    dense: bool = False,
-    scattered: bool = False,
-    gamma: float = 1.0,
-    lam: float = 1.0,
+    seed: int, rows: int = 12, *, dense: bool = False, scattered: bool = False, gamma: float = 1.0, lam: float = 1.0
 ) -> RoleBatch:
     """Random games: attacker turn, observation, assessor turn; some lack a turn, some are void.
 
-    Rewards are multiples of 1/16: sums of them are exact, so that whitening finds either no spread
-    or one that is far above rounding.
-
-    Args:
-        dense: A penalty on every token, as KL in the reward gives.
-        scattered: The roles' tokens lie all over the row, not in one turn each.
+    Rewards are multiples of 1/16: sums of them are exact, so that whitening finds either no spread or one that is far
+    above rounding. ``dense`` puts a penalty on every token, as KL in the reward does; ``scattered`` has the roles'
+    tokens lie all over the row, not in one turn each.
     """
     rng = np.random.default_rng(seed)
     width = 40

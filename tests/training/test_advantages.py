@@ -121,16 +121,11 @@ def test_role_weights_scale_what_is_normalised() -> None:
     assert torch.equal(weighted.returns, plain.returns)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "how", "says"),
-    [
-        ("role_rae", {}, "kind", r"normalize\.attacker=kind makes no sense with role_rae: .*none, mean"),
-        ("role_gae", {"values": None}, None, r"critic\.enable=True"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(name: str, changes: Any, how: str | None, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        estimate(name, replace(random_batch(0), **changes), with_forms(how))
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"normalize\.attacker=kind makes no sense with role_rae: .*none, mean"):
+        estimate("role_rae", random_batch(0), with_forms("kind"))
+    with pytest.raises(ValueError, match=r"critic\.enable=True"):
+        estimate("role_gae", replace(random_batch(0), values=None))
 
 
 @pytest.mark.parametrize(("name", "how"), [form for form in FORMS if form[1] != "none" or form[0] == "role_rloo"])

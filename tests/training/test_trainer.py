@@ -50,16 +50,13 @@ def test_what_games_gave_up_on_is_aborted_before_the_engine_goes_to_sleep() -> N
 
 
 def test_two_conversations_of_a_role_are_credited_apart() -> None:
-    algorithm = OmegaConf.create(
-        {"adv_estimator": "role_reinforce_pp", "use_kl_in_reward": False, "gamma": 1.0, "lam": 1.0}
-    )
+    settings = {"adv_estimator": "role_reinforce_pp", "use_kl_in_reward": False, "gamma": 1.0, "lam": 1.0}
     selfplay = SelfPlayConfig.model_validate({"game": "mine", "credit": {"normalize": {"only": "none"}}})
-    credit = RoleCredit(algorithm, selfplay, roles=("only",))
+    credit = RoleCredit(OmegaConf.create(settings), selfplay, roles=("only",))
     columns = {
         "rm_scores": torch.tensor([[0.0, 1.0, 0.0, 0.0, 5.0]]),
-        "response_mask": torch.tensor([[1, 1, 0, 1, 1]]),
-        "role_ids": torch.tensor([[1, 1, 0, 1, 1]]),
         "contexts": torch.tensor([[0, 0, 1, 1, 1]]),
+        **{name: torch.tensor([[1, 1, 0, 1, 1]]) for name in ("response_mask", "role_ids")},
     }
     names = {name: np.array(["x"], dtype=object) for name in ("uid", "kind")}
     batch = DataProto(batch=TensorDict(columns, batch_size=1), non_tensor_batch=names)
