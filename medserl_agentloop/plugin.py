@@ -23,6 +23,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from medserl_agentloop import backends
+from medserl_agentloop.command_line import visible
 from medserl_agentloop.paths import resource
 
 VERSION, VERL_VERSION = version("medserl-agentloop"), "0.9.1"
@@ -115,10 +116,10 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
 
 def _say_how_to_resume(others: Any, folder: str, kind: type[BaseException], error: Any, trace: Any) -> None:
     """Ctrl-C ends a run with one line; everything else is said as before."""
-    if not issubclass(kind, KeyboardInterrupt):
+    if issubclass(kind, KeyboardInterrupt):
+        print(f"[medserl] stopped. The same command resumes from the last checkpoint in {folder}", flush=True)
+    else:
         others(kind, error, trace)
-        return
-    print(f"[medserl] stopped. The same command resumes from the last checkpoint in {folder}", flush=True)
 
 
 class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
@@ -152,7 +153,7 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
 
 
 class _OwnLinesToo(io.TextIOWrapper):
-    """A log file whose lines of this package are written to a terminal, too."""
+    """A log file whose lines of this package are written to a terminal, too. A model's text may be among them."""
 
     def __init__(self, file: Any, terminal: int) -> None:
         super().__init__(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
@@ -162,7 +163,7 @@ class _OwnLinesToo(io.TextIOWrapper):
         for line in text.splitlines():
             _, own, said = line.partition("[medserl] ")
             if own:
-                os.write(self.terminal, f"{own}{said}\n".encode(errors="backslashreplace"))
+                os.write(self.terminal, f"{own}{visible(said)}\n".encode())
         return super().write(text)
 
 

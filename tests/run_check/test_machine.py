@@ -213,15 +213,15 @@ def test_others_lines_go_to_the_runs_log_and_an_error_to_the_terminal(
     log = TrainLog()
     log.on_job_start(config)
     print("\x1b[36m(Worker pid=1)\x1b[0m of Ray's")
-    print("(Worker pid=1) [medserl] step 1/2: \ud800", file=sys.stderr)
+    print("(Worker pid=1) [medserl] step 1/2: \ud800\x1b[2J", file=sys.stderr)
     os.write(2, b"of a library\n")
     log.on_job_end(config, JobReturn(status=JobStatus.FAILED))
     print("Traceback", file=sys.stderr)
     said, errors = capfd.readouterr()
     of_run = (home / "runs" / "x" / "train.log").read_text()
     assert "are in runs/x/train.log" in said.splitlines()[0]
-    assert said.splitlines()[1:] == ["[medserl] step 1/2: \\ud800"] and errors == "Traceback\n"
-    assert of_run.endswith("of Ray's\n(Worker pid=1) [medserl] step 1/2: \\ud800\nof a library\n")
+    assert said.splitlines()[1:] == ["[medserl] step 1/2: \\ud800\\x1b[2J"] and errors == "Traceback\n"
+    assert of_run.endswith("of Ray's\n(Worker pid=1) [medserl] step 1/2: \\ud800\x1b[2J\nof a library\n")
     config.hydra.verbose = True
     log.on_job_start(config)
     print("of verl's")
