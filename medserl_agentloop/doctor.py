@@ -35,7 +35,6 @@ Findings = Iterator[str | tuple[Status, str]]
 GIB = 1024**3
 BYTES_PER_PARAMETER = 12
 """Of a checkpoint: weights and two moments of AdamW, each in fp32."""
-
 DRIVER_OF_CUDA = {13: "580", 12: "525"}
 """First Linux driver that runs programs of a major version of CUDA (NVIDIA, CUDA compatibility)."""
 
@@ -56,11 +55,7 @@ def diagnose(config: DictConfig | None, schema: DictConfig, *, ray: bool = False
     yield from _asked(checks | ({"Ray": _ray} if ray or joins_a_cluster() else {}), device)
     if config is None or "selfplay" not in config:
         return
-    refused, warned = problems(config, schema)
-    yield from (CheckResult("config", "warn", text) for text in warned)
-    yield from (CheckResult("config", "fail", text) for text in refused)
-    if not refused:
-        yield CheckResult("config", "ok", "keys, batches and lengths fit together")
+    yield from _asked({"config": _config}, config, schema)
     try:
         run = RunConfig(config, SelfPlayConfig.from_run(config))
     except ConfigError:  # said above
@@ -81,6 +76,13 @@ def _asked(checks: Mapping[str, Callable[..., Findings]], *arguments: Any) -> It
         for finding in found:
             status, text = ("fail", finding) if isinstance(finding, str) else finding
             yield CheckResult(name, status, text)  # type: ignore[arg-type]  # mypy widens the status
+
+
+def _config(config: DictConfig, schema: DictConfig) -> Findings:
+    """Keys, batches and lengths fit together."""
+    refused, warned = problems(config, schema)
+    yield from refused
+    yield from (("warn", text) for text in warned)
 
 
 def _versions(device: str) -> Findings:
@@ -118,10 +120,8 @@ def _ray(device: str) -> Findings:
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
             yield f"{where}: a worker cannot load the plugin ({reason}). Install the same packages there."
             continue
-        if seen == here:
-            yield "ok", f"{where}: {seen}"
-        else:
-            yield f"{where} has {seen}, and this machine {here}. Install the same versions there."
+        differs = f"{where} has {seen}, and this machine {here}. Install the same versions there."
+        yield ("ok", f"{where}: {seen}") if seen == here else differs
     ray.shutdown()
 
 

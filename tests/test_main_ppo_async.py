@@ -1,10 +1,10 @@
-"""A real run on verl's asynchronous trainer with an adapter for each role, killed, and resumed with one role alone."""
+"""Real runs with an adapter for each role, one of them asynchronous, killed and resumed with one role alone."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from real_runs import AGREEMENT, GAMES_PER_STEP, Run
+from real_runs import AGREEMENT, GAMES_PER_STEP, NO_CHECKPOINT, Run
 from safetensors.torch import load_file
 
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
@@ -14,6 +14,7 @@ from medserl_agentloop.games.medical.records import read_games
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 RECIPES = "[own_notes,colocate_async]"
+CERTIFIED = "certificate: isolation of actor"
 ADAPTERS = (
     "selfplay.adapters=per_role",
     "actor_rollout_ref.actor.use_kl_loss=True",  # verl's reference pass switches the adapters off and on
@@ -24,6 +25,16 @@ ADAPTERS = (
 def adapter(run: Run, step: int, role: str) -> dict[str, torch.Tensor]:
     folder = run.folder / "run" / f"global_step_{step}" / "actor" / ADAPTERS_FOLDER / role
     return load_file(folder / "adapter_model.safetensors")
+
+
+def test_adapters_reach_the_rollout_in_every_step(tmp_path: Path, data: tuple[str, ...]) -> None:
+    run = Run(tmp_path, *data, *ADAPTERS, "trainer.total_training_steps=2", NO_CHECKPOINT)
+    run.wait()
+    assert any(CERTIFIED in line and "holds" in line for line in run.lines())
+    assert len(run.metrics) == 2
+    for step in run.metrics:
+        assert step["training/rollout_probs_diff_max"] < AGREEMENT
+        assert step["actor/grad_norm"] > 0
 
 
 def test_games_that_go_on_while_adapters_change_are_trained_on_once_each_and_an_untrained_role_stays_as_it_was(
@@ -40,7 +51,7 @@ def test_games_that_go_on_while_adapters_change_are_trained_on_once_each_and_an_
     second = Run(tmp_path, *data, *ADAPTERS, *resumed, recipe=RECIPES)
     second.wait()
 
-    assert any("certificate: isolation of actor" in line and "holds" in line for line in first.lines())
+    assert any(CERTIFIED in line and "holds" in line for line in first.lines())
     assert not any(line.startswith("alarm rollout_mismatch") for run in (first, second) for line in run.lines())
     steps = range(1, last + 1)
     assert [step["step"] for step in second.metrics] == list(steps)

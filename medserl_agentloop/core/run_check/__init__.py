@@ -77,7 +77,7 @@ class RunConfig:
 
     @property
     def gpus(self) -> int:
-        """Training workers of the run."""
+        """Training workers."""
         return int(self["trainer.nnodes"] * self["trainer.n_gpus_per_node"])
 
     def ulysses(self, engine: str) -> int:

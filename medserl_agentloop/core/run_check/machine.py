@@ -37,7 +37,6 @@ DAMAGED = (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError)
 
 ROWS_AT_START = 500
 """Rows of a data file that are looked at before Ray starts: about a second."""
-
 SAME_RUN = ("selfplay.game", "selfplay.context", f"{MODEL}.path", f"{ACTOR}.optim.lr", "algorithm.adv_estimator")
 """Keys that decide what a run learns, besides those of its game (``GameHooks.same_run``).
 
@@ -46,13 +45,10 @@ Whose turn it is to train may change: training one role for a while is a remedy.
 
 TRAIN_HASHES = "medserl_train_files_sha256"
 """Where ``run_config.yaml`` has the hashes of the training files."""
-
 RESERVED = 2
 """Positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)."""
-
 PACKAGES = ("sglang", "vllm", "wandb", "mlflow", "swanlab", "tensorboard")
 """Engines and loggers that have the name of the package they need."""
-
 CONVERT = "Write it with medserl data convert"
 
 
