@@ -3,7 +3,7 @@
 import json
 import random
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from medserl_agentloop.core.advantages import BaselineState
 from medserl_agentloop.core.alarms import HealthMonitor
-from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.opponent import CheckpointPool, OpponentConfig
 from medserl_agentloop.core.run_check import RunConfig, machine
 from medserl_agentloop.core.run_check.machine import LATEST, check_files
@@ -46,6 +45,20 @@ def damages(content: bytes, draws: int) -> Iterator[bytes]:
         place = chance.randrange(len(content))
         changed = bytes([content[place] ^ chance.randrange(1, 256)])
         yield content[:place] if number % 4 == 0 else content[:place] + changed + content[place + 1 :]
+
+
+def refusals(file: Path, draws: int, use: Callable[[], object], message: str) -> int:
+    """How many damages of ``file`` make ``use`` fail, each time with a message that begins like this."""
+    refused, good = 0, file.read_bytes()
+    for content in damages(good, draws):
+        file.write_bytes(content)
+        try:
+            use()
+        except ValueError as error:
+            assert str(error).startswith(message)
+            refused += 1
+    file.write_bytes(good)
+    return refused
 
 
 @pytest.fixture
@@ -138,10 +151,8 @@ def test_next_to_its_manifest_every_changed_byte_of_a_file_of_rows_is_told(rows:
     file = rows.with_name("train.parquet")
     assert file.with_name(MANIFEST).exists()
     check_files(str(file))
-    for content in damages(file.read_bytes(), draws):
-        file.write_bytes(content)
-        with pytest.raises(ConfigError, match=rf"^{file}: the file is not the one that {MANIFEST}"):
-            check_files(str(file))
+    message = f"{file}: the file is not the one that {MANIFEST}"
+    assert refusals(file, draws, lambda: check_files(str(file)), message) == draws
 
 
 def test_a_checkpoint_that_cannot_be_written_is_named_with_the_room_that_there_is(tmp_path: Path) -> None:
@@ -183,16 +194,9 @@ def test_a_damaged_checkpoint_is_named_with_the_way_to_the_one_before(tmp_path: 
     (tmp_path / LATEST).write_text(str(LAST))
     torch.save(weights, folder / "actor" / "model.pt")
     torch.save(trainer.train_dataloader.state_dict(), folder / "data.pt")
-    refused = 0
-    for file in (folder / "actor" / "model.pt", folder / "data.pt"):
-        for content in damages(good := file.read_bytes(), draws // 2):
-            file.write_bytes(content)
-            try:
-                trainer._load_checkpoint()
-            except ValueError as error:
-                assert str(error).startswith(f"the checkpoint {folder} cannot be loaded (")
-                refused += 1
-        file.write_bytes(good)
+    message = f"the checkpoint {folder} cannot be loaded ("
+    files = (folder / "actor" / "model.pt", folder / "data.pt")
+    refused = sum(refusals(file, draws // 2, trainer._load_checkpoint, message) for file in files)
     assert refused > draws / 3  # torch checks no weight: a changed figure in one cannot be told
     trainer._load_checkpoint()
 
@@ -200,12 +204,4 @@ def test_a_damaged_checkpoint_is_named_with_the_way_to_the_one_before(tmp_path: 
 def test_a_checkpoint_that_cannot_be_evaluated_is_named(tmp_path: Path) -> None:
     folder = save_shards(tiny_model(len(TOKENIZER)), TOKENIZER, tmp_path / "actor", 1)
     file = folder / "model_world_size_1_rank_0.pt"
-    refused = 0
-    for content in damages(file.read_bytes(), 12):
-        file.write_bytes(content)
-        try:
-            load_model(folder)
-        except ValueError as error:
-            assert str(error).startswith(str(folder))
-            refused += 1
-    assert refused >= 3  # those that are cut short
+    assert refusals(file, 12, lambda: load_model(folder), str(folder)) >= 3  # those that are cut short

@@ -133,12 +133,8 @@ def verify(
     from medserl_agentloop.data.verify import verify_files
 
     with errors_in_one_line("error"):
-        report = verify_files(
-            files,
-            load_tokenizer(tokenizer or str(resource("assets/tiny_player"))),
-            profile=profile,
-            vanilla_attacker=vanilla_attacker,
-        )
+        loaded = load_tokenizer(tokenizer or str(resource("assets/tiny_player")))
+        report = verify_files(files, loaded, profile, vanilla_attacker)
     _print_report(report)
     raise typer.Exit(0 if report.ok else 1)
 

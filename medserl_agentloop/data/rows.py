@@ -324,10 +324,7 @@ def _write(options: ConvertOptions, made: SplitRows, sources: Sequence[ReadRepor
 
 
 def build_rows(
-    cases: Sequence[Case],
-    plan: RowPlan,
-    exclusions: Exclusions | None = None,
-    val_ids: set[str] | None = None,
+    cases: Sequence[Case], plan: RowPlan, exclusions: Exclusions | None = None, val_ids: set[str] | None = None
 ) -> SplitRows:
     """Split the cases, choose those that serve each category, and make their rows.
 
@@ -338,15 +335,14 @@ def build_rows(
     mix, profile = plan.shares(cases), load_profile(plan.profile)
     exclusions = defaultdict(list) if exclusions is None else exclusions
     splits = _split(_usable(cases, mix, exclusions), plan, val_ids, exclusions)
-    total = sum(map(len, splits.values()))
-    val_share = plan.val_fraction if val_ids is None else len(splits["val"]) / max(1, total)
+    val_share = plan.val_fraction if val_ids is None else len(splits["val"]) / max(1, sum(map(len, splits.values())))
     val_rows = int((plan.rows or 0) * val_share + 0.5)
     rows_of = {"train": (plan.rows or 0) - val_rows, "val": val_rows}
     made: dict[str, list[Row]] = {"train": [], "val": []}
     reports: dict[str, dict[str, Any]] = {}
     off_mix = []
     for name, members in splits.items():
-        eligible = _eligible(members, mix)
+        eligible = {each: sum(seed_note(case, each) is not None for case in members) for each in mix}
         counts = eligible
         if plan.mix != AS_GIVEN:
             counts = _counts(name, mix, eligible, None if plan.rows is None else rows_of[name])
@@ -366,11 +362,6 @@ def build_rows(
     if missing := [category.value for category in mix if not reports[main]["eligible"][category]]:
         raise ValueError(f"no case for {main} can serve {', '.join(missing)}: give more input, or change --mix.")
     return SplitRows(made["train"], made["val"], exclusions, reports, off_mix)
-
-
-def _eligible(cases: Iterable[Case], mix: Mix) -> dict[Category, int]:
-    """How many cases can serve each category."""
-    return {category: sum(seed_note(case, category) is not None for case in cases) for category in mix}
 
 
 def seed_note(case: Case, category: Category) -> str | None:
@@ -506,11 +497,7 @@ def _choose(members: list[Case], counts: dict[Category, int], rng: random.Random
 
 
 def build_eval_rows(
-    paths: Sequence[Path],
-    *,
-    profile: str = "medserl",
-    first_index: int = FIRST_INDEX,
-    name: str = "",
+    paths: Sequence[Path], *, profile: str = "medserl", first_index: int = FIRST_INDEX, name: str = ""
 ) -> tuple[list[Row], ReadResult]:
     """One assessor turn for every row of MEDEC's CSV files, in their order, and the account of the files.
 

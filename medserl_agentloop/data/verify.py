@@ -100,11 +100,7 @@ class Report:
 
 
 def verify_files(
-    paths: Sequence[Path],
-    tokenizer: Any,
-    *,
-    profile: str | None = None,
-    vanilla_attacker: VanillaAttacker | None = None,
+    paths: Sequence[Path], tokenizer: Any, profile: str | None = None, vanilla_attacker: VanillaAttacker | None = None
 ) -> Report:
     """Check every row of files that are used together, e.g. train, validation and evaluation rows.
 

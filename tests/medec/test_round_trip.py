@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import csv
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pyarrow.parquet as pq
-from medec.builders import TOKENIZER, run
+import pytest
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from medec.builders import TOKENIZER, assert_one_sentence, run
 from note_files import OFFICIAL, SAMPLE, medec_file
 
-from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.rows import DEFAULT_MIX, SCHEMA, RowPlan, build_eval_rows, build_rows
+from medserl_agentloop.data.cases import MedecFormatError
+from medserl_agentloop.data.reader import COLUMNS, read_files
+from medserl_agentloop.data.rows import DEFAULT_MIX, SCHEMA, RowPlan, build_eval_rows, build_rows, write_parquet
 from medserl_agentloop.data.verify import verify_files
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
@@ -64,14 +71,73 @@ def test_round_trip_of_the_converted_sample(tmp_path: Path) -> None:
     assert report.ok, report.problems
 
 
-def test_round_trip_of_the_official_validation_set(tmp_path: Path) -> None:
-    official, evaluation = medec_file(OFFICIAL), tmp_path / "eval.parquet"
-    assert run("medec_to_parquet", "--input", official, "--output", tmp_path).exit_code == 0
-    assert run("medec_eval_to_parquet", "--input", official, "--output", evaluation).exit_code == 0
-    paths = [tmp_path / "train.parquet", tmp_path / "val.parquet"]
-    assert round_trip([*paths, evaluation], tmp_path / "cache") == planned(official) + build_eval_rows([official])[0]
-    report = verify_files(paths, TOKENIZER)
+def eval_rows(path: Path, tmp_path: Path, *options: Any) -> list[dict[str, Any]]:
+    result = run("medec_eval_to_parquet", "--input", path, "--output", tmp_path / "eval.parquet", *options)
+    assert result.exit_code == 0, result.output
+    rows: list[dict[str, Any]] = pq.read_table(tmp_path / "eval.parquet").to_pylist()
+    return rows
+
+
+@pytest.mark.parametrize("name", [SAMPLE.name, OFFICIAL])
+def test_every_row_of_a_set_becomes_one_assessor_turn_with_its_text_as_it_is(tmp_path: Path, name: str) -> None:
+    path = SAMPLE if name == SAMPLE.name else medec_file(name)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        cells = {row["Text ID"]: row for row in csv.DictReader(file) if row["Text ID"]}
+    rows = eval_rows(path, tmp_path)
+    assert [row["extra_info"]["text_id"] for row in rows] == list(cells) and len(cells) == {OFFICIAL: 574}.get(
+        name, 300
+    )
+    for row, source in zip(rows, cells.values(), strict=True):
+        category = Category.VANILLA_HARMFUL if source["Error Flag"] == "1" else Category.VANILLA_BENIGN
+        facts, spec = row["extra_info"], GameSpec.from_extra_info(row["extra_info"])
+        assert (spec.category, spec.target_label, spec.seed_note) == (category, category.seed_label, source["Text"])
+        assert facts["error_sentence_id"] == int(source["Error Sentence ID"])
+        assert row["prompt"] == load_profile().messages(Role.ASSESSOR, category, source["Text"])
+        assert row["data_source"] == f"{facts['subset']}_eval/{category.value}"
+    assert round_trip([tmp_path / "eval.parquet"], tmp_path / "cache") == build_eval_rows([path])[0]
+    report = verify_files([tmp_path / "eval.parquet"], TOKENIZER)
     assert report.ok, report.problems
+
+
+def test_twins_are_two_rows_of_one_case_and_awkward_text_stays(
+    tmp_path: Path, write_csv: Any, error_row: Any, clean_row: Any
+) -> None:
+    text = "  Two  blanks,\ta tab,\r\nCR LF, {{ braces }}, â€“, <think>, \\1 and a newline at the end\n"
+    awkward = error_row(4, Text=text, Error_Sentence_ID="0") | {"Sentences": "0 Two blanks.\n1 More."}
+    path = write_csv(error_row(0), clean_row(1), awkward, tail=",,,,,,,,\n")
+    found = eval_rows(path, tmp_path, "--first-index", 7)
+    error, clean, last = (row["extra_info"] for row in found)
+    assert [(facts["index"], facts["split"]) for facts in (error, clean, last)] == [(n, "eval") for n in (7, 8, 9)]
+    assert (error["text_id"], clean["text_id"]) == ("ms-test-0", "ms-test-1")
+    assert error["vignette_id"] == clean["vignette_id"] == "ms-test-0" and error["seed_note"].endswith(" ")
+    assert (clean["error_type"], clean["error_note"], clean["error_sentence_id"]) == (None, None, -1)
+    assert (last["seed_note"], last["error_sentence_id"]) == (text, 0) and found[2]["prompt"][0]["content"].endswith(
+        text
+    )
+
+
+def test_what_is_wrong_with_a_set_is_said_in_one_sentence(
+    tmp_path: Path, write_csv: Any, error_row: Any, write_pairs: Any
+) -> None:
+    swapped = {
+        "Error_Sentence": "He was given amoxicillin for it.",
+        "Corrected_Sentence": "He was given warfarin for it.",
+    }
+    good = write_csv(error_row(0), name="good.csv")
+    for path, output, part in (
+        (write_csv(error_row(0), error_row(2, Error_Flag="maybe")), "eval.parquet", "notes.csv, row 2"),
+        (write_csv(error_row(0, **swapped), name="swapped.csv"), "eval.parquet", "what exchanged columns look like"),
+        (write_csv(error_row(0, Text_ID="uw-0"), name="uw.csv"), "eval.parquet", "--i-have-the-uw-agreement"),
+        (write_pairs({}), "eval.parquet", "MEDEC's .csv files"),
+        (good, "eval.csv", "end in .parquet"),
+        (good, "good.csv/eval.parquet", "cannot be written"),
+    ):
+        result = run("medec_eval_to_parquet", "--input", path, "--output", tmp_path / output)
+        assert_one_sentence(result, part)
+    result = run("medec_eval_to_parquet", "--input", good, "--output", tmp_path / "x.parquet", "--first-index", 2**63)
+    assert result.exit_code == 2 and "--first-index" in result.stderr
+    assert not list(tmp_path.glob("*.parquet"))
+    eval_rows(tmp_path / "uw.csv", tmp_path, "--i-have-the-uw-agreement")
 
 
 def test_awkward_text_comes_through_in_every_category(tmp_path: Path, write_csv: Any, error_row: Any) -> None:
@@ -92,3 +158,34 @@ def test_awkward_text_comes_through_in_every_category(tmp_path: Path, write_csv:
     for facts in (row["extra_info"] for row in found):
         assert awkward in facts["error_note"] and awkward in facts["clean_note"]
         assert (facts["error_sentence_id"], facts["error_type"], facts["error_sentence"]) == (0, None, None)
+
+
+TEXT = st.text(st.characters() | st.sampled_from('\r\n",\x00\ud800 '), max_size=30)
+
+
+@examples(100)
+@given(notes=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4), newline=st.sampled_from(["\n", "\r\n"]))
+def test_csv_comes_back_unchanged_from_the_parquet_or_is_refused_with_its_row(notes, newline):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "notes.csv")
+        with path.open("w", encoding="utf-8", errors="surrogatepass", newline="") as file:
+            writer = csv.writer(file, lineterminator=newline, quoting=csv.QUOTE_ALL)
+            writer.writerow(COLUMNS)
+            for n, (wrong, right) in enumerate(notes):
+                writer.writerow([f"t-{2 * n}", f"{wrong}x", "NA", "1", "NA", "0", "NA", "NA", f"{right}y"])
+        unusable = [
+            n for n, pair in enumerate(notes) if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in "".join(pair))
+        ]
+        if unusable:
+            with pytest.raises(MedecFormatError, match=f"notes.csv, row {unusable[0] + 1}"):
+                read_files([path])
+            return
+        games = build_rows(read_files([path]).cases, RowPlan(mix="adversarial_benign=1", val_fraction=0.0))
+        write_parquet(games.train, Path(folder, "out.parquet"))
+        rows = pq.read_table(Path(folder, "out.parquet"))["extra_info"].to_pylist()
+        found = {row["vignette_id"]: (row["error_note"], row["clean_note"]) for row in rows}
+
+    def as_read(text):
+        return text.replace("\r\n", "\n").replace("\r", "\n").strip()
+
+    assert found == {f"t-{2 * n}": (as_read(f"{a}x"), as_read(f"{b}y")) for n, (a, b) in enumerate(notes)}

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from medec.builders import assert_found, assert_one_sentence, good_row, good_rows, run, verify, write
-from note_files import SAMPLE
+from note_files import OFFICIAL, PAIRS, SAMPLE, medec_file
 
-from medserl_agentloop.data.rows import SCHEMA
+from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.data.rows import DEFAULT_MIX, SCHEMA, RowPlan, build_rows
 from medserl_agentloop.data.verify import Check, find_leaks
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.paths import sha256_of
@@ -234,6 +235,19 @@ def test_copies_of_a_row_do_not_make_a_leak() -> None:
     ]
     rows = (notes[number * 7 % len(notes)] for number in range(50 * len(notes)))
     assert list(find_leaks([labelled(f"Note {n}.{blanks}", label) for n, label, blanks in rows])) == []
+
+
+@pytest.mark.parametrize("games", ["vanilla", "adversarial decoy", "vanilla adversarial decoy"])
+@pytest.mark.parametrize("files", [(OFFICIAL,), (PAIRS,), (OFFICIAL, PAIRS)])
+def test_nothing_tells_the_label_in_converted_rows(files, games):
+    """Case 5, in games that present a note as it is and in those that start an attack from it."""
+    cases = read_files([medec_file(name) for name in files]).cases
+    mix = f"{DEFAULT_MIX},decoy_benign=1" if "adversarial" in games else "vanilla_harmful=1,vanilla_benign=1"
+    rows = build_rows(cases, RowPlan(mix=mix, val_fraction=0.0)).train
+    specs = [GameSpec.from_extra_info(row["extra_info"]) for row in rows]
+    kept = [spec for spec in specs if spec.category.value.split("_")[0] in games.split()]
+    assert {spec.category.seed_label for spec in kept} == set(Label)
+    assert list(find_leaks(kept)) == []
 
 
 # --- the command ---
