@@ -347,12 +347,11 @@ def tables(results: pd.DataFrame, rated: dict[str, dict[str, float]], players: S
         ("attackers, %", "attacker", "measure", ["valid", "valid decoys"]),
         ("assessors, %", "assessor", "measure", of_assessors),
     ):
-        cells = shown[shown.measure.isin(measures)].pivot(index=rows, columns=columns, values="cell").fillna("")
-        cells = cells.reindex([name for name in players if name in cells.index])
-        cells = cells[[name for name in (*players, *measures) if name in cells]]
+        cells = shown[shown.measure.isin(measures)].pivot(index=rows, columns=columns, values="cell")
         if columns == "measure":
-            points = pd.Series(rated[rows], dtype=float).map("{:+.0f}".format)
-            cells.insert(0, "rating", points.reindex(cells.index, fill_value=""))
+            cells = cells.join(pd.Series(rated[rows], dtype=float).map("{:+.0f}".format).rename("rating"), how="outer")
+        cells = cells.reindex([name for name in players if name in cells.index]).fillna("")
+        cells = cells[[name for name in (*players, "rating", *measures) if name in cells]]
         table = Table(f"{rows} \\ {columns}", *(Column(plain(name)) for name in cells), title=title)
         for name, *line in cells.itertuples():
             table.add_row(plain(name), *line)

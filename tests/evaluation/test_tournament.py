@@ -18,7 +18,7 @@ from experiments.learning.measure import held_out_cases, spec_of
 from medserl_agentloop.data.rows import write_parquet
 from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.evaluation.play import play_match
-from medserl_agentloop.evaluation.tournament import entries, newest, ratings, shares
+from medserl_agentloop.evaluation.tournament import entries, newest, ratings, shares, tables
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
@@ -213,6 +213,13 @@ def test_a_difference_of_ratings_is_the_odds_of_success() -> None:
     assert rated["assessor"]["x"] - rated["assessor"]["y"] == pytest.approx(400, rel=0.05)
     assert sum(rated["attacker"].values()) == pytest.approx(0, abs=1)
     assert ratings(shares(match("a", "x", 20, 0)))["attacker"] == {"a": pytest.approx(0, abs=1)}  # it always won
+
+
+def test_who_read_no_untouched_note_still_has_a_rating_on_the_screen() -> None:
+    found = shares(match("a", "x", won=3, lost=5))
+    *_, last = tables(found, ratings(found), ["a", "x"])
+    assert [str(column.header) for column in last.columns] == ["assessor \\ measure", "rating"]
+    assert last.row_count == 1
 
 
 def test_an_older_attacker_that_wins_again_was_forgotten() -> None:
