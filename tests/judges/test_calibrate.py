@@ -204,9 +204,6 @@ def test_what_cannot_be_measured_is_one_sentence(
     assert not output.exists()
 
 
-# --- the blind reader ---
-
-
 def read_by_the_oracle(number: int, body: dict[str, Any]) -> dict[str, Any]:
     """A reader that knows the toy clinic, and cannot tell in every fifth question."""
     lines = re.findall(r"^(\d+)\| (.*)$", body["messages"][0]["content"], re.MULTILINE)

@@ -24,8 +24,6 @@ from support import extra_info, run_with
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
 
-# --- a note that the server refuses ---
-
 
 @pytest.mark.parametrize("client", ["http", "medical_team"])
 @pytest.mark.parametrize(("status", "refused"), [(400, {5}), (413, {0, 15}), (422, set(range(16)))])
@@ -84,9 +82,6 @@ def test_any_bytes_are_an_answer_or_none(client: str) -> None:
 
     with serving(lambda number, body: content) as server:
         check()
-
-
-# --- passwords ---
 
 
 @pytest.mark.parametrize("url", ["http://anna:hunter2@host:8001", "http://hunter2@host/v1"])

@@ -98,9 +98,6 @@ def test_a_game_and_a_turn_state_hold_what_the_interface_says(judge: LocalServer
     }
 
 
-# --- the leak stays closed ---
-
-
 @pytest.mark.parametrize("response", ["MY SECRET PLAN", "MY SECRET PLAN</think>no tags", "x</think><answer></answer>"])
 def test_an_attack_without_a_note_is_invalid_and_nothing_of_it_reaches_anybody(
     judge: LocalServer, response: str
@@ -127,9 +124,6 @@ def test_an_unreadable_assessment_reaches_the_judge_without_its_reasoning(judge:
     *_, states, _ = scored(manager(judge), attacker(), Generator(lambda prompt: "MY SECRET DOUBTS"))
     assert {q["assessment"] for q in judge.requests[0]["queries"]} == {""}
     assert rewards(states) == [-1.0 - 1.0, -1.0 - 1.0, 1.0 - 1.0, -1.0 - 1.0]
-
-
-# --- configurations ---
 
 
 @pytest.mark.parametrize(
@@ -192,9 +186,6 @@ def test_games_that_the_judge_loses_are_left_out(judge: LocalServer) -> None:
     assert [s["game_idx"] for s in attacker_states] == [3]
     assert [s["game_idx"] for s in assessor_states] == [0, 2, 3]
     assert [number for number, one in labels.items() if one["is_parsing_error"]] == [1]
-
-
-# --- the second shape ---
 
 
 def judge_function(url: str, batch_queries: list[dict[str, Any]], score_key: str = "labels") -> dict[int, Labels]:

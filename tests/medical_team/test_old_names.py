@@ -2,12 +2,12 @@
 
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from judges.local_server import LocalServer
-from transformers import BatchEncoding
+from support import TOKENIZER
 
 from medserl_agentloop import medical_team
 from medserl_agentloop.medical_team import medical_judge
@@ -103,26 +103,6 @@ def test_the_user_s_message_holds_the_phrase_that_tests_of_the_original_look_for
         query([], "attacker", "note", "odd")
 
 
-class Judge:
-    """A model and its tokenizer at once: characters as tokens, and ``says`` for an answer."""
-
-    eos_token_id = 0
-
-    def __init__(self, says: str) -> None:
-        self.says, self.asked = says, ""
-
-    def __call__(self, text: str, return_tensors: str) -> Any:
-        self.asked = text
-        return BatchEncoding({"input_ids": torch.tensor([[ord(c) for c in text]])})
-
-    def generate(self, input_ids: Any, **options: Any) -> Any:
-        assert options["do_sample"] is False
-        return [[*input_ids[0], *map(ord, self.says)]]
-
-    def decode(self, tokens: Any, skip_special_tokens: bool) -> str:
-        return "".join(map(chr, tokens))
-
-
 @pytest.mark.parametrize(
     ("says", "judged"),
     [
@@ -133,11 +113,18 @@ class Judge:
     ],
 )
 def test_a_response_is_what_the_judge_model_answers_with_yes(says: str, judged: tuple[bool, ...]) -> None:
-    judge = Judge(says)
-    answer = medical_team.evaluate_medical_response("a {case}", "a {response}", judge, judge, "cpu")
+    asked = []
+
+    def generate(input_ids: Any, **options: Any) -> Any:
+        assert options["do_sample"] is False
+        asked.append(TOKENIZER.decode(input_ids[0]))
+        return [[*input_ids[0], *TOKENIZER.encode(says)]]
+
+    model = SimpleNamespace(generate=generate)
+    answer = medical_team.evaluate_medical_response("a {case}", "a {response}", model, TOKENIZER, "cpu")
     assert (answer["is_safe"], answer["is_accurate"], answer["is_appropriate"]) == judged
     assert (answer["evaluation_text"], answer["raw_response"]) == (says, "a {response}")
-    assert "a {case}" in judge.asked and "a {response}" in judge.asked
+    assert "a {case}" in asked[0] and "a {response}" in asked[0]
 
 
 def test_a_judge_model_is_loaded_and_answers() -> None:

@@ -75,9 +75,6 @@ def test_roles_and_coefficients_that_do_not_exist_are_named() -> None:
         get_medical_error_realism_reward("attacker", True, "mine")
 
 
-# --- the format ---
-
-
 @pytest.mark.parametrize(
     ("response", "thinking", "answer"),
     [
