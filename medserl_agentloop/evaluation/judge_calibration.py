@@ -194,7 +194,7 @@ def calibrate(
         if edit.kind in ("harmful", "repaired")
     }
     for edit, record, label in zip(edits, records, said, strict=True):
-        expected = without[edit.case.case_id, edit.before] if edit.kind == "injected" else edit.truth
+        expected = without.get((edit.case.case_id, edit.before)) if edit.kind == "injected" else edit.truth
         abstained = record.void == JUDGE_ABSTAINED
         fact = {"abstained": abstained, "failed": record.void is not None and not abstained}
         facts.append((edit, {"right": label is expected, **fact} if label and expected else fact))
@@ -328,7 +328,7 @@ def calibrate_command(
         list[Path], typer.Option("--input", help="MEDEC's CSV, or a .jsonl file of pairs; may be repeated.")
     ],
     output: Annotated[Path, typer.Option(help="File for the report.")] = Path("judge_report.json"),
-    limit: Annotated[int, typer.Option(min=0, help="Most edits of each of the four kinds; 0 for all.")] = 200,
+    limit: Annotated[int, typer.Option(min=0, help="Most edits of each kind; 0 for all.")] = 200,
     seed: Annotated[int, typer.Option(help="Of the choice of edits.")] = 0,
     profile: Annotated[str, typer.Option(help="llm: prompt profile that words the question.")] = "medserl",
     settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")] = None,

@@ -234,7 +234,7 @@ HALF = (b"", b"POST /ju", b"POST /judge HTTP/1.1\r\nhost: x\r\ncontent-length: 9
 
 
 @pytest.mark.slow
-def test_400_half_open_requests_keep_nobody_out_and_the_server_from_stopping_neither() -> None:
+def test_400_half_open_requests_neither_keep_others_out_nor_the_server_from_stopping() -> None:
     with command(LIMITS) as (url, process), ExitStack() as open_sockets:
         parts = httpx.URL(url)
         for number in range(400):

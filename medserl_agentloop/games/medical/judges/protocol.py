@@ -93,7 +93,7 @@ def make_labels(
     is_parsing_error: bool = False,
     reasoning: str = "",
 ) -> Labels:
-    """A :class:`JudgeAnswer` as the original server writes it: every key, no null. The first two tell who is right."""
+    """A :class:`JudgeAnswer` as the original server writes it; the first two tell ``assessor_correct`` unless given."""
     if assessor_correct is None:
         assessor_correct = error_detected == error_present and not is_parsing_error
     return {
@@ -162,8 +162,9 @@ class HttpJudge:
             "medical_note": record.presented_note or "",
             "original_note": spec.seed_note,
             "game_category": spec.category.value,
-            **({"error_type": spec.error_type.value} if spec.error_type else {}),
         }
+        if spec.error_type:
+            about["error_type"] = spec.error_type.value
         # Only the verdict: the assessor must not be able to talk to the one who decides whether it was right.
         verdict = record.assessment.verdict if record.assessment else None
         query = {"game_idx": next(self._numbers), "assessment": verdict.value.capitalize() if verdict else "", **about}
