@@ -54,15 +54,9 @@ def answers_of(program: Path, folder: Path, questions: Any, *modules: Path) -> d
 
 def printed_by(folder: Path, *command: Any, **changes: str) -> str:
     """What a Python program prints that is run in ``folder`` as a user would; ``changes`` of its environment."""
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        env=environment(**changes),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=500,
-    )
+    outputs: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 500}
+    program = [sys.executable, *map(str, command)]
+    done = subprocess.run(program, cwd=folder, env=environment(**changes), **outputs)
     assert done.returncode == 0 and "Error in _run_prompt" not in done.stdout, done.stdout[-5000:]
     return done.stdout
 
@@ -80,14 +74,8 @@ class Run:
         command = [sys.executable, "-m", "verl.trainer.main_ppo", f"+recipes={recipe}", *SMALL, *overrides]
         command += [f"trainer.default_local_dir={folder}/run", f"hydra.run.dir={folder}/hydra"]
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=environment() if env is None else env,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            outputs: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
+            self.process = subprocess.Popen(command, cwd=folder, env=env or environment(), **outputs)
 
     def wait(self) -> None:
         assert self.process.wait(timeout=400) == 0, self.log.read_text()[-5000:]

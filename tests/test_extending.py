@@ -1,4 +1,4 @@
-"""The judge, the rewards and the profile on the page for people who add their own. The game: test_main_ppo_own_game."""
+"""The judge, the rewards and the profile on the page for people who add their own. The game: test_newcomer."""
 
 import asyncio
 import re

@@ -15,17 +15,10 @@ from medserl_agentloop.core.step_file import METRICS_FILE
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MODULES = Path(__file__).parent / "training"
-BF16 = (
-    "actor_rollout_ref.rollout.dtype=bfloat16",
-    "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16",
-)
-ONE_STEP = (
-    "trainer.total_training_steps=1",
-    NO_CHECKPOINT,
-    "data.train_batch_size=16",
-    "actor_rollout_ref.rollout.n=4",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-)
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+BF16 = (f"{ROLLOUT}.dtype=bfloat16", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=bf16")
+ONE_STEP = ("trainer.total_training_steps=1", NO_CHECKPOINT, "data.train_batch_size=16", f"{ROLLOUT}.n=4")
+ONE_STEP = (*ONE_STEP, f"{ACTOR}.ppo_mini_batch_size=4")
 
 
 def with_module(name: str, **changes: str) -> dict[str, str]:
@@ -46,13 +39,9 @@ def test_two_ranks_with_critic_reference_and_dynamic_batches_are_certified_witho
     certificate = json.loads((tmp_path / "run" / CERTIFICATE_FILE).read_text())
     assert certificate["holds"]
     assert certificate["games"] == 4
-    assert [(m["claim"], m["of"]) for m in certificate["measures"]] == [
-        ("isolation", "actor"),
-        ("isolation", "reference"),
-        ("isolation", "critic"),
-        ("credit", "role_gae"),
-        ("loss", "actor"),
-    ]
+    isolation = [("isolation", of) for of in ("actor", "reference", "critic")]
+    claims = [(measure["claim"], measure["of"]) for measure in certificate["measures"]]
+    assert claims == [*isolation, ("credit", "role_gae"), ("loss", "actor")]
     assert all(m["value"] < 1e-4 for m in certificate["measures"])
     assert "[medserl] certificate: isolation of actor" in done.stdout
     assert {path.name for path in (tmp_path / "run").iterdir()} == {CERTIFICATE_FILE, "train.log"}
@@ -64,19 +53,10 @@ def test_bf16_raises_no_alarm_and_four_mini_batches_hold_two_turn_games_in_the_s
 ) -> None:
     """Also the attacker alone, with role_rloo, while the assessor is held to the reference policy."""
     counts = tmp_path / "mini_batches"
-    run = Run(
-        tmp_path,
-        *data,
-        *BF16,
-        *ONE_STEP,
-        "selfplay.alarms.patience=1",
-        "algorithm.adv_estimator=role_rloo",
-        "selfplay.train=attacker",
-        "selfplay.anchor.assessor=0.1",
-        "actor_rollout_ref.actor.use_kl_loss=True",
-        "actor_rollout_ref.actor.kl_loss_coef=0.0",
-        env=with_module("mini_batches", MINI_BATCHES=str(counts)),
-    )
+    one_role = ("algorithm.adv_estimator=role_rloo", "selfplay.train=attacker", "selfplay.alarms.patience=1")
+    anchor = ("selfplay.anchor.assessor=0.1", f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.0")
+    watched = with_module("mini_batches", MINI_BATCHES=str(counts))
+    run = Run(tmp_path, *data, *BF16, *ONE_STEP, *one_role, *anchor, env=watched)
     run.wait()
     (step,) = run.metrics
     assert not {"selfplay/alarm/context_leak", "selfplay/alarm/rollout_mismatch"} & set(step)
@@ -99,15 +79,8 @@ def test_bf16_raises_no_alarm_and_four_mini_batches_hold_two_turn_games_in_the_s
 def test_a_run_that_couples_the_roles_stops_before_it_trains_and_names_each_cause(
     tmp_path: Path, data: tuple[str, ...]
 ) -> None:
-    run = Run(
-        tmp_path,
-        *data,
-        *BF16,
-        *ONE_STEP,
-        "algorithm.adv_estimator=grpo",
-        "actor_rollout_ref.actor.policy_loss.loss_mode=one_ratio_per_row",
-        env=with_module("broken_roles"),
-    )
+    coupling = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=one_ratio_per_row")
+    run = Run(tmp_path, *data, *BF16, *ONE_STEP, *coupling, env=with_module("broken_roles"))
     assert run.process.wait(timeout=400) != 0
     lines = "\n".join(run.lines())
     for sentence in (
