@@ -36,7 +36,7 @@ class Alarms(BaseModel):
 
 @dataclass(frozen=True)
 class Rule:
-    """One alarm: ``metric`` is beyond ``limit``, where ``selfplay.alarms.limits`` names no other for it.
+    """One alarm: ``metric`` is beyond ``limit``; ``selfplay.alarms.limits`` may give another limit.
 
     Attributes:
         advice: What to look at first.

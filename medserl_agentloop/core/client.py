@@ -73,7 +73,7 @@ class CircuitBreaker:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Make a request in this context: Unreachable if there may be none now. One that ends so counts as lost."""
+        """The context of one request: Unreachable if none may be made now. A request that raises it counts as lost."""
         if self.is_open:
             if time.monotonic() < self._next_trial:
                 raise Unreachable(f"the server did not answer {self._lost} requests in a row and counts as down")

@@ -145,7 +145,8 @@ def context_leak_metrics(
 
     The first context cannot hold another one, so it is the control group: what the two engines differ by there is
     their precision. A context that leaks is seen by the actor and not by the rollout. All columns are (B, T);
-    ``generated_mask`` is 1 on generated tokens, trained on or not. Differences are in nats; none without a second one.
+    ``generated_mask`` is 1 on generated tokens, trained on or not. Returns mean absolute differences in nats and their
+    ratio; nothing if no game has a second context.
     """
     first = generated_mask.cumprod(1).bool()
     later = (generated_mask > 0) & ~first

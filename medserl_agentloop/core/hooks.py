@@ -93,10 +93,8 @@ class GameHooks(Generic[R]):
         sections = []
         for number, turn in enumerate(record.turns):
             title = f"{turn.role} · {turn.tokens} tokens{', cut off' if turn.truncated else ''}"
-            facts, folded = (
-                {"earned": record.turn_rewards.get(number)},
-                {f"what {turn.role} read": as_text(turn.messages)},
-            )
+            facts = {"earned": record.turn_rewards.get(number)}
+            folded = {f"what {turn.role} read": as_text(turn.messages)}
             sections.append(Section(title, turn.role, text=[("", turn.response)], facts=facts, folded=folded))
         own = {name: value for name, value in record.to_json().items() if name not in GameRecord.model_fields}
         return [*sections, Section("game", facts=own)] if own else sections

@@ -178,7 +178,7 @@ def log_games(games: GamesTable | None, step: int) -> None:
 
 
 def finish_loggers(tracking: Any, exit_code: int) -> None:
-    """End verl's ``Tracking``, if there is one, and W&B's own process, before Ray does and what W&B holds is lost."""
+    """End verl's ``Tracking``, if there is one, and W&B's process: at the exit Ray ends that one too early."""
     if tracking is not None:
         tracking.finish(exit_code)
         if "wandb" in tracking.logger:

@@ -88,11 +88,10 @@ class CheckpointPool:
         self.folder = Path(folder).resolve()
         self._first_model = str(Path(first_model).resolve()) if Path(first_model).is_dir() else first_model
         self._current: str | None = None
-        self._results: dict[str, Counter[str]] = {}
-        """By version, the games against it, and how many of them the trained role won."""
+        self._results: dict[str, Counter[str]] = {}  # by version: games, and wins of the trained role
 
     def entries(self, step: int) -> dict[str, str]:
-        """Version and model path of every opponent that ``step`` may meet, oldest first; later ones are left over."""
+        """Version and model path of every opponent that ``step`` may meet, oldest first; none is of a later step."""
         checkpoints: dict[int, str] = {}
         for folder in self.folder.glob(f"{POOL_VERSION}*/actor/huggingface"):
             number = folder.parent.parent.name.removeprefix(POOL_VERSION)

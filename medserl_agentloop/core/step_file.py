@@ -15,6 +15,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -73,19 +74,20 @@ class StepFile:
             ValueError: A whole line has no step, or stands after one of a later step; names file and line.
         """
         before, remedy = 0, "so the run cannot be resumed with this file: mend the line, or move the file away"
-        for number, line in enumerate(self.path.open("rb") if self.path.exists() else (), start=1):
-            if not line.endswith(b"\n"):
-                yield line, {}
-                return
-            try:
-                row = from_line(line)
-                step = row["step"] = int(row["step"])
-            except (ValueError, TypeError, KeyError, OverflowError):
-                raise ValueError(f"{self.path}, line {number} has no step, {remedy}") from None
-            if step < before:
-                raise ValueError(f"{self.path}, line {number} is of an earlier step than the one before, {remedy}")
-            before = step
-            yield line, row
+        with self.path.open("rb") if self.path.exists() else BytesIO() as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    yield line, {}
+                    return
+                try:
+                    row = from_line(line)
+                    step = row["step"] = int(row["step"])
+                except (ValueError, TypeError, KeyError, OverflowError):
+                    raise ValueError(f"{self.path}, line {number} has no step, {remedy}") from None
+                if step < before:
+                    raise ValueError(f"{self.path}, line {number} is of an earlier step than the one before, {remedy}")
+                before = step
+                yield line, row
 
     def cut_after(self, step: int) -> int:
         """Remove what belongs to steps after ``step``, and a half-written last line; return how many lines that were.
@@ -159,7 +161,7 @@ def _number(text: str) -> float:
 
 
 def write_prompts(folder: str | Path, step: int, prompts: Iterable[dict[str, Any]]) -> None:
-    """Write what a run renders from ``step`` on, as of ``GameHooks.prompts``, that ``prompts.jsonl`` does not hold."""
+    """Write those ``GameHooks.prompts`` of a run from ``step`` on that ``prompts.jsonl`` does not hold yet."""
     file = StepFile(Path(folder) / PROMPTS_FILE)
     file.cut_after(step - 1)
     held = {(row["role"], row["template"]): row["messages"] for row in file.read()} if file.path.exists() else {}
@@ -202,7 +204,7 @@ class RunFiles:
                 print(f"[medserl] {file.path}: {done} {removed} lines of steps after {step}", flush=True)
 
     def missing(self, step: int) -> Iterator[str]:
-        """A sentence for all that the files lack of the steps up to the checkpoint of ``step``; raises as ``lines``."""
+        """What the files lack of the steps up to the checkpoint of ``step``, in sentences; raises as ``lines``."""
         held, half = Counter[int](), b""
         for line, row in self.games.lines():
             held[row.get("step", 0)] += 1

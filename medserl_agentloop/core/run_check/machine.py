@@ -231,8 +231,9 @@ def checkpoints(run: RunConfig) -> Iterator[str]:
             f"one would resume from them. For a run of its own {another}; to go on from them on purpose add "
             "selfplay.allow_changes=true."
         )
+    records = Path(run.selfplay.records)
     try:
-        list(RunFiles(run.selfplay.records).missing(int(step)))  # what is missing is said once it resumes
+        list(RunFiles(records).missing(int(step)) if records.is_dir() else ())  # what is missing is said at the resume
     except ValueError as error:
         yield str(error)
     total = run["trainer.total_training_steps"]
