@@ -87,6 +87,7 @@ LONGEST = (
     "learning/test_shortcuts.py",
     "learning/test_experiments.py",
     "test_main_ppo_health.py",
+    "test_main_ppo_own_game.py",
     "test_warm_start.py",
     "training/test_certificate.py",
     "backends/test_role_adapters.py",

@@ -31,7 +31,7 @@ NOT_RUN = {
     "git clone": "this is the checkout",
     "make test": "these tests",
     "make learn": "learning/test_learn.py runs it",
-    "python -m experiments.learning.run": "learning/test_experiments.py runs a short form",
+    ".venv/bin/python -m experiments.learning.run": "learning/test_experiments.py runs a short form",
     "pip install": "installs from a package index",
     "python3.12 -m venv": "installs from a package index",
     "HF_HUB_CACHE=": "needs the packages of transformers[serving]",
