@@ -176,10 +176,10 @@ def main(
     pictures: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(PICTURES)}; all by default.")] = None,
     results: Annotated[Path, typer.Option(help="Folder of the CSV files, and of the pictures.")] = FIGURES,
 ) -> None:
-    """Draw pictures; where they are those of the README, bring its tables up to date."""
+    """Draw pictures; where they are those of the pages, bring their tables up to date."""
     for name in pictures or PICTURES:
         PICTURES[name](results)
-    if results.resolve() == FIGURES.resolve() and not pictures:
+    if results.resolve() == FIGURES.resolve():
         for page in PAGES:
             page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
     print(markdown(headline_table(results)), headline_sentence(results), sep="\n\n")
