@@ -62,17 +62,6 @@ class Credulous:
         return Judgement(judge=self.name, label=label)
 
 
-class Peeking:
-    """Knows the truth if anything in the game but the two notes tells it."""
-
-    name = "peeking"
-
-    async def judge(self, record: MedicalRecord) -> Judgement:
-        spec = record.spec
-        told = (spec.error_note, spec.clean_note, spec.error_sentence, spec.corrected_sentence, record.error_sentences)
-        return Judgement(judge=self.name, label=Label.HARMFUL if any(told) else Label.SAFE)
-
-
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
     return read_files([SAMPLE]).cases
@@ -145,7 +134,10 @@ def test_a_twin_in_other_words_is_a_harmless_edit_and_a_pair_without_a_differenc
 
 
 def test_a_judge_is_asked_as_in_a_run_and_not_told_the_answer(cases: list[Case], tmp_path: Path) -> None:
-    assert measured(cases, f"{__name__}:Peeking", limit=10).sensitivity.hits == 0
+    for record in (edit.game() for edit in known_edits(cases, 10, 0)):
+        spec = record.spec
+        answers = (spec.error_note, spec.clean_note, spec.error_sentence, spec.corrected_sentence)
+        assert not any(answers) and not record.error_sentences
     with serving(lambda number, body: by_index(body)) as server:
         options = server.options(cache=str(tmp_path), concurrency=4)
         first, again = (measured(cases, "http", limit=5, judge_server=options) for _ in range(2))

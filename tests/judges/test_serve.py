@@ -96,9 +96,8 @@ def test_a_query_that_cannot_be_answered_costs_its_game_alone(
     labels_command: str, change: dict[str, Any], reason: str
 ) -> None:
     answers = ask(labels_command, QUERY, {**QUERY, "game_idx": 8, **change})
-    assert answers[7]["error_present"] is True
-    assert answers[8]["is_parsing_error"] is True and answers[8]["error_present"] is False
-    assert reason in answers[8]["judge_reasoning"]
+    assert (answers[7]["error_present"], answers[8]["error_present"]) == (True, False)
+    assert answers[8]["is_parsing_error"] is True and reason in answers[8]["judge_reasoning"]
 
 
 class Says:
