@@ -131,8 +131,7 @@ def contradictions(cases: Iterable[Case]) -> tuple[dict[str, str], str]:
     examples = "; ".join(f"{shown(case_id)}: {why}" for case_id, why in list(wrong.items())[:3])
     return wrong, (
         f"{len(wrong)} of {len(compared)} error rows contradict themselves ({examples}); this is what exchanged "
-        "columns look like, the two notes or the two sentences, and sentence numbers that begin with another number "
-        "than the list"
+        "columns look like (the two notes, or the two sentences), or sentence numbers that are not those of the list"
     )
 
 

@@ -96,7 +96,7 @@ def convert(options: ConvertOptions) -> None:
         _say_why(f"left out: {report.file}", report.contradictions)
         _say_why(f"not joined: {report.file}", report.not_joined)
         if untyped := report.error_types.get("unknown"):
-            _say(f"{report.file}: {untyped} error notes have no error type; --join MEDEC's file may know it")
+            _say(f"{report.file}: {untyped} error notes have no error type; look it up with --join and MEDEC's file")
     for name in made.off_mix:
         _say(f"warning: {name}.parquet has too few cases for the mix, so its categories are not in proportion")
     if not made.val:

@@ -67,6 +67,8 @@ def test_manifest_and_summary_account_for_sources_outputs_and_every_exclusion(
 ):
     rows = [make(n) for i in range(0, 80, 2) for n, make in ((i, error_row), (i + 1, clean_row))]
     path = write_csv(*rows, tail=",,,,,,,,\n")
+    result = convert("--input", path, "--dry-run")
+    assert result.exit_code == 0 and "nothing was written" in result.stdout and not (tmp_path / "out").exists()
     result = convert("--input", path, "--rows", 30, "--val-fraction", 0.2)
     words = " ".join(result.stdout.split())
     for part in ("records read │ 81", "twin │ 40", "every field is empty │ 1", "without any row"):
@@ -84,12 +86,6 @@ def test_manifest_and_summary_account_for_sources_outputs_and_every_exclusion(
     assert all(entry["count"] == len(entry["rows"]) for entry in manifest["exclusions"])
     assert (manifest["options"]["--rows"], manifest["options"]["--seed"]) == (30, 42)
     assert set(manifest["versions"]) >= {"python", "pyarrow", "medserl-agentloop"}
-
-
-def test_dry_run_shows_the_summary_and_writes_nothing(convert, pairs, tmp_path):
-    result = convert("--input", pairs, "--dry-run")
-    assert result.exit_code == 0 and "nothing was written" in result.stdout
-    assert not (tmp_path / "out").exists()
 
 
 def test_real_files_convert_with_exact_counts(convert, tmp_path):
@@ -161,25 +157,11 @@ def test_bad_options_end_with_one_sentence(convert, pairs, arguments, part):
     assert_one_sentence(convert("--input", pairs, *arguments), part)
 
 
-def test_tokenizer_without_a_chat_template_is_an_error(convert, pairs, tmp_path):
-    plain = tiny_tokenizer()
-    plain.chat_template = None
-    plain.save_pretrained(tmp_path / "plain")
-    result = convert("--input", pairs, "--max-prompt-tokens", 100, "--tokenizer", tmp_path / "plain")
-    assert_one_sentence(result, "plain: it has no chat template; give --tokenizer that of an instruct model")
-
-
-@pytest.mark.parametrize(
-    ("template", "part"),
-    [
-        ("Play.", "does not contain its note; write {{ note }} in every template"),
-        ("{{ nothing }}", "'nothing' is undefined. It may use {{ note }}"),
-    ],
-)
-def test_profile_that_does_not_show_the_note_is_an_error(convert, pairs, tmp_path, template, part):
+def test_profile_that_does_not_show_the_note_is_an_error(convert, pairs, tmp_path):
     for name in ("assessor/assess", *(f"attacker/{category.value}" for category in Category if category.has_attack)):
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "mine" / f"{name}.jinja").write_text(template)
+        (tmp_path / "mine" / f"{name}.jinja").write_text("Play.")
+    part = "does not contain its note; write {{ note }} in every template"
     assert_one_sentence(convert("--input", pairs, "--profile", tmp_path / "mine"), part)
     assert not (tmp_path / "out").exists()
 

@@ -87,19 +87,6 @@ def test_balanced_files_of_every_shape_convert_and_hold(convert, write_pairs, pa
     assert all(len(of_case) == 1 for of_case in splits.values())
 
 
-def test_rows_without_ids_are_paired_with_the_most_similar_note(write_pairs, pair):
-    notes = [pair(n) for n in range(6)]
-    rows = [row(p["correct_note"], "vanilla_benign") for p in notes[::-1]]
-    rows += [row(p["incorrect_note"], "vanilla_harmful") for p in notes]
-    rows.append(row("A note of another case altogether, without any error note.", "adversarial_benign"))
-    result = read_files([write_pairs(*rows, name="rows.jsonl")])
-    found = {(v.error_note, v.clean_note) for v in result.cases}
-    pairs = {(p["incorrect_note"].strip(), p["correct_note"].strip()) for p in notes}
-    assert found == pairs | {(None, rows[-1]["prompt"])}
-    assert (result.reports[0].pairs, result.reports[0].twins, result.reports[0].clean_only) == (6, 6, 1)
-    assert {v.categories for v in result.cases if v.error_note} == {(Category.VANILLA_HARMFUL, Category.VANILLA_BENIGN)}
-
-
 def test_every_row_is_kept_if_asked_and_the_option_is_printed(convert, old_file, tmp_path):
     path = old_file(four_way)
     assert "--mix as-given keeps all 160 rows" in convert("--input", path).stdout
@@ -161,7 +148,7 @@ def test_a_row_of_any_shape_may_name_its_error_type_and_unknown_ones_are_counted
     path = write_pairs(*rows[:2], *(one | {"error_type": "Causal organism"} for one in rows[2:]), name="ms.jsonl")
     assert read_files([path]).reports[0].error_types == {"causalOrganism": 4, "unknown": 2}
     result = convert("--input", path, "--mix", "vanilla_harmful=1")
-    assert "ms.jsonl: 2 error notes have no error type; --join MEDEC's file may know it" in result.stdout
+    assert "ms.jsonl: 2 error notes have no error type; look it up with --join and MEDEC's file" in result.stdout
 
 
 def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, pair, join):

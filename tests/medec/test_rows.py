@@ -139,16 +139,3 @@ def test_text_id_and_source_are_those_of_the_row_the_seed_note_was_read_from(wri
 def test_mix_that_makes_no_sense_is_an_error(text):
     with pytest.raises(ValueError, match=r"^mix: "):
         parse_mix(text)
-
-
-@pytest.mark.parametrize("fraction", [-0.1, 1.5, float("nan")])
-def test_val_fraction_outside_zero_to_one_is_an_error(cases, fraction):
-    with pytest.raises(ValueError, match="--val-fraction is "):
-        build_rows(cases, plan(val_fraction=fraction))
-
-
-def test_error_note_without_a_clean_one_serves_harmful_categories_only(write_csv, error_row):
-    cases = read_files([write_csv(error_row(0, Corrected_Text="NA"), error_row(2))]).cases
-    games = build_rows(cases, plan("vanilla_harmful=2,vanilla_benign=1", val_fraction=0))
-    assert [row["extra_info"]["clean_note"] is None for row in games.train].count(True) == 1
-    assert games.left_out == {"not a benign seed: it has no clean note": 1}

@@ -33,7 +33,7 @@ from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, Label, Role
-from medserl_agentloop.testing.tiny import CHATML, tiny_tokenizer
+from medserl_agentloop.testing.tiny import tiny_tokenizer
 
 
 def assert_all_parse(rows: list[dict[str, Any]]) -> None:
@@ -73,12 +73,6 @@ def test_splits_can_be_taken_from_files_for_self_play(tmp_path: Path) -> None:
         assert {row["extra_info"]["vignette_id"] for row in played} == {row["vignette_id"] for row in taught}
     result = run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path, "--splits-of", tmp_path)
     assert result.exit_code == 2 and "train.parquet: cannot be read as parquet" in result.stderr
-
-
-def test_splits_of_other_cases_are_refused(write_pairs: Any, pair: Any) -> None:
-    cases = read_files([write_pairs(*(pair(n) for n in range(5)))]).cases
-    with pytest.raises(ValueError, match="no case of the input can be taught: 5 cases that are in neither file"):
-        build_sft_rows(cases, split_of={"toy-train-0": "train"})
 
 
 def test_what_cannot_be_taught_is_left_out_and_counted(
@@ -189,36 +183,6 @@ def test_verl_opens_the_files_and_trains_exactly_on_the_answers(tmp_path: Path, 
         assert tokenizer.decode(trained) == row["messages"][1]["content"] + end
         masked = tokenizer.decode(item["input_ids"][item["loss_mask"] == 0].tolist())
         assert row["messages"][0]["content"] in masked
-
-
-# The part of Qwen3's template that matters: an answer keeps its reasoning only after a question.
-QWEN3 = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
-    "{% if m['role'] == 'assistant' and loop.index0 == 0 %}{{ m['content'].split('</think>')[-1].lstrip('\n') }}"
-    "{% else %}{{ m['content'] }}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-def test_a_template_that_drops_reasoning_needs_the_plain_one(tmp_path: Path) -> None:
-    """The trap that the docstring of ``sft.py`` warns of, and the way out that it gives."""
-    from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
-
-    assert run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
-    path = tmp_path / "sft_val.parquet"
-    answer = pq.read_table(path).to_pylist()[0]["messages"][1]["content"]
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = QWEN3
-
-    def trained_on(**options: Any) -> str:
-        config = OmegaConf.create({"pad_mode": "no_padding", "max_length": 8192, **options})
-        item = MultiTurnSFTDataset(str(path), tokenizer, config)[0]
-        return tokenizer.decode(item["input_ids"][item["loss_mask"] == 1].tolist())
-
-    with pytest.raises(AssertionError, match="apply_chat_template to each turn separately"):
-        trained_on()
-    assert "<think>" not in trained_on(ignore_input_ids_mismatch=True)
-    assert trained_on(apply_chat_template_kwargs={"chat_template": CHATML}) == answer + "<|im_end|>\n"
 
 
 def test_real_pairs_all_parse() -> None:
