@@ -12,11 +12,9 @@ import base64
 import gzip
 import hashlib
 import json
-import random
 import re
-from collections import Counter
+import zlib
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +44,19 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
     """
     names = run_names(runs)
     played = sum(_lines(games_file(run)) for run in runs)
-    sampled = [sample(run, min(1.0, MOST_GAMES / played)) for run in runs]
+    sampled = [sample(run, MOST_GAMES / played) for run in runs]
     frame = pd.concat([games_frame(records, game) for game, records in sampled if records], ignore_index=True)
     shown = [(place, record) for place, (_, records) in enumerate(sampled) for record in records]
     words = {name: _coded(frame[name]) for kind in ("string", "boolean") for name in frame.select_dtypes(kind)}
     runs_coded = {"words": names, "codes": [place for place, _ in shown]}  # by place, for page.js draws them in order
     numbers = frame.select_dtypes("number").round(4)
+    values = {name: {"values": [None if pd.isna(x) else float(x) for x in numbers[name]]} for name in numbers}
     columns = {
         "played": played,
         "games": len(shown),
         "chunk": CHUNK,
         "first": max(range(len(shown)), key=lambda n: (shown[n][1].tells, n)),
-        "columns": {n: {"values": _values(numbers[n])} for n in numbers} | words | {"run": runs_coded},
+        "columns": {**values, **words, "run": runs_coded},
         "meanings": {name: column.meaning for game, _ in sampled for name, column in game.columns.items()},
         "filters": ["run", *(name for name in words if _is_filter(name, words[name]["words"]))],
         "shares": list(frame.select_dtypes("boolean")),
@@ -122,20 +121,10 @@ def _lines(file: Path) -> int:
 
 
 def sample(run: Path, share: float) -> tuple[GameClass, list[GameRecord]]:
-    """At most this share of a run's games, prompt groups whole, in their order; always the same ones."""
+    """About this share of a run's games, prompt groups whole, in their order; always the same ones."""
     game, records = read_run(run)
-    if share == 1:
-        return game, list(records)
-    groups = list(Counter((record.step, record.uid) for record in records).items())
-    random.Random(0).shuffle(groups)
-    most = share * sum(size for _, size in groups)
-    sizes = accumulate(size for _, size in groups)
-    kept = {group for (group, _), size in zip(groups, sizes, strict=True) if size <= most}
-    return game, [record for record in read_run(run)[1] if (record.step, record.uid) in kept]
-
-
-def _values(numbers: pd.Series) -> list[float | None]:
-    return [None if pd.isna(number) else float(number) for number in numbers]
+    keys = ((record, f"{record.step} {record.uid or number}") for number, record in enumerate(records))
+    return game, [record for record, key in keys if zlib.crc32(key.encode(errors="replace")) < share * 2**32]
 
 
 def _coded(values: pd.Series) -> dict[str, Any]:
