@@ -214,7 +214,7 @@ function sectionPart({ title, owner, reasoning, text: marked, facts, folded }) {
     "section",
     { class: "turn", color: roleColor(owner) },
     element("h3", {}, words(title)),
-    reasoning === null ? "" : fold("reasoning (no other role reads it)", text(reasoning)),
+    reasoning === null ? "" : fold("reasoning", text(reasoning)),
     marked.length ? pieces(marked) : "",
     known.length ? element("dl", {}, ...known) : "",
     ...Object.entries(folded).filter(([, content]) => content).map(([label, content]) => fold(label, text(content, "raw"))),
