@@ -13,38 +13,18 @@ from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 RULES = MedicalGameInteraction.rules()
 
 COUNTS = {rule.games: 100.0 for rule in RULES if rule.games}
+# A little on the healthy side of every limit; the rate of success has one on both.
 HEALTHY = {
-    **COUNTS,
-    "selfplay/attacker/success_rate": 0.5,
-    "selfplay/attacker/no_signal_rate": 0.2,
-    "selfplay/assessor/no_signal_rate": 0.2,
-    "selfplay/attacker/valid_rate": 0.9,
-    "selfplay/void_rate": 0.0,
-    "selfplay/judge/answer_rate": 1.0,
-    "selfplay/judge/no_error_rate": 0.0,
-    "selfplay/shortcut/index": 0.1,
-    "selfplay/judge/knowable_rate": 0.95,
-    "selfplay/attacker/self_similarity": 0.4,
-    "training/rollout_probs_diff_mean": 1e-6,
-    "selfplay/context_leak": 1.0,
-    "selfplay/lost_rate": 0.0,
+    **{rule.metric: rule.limit + (-0.05 if rule.above else 0.05) for rule in RULES},
+    **{"selfplay/attacker/success_rate": 0.5, **COUNTS},
 }
-ILL = {
-    "attacker_wins": {"selfplay/attacker/success_rate": 0.96},
-    "assessor_wins": {"selfplay/attacker/success_rate": 0.04},
-    "attacker_no_signal": {"selfplay/attacker/no_signal_rate": 0.81},
-    "assessor_no_signal": {"selfplay/assessor/no_signal_rate": 0.81},
-    "invalid_attacks": {"selfplay/attacker/valid_rate": 0.49},
-    "void_games": {"selfplay/void_rate": 0.16},
-    "no_error_present": {"selfplay/judge/no_error_rate": 0.16},
-    "unknowable_errors": {"selfplay/judge/knowable_rate": 0.79},
-    "edit_detector": {"selfplay/shortcut/index": 0.41},
-    "unseen_errors": {"selfplay/shortcut/recall": -0.41},
-    "rollout_mismatch": {"training/rollout_probs_diff_mean": 0.051},
-    "context_leak": {"selfplay/context_leak": 5.1},
-    "lost_games": {"selfplay/lost_rate": 0.03},
-}
+VALUES = {
+    "attacker_wins": 0.96, "assessor_wins": 0.04, "attacker_no_signal": 0.81, "assessor_no_signal": 0.81,
+    "invalid_attacks": 0.49, "void_games": 0.16, "no_error_present": 0.16, "unknowable_errors": 0.79,
+    "edit_detector": 0.41, "unseen_errors": -0.41, "rollout_mismatch": 0.051, "context_leak": 5.1, "lost_games": 0.03,
+}  # fmt: skip
 BY_NAME = {rule.name: rule for rule in RULES}
+ILL = {name: {BY_NAME[name].metric: value} for name, value in VALUES.items()}
 
 
 def monitor(patience: int = 1, **config: Any) -> HealthMonitor:

@@ -14,7 +14,6 @@ from game.builders import CLEAN_NOTE, ERROR_NOTE, ERROR_SENTENCE, any_game, atta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from medserl_agentloop.core.metrics import lost_games_metrics
 from medserl_agentloop.games.medical.metrics import MAX_COMPARED, diversity_metrics, role_metrics
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
@@ -49,8 +48,8 @@ def batch() -> list[MedicalRecord]:
     for outcome, category, attack, assessment, attacker, assessor in GAMES:
         rewards = {role: paid for role, paid in ((Role.ATTACKER, attacker), (Role.ASSESSOR, assessor)) if paid}
         facts = TYPED if category == "vanilla_harmful" else {}
-        game = finished(outcome, category=category, attack=attack, assessment=assessment, facts=facts, rewards=rewards)
-        games.append(game)
+        parts = {"attack": attack, "assessment": assessment, "facts": facts, "rewards": rewards}
+        games.append(finished(outcome, category=category, **parts))
     return games
 
 
@@ -101,16 +100,13 @@ def test_the_batch_has_exactly_the_metrics_counted_here() -> None:
     [
         ([], ("void", "a", "judge", "shortcut")),
         ([finished(Outcome.VOID)], ("attacker/", "assessor/")),
-        ([finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful")], ("attacker/",)),
+        (
+            [finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful")],
+            ("attacker/", "shortcut/index", "shortcut/compared"),
+        ),
         ([finished(Outcome.INVALID_ATTACK)], ("assessor/", "attacker/changed_words")),
-        (
-            [finished(Outcome.CORRECT_REJECTION, category="decoy_benign")],
-            ("assessor/recall", "attacker/success_rate"),
-        ),
-        (
-            [finished(Outcome.MISSED_ERROR)],
-            ("assessor/false_positive_rate", "assessor/precision", "attacker/reward"),
-        ),
+        ([finished(Outcome.CORRECT_REJECTION, category="decoy_benign")], ("assessor/recall", "attacker/success_rate")),
+        ([finished(Outcome.MISSED_ERROR)], ("assessor/false_positive_rate", "assessor/precision", "attacker/reward")),
     ],
 )
 def test_what_a_batch_holds_no_game_for_is_left_out(games: list[MedicalRecord], absent: tuple[str, ...]) -> None:
@@ -182,26 +178,22 @@ def judged(label: Label | None, realistic: bool | None = None, category: str = "
 
 
 def rewarded(uid: str, assessor: float, attacker: float | None = None) -> MedicalRecord:
-    rewards = {Role.ASSESSOR: {"game": assessor}}
-    if attacker is not None:
-        rewards[Role.ATTACKER] = {"game": attacker}
+    totals = {Role.ASSESSOR: assessor, Role.ATTACKER: attacker}
+    rewards = {role: {"game": total} for role, total in totals.items() if total is not None}
     return finished(Outcome.MISSED_ERROR, uid=uid, rewards=rewards)
 
 
-@pytest.mark.parametrize(
-    ("reason", "name"),
-    [
-        ("judge failed: ConnectError", "judge_failed"),
-        ("judge abstained", "judge_abstained"),
-        ("no room for the assessor's turn", "no_room"),
-        ("attacker: generation aborted", "aborted"),
-        ("something new: device 17", "other"),
-        ("", "other"),
-    ],
-)
-def test_a_void_game_is_counted_by_the_class_of_its_reason(reason: str, name: str) -> None:
+VOID = {
+    "judge failed: ConnectError": "judge_failed", "judge abstained": "judge_abstained",
+    "no room for the assessor's turn": "no_room", "attacker: generation aborted": "aborted",
+    "something new: device 17": "other", "": "other",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", VOID)
+def test_a_void_game_is_counted_by_the_class_of_its_reason(reason: str) -> None:
     metrics = role_metrics([void(reason), finished(Outcome.MISSED_ERROR)])
-    assert {n: v for n, v in metrics.items() if "/void/" in n} == {f"selfplay/void/{name}": 0.5}
+    assert {n: v for n, v in metrics.items() if "/void/" in n} == {f"selfplay/void/{VOID[reason]}": 0.5}
 
 
 def test_labels_leave_rewritten_notes_unread_but_for_the_two_that_the_data_knows() -> None:
@@ -215,13 +207,7 @@ def test_labels_leave_rewritten_notes_unread_but_for_the_two_that_the_data_knows
     assert role_metrics([believed("x", category="vanilla_harmful")]).get("selfplay/judge/unread_rate", 0.0) == 0.0
 
 
-ANSWERS = [
-    judged(Label.HARMFUL),
-    judged(Label.SAFE),
-    judged(None),
-    void("judge abstained"),
-    void("judge failed: Timeout"),
-]
+ANSWERS = [*map(judged, [*Label, None]), void("judge abstained"), void("judge failed: Timeout")]
 ATTACKS = [
     judged(Label.SAFE),
     judged(Label.HARMFUL),
@@ -277,42 +263,25 @@ def test_a_group_of_equal_rewards_gives_no_signal_to_that_role() -> None:
 @pytest.mark.parametrize("kind", ["Free text.", "a/b", "", "x" * 41, "1st", "no_note\n"])
 def test_a_violation_that_is_no_plain_name_is_other(kind: str) -> None:
     metrics = role_metrics([finished(Outcome.MISSED_ERROR, attack={"violations": [kind, "no_reasoning"]})])
-    assert [n for n in metrics if "attacker/violation/" in n] == [
-        "selfplay/attacker/violation/no_reasoning",
-        "selfplay/attacker/violation/other",
-    ]
-
-
-def test_lost_games_are_a_share_of_those_asked_for() -> None:
-    assert lost_games_metrics(8, 6) == {"selfplay/lost_rate": 0.25, "selfplay/lost_games": 2.0}
-    assert lost_games_metrics(8, 8) == {"selfplay/lost_rate": 0.0}
+    names = [name.rpartition("/")[2] for name in metrics if "attacker/violation/" in name]
+    assert names == ["no_reasoning", "other"]
 
 
 # Self-similarity of attacks: between cases only, deterministic, bounded work.
 
 DRUGS = ("warfarin", "heparin", "insulin", "digoxin", "lithium", "morphine")
-SENTENCES = [
-    "She receives warfarin 5 mg daily.",
-    "Cultures grew Klebsiella after two days.",
-    "The x-ray shows no fracture at all.",
-]
+SENTENCES = ["She receives warfarin 5 mg daily.", "Cultures grew Klebsiella after two days.", "The x-ray is clear."]
 
 
-def attack(case: str, *inserted: str, invalid: InvalidAttack | None = None) -> MedicalRecord:
+def attack(case: str, *inserted: str, invalid: InvalidAttack | None = None, **facts: str) -> MedicalRecord:
     return finished(
         Outcome.INVALID_ATTACK if invalid else Outcome.MISSED_ERROR,
         attack={"changed_sentences": list(inserted), "invalid": invalid},
-        facts={"vignette_id": case},
+        facts={"vignette_id": case, **facts},
     )
 
 
 SAME_CASE = [attack("a", SENTENCES[0]), attack("a", SENTENCES[0])]
-BY_NOTE = [
-    finished(
-        Outcome.MISSED_ERROR, attack={"changed_sentences": SENTENCES[:1]}, facts={"vignette_id": "", "seed_note": n}
-    )
-    for n in ("One note.", "Another note.")
-]
 DRESSED = [attack("a", "She receives warfarin."), attack("b", "she RECEIVES warfarin"), attack("c", SENTENCES[1])]
 
 
@@ -322,7 +291,7 @@ DRESSED = [attack("a", "She receives warfarin."), attack("b", "she RECEIVES warf
         ([attack(str(n), SENTENCES[0]) for n in range(4)], 1.0, 1.0, 1.0),
         ([attack(drug, f"She receives {drug} 5 mg daily.") for drug in DRUGS], 0.7, 1.0, 0.0),  # one trick
         ([*SAME_CASE, attack("b", SENTENCES[1])], 0.0, 0.5, 0.0),
-        (BY_NOTE, 1.0, 1.0, 1.0),
+        ([attack("", SENTENCES[0], seed_note=note) for note in ("One note.", "Another note.")], 1.0, 1.0, 1.0),
         (DRESSED, 0.0, 1.0, 2 / 3),
     ],
 )
@@ -334,17 +303,10 @@ def test_attacks_on_different_cases_are_as_similar_as_their_sentences(
     assert metrics["duplicate_rate"] == pytest.approx(duplicates)
 
 
-@pytest.mark.parametrize(
-    "games",
-    [
-        SAME_CASE,
-        [attack("a", SENTENCES[0]), attack("b", SENTENCES[0], invalid=InvalidAttack.TOO_MANY_WORDS)],
-        [attack("a", SENTENCES[0]), attack("b")],  # a deletion
-        [attack("a", SENTENCES[0])],
-    ],
-)
-def test_what_cannot_be_compared_gives_no_number(games: list[MedicalRecord]) -> None:
-    assert diversity_metrics(games) == {}
+def test_what_cannot_be_compared_gives_no_number() -> None:
+    invalid = attack("b", SENTENCES[0], invalid=InvalidAttack.TOO_MANY_WORDS)
+    for other in ([], [invalid], [attack("b")]):  # the last is a deletion
+        assert diversity_metrics([*SAME_CASE, *other]) == {}
 
 
 @given(st.integers(0, 2**31))
@@ -370,10 +332,10 @@ def game(label: Label, *, edited: bool, verdict: Label, note: str | None = None)
     return record if note is None else record.model_copy(update={"presented_note": note})
 
 
-KINDS = [(label, edited) for label in Label for edited in (True, False)]
-KNOWS = [game(label, edited=edited, verdict=label) for label, edited in KINDS] * 3
-FOLLOWS = [game(label, edited=e, verdict=Label.HARMFUL if e else Label.SAFE) for label, e in KINDS] * 3
-SUSPECTS = [game(label, edited=edited, verdict=Label.HARMFUL) for label, edited in KINDS] * 3
+KINDS = [(label, edited) for label in Label for edited in (True, False)] * 3
+KNOWS = [game(label, edited=edited, verdict=label) for label, edited in KINDS]
+FOLLOWS = [game(label, edited=e, verdict=Label.HARMFUL if e else Label.SAFE) for label, e in KINDS]
+SUSPECTS = [game(label, edited=edited, verdict=Label.HARMFUL) for label, edited in KINDS]
 
 
 @pytest.mark.parametrize(("games", "index", "accuracy"), [(KNOWS, 0, 1), (FOLLOWS, 1, 0.5), (SUSPECTS, 0, 0.5)])
@@ -386,13 +348,10 @@ def test_the_index_is_0_without_the_cue_and_1_with_nothing_else(
     assert (numbers[P + "compared"], numbers[P + "edited/prior"]) == (6, 0.5)
 
 
-def test_what_cannot_be_compared_is_left_out() -> None:
+def test_where_one_label_cannot_be_compared_the_other_is_the_index() -> None:
     numbers = role_metrics([game for game in FOLLOWS if game.category is not Category.DECOY_BENIGN])
     assert numbers[P + "index"] == numbers[P + "recall"] == numbers[P + "edited/prior"] == 1
     assert P + "false_positives" not in numbers
-    numbers = role_metrics([game for game in KNOWS if not game.category.has_attack])
-    assert P + "index" not in numbers and P + "compared" not in numbers
-    assert numbers[P + "untouched/prior"] == 0.5
 
 
 LONG = CLEAN_NOTE + " The family was told." * 5

@@ -14,7 +14,6 @@ from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, Me
 from medserl_agentloop.games.medical.rewards import (
     SCHEMES,
     ErrorRates,
-    MedserlTerms,
     RewardScheme,
     corrected,
     load_scheme,
@@ -70,16 +69,6 @@ def test_zero_sum_pays_the_game_and_the_format_and_medserl_faithfulness_too(
     else:
         expected[Role.ATTACKER]["faithfulness"] = -0.125  # half of what the limits allow
     assert medserl(record) == expected
-
-
-def test_a_decoy_is_played_for_points_where_the_terms_say_so() -> None:
-    record = honest(Outcome.FALSE_POSITIVE)
-    assert medserl(record, MedserlTerms(decoy=1.0))[Role.ATTACKER] == {
-        "game": 1.0,
-        "format": 0.0,
-        "faithfulness": -0.125,
-    }
-    assert medserl(record)[Role.ASSESSOR]["game"] == -1.0
 
 
 each_penalty = pytest.mark.parametrize(
@@ -176,33 +165,19 @@ WELL, TYPED = "She is well.", ErrorType.DIAGNOSIS
 def test_medserl_pays_a_detection_for_the_wrong_sentence_and_the_error_s_type(
     category: str, answer: dict[str, Any], wrong: list[str], error_type: ErrorType | None, credit: dict[str, float]
 ) -> None:
-    record = finished(
-        Outcome.CORRECT_DETECTION,
-        category=category,
-        assessment=answer,
-        facts={"error_type": error_type},
-        error_sentences=wrong,
-    )
+    parts: dict[str, Any] = {"facts": {"error_type": error_type}, "error_sentences": wrong}
+    record = finished(Outcome.CORRECT_DETECTION, category=category, assessment=answer, **parts)
     assert medserl(record)[Role.ASSESSOR] == {"game": 1.0, "format": 0.0, **credit}
     assert zero_sum(record)[Role.ASSESSOR] == {"game": 1.0, "format": 0.0}
 
 
-@pytest.mark.parametrize("outcome", [o for o in PLAYED if o is not Outcome.CORRECT_DETECTION])
-def test_partial_credit_comes_with_a_detection_only(outcome: Outcome) -> None:
-    said = {"sentence": ERROR_SENTENCE, "error_type": ErrorType.DIAGNOSIS}
-    facts = {"error_type": ErrorType.DIAGNOSIS}
-    record = finished(
-        outcome, category="vanilla_harmful", assessment=said, facts=facts, error_sentences=[ERROR_SENTENCE]
-    )
-    assert set(medserl(record)[Role.ASSESSOR]) == {"game", "format"}
-
-
 @given(any_game(), st.sampled_from([zero_sum, medserl]))
-def test_the_attacker_has_a_zero_sum_game_or_a_penalty_where_its_attack_does_not_count(
+def test_a_game_is_zero_sum_a_penalty_where_the_attack_does_not_count_and_partial_credit_needs_a_detection(
     record: MedicalRecord, scheme: RewardScheme
 ) -> None:
     rewards, is_decoy = scheme(record), record.spec.task is Category.DECOY_BENIGN
     attacker, assessor = rewards.get(Role.ATTACKER), rewards.get(Role.ASSESSOR, {})
+    assert record.outcome is Outcome.CORRECT_DETECTION or assessor.keys() <= {"game", "format"}
     if attacker is None:
         return
     does_not_count = record.outcome is Outcome.INVALID_ATTACK or record.attack_failed
@@ -269,6 +244,9 @@ def test_constants_of_a_scheme_can_be_replaced() -> None:
     assert medserl(record)[Role.ATTACKER]["validity"] == -2.0
     assert load_scheme("medserl", {"failed_attack": -1.6})(record)[Role.ATTACKER]["validity"] == -1.6
     assert load_scheme("medserl", {"failed_attack": None}) is medserl
+    decoy = honest(Outcome.FALSE_POSITIVE)
+    played_for_points = {"game": 1.0, "format": 0.0, "faithfulness": -0.125}
+    assert load_scheme("medserl", {"decoy": 1.0})(decoy)[Role.ATTACKER] == played_for_points
     assert set(SCHEMES) == {"medserl", "zero_sum", "learnable", "medical_general_sum", "medical_general_sum_no_cot"}
 
 
@@ -280,21 +258,13 @@ def test_constants_of_a_scheme_can_be_replaced() -> None:
         ("no_such_module:flat", {}, "cannot be loaded: ModuleNotFoundError"),
         ("flat_rewards:sharp", {}, "cannot be loaded: AttributeError"),
         ("flat_rewards:number", {}, "no reward scheme 'flat_rewards:number'"),
-        (
-            "medserl",
-            {"faild_attack": -1.0},
-            r"has no term 'faild_attack' \(did you mean 'failed_attack'\?\): it has win, invalid_attack, ",
-        ),
+        ("medserl", {"faild_attack": -1.0}, r"no term 'faild_attack' \(did you mean 'failed_attack'\?\): it has win, "),
         ("medserl", {"win": -1.0}, "win=-1 of 'medserl' must be a number, at least 0; its own is 1"),
         ("zero_sum", {"failed_attack": 100.0}, "failed_attack=100 of 'zero_sum' must be a number, at most 0"),
         ("learnable", {"sentence": math.nan}, "sentence=nan of 'learnable' must be a number"),
         ("medserl", {"decoy": math.inf}, "decoy=inf of 'medserl' must be a number"),
         ("medical_general_sum", {"realism": 1.0}, "it has none, so leave selfplay.reward_terms as it is"),
-        (
-            "flat_rewards:flat",
-            {"faild_attack": -1.0},
-            "it has none, so leave selfplay.reward_terms as it is",
-        ),
+        ("flat_rewards:flat", {"faild_attack": -1.0}, "it has none, so leave selfplay.reward_terms as it is"),
     ],
 )
 def test_a_scheme_or_a_constant_that_cannot_be_found_is_named(
@@ -324,6 +294,7 @@ def test_the_expected_reward_is_that_under_the_true_label(
 ) -> None:
     scheme, rates = SCHEMES[name], ErrorRates(sensitivity, specificity)
     score = corrected(scheme, rates)
+    assert corrected(scheme, ErrorRates(1.0, 1.0))(record) == scheme(record)
     if record.judgement is None or record.judgement.label is None or not record.category.has_attack:
         assert score(record) == scheme(record)
         return
@@ -335,19 +306,6 @@ def test_the_expected_reward_is_that_under_the_true_label(
             for component in components | lied[role] | true[role]:
                 mean = right * components.get(component, 0.0) + (1 - right) * lied[role].get(component, 0.0)
                 assert mean == pytest.approx(true[role].get(component, 0.0), abs=1e-9)
-
-
-@pytest.mark.parametrize("outcome", DECIDED)
-def test_where_both_rates_are_equal_the_assessor_s_game_gets_a_common_factor_and_no_more(outcome: Outcome) -> None:
-    """Which an estimator that divides by the spread of the rewards takes out again (docs/judges.md)."""
-    record = finished(outcome)
-    game = corrected(zero_sum, ErrorRates(0.8, 0.8))(record)[Role.ASSESSOR]["game"]
-    assert game == pytest.approx(zero_sum(record)[Role.ASSESSOR]["game"] / 0.6)
-
-
-@given(any_game())
-def test_a_judge_that_is_always_right_changes_nothing(record: MedicalRecord) -> None:
-    assert corrected(medserl, ErrorRates(1.0, 1.0))(record) == medserl(record)
 
 
 @pytest.mark.parametrize(("sensitivity", "specificity"), [(1.0, 0.0), (0.5, 0.5), (0.55, 0.6), (0.1, 0.2)])
