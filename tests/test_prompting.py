@@ -66,8 +66,7 @@ def test_the_assessor_is_told_the_words_that_are_read_as_verdicts_and_the_prompt
 def test_the_format_the_assessor_is_shown_has_the_fields_that_are_read() -> None:
     shown = assess(load_profile())
     assert all(kind.value in shown for kind in ErrorType)
-    answer = shown[shown.index("<think>") :].replace("safe or harmful", "harmful").partition("</answer>")
-    parsed = MEDSERL.assessment(answer[0] + answer[1])
+    parsed = MEDSERL.assessment(shown[shown.index("<think>") :].replace("safe or harmful", "harmful"))
     assert parsed.sentence == "the wrong sentence, copied from the note"
     assert parsed.correction == "that sentence as it should read"
 
@@ -110,6 +109,9 @@ def test_a_profile_of_ones_own_has_a_system_message_a_parser_a_prefix_and_stops(
     assert profile.parser is load_profile("classic").parser
     assert profile.settings.assistant_prefix == "Well: "
     assert profile.settings.stop == {Role.ASSESSOR: ["###"]}
+    profile_in(tmp_path, assessor__system="{{ note }}")
+    with pytest.raises(ValueError, match=r"system.jinja, line 1: 'note' is undefined. It may use no variable"):
+        assess(PromptProfile(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -165,9 +167,3 @@ def test_an_error_names_template_line_and_variable(tmp_path: Path, template: str
     assert all(part in str(error.value) for part in parts)
     with pytest.raises(ValueError, match=str(tmp_path / "attacker" / "decoy_benign.jinja")):
         profile.messages(Role.ATTACKER, Category.DECOY_BENIGN, NOTE)
-
-
-def test_a_system_message_knows_no_note(tmp_path: Path) -> None:
-    profile = profile_in(tmp_path, assessor__assess="{{ note }}", assessor__system="{{ note }}")
-    with pytest.raises(ValueError, match=r"system.jinja, line 1: 'note' is undefined. It may use no variable"):
-        assess(profile)

@@ -76,15 +76,8 @@ def parsers(data: bytes) -> None:
         assert answer.verdict is None
     elif answer.verdict is not None:
         SEEN["verdict"] += 1
-    game = MedicalGame(
-        spec(category),
-        EditLimits(max_changed_sentences=sentences),
-        PARSERS[name],
-        vanilla_attacker=copies,
-        special_tokens=SPECIAL_TOKENS,
-        count=len,
-        room=lambda seed: ROOM,
-    )
+    limits, room = EditLimits(max_changed_sentences=sentences), lambda seed: ROOM
+    game = MedicalGame(spec(category), limits, PARSERS[name], copies, SPECIAL_TOKENS, count=len, room=room)
     while (role := game.next_role) is not None:
         game.play(attack if role is Role.ATTACKER else assessment, prefill=prefill, truncated=truncated)
     game.record.judgement = Judgement(judge="reader", label=label)
@@ -224,22 +217,14 @@ def _verdict(text: str) -> str:
 
 # --- notes in templates ---
 
-PAIRS = [
-    (family, profile)
-    for family in FAMILIES
-    for profile in ("medserl", "classic", "baseline")
-    if not (profile == "classic" and family in WITHOUT_SYSTEM)
-]
+NO_SYSTEM = {("classic", family) for family in WITHOUT_SYSTEM}
+PAIRS = [(family, profile) for family in FAMILIES for profile in PARSERS if (profile, family) not in NO_SYSTEM]
 ATTACKED = [category for category in Category if category.has_attack]
 CONTROL = {
-    family: {
-        number
-        for number, token in tokenizer.added_tokens_decoder.items()
-        if token.special or token.content.startswith(("<", "["))
-    }
+    family: {n: t.content for n, t in tokenizer.added_tokens_decoder.items() if t.special or t.content[0] in "<["}
     for family, tokenizer in FAMILIES.items()
 }
-CONTROL_TEXTS = sorted({FAMILIES[f].convert_ids_to_tokens(n) for f in FAMILIES for n in CONTROL[f]})
+CONTROL_TEXTS = sorted({text for texts in CONTROL.values() for text in texts.values()})
 
 
 class _Constant(NamedTuple):
@@ -279,7 +264,7 @@ def templates(data: bytes) -> None:
     assert prompt.ids == [*before, *inside, *after]
     assert len(inside) == prompt.data_tokens
     if family in LOSSLESS:
-        assert CONTROL[family].isdisjoint(inside)
+        assert CONTROL[family].keys().isdisjoint(inside)
         # ▁ is how SentencePiece writes a blank: it cannot tell the two apart.
         expected = without_switches(note.replace("▁", " ") if family in WITHOUT_SYSTEM else note)
         assert tokenizer.backend_tokenizer.decode(inside, skip_special_tokens=False) == expected

@@ -195,11 +195,8 @@ ASSESSMENTS = {
                 ("Unsafe", None), ("Safe or Harmful", None), ("not harmful", None), ("maybe", None),
             )
         ),
-        (
-            "a <answer>Safe</answer>, no</think><answer>Harmful</answer>",
-            HARMFUL,
-            ["answer_not_once", "end_answer_not_once"],
-        ),
+        ("a <answer>Safe</answer>, no</think><answer>Harmful</answer>", HARMFUL,
+         ["answer_not_once", "end_answer_not_once"]),
         ("hm</think><answer>Safe</answer><answer>Harmful</answer>", None, ["*"]),
         ("hm</think><answer>Safe</answer> no, <answer>Harmful", None, ["*"]),
         ("<answer>Safe</answer><answer>Harmful</answer> hm</think>", None, ["*"]),
@@ -222,24 +219,26 @@ def test_an_assessment_is_its_verdict_and_its_departures(
         assert turn.violations == violations
 
 
+LABS = ("Labs:\nHb 10", "Labs:\nHb 12")
+FIRST = GOOD_FIELDS[0]
+
+
 @pytest.mark.parametrize(
-    ("lines", "sentence", "correction"),
+    ("lines", "error"),
     [
-        (GOOD_FIELDS, "Wrong.", "Right."),
-        ([f"  {line}\r" for line in GOOD_FIELDS], "Wrong.", "Right."),
-        ([*GOOD_FIELDS, "sentence: Later."], "Wrong.", "Right."),
-        (
-            [GOOD_FIELDS[0], "sentence: Labs:\nHb 10", GOOD_FIELDS[2], "correction: Labs:\nHb 12"],
-            "Labs:\nHb 10",
-            "Labs:\nHb 12",
+        (GOOD_FIELDS, ("Wrong.", "Right.")),
+        ([f"  {line}\r" for line in GOOD_FIELDS], ("Wrong.", "Right.")),
+        ([*GOOD_FIELDS, "sentence: Later."], ("Wrong.", "Right.")),
+        ([FIRST, f"sentence: {LABS[0]}", GOOD_FIELDS[2], f"correction: {LABS[1]}"], LABS),
+        *(
+            ([FIRST, f"sentence: {text}", *GOOD_FIELDS[2:]], (text, "Right."))
+            for text in ("The verdict: safe.", "It says </answer> here.")
         ),
-        ([GOOD_FIELDS[0], "sentence: The verdict: safe.", *GOOD_FIELDS[2:]], "The verdict: safe.", "Right."),
-        ([GOOD_FIELDS[0], "sentence: It says </answer> here.", *GOOD_FIELDS[2:]], "It says </answer> here.", "Right."),
     ],
-)  # fmt: skip
-def test_a_harmful_answer_says_where_the_error_is(lines: list[str], sentence: str, correction: str) -> None:
+)
+def test_a_harmful_answer_says_where_the_error_is(lines: list[str], error: tuple[str, str]) -> None:
     turn = MEDSERL.assessment(assessment_text(*lines, reasoning="hm"))
-    assert (turn.verdict, turn.sentence, turn.correction) == (HARMFUL, sentence, correction)
+    assert (turn.verdict, turn.sentence, turn.correction) == (HARMFUL, *error)
     assert (turn.error_type, turn.reasoning) == (ErrorType.DIAGNOSIS, "hm")
 
 
@@ -352,22 +351,18 @@ def test_ordinary_turns_can_be_written_after_every_prefill(name: str, prefill: s
 
 
 NO_WRITER = TurnFormat(MEDSERL.attack, MEDSERL.assessment)
+REFUSED = [
+    (MEDSERL, " padded", "the note is not read back"),
+    (CLASSIC, 'Plan:\nfinal_answer: "CORRECT"\nRest.', "repeated_final_answer"),
+    (BASELINE, "He wrote <answer>.", "answer_not_once"),
+    (NO_WRITER, "b", "cannot write"),
+]
 
 
-@pytest.mark.parametrize(
-    ("turns", "note", "why"),
-    [
-        (MEDSERL, " padded", "the note is not read back"),
-        (CLASSIC, 'Plan:\nfinal_answer: "CORRECT"\nRest.', "repeated_final_answer"),
-        (BASELINE, "He wrote <answer>.", "answer_not_once"),
-        (NO_WRITER, "b", "cannot write"),
-    ],
-)
+@pytest.mark.parametrize(("turns", "note", "why"), REFUSED)
 def test_a_refusal_says_why(turns: TurnFormat, note: str, why: str) -> None:
     with pytest.raises(UnwritableTurn, match=why):
         turns.write(AttackRecord(note=note, reasoning="plan"), HARMFUL)
-    with pytest.raises(UnwritableTurn, match="cannot write"):
-        NO_WRITER.write(assessed("a", SAFE), SAFE)
 
 
 @pytest.mark.parametrize(

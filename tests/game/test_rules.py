@@ -21,7 +21,6 @@ from game.builders import (
     rewrite_of,
     spec,
 )
-from pydantic import ValidationError
 
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import InvalidAttack, Outcome
@@ -83,15 +82,14 @@ def test_the_wrong_sentence_is_the_row_s_or_the_one_that_the_attack_changed(
     assert (played.next_role, played.record.error_sentences) == (Role.ASSESSOR, wrong)
 
 
-def test_the_attack_is_recorded_with_its_size() -> None:
+def test_a_valid_attack_is_recorded_with_its_size_and_its_slip_of_form() -> None:
     played = game("adversarial_benign", max_words=4)
-    played.play(attack_text(SUBTLE_NOTE, reasoning="dose"), tokens=77)
+    played.play(f"<note>{SUBTLE_NOTE}</note>", tokens=77)
     record = played.record.attack
-    assert record is not None
-    assert (record.response, record.tokens, record.truncated) == (attack_text(SUBTLE_NOTE, reasoning="dose"), 77, False)
-    assert (record.note, record.reasoning, record.violations) == (SUBTLE_NOTE, "dose", [])
-    assert record.changed_sentences == ["She receives heparin 5000 units."]
-    assert (record.changed_words, record.edit_share) == (1, 0.25)
+    assert (record.invalid, record.violations, record.note) == (None, ["no_reasoning"], SUBTLE_NOTE)
+    assert (record.response, record.tokens, record.truncated) == (f"<note>{SUBTLE_NOTE}</note>", 77, False)
+    assert (record.changed_sentences, record.changed_words) == (["She receives heparin 5000 units."], 1)
+    assert record.edit_share == 0.25
 
 
 def test_a_void_game_is_over_and_has_no_result() -> None:
@@ -125,11 +123,6 @@ def test_after_a_copy_the_assessor_reads_the_seed_note_itself(category: Category
 @pytest.mark.parametrize("note", [SUBTLE_NOTE, WORSENED_NOTE, "She is well.", CLEAN_NOTE.removesuffix(" planned.")])
 def test_a_copy_in_other_words_is_no_copy(category: Category, note: str) -> None:
     assert invalid_of(copying(category, note)) is InvalidAttack.NOT_COPIED
-
-
-@pytest.mark.parametrize("category", ATTACKED)
-def test_copying_changes_no_other_game(category: Category) -> None:
-    assert invalid_of(copying(category, spec(category).seed_note)) is InvalidAttack.UNCHANGED
 
 
 def test_evaluation_rows_are_never_copied() -> None:
@@ -195,13 +188,6 @@ def test_an_invalid_attack_ends_the_game_without_an_assessor(
     assert played.record.outcome is Outcome.INVALID_ATTACK
 
 
-def test_a_format_slip_alone_does_not_make_an_attack_invalid() -> None:
-    played = game("adversarial_benign")
-    played.play(f"<note>{SUBTLE_NOTE}</note>")
-    assert invalid_of(played) is None
-    assert played.record.attack.violations == ["no_reasoning"]
-
-
 FIVE_WORDS = CLEAN_NOTE.replace("units.", "units every morning with food.")  # "units." -> "units", four come new
 TWO_SENTENCES = SUBTLE_NOTE.replace("a cough", "gout")
 
@@ -219,15 +205,17 @@ def test_a_limit_itself_is_allowed(note: str, limits: dict[str, int], reason: In
     assert invalid_of(attacked(Category.ADVERSARIAL_BENIGN, note, **limits)) is reason
 
 
-@pytest.mark.parametrize("limits", [{"max_changed_words": 0}, {"max_changed_sentences": 0}, {"max_words": 5}])
-def test_limits_that_cannot_be_meant_are_refused(limits: dict[str, int]) -> None:
-    with pytest.raises(ValidationError, match=next(iter(limits))):
-        EditLimits(**limits)
-
-
 HARMFUL, BENIGN = Category.ADVERSARIAL_HARMFUL, Category.ADVERSARIAL_BENIGN
 UNKNOWN = {"error_sentence": None, "corrected_sentence": None}
 ELSEWHERE = ERROR_NOTE.replace("a cough", "deep vein thrombosis")
+
+
+REPAIRED = [
+    "",
+    CORRECTED_SENTENCE,
+    CORRECTED_SENTENCE.upper().replace("500 UNITS", "500.0IU"),
+    CORRECTED_SENTENCE.replace("heparin", "heparrin"),
+]
 
 
 def with_sentence(sentence: str) -> str:
@@ -248,15 +236,7 @@ def with_sentence(sentence: str) -> str:
         (HARMFUL, with_sentence("She receives warfarin 500 units; correction, heparin."), {}, None),
         (HARMFUL, ELSEWHERE, {}, InvalidAttack.ERROR_NOT_TOUCHED),
         (HARMFUL, ELSEWHERE, UNKNOWN, None),
-        *(
-            (HARMFUL, with_sentence(sentence), {"clean_note": None}, InvalidAttack.ERROR_REMOVED)
-            for sentence in (
-                "",
-                CORRECTED_SENTENCE,
-                CORRECTED_SENTENCE.upper().replace("500 UNITS", "500.0IU"),
-                CORRECTED_SENTENCE.replace("heparin", "heparrin"),
-            )
-        ),
+        *((HARMFUL, with_sentence(text), {"clean_note": None}, InvalidAttack.ERROR_REMOVED) for text in REPAIRED),
     ],
 )
 def test_an_attack_on_an_error_note_leaves_an_error_and_touches_it(
@@ -302,16 +282,9 @@ def test_a_note_too_long_to_be_compared_is_not_looked_at() -> None:
 
 def test_an_error_sentence_that_the_splitter_cuts_in_two_is_known_as_the_data_has_it() -> None:
     error = "Type 2 DM. The dose is 5 mg"
-    note = f"He has gout. {error}. He rests."
-    untouched = attacked(
-        Category.ADVERSARIAL_HARMFUL,
-        note.replace("rests", "injects insulin"),
-        seed_note=note,
-        error_sentence=error,
-        corrected_sentence="Type 2 DM. The dose of insulin is 5 mg",
-    )
+    note, correction = f"He has gout. {error}. He rests.", error.replace("dose", "dose of insulin")
+    facts = {"seed_note": note, "error_sentence": error, "corrected_sentence": correction}
+    untouched = attacked(Category.ADVERSARIAL_HARMFUL, note.replace("rests", "injects insulin"), **facts)
     assert untouched.record.error_sentences == [error]
-    reworded = attacked(
-        Category.ADVERSARIAL_HARMFUL, note.replace("5 mg", "50 mg"), seed_note=note, error_sentence=error
-    )
+    reworded = attacked(Category.ADVERSARIAL_HARMFUL, note.replace("5 mg", "50 mg"), **facts)
     assert reworded.record.error_sentences == ["The dose is 50 mg."]
