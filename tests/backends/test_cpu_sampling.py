@@ -114,12 +114,6 @@ def test_a_completion_ends_where_its_turn_says_stop(model: Any, by_token: bool) 
     assert done[4].stop_reason == "completed"
 
 
-def test_a_request_draws_the_same_tokens_whoever_shares_its_batch(model: Any) -> None:
-    together = sample_batch(model, requests(), SamplingSettings(), eos_token_ids=NO_EOS)
-    alone = [sample_batch(model, [request], SamplingSettings(), eos_token_ids=NO_EOS)[0] for request in requests()]
-    assert [c.token_ids for c in together] == [c.token_ids for c in alone]
-
-
 @pytest.mark.parametrize(
     ("params", "message"),
     [

@@ -134,11 +134,6 @@ def answers(**changes: Any) -> Fault:
     return fault
 
 
-async def comes_late(output: TokenOutput) -> TokenOutput:
-    await asyncio.sleep(TIMEOUT_S + 0.1)
-    return output
-
-
 async def never_comes(output: TokenOutput) -> TokenOutput:
     return await asyncio.get_running_loop().create_future()
 
@@ -151,7 +146,6 @@ async def never_comes(output: TokenOutput) -> TokenOutput:
         (raises(ActorDiedError()), "generation failed: ActorDiedError"),
         (answers(stop_reason="abort"), "generation aborted"),
         (answers(token_ids=[], log_probs=[]), "generation aborted"),
-        (comes_late, f"generation timed out after {TIMEOUT_S} s"),
         (never_comes, f"generation timed out after {TIMEOUT_S} s"),
     ],
 )

@@ -48,11 +48,6 @@ def test_the_prefill_is_what_template_and_profile_begin_the_turn_with(
     assert opening(tokenizer, profile, **kwargs) == (from_template + prefix, from_template + prefix)
 
 
-def test_a_thought_quoted_in_a_prompt_is_no_prefill() -> None:
-    """The medserl prompt shows ``<think>…</think>`` as part of the format."""
-    assert opening(FAMILIES["qwen3"], "medserl")[1] == ""
-
-
 @PROFILES
 @pytest.mark.parametrize("thinking", [True, False])
 @pytest.mark.parametrize("context", ["isolated", "shared"])

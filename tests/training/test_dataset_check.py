@@ -158,17 +158,6 @@ def test_a_file_without_the_columns_of_a_game_is_named_and_what_is_not_here_is_l
     assert not problems(config)
 
 
-def test_the_plan_holds_the_longest_game_the_budgets_allow() -> None:
-    spec = GameSpec.from_extra_info(extra_info("adversarial_benign"))
-    prompt, response = plan_row(spec, SELFPLAY, ENCODER)
-    attack = ENCODER.of(Role.ATTACKER, spec.category, NOTE)
-    attacker = SELFPLAY.budget.attacker(attack.data_tokens)
-    longest_note = "x" * attacker  # one token a byte: a turn that is nothing but note
-    second = len(ENCODER.of(Role.ASSESSOR, spec.category, longest_note).ids)
-    assert prompt == len(attack.ids)
-    assert response == attacker + second + SELFPLAY.budget.assessor
-
-
 def test_what_an_opponent_plays_takes_no_room() -> None:
     attacked, untouched = (GameSpec.from_extra_info(extra_info(c)) for c in ("adversarial_benign", "vanilla_benign"))
     opponent = OpponentConfig(kind="endpoint", url="http://host")

@@ -14,12 +14,10 @@ from medserl_agentloop.games.medical.metrics import (
     UNREADABLE,
     official_notes,
     official_scores,
-    prediction,
     quoted_sentence,
 )
-from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.scoring.metrics import score
-from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
+from medserl_agentloop.scoring.notes import Prediction
 
 ROWS = build_eval_rows([SAMPLE])[0]
 NOTES = read_reference([SAMPLE]).notes
@@ -105,13 +103,3 @@ SENTENCES = {
 )
 def test_a_quote_means_the_sentence_that_it_copies(quote: str | None, number: int) -> None:
     assert quoted_sentence(quote, SENTENCES) == number
-
-
-def test_an_answer_is_a_prediction() -> None:
-    note = ReferenceNote("toy-1", "...", flag=True, sentence_id=1, sentences=SENTENCES)
-    expected = {
-        Label.HARMFUL: Prediction("toy-1", True, 5, "Ill."),
-        Label.SAFE: Prediction("toy-1"),
-        None: Prediction("toy-1", parsed=False),
-    }
-    assert {verdict: prediction(note, verdict, "Well.", "Ill.") for verdict in expected} == expected
