@@ -1,6 +1,6 @@
 """What the SGLang backend does where SGLang is not installed, not chosen, or where there is a GPU."""
 
-import ast
+import re
 import sys
 from pathlib import Path
 
@@ -94,16 +94,9 @@ def test_a_run_with_a_gpu_is_sent_to_the_recipes_for_gpus(untouched: None, monke
     assert "CUDA_VISIBLE_DEVICES=-1" in problem
 
 
-SERVERS = {"sglang", "cpu_hf", "vllm"}
-STARTUP_CHECKS = "run_check"  # they read the run's config, which names the server
-
-
 def test_no_module_above_the_rollout_server_knows_which_server_it_talks_to() -> None:
-    for path in (path for path in (PACKAGE / "core").rglob("*.py") if STARTUP_CHECKS not in path.parts):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            where = f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 0)}"
-            if isinstance(node, ast.ImportFrom) and "check_stop_strings" not in [name.name for name in node.names]:
-                assert not SERVERS & set(str(node.module).split(".")), f"{where} imports {node.module}"
-                assert not str(node.module).startswith("medserl_agentloop.backends"), f"{where} imports {node.module}"
-            if isinstance(node, ast.Constant):
-                assert node.value not in SERVERS, f"{where} names the server {node.value!r}"
+    server = re.compile(r"^ *(from|import) .*\b(backends|sglang|vllm)\b|[\"'](sglang|vllm|cpu_hf)[\"']", re.MULTILINE)
+    paths = [
+        path for path in (PACKAGE / "core").rglob("*.py") if "run_check" not in path.parts
+    ]  # reads the run's config
+    assert not [path for path in paths if server.search(path.read_text(encoding="utf-8"))]

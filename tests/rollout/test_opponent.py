@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 from rollout.opponent_server import OpponentServer, opponent_server
 from serving import as_new, completion
-from support import NOTE, REWRITTEN, TOKENIZER, assessment_text, attack_text, judge, play, run_with
+from support import NOTE, REWRITTEN, assessment_text, attack_text, judge, play, run_with
 
 from medserl_agentloop.core.metrics import opponent_metrics
 from medserl_agentloop.core.trajectory import GAME_KEY
@@ -31,9 +31,6 @@ def server(shared_server: OpponentServer) -> OpponentServer:
 def against(server: OpponentServer, train: str, **opponent: Any) -> Any:
     settings = {"kind": "endpoint", "url": server.url, "retries": 0, "timeout_s": 5.0, **opponent}
     return run_with(selfplay__train=train, **{f"selfplay__opponent__{name}": value for name, value in settings.items()})
-
-
-TENSORS = ("prompts", "responses", "response_mask", "rollout_log_probs", "role_ids", "context_lengths", "rm_scores")
 
 
 def test_the_assessor_trained_against_an_opponent_attacker_is_alone_in_its_trajectory(server: OpponentServer) -> None:
@@ -72,19 +69,6 @@ def test_the_attacker_trained_against_an_opponent_assessor_gets_the_games_result
         rewards.append(judge(output, run)["rm_scores"][-1].item())
     caught, undetected = rewards
     assert undetected == pytest.approx(caught + 2.0)
-
-
-def test_nothing_but_the_note_crosses_and_no_hidden_reasoning_changes_a_trained_tensor(server: OpponentServer) -> None:
-    run = against(server, "assessor")
-    seen = []
-    for secret in (attack_text(reasoning="plan A"), "chatter " + attack_text(reasoning="SECRET-PLAN " * 50)):
-        server.answer = lambda _, secret=secret: secret  # type: ignore[misc]
-        output, _, engine = play([assessment_text()], run=run)
-        assert "SECRET-PLAN" not in TOKENIZER.decode(engine.calls[0].prompt_ids)
-        seen.append(judge(output, run))
-    first, second = seen
-    for name in TENSORS:
-        assert first[name].equal(second[name]), name
 
 
 def test_a_vanilla_game_needs_the_opponent_only_where_it_assesses(server: OpponentServer) -> None:

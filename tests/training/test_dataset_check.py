@@ -37,16 +37,7 @@ def row(category: str, **changes: Any) -> dict[str, Any]:
         "prompt": load_profile("medserl").messages(role, Category(category), facts["seed_note"]),
         "ability": "medical_error_detection",
         "reward_model": {"style": "rule", "ground_truth": facts["target_label"]},
-        "extra_info": {
-            **facts,
-            "split": "train",
-            "subset": "toy",
-            "error_sentence_id": 2,
-            "sentences": [],
-            "pair_source": "in_row",
-            "edit_tag": "local_edit",
-            "source_sha256": "0" * 64,
-        },
+        "extra_info": {**facts, "split": "train", "sentences": []},
         **changes,
     }
 
@@ -76,24 +67,15 @@ def test_it_says_how_many_rows_of_which_kind_are_played(tmp_path: Path) -> None:
 
 def copied(category: str) -> dict[str, Any]:
     """A vanilla row that begins with an attacker who copies the note."""
-    made = row(category)
-    prompt = load_profile("medserl").messages(Role.ATTACKER, Category(category), made["extra_info"]["seed_note"])
-    return {**made, "prompt": prompt}
+    note = extra_info(category)["seed_note"]
+    return row(category, prompt=load_profile("medserl").messages(Role.ATTACKER, Category(category), note))
 
 
-def variation() -> dict[str, Any]:
-    """A row that asks for an accurate variation: a decoy, whatever its category is called."""
-    made = row("adversarial_benign")
-    made["extra_info"]["target_label"] = "safe"
-    return {**made, "prompt": load_profile("medserl").messages(Role.ATTACKER, Category.DECOY_BENIGN, NOTE)}
-
-
-def evaluated() -> dict[str, Any]:
-    made = row("vanilla_benign")
-    made["extra_info"]["split"] = "eval"
-    return made
-
-
+ASKS_FOR_A_DECOY = load_profile("medserl").messages(Role.ATTACKER, Category.DECOY_BENIGN, NOTE)
+VARIATION = row("adversarial_benign", prompt=ASKS_FOR_A_DECOY)  # a decoy, whatever its category is called
+VARIATION["extra_info"]["target_label"] = "safe"
+EVALUATED = row("vanilla_benign")
+EVALUATED["extra_info"]["split"] = "eval"
 COPY = MedicalConfig(vanilla_attacker=VanillaAttacker.COPY)
 OTHER_PROMPT = "row 0: its prompt is not the one that --profile medserl"
 
@@ -104,14 +86,14 @@ OTHER_PROMPT = "row 0: its prompt is not the one that --profile medserl"
         (row("vanilla_benign", agent_name="other"), {}, "row 0: agent_name is 'other', expected 'medserl_selfplay'"),
         (row("vanilla_benign", prompt=[{"role": "user", "content": "{{ note }}"}]), {}, OTHER_PROMPT),
         (row("decoy_benign"), {}, "decoy_benign games need a judge"),
-        (variation(), {}, "decoy_benign games need a judge"),
+        (VARIATION, {}, "decoy_benign games need a judge"),
         (row("adversarial_benign"), {"prompt": 10}, r"longest row needs \d+ tokens, but data.max_prompt_length"),
         (row("adversarial_benign"), {"response": 10}, r"longest row needs \d+ tokens, but data.max_response"),
         (copied("vanilla_benign"), {}, f"{OTHER_PROMPT} --vanilla-attacker skip gives it"),
         (row("vanilla_harmful"), {"selfplay": COPY}, r"--vanilla-attacker copy gives it. Write the file again"),
         (copied("vanilla_harmful"), {"selfplay": COPY}, None),
-        (evaluated(), {"selfplay": COPY}, None),  # begins with the assessor whatever the run does
-        (variation(), {"selfplay": MedicalConfig(judge="http")}, None),
+        (EVALUATED, {"selfplay": COPY}, None),  # begins with the assessor whatever the run does
+        (VARIATION, {"selfplay": MedicalConfig(judge="http")}, None),
     ],
 )
 def test_a_row_that_cannot_be_played_is_named_with_its_remedy(

@@ -260,11 +260,3 @@ def test_every_part_goes_on_as_it_was_and_one_that_the_checkpoint_does_not_know_
     assert load_state(tmp_path / "global_step_3", parts) == ["opponents"]
     assert list(parts.values()) == [state(0.1 + 0.2), state(7), state(4)]
     assert [path.name for path in (tmp_path / "global_step_3").iterdir()] == [STATE_FILE]
-
-
-def test_a_full_disk_leaves_the_state_that_was_there(tmp_path: Path) -> None:
-    save_state(tmp_path, {"alarms": state(7)})
-    with disk_that_is_full_after(10), pytest.raises(OSError, match=STATE_FILE):
-        save_state(tmp_path, {"alarms": state(8)})
-    load_state(tmp_path, {"alarms": (alarms := state())})
-    assert alarms == state(7) and [path.name for path in tmp_path.iterdir()] == [STATE_FILE]
