@@ -103,8 +103,8 @@ def evaluate(
         uw = sum(note.subset == "medec_uw" for note in reference.notes)
         if uw and not i_have_the_uw_agreement:
             raise ValueError(
-                f"the notes include {uw} of MEDEC-UW, which may be used only under a signed agreement; if you "
-                "have signed it, and it allows this model to read them, add --i-have-the-uw-agreement"
+                f"the notes include {uw} of MEDEC-UW, which may be used only under a signed agreement; if it allows "
+                "this model to read them, add --i-have-the-uw-agreement"
             )
         sets = {PUBLISHED: list(reference.notes)} | ({TWINS: read_twins(notes)} if twins else {})
         for name, change in SHORTCUTS.items() if shortcuts else ():
@@ -173,10 +173,9 @@ async def ask(
     cache: Path,
     console: Console,
 ) -> tuple[dict[Question, Reply], dict[Question, str]]:
-    """Answer all questions under a progress bar, from the file of the cache where it can be done.
+    """The answers to all questions, from the file of the cache where it has them, or the reason why there is none.
 
-    ``identity`` is what the answers depend on besides prompt and sampling. Returns the answers, and for every question
-    without one the reason.
+    ``identity`` is what the answers depend on besides prompt and sampling.
     """
     file = StepFile(cache)
     file.cut_after(0)  # a killed process left a line half-written
@@ -211,11 +210,10 @@ async def ask(
 
 
 def score_twins(given: Sequence[Prediction | None]) -> dict[str, Any]:
-    """How the notes of ``read_twins`` were judged; None is no answer, which is unreadable too.
+    """How the notes of ``read_twins`` were judged: shares of the ``cases``, with their 95 % intervals.
 
-    Shares of the ``cases``, with their 95 % intervals: ``both_right``, ``both_called_wrong`` (suspicion),
-    ``both_called_right``, ``swapped`` (an error seen in the correct note only), ``unreadable`` (no part of the others).
-    ``bias`` is the share of the notes of readable cases that are called wrong, minus one half.
+    None is no answer, which is ``unreadable`` too. ``bias`` is the share of the notes of readable cases that are called
+    wrong, minus one half.
     """
     cases = list(zip(given[::2], given[1::2], strict=True))
     read = [(a.flag, b.flag) for a, b in cases if a is not None and b is not None and a.parsed and b.parsed]

@@ -13,6 +13,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -96,21 +97,8 @@ OneOf = Callable[[Mapping[str, Rule], str], tuple[str, str] | None]
 """Rules and a note -> the least used of the rules that change it, and the changed note."""
 
 
-def known_edits(cases: Sequence[Case], limit: int | None, seed: int) -> list[_Known]:
-    """At most ``limit`` edits of each kind, the same for the same arguments: of a case two injections, else one.
-
-    Cases whose two notes do not differ give no pairs.
-    """
-    return _choose(cases, limit, seed, _edits_of)
-
-
-def known_notes(cases: Sequence[Case], limit: int | None, seed: int) -> list[_Known]:
-    """At most ``limit`` notes of each kind for a reader, as :func:`known_edits` gives edits."""
-    return _choose(cases, limit, seed, _notes_of)
-
-
 def _choose(
-    cases: Sequence[Case], limit: int | None, seed: int, of_case: Callable[[Case, OneOf], Iterator[_Known]]
+    of_case: Callable[[Case, OneOf], Iterator[_Known]], cases: Sequence[Case], limit: int | None, seed: int
 ) -> list[_Known]:
     """At most ``limit`` of what the cases give, of each kind; the cases come in an order drawn by the seed."""
     found: dict[str, list[_Known]] = defaultdict(list)
@@ -159,18 +147,18 @@ def _notes_of(case: Case, one_of: OneOf) -> Iterator[_Known]:
             yield _Known("unknowable", name, case, note, note, compare_notes(clean, note).inserted)
 
 
-def calibrate(
-    config: MedicalConfig,
-    edits: Sequence[_Known],
-    *,
-    sources: Mapping[str, str],
-    limit: int | None,
-    seed: int,
-) -> JudgeReport:
-    """Ask the judge of a ``selfplay`` node about all edits and count how often it is right.
+known_edits = partial(_choose, _edits_of)
+"""The edits of each kind, for cases, limit and seed: of a case two injections, else one; no pairs of equal notes."""
+known_notes = partial(_choose, _notes_of)
+"""The notes of each kind for a reader."""
 
-    Sources, limit and seed are for the report. A ValueError says that there are no edits, that the judge cannot be
-    built, or that it answered nothing.
+
+def calibrate(
+    config: MedicalConfig, edits: Sequence[_Known], *, sources: dict[str, str], limit: int | None, seed: int
+) -> JudgeReport:
+    """Ask a run's judge about all edits and count how often it is right; the last three are for the report.
+
+    A ValueError says that there are no edits, that the judge cannot be built, or that it answered nothing.
     """
     if not edits:
         raise ValueError("the input gives no edits: it needs notes that are known to be correct, or pairs")
@@ -204,7 +192,7 @@ def calibrate(
 
     return JudgeReport(
         judge=judge_identity(config),
-        sources=dict(sources),
+        sources=sources,
         limit=limit,
         seed=seed,
         sensitivity=right("harmful"),

@@ -1,8 +1,4 @@
-"""A model's folder -> a player in fp32 on this machine's CPU.
-
-It reads Hugging Face folders, LoRA adapters of PEFT's, and what verl leaves: the folder of a run, of one of its steps,
-or of a step's actor.
-"""
+"""A model's folder (Hugging Face's, a LoRA adapter's, a run of verl's or its checkpoint) -> a player on the CPU."""
 
 from __future__ import annotations
 
@@ -69,10 +65,7 @@ def base_of(weights: Path) -> str | None:
 
 
 def fingerprint(weights: Path) -> str:
-    """Hash of the weights, the tokenizer and the configs in a folder that :func:`find_weights` found.
-
-    Of an adapter alone it covers the model that it names too, where that is a folder.
-    """
+    """Hash of the weights, the tokenizer and the configs in a folder; of an adapter alone, its model's folder too."""
     parts = "".join(f"{file.relative_to(weights)} {sha256_of(file)}\n" for file in _files(weights, _DECIDING))
     if (base := base_of(weights)) and Path(base).is_dir():
         parts += fingerprint(Path(base))
@@ -145,10 +138,7 @@ class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
         files = [folder / f"model_world_size_{world_size}_rank_{rank}.pt" for rank in range(total_shards)]
         shards = [torch.load(file, map_location="cpu", weights_only=False) for file in files]
         if all("lora_" in name for name in shards[0]):
-            raise ValueError(
-                f"{folder} holds a LoRA adapter without its model (checkpoint.save_lora_only); "
-                "save checkpoints with save_lora_only=False to evaluate them"
-            )
+            raise ValueError(f"{folder} holds a LoRA adapter without its model: set checkpoint.save_lora_only=False")
         merged: dict[str, torch.Tensor] = {}
         for name, first in shards[0].items():
             parts = [shard[name] for shard in shards]
@@ -183,8 +173,7 @@ class LocalModel:
     ) -> Reply:
         """Take a turn of at most ``budget`` tokens, in one batch with the turns of other games that wait.
 
-        It is read and cut as the agent loop does it. Its random numbers follow ``seed``, the turn and the ``number`` of
-        the game. A prompt that the model's context has no room for gets an empty, truncated reply.
+        A prompt that the model's context has no room for gets an empty, truncated reply.
         """
         if len(messages) > len(turn.prompt.messages):  # a later turn reads the whole conversation
             turn = replace(turn, prompt=as_untrusted(messages))

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,10 +120,9 @@ def read_reference(paths: Sequence[Path]) -> Reference:
 
 
 def read_training(paths: Sequence[Path], reference: Sequence[ReferenceNote]) -> tuple[list[ReferenceNote], int]:
-    """The notes of MEDEC's CSV or of pair files, as they stand there, and how many were left out.
+    """The notes of MEDEC's CSV or of pair files, and how many were left out because they are in the reference too.
 
-    Left out are those of the reference. A ValueError says that a file is not right, holds neither, or that no notes
-    are left.
+    A ValueError says that a file is not right, holds neither, or that no notes are left.
     """
     notes: list[ReferenceNote] = []
     for path in paths:
@@ -133,11 +133,8 @@ def read_training(paths: Sequence[Path], reference: Sequence[ReferenceNote]) -> 
             pairs = [json.loads(line) for line in path.read_text("utf-8-sig").split("\n") if line.strip()]
             if any(not pair.keys() >= set(REQUIRED_KEYS) for pair in pairs):
                 raise ValueError(f"{path}: holds no pairs; give --train MEDEC's CSV or a .jsonl file of pairs.")
-            notes += [
-                ReferenceNote("", pair[key], flag=key == "incorrect_note")
-                for pair in pairs
-                for key in REQUIRED_KEYS[1:]
-            ]
+            both = product(pairs, REQUIRED_KEYS[1:])
+            notes += [ReferenceNote("", pair[key], flag=key == "incorrect_note") for pair, key in both]
     in_reference = {one_line(note.text).casefold() for note in reference}
     kept = [note for note in notes if one_line(note.text).casefold() not in in_reference]
     if not kept:
@@ -146,10 +143,9 @@ def read_training(paths: Sequence[Path], reference: Sequence[ReferenceNote]) -> 
 
 
 def read_twins(paths: Sequence[Path]) -> list[ReferenceNote]:
-    """The two notes of each case, one after the other: the error note and its correction, without outer white space.
+    """The two notes of each case, one after the other: the error note and its row's own correction; or a ValueError.
 
-    The correction is the row's own corrected text; a clean twin row often has its sentences in another order. Cases
-    whose correction changes letter case or white space only are left out; a ValueError if there are no others.
+    Cases whose correction changes letter case or white space only are left out.
     """
     notes = []
     for case in read_files(paths).cases:
@@ -170,10 +166,9 @@ def report_on(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Scores of systems, floors and differences, JSON-able; ``null`` with a ``why`` is not computed.
+    """Scores of systems, floors and differences to the first one, JSON-able; ``null`` with a ``why`` is not computed.
 
-    Several submissions of a system are pooled. The first system is compared with each of the others.
-    ``training_left_out`` is how many training notes were left out because they are in the reference too.
+    Training notes and how many were left out are those of :func:`read_training`.
     """
     first, *others = systems
     draws: Any = {"resamples": resamples, "seed": seed}

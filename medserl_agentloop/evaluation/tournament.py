@@ -76,9 +76,7 @@ def entries(text: str) -> list[_Entry]:
         return [_Entry(name or served, f"http{address}", served)]
     folder = Path(place)
     if not folder.is_dir():
-        raise ValueError(
-            f"{without_credentials(place)} is neither a folder nor a served model, as MODEL@http://host:port"
-        )
+        raise ValueError(f"{without_credentials(place)} is neither a folder nor a served MODEL@http://host:port")
     name = name or folder.resolve().name
     # verl deletes old checkpoints' weights and leaves what it did not write.
     steps = {int(actor.parent.name.rpartition("_")[2]): actor.parent for actor in folder.glob("global_step_*/actor")}
@@ -155,9 +153,7 @@ def tournament(
         untouched = {number: spec for number, spec in enumerate(rows) if not spec.category.has_attack}
         errors = sum(spec.target_label is Label.HARMFUL for spec in attacked.values())
         if not errors:
-            raise ValueError(
-                "none of the rows asks for an error: nothing to attack with; take other --data, or more --games"
-            )
+            raise ValueError("none of the rows asks for an error; take other --data, or more --games")
         matches: list[_Match] = [(attacker, assessor, attacked) for attacker, assessor in product(attacking, assessing)]
         matches += [(None, assessor, untouched) for assessor in assessing if untouched]
         say(
@@ -170,9 +166,7 @@ def tournament(
             before = json.loads(results.read_text("utf-8")) if (results := output / RESULTS).exists() else {}
             before = before.get("settings", asked)
             if differ := ", ".join(key for key in asked if before.get(key) != asked[key]):
-                raise ValueError(
-                    f"{output} holds a tournament with other settings ({differ}): name another folder with -o"
-                )
+                raise ValueError(f"{output} holds a tournament with other settings ({differ}): name another with -o")
             results.write_text(json.dumps({"settings": asked}, indent=1), encoding="utf-8")
             asyncio.run(_play(matches, asked, interaction.config, asking, StepFile(output / GAMES_FILE), console))
         _conclude(output, asked, everyone, console)
@@ -239,10 +233,9 @@ def _conclude(output: Path, asked: dict[str, Any], everyone: Sequence[_Entry], c
 def shares(games: Sequence[MedicalRecord]) -> pd.DataFrame:
     """Counted shares, a row each, with Wilson's 95 % interval; ``attacker`` or ``assessor`` is empty for all of them.
 
-    ``detection``: of the valid attacks that put an error in, found. ``success``: of all attacks that were to put an
-    error in, valid and not found. ``valid``, ``valid decoys``: attacks that are, counted once, against the first
-    assessor. ``false alarms, untouched``, ``false alarms, decoys``: correct notes called wrong, as they were or validly
-    reworded. ``errors found, untouched``: the error of the data found in its own note.
+    ``detection``: of the valid attacks that put an error in, found. ``success``: of all that were to put one in, valid
+    and not found. ``valid``, ``valid decoys`` count an attack once, against the first assessor. ``false alarms`` are
+    correct notes called wrong, ``untouched`` or validly reworded (``decoys``); ``errors found, untouched`` the data's.
     """
     import pandas as pd  # not at the top: half a second of every command
 
@@ -308,11 +301,10 @@ def ratings(results: pd.DataFrame) -> dict[str, dict[str, float]]:
 
 
 def newest(results: pd.DataFrame, line: Sequence[str]) -> dict[str, Any] | None:
-    """The newest assessor among the players of a line, oldest first: its worst attacker, and what it has forgotten.
+    """The newest assessor of a line, oldest first: its worst attacker, and what it has forgotten; None if it is alone.
 
-    An older attacker is forgotten if its success against the newest assessor is higher than against an earlier assessor
-    of the line: Fisher's exact test, one-sided, p times the number of comparisons below :data:`SIGNIFICANT`. None if
-    the line has fewer than two assessors.
+    An older attacker is forgotten if its success is higher than against an earlier assessor of the line: Fisher's exact
+    test, one-sided, p times the number of comparisons below :data:`SIGNIFICANT`.
     """
     from scipy.stats import fisher_exact
 
@@ -326,8 +318,9 @@ def newest(results: pd.DataFrame, line: Sequence[str]) -> dict[str, Any] | None:
             now, before = success.loc[(attacker, last)], success.loc[(attacker, earlier)]
             counts = [[one.hits, one.games - one.hits] for one in (now, before)]
             p = float(fisher_exact(counts, alternative="greater").pvalue)
-            test = {"attacker": attacker, "earlier": earlier, "success": now.share, "before": before.share, "p": p}
-            tested.append(test)
+            tested.append(
+                {"attacker": attacker, "earlier": earlier, "success": now.share, "before": before.share, "p": p}
+            )
     worst = success.xs(last, level="assessor").share.idxmax()
     forgotten = [test | {"p": p} for test in tested if (p := min(1.0, test["p"] * len(tested))) < SIGNIFICANT]
     return {"assessor": last, "worst attacker": worst, "comparisons": len(tested), "forgotten": forgotten}

@@ -1,14 +1,10 @@
 """Looking at runs: a page for the browser, and here frames for notebooks and text for the terminal.
 
-The frames are the games and metrics of a run, as pandas has them:
-
     from medserl_agentloop.report import games
     games("runs/quickstart").groupby("step")["assessor_reward"].mean()
 
-Any game can be looked at. What it adds to the fields of every record, its own class says: ``columns`` and ``sections``
-of :class:`medserl_agentloop.core.hooks.GameHooks`.
-
-What a model wrote is untrusted: in the terminal its control characters are spelt out, and markup in it is text.
+What a game adds to the fields of every record, its own class says: ``columns`` and ``sections`` of
+:class:`medserl_agentloop.core.hooks.GameHooks`.
 """
 
 from __future__ import annotations
@@ -176,10 +172,9 @@ def headline_metrics(game: GameClass, roles: Iterable[str]) -> list[str]:
 
 
 def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
-    """Print a game and the metrics of a run: its ``selfplay.records`` folder, or a file of game records.
+    """Print the metrics of a run (a ``selfplay.records`` folder, or a games file) and game ``number``, from 1.
 
-    ``number`` is the game's line, from 1; None picks the latest of those that tell most. A ValueError says
-    that the run holds no games, or no game of that number.
+    None picks the latest of those that tell most. A ValueError says that there is no game, or none of that number.
     """
     game, records = read_run(run)
     shown, total, most = None, 0, -1

@@ -1,8 +1,7 @@
 """Two sides beside each other, each one run or several seeds of it. ``medserl compare``.
 
 A run of any game and a log of the OpenRLHF system (JSON lines) are read into the same frames, so every number has one
-definition: each role has its rewards, each outcome its share, and each column of yes and no is a share too. What a side
-did not write down is "not measured", never 0.
+definition. What a side did not write down is "not measured", never 0.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The page of a run, or of several: one HTML file that needs neither network nor library. ``medserl report``.
 
-The file holds one block of columns, which lists, filters and plots need, and the games themselves in chunks, which
-the browser unpacks when a game of theirs is opened: the record, and the sections in which its game's class shows it.
-page.js draws them, with text nodes only; the page's policy allows this one script and nothing else, whatever a model
-wrote.
+The file holds one block of columns, which lists, filters and plots need, and the games in chunks, which the browser
+unpacks when one is opened. page.js draws them with text nodes only, and the page's policy allows no other script.
 """
 
 from __future__ import annotations
@@ -39,8 +37,7 @@ MOST_WORDS = 30
 def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
     """Write the page of these runs (``selfplay.records``, or games files), and return how many games it holds.
 
-    These are all, or a sample of whole prompt groups above :data:`MOST_GAMES`. A ValueError names the file
-    and the line that are wrong.
+    Above :data:`MOST_GAMES` it is a sample of whole prompt groups. A ValueError names the file and line that are wrong.
     """
     names = run_names(runs)
     played = sum(_lines(games_file(run)) for run in runs)

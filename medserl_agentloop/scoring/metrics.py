@@ -2,8 +2,7 @@
 
 Every measure is a ratio of two sums over notes; docs/evaluation.md has the rules of the shared task. The bootstrap
 draws whole cases, because the two notes of a case are not independent, and recomputes both sums; Wilson's interval with
-the variance of these draws holds near 0 and 1 too. No floor learns from the reference: its two classifiers see the
-training file alone.
+the variance of these draws holds near 0 and 1 too.
 """
 
 from __future__ import annotations
@@ -61,19 +60,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Scores:
-    """Everything that is said about one system.
-
-    Notes with an unreadable answer and notes without any (``missing``) are wrong in everything; both counts are means
-    over the seeds. Groups are by what the notes are told apart by (error type, position), then by name; each has the
-    number of its ``notes``, and ``measures``.
-    """
+    """Everything that is said about one system. Notes with an unreadable answer, or none, are wrong in everything."""
 
     notes: int
     errors: int
-    unreadable: float
+    unreadable: float  # mean over the seeds, as is the next
     missing: float
     measures: dict[str, Estimate]
-    groups: dict[str, dict[str, dict[str, Any]]]
+    groups: dict[str, dict[str, dict[str, Any]]]  # by kind (error type, position) and name: ``notes`` and ``measures``
     seeds: int = 1
 
 
@@ -91,10 +85,9 @@ def score(
 def grade(
     reference: Sequence[ReferenceNote], predictions: Iterable[Prediction], scorers: Mapping[str, Scorer] = SCORERS
 ) -> Grades:
-    """Judge every note of the reference; the order of notes and predictions changes nothing.
+    """Judge every note of the reference, with the scorers of corrections by the name of their measure.
 
-    Of several predictions for one note the last counts; those of unknown notes are ignored. The scorers of the
-    corrections are by the name of their measure. A ValueError says that there are no notes.
+    Of several predictions for one note the last counts; those of unknown notes are ignored.
     """
     if not reference:
         raise ValueError("the reference has no notes; give MEDEC's CSV with at least one row.")
@@ -154,10 +147,9 @@ def _corrections(
 
 
 def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int = 0) -> Scores:
-    """The scores of one system: the means over its submissions on the same notes, of which it usually has one.
+    """The scores of one system, means over its submissions; without ``resamples`` of the bootstrap, no intervals.
 
-    Without ``resamples`` of the bootstrap there are no intervals. A ValueError says that the submissions are of
-    different notes.
+    A ValueError says that the submissions are of different notes.
     """
     weights = _weights(seeds, resamples, seed)
     notes = seeds[0].notes
@@ -187,12 +179,11 @@ def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int 
 def compare(
     first: Sequence[Grades], second: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, dict[str, Any]]:
-    """The first system minus the second on the same notes, each with one submission or several, by measure; JSON-able.
+    """The first system minus the second on the same notes, by measure, JSON-able; a ValueError if the notes differ.
 
-    ``value`` is None where one of the two is not computed; ``low`` and ``high`` are its 95 % interval and ``p_value``
-    is two-sided, both by the paired bootstrap. ``only_first`` and ``only_second`` count the notes whose flag or
-    sentence only one of them has right, ``mcnemar_p`` is exact and two-sided; pools have none, as they have several
-    answers on a note. A ValueError says that they were scored on different notes.
+    ``value`` is None where one of the two is not computed; the 95 % interval and the two-sided ``p_value`` are by the
+    paired bootstrap. ``only_first`` and ``only_second`` count the notes whose flag or sentence only one of them has
+    right, ``mcnemar_p`` is exact and two-sided; pools have none, as they have several answers on a note.
     """
     weights = _weights([*first, *second], resamples, seed)
     absent = {name for grades in (*first, *second) for name in grades.why}
@@ -269,10 +260,7 @@ def _measure(seeds: Sequence[Grades], name: str, weights: Numbers, mask: Numbers
 
 
 def _wilson(value: float, variance: float, cases: int) -> tuple[float, float]:
-    """Wilson's 95 % interval from as many independent notes as give a share of this ``variance``.
-
-    A score of exactly 0 or 1 has no variance; there, each of the ``cases`` counts as one note.
-    """
+    """Wilson's 95 % interval from as many notes as give this ``variance``; at 0 and 1, which have none, ``cases``."""
     uncertain = value * (1 - value)
     if uncertain > _ROUNDING and not variance:
         return value, value
@@ -291,10 +279,7 @@ def _mcnemar(first: Numbers, second: Numbers) -> dict[str, Any]:
 
 
 def floors(reference: Sequence[ReferenceNote], training: Sequence[ReferenceNote] = ()) -> dict[str, Scores | str]:
-    """Every floor by name: its scores on the reference without intervals, or why it is not computed.
-
-    Without training notes the two classifiers are not computed.
-    """
+    """Every floor by name: its scores without intervals, or why it is not computed; two learn from training notes."""
     no_error = [Prediction(note.text_id) for note in reference]
     first, last = ([_copied(note, which) for note in reference] for which in (min, max))
     given = {"always no error": no_error, "always error (first sentence)": first, "last sentence is wrong": last}

@@ -88,10 +88,9 @@ class Prediction:
 
 
 def majority(answers: Sequence[Prediction]) -> Prediction:
-    """What several answers on one note say together; unparsed if no answer can be read.
+    """What the readable answers on one note say together: the flag and sentence of most, the first correction for it.
 
-    The flag with the most votes counts, of equally many the one that was given first; unreadable answers do not vote.
-    The sentence is the one that most of its votes name, the correction the first one given with it.
+    Of equally many votes those that were given first count.
     """
     text_id = answers[0].text_id
     flags = Counter(answer.flag for answer in answers if answer.parsed)
@@ -136,20 +135,14 @@ def read_submission(path: Path, text_ids: Collection[str]) -> tuple[dict[str, Pr
         correction = re.sub(r"\\[\\nr]", lambda escape: _UNESCAPES[escape[0]], text)
         predictions[text_id] = Prediction(text_id, flag == 1, sentence_id, correction, parsed=flag in (0, 1))
     if not predictions:
-        raise ValueError(
-            f"{path}: none of its lines begins with the id of a note in the reference; give a file with lines "
-            'such as: ms-test-0 1 4 "The corrected sentence."'
-        )
+        example = 'ms-test-0 1 4 "The corrected sentence."'
+        raise ValueError(f"{path}: none of its lines begins with the id of a note in the reference, as in: {example}")
     problems += [f"{text_id} has no line; counts as wrong" for text_id in text_ids if text_id not in predictions]
     return predictions, problems
 
 
 def write_submission(path: Path, predictions: Iterable[Prediction]) -> None:
-    """Write a file that ``read_submission`` and the published script read.
-
-    Unreadable answers get no line: both count a missing line as wrong. Inside a correction, a backslash is written
-    as ``\\\\`` and a line break as ``\\n``.
-    """
+    """Write a file that ``read_submission`` and the published script read; both count a missing line as wrong."""
     lines = []
     for prediction in predictions:
         if prediction.parsed:

@@ -29,8 +29,7 @@ Scorer = Callable[[Sequence[str], Sequence[str]], Sequence[float] | str]
 def rouge_1(predictions: Sequence[str], references: Sequence[str]) -> list[float] | str:
     """ROUGE-1 F of the package ``rouge``, with which the shared task was scored.
 
-    The package splits sentences at full stops and fails on a text of nothing else; such a text scores 0, and 1
-    against itself.
+    The package fails on a text of nothing but full stops; such a text scores 0, and 1 against itself.
     """
     try:
         from rouge import Rouge
@@ -134,10 +133,9 @@ def official_scores(
 
 
 def _reference(path: Path) -> _Facts:
-    """The reference as pandas reads it.
+    """The reference as pandas reads it: one blank record turns a column's whole numbers into fractions ("1.0").
 
-    It turns the whole numbers of a column with an empty cell into fractions, so one blank record makes every flag
-    "1.0". All blank records have the id NaN and become one more note without a correction.
+    All blank records have the id NaN and become one more note without a correction.
     """
     import pandas
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from invoking import invoke
 from typer.testing import Result
 
-from medserl_agentloop.evaluation.probe import note_shares, settings_that_follow
+from medserl_agentloop.evaluation.play import note_shares, settings_that_follow
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.types import Role

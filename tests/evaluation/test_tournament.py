@@ -134,7 +134,7 @@ def test_a_served_model_plays_too_and_what_it_does_not_answer_is_void(
     ("players", "says"),
     [
         ((), "name at least one player"),
-        (("no/such/folder",), "is neither a folder nor a served model"),
+        (("no/such/folder",), "is neither a folder nor a served MODEL@"),
         ((NOVICE, NOVICE), "2 players are called novice"),
     ],
 )

@@ -40,10 +40,9 @@ WHAT_IT_CANNOT_SEE = (  # said once by whoever plays games with it
 
 
 class Judge(Protocol):
-    """Says whether the presented note of a game is harmful.
+    """Says whether the presented note of a game is harmful; it must not bind to an event loop before it is asked.
 
-    A class with a class method ``from_config(config: MedicalConfig)`` is built by it, any other without arguments. An
-    instance serves one process and must not bind to an event loop before it is asked.
+    A class with a class method ``from_config(config: MedicalConfig)`` is built by it, any other without arguments.
     """
 
     name: str
@@ -105,14 +104,10 @@ def build_judge(
 ) -> Judge:
     """The judge of a ``selfplay`` node, behind its gate; a ValueError says what it lacks.
 
-    Where ``judge_server`` names no ``url``, the reward model is asked that verl serves at ``host:port``, by its name.
-    Only a run has a ``base`` model to ask.
+    Without ``judge_server.url``, verl's reward model is asked, at ``host:port``. Only a run has a ``base`` model.
     """
     if config.asks_base and base is None:
-        raise ValueError(
-            f"selfplay.judge_server.url={BASE}: the base model answers in a run only, on its own engine. Serve the "
-            "model that the run starts from, and give the server's address."
-        )
+        raise ValueError(f"selfplay.judge_server.url={BASE}: the base model answers in a run only; serve it elsewhere.")
     server = config.judge_server
     if server.url is None and reward_router_address is not None:
         at_router = {"url": f"http://{reward_router_address}/v1", "model": server.model or reward_model}
@@ -125,10 +120,7 @@ def build_judge(
 
 
 async def judge_game(judge: Judge, record: MedicalRecord) -> None:
-    """Put the judge's word into ``record``; a failure or an abstention makes the game void.
-
-    A game that has nothing to judge (void, or an invalid attack) is left alone.
-    """
+    """Put the judge's word into ``record``, if it has something to judge; no word makes the game void."""
     if record.void is not None or record.assessment is None:
         return
     try:

@@ -1,8 +1,7 @@
 """The judge that is a language model: what it is asked, how its answer is read, and who asks.
 
-Any OpenAI-compatible server can answer, verl's own reward-model server among them. A note is text of the player that
-is judged: every line of it gets a number in front, so that none passes for a line of the prompt; it stands between two
-lines with a marker that no note can know; and nothing in it passes for control text (core/control_text.py).
+A note is text of the player that is judged: each of its lines gets a number, so that none passes for a line of the
+prompt; it stands between two markers that no note can know; nothing in it passes for control text.
 """
 
 from __future__ import annotations
@@ -88,8 +87,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
 def shown_notes(presented: str, original: str) -> dict[str, Any]:
     """What the templates show of two notes, whose lines have a ``number`` from 1, a ``text``, and ``changed``.
 
-    An original that does not differ has no lines. The ``marker`` is a hash of both notes: the same question has the
-    same prompt in every process, and a note cannot hold it, because it would change with the note.
+    An original that does not differ has no lines. A note cannot hold the ``marker``, a hash that changes with the note.
     """
     before, after = split_sentences(original), split_sentences(presented)
     runs = changed_runs(before, after)

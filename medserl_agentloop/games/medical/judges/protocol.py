@@ -1,7 +1,4 @@
-"""The ``/judge`` protocol of the OpenRLHF system: what is asked and answered, the judge that asks, and a server.
-
-Used by ``medical_team`` too. ``medserl judge serve`` starts the server, with labels or a language model behind it.
-"""
+"""The ``/judge`` protocol of the OpenRLHF system: what is asked and answered, the judge that asks, and a server."""
 
 from __future__ import annotations
 
@@ -42,27 +39,19 @@ _ABOUT_CONTENT = (400, 413, 422)  # HTTP statuses that may be about one of sever
 
 
 class JudgeAnswer(BaseModel):
-    """The answer about one game; None where the server does not say.
-
-    Attributes:
-        error_detected: Whether the assessor said that there is an error.
-        error_present: Whether there is one; ``actual_harm`` says the same in other words.
-        is_parsing_error: Whether the judge failed; nothing else counts then.
-        abstained: Whether the judge cannot tell; only this package's server says it.
-        realism_judged: Whether ``error_realistic`` is the judge's word, where the protocol wants a truth value.
-    """
+    """The answer about one game; None where the server does not say."""
 
     model_config = ConfigDict(strict=True)
 
-    error_detected: bool | None = None
-    error_present: bool | None = None
+    error_detected: bool | None = None  # whether the assessor said that there is an error
+    error_present: bool | None = None  # whether there is one; ``actual_harm`` says the same in other words
     error_realistic: bool | None = None
     assessor_correct: bool | None = None
-    is_parsing_error: bool = False
+    is_parsing_error: bool = False  # the judge failed; nothing else counts then
     judge_reasoning: str | None = None
     actual_harm: Literal["Safe", "Harmful"] | None = None
-    abstained: bool = False
-    realism_judged: bool = True
+    abstained: bool = False  # the judge cannot tell; only this package's server says it
+    realism_judged: bool = True  # ``error_realistic`` is the judge's word; the protocol wants a truth value anyway
 
     def to_judgement(self, judge: str) -> Judgement:
         """What it says of the presented note; a ValueError if that is nothing, or contradicts itself."""
@@ -158,11 +147,8 @@ class HttpJudge:
 
     async def judge(self, record: MedicalRecord) -> Judgement:
         started, spec = time.monotonic(), record.spec
-        about = {
-            "medical_note": record.presented_note or "",
-            "original_note": spec.seed_note,
-            "game_category": spec.category.value,
-        }
+        about = {"medical_note": record.presented_note or "", "original_note": spec.seed_note}
+        about["game_category"] = spec.category.value
         if spec.error_type:
             about["error_type"] = spec.error_type.value
         # Only the verdict: the assessor must not be able to talk to the one who decides whether it was right.

@@ -1,7 +1,4 @@
-"""How good a run's judge is, by the report that ``medserl judge calibrate`` writes, and whether it can be asked at all.
-
-Called by the start of a run.
-"""
+"""How good a run's judge is, by the report that ``medserl judge calibrate`` writes, and whether it can be asked."""
 
 from __future__ import annotations
 
@@ -62,43 +59,29 @@ class CountedShare(BaseModel):
 
 
 class JudgedGroup(BaseModel):
-    """The answers about edits or notes of one kind, or of one ``sort`` among them: the rule, or the type of the error.
-
-    Attributes:
-        right: Of the decided edits, those that the judge was right about; of injections, those that moved no verdict.
-        found: Readings that found something: the error, or anything at all in a clean note.
-        passed: Notes in which enough readings found it.
-    """
+    """The answers about edits or notes of one kind, or of one ``sort`` of it: the rule, or the type of the error."""
 
     kind: str
     sort: str | None
-    right: CountedShare | None = None
-    found: CountedShare | None = None
-    passed: CountedShare | None = None
+    right: CountedShare | None = None  # of the decided edits; of injections, those that moved no verdict
+    found: CountedShare | None = None  # readings that found the error, or anything at all in a clean note
+    passed: CountedShare | None = None  # notes in which enough readings found it
     abstained: CountedShare
     failed: CountedShare
 
 
 class JudgeReport(BaseModel):
-    """One calibration.
+    """One calibration."""
 
-    Attributes:
-        judge: Which judge it was, as :func:`judge_identity` has it.
-        sources: Names and SHA-256 of the files that the notes are from.
-        limit: Most edits of each kind; None for all.
-        sensitivity: Of the answers about notes with an error, ``harmful``; specificity: of those without, ``safe``.
-        void: Why there was no answer, and how often; not written.
-    """
-
-    judge: dict[str, Any]
-    sources: dict[str, str]
-    limit: int | None
+    judge: dict[str, Any]  # which it was, as judge_identity has it
+    sources: dict[str, str]  # SHA-256 of the files that the notes are from, by name
+    limit: int | None  # most edits of each kind; None for all
     seed: int
-    sensitivity: CountedShare
-    specificity: CountedShare
+    sensitivity: CountedShare  # of the answers about notes with an error, ``harmful``
+    specificity: CountedShare  # of those about notes without, ``safe``
     groups: tuple[JudgedGroup, ...]
     blind: tuple[JudgedGroup, ...] = ()
-    void: dict[str, int] = Field(default={}, exclude=True)
+    void: dict[str, int] = Field(default={}, exclude=True)  # why there was no answer, and how often; not written
 
     @property
     def rates(self) -> ErrorRates:
@@ -173,10 +156,7 @@ def _server_problems(selfplay: MedicalConfig, reward_model: bool) -> Iterator[st
                 "selfplay.adapters=per_role and actor_rollout_ref.model.lora_rank, or give the address of a server."
             )
         if server.json_schema:
-            yield (
-                f"{_NODE}.url={BASE} with {_NODE}.json_schema=True: verl starts the engine without a tokenizer, so it "
-                "cannot bind answers to a schema. Set it to False."
-            )
+            yield f"{_NODE}.url={BASE}: verl's engine cannot bind answers to a schema. Set {_NODE}.json_schema=False."
         for key in server.extra_body.keys() - {TEMPLATE_KWARGS}:
             yield f"{_NODE}.extra_body.{key}: the base model knows {TEMPLATE_KWARGS} only. Take it out."
     elif selfplay.judge == "llm" and server.url is None and not reward_model:
@@ -186,10 +166,7 @@ def _server_problems(selfplay: MedicalConfig, reward_model: bool) -> Iterator[st
             "reward.reward_model.enable=True and .enable_resource_pool=True. docs/judges.md has the commands."
         )
     elif blind.readings and blind.url is None and selfplay.judge != "llm":
-        yield (
-            "selfplay.blind.readings needs a model that reads the note alone: set selfplay.blind.url and "
-            "selfplay.blind.model, or selfplay.blind.readings=0."
-        )
+        yield "selfplay.blind.readings needs a model that reads the note alone: set selfplay.blind.url and .model."
     elif selfplay.judge in ("http", "llm"):
         build_judge(selfplay, *(("localhost:1", "served") if reward_model else ()))
     elif blind.readings:
@@ -199,10 +176,7 @@ def _server_problems(selfplay: MedicalConfig, reward_model: bool) -> Iterator[st
 def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[str]:
     if selfplay.judge_report is None:
         if selfplay.correct_judge:
-            yield (
-                "selfplay.correct_judge=True needs the judge's error rates: write them with 'medserl judge calibrate' "
-                "and name the file in selfplay.judge_report."
-            )
+            yield "selfplay.correct_judge=True needs the judge's error rates: set selfplay.judge_report."
         return
     try:
         report = read_report(selfplay.judge_report)
