@@ -40,8 +40,9 @@ NOT_RUN = {
     "medserl judge calibrate": SERVED,
     "medserl probe http": SERVED,
     "medserl evaluate http": SERVED,
-    "python -m sglang.launch_server": GPU,
+    "CUDA_VISIBLE_DEVICES=": GPU,
     "python -m verl.trainer.main_ppo +recipes=qwen3_4b": GPU,
+    "python -m verl.trainer.main_ppo +recipes=[qwen3_4b": GPU,
 }
 """Beginnings of commands that are not run here, and why."""
 
