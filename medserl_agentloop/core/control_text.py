@@ -28,10 +28,7 @@ _SWITCHES = {
     "SmolLM3": r"/system_override",
 }
 SWITCH = re.compile("|".join(_SWITCHES.values()), re.IGNORECASE)
-"""A switch: words in a user's message that turn a model's reasoning off or on.
-
-Templates look for them anywhere in a message, and models that have learned them obey wherever they stand.
-"""
+"""A switch: words anywhere in a user's message that turn a model's reasoning off or on."""
 
 MARKUP = re.compile(
     rf"(?=({CONTROL_TOKEN}|<[|\uff5c][^<>\n]{{0,64}}>|<[^\s<>]{{1,64}}>"
@@ -44,10 +41,7 @@ JOINER = "\u2060"  # invisible, and no white space to a tokenizer's pre-splitter
 
 
 def as_data(text: str) -> str:
-    """Untrusted text as a chat server may get it; it still reads the same.
-
-    Nothing in it becomes a token of a chat template or switches reasoning, whatever model is served.
-    """
+    """Untrusted text that reads the same, and in which no chat server finds control tokens or switches."""
     return MARKUP.sub(broken, without_switches(text))
 
 

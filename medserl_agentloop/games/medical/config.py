@@ -177,10 +177,8 @@ class MedicalConfig(SelfPlayConfig):
     @property
     def asks_base(self) -> bool:
         """Whether the run's own base model judges, or reads the notes alone."""
-        servers = [self.judge_server] if self.judge == "llm" else []
-        if self.blind.readings:
-            servers = [*servers, self.blind.reader(self.judge_server)]
-        return any(server.url == BASE for server in servers)
+        judges = self.judge == "llm" and self.judge_server.url == BASE
+        return judges or (self.blind.readings > 0 and self.blind.reader(self.judge_server).url == BASE)
 
     @property
     def scheme_name(self) -> str:

@@ -1,8 +1,7 @@
 """What an attacker changed: a sentence-aligned difference of two notes, and text that is meant for a machine.
 
-Notes are data, whatever they hold, so no injection can do what it pretends to. It is counted, and ``medical.rules``
-refuses what instructs the assessor, since words work on a model even where they are data, and :data:`CONTROL_KINDS`. No
-pattern here takes more than linear time.
+Notes are data, so no injection can do what it pretends to. It is counted, and ``medical.rules`` refuses what instructs
+the assessor, since words work on a model even where they are data. No pattern here takes more than linear time.
 """
 
 from __future__ import annotations
@@ -80,10 +79,9 @@ def _is_slip(word: str, meant: str) -> bool:
 
     A replaced letter is no slip: it makes another word too often, as in macrocytic and microcytic.
     """
-    one_slip = (
-        len(meant) > 5 and meant.isalpha() and word[0] == meant[0] and OSA.distance(word, meant, score_cutoff=1) == 1
-    )
-    return one_slip and (len(word) != len(meant) or sorted(word) == sorted(meant))
+    if len(meant) <= 5 or not meant.isalpha() or word[0] != meant[0]:
+        return False
+    return OSA.distance(word, meant, score_cutoff=1) == 1 and (len(word) != len(meant) or sorted(word) == sorted(meant))
 
 
 def same_sentence(a: str, b: str) -> bool:
@@ -110,16 +108,11 @@ class Edit:
 
 
 def compare_notes(old: str, new: str) -> Edit:
-    """Align two notes sentence by sentence and count what differs.
-
-    Time grows with the product of the sentences of both, 64 of them at a time, and with the same
-    product of the words inside each changed run (rapidfuzz's bit-parallel Levenshtein).
-    """
+    """Align two notes sentence by sentence and count what differs, in the time of rapidfuzz's Levenshtein."""
     before, after = split_sentences(old), split_sentences(new)
     places = changed_runs(before, after)
     runs = [(before[start:end], after[first:last]) for start, end, first, last in places]
-    inserted = tuple(sentence for _, come in runs for sentence in come)
-    removed = tuple(sentence for gone, _ in runs for sentence in gone)
+    removed, inserted = (tuple(sentence for run in runs for sentence in run[side]) for side in (0, 1))
     changed = [(" ".join(gone), " ".join(come)) for gone, come in runs]
     words = sum(Levenshtein.distance(_WORD.findall(gone), _WORD.findall(come)) for gone, come in changed)
     longest = max(len(_WORD.findall(old)), len(_WORD.findall(new)), 1)

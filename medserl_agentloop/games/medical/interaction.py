@@ -110,8 +110,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         scheme = load_scheme(self.config.reward, self.config.reward_terms)
         if not self.config.correct_judge:
             return scheme
-        rates = read_report(self.config.judge_report or "").rates
-        return corrected(scheme, rates)
+        return corrected(scheme, read_report(self.config.judge_report or "").rates)
 
     def use_reward_model(self, address: str | None, model: str | None) -> None:
         self._reward_model = (address, model)
@@ -183,10 +182,8 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     def sections(cls, record: MedicalRecord, prompts: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
         """Both turns with changes and quotes marked, and what the judge said."""
         seed, presented = record.spec.seed_note, record.presented_note or ""
-        attack, judgement = record.attack, record.judgement
-        if attack is None:
-            sections = [Section("no attack: the note is shown as it is in the data", "note", text=[("", seed)])]
-        else:
+        sections = [Section("no attack: the note is shown as it is in the data", "note", text=[("", seed)])]
+        if (attack := record.attack) is not None:
             standing = f"invalid: {attack.invalid.value}" if attack.invalid else "valid"
             note = [("", attack.response)] if attack.note is None else marked_changes(seed, attack.note)
             sections = [_turn(Role.ATTACKER, standing, attack, note, _read(record, prompts, Role.ATTACKER, seed))]
@@ -194,7 +191,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
             verdict = each.verdict.value if each.verdict else "unreadable"
             read = _read(record, prompts, Role.ASSESSOR, presented)
             sections.append(_turn(Role.ASSESSOR, verdict, each, marked_quote(presented, each.sentence), read))
-        if judgement is not None:
+        if (judgement := record.judgement) is not None:
             wrong = " | ".join(record.error_sentences)
             facts = {"intended": record.spec.target_label.value, "wrong in this note": wrong}
             facts |= judgement.model_dump(mode="json", exclude={"judge", "label", "cached", "seconds"})

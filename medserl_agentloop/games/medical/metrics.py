@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from statistics import median
@@ -154,9 +154,7 @@ def _attacker_metrics(games: list[MedicalRecord]) -> dict[str, float]:
 def diversity_metrics(games: Iterable[MedicalRecord]) -> dict[str, float]:
     """Self-similarity of what valid attacks inserted, and how often they inserted the very same.
 
-    An attacker that found one trick writes it into every note. Attacks on one case are never compared: they start
-    from the same sentences. Attacks that only deleted are left out. A batch with attacks on fewer than two cases has
-    no such metric.
+    Attacks on one case are never compared: they start from the same sentences. Attacks that only deleted are left out.
     """
     attacks = sorted(
         (
@@ -172,13 +170,11 @@ def diversity_metrics(games: Iterable[MedicalRecord]) -> dict[str, float]:
     alike = [fuzz.ratio(a, b) / 100 for (case, a), (other, b) in combinations(sample, 2) if case != other]
     if not alike:
         return {}
-    cases: dict[str, set[str]] = defaultdict(set)
-    for case, text in attacks:
-        cases[text].add(case)
+    cases = Counter(text for _, text in set(attacks))
     return {
         "compared": float(count),
         "self_similarity": math.fsum(alike) / len(alike),
-        "duplicate_rate": share(len(cases[text]) > 1 for _, text in attacks),
+        "duplicate_rate": share(cases[text] > 1 for _, text in attacks),
     }
 
 
@@ -228,16 +224,12 @@ def trained_role_won(record: MedicalRecord) -> bool | None:
 def shortcut_metrics(games: Sequence[MedicalRecord]) -> dict[str, float]:
     """Whether the assessor's verdict follows something that is no medicine: the edit, the length, the error's place.
 
-    These are the metrics ``selfplay/shortcut/…`` of these games, without that prefix; nan where there is nothing to
-    compare. Each is an effect on saying "harmful" with the label held fixed, so 0 means that the assessor does not use
-    the cue, and 1 that it follows nothing else.
-
-    ``index`` is the effect of an edit: how much more often the assessor calls a rewritten note harmful than an
-    untouched one with the same label, the mean over both labels. ``false_positives`` and ``recall`` are its two halves.
+    Each is an effect on saying "harmful" with the label held fixed, so 0 means that the assessor does not use the cue,
+    and 1 that it follows nothing else; nan where there is nothing to compare. ``index`` is the effect of an edit, the
+    mean over both labels, and ``false_positives`` and ``recall`` are its two halves.
     """
     read = [game for game in games if game.outcome.is_right is not None]
-    edited = [game for game in read if game.category.has_attack]
-    untouched = [game for game in read if not game.category.has_attack]
+    edited, untouched = ([g for g in read if g.category.has_attack is attacked] for attacked in (True, False))
     safe, harmful = (_gap(read, label, lambda game: game.category.has_attack) for label in (Label.SAFE, Label.HARMFUL))
     numbers = {
         "index": _mean_of_known(safe, harmful),
@@ -306,10 +298,7 @@ def quoted_sentence(quote: str | None, sentences: Mapping[int, str]) -> int:
 
 
 def validation_numbers(record: MedicalRecord) -> dict[str, float | str | None]:
-    """One game as numbers for verl's validation metrics, and its ``TEXTS``.
-
-    ``acc`` is the assessor's accuracy; verl reports it as the core metric of each category.
-    """
+    """One game as numbers for verl, which reports ``acc`` as the core metric of each category, and its ``TEXTS``."""
     attack, assessment, outcomes = record.attack, record.assessment, [game.outcome for game in record.by_assessment]
     assessed = assessment is not None and record.outcome is not Outcome.VOID
     numbers: dict[str, float | str | None] = {
@@ -342,8 +331,7 @@ def official_scores(
 ) -> Iterator[tuple[dict[str, float], str]]:
     """For each data set its metrics, by verl's names, and a line that says the most important ones.
 
-    Of every game there are its row's data source and what :func:`validation_numbers` gave. Games on one note are
-    samples of one answer.
+    ``facts`` are what :func:`validation_numbers` gave. Games on one note are samples of one answer.
     """
     answers: dict[tuple[str, str | None], list[Prediction]] = {}
     columns = (facts[name] for name in TEXTS)

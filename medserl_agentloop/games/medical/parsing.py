@@ -6,6 +6,7 @@ Model text is untrusted: reading never raises, and nothing but the parsed note e
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -109,8 +110,11 @@ def _fields(field: re.Pattern[str], text: str) -> tuple[str, list[tuple[str, str
 
 
 def _repeated(fields: list[tuple[str, str]]) -> list[str]:
-    names = [name for name, _ in fields]
-    return [f"repeated_{name}" for name in dict.fromkeys(names) if names.count(name) > 1]
+    return [f"repeated_{name}" for name, count in Counter(name for name, _ in fields).items() if count > 1]
+
+
+def _attack(note: str, reasoning: str, violations: list[str]) -> AttackRecord:
+    return AttackRecord(note=note or None, reasoning=reasoning, violations=violations)
 
 
 _LABELS = {label.value: label for label in Label}
@@ -150,11 +154,6 @@ def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str, str, list[
     return body, reasoning or "", violations
 
 
-def _medserl_attack(text: str, prefill: str = "") -> AttackRecord:
-    note, reasoning, violations = _medserl_section(text, prefill, "note")
-    return AttackRecord(note=note or None, reasoning=reasoning, violations=violations)
-
-
 def _medserl_assessment(text: str, prefill: str = "") -> AssessmentRecord:
     """Fields line by line; a value runs to the next field, so that a copied sentence may span lines.
 
@@ -190,7 +189,7 @@ def _compose_medserl_assessment(turn: AssessmentRecord, verdict: Label, prefill:
 
 
 MEDSERL = TurnFormat(
-    _medserl_attack,
+    lambda text, prefill="": _attack(*_medserl_section(text, prefill, "note")),
     _medserl_assessment,
     lambda turn, label, prefill: f"{_write_reasoning(turn.reasoning, prefill)}<note>{turn.note}</note>",
     _compose_medserl_assessment,
@@ -232,7 +231,7 @@ def _classic_attack(text: str, prefill: str = "") -> AttackRecord:
     if not notes or not notes[-1]:
         violations.append("empty_generated_note" if notes else "no_generated_note")
     _classic_verdict(fields, violations)
-    return AttackRecord(note=notes[-1] or None if notes else None, reasoning=reasoning, violations=violations)
+    return _attack(notes[-1] if notes else "", reasoning, violations)
 
 
 def _classic_assessment(text: str, prefill: str = "") -> AssessmentRecord:
@@ -281,10 +280,8 @@ def _compose_classic_assessment(turn: AssessmentRecord, verdict: Label, prefill:
 CLASSIC = TurnFormat(_classic_attack, _classic_assessment, _compose_classic_attack, _compose_classic_assessment)
 """The format of the ``classic`` profile, with the fields of the earlier verl system.
 
-The attacker writes ``generated_note:`` and, as ``final_answer:``, what it says the note is (``"CORRECT"`` or
-``"INCORRECT"``); it may add ``changes_made:`` or ``Explanation:``. The assessor writes ``final_answer:`` and
-``Explanation:``; where the error is, this format does not say apart. What stands before the fields is reasoning, in
-``<think>`` or not.
+As ``final_answer:`` the attacker says what the note is. What stands before the fields is reasoning, in ``<think>`` or
+not.
 """
 
 
@@ -320,11 +317,6 @@ def _baseline_turn(text: str) -> tuple[str, str, list[str]]:
     return last, thinking.strip() if ended else "", violations
 
 
-def _baseline_attack(text: str, prefill: str = "") -> AttackRecord:
-    note, reasoning, violations = _baseline_turn(text)
-    return AttackRecord(note=note or None, reasoning=reasoning, violations=violations)
-
-
 def _baseline_assessment(text: str, prefill: str = "") -> AssessmentRecord:
     """A kept format with another word in it has no verdict and no violation."""
     answer, reasoning, violations = _baseline_turn(text)
@@ -338,15 +330,14 @@ def _baseline_assessment(text: str, prefill: str = "") -> AssessmentRecord:
 
 
 BASELINE = TurnFormat(
-    _baseline_attack,
+    lambda text, prefill="": _attack(*_baseline_turn(text)),
     _baseline_assessment,
     lambda turn, label, prefill: f"{turn.reasoning}{END_THINK}{_ANSWER}{turn.note}{_END_ANSWER}",
     lambda turn, verdict, prefill: f"{turn.reasoning}{END_THINK}{_ANSWER}{verdict.value.capitalize()}{_END_ANSWER}",
 )
 """The format of the ``baseline`` profile and of the OpenRLHF medical self-play system.
 
-Its prompt ends with an opened ``<think>``, so a turn that opens another one breaks the format. The answer is the
-attacker's note, or the assessor's ``Safe`` or ``Harmful``; where the error is, this format does not say.
+Its prompt ends with an opened ``<think>``, so a turn that opens another one breaks the format.
 """
 
 

@@ -58,14 +58,12 @@ class PromptProfile:
             loader=FileSystemLoader(folder),
             undefined=StrictUndefined,
             autoescape=False,  # prompts are text, and escaping would change the note
-            keep_trailing_newline=False,
         )
 
     def messages(self, role: Role, category: Category, note: str) -> list[Message]:
         """The chat messages that open ``role``'s own context: the system's, if there is one, and the user's.
 
-        The assessor's do not depend on the category: it must not learn it. A ValueError names file, line and reason
-        where a template is missing or cannot be rendered.
+        A ValueError names file, line and reason where a template is missing or cannot be rendered.
         """
         name = template_name(role, category)
         messages = [{"role": "user", "content": self._render(f"{role.value}/{name}.jinja", note=note)}]
@@ -95,10 +93,11 @@ class PromptProfile:
         try:
             return self._jinja.get_template(name).render(**values)
         except Exception as error:  # a user's template may raise anything
-            allowed = "{{ note }} and nothing else" if values else "no variable"
-            raise ValueError(
-                f"prompt template {_place(error, self.folder / name)}: {error}. It may use {allowed}."
-            ) from error
+            place, allowed = (
+                _place(error, self.folder / name),
+                "{{ note }} and nothing else" if values else "no variable",
+            )
+            raise ValueError(f"prompt template {place}: {error}. It may use {allowed}.") from error
 
 
 def template_name(role: Role, category: Category) -> str:

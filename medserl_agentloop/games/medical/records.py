@@ -70,9 +70,12 @@ class Outcome(str, Enum):
     @property
     def is_right(self) -> bool | None:
         """Whether the assessor's verdict was right; None where the game has no verdict that counts."""
-        if self in (Outcome.VOID, Outcome.INVALID_ATTACK, Outcome.UNREADABLE):
-            return None
-        return self in (Outcome.CORRECT_DETECTION, Outcome.CORRECT_REJECTION)
+        return (FOUND | CLEARED).get(self)
+
+
+FOUND = {Outcome.CORRECT_DETECTION: True, Outcome.MISSED_ERROR: False}
+CLEARED = {Outcome.CORRECT_REJECTION: True, Outcome.FALSE_POSITIVE: False}
+"""Whether the verdict was right, of harmful notes and of safe ones."""
 
 
 class _Record(BaseModel):
@@ -83,7 +86,6 @@ class _Turn(_Record):
     """One role's turn. A parser fills in what it reads; the game adds the text, its tokens and whether it was cut off.
 
     Attributes:
-        response: What the player wrote.
         truncated: Whether the token budget cut the turn off.
         reasoning: What stood before the note or the answer; never shown to the other role.
         violations: Departures from the output format.
@@ -122,9 +124,8 @@ class AssessmentRecord(_Turn):
     """The assessor's turn.
 
     Attributes:
-        verdict: The label given to the note; None where there is no readable one.
+        verdict: None where there is no readable one.
         sentence: The sentence called wrong, as the assessor copied it.
-        error_type: The error's type, where it is one of MEDEC's five.
         correction: The sentence as the assessor would write it.
     """
 
@@ -152,9 +153,8 @@ class Judgement(_Record):
     """What a judge said of the presented note.
 
     Attributes:
-        label: Whether the presented note is harmful; None if the judge abstains.
+        label: None if the judge abstains.
         realistic: Whether the change is realistic; None if the judge does not say.
-        reason: The judge's own words.
         cached: Whether the answer was given before, about the same notes.
         seconds: Time until the answer was there, with all waiting and every further try.
         readings: What readers said who saw the presented note alone, where they were asked.
@@ -177,13 +177,10 @@ class MedicalRecord(GameRecord):
     """One game from seed note to rewards; what every game's record has, and:
 
     Attributes:
-        spec: The facts of the row.
         presented_note: The note the assessor saw; None if the game ended before.
         error_sentences: Sentences of the presented note known to be wrong.
-        attack: The attacker's turn, in games that have one.
         assessment: The assessor's turn, if it was reached; the first of several.
         further_assessments: The others, where the note was assessed several times (``selfplay.assessments``).
-        judgement: The judge's word on the presented note.
         scheme: Name of the reward scheme.
         profile: Prompt profile the turns were rendered with.
     """
@@ -271,10 +268,10 @@ class MedicalRecord(GameRecord):
             return Outcome.VOID
         if self.assessment.verdict is None:
             return Outcome.UNREADABLE
-        said_harmful = self.assessment.verdict is Label.HARMFUL
+        right = self.assessment.verdict is self.label
         if self.label is Label.HARMFUL:
-            return Outcome.CORRECT_DETECTION if said_harmful else Outcome.MISSED_ERROR
-        return Outcome.FALSE_POSITIVE if said_harmful else Outcome.CORRECT_REJECTION
+            return Outcome.CORRECT_DETECTION if right else Outcome.MISSED_ERROR
+        return Outcome.CORRECT_REJECTION if right else Outcome.FALSE_POSITIVE
 
     @property
     def cut_off(self) -> bool:
@@ -296,10 +293,6 @@ read_games = partial(records.read_games, record=MedicalRecord)
 def _word(value: Any) -> str | None:
     return str(value.value) if value else None
 
-
-FOUND = {Outcome.CORRECT_DETECTION: True, Outcome.MISSED_ERROR: False}
-CLEARED = {Outcome.CORRECT_REJECTION: True, Outcome.FALSE_POSITIVE: False}
-"""Whether the verdict was right, of harmful notes and of safe ones."""
 
 GAMES = COLUMNS | {
     "category": Column("string", "kind of game", lambda g: g.category.value),

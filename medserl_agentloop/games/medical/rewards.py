@@ -28,20 +28,16 @@ RewardScheme = Callable[[MedicalRecord], Rewards]
 
 @dataclass(frozen=True)
 class _ZeroSumTerms:
-    """The constants of ``zero_sum``.
+    """The constants of ``zero_sum``; docs/rewards.md says why they are what they are.
 
     Attributes:
         win: ``game`` of the player who wins; the other one gets the opposite.
         invalid_attack: ``validity`` of an attack that breaks the rules. No better than being caught.
-        failed_attack: ``validity`` of an attack that the judge contradicts. No better than being caught, and no
-            worse than breaking the rules: the judge may be wrong.
-        decoy: Factor of the attacker's ``game`` where it was asked for a harmless rewording. At 1 it is paid for
-            being suspected, and writes harmless notes that look wrong; at 0 it plays for nothing.
-        cut_off_assessment: The attacker's ``game`` where its token budget cut the assessor off before a verdict. No
-            better than being caught: a note that cannot be answered in time is no win, and no draw.
+        failed_attack: ``validity`` of an attack that the judge contradicts. No worse than breaking the rules.
+        decoy: Factor of the attacker's ``game`` where it was asked for a harmless rewording; at 0 it plays for nothing.
+        cut_off_assessment: The attacker's ``game`` where its token budget cut the assessor off before a verdict.
         format_violated: ``format`` of a turn that departs from the output format.
-        unreadable_assessment: ``format`` of an assessment without a verdict. Worse than a wrong answer in bad form
-            (-1.5), so that silence is never the safe choice.
+        unreadable_assessment: ``format`` of an assessment without a verdict. Worse than any wrong answer.
     """
 
     win: float = 1.0
@@ -58,18 +54,14 @@ class MedserlTerms(_ZeroSumTerms):
     """The constants of ``medserl``.
 
     Attributes:
-        invalid_attack: Worse than the worst attack that counts (-1.75): at -1 an attacker that expects to be
-            caught has no reason to stay valid.
-        failed_attack: As an invalid one. With a blind gate, -1.25 is better: what the largest realistic edit
-            earns when it is caught, so that a judge's miss costs little more than being caught.
+        invalid_attack: Worse than the worst attack that counts (-1.75).
+        failed_attack: As an invalid one. With a blind gate, -1.25 is better.
         sentence: For naming the wrong sentence of a detected error.
         error_type: For naming the type of a detected error, where the data knows it.
         guessed: The share of right names that is there without reading; ``sentence`` and ``error_type`` pay what is
-            above it. In MEDEC the last sentence is the wrong one in 0.56 of the error notes, and 0.48 of the errors are
-            of management: at 0 who always says so earns 0.2 a game.
+            above it, so that who always says the same earns nothing.
         largest_edit: ``faithfulness`` of an edit as large as the limits allow; smaller ones cost their share.
-        unrealistic: ``realism`` of an attack that the judge calls unrealistic. There is no bonus for the
-            others, so that nothing is earned from a judge that does not say.
+        unrealistic: ``realism`` of an attack that the judge calls unrealistic; the others earn no bonus.
     """
 
     invalid_attack: float = -2.0
@@ -83,11 +75,7 @@ class MedserlTerms(_ZeroSumTerms):
 
 
 def zero_sum(record: MedicalRecord, terms: _ZeroSumTerms = _ZeroSumTerms()) -> Rewards:
-    """Assessor right +1, wrong -1, the attacker the opposite; an attack that does not count -1.
-
-    Format terms come on top. The components named ``game`` sum to 0 wherever both roles have one and the assessment
-    was not cut off; where the attacker has none it has ``validity``, or was only asked for a copy.
-    """
+    """Assessor right +1, wrong -1, the attacker the opposite; an attack that does not count -1. Format comes on top."""
     if record.outcome is Outcome.VOID:
         return {}
     assessor_game = terms.win * {True: 1, False: -1, None: 0}[record.outcome.is_right]
@@ -111,12 +99,7 @@ def zero_sum(record: MedicalRecord, terms: _ZeroSumTerms = _ZeroSumTerms()) -> R
 
 
 def medserl(record: MedicalRecord, terms: MedserlTerms = MedserlTerms()) -> Rewards:
-    """The zero-sum core, and partial credit for what a useful player does besides winning.
-
-    The assessor earns more for naming the wrong sentence and, where the data knows it, the error's type, and less for
-    naming another one, so that no constant answer pays. The attacker pays for the size of its edit, for an unrealistic
-    one, and twice for one that does not count. A decoy earns it nothing.
-    """
+    """The zero-sum core, and partial credit for what a useful player does besides winning (:class:`MedserlTerms`)."""
     rewards = zero_sum(record, terms)
     attacker, assessor = rewards.get(Role.ATTACKER, {}), rewards.get(Role.ASSESSOR, {})
     neutral = record.spec.task is Category.DECOY_BENIGN and terms.decoy == 0
@@ -198,9 +181,8 @@ def detection_reward(
 def medical_general_sum(record: MedicalRecord, terms: GeneralSumTerms = GENERAL_SUM) -> Rewards:
     """Detection, realism (attacker) and format, added up.
 
-    The attacker's total is in [-2.5, 2.5], the assessor's in [-2, 2]. An attack that does not count
-    presents no error: 0 and the realism bonus, as in the baseline. An unreadable verdict does not say
-    that there is an error.
+    The attacker's total is in [-2.5, 2.5], the assessor's in [-2, 2]. As in the baseline, an attack that does not count
+    presents no error and has the realism bonus, and an unreadable verdict does not say that there is an error.
     """
     if record.outcome is Outcome.VOID:
         return {}
@@ -257,6 +239,11 @@ def load_scheme(name: str, terms: Mapping[str, float | None] = {}) -> RewardSche
     return partial(scheme, **{"terms": replace(constants, **changed)})
 
 
+def _means(of_role: list[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for parts in of_role for name in parts)
+    return {name: math.fsum(parts.get(name, 0.0) for parts in of_role) / len(of_role) for name in names}
+
+
 def reward_game(record: MedicalRecord, scheme: RewardScheme) -> None:
     """Put into a judged game what its roles earn by ``scheme``.
 
@@ -266,17 +253,12 @@ def reward_game(record: MedicalRecord, scheme: RewardScheme) -> None:
     each = [scheme(game) for game in record.by_assessment]
     record.rewards, record.turn_rewards = each[0], {}
     if len(each) > 1:
-        record.rewards = {}
-        for role in Role:
-            if of_role := [rewards[role] for rewards in each if role in rewards]:
-                names = dict.fromkeys(name for parts in of_role for name in parts)
-                means = {name: math.fsum(parts.get(name, 0.0) for parts in of_role) / len(of_role) for name in names}
-                record.rewards[role] = means
+        of_roles = {role: [rewards[role] for rewards in each if role in rewards] for role in Role}
+        record.rewards = {role: _means(of_role) for role, of_role in of_roles.items() if of_role}
         if Role.ATTACKER in record.rewards:
             record.turn_rewards[0] = record.rewards[Role.ATTACKER]
-        for number, rewards in enumerate(each, start=record.first_assessment):
-            if Role.ASSESSOR in rewards:
-                record.turn_rewards[number] = rewards[Role.ASSESSOR]
+        numbered = enumerate(each, start=record.first_assessment)
+        record.turn_rewards |= {n: rewards[Role.ASSESSOR] for n, rewards in numbered if Role.ASSESSOR in rewards}
     record.void_unless_rewards_are_numbers()
 
 
@@ -325,8 +307,7 @@ def corrected(scheme: RewardScheme, rates: ErrorRates) -> RewardScheme:
         )
 
     def score(record: MedicalRecord) -> Rewards:
-        by_label = scheme(record)
-        judgement = record.judgement
+        by_label, judgement = scheme(record), record.judgement
         if record.void is not None or not record.category.has_attack or judgement is None or judgement.label is None:
             return by_label
         harmful = judgement.label is Label.HARMFUL

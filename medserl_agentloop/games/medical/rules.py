@@ -20,7 +20,7 @@ from medserl_agentloop.games.medical.edits import (
     telling_words,
 )
 from medserl_agentloop.games.medical.parsing import TurnFormat
-from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, InvalidAttack, MedicalRecord
+from medserl_agentloop.games.medical.records import AttackRecord, InvalidAttack, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, VanillaAttacker
 
 
@@ -46,8 +46,6 @@ class MedicalGame:
     """One game in progress. ``next_role`` says whose turn it is, ``play`` takes the turn.
 
     Attributes:
-        spec: The facts of the row.
-        parser: Reads the turns.
         special_tokens: Strings that the run's tokenizer has special tokens for; attacks may not write them.
         count: Tokens of a text in a prompt; None where no tokenizer is known, and tokens have no limit.
         room: The most tokens of a rewritten note, by those of the seed note.
@@ -77,7 +75,7 @@ class MedicalGame:
     def play(self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False) -> None:
         """Take the turn of ``next_role``; a RuntimeError says that the game is over.
 
-        ``prefill`` is how the prompt began the turn for the player, ``truncated`` whether a token budget cut it off.
+        ``prefill`` is how the prompt began the turn, ``truncated`` whether a token budget cut it off.
         """
         if self.next_role is None:
             raise RuntimeError("the game is over: nobody's turn is left to play")
@@ -88,21 +86,18 @@ class MedicalGame:
             turn.violations.append("truncated")
         if isinstance(turn, AttackRecord):
             self._attack(turn)
+            return
+        if self.record.assessment is None:
+            self.record.assessment = turn
         else:
-            self._assess(turn)
+            self.record.further_assessments.append(turn)
+        if len(self.record.assessments) == self.assessments:
+            self.next_role = None
 
     def make_void(self, reason: str) -> None:
         """End the game without a result: nobody is rewarded, nothing is trained on."""
         self.record.void = reason
         self.next_role = None
-
-    def _assess(self, assessment: AssessmentRecord) -> None:
-        if self.record.assessment is None:
-            self.record.assessment = assessment
-        else:
-            self.record.further_assessments.append(assessment)
-        if len(self.record.assessments) == self.assessments:
-            self.next_role = None
 
     def _attack(self, attack: AttackRecord) -> None:
         spec, note, most = self.spec, attack.note, self.limits.max_changed_words
@@ -156,8 +151,7 @@ class MedicalGame:
     def _has_too_many_tokens(self, note: str, edit: Edit) -> bool:
         """Whether the assessor lacks room for the note, or to copy and correct its sentence.
 
-        A changed sentence may grow by the allowed number of words, each with twice the tokens of a word of the seed: a
-        word of rare characters has a hundred, and a sentence of them cuts the assessor off.
+        A changed sentence may grow by the allowed number of words, each with twice the tokens of a word of the seed.
         """
         if self.count is None:
             return False
@@ -194,10 +188,9 @@ class MedicalGame:
         spec = self.spec
         self.record.presented_note = note
         if spec.target_label is Label.HARMFUL:
-            self.record.error_sentences = list(edit.inserted) if edit else []
-            old_error = spec.error_sentence
-            if old_error and spec.category.seed_label is Label.HARMFUL and _contains(note, old_error):
-                self.record.error_sentences = [old_error]
+            old = spec.error_sentence if spec.category.seed_label is Label.HARMFUL else None
+            inserted = list(edit.inserted) if edit else []
+            self.record.error_sentences = [old] if old and _contains(note, old) else inserted
         self.next_role = Role.ASSESSOR
 
 

@@ -83,10 +83,7 @@ class Category(str, Enum):
 
     @property
     def default_target_label(self) -> Label:
-        """Label of the presented note if the attack does what it was asked to do.
-
-        Rows store their own label; only data preparation may use this default.
-        """
+        """Label of the presented note if the attack succeeds. Rows store their own; data preparation uses this one."""
         return Label.HARMFUL if self is Category.ADVERSARIAL_BENIGN else self.seed_label
 
     def first_role(self, vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP) -> Role:
@@ -97,13 +94,11 @@ class Category(str, Enum):
 
 @dataclass(frozen=True)
 class GameSpec:
-    """The facts of one game, as a parquet row's ``extra_info`` holds them.
+    """The facts of one game, as a parquet row's ``extra_info`` holds them; those of the case's error where known.
 
     Attributes:
         target_label: What the presented note is if the attack is valid.
         seed_note: Note the game starts from.
-        error_note: The case's note with its error, where known, as is the rest of its error.
-        clean_note: The case's correct note, where known.
         text_id: Identifier of the source row; never part of a prompt.
         vignette_id: Identifier of the case; the unit of splitting.
         index: Unique number of the row in its file.
@@ -123,10 +118,7 @@ class GameSpec:
 
     @property
     def task(self) -> Category:
-        """The category whose prompt asks for what this row wants.
-
-        An earlier system's ``adversarial_benign`` rows labelled safe want the note reworded, medicine intact.
-        """
+        """The category whose prompt asks for what this row wants: some data has decoys as ``adversarial_benign``."""
         if self.category.seed_label is self.target_label is Label.SAFE and self.category.has_attack:
             return Category.DECOY_BENIGN
         return self.category
