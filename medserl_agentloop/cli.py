@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -24,10 +23,7 @@ from medserl_agentloop.evaluation.score import score
 from medserl_agentloop.evaluation.tournament import tournament
 from medserl_agentloop.planning import plan
 
-_SIDE = (
-    "Folder of a run, or of several: its seeds. Or a log of the OpenRLHF system (.jsonl). A pattern in quotes names "
-    "several."
-)
+_SIDE = "Folder of a run, or, as a pattern in quotes, of several: its seeds. Or a log of the OpenRLHF system (.jsonl)."
 
 
 def show(
@@ -108,10 +104,8 @@ def config(
         if everything or setting.changed:
             typer.echo(f"{setting.origin:{width}}  {setting.key}={visible(str(setting.value))}")
     refused, warned = problems(composed, schema_of(recipe))
-    for line in warned:
-        typer.echo(f"warning: {visible(line)}", err=True)
-    for line in refused:
-        typer.echo(f"refused: {visible(line)}", err=True)
+    for line in (*(f"warning: {text}" for text in warned), *(f"refused: {text}" for text in refused)):
+        typer.echo(visible(line), err=True)
     raise typer.Exit(1 if refused else 0)
 
 
@@ -130,15 +124,15 @@ def doctor(
 
     with errors_in_one_line():
         composed = compose_recipe(recipe, overrides or []) if recipe else None
-    console, findings = Console(), list[CheckResult]()
+    console, findings = Console(quiet=as_json), list[CheckResult]()
     for finding in diagnose(composed, schema_of(recipe or ""), ray=ray):
         findings.append(finding)
-        if not as_json:
-            style = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.status]
-            start = Text(f"{finding.status:4}  {finding.check}: ", style)
-            console.print(start, plain(finding.text), sep="", soft_wrap=True)
+        start = Text(
+            f"{finding.status:4}  {finding.check}: ", {"warn": "yellow", "fail": "red"}.get(finding.status, "green")
+        )
+        console.print(start, plain(finding.text), sep="", soft_wrap=True)
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+        typer.echo(json.dumps([finding._asdict() for finding in findings], indent=2))
     raise typer.Exit(1 if any(finding.status == "fail" for finding in findings) else 0)
 
 

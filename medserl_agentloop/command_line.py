@@ -20,11 +20,8 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(ascii(c)[1:-1] if _is_hidden(c) else c for c in text.expandtabs(4))
-
-
-def _is_hidden(character: str) -> bool:
-    return character != "\n" and (category(character).startswith("C") or character in "\u2028\u2029")
+    hidden = {c for c in text if c not in "\n\t" and (category(c).startswith("C") or c in "\u2028\u2029")}
+    return "".join(ascii(c)[1:-1] if c in hidden else c for c in text.expandtabs(4))
 
 
 def plain(text: str, style: str = "") -> Text:
@@ -41,10 +38,9 @@ def say(console: Console, line: str) -> None:
 
 @contextmanager
 def errors_in_one_line(who: str = "medserl", stopped: str = "") -> Iterator[None]:
-    """End the program with exit code 2 and one line for an error that the user can mend; ``who`` begins the line.
+    """End the program with exit code 2 and one line for an error that the user can mend, and for each of its notes.
 
-    Each of the error's notes is a line as well.
-    Where a command can say what is left after Ctrl-C, ``stopped``, the code is 130 then.
+    ``who`` begins the line. A command that can say what is left after Ctrl-C, ``stopped``, ends with 130 then.
     """
     import typer  # slow, and the core takes nothing but `visible` from here
 

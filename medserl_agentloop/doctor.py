@@ -13,11 +13,10 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from omegaconf import DictConfig
@@ -33,14 +32,11 @@ Status = Literal["ok", "warn", "fail"]
 Findings = Iterator[str | tuple[Status, str]]
 
 GIB = 1024**3
-BYTES_PER_PARAMETER = 12
-"""Of a checkpoint: weights and two moments of AdamW, each in fp32."""
-DRIVER_OF_CUDA = {13: "580", 12: "525"}
-"""First Linux driver that runs programs of a major version of CUDA (NVIDIA, CUDA compatibility)."""
+BYTES_PER_PARAMETER = 12  # of a checkpoint: weights and two moments of AdamW, each in fp32
+DRIVER_OF_CUDA = {13: "580", 12: "525"}  # first Linux driver for a major version (NVIDIA, CUDA compatibility)
 
 
-@dataclass(frozen=True)
-class CheckResult:
+class CheckResult(NamedTuple):
     """What a check found, with its remedy where it is not ``ok``."""
 
     check: str
@@ -60,22 +56,19 @@ def diagnose(config: DictConfig | None, schema: DictConfig, *, ray: bool = False
         run = RunConfig(config, SelfPlayConfig.from_run(config))
     except ConfigError:  # said above
         return
-    at_start = list(_asked(CHECKS, run))
-    yield from at_start
+    yield from (at_start := list(_asked(CHECKS, run)))
     if all(finding.status == "ok" for finding in at_start):
-        yield from _asked(OF_A_RUN, run)
+        yield from _asked({"game": _game, "disk": _disk, "dry run": _dry_run}, run)
 
 
 def _asked(checks: Mapping[str, Callable[..., Findings]], *arguments: Any) -> Iterator[CheckResult]:
     for name, check in checks.items():
-        found: list[str | tuple[Status, str]]
+        found: list[Any]
         try:
             found = list(check(*arguments)) or [("ok", (check.__doc__ or "").splitlines()[0])]
         except Exception as error:  # a broken machine breaks in its own ways; the other checks go on
             found = [f"the check itself failed ({type(error).__name__}: {error}). Mend that first."]
-        for finding in found:
-            status, text = ("fail", finding) if isinstance(finding, str) else finding
-            yield CheckResult(name, status, text)  # type: ignore[arg-type]  # mypy widens the status
+        yield from (CheckResult(name, *(("fail", text) if isinstance(text, str) else text)) for text in found)
 
 
 def _config(config: DictConfig, schema: DictConfig) -> Findings:
@@ -112,16 +105,15 @@ def _ray(device: str) -> Findings:
     ray.init(ignore_reinit_error=True, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     here = _installed()
     for node in (node for node in ray.nodes() if node["Alive"]):
-        where = f"node {node['NodeManagerAddress']}"
-        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        where, there = f"node {node['NodeManagerAddress']}", NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         try:
             seen = ray.get(ray.remote(num_cpus=0, scheduling_strategy=there)(_in_worker).remote(), timeout=120)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
             yield f"{where}: a worker cannot load the plugin ({reason}). Install the same packages there."
-            continue
-        differs = f"{where} has {seen}, and this machine {here}. Install the same versions there."
-        yield ("ok", f"{where}: {seen}") if seen == here else differs
+        else:
+            differs = f"{where} has {seen}, and this machine {here}. Install the same versions there."
+            yield ("ok", f"{where}: {seen}") if seen == here else differs
     ray.shutdown()
 
 
@@ -243,9 +235,5 @@ def _dry_run(run: RunConfig) -> Findings:
         return await loop.run({"logprobs": True}, extra_info=facts, uid="dry run", session_id=0, global_steps=0)
 
     output = asyncio.run(play())
-    turns = f"{len(engine.calls)} turn{'s' * (len(engine.calls) != 1)}"
     tokens = len(output.prompt_ids) + len(output.response_ids)
-    yield "ok", f"a game on row 0 of {file}: {turns} by a script, {tokens} tokens, ended by {tokenizer.eos_token}"
-
-
-OF_A_RUN: dict[str, Callable[[RunConfig], Findings]] = {"game": _game, "disk": _disk, "dry run": _dry_run}
+    yield "ok", f"a game on row 0 of {file}: {len(engine.calls)} turn(s) by a script, {tokens} tokens"

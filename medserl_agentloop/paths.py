@@ -14,10 +14,7 @@ from pkgutil import resolve_name
 from typing import Any, BinaryIO
 
 PACKAGE = Path(__file__).resolve().parent
-CHECKOUT_ONLY = (
-    "experiments/ is in the repository and not in the installed package: start the command in the root of a checkout, "
-    "a medserl command with PYTHONPATH=. before it"
-)
+CHECKOUT_ONLY = "experiments/ is in a checkout only: start there, a medserl command with PYTHONPATH=. before it"
 
 
 def resource(name: str) -> Path:
@@ -25,11 +22,10 @@ def resource(name: str) -> Path:
 
     A wheel carries the top-level folders inside the package; a checkout has them beside it.
     """
-    candidates = [PACKAGE / name, PACKAGE.parent / name]
-    for path in candidates:
+    for path in (PACKAGE / name, PACKAGE.parent / name):
         if path.exists():
             return path
-    raise FileNotFoundError(f"{name!r} is neither in the installed package nor in the checkout: {candidates}")
+    raise FileNotFoundError(f"{name!r} is neither in the package {PACKAGE} nor beside it")
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
@@ -61,8 +57,7 @@ def find_object(
     return found
 
 
-LONGEST_NOTE = 100_000
-"""Characters that a note may have, wherever one is read. MEDEC's longest has a few thousand."""
+LONGEST_NOTE = 100_000  # characters, wherever one is read; MEDEC's longest has a few thousand
 _LARGEST_CHUNK = 1 << 28
 _LARGEST_PROMPT = 2 * LONGEST_NOTE  # a parquet file holds prompts as well
 
@@ -97,16 +92,15 @@ def _measured_table(path: Path) -> Any:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(regular_file(path))
-    leaves = [file.schema.column(at) for at in range(len(file.schema))]
     groups = (file.metadata.row_group(at) for at in range(file.metadata.num_row_groups))
     for chunk in (group.column(at) for group in groups for at in range(group.num_columns)):
         # A character has at most four bytes.
-        if chunk.total_uncompressed_size > min(_LARGEST_CHUNK, (1 + chunk.num_values) * 4 * _LARGEST_PROMPT):
+        if (size := chunk.total_uncompressed_size) > min(_LARGEST_CHUNK, (1 + chunk.num_values) * 4 * _LARGEST_PROMPT):
             raise ValueError(
-                f"{path}: column {chunk.path_in_schema} has {chunk.total_uncompressed_size >> 20} MiB for "
-                f"{chunk.num_values} values; a note has at most {LONGEST_NOTE:,} characters, and a row group of a "
-                f"column {_LARGEST_CHUNK >> 20} MiB."
+                f"{path}: column {chunk.path_in_schema} has {size >> 20} MiB for {chunk.num_values} values; a note has "
+                f"at most {LONGEST_NOTE:,} characters, and a row group of a column {_LARGEST_CHUNK >> 20} MiB."
             )
+    leaves = (file.schema.column(at) for at in range(len(file.schema)))
     texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
     measured = pq.ParquetFile(path, read_dictionary=texts)
     # Arrow cannot read a batch of nested columns that spans two row groups.
@@ -155,9 +149,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def all_or_none(folder: Path) -> Iterator[Path]:
     """An empty folder to write into; what is in it goes to ``folder`` when the block ends well.
 
-    A new folder comes into being at once; in one that exists the files are exchanged one by one, and others stay. A
-    kill between two exchanges leaves whole files, some of them old (``differs_from_manifest`` tells), and the hidden
-    folder it wrote into, which nothing reads. A ValueError says that a file cannot be written.
+    In a folder that exists the files are exchanged one by one, and others stay. A kill between two exchanges leaves
+    whole files, some of them old (``differs_from_manifest`` tells), and the hidden folder, which nothing reads.
+    A ValueError says that a file cannot be written.
     """
     exists = folder.exists()
     # Inside an existing folder, so that the exchange stays on one file system.
@@ -184,12 +178,10 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-MANIFEST = "manifest.json"
-"""Says of the files of a data set, beside which it is, what is in them."""
+MANIFEST = "manifest.json"  # says what is in the files of the data set that it is beside
 DIFFERS = (
     f"the file is not the one that {MANIFEST} beside it describes: a run was killed while it put its files in place, "
-    f"or the file was changed since; write the folder again with medserl data convert, or remove {MANIFEST} "
-    "if the change was meant"
+    f"or it was changed since; write the folder again with medserl data convert, or remove {MANIFEST} if it was meant"
 )
 
 

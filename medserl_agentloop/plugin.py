@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -41,16 +40,13 @@ def check_verl_version(found: str) -> None:
 
 def register_resolvers() -> None:
     """Register what recipes may write."""
-    resolvers: dict[str, Callable[..., Any]] = {
-        # The path of a file or folder that travels with the package.
-        "medserl": lambda name: str(resource(name)),
-        # The name of the folder that a data file, or the first of a list, is in.
-        "medserl_folder": lambda files: Path(files if isinstance(files, str) else files[0]).resolve().parent.name,
-        # Whether an advantage estimator reads a critic's values.
-        "medserl_needs_critic": lambda name: name in ("gae", "role_gae"),
-    }
-    for name, resolver in resolvers.items():
-        OmegaConf.register_new_resolver(name, resolver, replace=True)
+    add = partial(OmegaConf.register_new_resolver, replace=True)
+    # The path of a file or folder that travels with the package.
+    add("medserl", lambda name: str(resource(name)))
+    # The name of the folder that a data file, or the first of a list, is in.
+    add("medserl_folder", lambda files: Path(files if isinstance(files, str) else files[0]).resolve().parent.name)
+    # Whether an advantage estimator reads a critic's values.
+    add("medserl_needs_critic", lambda name: name in ("gae", "role_gae"))
 
 
 def register() -> None:
@@ -59,26 +55,21 @@ def register() -> None:
     try:
         register_resolvers()
         backends.register()
-        if ray.is_initialized():  # a process of a run; anywhere else this import would cost seconds
-            _register_for_training()
+        if ray.is_initialized():  # a process of a run; anywhere else these imports would cost seconds
+            from verl.experimental.agent_loop.agent_loop import register as register_agent_loop
+
+            from medserl_agentloop.core import advantages, trainer  # noqa: F401  registered by being imported
+            from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
+            from medserl_agentloop.core.interaction import AGENT_NAME
+
+            register_agent_loop(AGENT_NAME)(SelfPlayAgentLoop)
+            backends.register_adapters()
     except Exception as error:
         print(f"[medserl] the plugin failed to load, self-play cannot run: {error!r}", file=sys.stderr, flush=True)
         raise
     if _ANNOUNCED not in os.environ:
         os.environ[_ANNOUNCED] = "1"
         print(f"[medserl] medserl-agentloop {VERSION} loaded into verl {verl.__version__}", file=sys.stderr, flush=True)
-
-
-def _register_for_training() -> None:
-    """Register agent loop, adapters, trainer and estimators; the latter two by being imported."""
-    from verl.experimental.agent_loop.agent_loop import register as register_agent_loop
-
-    from medserl_agentloop.core import advantages, trainer  # noqa: F401
-    from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
-    from medserl_agentloop.core.interaction import AGENT_NAME
-
-    register_agent_loop(AGENT_NAME)(SelfPlayAgentLoop)
-    backends.register_adapters()
 
 
 class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
@@ -96,8 +87,7 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         from medserl_agentloop.core.run_check import RunConfig, problems
         from medserl_agentloop.core.run_check.machine import CHECKS
 
-        if self.platform is not None:
-            _choose_platform(self.platform)
+        _choose_platform(self.platform)
         refused, warned = problems(config, compose(config.hydra.job.config_name))
         if not refused:
             run = RunConfig(config, SelfPlayConfig.from_run(config))
@@ -139,7 +129,8 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
         path.parent.mkdir(parents=True, exist_ok=True)
         sys.stderr.flush()
         self.before = sys.stdout, sys.stderr, os.dup(1), os.dup(2)
-        log = _OwnLinesToo(path.open("ab"), self.before[2])
+        log = _OwnLinesToo(path.open("ab"), encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        log.terminal = self.before[2]
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         sys.stdout = sys.stderr = log
@@ -155,9 +146,7 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
 class _OwnLinesToo(io.TextIOWrapper):
     """A log file whose lines of this package are written to a terminal, too. A model's text may be among them."""
 
-    def __init__(self, file: Any, terminal: int) -> None:
-        super().__init__(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
-        self.terminal = terminal
+    terminal: int
 
     def write(self, text: str) -> int:
         for line in text.splitlines():
@@ -180,15 +169,16 @@ class WarmStartCheck(StartupCheck):
                 "[medserl] with LoRA, verl's hf_model folder holds names that no model reads, and would load as random "
                 "weights; set 'checkpoint.save_contents=[model,optimizer,extra]' and merge (docs/warm_start.md)"
             )
-        if self.platform is not None:
-            _choose_platform(self.platform)
+        _choose_platform(self.platform)
         from medserl_agentloop.core.run_check import problems
 
         for warning in problems(config, compose(job.config_name))[1]:
             print(f"[medserl] warning: {warning}", flush=True)
 
 
-def _choose_platform(name: str) -> None:
+def _choose_platform(name: str | None) -> None:
+    if name is None:
+        return
     # Not at the top: in another verl this import could fail before the version is checked.
     from verl.plugin.platform import PlatformRegistry, get_platform, set_platform
 
@@ -197,8 +187,7 @@ def _choose_platform(name: str) -> None:
     platform = PlatformRegistry.get(name)
     if platform is None:
         raise SystemExit(f"[medserl] no platform {name!r}: {', '.join(PlatformRegistry.registered_names())}")
-    # verl has looked for an accelerator while it was imported (trainer/constants_ppo.py), before
-    # any config could say which one to use.
+    # verl looked for an accelerator while it was imported (trainer/constants_ppo.py), before any config was read.
     if get_platform().device_name != name:
         set_platform(platform())
 

@@ -124,3 +124,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     done = run("medec_to_parquet", "--input", SAMPLE, "--output", folder)
     assert done.exit_code == 0, done.output
     return f"data.train_files={folder}/train.parquet", f"data.val_files={folder}/val.parquet"
+
+
+@pytest.fixture
+def files(data: tuple[str, ...]) -> dict[str, Any]:
+    """The same as keys with their values."""
+    return dict(override.split("=", 1) for override in data)

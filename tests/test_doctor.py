@@ -30,31 +30,10 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
-@pytest.fixture
-def files(data: tuple[str, ...]) -> dict[str, Any]:
-    """Keys of the quickstart's data files."""
-    return dict(override.split("=", 1) for override in data)
-
-
 def lines(check: Any, *arguments: Any) -> str:
     """All that a check finds, one line for each."""
     found = check(*arguments)
     return "\n".join("fail: " + what if isinstance(what, str) else ": ".join(what) for what in found)
-
-
-def card(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *, free: float = 95.0) -> None:
-    """A machine with one GPU of 95 GiB, and a torch that was built for Hopper and data centres' Blackwell."""
-    fake = {
-        "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "get_device_name": lambda index: "Fake",
-        "get_device_capability": lambda index: capability,
-        "mem_get_info": lambda index: (int(free * doctor.GIB), 95 * doctor.GIB),
-        "get_arch_list": lambda: ["sm_90", "sm_100", "sm_120"],
-    }
-    for name, function in fake.items():
-        monkeypatch.setattr(torch.cuda, name, function)
-    monkeypatch.setattr(doctor, "_driver", lambda: "580.1")
 
 
 def test_a_version_that_does_not_fit_and_a_missing_package_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +87,17 @@ def test_a_node_without_the_plugin_or_with_other_versions_is_named(monkeypatch: 
 def test_cards_without_kernels_or_with_other_processes_are_found(
     capability: tuple[int, int], free: float, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    card(monkeypatch, capability, free=free)
+    fake = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "get_device_name": lambda index: "Fake",
+        "get_device_capability": lambda index: capability,
+        "mem_get_info": lambda index: (int(free * doctor.GIB), 95 * doctor.GIB),
+        "get_arch_list": lambda: ["sm_90", "sm_100", "sm_120"],  # Hopper and data centres' Blackwell
+    }
+    for name, function in fake.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(doctor, "_driver", lambda: "580.1")
     assert answer in lines(doctor._cards, "cpu")
 
 
@@ -130,11 +119,7 @@ def test_a_proxy_before_localhost_and_a_name_without_an_address_are_found(monkey
     assert lines(doctor._network, "cpu") == ""
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
     assert "warn: http_proxy is set, and no_proxy has no localhost." in lines(doctor._network, "cpu")
-
-    def unknown(name: str) -> str:
-        raise OSError("Name or service not known")
-
-    monkeypatch.setattr(socket, "gethostbyname", unknown)
+    monkeypatch.setattr(socket, "gethostbyname", Mock(side_effect=OSError("Name or service not known")))
     assert "Put the name into /etc/hosts" in lines(doctor._network, "cpu")
 
 
@@ -160,22 +145,19 @@ def test_a_run_that_starts_has_no_failures_and_a_broken_one_lists_all_at_once(fi
     good = list(diagnose(run_of(files).config, schema()))
     assert {finding.status for finding in good if finding.check != "shared memory"} == {"ok"}
     assert {finding.check for finding in good} >= {"config", "versions", "GPU", "model", "data", "dry run"}
-    assert "1 turn by a script, " in good[-1].text
+    assert "1 turn(s) by a script, " in good[-1].text
     broken = {**files, "selfplay.profile": "classic", "trainer.logger": ["swanlab"]}
     failed = {finding.check: finding.text for finding in diagnose(run_of(broken).config, schema())}
     assert "--profile classic" in failed["data"]
     assert "the package swanlab is not installed" in failed["packages"]
-    stopped = diagnose(run_of({"trainer.use_v1": False}).config, schema())
-    refused = {finding.check: finding.status for finding in stopped}
+    refused = {
+        finding.check: finding.status for finding in diagnose(run_of({"trainer.use_v1": False}).config, schema())
+    }
     assert refused["config"] == refused["data"] == "fail"
 
 
 def test_a_check_that_breaks_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(device: str) -> Any:
-        raise RuntimeError("odd machine")
-        yield
-
-    monkeypatch.setattr(doctor, "_versions", broken)
+    monkeypatch.setattr(doctor, "_versions", Mock(side_effect=RuntimeError("odd machine")))
     first, *others = diagnose(None, schema())
     broken_check = "the check itself failed (RuntimeError: odd machine). Mend that first."
     assert first == CheckResult("versions", "fail", broken_check)

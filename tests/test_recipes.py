@@ -85,9 +85,9 @@ def test_recipes_bring_the_start_up_check_along() -> None:
     GlobalHydra.instance().clear()
     with initialize_config_module("verl.trainer.config", version_base=None):
         config: DictConfig = compose("ppo_trainer", overrides=["+recipes=quickstart"], return_hydra_config=True)
-    assert config.hydra.callbacks.medserl._target_ == "medserl_agentloop.plugin.StartupCheck"
-    assert config.hydra.callbacks.medserl.platform == "cpu"
-    assert config.hydra.callbacks.medserl_log._target_ == "medserl_agentloop.plugin.TrainLog"
+    check, log = config.hydra.callbacks.medserl, config.hydra.callbacks.medserl_log
+    assert (check._target_, check.platform) == ("medserl_agentloop.plugin.StartupCheck", "cpu")
+    assert log._target_ == "medserl_agentloop.plugin.TrainLog"
 
 
 def test_agent_loop_yaml_is_found_and_names_the_loop_that_rows_ask_for() -> None:

@@ -7,9 +7,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("medserl_agentloop", "hydra_plugins", "data_prep", "prompts", "tool_configs", "recipes")
-RUNS_WHAT_IT_READS = set(
-    ["pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle"]
-)
+RUNS_WHAT_IT_READS = {
+    *["pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle"]
+}
 TRUSTED = {"medserl_agentloop/evaluation/local_models.py": ["torch.load"]}
 """Shards of verl's checkpoints hold tensors of torch.distributed, which weights_only refuses."""
 

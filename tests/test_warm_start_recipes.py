@@ -1,5 +1,6 @@
 """The recipes of verl's SFT trainer: composed as the command does, read by verl's own classes and data set."""
 
+from itertools import product
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -26,23 +27,11 @@ def composed(*overrides: str) -> DictConfig:
     return compose_run(*overrides, config_name="sft_trainer_engine")
 
 
-@pytest.fixture(scope="module")
-def conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sft")
-    done = in_this_process("sft_to_parquet", "--input", SAMPLE, "--output", folder)
-    assert done.exit_code == 0, done.output
-    return folder
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_key_a_recipe_sets_exists_in_verls_config(recipe: str) -> None:
-    assert unknown_keys(composed(f"+recipes={recipe}"), composed()) == []
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_verls_own_classes_accept_a_recipe(recipe: str) -> None:
+def test_every_key_of_a_recipe_exists_and_verls_own_classes_accept_it(recipe: str) -> None:
     """As ``SFTTrainer._build_config`` reads it; the tiny player stands in for the model, which is not here."""
     config = composed(f"+recipes={recipe}", f"model.path={resource('assets/tiny_player')}")
+    assert unknown_keys(config, composed()) == []
     OmegaConf.resolve(config)
     model = omega_conf_to_dataclass(config.model)
     engine, optim, checkpoint = (omega_conf_to_dataclass(config[k]) for k in ("engine", "optim", "checkpoint"))
@@ -52,11 +41,11 @@ def test_verls_own_classes_accept_a_recipe(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", QWEN)
-def test_the_whole_answer_is_learnt_after_the_prompt_that_self_play_gives(recipe: str, conversations: Path) -> None:
+def test_the_whole_answer_is_learnt_after_the_prompt_that_self_play_gives(recipe: str, tmp_path: Path) -> None:
     """With a tokenizer whose own template takes the reasoning out, as Qwen3's does."""
     data = composed(f"+recipes={recipe}").data
-    tokenizer = qwen3()
-    path = conversations / "sft_val.parquet"
+    tokenizer, path = qwen3(), tmp_path / "sft_val.parquet"
+    assert in_this_process("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
     dataset = MultiTurnSFTDataset(str(path), tokenizer, data)
     rows = pq.read_table(path).to_pylist()
     assert len(dataset) == len(rows) > 0
@@ -83,13 +72,9 @@ def test_what_cannot_work_ends_with_one_clear_line() -> None:
         check("+recipes=warm_start_qwen3_4b", config_name="ppo_trainer")
 
 
-@pytest.mark.parametrize("recipe", QWEN)
-def test_on_gpus_both_of_verls_sft_trainers_may_run(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("sft_trainer", "sft_trainer_ray"):
+def test_both_of_verls_sft_trainers_may_run_and_a_misspelt_key_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for recipe, name in product(QWEN, ("sft_trainer", "sft_trainer_ray")):
         check(f"+recipes={recipe}", f"hydra.job.name={name}")
     assert "warning" not in capsys.readouterr().out
-
-
-def test_a_misspelt_key_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     check("+recipes=warm_start_qwen3_4b", "+engine.strategi=fsdp2")
     assert "engine.strategi (did you mean 'strategy'?)" in capsys.readouterr().out

@@ -70,10 +70,7 @@ class Case:
 
     @cached_property
     def subset(self) -> str:
-        """Which collection it is from: ``medec_ms``, ``medec_uw``, or the prefix of its id.
-
-        A note with MEDEC-UW's marks is of MEDEC-UW, whatever its id says.
-        """
+        """``medec_uw`` if a note has MEDEC-UW's marks, else by the prefix of the id: ``medec_ms``, or the prefix."""
         prefix = re.split(r"[-_]", self.case_id, maxsplit=1)[0].lower()
         of_uw = any(map(_MARKS_OF_UW.search, self.notes))
         return MEDEC_UW if of_uw else _SUBSETS.get(prefix, prefix or "unnamed")
@@ -143,7 +140,7 @@ def four_grams(text: str) -> frozenset[str]:
 
 
 class NearDuplicateIndex:
-    """Finds the indexed note that is most like another one. Exact: no pair of near-duplicates is missed."""
+    """Finds the indexed notes that are like another one. Exact: no pair of near-duplicates is missed."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._sizes: list[int] = []

@@ -87,10 +87,8 @@ def convert(options: ConvertOptions) -> None:
     mix = options.shares(read.cases)
     _print_input(read.reports)
     _print_rows(made, mix)
-    counts = {
-        "records dropped: every field is empty": sum(report.dropped_empty for report in read.reports),
-        **made.left_out,
-    }
+    dropped = sum(report.dropped_empty for report in read.reports)
+    counts = {"records dropped: every field is empty": dropped, **made.left_out}
     _show("Left out", ["what and why", "count"], [item for item in counts.items() if item[1]])
     for report in read.reports:
         _say_why(f"left out: {report.file}", report.contradictions)
@@ -143,10 +141,7 @@ def verify(
 def sft(
     output: Annotated[Path, Option(help="Folder for sft_train.parquet and sft_val.parquet.")],
     inputs: Annotated[list[Path], Option("--input", help="MEDEC's CSV or a .jsonl of pairs. Repeatable.")] = [],  # noqa: B006
-    from_games: Annotated[
-        list[Path],
-        Option(help="Games that a model played (medserl play, or a run): its right turns in place of templates."),
-    ] = [],  # noqa: B006
+    from_games: Annotated[list[Path], Option(help="Games of a model: its right turns in place of templates.")] = [],  # noqa: B006
     rest_of: Annotated[
         Path | None,
         Option(help="A file for self-play, of which the cases that are not taught go to selfplay_train.parquet."),
@@ -211,9 +206,7 @@ def evaluation_rows(
     inputs: Annotated[list[Path], Option("--input", help="MEDEC's CSV. Repeatable.")],
     output: Annotated[Path, Option(help="Parquet file to write.")],
     profile: Profile = "medserl",
-    name: Annotated[
-        str, Option(help="What the metrics call the set, e.g. panel; by default each note's collection.")
-    ] = "",
+    name: Annotated[str, Option(help="What the metrics call the set; by default each note's collection.")] = "",
     first_index: Annotated[
         int, Option(min=0, max=2**62, help="Index of the first row; indices of files used together must differ.")
     ] = FIRST_INDEX,
@@ -244,11 +237,10 @@ def _print_input(reports: Sequence[ReadReport]) -> None:
 
 def _print_rows(made: SplitRows, mix: Mix) -> None:
     splits = made.reports.values()
-    rows = [
-        [category.value, category.default_target_label.value]
-        + [f"{split['rows'][category]} ({split['eligible'][category]})" for split in splits]
-        for category in mix
-    ]
+    rows = []
+    for category in mix:
+        counts = (f"{split['rows'][category]} ({split['eligible'][category]})" for split in splits)
+        rows.append([category.value, category.default_target_label.value, *counts])
     total = ["total", "", *(str(sum(split["rows"].values())) for split in splits)]
     _show("Rows (in brackets: cases that could serve)", ["category", "presented note", *made.reports], [*rows, total])
 

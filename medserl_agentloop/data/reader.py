@@ -60,6 +60,7 @@ _ABSENT = ("", "na", "n/a", "nan", "none", "null")  # in lower case: how MEDEC, 
 _NO_TYPE = "unknown"
 _LARGEST_CELL = 4 * LONGEST_NOTE  # the list of a note's sentences is longer than the note
 _LONGEST_TYPE = 40
+_NOTE = "the text of the note"  # what to write where there is none
 _SHOWN_PROBLEMS = 10
 # Word overlap of a clean row with the corrected text of the error row before it. On the official
 # validation set the lowest twin has 0.86, and the highest of two unrelated notes 0.45.
@@ -137,11 +138,10 @@ def read_files(
         members = list(_open(path, intake, joined))
         file = intake.report.file
         if problems := intake.problems:
-            error = MedecFormatError(problems[0])
-            if more := problems[1:_SHOWN_PROBLEMS]:
-                error = MedecFormatError(f"{problems[0]} There are {len(problems)} such problems.")
-                for problem in more:
-                    error.add_note(problem)
+            count = f" There are {len(problems)} such problems." if len(problems) > 1 else ""
+            error = MedecFormatError(problems[0] + count)
+            for problem in problems[1:_SHOWN_PROBLEMS]:
+                error.add_note(problem)
             raise error
         if again := [case.case_id for case in members if case.case_id in file_of]:
             raise MedecFormatError(
@@ -174,11 +174,6 @@ class _Intake:
             self.report.repaired += values != before
         return _Cells(place, values, self.as_published)
 
-    def drop_empty(self) -> None:
-        """Count a row without any content."""
-        self.report.records += 1
-        self.report.dropped_empty += 1
-
     def takes(self, cells: _Cells, text_id: str) -> bool:
         """Count a row; whether nothing is wrong with it."""
         self.report.records += 1
@@ -204,7 +199,7 @@ class _Intake:
 class _Cells:
     """The values of one row; ``problems`` says in a sentence each what is wrong with them.
 
-    Every format is read through these methods, so that all of them accept and refuse the same things.
+    Every format is read through these methods, so that all accept and refuse the same things.
     """
 
     def __init__(self, place: str, values: Mapping[str, str], as_published: bool = False) -> None:
@@ -237,10 +232,6 @@ class _Cells:
                 self.refuse(column, f"write {needed}")
             return None
         return value if self.as_published else text
-
-    def note(self, column: str) -> str:
-        """A note, which must be there."""
-        return self.text(column, "the text of the note") or ""
 
     def row_id(self, column: str, needed: str) -> str:
         """The row's id, which the place of later problems names."""
@@ -280,17 +271,17 @@ def _whole_number(text: str) -> int | None:
 
 def _open(path: Path, intake: _Intake, joined: NoteJoin | None) -> Iterator[Case]:
     """The cases of an input; its name and its hash go to the report."""
-    suffix = path.suffix.lower()
-    if suffix not in (".csv", ".jsonl"):
+    if path.suffix.lower() not in (".csv", ".jsonl"):
         raise MedecFormatError(
             f"{path}: files that end in {path.suffix or 'nothing'!r} are not known; give a .csv file in MEDEC's "
             "nine columns, or a .jsonl file of pairs or of OpenRLHF rows."
         )
     text, intake.report.sha256 = _read_text(path)
     intake.report.file = path.name
-    if suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         return _read_csv(text, intake)
-    if _has_key(text, "data_type", "game_category"):
+    first = next((line for line in text.split("\n") if line.strip()), "")
+    if '"data_type"' in first or '"game_category"' in first:
         return _read_openrlhf_rows(path, text, intake, joined)
     return _read_pairs(text, intake)
 
@@ -300,7 +291,7 @@ def _read_text(path: Path) -> tuple[str, str]:
     try:
         content = regular_file(path).read_bytes()
         # Surrogates pass here so that the row they stand in can be named; _Cells refuses them.
-        text = content.decode("utf-8", errors="surrogatepass").removeprefix("\ufeff")
+        text = content.decode("utf-8", errors="surrogatepass")
     except OSError as error:
         reason = f"cannot be read ({error.strerror or error}); give the path of a MEDEC file"
         raise MedecFormatError(f"{path}: {reason}.") from error
@@ -309,13 +300,14 @@ def _read_text(path: Path) -> tuple[str, str]:
             reason = f"byte {error.start} (0x{content[error.start]:02x}) is not UTF-8; save the file as UTF-8"
             raise MedecFormatError(f"{path}: {reason}.") from error
         # Such a byte becomes a surrogate from U+DC80 on, for the same reason.
-        text = content.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff")
+        text = content.decode("utf-8", errors="surrogateescape")
     if not content.strip():
         raise MedecFormatError(f"{path}: the file is empty; give a MEDEC file with at least one row.")
-    return text, hashlib.sha256(content).hexdigest()
+    return text.removeprefix("\ufeff"), hashlib.sha256(content).hexdigest()
 
 
 def _count_cases(report: ReadReport, cases: list[Case]) -> None:
+    report.records += report.dropped_empty
     wrong = [case for case in cases if case.error_note is not None]
     pairs = [case for case in wrong if case.clean_note is not None]
     report.pairs = len(pairs)
@@ -378,7 +370,7 @@ def _csv_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, st
         for row, cells in enumerate(reader, start=1):
             place = f"{file}, row {row}"
             if not any(cell.strip() for cell in cells):
-                intake.drop_empty()
+                intake.report.dropped_empty += 1
             elif len(cells) == len(header):
                 yield place, dict(zip(header, cells, strict=True))
             else:
@@ -394,7 +386,7 @@ def _csv_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, st
 def _case_of_row(cells: _Cells, sha256: str) -> Case:
     """One row as a case of its own, its twin aside."""
     text_id = cells.row_id("Text ID", "the row's id, such as ms-train-0")
-    note = cells.note("Text")
+    note = cells.text("Text", _NOTE) or ""
     sentences = numbered_sentences(cells.text("Sentences", longest=_LARGEST_CELL))
     has_error = cells.flag("Error Flag")
     error_type = cells.error_type("Error Type")
@@ -478,20 +470,14 @@ def repair_encoding(text: str) -> str:
 # -- objects, one on each line -------------------------------------------------------------------------------------
 
 
-def _has_key(text: str, *keys: str) -> bool:
-    """Whether the first object of a JSONL file has one of the keys."""
-    first = next((line for line in io.StringIO(text, newline="\n") if line.strip()), "")
-    return any(f'"{key}"' in first for key in keys)
-
-
 def _read_pairs(text: str, intake: _Intake) -> Iterator[Case]:
     """One case per line."""
     cases: list[Case] = []
     for _, cells, _ in _objects(text, intake, _PAIR_KEYS):
         case = Case(
             case_id=cells.row_id("note_id", "the pair's id, such as ms-train-0"),
-            error_note=cells.note("incorrect_note"),
-            clean_note=cells.note("correct_note"),
+            error_note=cells.text("incorrect_note", _NOTE),
+            clean_note=cells.text("correct_note", _NOTE),
             error_sentence=cells.text("error_sentence"),
             corrected_sentence=cells.text("corrected_sentence"),
             error_type=cells.error_type("error_type"),
@@ -516,7 +502,7 @@ def _read_openrlhf_rows(path: Path, text: str, intake: _Intake, join: NoteJoin |
             continue
         case = _case(category, error, clean, join)
         of_row = [match[1] for match in map(_OF_COLLECTION.fullmatch, others) if match]
-        # The collection is the beginning of an id: see Case.subset. In doubt it is the one with a licence.
+        # The collection begins an id (Case.subset). In doubt it is the one with a licence.
         named = sorted({collection.lower() for collection in of_file + of_row})[-1:]
         if isinstance(case, Case):
             if case.categories is not None and not case.subset.startswith("medec_"):  # from a file without ids
@@ -550,8 +536,7 @@ def _category_and_notes(cells: _Cells) -> tuple[Category | None, str | None, str
     harmful = category.seed_label is Label.HARMFUL
     expected = _SAFE if category is Category.VANILLA_BENIGN else ""
     if key == "game_category":
-        needed = "the text of the note"
-        notes = cells.text("error_note", needed * harmful), cells.text("clean_note", needed * (not harmful))
+        notes = cells.text("error_note", _NOTE * harmful), cells.text("clean_note", _NOTE * (not harmful))
     else:
         key, other = "prompt", ""
         if not values["prompt"]:
@@ -560,7 +545,7 @@ def _category_and_notes(cells: _Cells) -> tuple[Category | None, str | None, str
             cells.refuse(other, f"a {category.value} row has its note under {key!r} alone")
         elif values["completion"].strip() not in ("", expected):
             cells.refuse("completion", f"the completion of a {category.value} row is {expected!r}")
-        note = cells.note(key)
+        note = cells.text(key, _NOTE)
         notes = (note, None) if harmful else (None, note)
     return None if cells.problems else category, *notes
 
@@ -606,16 +591,15 @@ def _objects(text: str, intake: _Intake, keys: tuple[str, ...]) -> Iterator[tupl
     for row, line in enumerate(io.StringIO(text, newline="\n"), start=1):
         place = f"{intake.report.file}, row {row}"
         if not line.strip():
-            intake.drop_empty()
+            intake.report.dropped_empty += 1
             continue
         try:
             values = json.loads(line, object_pairs_hook=_once)
+            if not isinstance(values, dict):
+                raise ValueError(f"found a JSON {type(values).__name__}")
         except (ValueError, RecursionError) as error:
-            intake.problems.append(f"{place}: not valid JSON ({error}); write one object per line.")
-            continue
-        if not isinstance(values, dict):
-            kind = type(values).__name__
-            intake.problems.append(f"{place}: found a JSON {kind}; write an object with the keys {', '.join(keys)}.")
+            instead = f"write one with the keys {', '.join(keys)} on every line"
+            intake.problems.append(f"{place}: not a JSON object ({error}); {instead}.")
             continue
         texts = {key: "" if values.get(key) is None else str(values[key]) for key in keys}
         cells = intake.cells(place, texts)

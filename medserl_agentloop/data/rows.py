@@ -202,9 +202,8 @@ def convert_files(options: ConvertOptions) -> tuple[ReadResult, SplitRows]:
 
     A ValueError says what is not right: an option, a file with its row, or that the mix cannot be met.
     """
-    inputs = [*options.input, *(options.val_input or ())]
     reading = partial(read_files, join=options.join or (), repair_encoding=options.repair_encoding)
-    read = reading(inputs)
+    read = reading([*options.input, *(options.val_input or ())])
     exclusions: Exclusions = defaultdict(list)
     cases = read.cases
     if options.drop_medec_uw:
@@ -215,8 +214,12 @@ def convert_files(options: ConvertOptions) -> tuple[ReadResult, SplitRows]:
     val_files = {report.sha256 for report in read.reports[len(options.input) :]}
     val_ids = {case.case_id for case in cases if case.source_sha256 in val_files} if options.val_input else None
     if options.exclude_near_duplicates_of:
-        others = reading(options.exclude_near_duplicates_of)
-        cases = _without_near_duplicates(cases, others.cases, exclusions)
+        others = reading(options.exclude_near_duplicates_of).cases
+        notes, of_others = ([(case.case_id, note) for case in each for note in case.notes] for each in (cases, others))
+        matches = sorted(near_duplicates(notes, of_others), key=lambda match: match[2])
+        likest = {case_id: f"{other} (4-gram Jaccard {similarity:.2f})" for case_id, other, similarity in matches}
+        exclusions["near-duplicate of a case to stay clear of"] += likest.items()
+        cases = [case for case in cases if case.case_id not in likest]
     if options.max_prompt_tokens is not None:
         cases = _without_overlong(cases, options, options.max_prompt_tokens, exclusions)
     try:
@@ -244,15 +247,6 @@ def refuse_uw(read: ReadResult, agreed: bool) -> None:
             "file's name or marks such as <NAME/>. They may be used only under a signed agreement: if you have signed "
             "it, add --i-have-the-uw-agreement; medserl data convert leaves them out with --drop-medec-uw."
         )
-
-
-def _without_near_duplicates(cases: Sequence[Case], others: Sequence[Case], exclusions: Exclusions) -> list[Case]:
-    """The cases none of whose notes is a near-duplicate of a note of ``others``."""
-    notes, of_others = ([(case.case_id, note) for case in each for note in case.notes] for each in (cases, others))
-    matches = sorted(near_duplicates(notes, of_others), key=lambda match: match[2])
-    likest = {case_id: f"{other} (4-gram Jaccard {similarity:.2f})" for case_id, other, similarity in matches}
-    exclusions["near-duplicate of a case to stay clear of"] += likest.items()
-    return [case for case in cases if case.case_id not in likest]
 
 
 def _without_overlong(cases: Sequence[Case], options: ConvertOptions, limit: int, exclusions: Exclusions) -> list[Case]:
@@ -328,9 +322,8 @@ def build_rows(
 ) -> SplitRows:
     """Split the cases, choose those that serve each category, and make their rows.
 
-    ``exclusions`` are those of cases that were left out before; more are added. ``val_ids`` are the cases that were
-    given for validation: they are the validation split, whatever the plan's fraction. If the plan cannot be met,
-    a ValueError says what to change.
+    More ``exclusions`` are added. ``val_ids`` are the cases that were given for validation: they are the validation
+    split, whatever the plan's fraction. If the plan cannot be met, a ValueError says what to change.
     """
     mix, profile = plan.shares(cases), load_profile(plan.profile)
     exclusions = defaultdict(list) if exclusions is None else exclusions
@@ -348,11 +341,8 @@ def build_rows(
             counts = _counts(name, mix, eligible, None if plan.rows is None else rows_of[name])
             off_mix += [name] if members and plan.rows is None and any(counts[c] < mix[c] for c in mix) else []
         chosen = _choose(members, counts, random.Random(f"{plan.seed}/{name}"))
-        used = {case.case_id for case, _ in chosen}
-        unused = sorted(case.case_id for case in members if case.case_id not in used)
-        if unused:
-            reason = f"without any row in {name}: the mix has no place for it"
-            exclusions[reason] += [(case_id, None) for case_id in unused]
+        unused = sorted({case.case_id for case in members} - {case.case_id for case, _ in chosen})
+        exclusions[f"without any row in {name}: the mix has no place for it"] += [(each, None) for each in unused]
         reports[name] = {"cases": len(members), "unused_cases": len(unused), "eligible": eligible, "rows": counts}
         for case, category in chosen:
             role, note = category.first_role(plan.vanilla_attacker), seed_note(case, category) or ""

@@ -78,9 +78,9 @@ def build_sft_rows(
             exclusions["attacks that change more than the game's limits allow"].append((case.case_id, None))
         for category, answer in answers.items():
             note = case.error_note if category.seed_label is Label.HARMFUL else case.clean_note
-            messages = prompts.messages(category.first_role(), category, note or "")
-            source = f"{case.subset}_sft/{category.value}"
-            rows.append(_row(source, category.first_role(), category, case.case_id, messages, answer))
+            source, role = f"{case.subset}_sft/{category.value}", category.first_role()
+            messages = prompts.messages(role, category, note or "")
+            rows.append(_row(source, role, category, case.case_id, messages, answer))
     if not rows:
         raise ValueError(f"no case of the input can be taught: {_reasons(exclusions)}.")
     return _in_splits(rows, split_of, seed, exclusions)
@@ -170,20 +170,12 @@ def _answers(case: Case, profile: PromptProfile) -> dict[Category, str]:
 
 
 def _reasons(exclusions: Exclusions) -> str:
-    counts = SplitRows([], [], exclusions).left_out
-    return "; ".join(f"{count} {reason}" for reason, count in counts.items()) or "there are none"
+    return "; ".join(f"{len(rows)} {reason}" for reason, rows in exclusions.items() if rows) or "there are none"
 
 
-def _row(
-    source: str, role: Role, category: Category, case: str, messages: Sequence[Mapping[str, str]], answer: str
-) -> Row:
-    return {
-        "messages": [*messages, {"role": "assistant", "content": answer}],
-        "data_source": source,
-        "game_role": role.value,
-        "category": category.value,
-        "vignette_id": case,
-    }
+def _row(source: str, role: Role, category: Category, case: str, prompt: list[dict[str, str]], answer: str) -> Row:
+    facts = {"data_source": source, "game_role": role.value, "category": category.value, "vignette_id": case}
+    return {"messages": [*prompt, {"role": "assistant", "content": answer}], **facts}
 
 
 def _in_splits(rows: list[Row], split_of: Mapping[str, str], seed: int, exclusions: Exclusions) -> SplitRows:
@@ -211,24 +203,20 @@ def rows_of_games(games: Iterable[MedicalRecord], *, val_fraction: float = 0.1, 
     rng = random.Random(f"{seed}/own games")
     shuffled = list(games)
     rng.shuffle(shuffled)
-    strata: dict[Role, dict[str, dict[str, list[Row]]]] = {
-        role: defaultdict(lambda: defaultdict(list)) for role in Role
-    }
+    strata: dict[Role, Any] = {role: defaultdict(lambda: defaultdict(list)) for role in Role}
     taken: set[tuple[str, ...]] = set()
     for played in shuffled:
-        assessed = [(each, Role.ASSESSOR) for each in played.by_assessment]
-        for game, role in [(played, Role.ATTACKER), *assessed]:
-            turn = game.attack if role is Role.ATTACKER else game.assessment
+        for game, turn in [(played, played.attack), *((each, each.assessment) for each in played.by_assessment)]:
             if turn is None:
                 continue
+            role = Role.ATTACKER if isinstance(turn, AttackRecord) else Role.ASSESSOR
             category, case = game.category, game.spec.vignette_id
             key = (role.value, category.value, case or game.spec.seed_note)
-            if why := _why_not_taught(game, role) or (REPEATED if key in taken else ""):
+            if why := _why_not_taught(game, turn) or REPEATED * (key in taken):
                 exclusions[why].append((case, None))
                 continue
             taken.add(key)
-            verdict = game.assessment.verdict if game.assessment is not None else None
-            stratum = verdict.value if role is Role.ASSESSOR and verdict is not None else category.value
+            stratum = turn.verdict.value if isinstance(turn, AssessmentRecord) and turn.verdict else category.value
             profile = load_profile(game.profile or "medserl")
             note = game.spec.seed_note if role is Role.ATTACKER else game.presented_note or ""
             messages = profile.messages(role, game.spec.task, note)
@@ -245,24 +233,19 @@ def rows_of_games(games: Iterable[MedicalRecord], *, val_fraction: float = 0.1, 
     return _in_splits(rows, split_of, seed, exclusions)
 
 
-def _why_not_taught(game: MedicalRecord, role: Role) -> str:
+def _why_not_taught(game: MedicalRecord, turn: AttackRecord | AssessmentRecord) -> str:
     """Why a turn is not taught; empty if it is."""
-    turn = game.attack if role is Role.ATTACKER else game.assessment
-    assert turn is not None
     if game.outcome is Outcome.VOID or game.judgement is None:
         return WRONG
     if turn.violations or turn.truncated:
         return BAD_FORM
-    if role is Role.ATTACKER:
-        right = game.attack is not None and game.attack.invalid is None and not game.attack_failed
-        return "" if right and game.category.has_attack else WRONG
-    if game.outcome.is_right is not True or game.assessment is None:
+    if isinstance(turn, AttackRecord):
+        return "" if turn.invalid is None and not game.attack_failed and game.category.has_attack else WRONG
+    if game.outcome.is_right is not True:
         return WRONG
-    if game.outcome is Outcome.CORRECT_DETECTION and game.error_sentences:
-        named = game.assessment.sentence
-        if named is None or not any(same_sentence(named, wrong) for wrong in game.error_sentences):
-            return OTHER_SENTENCE
-    return ""
+    known = game.error_sentences if game.outcome is Outcome.CORRECT_DETECTION else ()
+    named = any(same_sentence(turn.sentence or "", wrong) for wrong in known)
+    return OTHER_SENTENCE if known and not named else ""
 
 
 def _balanced(strata: Mapping[str, Mapping[str, list[Row]]], exclusions: Exclusions) -> list[Row]:

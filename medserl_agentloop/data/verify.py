@@ -72,10 +72,9 @@ class Check(str, Enum):
 
 @dataclass
 class Report:
-    """The result: what was read, the problems in words, and how many there are of each check.
+    """What was read (``rows``, ``harmful``, ``safe``, tokens of the ``longest prompt``), and the problems by check.
 
-    ``files`` has for each file its ``rows``, those of which are ``harmful`` and ``safe``, and the tokens of its
-    ``longest prompt``. ``problems`` are a check and a sentence. Rows are counted from 0, as verl does.
+    ``problems`` are a check and a sentence. Rows are counted from 0, as verl does.
     """
 
     files: dict[str, Counter[str]] = field(default_factory=dict)
@@ -145,14 +144,20 @@ def verify_files(
                 continue
             spec = GameSpec.from_extra_info(row["extra_info"])
             specs.append(spec)
-            cases.setdefault((spec.vignette_id, spec.error_note), _case(row["extra_info"]))
+            facts = {name: row["extra_info"][name] for name in CASE_FACTS}
+            sentences = {sentence["id"]: sentence["text"] for sentence in row["extra_info"]["sentences"]}
+            cases.setdefault((spec.vignette_id, spec.error_note), Case(spec.vignette_id, sentences=sentences, **facts))
             counts["longest prompt"] = max(counts["longest prompt"], tokens)
             for message in _wrong_labels(row, spec):
                 report.add(Check.LABELS, name, number, f"{message}; {REMAKE}")
             for check, message in _repeated(first, spec, row["extra_info"]["split"], f"{name}, row {number}"):
                 report.add(check, name, number, message)
         only_eval = not wrong and all("_eval/" in source for source in dataset.dataframe["data_source"])
-        _check_contradictions(report, name, list(cases.values()))
+        contradicting, refusal = contradictions(cases.values())  # sentences that are not in their notes
+        if refusal:
+            report.add(Check.LABELS, name, None, f"{refusal}; {REMAKE}, its columns put right")
+        for case_id, why in () if refusal else contradicting.items():
+            report.add(Check.LABELS, name, None, f"case {case_id!a}: {why}", warning=True)
         _check_labels(report, name, specs, only_eval)
     _check_near_duplicates(report, first)
     report.unchecked = _unchecked(report, paths, {split for split, _ in first.values()})
@@ -213,32 +218,12 @@ def _wrong_labels(row: Row, spec: GameSpec) -> Iterator[str]:
     """Where a row's labels do not agree with the game that its facts describe."""
     truth, target, category = row["reward_model"]["ground_truth"], spec.target_label, spec.category
     if truth != target.value:
-        yield (
-            f"reward_model.ground_truth is {truth!a} and extra_info.target_label is {target.value!r}; both must be the "
-            "same"
-        )
+        yield f"reward_model.ground_truth is {truth!a} although extra_info.target_label is {target.value!r}"
     if not category.has_attack and target is not category.seed_label:
-        yield (
-            f"a {category.value} row presents its seed note as it is, so its label must be "
-            f"{category.seed_label.value!r}, not {target.value!r}"
-        )
+        yield f"a {category.value} row presents its seed note as it is, so its label cannot be {target.value!r}"
     key = "error_note" if category.seed_label is Label.HARMFUL else "clean_note"
     if getattr(spec, key) not in (None, spec.seed_note):
         yield f"seed_note is not the row's {key}, from which a {category.value} game starts"
-
-
-def _case(facts: dict[str, Any]) -> Case:
-    sentences = {sentence["id"]: sentence["text"] for sentence in facts["sentences"]}
-    return Case(facts["vignette_id"], sentences=sentences, **{name: facts[name] for name in CASE_FACTS})
-
-
-def _check_contradictions(report: Report, file: str, cases: Sequence[Case]) -> None:
-    """What tells of exchanged columns: sentences that are not in their notes."""
-    wrong, refusal = contradictions(cases)
-    if refusal:
-        report.add(Check.LABELS, file, None, f"{refusal}; {REMAKE}, its columns put right")
-    for case_id, why in () if refusal else wrong.items():
-        report.add(Check.LABELS, file, None, f"case {case_id!a}: {why}", warning=True)
 
 
 def _repeated(

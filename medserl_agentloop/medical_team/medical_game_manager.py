@@ -70,9 +70,7 @@ class MedicalDialogueGameManager:
     ) -> None:
         self.medical_judge_fn = medical_judge_fn or (remote_rm_url if callable(remote_rm_url) else None)
         self.remote_rm_url = None if self.medical_judge_fn else remote_rm_url
-        self.tokenizer = tokenizer
-        self.strategy = strategy
-        self.custom_configs = custom_configs or {}
+        self.tokenizer, self.strategy, self.custom_configs = tokenizer, strategy, custom_configs or {}
         get = self.custom_configs.get
         self.max_turns: int = get("max_turns", 2)
         self.reward_type: str = get("reward_type", GENERAL_SUM_CONFIG)
@@ -107,8 +105,7 @@ class MedicalDialogueGameManager:
         """
         players = ((Role.ATTACKER, attacker_llm_generator), (Role.ASSESSOR, assessor_llm_generator))
         for turn in range(self.max_turns):
-            role, generator = players[turn % 2]
-            self._play_turn(role, turn, generator, kwargs)
+            self._play_turn(*players[turn % 2], turn, kwargs)
         for game in self.active_games.values():
             game["finished"] = True
         return self.active_games
@@ -162,7 +159,7 @@ class MedicalDialogueGameManager:
         finished = sum(game["finished"] for game in self.active_games.values())
         return {"total_games": types.total(), "finished_games": finished, "data_types": dict(types)}
 
-    def _play_turn(self, role: Role, turn: int, generator: Generator, kwargs: dict[str, Any]) -> None:
+    def _play_turn(self, role: Role, generator: Generator, turn: int, kwargs: dict[str, Any]) -> None:
         asked: dict[int, GameDict] = {}
         for index, game in self.active_games.items():
             if game["finished"]:

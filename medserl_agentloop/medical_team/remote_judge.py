@@ -21,11 +21,8 @@ Query = dict[str, Any]
 JudgeFunction = Callable[..., dict[int, Labels]]
 """Called ``(url, batch_queries, score_key="labels")``, answers with labels by game index."""
 
-TIMEOUT_S = 30.0
-_HEALTH_TIMEOUT_S = 5.0
 
-
-def create_medical_judge_remote_function(judge_url: str, timeout: float = TIMEOUT_S) -> JudgeFunction:
+def create_medical_judge_remote_function(judge_url: str, timeout: float = 30.0) -> JudgeFunction:
     """A function that asks the judge at ``judge_url``, with or without ``/judge``, about a batch in one request.
 
     ``timeout`` is the seconds from the connection to the answer's last byte.
@@ -37,8 +34,7 @@ def create_medical_judge_remote_function(judge_url: str, timeout: float = TIMEOU
         if not batch_queries:
             return {}
         answers = blocking(ask(client, batch_queries, score_key))
-        lost = [answer for answer in answers.values() if isinstance(answer, NoAnswer)]
-        if lost:
+        if lost := [answer for answer in answers.values() if isinstance(answer, NoAnswer)]:
             warning = "the judge at %s gave no answer about %d of %d games, which are left out: %s"
             logger.warning(warning, client.url, len(lost), len(answers), lost[0])
         return {query["game_idx"]: _labels(answers[str(query["game_idx"])]) for query in batch_queries}
@@ -68,7 +64,7 @@ def _labels(one: Any) -> Labels:
 
 def test_judge_connection(judge_url: str) -> bool:
     """Whether the judge's ``/health`` answers."""
-    client = _client(judge_url, _HEALTH_TIMEOUT_S)
+    client = _client(judge_url, 5.0)
     try:
         blocking(client.get("/health"))
     except BadAnswer:  # it answers, in words of its own

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl.workers.rollout.replica import TokenOutput
 
@@ -36,15 +36,13 @@ Reply = str | Sequence[int] | MockReply | Exception
 ReplyFunction = Callable[[list[int], dict[str, Any]], Reply | Awaitable[Reply]]
 
 
-@dataclass(frozen=True)
-class _MockCall:
+class _MockCall(NamedTuple):
     """One call of ``generate``, for tests to inspect."""
 
     request_id: str
     prompt_ids: list[int]
     sampling_params: dict[str, Any]
-    output: TokenOutput | None
-    """What was answered; None where the reply was an exception."""
+    output: TokenOutput | None  # None where the reply was an exception
 
 
 class MockSGLangEngine:
@@ -57,12 +55,11 @@ class MockSGLangEngine:
         assert output.stop_reason == "stop" and engine.calls[0].prompt_ids == [1, 2]
 
     A reply is a string (tokenised, end-of-sequence appended), a list of token ids (used as they are), a MockReply, or
-    an exception instance, which ``generate`` raises. ``max_new_tokens`` or ``max_tokens`` in the sampling parameters
-    truncates a reply, with stop reason "length". Calls get replies in the order in which ``generate`` is entered.
+    an exception, which ``generate`` raises. ``max_new_tokens`` or ``max_tokens`` in the sampling parameters truncates
+    a reply, with stop reason "length". Calls get replies in the order in which ``generate`` is entered.
 
     Args:
-        replies: a list or any other iterable of replies, or a function
-            ``(prompt_ids, sampling_params) -> reply``, which may be async.
+        replies: an iterable of replies, or a function ``(prompt_ids, sampling_params) -> reply``, which may be async.
         tokenizer: has ``encode``, ``decode`` and ``eos_token_id`` of a Hugging Face tokenizer.
         latency: seconds before each answer.
         log_prob: log-prob of every token of a reply that brings none of its own; None for an answer without

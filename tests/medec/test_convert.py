@@ -15,11 +15,10 @@ import medec_to_parquet
 import pyarrow.parquet as pq
 import pytest
 from medec.builders import assert_found, assert_one_sentence, good_rows, manifest_of, read_one, run, verify, write
-from note_files import OFFICIAL, PAIRS, SAMPLE, medec_file
+from note_files import SAMPLE
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
-from medserl_agentloop.data import rows as data_rows
 from medserl_agentloop.data.cases import EditTag
 from medserl_agentloop.data.verify import Check, verify_files
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -86,15 +85,6 @@ def test_manifest_and_summary_account_for_sources_outputs_and_every_exclusion(
     assert all(entry["count"] == len(entry["rows"]) for entry in manifest["exclusions"])
     assert (manifest["options"]["--rows"], manifest["options"]["--seed"]) == (30, 42)
     assert set(manifest["versions"]) >= {"python", "pyarrow", "medserl-agentloop"}
-
-
-def test_real_files_convert_with_exact_counts(convert, tmp_path):
-    for name, expected in ((OFFICIAL, (570, 60)), (PAIRS, (2190, 240))):
-        assert convert("--input", medec_file(name)).exit_code == 0
-        written = [pq.read_table(tmp_path / "out" / f"{split}.parquet") for split in ("train", "val")]
-        assert tuple(table.num_rows for table in written) == expected
-        for row in written[0].to_pylist() + written[1].to_pylist():
-            assert GameSpec.from_extra_info(row["extra_info"]).seed_note in row["prompt"][0]["content"]
 
 
 # --- what is kept out ---
@@ -174,9 +164,8 @@ def test_the_example_of_own_notes_converts_and_holds_and_the_pair_of_the_page_is
     assert read_one(write_pairs(example)).edit_tag is EditTag.LOCAL
 
 
-def test_exchanged_columns_are_refused_and_rows_that_contradict_themselves_named(convert, pair, write_pairs, tmp_path):
+def test_rows_that_contradict_themselves_are_named(convert, pair, write_pairs, tmp_path):
     wrong = [pair(n, error_sentence="This is nowhere.") for n in range(6)]
-    assert_one_sentence(convert("--input", write_pairs(*wrong, pair(7))), "6 of 7 error rows", "exchanged columns")
     result = convert("--input", write_pairs(*wrong, *(pair(n) for n in range(6, 40))))
     why = "left out: pairs.jsonl, the error sentence is not in the error note (6)"
     assert f"{why}: ms-train-0, ms-train-1, ms-train-2, ..." in result.stdout
@@ -208,18 +197,15 @@ def test_a_command_and_its_script_do_the_same(tmp_path: Path, monkeypatch: Any) 
         "sft": ("sft_to_parquet", ["--input", SAMPLE, "--output", "data", "--splits-of", "data"]),
         "eval": ("medec_eval_to_parquet", ["--input", SAMPLE, "--output", "data/eval.parquet"]),
     }
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
     for name, (script, words) in commands.items():
-        results = []
-        for folder in ("one", "two"):
-            (tmp_path / folder).mkdir(exist_ok=True)
-            monkeypatch.chdir(tmp_path / folder)
-            command = (
-                CliRunner().invoke(app, ["data", name, *map(str, words)]) if folder == "one" else run(script, *words)
-            )
-            assert command.exit_code == 0, command.output
-            results.append(command.stdout)
-        assert results[0] == results[1]
-    one, two = ({f.name: f.read_bytes() for f in (tmp_path / name / "data").iterdir()} for name in ("one", "two"))
+        monkeypatch.chdir(tmp_path / "one")
+        one = CliRunner().invoke(app, ["data", name, *map(str, words)])
+        monkeypatch.chdir(tmp_path / "two")
+        two = run(script, *words)
+        assert (one.exit_code, one.stdout) == (0, two.stdout), one.output
+    one, two = (contents(tmp_path / folder / "data") for folder in ("one", "two"))
     assert one == two and len(one) == 6
 
 
@@ -237,20 +223,6 @@ def test_output_that_is_a_file_ends_with_one_sentence(convert, pairs, tmp_path):
     (tmp_path / "taken").write_text("mine")
     assert_one_sentence(convert("--input", pairs, output="taken"), "cannot be written")
     assert (tmp_path / "taken").read_text() == "mine"
-
-
-def test_failed_write_leaves_the_old_files_alone(convert, pairs, tmp_path, monkeypatch):
-    convert("--input", pairs)
-    before = (tmp_path / "out" / "train.parquet").read_bytes()
-
-    def full_disk(rows, path):
-        Path(path).write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(data_rows, "write_parquet", full_disk)
-    assert_one_sentence(convert("--input", pairs, "--seed", 2), "No space left")
-    assert (tmp_path / "out" / "train.parquet").read_bytes() == before
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == FILES
 
 
 # A real process, killed by itself just before the given call of the interpreter: no exit handler runs.
@@ -274,11 +246,9 @@ runpy.run_path(script, run_name="__main__")
 SCRIPT = medec_to_parquet.__file__
 
 
-def process(folder, *before, seed):
-    arguments = ["--input", str(SAMPLE), "--output", "out", "--seed", str(seed)]
-    return subprocess.Popen(
-        [sys.executable, *before, SCRIPT, *arguments], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+def exit_code(folder, *before, seed):
+    command = [sys.executable, *before, SCRIPT, "--input", SAMPLE, "--output", "out", "--seed", str(seed)]
+    return subprocess.run(command, cwd=folder, capture_output=True).returncode
 
 
 def contents(folder):
@@ -289,8 +259,7 @@ def contents(folder):
 def old_and_new(tmp_path_factory):
     """What two runs write that differ in their seed."""
     folders = [tmp_path_factory.mktemp(f"seed{seed}") for seed in (1, 2)]
-    runs = [process(folder, seed=seed) for folder, seed in zip(folders, (1, 2), strict=True)]
-    assert [run.wait() for run in runs] == [0, 0]
+    assert [exit_code(folder, seed=seed) for seed, folder in enumerate(folders, start=1)] == [0, 0]
     old, new = (contents(folder / "out") for folder in folders)
     assert sorted(old) == sorted(new) == FILES
     assert not [name for name in FILES if old[name] == new[name]]
@@ -312,7 +281,7 @@ def test_killed_run_leaves_whole_files_and_a_mixture_is_told(tmp_path, old_and_n
     (tmp_path / "out").mkdir()
     for name, content in old.items():
         (tmp_path / "out" / name).write_bytes(content)
-    assert process(tmp_path, "-c", KILLED, event, part, str(number), seed=2).wait() == -signal.SIGKILL
+    assert exit_code(tmp_path, "-c", KILLED, event, part, str(number), seed=2) == -signal.SIGKILL
     found = contents(tmp_path / "out")
     assert sorted(found) == FILES
     assert all(found[name] in (old[name], new[name]) for name in FILES)
@@ -321,7 +290,7 @@ def test_killed_run_leaves_whole_files_and_a_mixture_is_told(tmp_path, old_and_n
     assert report.ok == (replaced in (0, 3))
     if not report.ok:
         assert_found(report, Check.MANIFEST, "val.parquet: the file is not the one that manifest.json", "was killed")
-        assert process(tmp_path, seed=2).wait() == 0
+        assert exit_code(tmp_path, seed=2) == 0
         assert contents(tmp_path / "out") == new
 
 

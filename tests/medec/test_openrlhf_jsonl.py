@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pyarrow.parquet as pq
 import pytest
-from medec.builders import assert_one_sentence, manifest_of, run
+from medec.builders import assert_one_sentence, manifest_of, message_of, run
 from note_files import OFFICIAL, medec_file
 
-from medserl_agentloop.data.cases import MedecFormatError
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import seed_note
 from medserl_agentloop.games.medical.types import Category, ErrorType
@@ -46,13 +47,10 @@ def old_file(write_pairs, pair):
     """Writes a file as the OpenRLHF system had it: two rows of every case, in turn vanilla and adversarial."""
 
     def write(shape, cases=80, name="ms_train.jsonl"):
-        rows = [
-            shape(
-                f"{'adversarial' if n % 2 else 'vanilla'}_{label}", pair(n)["incorrect_note"], pair(n)["correct_note"]
-            )
-            for n in range(cases)
-            for label in ("harmful", "benign")
-        ]
+        rows = []
+        for n, label in product(range(cases), ("harmful", "benign")):
+            kind, case = "adversarial" if n % 2 else "vanilla", pair(n)
+            rows.append(shape(f"{kind}_{label}", case["incorrect_note"], case["correct_note"]))
         return write_pairs(*rows, name=name)
 
     return write
@@ -81,10 +79,7 @@ def test_balanced_files_of_every_shape_convert_and_hold(convert, write_pairs, pa
     facts = facts_of(tmp_path / "out")
     assert {fact["error_type"] for fact in facts} == {"diagnosis" if known else None}
     assert {fact["subset"] for fact in facts} == {"medec_ms"}
-    splits = {fact["clean_note"]: set() for fact in facts}
-    for fact in facts:
-        splits[fact["clean_note"]].add(fact["split"])
-    assert all(len(of_case) == 1 for of_case in splits.values())
+    assert len({(fact["clean_note"], fact["split"]) for fact in facts}) == len({fact["clean_note"] for fact in facts})
 
 
 def test_every_row_is_kept_if_asked_and_the_option_is_printed(convert, old_file, tmp_path):
@@ -167,16 +162,12 @@ def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, pai
         ([row("A note.", "vanilla")], "'data_type': found 'vanilla'; write one of vanilla_harmful"),
         ([row("A note.", "vanilla_harmful", "Safe")], "the completion of a vanilla_harmful row is ''"),
         ([row(" ")], "write the text of the note"),
-        (
-            [{"vanilla": "a", "adversarial": "b", "completion": "", "data_type": "vanilla_harmful"}],
-            "has its note under 'vanilla' alone",
-        ),
+        ([four_way("vanilla_harmful", "a", "") | {"adversarial": "b"}], "has its note under 'vanilla' alone"),
     ],
 )
 def test_row_that_contradicts_itself_is_an_error(write_pairs, rows, part):
-    with pytest.raises(MedecFormatError, match=r"rows\.jsonl, row 1") as caught:
-        read_files([write_pairs(*rows, name="rows.jsonl")])
-    assert part in str(caught.value)
+    message = message_of(write_pairs(*rows, name="rows.jsonl"))
+    assert message.startswith("rows.jsonl, row 1") and part in message
 
 
 def test_rows_that_are_not_joined_are_named_with_the_reason(convert, write_pairs, pair, join, tmp_path):

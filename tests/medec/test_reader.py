@@ -101,8 +101,7 @@ def test_exchanged_columns_are_refused_and_single_rows_left_out(
     write, make = (write_pairs, pair) if "pair" in name else (write_csv, error_row)
     rows = [make(2 * n) for n in range(6)]
     message = message_of(write(*map(EXCHANGED[name], rows)))
-    assert "6 of 6 error rows contradict themselves" in message and message.count("the ") >= 3
-    assert "this is what exchanged columns look like" in message
+    assert "6 of 6 error rows contradict themselves" in message and "what exchanged columns look like" in message
     path = write(*map(EXCHANGED[name], rows[:3]), *rows[3:])
     (report,) = (result := read_files([path])).reports
     assert (report.records, report.contradicting, report.pairs, len(result.cases)) == (6, 3, 3, 3)
@@ -282,12 +281,12 @@ def test_pair_line_becomes_a_case_and_lines_end_at_line_feeds_only(write_pairs, 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("{", "not valid JSON"),
+        ("{", "not a JSON object ("),
         ("[1]", "found a JSON list"),
         ('{"note_id": "a-1", "correct_note": "b"}', "column 'incorrect_note': found an empty cell"),
         ('{"note_id": 5, "incorrect_note": "a", "correct_note": "b"}', "write a JSON string"),
         ('{"note_id": "a", "incorrect_note": "a\\udc00b"}', "('a'), column 'incorrect_note': character 1 is a lone"),
-        ('{"note_id": "a", "note_id": "b"}', "not valid JSON (key 'note_id' occurs twice)"),
+        ('{"note_id": "a", "note_id": "b"}', "not a JSON object (key 'note_id' occurs twice)"),
     ],
 )
 def test_line_that_is_no_pair_is_an_error_with_its_row(tmp_path, line, expected):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,8 @@ def test_every_row_of_a_set_becomes_one_assessor_turn_with_its_text_as_it_is(tmp
     with path.open(encoding="utf-8-sig", newline="") as file:
         cells = {row["Text ID"]: row for row in csv.DictReader(file) if row["Text ID"]}
     rows = eval_rows(path, tmp_path)
-    assert [row["extra_info"]["text_id"] for row in rows] == list(cells) and len(cells) == {OFFICIAL: 574}.get(
-        name, 300
-    )
+    assert [row["extra_info"]["text_id"] for row in rows] == list(cells)
+    assert len(cells) == (574 if name == OFFICIAL else 300)
     for row, source in zip(rows, cells.values(), strict=True):
         category = Category.VANILLA_HARMFUL if source["Error Flag"] == "1" else Category.VANILLA_BENIGN
         facts, spec = row["extra_info"], GameSpec.from_extra_info(row["extra_info"])
@@ -111,22 +111,16 @@ def test_twins_are_two_rows_of_one_case_and_awkward_text_stays(
     assert (error["text_id"], clean["text_id"]) == ("ms-test-0", "ms-test-1")
     assert error["vignette_id"] == clean["vignette_id"] == "ms-test-0" and error["seed_note"].endswith(" ")
     assert (clean["error_type"], clean["error_note"], clean["error_sentence_id"]) == (None, None, -1)
-    assert (last["seed_note"], last["error_sentence_id"]) == (text, 0) and found[2]["prompt"][0]["content"].endswith(
-        text
-    )
+    assert (last["seed_note"], last["error_sentence_id"]) == (text, 0)
+    assert found[2]["prompt"][0]["content"].endswith(text)
 
 
 def test_what_is_wrong_with_a_set_is_said_in_one_sentence(
     tmp_path: Path, write_csv: Any, error_row: Any, write_pairs: Any
 ) -> None:
-    swapped = {
-        "Error_Sentence": "He was given amoxicillin for it.",
-        "Corrected_Sentence": "He was given warfarin for it.",
-    }
     good = write_csv(error_row(0), name="good.csv")
     for path, output, part in (
         (write_csv(error_row(0), error_row(2, Error_Flag="maybe")), "eval.parquet", "notes.csv, row 2"),
-        (write_csv(error_row(0, **swapped), name="swapped.csv"), "eval.parquet", "what exchanged columns look like"),
         (write_csv(error_row(0, Text_ID="uw-0"), name="uw.csv"), "eval.parquet", "--i-have-the-uw-agreement"),
         (write_pairs({}), "eval.parquet", "MEDEC's .csv files"),
         (good, "eval.csv", "end in .parquet"),
@@ -173,9 +167,7 @@ def test_csv_comes_back_unchanged_from_the_parquet_or_is_refused_with_its_row(no
             writer.writerow(COLUMNS)
             for n, (wrong, right) in enumerate(notes):
                 writer.writerow([f"t-{2 * n}", f"{wrong}x", "NA", "1", "NA", "0", "NA", "NA", f"{right}y"])
-        unusable = [
-            n for n, pair in enumerate(notes) if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in "".join(pair))
-        ]
+        unusable = [n for n, pair in enumerate(notes) if re.search("[\0\ud800-\udfff]", "".join(pair))]
         if unusable:
             with pytest.raises(MedecFormatError, match=f"notes.csv, row {unusable[0] + 1}"):
                 read_files([path])

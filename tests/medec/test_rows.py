@@ -53,10 +53,7 @@ def test_small_input_has_rows_to_validate_on_of_each_category_up_to_the_mix(case
 
 
 def test_category_that_no_case_can_serve_is_an_error(cases):
-    with pytest.raises(
-        ValueError,
-        match="no case for train can serve vanilla_harmful, adversarial_harmful: give",
-    ):
+    with pytest.raises(ValueError, match="no case for train can serve vanilla_harmful, adversarial_harmful: give"):
         build_rows([replace(case, error_note=None) for case in cases], plan())
 
 
@@ -67,12 +64,9 @@ def test_case_serves_a_category_once_and_one_split_only(cases):
     assert len({(i["vignette_id"], i["category"]) for i in infos}) == len(infos)
     again = [*cases[:20], *(replace(case, case_id=f"again-{i}") for i, case in enumerate(cases[:20]))]
     for each in (cases, again):
-        games = build_rows(each, plan())
-        train, val = (
-            {row["extra_info"][key] for row in rows for key in ("error_note", "clean_note", "seed_note")}
-            for rows in (games.train, games.val)
-        )
-        assert train.isdisjoint(val)
+        games, names = build_rows(each, plan()), ("error_note", "clean_note", "seed_note")
+        notes = [{row["extra_info"][name] for row in rows for name in names} for rows in (games.train, games.val)]
+        assert notes[0].isdisjoint(notes[1])
     chain = [replace(case, clean_note=cases[at + 1].error_note) for at, case in enumerate(cases[:8])]
     for seed in range(8):
         games = build_rows([*chain[::2], *chain[1::2], *cases[20:]], plan(seed=seed, val_fraction=0.4))

@@ -225,20 +225,18 @@ RIGHT = [
 ]
 
 
+TAUGHT = sorted(
+    [*(("assessor", kind) for _, kind in RIGHT), ("attacker", "adversarial_benign"), ("attacker", "decoy_benign")]
+)
+
+
 def roles(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return sorted((row["game_role"], row["category"]) for row in rows)
 
 
 def test_right_turns_become_conversations_of_the_game_s_own_prompts() -> None:
     made = rows_of_games([game(*kind) for kind in RIGHT], val_fraction=0.0)
-    assert roles(made.train) == [
-        ("assessor", "adversarial_benign"),
-        ("assessor", "decoy_benign"),
-        ("assessor", "vanilla_benign"),
-        ("assessor", "vanilla_harmful"),
-        ("attacker", "adversarial_benign"),
-        ("attacker", "decoy_benign"),
-    ]
+    assert roles(made.train) == TAUGHT
     attack = next(row for row in made.train if row["game_role"] == "attacker")
     assert attack["messages"][-1] == {"role": "assistant", "content": attack_text(CLEAN_NOTE)}
     assert CLEAN_NOTE in attack["messages"][0]["content"]
@@ -254,21 +252,14 @@ def test_right_turns_become_conversations_of_the_game_s_own_prompts() -> None:
         (Outcome.CORRECT_DETECTION, {"truncated": True}, BAD_FORM),
         (Outcome.CORRECT_DETECTION, {"sentence": "Discharge is planned."}, OTHER_SENTENCE),
         (Outcome.CORRECT_DETECTION, {"sentence": None}, OTHER_SENTENCE),
+        (Outcome.CORRECT_REJECTION, {"category": "adversarial_benign"}, WRONG),  # a failed attack
     ],
 )
 def test_a_turn_that_was_not_right_is_left_out_and_counted(outcome: Outcome, changes: dict[str, Any], why: str) -> None:
-    games = [game(*kind) for kind in RIGHT] + [game(outcome, "vanilla_harmful", **changes)]
+    games = [game(*kind) for kind in RIGHT] + [game(outcome, **{"category": "vanilla_harmful", **changes})]
     made = rows_of_games(games, val_fraction=0.0)
-    assert len(made.train) == 6
+    assert len(made.train) == 6 and roles(made.train)[4:] == TAUGHT[4:]  # the attackers' turns
     assert made.left_out[why] == 1
-
-
-def test_a_failed_attack_is_not_taught() -> None:
-    failed = game(Outcome.CORRECT_REJECTION, "adversarial_benign")
-    assert failed.attack_failed
-    made = rows_of_games([*(game(*kind) for kind in RIGHT), failed], val_fraction=0.0)
-    attacks = [category for role, category in roles(made.train) if role == "attacker"]
-    assert attacks == ["adversarial_benign", "decoy_benign"]
 
 
 @given(st.lists(st.sampled_from(RIGHT), max_size=30), st.integers(0, 9))
@@ -302,15 +293,11 @@ def test_the_command_writes_conversations_and_the_rows_that_are_left_for_self_pl
     games = [game(*kind, case) for kind, case in zip(itertools.cycle(RIGHT), cases, strict=False)]
     StepFile(tmp_path / "run" / GAMES_FILE).append(record.to_json() for record in games)
     command = ["data", "sft", "--from-games", str(tmp_path / "run"), "--output", str(tmp_path / "sft")]
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(
-        app, [*command, "--rest-of", str(tmp_path / "data" / "train.parquet")]
-    )
+    command += ["--rest-of", str(tmp_path / "data" / "train.parquet")]
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, command)
     assert done.exit_code == 0, done.output
-    taught = {
-        r["vignette_id"]
-        for s in ("train", "val")
-        for r in pq.read_table(tmp_path / "sft" / f"sft_{s}.parquet").to_pylist()
-    }
+    written = (pq.read_table(tmp_path / "sft" / f"sft_{split}.parquet") for split in ("train", "val"))
+    taught = {case for table in written for case in table["vignette_id"].to_pylist()}
     rest = pq.read_table(tmp_path / "sft" / "selfplay_train.parquet").to_pylist()
     left = {row["extra_info"]["vignette_id"] for row in rest}
     assert taught and left and taught.isdisjoint(left)

@@ -131,19 +131,6 @@ def test_wrong_label_of_a_note_that_is_presented_as_it_is(tmp_path: Path) -> Non
 # --- several rows and files ---
 
 
-def test_good_files_pass(tmp_path: Path) -> None:
-    report = verify(
-        write(tmp_path / "train.parquet", good_rows()), write(tmp_path / "val.parquet", good_rows(12, 60, "val"))
-    )
-    assert report.ok and not report.problems
-    longest = {name: counts.pop("longest prompt") for name, counts in report.files.items()}
-    assert report.files == {
-        "train.parquet": {"rows": 60, "harmful": 30, "safe": 30},
-        "val.parquet": {"rows": 12, "harmful": 6, "safe": 6},
-    }
-    assert min(longest.values()) > 100
-
-
 def test_index_case_and_note_that_two_files_share(tmp_path: Path) -> None:
     train, val = good_rows(12), good_rows(12, 12, "val")
     val[5]["extra_info"]["index"] = train[2]["extra_info"]["index"]
@@ -264,6 +251,9 @@ def test_what_was_checked_holds_and_what_was_not_says_so(tokenizer: str, tmp_pat
     (tmp_path / "manifest.json").write_text(json.dumps({"outputs": outputs}))
     result = run("verify_parquet", train, val, "--tokenizer", tokenizer)
     assert result.exit_code == 0 and result.stdout.count("holds") == len(Check)
+    report = verify(train, val)
+    assert min(counts.pop("longest prompt") for counts in report.files.values()) > 100
+    assert report.files[val.name] == {"rows": 12, "harmful": 6, "safe": 6} and not report.problems
 
 
 def test_exit_code_is_1_and_the_first_rows_are_named_for_bad_files(tokenizer: str, tmp_path: Path) -> None:

@@ -37,15 +37,13 @@ def test_a_script_trains_on_what_the_manager_returns(judge: LocalServer) -> None
     games, first, second = manager(judge), attacker(), assessor()
     games.play_games(first, second, temperature=0.7)
     labels = games.evaluate_game_outcomes()
-    attacker_outputs, attacker_states, assessor_outputs, assessor_states, returned = games.filter_and_compute_rewards(
-        labels
-    )
-    assert returned is labels
+    outputs, attacker_states, assessor_outputs, assessor_states, same = games.filter_and_compute_rewards(labels)
+    assert same is labels
     assert [(s["game_idx"], s["reward"]) for s in attacker_states] == [(n, -1.0 + 0.5 + 1.0) for n in (1, 3)]
     assert [(s["game_idx"], s["reward"]) for s in assessor_states] == [(n, 2.0) for n in range(4)]
     assert attacker_states[0]["game_outcomes"] == {Outcome.ATTACKER_ERROR_DETECTED, Outcome.ATTACKER_REALISTIC_ERROR}
     assert assessor_states[2]["game_outcomes"] == {Outcome.ASSESSOR_CORRECT_REJECTION}
-    text = Tokenizer().batch_decode([attacker_outputs[0].outputs[0].token_ids], skip_special_tokens=True)
+    text = Tokenizer().batch_decode([outputs[0].outputs[0].token_ids], skip_special_tokens=True)
     assert text == [turn(WRONG)] and len(assessor_outputs) == 4
 
     ((prompts, data_types, kwargs),) = first.calls
@@ -214,12 +212,9 @@ def test_a_judge_function_gives_lists_and_texts(names: tuple[str, ...]) -> None:
     assert rewards(assessor_states) == [2.0] * 4
 
 
-def test_a_judge_function_that_forgets_a_game_leaves_it_out() -> None:
+def test_a_judge_function_that_forgets_a_game_leaves_it_out_and_both_shapes_can_be_pickled(judge: LocalServer) -> None:
     games = MedicalDialogueGameManager(Tokenizer(), lambda **kw: {})
     games.initialize_games([CLEAN], ["Safe"], ["vanilla_benign"])
     assert scored(games) == ([], [], [], [])
-
-
-def test_both_shapes_travel_between_processes(judge: LocalServer) -> None:
     for games in (manager(judge), MedicalDialogueGameManager(Tokenizer(), judge_function)):
         assert type(pickle.loads(pickle.dumps(games))) is type(games)

@@ -94,10 +94,10 @@ def test_what_a_turn_gives(response: str, thinking: str | None, answer: str) -> 
     assert medical_cot_format_check_and_extract(response) == ((thinking, answer), thinking is None)
 
 
-tags = st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", " ", "SECRET", "Safe"])
+TAGS = st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", " ", "SECRET", "Safe"])
 
 
-@given(st.lists(tags, max_size=12).map("".join))
+@given(st.lists(TAGS, max_size=12).map("".join))
 def test_an_answer_is_never_made_of_what_stands_outside_answer_tags(response: str) -> None:
     (_, answer), violated = medical_cot_format_check_and_extract(response)
     assert not answer or re.search(rf"<answer>\s*{re.escape(answer)}\s*</answer>", response)

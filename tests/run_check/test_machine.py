@@ -37,12 +37,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def files(data: tuple[str, ...]) -> dict[str, Any]:
-    """Keys of the quickstart's data files."""
-    return dict(override.split("=", 1) for override in data)
-
-
 def problem(check: str, changes: dict[str, Any], recipe: str = "own_notes") -> str:
     return "\n".join(CHECKS[check](run_of(changes, recipe)))
 

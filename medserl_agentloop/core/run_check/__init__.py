@@ -23,13 +23,6 @@ MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 CORRECTION, SAMPLER = "algorithm.rollout_correction", "trainer.v1.sampler"
 FSDP = ("fsdp", "fsdp2")
 
-WITHOUT_EFFECT = {
-    "algorithm.filter_groups.enable": "DAPO's filter reads one score per row, the sum of both roles' rewards. In a "
-    "zero-sum game the sum is constant, so groups would be kept by the noise of format terms",
-    "distillation.enabled": "self-play sets the actor's loss, so the teacher's would never be used",
-}
-"""Switches of verl's that do nothing in self-play, or something else than they say."""
-
 _OPEN_NODES = (
     "selfplay",
     "hydra",
@@ -228,9 +221,13 @@ def _asynchronous(run: RunConfig) -> Iterator[str]:
 
 def _without_effect(run: RunConfig) -> Iterator[str]:
     """verl ignores these without a word, or they do something else in a game of several roles."""
-    for key, reason in WITHOUT_EFFECT.items():
-        if run[key]:
-            yield f"{key}=True: {reason}. Set it to False."
+    if run[key := "algorithm.filter_groups.enable"]:
+        yield (
+            f"{key}=True: DAPO's filter reads one score per row, the sum of both roles' rewards. In a zero-sum game "
+            "the sum is constant, so groups would be kept by the noise of format terms. Set it to False."
+        )
+    if run[key := "distillation.enabled"]:
+        yield f"{key}=True: self-play sets the actor's loss, so the teacher's would never be used. Set it to False."
     corrects = run[f"{CORRECTION}.rollout_is"] or run[f"{CORRECTION}.rollout_rs"]
     # verl/trainer/ppo/v1/trainer_base.py: only the legacy trainer hands these keys on to the loss.
     if run[f"{CORRECTION}.bypass_mode"] and (corrects or run[f"{CORRECTION}.loss_type"] not in (None, "ppo_clip")):

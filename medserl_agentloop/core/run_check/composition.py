@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_module
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -18,13 +17,12 @@ from omegaconf.errors import OmegaConfBaseException
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
 from medserl_agentloop.paths import did_you_mean, resource
 
-COMMAND_LINE, VERL, DEFAULT = "command line", "verl's ", "default of the game"
+VERL = "verl's "
 VERL_CONFIGS, PPO, SFT = "verl.trainer.config", "ppo_trainer", "sft_trainer_engine"
 """Where verl's configs are, and names of two: of its PPO trainer, and of its SFT trainers."""
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """A value of a run: its dotted key, what set it last, and whether it differs from verl's or the game's default."""
 
     key: str
@@ -80,36 +78,31 @@ def settings(recipe: str, overrides: list[str]) -> list[Setting]:
         origins = _origins(loader, config_of(recipe), [recipe_override(recipe), *overrides])
     result = []
     for key, value in _leaves(OmegaConf.merge(of_game, config)):
-        origin = _origin(key, origins)
+        node = key
+        while node not in origins and "." in node:  # the node above it may have been set as a whole
+            node = node.rpartition(".")[0]
+        origin = origins.get(node, "default of the game")
         # What verl's own files set differs only where it follows from another key.
         changed = (key not in default or default[key] != value) and not origin.startswith(VERL)
         result.append(Setting(key, value, origin, changed))
     return result
 
 
-def _origins(loader: Any, name: str, overrides: list[str]) -> dict[str, str]:
+def _origins(loader: ConfigLoaderImpl, name: str, overrides: list[str]) -> dict[str, str]:
     """What set each key last. A later config of the defaults list takes precedence, then the overrides in order."""
-    assert isinstance(loader, ConfigLoaderImpl)
     listed = loader.compute_defaults_list(name, overrides, RunMode.RUN)
     origins: dict[str, str] = {}
     for default in listed.defaults:
         path = str(default.config_path)
-        own = path.startswith("recipes/")
+        origin = f"{'' if path.startswith('recipes/') else VERL}{path}.yaml"
         loaded = loader._load_single_config(default, loader.repository).config
-        origins.update({key: f"{path}.yaml" if own else f"{VERL}{path}.yaml" for key, _ in _leaves(loaded)})
+        origins |= {key: origin for key, _ in _leaves(loaded)}
     origins.pop("selfplay", None)  # the open node of hydra_plugins, which sets nothing
     for override in listed.config_overrides:
         key = override.key_or_group
         origins = {known: origin for known, origin in origins.items() if not f"{known}.".startswith(f"{key}.")}
-        origins[key] = COMMAND_LINE
+        origins[key] = "command line"
     return origins
-
-
-def _origin(key: str, origins: dict[str, str]) -> str:
-    """The origin of a key, or of the node above it that was set as a whole."""
-    while key not in origins and "." in key:
-        key = key.rpartition(".")[0]
-    return origins.get(key, DEFAULT)
 
 
 def _game_defaults(config: DictConfig) -> dict[str, Any]:

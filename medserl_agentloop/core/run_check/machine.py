@@ -32,17 +32,10 @@ from medserl_agentloop.core.run_check import ACTOR, FSDP, MODEL, ROLLOUT, RunCon
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, RunFiles
 from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet, regular_file, sha256_of
 
-DAMAGED = (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError)
-"""What pyarrow raises for a file that it cannot read."""
-
 ROWS_AT_START = 500
 """Rows of a data file that are looked at before Ray starts: about a second."""
 SAME_RUN = ("selfplay.game", "selfplay.context", f"{MODEL}.path", f"{ACTOR}.optim.lr", "algorithm.adv_estimator")
-"""Keys that decide what a run learns, besides those of its game (``GameHooks.same_run``).
-
-Whose turn it is to train may change: training one role for a while is a remedy.
-"""
-
+"""Keys that decide what a run learns, besides its game's (``GameHooks.same_run``). Which role trains may change."""
 TRAIN_HASHES = "medserl_train_files_sha256"
 """Where ``run_config.yaml`` has the hashes of the training files."""
 RESERVED = 2
@@ -180,7 +173,7 @@ def data(run: RunConfig) -> Iterator[str]:
                     check_dataset(dataset, f"{key}={file}", game, encoder, node, ROWS_AT_START)
         except ConfigError as error:
             yield str(error)
-        except DAMAGED as error:
+        except (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError) as error:  # pyarrow's
             reason = f"{type(error).__name__}: {error}"
             yield f"{key}={file} cannot be read ({reason}): it is damaged, or no parquet file. {CONVERT}."
         except ValueError as error:
