@@ -17,15 +17,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-# Parameters that other servers know and this one does not, with the values at which they change nothing.
-_NEUTRAL_VALUES = {
-    "repetition_penalty": (1.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "min_p": (0.0,),
-    "n": (1,),
-    "logprobs": (True, False, 0, 1),  # log-probs of the sampled tokens are returned in any case
-}
+# Parameters that verl sends and this server does not know, with the values at which they change nothing: log-probs of
+# the sampled tokens are returned in any case.
+_NEUTRAL_VALUES = {"repetition_penalty": (1.0,), "logprobs": (True, False, 0, 1)}
 
 
 @dataclass(frozen=True)
@@ -173,11 +167,9 @@ def sample_batch(
 
 def eos_token_ids(*configs: Any) -> frozenset[int]:
     """All end-of-sequence ids that a model's configurations or its tokenizer name."""
-    found: set[int] = set()
-    for config in configs:
-        eos = getattr(config, "eos_token_id", None)
-        found.update(eos if isinstance(eos, (list, tuple)) else [] if eos is None else [eos])
-    return frozenset(found)
+    named = [getattr(config, "eos_token_id", None) for config in configs]
+    ids = [number for eos in named for number in (eos if isinstance(eos, (list, tuple)) else [eos])]
+    return frozenset(number for number in ids if number is not None)
 
 
 def _says_stop(token_ids: list[int], settings: SamplingSettings, decode: Callable[[list[int]], str] | None) -> bool:

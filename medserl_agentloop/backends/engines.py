@@ -59,7 +59,9 @@ def packed_sdpa(
     wherever a position does not follow the one before. ``attention_mask`` is what :func:`mask_unless_packed` made.
     Returns the output (1, T, H, D), and None for the weights.
     """
-    starts = [0] if attention_mask is not None or position_ids is None else sequence_starts(position_ids)
+    starts = [0]
+    if attention_mask is None and position_ids is not None and len(position_ids) == 1:  # several rows are not a pack
+        starts += (torch.nonzero(position_ids[0].diff() != 1).flatten() + 1).tolist()
     if len(starts) == 1:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return output, None
@@ -68,14 +70,6 @@ def packed_sdpa(
     sequences = zip(*(torch.split(states, lengths, dim=2) for states in (query, key, value)), strict=True)
     parts = [sdpa_attention_forward(module, *states, None, **options)[0] for states in sequences]
     return torch.cat(parts, dim=1), None
-
-
-def sequence_starts(position_ids: torch.Tensor) -> list[int]:
-    """Where the sequences of a pack start; ``[0]`` for a batch of several rows, which is not a pack."""
-    if len(position_ids) != 1:
-        return [0]
-    restarts = torch.nonzero(position_ids[0].diff() != 1).flatten() + 1
-    return [0, *restarts.tolist()]
 
 
 def mask_unless_packed(**batch: Any) -> torch.Tensor | None:

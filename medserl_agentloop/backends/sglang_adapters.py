@@ -84,7 +84,7 @@ class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]
         served = await self._engine.available_models()
         if name in (model["id"] for model in served["data"]):
             await self._ask("unload_lora_adapter", {"lora_name": name})
-        with tempfile.TemporaryDirectory(dir=place_for(sum(tensor.nbytes for tensor in state.values()))) as folder:
+        with folder_for(state) as folder:
             write_adapter(Path(folder), state, lora_config(config))
             await self._ask("load_lora_adapter", {"lora_name": name, "lora_path": folder})
 
@@ -108,21 +108,19 @@ class CpuServerAdapter(ServerAdapter):
         state = full_weights(self.config.name, weights, wire_format, **kwargs)
         if self._engine is None:  # another rank of this replica speaks to the server
             return
-        with tempfile.TemporaryDirectory(dir=place_for(sum(tensor.nbytes for tensor in state.values()))) as folder:
+        with folder_for(state) as folder:
             save_file(state, Path(folder) / "model.safetensors")
-            await self._load(folder)
+            # The server was started with verl's load_format, "dummy", which would draw random weights. Its prefix cache
+            # holds keys and values of the old policy: a chat template's few tokens are enough to spoil the next step.
+            request = {"model_path": folder, "load_format": "auto", "flush_cache": True}
+            await self._ask("update_weights_from_disk", request)
         if global_steps is not None:
             await self.server_actor.set_global_steps.remote(global_steps)
 
-    async def _load(self, folder: str, *, flush_cache: bool = True) -> None:
-        """Have the server load the weights in ``folder``, and drop its prefix cache.
 
-        The cache holds keys and values of the old policy: the few tokens of a chat template that all prompts share
-        are enough to spoil the next step.
-        """
-        # load_format: the server was started with verl's default, "dummy", which would draw random weights.
-        request = {"model_path": folder, "load_format": "auto", "flush_cache": flush_cache}
-        await self._ask("update_weights_from_disk", request)
+def folder_for(state: Mapping[str, torch.Tensor]) -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder with room for these tensors."""
+    return tempfile.TemporaryDirectory(dir=place_for(sum(tensor.nbytes for tensor in state.values())))
 
 
 def place_for(size: int) -> Path | None:

@@ -47,8 +47,11 @@ def register() -> None:
     # Beside a CPU build of torch PyPI's torchvision cannot be imported without the shim, and Transformers tries
     # to wherever it is installed: also in the process that reads the recipe and does not know the choice yet.
     cpu_build = torch.version.cuda is None and torch.version.hip is None
-    if (chosen or cpu_build) and is_installed():
-        _use_shim()
+    first, last = str(SHIM / "first"), str(SHIM / "last")
+    if (chosen or cpu_build) and is_installed() and first not in sys.path:
+        # Before and behind what is installed; what SGLang spawns inherits it.
+        sys.path.insert(0, first)
+        sys.path.append(last)
     if chosen:
         from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
@@ -64,14 +67,6 @@ def is_installed() -> bool:
     """Whether SGLang and torchvision, which it cannot do without, are installed."""
     specs = (find_spec(name) for name in ("sglang", "torchvision"))
     return all(spec is not None and spec.origin is not None for spec in specs)
-
-
-def _use_shim() -> None:
-    """Put the stand-ins on ``sys.path``, before and behind what is installed; what SGLang spawns inherits it."""
-    first, last = str(SHIM / "first"), str(SHIM / "last")
-    if first not in sys.path:
-        sys.path.insert(0, first)
-        sys.path.append(last)
 
 
 class _TorchWithoutPinning(ModuleType):

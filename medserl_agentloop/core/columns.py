@@ -62,14 +62,13 @@ def token_roles(context_lengths: torch.Tensor, role_ids: torch.Tensor) -> torch.
 
 def write_token_roles(batch: KVBatchMeta) -> None:
     """Write the column that says which role's adapter a token goes through. Padding rows get 0."""
-    games = without_padding(batch)
-    columns = read_columns(games, "context_lengths", "role_ids")
-    roles = map(token_roles, columns["context_lengths"].unbind(), columns["role_ids"].unbind())
-    roles_by_key = dict(zip(games.keys, roles, strict=True))
-    for key, tag in zip(batch.keys, batch.tags, strict=True):
-        roles_by_key.setdefault(key, torch.zeros(tag["seq_len"], dtype=torch.int64))
-    every = torch.nested.as_nested_tensor([roles_by_key[key] for key in batch.keys], layout=torch.jagged)
-    write_columns(batch, {TOKEN_ROLES: every})
+    columns = read_columns(batch, "context_lengths", "role_ids")
+    rows = zip(batch.tags, columns["context_lengths"].unbind(), columns["role_ids"].unbind(), strict=True)
+    roles = [
+        torch.zeros(tag["seq_len"], dtype=torch.int64) if tag.get("is_padding") else token_roles(contexts, own)
+        for tag, contexts, own in rows
+    ]
+    write_columns(batch, {TOKEN_ROLES: torch.nested.as_nested_tensor(roles, layout=torch.jagged)})
 
 
 def restart_positions(batch: KVBatchMeta) -> None:

@@ -176,11 +176,7 @@ class SelfPlayConfig(BaseModel):
 
     @classmethod
     def from_run(cls: type[C], config: DictConfig) -> C:
-        """Read and validate the ``selfplay`` node of a whole run's config.
-
-        Raises:
-            ConfigError: Names each wrong key and, where it is a slip, the nearest right one.
-        """
+        """Read the ``selfplay`` node of a whole run's config; a ConfigError names each wrong key, and the likeliest."""
         node = OmegaConf.select(config, "selfplay")
         if node is None:
             raise ConfigError(
@@ -203,11 +199,7 @@ class SelfPlayConfig(BaseModel):
 
 
 def game_class(name: str) -> type[Any]:
-    """The ``Interaction`` of a game: a name in ``medserl_agentloop/games``, or ``package.module:Class``.
-
-    Raises:
-        ConfigError: There is no such game, or it cannot be imported.
-    """
+    """The ``Interaction`` of a name in ``medserl_agentloop/games``, or ``package.module:Class``; or a ConfigError."""
     games = import_module(_GAMES).GAMES
     try:
         game: type[Any] = find_object("game", name, games, "package.module:Class for one of yours")

@@ -37,11 +37,6 @@ class RoleCredit:
         self._algorithm, self._selfplay, self._roles = algorithm, selfplay, roles
         self.baselines = BaselineState()
 
-    @property
-    def is_by_role(self) -> bool:
-        """Whether the run's estimator is one of ours; verl's own may be chosen for comparison."""
-        return self._algorithm.adv_estimator in ROLE_ESTIMATORS
-
     def assign(
         self, batch: KVBatchMeta, repeated_roles: Sequence[str], kl_controller: Any
     ) -> tuple[KVBatchMeta, dict[str, float]]:

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 
 from medserl_agentloop.core.control_text import THINK, reasoning_open, without_switches
-from medserl_agentloop.core.interaction import Message, Prompt, Turn, place, split_at_places
+from medserl_agentloop.core.interaction import PLACE, Message, Prompt, Turn, place
 
 _TEMPLATES_KEPT = 1024
 
@@ -162,7 +162,7 @@ class ChatEncoder:
         text, prefill = self._render(messages, prefix)
         if continued:  # what follows the assistant's own words: its end of turn, then the new message
             text = text.partition(_ASSISTANT)[2]
-        pieces = split_at_places(text)
+        pieces = PLACE.split(text)
         for name in prompt.data:
             if pieces[1::2].count(name) != 1:
                 raise ValueError(
@@ -178,7 +178,7 @@ class ChatEncoder:
         text = self._apply_template(messages, add_generation_prompt=True)
         asked = self._apply_template(messages, add_generation_prompt=False)
         # An untrusted text may quote a <think>, so it is looked for in what the generation prompt adds.
-        generation_prompt = text.removeprefix(asked) if text.startswith(asked) else split_at_places(text)[-1]
+        generation_prompt = text.removeprefix(asked) if text.startswith(asked) else PLACE.split(text)[-1]
         prefill = "".join(generation_prompt.partition(THINK)[1:])
         if reasoning_open(prefill) and reasoning_open(prefix):
             return text, prefill  # the chat template has opened the reasoning already

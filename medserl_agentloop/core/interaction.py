@@ -28,17 +28,12 @@ AGENT_NAME = "medserl_selfplay"
 NO_ROLE_ID = 0  # what ``role_ids`` holds on tokens of nobody
 
 # Private-use characters: no template holds them, and chat templates that strip white space keep them.
-_PLACE = re.compile("\ue000(\\w+)\ue000")
+PLACE = re.compile("\ue000(\\w+)\ue000")
 
 
 def place(name: str) -> str:
     """Where a prompt has room for the untrusted text ``name``."""
     return f"\ue000{name}\ue000"
-
-
-def split_at_places(text: str) -> list[str]:
-    """``text`` cut at its places: text, the name of a place, text, and so on."""
-    return _PLACE.split(text)
 
 
 Message = dict[str, str]
@@ -58,7 +53,7 @@ class Prompt:
     def filled(self, shown: Callable[[str], str] = as_data) -> list[Message]:
         """The messages with the texts in their places, each as it is ``shown``: for a chat server."""
         return [
-            {**message, "content": _PLACE.sub(lambda match: shown(self.data[match[1]]), message["content"])}
+            {**message, "content": PLACE.sub(lambda match: shown(self.data[match[1]]), message["content"])}
             for message in self.messages
         ]
 
@@ -90,17 +85,6 @@ class Turn:
     stop: tuple[str, ...] = ()
 
 
-class Tokens(Protocol):
-    """What a game may know of the run's tokenizer."""
-
-    @property
-    def special_tokens(self) -> Sequence[str]:
-        """Strings that the tokenizer has special tokens for."""
-
-    def count(self, text: str) -> int:
-        """Tokens that an untrusted text takes in a prompt."""
-
-
 class Game(Protocol):
     """One game in progress."""
 
@@ -122,7 +106,7 @@ class Interaction(GameHooks[R], ABC, Generic[G, R]):
 
     Nine things make a game; only ``roles``, ``new_game`` and ``next_turn`` must be given. What else a run may ask of a
     game, such as alarms, validation or checks, is in ``core.hooks.GameHooks``. ``config`` is the run's ``selfplay``
-    node, as ``Config`` reads it; ``tokens`` is None where games are only scored and counted.
+    node, as ``Config`` reads it; ``tokens`` counts them, as ``ChatEncoder`` does; None where games are only scored.
     """
 
     roles: ClassVar[tuple[str, ...]]
@@ -132,7 +116,7 @@ class Interaction(GameHooks[R], ABC, Generic[G, R]):
     Record: ClassVar[type[GameRecord]] = GameRecord
     """The record of one game."""
 
-    def __init__(self, config: Any, tokens: Tokens | None = None) -> None:
+    def __init__(self, config: Any, tokens: Any = None) -> None:
         self.config, self.tokens = config, tokens
 
     @abstractmethod

@@ -55,7 +55,7 @@ class Liveness:
 
     def start(self) -> None:
         """Remember the nodes of now: those that the run trains on."""
-        self._nodes = nodes_alive()
+        self._nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
     def check(self, cause: Exception | None = None, within_s: float = ANSWER_WITHIN_S) -> None:
         """Raise ProcessDied if something is gone; ``cause`` is what went wrong because of it."""
@@ -85,11 +85,6 @@ def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_
         except RayActorError as error:
             dead.append(f"{signs_of_life[sign]} died ({_identity(error)})")
     return dead
-
-
-def nodes_alive() -> set[str]:
-    """Ids of the Ray nodes that answer."""
-    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
 def lost_nodes(known: Collection[str]) -> list[str]:

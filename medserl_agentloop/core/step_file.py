@@ -70,8 +70,7 @@ class StepFile:
     def lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
         """Each line and what it holds: nothing where the last one is half written.
 
-        Raises:
-            ValueError: A whole line has no step, or stands after one of a later step; names file and line.
+        A ValueError names file and line of one that has no step, or stands after one of a later step.
         """
         before, remedy = 0, "so the run cannot be resumed with this file: mend the line, or move the file away"
         with self.path.open("rb") if self.path.exists() else BytesIO() as file:
@@ -123,11 +122,7 @@ class StepFile:
             raise
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The objects, in order.
-
-        Raises:
-            ValueError: A line is no JSON object; names file and line.
-        """
+        """The objects, in order; a ValueError names file and line of what is no JSON object."""
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
@@ -237,8 +232,7 @@ def save_state(folder: str | Path, parts: Mapping[str, Any]) -> None:
 def load_state(folder: str | Path, parts: Mapping[str, Any]) -> list[str]:
     """Give each part's ``load_dict`` its state in a checkpoint, and return the names of those that it holds none of.
 
-    Raises:
-        ValueError: The file is not what ``save_state`` wrote; names it.
+    A ValueError names a file that is not what ``save_state`` wrote.
     """
     path = Path(folder) / STATE_FILE
     if not path.exists():

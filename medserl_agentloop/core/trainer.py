@@ -19,6 +19,8 @@ from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerColocateAsync, PPOTrainerS
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.config import omega_conf_to_dataclass
 
+from medserl_agentloop.core import step_file
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS
 from medserl_agentloop.core.alarms import HealthError, HealthMonitor, stop_message
 from medserl_agentloop.core.certificate import CertificateError, certify
 from medserl_agentloop.core.columns import (
@@ -45,22 +47,7 @@ from medserl_agentloop.core.metrics import (
     step_numbers,
 )
 from medserl_agentloop.core.opponent import CheckpointPool
-from medserl_agentloop.core.run_check import RunConfig, check_run
-from medserl_agentloop.core.run_check.machine import (
-    changes,
-    check_dataset,
-    check_files,
-    check_stop_strings,
-    config_text,
-)
-from medserl_agentloop.core.step_file import (
-    LATEST,
-    RunFiles,
-    load_state,
-    resume_wandb_run,
-    save_state,
-    write_prompts,
-)
+from medserl_agentloop.core.run_check import RunConfig, check_run, machine
 from medserl_agentloop.core.trajectory import GAME_KEY
 
 POLL_INTERVAL_S = 0.1  # verl's own buffer looks at its queue every 2 s, which is most of a tiny model's step
@@ -103,12 +90,12 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         if self.selfplay.adapters == "per_role":
             with open_dict(config.actor_rollout_ref.model.lora) as lora:
                 lora[ROLE_ADAPTERS] = {role: self.selfplay.trains(role) for role in self.game.roles}
-        self.files = RunFiles(self.selfplay.records)
+        self.files = step_file.RunFiles(self.selfplay.records)
         run = RunConfig(config, self.selfplay)
         self.logs_to_wandb = "wandb" in run.names("trainer.logger")
         if self.selfplay.certify != "only":
-            changed = bool(changes(run))
-            self.files.open(config_text(config), config.trainer.default_local_dir, changed=changed)
+            changed = bool(machine.changes(run))
+            self.files.open(machine.config_text(config), config.trainer.default_local_dir, changed=changed)
         self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
         self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
         self.stop_reason: str | None = None
@@ -128,10 +115,10 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         self.encoder = encoder = ChatEncoder.of_run(self.tokenizer, data)
         self.interaction = self.game(self.selfplay, encoder)
         stop_strings = encoder.stop(self.interaction.stop_strings).get("stop", [])
-        check_stop_strings(stop_strings, self.config.actor_rollout_ref.rollout)
+        machine.check_stop_strings(stop_strings, self.config.actor_rollout_ref.rollout)
         for dataset, name in ((self.train_dataset, "train_files"), (self.val_dataset, "val_files")):
-            check_files(data[name])
-            line = check_dataset(dataset, f"data.{name}={data[name]}", self.interaction, encoder, data)
+            machine.check_files(data[name])
+            line = machine.check_dataset(dataset, f"data.{name}={data[name]}", self.interaction, encoder, data)
             print(f"[medserl] {line}", flush=True)
         self.interaction.read_validation_set(self.val_dataset)
 
@@ -161,7 +148,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
 
     def _save_checkpoint(self) -> None:
         try:
-            save_state(self._checkpoint_folder(), self.run_state)
+            step_file.save_state(self._checkpoint_folder(), self.run_state)
             super()._save_checkpoint()
         except Exception as error:  # on a full disk torch says "unexpected pos", and names no file
             free = shutil.disk_usage(self.config.trainer.default_local_dir).free / 2**20
@@ -180,21 +167,21 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         except Exception as error:  # torch may raise anything for a damaged file
             raise ValueError(
                 f"the checkpoint {self._checkpoint_folder()} cannot be loaded ({type(error).__name__}). Move it away "
-                f"and write the step of the one before into {self.config.trainer.default_local_dir}/{LATEST}, or set "
-                "trainer.resume_mode=resume_path and trainer.resume_from_path"
+                f"and write the step of the one before into {self.config.trainer.default_local_dir}/"
+                f"{step_file.LATEST}, or set trainer.resume_mode=resume_path and trainer.resume_from_path"
             ) from error
         step, total = self.global_steps, self.total_training_steps
         if step:
             chosen = self.config.trainer.resume_mode == "resume_path"
             folder = self.config.trainer.resume_from_path if chosen else self._checkpoint_folder()
-            for name in load_state(folder, self.run_state):
+            for name in step_file.load_state(folder, self.run_state):
                 print(f"[medserl] the checkpoint holds no {name}: they start anew", flush=True)
             rest = "nothing is left to train" if step >= total else f"{total - step} steps are left"
             print(f"[medserl] resuming after step {step} of {total}: {rest}", flush=True)
         if self.selfplay.certify != "only":
             self.files.resume_after(step)
             if step < total:
-                write_prompts(self.selfplay.records, step + 1, self.interaction.prompts())
+                step_file.write_prompts(self.selfplay.records, step + 1, self.interaction.prompts())
         if self.pool is not None and step < total:
             self.pool.prepare(step + 1)  # now: verl may validate first, and a server that cannot play is found at once
 
@@ -206,7 +193,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         self.replay_buffer.check = partial(self.liveness.check, within_s=1.0)
         self.liveness.start()
         if self.logs_to_wandb:
-            resume_wandb_run(Path(self.selfplay.records), resumed=self.global_steps > 0)
+            step_file.resume_wandb_run(Path(self.selfplay.records), resumed=self.global_steps > 0)
         exit_code = 1
         try:
             with watched(self.llm_server_manager.get_replicas()):
@@ -256,7 +243,8 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        if not self.credit.is_by_role:
+        # verl's own estimators may be chosen for comparison.
+        if self.config.algorithm.adv_estimator not in ROLE_ESTIMATORS:
             return super()._compute_advantage(batch, metrics)
         kl_controller = self.kl_ctrl_in_reward if self.config.algorithm.use_kl_in_reward else None
         batch, credit_metrics = self.credit.assign(batch, self.interaction.repeated_roles, kl_controller)
@@ -315,9 +303,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         return batch
 
 
-@cache
-def _print_once(line: str) -> None:
-    print(line, flush=True)
+_print_once = cache(partial(print, flush=True))
 
 
 @register_trainer("selfplay_sync")

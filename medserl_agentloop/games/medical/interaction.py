@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from medserl_agentloop.core.alarms import Rule, common_rules
 from medserl_agentloop.core.chat import BASE, BaseModelChat
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.interaction import Interaction, Message, Prompt, Tokens, Turn
+from medserl_agentloop.core.interaction import Interaction, Message, Prompt, Turn
 from medserl_agentloop.core.records import Pieces, Section, as_text
 from medserl_agentloop.games.medical import metrics as measured
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -55,7 +55,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         ("reward", "selfplay/assessor/reward"),
     )
 
-    def __init__(self, config: MedicalConfig, tokens: Tokens | None = None) -> None:
+    def __init__(self, config: MedicalConfig, tokens: Any = None) -> None:
         super().__init__(config, tokens)
         self._profile = load_profile(config.profile)
         self._reward_model: tuple[str | None, str | None] = (None, None)
