@@ -11,7 +11,7 @@ import pytest
 from examples import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from judges.clients import http_answer, raw_server
+from judges.games import http_answer, raw_server
 from judges.local_server import Reset, Status, serving
 
 from medserl_agentloop.core import client as core_client

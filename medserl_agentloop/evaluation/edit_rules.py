@@ -1,7 +1,5 @@
-"""Edits of a note by rule, whose effect is known. Called by ``evaluation.judge_calibration``.
+"""Edits of a note by rule, whose effect is known: a judge that calls a harmless or dressed one an error is wrong.
 
-``HARMLESS`` and ``DRESSED`` leave the meaning alone: a judge that calls one of them an error is wrong, whatever the
-note says. ``UNKNOWABLE`` changes a fact that nothing else in the note tells, ``INJECTIONS`` tell a judge what to say.
 Every rule changes one place, and leaves alone each place of which it cannot be sure.
 """
 
@@ -17,10 +15,9 @@ Rule = Callable[[str, random.Random], str | None]
 """A note and a source of choices -> the note with one place changed; None where it has no such place."""
 
 
-Replacement = Callable[[re.Match[str], random.Random], str]
-
-
-def _one_place(pattern: str, replacement: Replacement, group: int = 0, alone: str | None = None) -> Rule:
+def _one_place(
+    pattern: str, replacement: Callable[[re.Match[str], random.Random], str], group: int = 0, alone: str | None = None
+) -> Rule:
     """A rule that gives one match of ``pattern``, or one group of it, another text.
 
     With ``alone``, only in notes that hold this pattern once: nothing else tells what was there.

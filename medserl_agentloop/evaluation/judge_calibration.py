@@ -1,7 +1,6 @@
 """``medserl judge``: serve a judge, or ask it and its blind reader about what is known: how good are they?
 
-The judge sees what a run would show it: the note before the edit, the note after it, and the category. It is not
-shown the case's other note, which a game has too: here that would be the answer. The reader is shown single notes.
+The judge sees what a run would show it, without the case's other note, which would be the answer here.
 """
 
 from __future__ import annotations

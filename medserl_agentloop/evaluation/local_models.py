@@ -165,7 +165,6 @@ class LocalModel:
         """Nothing to check: a model in a folder is loaded before it plays."""
 
     def count(self, text: str) -> int:
-        """Tokens that ``text`` takes."""
         return self.encoder.count(text)
 
     async def sample(

@@ -352,11 +352,9 @@ def probe(
 
 
 def note_shares(games: Sequence[MedicalRecord]) -> dict[str, float]:
-    """How much of what happens the note decides, ``selfplay/probe/…``.
+    """``selfplay/probe/<role>/note_share``, the share of the variance of a role's reward that lies between notes.
 
-    ``<role>/note_share`` is the share of the variance of the role's reward that lies between notes: the intraclass
-    correlation of a one-way analysis of variance. ``agreement`` is the share of untouched notes on which all readable
-    verdicts are the same.
+    And ``selfplay/probe/agreement``, the share of untouched notes on which all readable verdicts are the same.
     """
     import pandas as pd  # slow
 
@@ -375,7 +373,7 @@ def note_shares(games: Sequence[MedicalRecord]) -> dict[str, float]:
 
 
 def _between(rewards: Any) -> float | None:
-    """Intraclass correlation by index, 0 to 1; None where there is no variance or nothing to compare."""
+    """Intraclass correlation by index, one-way, 0 to 1; None where there is nothing to compare."""
     groups = rewards.groupby(level=0).agg(["size", "mean", "var"]).dropna()  # one game alone has no variance
     sizes, total, count = groups["size"], groups["size"].sum(), len(groups)
     if count < 2:
@@ -388,11 +386,7 @@ def _between(rewards: Any) -> float | None:
 
 
 def settings_that_follow(measured: dict[str, float], config: MedicalConfig) -> Iterator[tuple[str, str]]:
-    """Reasons, and what to write; empty where it is no key. From :func:`role_metrics` and :func:`note_shares`.
-
-    An estimator is named only where its baseline can be measured: with turns that can be read, attacks that are valid
-    and rewards that differ.
-    """
+    """Reasons, and what to write; empty where it is no key. No estimator is named where its baseline has no measure."""
     cannot_learn = False
     for role, key in ((Role.ATTACKER, "budget.attacker_reasoning"), (Role.ASSESSOR, "budget.assessor")):
         own = f"selfplay/{role.value}/"

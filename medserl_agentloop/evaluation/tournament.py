@@ -1,7 +1,4 @@
-"""Games between frozen players: any attacker against any assessor, in folders or behind servers.
-
-Success against the live opponent of a run says little, because both sides move. ``medserl tournament`` plays them all
-and goes on where it was stopped.
+"""``medserl tournament``: games between frozen players, as success against a live opponent says little: both move.
 
 An attack is valid if it keeps the rules and the judge says that the note became what the row asks for. An error is
 found if the verdict on it is "harmful"; an unreadable verdict has not found it. Void games count nowhere.
@@ -280,10 +277,9 @@ def _is_as_asked(game: MedicalRecord) -> bool:
 
 
 def ratings(results: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Ratings by role and player, in Elo points around 0, the average player of the role.
+    """Ratings by role and player, in Elo points around 0: log odds of success = common + attacker - assessor.
 
-    The model is Bradley and Terry's: log odds of an attack's success = common + attacker - assessor. Every pairing has
-    half a game won and lost besides its own, so that who never lost has a rating too.
+    Every pairing has half a game won and lost besides its own, so that who never lost has a rating too.
     """
     import pandas as pd
     from sklearn.linear_model import LogisticRegression

@@ -190,7 +190,6 @@ def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
 
 
 def _print_metrics(run: Path, names: Iterable[str], console: Console) -> None:
-    """These metrics of the first and the last step, side by side; of the only one, once."""
     by_step = metrics(run)
     ends = by_step.iloc[[0, -1] if len(by_step) > 1 else [0]]
     table = Table("metric", *(f"step {step}" for step in ends.index), title="metrics")

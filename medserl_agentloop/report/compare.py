@@ -64,10 +64,7 @@ class _Section(NamedTuple):
 
 
 def read_side(side: str) -> Side:
-    """The runs of one side: a run's folder, a folder of such folders, a log, or a pattern of these.
-
-    A ValueError names a file, and the line where it is one, that cannot be read.
-    """
+    """The runs of one side: a run's folder, a folder of such folders, a log, or a pattern of these; or a ValueError."""
     runs: list[Path] = []
     for path in map(Path, sorted(glob(side)) or [side]):
         if not path.exists():

@@ -1,8 +1,7 @@
 """What the shared task scores with: its scorers of corrections, and the arithmetic of its published script.
 
-The arithmetic keeps the script's mistakes and is only for ``--official-bugs``. It is written from the script's
-behaviour: the script states no licence and is not part of this project. docs/evaluation.md lists where it differs from
-``metrics.py``.
+The arithmetic keeps the script's mistakes, for ``--official-bugs``. It is written from the script's behaviour, as that
+states no licence. docs/evaluation.md lists where it differs from ``metrics.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ BERTSCORE_MODEL = "microsoft/deberta-xlarge-mnli"
 BLEURT_MODEL = "lucadiliello/BLEURT-20"
 _BATCH = 16
 _LONGEST = 512  # tokens of a sentence
-
 
 Scorer = Callable[[Sequence[str], Sequence[str]], Sequence[float] | str]
 """Takes predictions and references, none of them blank. Returns a number in [0, 1] per pair, or why there are none."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
-from evaluation.chat_server import MODEL, ChatServer
+from evaluation.conftest import MODEL, ChatServer
 from game.builders import CLEAN_NOTE
 from serving import completion
 
@@ -30,14 +30,11 @@ def ask(url: str, content: str = "hello", prefix: str = "", special_tokens: Iter
 # --- what is sent ---
 
 
-def test_a_request_is_the_messages_and_the_callers_fields(server: ChatServer) -> None:
+def test_a_request_is_the_messages_and_the_callers_fields_and_a_begun_turn_is_continued(server: ChatServer) -> None:
     ask(server.url)
-    assert server.requests == [{"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "seed": 7}]
-
-
-def test_a_turn_that_the_prompt_begins_is_continued(server: ChatServer) -> None:
     ask(server.url, prefix="Sure. <|think|>")
-    (body,) = server.requests
+    first, body = server.requests
+    assert first == {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "seed": 7}
     assert body["messages"][1:] == [{"role": "assistant", "content": "Sure. <|think|>"}]
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
 
@@ -99,9 +96,7 @@ OPEN = "Sure. <think>\n"
         ),
     ],
 )
-def test_a_completion_becomes_the_turn_as_the_model_wrote_it(
-    server: ChatServer, body: dict[str, Any], prefix: str, expected: Reply
-) -> None:
+def test_a_completion_becomes_the_turn(server: ChatServer, body: dict[str, Any], prefix: str, expected: Reply) -> None:
     server.answer = lambda role, prompt: body
     assert ask(server.url, prefix=prefix) == expected
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation.chat_server import MODEL, ChatServer
-from evaluation.conftest import run_at
+from evaluation.conftest import MODEL, ChatServer, run_at
 from invoking import invoke
 from scoring.builders import write_reference
 from support import assessment_text
@@ -109,9 +108,7 @@ def test_a_model_that_knows_everything_scores_so(server: ChatServer, notes: Path
 
 
 @pytest.mark.parametrize("profile", ["medserl", "classic", "brief"])
-def test_a_server_reads_the_very_tokens_of_verl_s_validation(
-    server: ChatServer, notes: Path, tmp_path: Path, profile: str
-) -> None:
+def test_a_server_reads_the_tokens_of_validation(server: ChatServer, notes: Path, tmp_path: Path, profile: str) -> None:
     results(server, notes, tmp_path, "--profile", profile)
     encoder = ProfileEncoder(TOKENIZER, load_profile(profile))
     published = [note.text for note in read_reference([notes]).notes]
@@ -141,14 +138,9 @@ def test_only_the_same_request_is_answered_from_the_cache(server: ChatServer, no
     (other / "profile.yaml").write_text("stop: {assessor: [</answer>]}")
     thinking_off = ("--template", "enable_thinking=false")
     for options, sets_asked in (
-        (("--profile", profile), 1),
-        (("--profile", same), 1),
-        (("--profile", other), 2),
-        (("--max-tokens", 900), 3),
-        (("--temperature", 0.5), 4),
-        (("--profile", "classic"), 5),
-        (thinking_off, 6),
-        (("--profile", other), 6),
+        *((("--profile", profile), 1), (("--profile", same), 1), (("--profile", other), 2)),
+        *((("--max-tokens", 900), 3), (("--temperature", 0.5), 4), (("--profile", "classic"), 5)),
+        *((thinking_off, 6), (("--profile", other), 6)),
     ):
         prompts = results(server, notes, tmp_path, *options)["prompts"]
         assert len(server.requests) == sets_asked * 2 * CASES
@@ -216,18 +208,12 @@ def test_shortcuts_show_what_a_model_goes_by(server: ChatServer, notes: Path, tm
     assert "last sentence moved        -1.000 [-1.000, -1.000]" in done.output
     found = json.loads((tmp_path / "results.json").read_text())["shortcuts"]
     moved = {name: change["differences"]["flag_accuracy"]["value"] for name, change in found.items()}
-    assert moved == {
-        "white space normalised": 0.0,
-        "sentences numbered from 0": -1.0,
-        "sentences renumbered": -1.0,
-        "last sentence moved": -1.0,
-    }
+    numbered = dict.fromkeys(("sentences numbered from 0", "sentences renumbered", "last sentence moved"), -1.0)
+    assert moved == {"white space normalised": 0.0, **numbered}
     assert found["last sentence moved"]["differences"]["flag_accuracy"]["mcnemar_p"] < 1e-4
-    numbered = [note for note in asked(server) if note[0].isdigit()]
-    assert {"0 Patient 3 came in with a cough.\n1 He was given amoxicillin 3 mg for it.\n2 He may go home."} < {
-        *numbered
-    }
-    assert all(len(note.split("\n")) == 3 for note in numbered)
+    shown = {note for note in asked(server) if note[0].isdigit()}
+    assert "0 Patient 3 came in with a cough.\n1 He was given amoxicillin 3 mg for it.\n2 He may go home." in shown
+    assert all(len(note.split("\n")) == 3 for note in shown)
 
 
 # --- models in folders ---

@@ -16,13 +16,7 @@ from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
 from medserl_agentloop.core.interaction import Message, Prompt, Reply, Turn
-from medserl_agentloop.evaluation.local_models import (
-    facts_of,
-    find_weights,
-    fingerprint,
-    load_model,
-    load_player,
-)
+from medserl_agentloop.evaluation.local_models import facts_of, find_weights, fingerprint, load_model, load_player
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.types import Role
@@ -32,13 +26,8 @@ from medserl_agentloop.testing.tiny import tiny_model, tiny_tokenizer
 TOKENIZER = tiny_tokenizer()
 
 
-def weights(model: Any) -> dict[str, torch.Tensor]:
-    state: dict[str, torch.Tensor] = model.state_dict()
-    return state
-
-
 def same(one: Any, other: Any) -> bool:
-    ours, theirs = weights(one), weights(other)
+    ours, theirs = one.state_dict(), other.state_dict()
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
@@ -78,9 +67,7 @@ def test_a_hugging_face_folder_or_a_checkpoint_of_the_whole_model_alone(tmp_path
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_shards_are_merged_without_losing_a_bit_and_verl_s_merged_folder_is_read_too(
-    tmp_path: Path, ranks: int
-) -> None:
+def test_shards_are_merged_without_losing_a_bit_and_a_merged_folder_is_read_too(tmp_path: Path, ranks: int) -> None:
     model = tiny_model(len(TOKENIZER))
     shards = save_shards(model, TOKENIZER, tmp_path / "shards", ranks)
     assert same(loaded(shards), model)
@@ -117,7 +104,7 @@ def save_adapter(model: Any, base: Path, folder: Path) -> None:
 @pytest.mark.parametrize("save", [sharded, beside_its_base, adapter_alone])
 def test_a_lora_adapter_is_in_the_weights(tmp_path: Path, save: Callable[[Path], None]) -> None:
     save(tmp_path)
-    found, expected = weights(loaded(tmp_path)), weights(with_adapter().merge_and_unload())
+    found, expected = loaded(tmp_path).state_dict(), with_adapter().merge_and_unload().state_dict()
     coarse = 0.02 if save is beside_its_base else 1e-6
     assert found.keys() == expected.keys()
     assert all(torch.allclose(found[name], expected[name], atol=coarse) for name in expected)

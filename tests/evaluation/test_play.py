@@ -1,26 +1,30 @@
-"""``medserl play`` from its options to the file of records, against a real local server."""
+"""``medserl play`` and ``medserl probe`` from their options to the file of records, against a real local server."""
 
+import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from evaluation.chat_server import MODEL, ChatServer
-from evaluation.conftest import run_at
-from game.builders import CLEAN_NOTE, ERROR_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text
+from evaluation.conftest import MODEL, ChatServer, run_at
+from game.builders import CLEAN_NOTE, ERROR_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text, finished
+from hypothesis import given
+from hypothesis import strategies as st
 from invoking import invoke
 from note_files import SAMPLE
 from typer.testing import Result
 
+from medserl_agentloop.evaluation.play import note_shares, settings_that_follow
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
 from medserl_agentloop.games.kuhn_poker import rows as kuhn_rows
-from medserl_agentloop.games.medical.records import Outcome, read_games
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.types import Role
 
@@ -66,9 +70,7 @@ def test_data_of_another_profile_is_refused(server: ChatServer, tmp_path: Path) 
     assert run(server, data, output, "--games", "2", "--profile", "brief").exit_code == 0
 
 
-def test_a_server_without_answers_makes_games_void_and_invents_nothing(
-    server: ChatServer, rows: Path, tmp_path: Path
-) -> None:
+def test_a_server_without_answers_makes_games_void(server: ChatServer, rows: Path, tmp_path: Path) -> None:
     server.answer = lambda role, prompt: (
         400 if role is Role.ASSESSOR and CLEAN_NOTE in prompt else good_player(role, prompt)
     )
@@ -114,7 +116,7 @@ def test_scheme_edit_limits_and_key_come_from_the_options(
         (["--output", __file__], "exists already"),
     ],
 )
-def test_what_cannot_work_is_said_before_the_first_game(
+def test_what_cannot_work_is_said_first(
     server: ChatServer, rows: Path, tmp_path: Path, options: list[str], says: str
 ) -> None:
     result = run(server, rows, tmp_path / "games.jsonl", "--games", "2", *options)
@@ -152,30 +154,21 @@ def test_another_game_is_played_with_each_players_own_conversation(server: ChatS
     assert all(record.players == {"first": MODEL, "second": MODEL} for record in records)
 
 
-@pytest.mark.slow
 def test_an_interrupt_leaves_the_games_that_have_ended(server: ChatServer, rows: Path, tmp_path: Path) -> None:
-    output, asked = tmp_path / "games.jsonl", threading.Event()
-
     def answer(role: Role, prompt: str) -> str:
-        if len(server.requests) > 3:
-            asked.set()
-            time.sleep(3)
+        if len(server.requests) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
         return SAFE_ANSWER
 
     server.answer = answer
-    code = "from medserl_agentloop.cli import app; app()"
-    options = [server.url, "--model", MODEL, "--data", str(rows), "--output", str(output)]
-    command = [sys.executable, "-c", code, "play", *options, "--games", "12", "--concurrency", "1"]
-
-    def heed_interrupts() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test run in the background may have been told to ignore them
-
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts) as process:
-        assert asked.wait(120)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=120)
-    assert (process.returncode, "stopped; the games finished so far are in" in said) == (130, True), said
-    assert len(list(read_games(output))) in (2, 3)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background may ignore it
+    try:
+        result = run(server, rows, tmp_path / "games.jsonl", "--games", "12", "--concurrency", "1")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.exit_code == 130 and "stopped; the games finished so far are in" in result.output
+    assert len(list(read_games(tmp_path / "games.jsonl"))) in (2, 3)
 
 
 @pytest.mark.slow
@@ -186,3 +179,96 @@ def test_a_served_model_is_played_evaluated_and_scored_without_verl_and_torch() 
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.stdout.strip() == "set()", run.stdout + run.stderr
+
+
+# --- medserl probe ---
+
+
+P = "selfplay/probe/"
+
+
+def probed(model: str, data: Path, output: Path, *more: str) -> Result:
+    return invoke("probe", model, "--data", data, "--output", output, "--notes", 4, "--samples", 3, *more)
+
+
+def earning(uid: str, reward: float) -> MedicalRecord:
+    return finished(
+        Outcome.CORRECT_DETECTION, category="vanilla_harmful", uid=uid, rewards={Role.ASSESSOR: {"game": reward}}
+    )
+
+
+def test_a_served_model_plays_each_note_several_times(server: ChatServer, rows: Path, tmp_path: Path) -> None:
+    server.answer = good_player
+    done = probed(server.url, rows, tmp_path / "probe.jsonl", "--model", MODEL)
+    assert done.exit_code == 0, done.output
+    records = list(read_games(tmp_path / "probe.jsonl"))
+    assert len(records) == 12 and len({record.uid for record in records}) == 4
+    assert len({(record.uid, record.spec.index) for record in records}) == 4
+    assert "probe/agreement" in done.output and "selfplay.judge=llm" in done.output
+
+
+def test_a_model_that_cannot_play_needs_a_warm_start(server: ChatServer, rows: Path, tmp_path: Path) -> None:
+    server.answer = lambda role, prompt: "I am sorry"
+    done = probed(server.url, rows, tmp_path / "probe.jsonl", "--model", MODEL)
+    assert done.exit_code == 0, done.output
+    assert "0% of the attacker's turns can be read, of 90 %: warm start first" in done.output
+    assert "0% of the attacks are valid, most others are unparsed" in done.output
+
+
+@pytest.mark.parametrize(
+    ("rewards", "share"),
+    [
+        ([("a", 1.0), ("a", 1.0), ("b", -1.0), ("b", -1.0)], 1.0),
+        ([("a", 1.0), ("a", -1.0), ("b", 1.0), ("b", -1.0)], 0.0),
+        # Mean squares: 2.25 between the notes, 0.5 within; two games on each.
+        ([("a", 1.0), ("a", 2.0), ("b", -0.5), ("b", 0.5)], (2.25 - 0.5) / (2.25 + 0.5)),
+    ],
+)
+def test_the_share_of_the_note_in_a_reward(rewards: list[tuple[str, float]], share: float) -> None:
+    found = note_shares([earning(uid, reward) for uid, reward in rewards])
+    assert found[P + "assessor/note_share"] == pytest.approx(share)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(-2, 2)), max_size=12))
+def test_the_share_is_a_share_whatever_the_rewards(rewards: list[tuple[str, float]]) -> None:
+    found = note_shares([earning(uid, reward) for uid, reward in rewards])
+    assert all(0 <= value <= 1 + 1e-9 for value in found.values())
+
+
+def test_samples_agree_where_all_verdicts_on_an_untouched_note_are_the_same() -> None:
+    outcomes = {"a": [Outcome.CORRECT_DETECTION] * 3, "b": [Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR]}
+    games = [finished(o, category="vanilla_harmful", uid=uid) for uid, group in outcomes.items() for o in group]
+    assert note_shares(games)[P + "agreement"] == 0.5
+    assert P + "agreement" not in note_shares([finished(Outcome.CORRECT_DETECTION, uid="c")])
+
+
+@pytest.mark.parametrize(
+    ("measured", "judge", "override"),
+    [
+        ({"selfplay/assessor/truncation_rate": 0.1}, "llm", "selfplay.budget.assessor=2048"),
+        ({"selfplay/attacker/truncation_rate": 0.1}, "llm", "selfplay.budget.attacker_reasoning=1024"),
+        ({"selfplay/assessor/truncation_rate": 0.5}, "llm", "+data.apply_chat_template_kwargs.enable_thinking=False"),
+        ({P + "assessor/note_share": 0.7}, "llm", "algorithm.adv_estimator=role_grpo actor_rollout_ref.rollout.n=8"),
+        ({P + "assessor/note_share": 0.2}, "llm", "algorithm.adv_estimator=role_rae"),
+        ({}, "labels", "selfplay.judge=llm"),
+        ({}, "llm", "'selfplay.blind={readings: 3, needed: 2}'"),
+    ],
+)
+def test_a_setting_follows_from_what_was_measured(measured: dict[str, Any], judge: str, override: str) -> None:
+    assert override in [override for _, override in settings_that_follow(measured, MedicalConfig(judge=judge))]
+    fine = {"selfplay/judge/knowable_rate": 0.95, "selfplay/attacker/valid_rate": 0.9}
+    assert list(settings_that_follow(fine, MedicalConfig(judge="llm"))) == []
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        {"selfplay/assessor/no_signal_rate": 1.0, "selfplay/attacker/valid_rate": 1.0},
+        {"selfplay/attacker/parse_rate": 0.0, "selfplay/assessor/parse_rate": 0.0},
+        {"selfplay/attacker/valid_rate": 0.1},
+    ],
+)
+def test_where_nothing_can_be_learnt_no_estimator_follows(measured: dict[str, Any]) -> None:
+    following = [*settings_that_follow({P + "assessor/note_share": 0.9, **measured}, MedicalConfig(judge="labels"))]
+    assert not any("estimator" in override or "rollout.n" in override for _, override in following)
+    assert len(following) == 1 + len([name for name in measured if measured[name] < 0.9 or "no_signal" in name])

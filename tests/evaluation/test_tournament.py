@@ -7,8 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from evaluation.chat_server import MODEL, ChatServer
-from evaluation.conftest import run_at
+from evaluation.conftest import MODEL, ChatServer, run_at
 from evaluation.test_play import good_player
 from game.builders import finished
 from invoking import invoke
@@ -84,10 +83,6 @@ def test_every_attacker_meets_every_assessor_with_the_same_attacks(played: tuple
         said.setdefault((game.players["attacker"], game.uid), set()).add(game.attack.response)
     assert len(said) == 4 and all(len(responses) == 1 for responses in said.values())
     assert {game.players.get("assessor") for game in games if game.attack is None} == {"novice", "tiny_player"}
-
-
-def test_the_folder_holds_the_results_and_the_screen_shows_them(played: tuple[Path, Result]) -> None:
-    output, done = played
     results = json.loads((output / "tournament.json").read_text())
     assert results["settings"]["attackers"] == ["novice", "tiny_player"] and results["void"] == 0
     table = pd.read_csv(output / "tournament.csv")
@@ -97,7 +92,7 @@ def test_the_folder_holds_the_results_and_the_screen_shows_them(played: tuple[Pa
     assert "valid errors found, %" in done.output and "newest assessor tiny_player: its worst attacker" in done.output
 
 
-def test_what_was_killed_goes_on_after_the_last_whole_pairing(
+def test_what_was_killed_goes_on_after_a_whole_pairing(
     played: tuple[Path, Result], notes: Path, tmp_path: Path
 ) -> None:
     whole = played[0]
@@ -119,9 +114,7 @@ def test_a_folder_of_another_tournament_is_refused(played: tuple[Path, Result], 
     assert (played[0] / "games.jsonl").read_bytes() == before
 
 
-def test_a_served_model_plays_too_and_what_it_does_not_answer_is_void(
-    server: ChatServer, notes: Path, tmp_path: Path
-) -> None:
+def test_a_served_model_plays_too_and_no_answer_is_void(server: ChatServer, notes: Path, tmp_path: Path) -> None:
     server.answer = lambda role, prompt: 400 if len(server.requests) == 1 else good_player(role, prompt)
     done = held(tmp_path / "out", notes, more=("--attacker", NOVICE, "--assessor", f"served={MODEL}@{server.url}"))
     assert done.exit_code == 0, done.output
@@ -138,9 +131,7 @@ def test_a_served_model_plays_too_and_what_it_does_not_answer_is_void(
         ((NOVICE, NOVICE), "2 players are called novice"),
     ],
 )
-def test_what_cannot_be_played_is_said_in_one_line(
-    players: tuple[str, ...], says: str, notes: Path, tmp_path: Path
-) -> None:
+def test_what_cannot_be_played_is_said(players: tuple[str, ...], says: str, notes: Path, tmp_path: Path) -> None:
     done = held(tmp_path / "out", notes, *players)
     assert done.exit_code == 2 and says in done.output and not (tmp_path / "out").exists()
 

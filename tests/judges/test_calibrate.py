@@ -1,13 +1,17 @@
-"""``medserl judge calibrate``: what a judge and its blind reader are asked, and what is counted of their answers."""
+"""``medserl judge calibrate``: what judge and reader are asked, what is counted, and the edits by rule behind it."""
 
 import json
+import random
 import re
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
+from hypothesis import given
+from hypothesis import strategies as st
 from invoking import invoke
 from judges.local_server import by_index, serving
 from note_files import SAMPLE
@@ -16,10 +20,10 @@ from serving import completion
 from experiments.clinic import oracle
 from medserl_agentloop.data.cases import Case
 from medserl_agentloop.data.reader import COLUMNS, read_files
-from medserl_agentloop.evaluation.edit_rules import DRESSED
+from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, UNKNOWABLE
 from medserl_agentloop.evaluation.judge_calibration import EDITS, NOTES, calibrate, known_edits, known_notes
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.edits import split_sentences
+from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
 from medserl_agentloop.games.medical.judges.report import JudgeReport, read_report
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import ErrorType, Label
@@ -188,7 +192,7 @@ def test_the_command_prints_the_figures_and_writes_the_report(tmp_path: Path) ->
         (f"{__name__}:Mute", SAMPLE, (), "the judge answered none of"),
     ],
 )
-def test_what_cannot_be_measured_is_one_sentence(
+def test_what_cannot_be_measured(
     judge: str, file: Any, settings: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     result, output = command(tmp_path, judge, "--input", file, *settings)
@@ -229,3 +233,80 @@ def test_the_command_measures_recall_false_alarms_and_unknowable_errors(tmp_path
 def test_a_reader_that_never_answers_is_an_error(tmp_path: Path) -> None:
     done, _ = read_blindly(tmp_path, lambda number, body: {"nothing": 1})
     assert done.exit_code == 2 and "the blind reader answered none of 60 questions" in done.output
+
+
+# --- edits by rule: each rule on its places, and on those that it must leave alone ---
+
+
+EXAMPLES = {
+    "number_format": "She takes aspirin 81 mg. > She takes aspirin 81.0 mg. | It is 38.5°C. > It is 38.50°C.",
+    "digit_grouping": "Platelets are 150,000/mm3. > Platelets are 150000/mm3.",
+    "unit_spelling": "She takes 81 mg. > She takes 81 milligrams. | She gets 1mg once. > She gets 1 milligram once.",
+    "number_word": "It began 3 days ago. > It began three days ago. | For two weeks. > For 2 weeks.",
+    "abbreviation": "An ECG is normal. > An electrocardiogram is normal. | Magnetic resonance imaging is done. > MRI "
+    "is done. | Her blood pressure is low. > Her BP is low.",
+    "spelling": "Diarrhea began. > Diarrhoea began. | There is no edema. > There is no oedema.",
+    "hyphen": "A 52-year-old man. > A 52 year old man.",
+    "case": "He has severe pain. > He has SEVERE pain.",
+}
+LEFT_ALONE = {
+    "number_format": "Take 5-10 mg. | Pressure is 120/80 mm Hg. | Give 1,000 mg. | She is T4 mg. | On day 3.",
+    "digit_grouping": "Grades 1, 2. | On 1,2,3. | Give 1000 mg.",
+    "unit_spelling": "Creatinine is 1.2 mg/dL. | The mg is unknown. | A 5 mgx note.",
+    "number_word": "It takes 2-3 days. | It lasted 1.5 days. | He has 3 children.",
+    "abbreviation": "G-DVT-1 is new. | He has MS and PE. | BP is 120.",
+    "spelling": "He is well. | Angioedema-like.",
+    "hyphen": "A well-known man. | A year-old rumour.",
+    "case": "Give 50 units. | A PE is seen.",
+}
+
+
+@pytest.mark.parametrize("rule", HARMLESS)
+def test_a_rule_says_the_same_in_another_way_and_leaves_alone_what_it_cannot_be_sure_of(rule: str) -> None:
+    for example in EXAMPLES[rule].split(" | "):
+        note, expected = example.split(" > ")
+        assert HARMLESS[rule](note, random.Random(0)) == expected
+    for note in LEFT_ALONE[rule].split(" | "):
+        assert HARMLESS[rule](note, random.Random(0)) is None, note
+
+
+KNEE = "A 54-year-old man has a swollen left knee since 5 days ago. He takes ibuprofen at home. Gout is likely."
+
+
+@pytest.mark.parametrize(
+    ("rule", "changed", "left_alone"),
+    [
+        ("age", r"A 5[1267]-year-old man", [KNEE + " He is old for his age of 54.", "A 4-year-old boy has fever."]),
+        ("side", "right knee", [KNEE + " The left knee is warm.", "Both knees are, the left hemisphere is not."]),
+        ("time", r"since [2-46-9] days ago", [KNEE + " It began long ago."]),
+        ("alternative", "takes naproxen at", ["He takes ibuprofen 400 mg.", "He takes ibuprofen. Stop ibuprofen."]),
+    ],
+)
+def test_a_rule_changes_one_fact_that_nothing_else_in_it_decides(
+    rule: str, changed: str, left_alone: list[str]
+) -> None:
+    after = UNKNOWABLE[rule](KNEE, random.Random(0))
+    assert after is not None and re.search(changed, after)
+    edit = compare_notes(KNEE, after)
+    assert (edit.sentences, edit.words) == (1, 1)
+    assert all(UNKNOWABLE[rule](note, random.Random(0)) is None for note in left_alone)
+
+
+NOTE = "A 52-year-old woman has chest pain. She receives heparin 500 mg."
+
+
+@pytest.mark.parametrize("rule", DRESSED)
+def test_a_dressed_note_shows_a_reader_what_it_showed_before(rule: str) -> None:
+    dressed = DRESSED[rule](NOTE, random.Random(1))
+    assert dressed is not None and dressed != NOTE
+    back = {"а": "a", "с": "c", "е": "e", "о": "o", "р": "p", "х": "x", "у": "y", "_": " "}  # noqa: RUF001
+    visible = [c for c in unicodedata.normalize("NFKC", dressed) if unicodedata.category(c) not in ("Cf", "Mn")]
+    assert "".join(back.get(c, c) for c in visible).split() == NOTE.split()
+
+
+@given(st.text(st.sampled_from("aA b1,.-/mg°2 or and days ECG")), st.integers(0, 3))
+def test_a_rule_changes_a_note_or_has_no_place_for_it(note: str, seed: int) -> None:
+    for rule in (*HARMLESS.values(), *DRESSED.values()):
+        edited = rule(note, random.Random(seed))
+        assert edited != note
+        assert edited == rule(note, random.Random(seed))

@@ -1,13 +1,14 @@
-"""How a run's judge is found and built, and what start-up says of one that cannot work."""
+"""How a run's judge is found and built, what start-up says of it, and what a run makes of its report."""
 
 import asyncio
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from game.builders import finished
-from judges.games import played, printed_at_start_up
+from judges.games import played, printed_at_start_up, reward, reward_manager
 from judges.local_server import by_index, serving, unused_url
 from serving import completion
 from support import run_with
@@ -16,9 +17,17 @@ from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges import JUDGES, build_judge, judge_class, judge_game
-from medserl_agentloop.games.medical.judges.report import unanswered
+from medserl_agentloop.games.medical.judges.report import (
+    CountedShare,
+    JudgeReport,
+    judge_identity,
+    read_report,
+    unanswered,
+    write_report,
+)
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
-from medserl_agentloop.games.medical.types import Category, Label
+from medserl_agentloop.games.medical.rewards import ErrorRates, corrected, medserl
+from medserl_agentloop.games.medical.types import Category, Label, Role
 
 
 class Doubter:
@@ -61,10 +70,7 @@ def test_a_user_s_class_is_a_judge_with_or_without_options_and_not_asked_about_u
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"judge": "lable"},
-            "no judge 'lable' (did you mean 'labels'?): expected one of http, labels, llm, or package.module",
-        ),
+        ({"judge": "lable"}, "no judge 'lable' (did you mean 'labels'?): expected one of http, labels, llm, or pack"),
         ({"judge": "no_such_package.mine:Judge"}, "'no_such_package.mine:Judge' cannot be loaded: ModuleNotFoundError"),
         ({"judge": f"{__name__}:NoJudge"}, "Class of a class with a method 'async def judge(self, record) -> Judge"),
         ({"judge": f"{__name__}:played"}, "Class of a class with a method"),
@@ -77,7 +83,7 @@ def test_a_user_s_class_is_a_judge_with_or_without_options_and_not_asked_about_u
         ({"judge_server__api_key_env": "sk-SECRET"}, "wants the name of a variable"),
     ],
 )
-def test_a_judge_that_cannot_work_is_refused_at_start_up(
+def test_a_judge_that_cannot_work_is_refused(
     changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "experiments" in str(changes):
@@ -120,3 +126,146 @@ def test_a_failure_s_reason_is_one_short_line() -> None:
     assert record.void is not None and record.void.startswith("judge failed: RuntimeError: line line")
     assert len(record.void) < 400 and "\n" not in record.void
     assert record.judgement is None
+
+
+# --- the judge's report: what it says, what it refuses, and the corrected reward ---
+
+
+MINE = f"{__name__}:Believer"
+MY_JUDGE = MedicalConfig(judge=MINE)
+LLM = {"selfplay__judge": "llm", "selfplay__judge_server": {"url": "http://localhost/v1", "model": "judge-9b"}}
+
+
+class Believer:
+    """A user's own judge, which takes every note for harmful."""
+
+    name = "believer"
+
+    async def judge(self, record: MedicalRecord) -> Judgement:
+        return Judgement(judge=self.name, label=Label.HARMFUL)
+
+
+def report(
+    folder: Path, config: MedicalConfig = MY_JUDGE, sensitivity: int = 90, specificity: int = 80, of: int = 100
+) -> str:
+    path = folder / "report.json"
+    written = JudgeReport(
+        judge=judge_identity(config),
+        sources={},
+        limit=None,
+        seed=0,
+        sensitivity=CountedShare(hits=sensitivity, items=of),
+        specificity=CountedShare(hits=specificity, items=of),
+        groups=(),
+    )
+    write_report(written, path)
+    assert read_report(path) == written
+    return str(path)
+
+
+def llm_config(**changes: Any) -> MedicalConfig:
+    server = {"url": "http://elsewhere/v1", "model": "judge-9b", **changes}
+    return MedicalConfig(judge="llm", judge_server=JudgeServer(**server))
+
+
+def refused(message: str, **changes: Any) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_run(run_with(**changes))
+
+
+def mine(path: str, **changes: Any) -> dict[str, Any]:
+    return {"selfplay__judge": MINE, "selfplay__judge_report": path, **changes}
+
+
+ANY = {"selfplay__judge_min_sensitivity": 0}
+
+
+def test_a_run_says_how_good_its_judge_is_or_that_nobody_knows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*overrides: str) -> list[str]:
+        lines = printed_at_start_up(capsys, *overrides)
+        return [line.removeprefix("[medserl] judge: ") for line in lines if line.startswith("[medserl] judge:")]
+
+    assert said("selfplay.judge=labels") == []
+    (line,) = said(f"selfplay.judge={MINE}")
+    assert f"selfplay.judge={MINE} was never measured" in line and "medserl judge calibrate" in line
+    named = (f"selfplay.judge={MINE}", f"selfplay.judge_report={report(tmp_path)}")
+    rates = "sensitivity 90.0 % (82.6 to 94.5), specificity 80.0 % (71.1 to 86.7)"
+    assert said(*named) == [rates]
+    assert said(*named, "selfplay.correct_judge=true") == [f"{rates}; rewards are corrected for them"]
+
+
+def test_the_report_of_another_judge_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = report(tmp_path, MedicalConfig(judge="labels"))
+    refused(r'of another judge: judge is "labels" there and ".*Believer" in this run', **mine(path))
+    check_run(run_with(**mine(path), **ANY))
+    for changes, message in (
+        ({"model": "judge-4b"}, 'model is "judge-4b" there and "judge-9b" in this run'),
+        ({"extra_body": {"temperature": 1}}, 'extra_body is {"temperature": 1} there and {} in this run'),
+    ):
+        refused(re.escape(message), **LLM, selfplay__judge_report=report(tmp_path, llm_config(**changes)))
+    path = report(tmp_path, llm_config(timeout_s=99.0, cache="answers", concurrency=3))  # at another address
+    check_run(run_with(**LLM, selfplay__judge_report=path))
+    monkeypatch.setattr("medserl_agentloop.games.medical.judges.report.judge_template", lambda profile: "Is it wrong?")
+    refused('of another judge: wording is "', **LLM, selfplay__judge_report=path)
+
+
+def test_a_model_that_verl_serves_is_known_by_its_path() -> None:
+    served = MedicalConfig(judge="llm")
+    assert judge_identity(served, "models/judge-9b") == judge_identity(llm_config(model="models/judge-9b"))
+
+
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        ((74, 80), r"sensitivity is 74.0 % \(64.6 to 81.6\), and selfplay.judge_min_sensitivity"),
+        ((75, 80), None),
+        ((100, 19), "it says nearly the same of right and of wrong notes"),
+        ((100, 21), None),
+        ((0, 0, 0), "the judge's sensitivity is none"),
+    ],
+)
+def test_a_judge_that_tells_too_little_is_refused(rates: tuple[int, ...], message: str | None, tmp_path: Path) -> None:
+    path = report(tmp_path, MY_JUDGE, *rates)
+    if message:
+        refused(message, **mine(path))
+    check_run(run_with(**mine(path), **(ANY if message else {})))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"not a report of medserl judge calibrate \(\[Errno 2\] No such file"),
+        ("{", "not a report of medserl judge calibrate"),
+        ("{}", r"not a report of medserl judge calibrate \((.|\n)*judge\n *Field required"),
+    ],
+)
+def test_a_file_that_is_no_report_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    if content is not None:
+        path.write_text(content)
+    refused(message, selfplay__judge_report=str(path))
+
+
+def test_correction_needs_a_report_and_a_judge_that_says_something(tmp_path: Path) -> None:
+    refused(r"selfplay.correct_judge=True needs the judge's error rates", selfplay__correct_judge=True)
+    bad = mine(report(tmp_path, MY_JUDGE, 100, 10), selfplay__correct_judge=True, **ANY)
+    refused(r"specificity 0.1 cannot be corrected for: their sum less 1 is 0.1", **bad)
+
+
+@pytest.mark.parametrize("verdict", ["harmful", "safe"])
+def test_the_reward_manager_corrects_for_the_rates_of_the_report(tmp_path: Path, verdict: str) -> None:
+    changes = {"selfplay__judge_report": report(tmp_path), "selfplay__correct_judge": True}
+    manager = reward_manager(MINE, JudgeServer(), **changes)
+    record, result = asyncio.run(reward(manager, played(verdict=verdict)))
+    assert record.scheme == "medserl, corrected"
+    assert record.rewards == corrected(medserl, ErrorRates(0.9, 0.8))(record) != medserl(record)
+    totals = {role: sum(components.values()) for role, components in record.rewards.items()}
+    assert result["reward_score"] == pytest.approx(sum(totals.values()))
+    assert result["reward_extra_info"]["attacker_reward"] == totals[Role.ATTACKER]
+    # Called harmful: 8/7 of the reward under "harmful" less 1/7 of that under "safe".
+    expected = (0.8 - -0.1) / 0.7 if verdict == "harmful" else -(0.8 - -0.1) / 0.7
+    assert record.rewards[Role.ASSESSOR]["game"] == pytest.approx(expected)
+    untouched, _ = asyncio.run(reward(manager, played(category=Category.VANILLA_HARMFUL)))
+    assert untouched.rewards == medserl(untouched)

@@ -14,7 +14,7 @@ from examples import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from invoking import invoke
-from judges.clients import CLIENTS, NO_ANSWER, ask
+from judges.games import CLIENTS, NO_ANSWER, ask
 from judges.local_server import Status, by_index, harmful, serving
 from judges.test_llm import PRESENT
 from note_files import SAMPLE
@@ -24,10 +24,17 @@ from support import extra_info, run_with
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
 
+EVERY = set(range(16))
+
 
 @pytest.mark.parametrize("client", ["http", "medical_team"])
-@pytest.mark.parametrize(("status", "refused"), [(400, {5}), (413, {0, 15}), (422, set(range(16)))])
-def test_a_refused_note_costs_its_own_game(client: str, status: int, refused: set[int]) -> None:
+@pytest.mark.parametrize(
+    ("status", "refused", "requests"),
+    [(400, {5}, 9), (413, {0, 15}, 17), (422, EVERY, 31), (401, EVERY, 1), (404, EVERY, 1)],
+)
+def test_a_refused_note_costs_its_own_game_and_who_refuses_everybody_is_asked_once(
+    client: str, status: int, refused: set[int], requests: int
+) -> None:
     def reply(number: int, body: Any) -> Any:
         if any(str(1000 + n) in query["medical_note"] for query in body["queries"] for n in refused):
             raise Status(status)
@@ -35,19 +42,8 @@ def test_a_refused_note_costs_its_own_game(client: str, status: int, refused: se
 
     with serving(reply) as server:
         answers = ask(client, server.url, games=16)
-        assert len(server.requests) <= (2 * 4 * len(refused) + 1 if len(refused) < 16 else 31)
+        assert len(server.requests) <= requests
     assert {n for n, said in enumerate(answers) if said.startswith(NO_ANSWER)} == refused
-
-
-@pytest.mark.parametrize("client", ["http", "medical_team"])
-@pytest.mark.parametrize("status", [401, 404])
-def test_a_server_that_refuses_everybody_is_asked_once(client: str, status: int) -> None:
-    def reply(number: int, body: Any) -> Any:
-        raise Status(status)
-
-    with serving(reply) as server:
-        assert all(said.startswith(NO_ANSWER) for said in ask(client, server.url, games=16))
-        assert len(server.requests) == 1
 
 
 # --- any bytes at all ---

@@ -1,16 +1,27 @@
-"""The /judge protocol: what is asked, which answers count, and that one bad answer costs one game."""
+"""The /judge protocol: what is asked and which answers count; servers that break; answers that are kept on disk."""
 
 import asyncio
+import json
+import threading
+import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import diskcache
 import pytest
-from judges.games import judged_by, played
-from judges.local_server import by_index, harmful, serving
+from judges.games import judged_by, played, reward_all, reward_manager
+from judges.local_server import Status, by_index, harmful, serving, unused_url
+from judges.test_llm import PAIR
+from serving import completion
 
+from medserl_agentloop.core.client import AnswerCache
+from medserl_agentloop.games.medical.config import JudgeServer
+from medserl_agentloop.games.medical.judges.llm import BlindReader, LlmJudge, judge_template
 from medserl_agentloop.games.medical.judges.protocol import HttpJudge
-from medserl_agentloop.games.medical.records import Judgement, Outcome
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, Label
+from medserl_agentloop.testing.tiny import compose_run
 
 
 @pytest.mark.parametrize("shape", [lambda answers: answers, lambda answers: {"labels": answers}])
@@ -32,13 +43,9 @@ def test_a_query_says_what_the_protocol_asks_for_and_of_the_assessor_s_words_the
     (body,) = server.requests
     assert (server.paths, server.headers[0]["authorization"]) == (["/judge"], "Bearer k-123")
     assert body["score_key"] == "labels"
-    assert body["queries"][0] == {
-        "game_idx": 0,
-        "medical_note": game.presented_note,
-        "assessment": "Harmful",
-        "original_note": game.spec.seed_note,
-        "game_category": "adversarial_benign",
-    }
+    notes = {"medical_note": game.presented_note, "original_note": game.spec.seed_note}
+    about = {"game_idx": 0, "assessment": "Harmful", "game_category": "adversarial_benign"}
+    assert body["queries"][0] == notes | about
     assert body["queries"][1]["assessment"] == "Safe"
 
 
@@ -48,9 +55,8 @@ def test_games_of_a_moment_share_a_request_and_keep_their_own_answers() -> None:
         return harmful(error_present=present, actual_harm="Harmful" if present else "Safe")
 
     games = [played(n) for n in range(10)]
-    judged, server = judged_by(
-        "http", games, lambda number, body: by_index(body, label_by_note), batch_size=4, batch_wait_ms=50
-    )
+    options = {"batch_size": 4, "batch_wait_ms": 50}
+    judged, server = judged_by("http", games, lambda number, body: by_index(body, label_by_note), **options)
     assert sorted(len(body["queries"]) for body in server.requests) == [2, 4, 4]
     assert len({query["game_idx"] for body in server.requests for query in body["queries"]}) == 10
     labels = [game.judgement and game.judgement.label is Label.HARMFUL for game in judged]
@@ -122,3 +128,121 @@ def test_a_cancelled_game_takes_nothing_from_the_others() -> None:
         assert len(server.requests) == 1
     assert isinstance(cancelled, asyncio.CancelledError)
     assert isinstance(first, Judgement) and isinstance(last, Judgement)
+
+
+# --- a server that is slow, breaks or is gone: no game is lost, no result invented ---
+
+
+def outcomes(games: list[MedicalRecord]) -> dict[Outcome, int]:
+    return dict(Counter(game.outcome for game in games))
+
+
+def test_a_server_that_reads_one_note_after_another_is_asked_for_few_at_once_or_the_keys_are_named() -> None:
+    reading = threading.Lock()
+
+    def reply(number: int, body: Any) -> Any:
+        with reading:
+            time.sleep(0.2 * len(body["queries"]))
+        return by_index(body)
+
+    script = compose_run("+recipes=openrlhf_script").selfplay.judge_server
+    assert script.batch_size == script.concurrency == 1 and script.timeout_s >= 300
+    games = [played(n) for n in range(8)]
+    with serving(reply) as server:
+        at_once = reward_all(reward_manager("http", server.options(timeout_s=1.0)), games)
+        one_by_one = server.options(timeout_s=1.0, batch_size=script.batch_size, concurrency=script.concurrency)
+        time.sleep(1)  # until it has read those that nobody waits for
+        assert outcomes(reward_all(reward_manager("http", one_by_one), games)) == {Outcome.CORRECT_DETECTION: 8}
+    (reason,) = {game.void for game in at_once}
+    assert reason and "no answer within 1 s: raise selfplay.judge_server.timeout_s; of a server that reads" in reason
+    assert "by batch_size and concurrency" in reason
+
+
+def test_a_judge_that_is_down_for_the_whole_run_voids_all_rewritten_notes_and_no_others() -> None:
+    categories = ["adversarial_benign", "vanilla_harmful", "adversarial_harmful", "vanilla_benign"]
+    games = [played(n, categories[n % 4]) for n in range(100)]
+    server = JudgeServer(url=unused_url(), retries=0, batch_size=1, breaker_failures=3)
+    manager = reward_manager("http", server)
+    for judged in (reward_all(manager, games), reward_all(manager, games)):
+        assert outcomes(judged) == {Outcome.VOID: 50, Outcome.CORRECT_DETECTION: 25, Outcome.FALSE_POSITIVE: 25}
+        voided = [game for game in judged if game.outcome is Outcome.VOID]
+        assert all(game.judgement is None and "judge failed: Unreachable: " in str(game.void) for game in voided)
+    assert all("requests in a row and counts as down" in str(game.void) for game in voided)
+
+
+# --- answers on disk: given once per content, never in the way of a game ---
+
+
+def test_a_second_judge_takes_the_first_one_s_answers_whatever_the_verdict_and_says_so(tmp_path: Path) -> None:
+    with serving(lambda number, body: by_index(body)) as server:
+        options = server.options(cache=str(tmp_path))
+        first = reward_all(reward_manager("http", options), [played(n) for n in range(6)])
+        asked = len(server.requests)
+        second = reward_all(reward_manager("http", options), [played(n) for n in range(6)])
+        (wrong,) = reward_all(reward_manager("http", options), [played(verdict="safe")])
+        assert len(server.requests) == asked
+    assert wrong.outcome is Outcome.MISSED_ERROR
+    for fresh, cached in zip(first, second, strict=True):
+        assert fresh.judgement and cached.judgement and fresh.rewards == cached.rewards
+        assert (fresh.judgement.cached, cached.judgement.cached) == (False, True)
+        same = {"cached": False, "seconds": 0.0}
+        assert fresh.judgement.model_copy(update=same) == cached.judgement.model_copy(update=same)
+
+
+@pytest.mark.parametrize("bad", [Status(400), harmful(is_parsing_error=True), harmful(error_present="yes")])
+def test_a_failure_is_never_kept(tmp_path: Path, bad: Any) -> None:
+    def reply(number: int, body: Any) -> Any:
+        if number == 0 and isinstance(bad, Exception):
+            raise bad
+        return by_index(body, lambda query: bad if number == 0 else harmful())
+
+    with serving(reply) as server:
+        manager = reward_manager("http", server.options(cache=str(tmp_path)))
+        outcomes = [reward_all(manager, [played()])[0].outcome for _ in range(2)]
+    assert outcomes == [Outcome.VOID, Outcome.CORRECT_DETECTION]
+
+
+def test_half_a_character_in_a_reason_costs_neither_the_judgement_nor_the_cache(tmp_path: Path) -> None:
+    found = {"reason": "too \ud800 high", "error": "present"}
+
+    def reply(number: int, body: Any) -> Any:
+        blind = "finding" in str(body["response_format"])
+        return completion(json.dumps({**found, **({"sentence": 1} if blind else {"realistic": True})}))
+
+    with serving(reply) as server:
+        options = server.model_options(cache=str(tmp_path))
+        judge, reader = LlmJudge(options, PAIR), BlindReader(options, judge_template("medserl", "blind"), 1)
+        for cached in (False, True):
+            judgement = asyncio.run(judge.judge(played()))
+            (reading,) = asyncio.run(reader.read(played()))
+            assert (judgement.reason, judgement.cached) == (reading.reason, reading.cached) == ("too ? high", cached)
+
+
+def recalled(folder: str | Path, about: str, reason: str = "") -> tuple[Judgement, bool]:
+    """What the cache answers, asking for a judgement with this reason; and whether it had one."""
+
+    async def ask() -> Judgement:
+        return Judgement(judge="llm", label=Label.SAFE, reason=reason)
+
+    return asyncio.run(AnswerCache(str(folder), Judgement).recall((about,), ask))
+
+
+def test_a_cache_that_cannot_be_used_costs_no_game(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a_file").write_text("not a folder")
+    (tmp_path / "cache.db").write_bytes(b"no database" * 1000)
+    for folder in (tmp_path, tmp_path / "a_file" / "folder"):
+        caplog.clear()
+        games, _ = judged_by("http", [played(n) for n in range(3)], cache=str(folder))
+        assert [g.outcome for g in games] == [Outcome.CORRECT_DETECTION] * 3
+        (message,) = caplog.messages
+        assert "is not used any more" in message
+
+
+def test_an_entry_of_another_version_is_asked_for_again(tmp_path: Path) -> None:
+    recalled(tmp_path, "note", "old")
+    with diskcache.Cache(tmp_path) as kept:
+        (key,) = kept
+        kept[key] = '{"judge": "llm", "mood": "good", "label": "odd"}'
+    for cached in (False, True):
+        found, known = recalled(tmp_path, "note", "new")
+        assert (found.reason, known) == ("new", cached)

@@ -1,4 +1,4 @@
-"""The language model as a judge: what it is shown, and that nothing but the JSON asked for is an answer."""
+"""The language model as judge, as reader of the note alone, and as a run's own base model."""
 
 import asyncio
 import json
@@ -15,16 +15,20 @@ from jinja2.sandbox import SecurityError
 from judges.games import judged_by, played, reward_all, reward_manager
 from judges.local_server import Status, serving
 from omegaconf import OmegaConf
+from pydantic import ValidationError
 from serving import completion
-from support import TOKENIZER, run_with
+from support import TOKENIZER, assessment_text, attack_text, judge, play, run_with
 from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.client import BadAnswer
-from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
-from medserl_agentloop.games.medical.judges import llm
+from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.games.medical.config import BlindGate, JudgeServer, MedicalConfig
+from medserl_agentloop.games.medical.judges import build_judge, llm
 from medserl_agentloop.games.medical.judges.llm import LlmJudge, judge_template
-from medserl_agentloop.games.medical.records import Outcome
+from medserl_agentloop.games.medical.metrics import role_metrics
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category
+from medserl_agentloop.testing.mock_engine import MockReply
 
 VERDICT = {"reason": "the dose is too high", "error": "present", "realistic": True}
 PRESENT = json.dumps(VERDICT)
@@ -41,17 +45,13 @@ def prompt(original: str, presented: str, wording: str = PAIR) -> str:
 
 @pytest.mark.parametrize(
     ("error", "realistic", "outcome"),
-    [
-        ("present", True, Outcome.CORRECT_DETECTION),
-        ("absent", None, Outcome.FALSE_POSITIVE),
-        ("abstain", None, Outcome.VOID),
-    ],
+    [("present", True, "correct_detection"), ("absent", None, "false_positive"), ("abstain", None, "void")],
 )
-def test_the_model_s_verdict_decides_the_game(error: str, realistic: bool | None, outcome: Outcome) -> None:
+def test_the_model_s_verdict_decides_the_game(error: str, realistic: bool | None, outcome: str) -> None:
     answer = json.dumps({**VERDICT, "error": error, "realistic": realistic})
     (game,), server = judged_by("llm", [played()], lambda number, body: completion(answer))
     assert server.paths == ["/v1/chat/completions"]
-    assert game.outcome is outcome and game.judgement is not None
+    assert game.outcome.value == outcome and game.judgement is not None
     assert (game.judgement.judge, game.judgement.realistic) == ("llm", realistic)
     assert game.judgement.reason == "the dose is too high"
     assert game.void == ("judge abstained" if error == "abstain" else None)
@@ -240,3 +240,180 @@ def test_a_profile_may_word_its_own_judge(tmp_path: Path) -> None:
         asyncio.run(judge.judge(played()))
     with pytest.raises(SecurityError, match="unsafe"):
         asyncio.run(LlmJudge(server, "{{ cycler.__init__.__globals__ }}").judge(played()))
+
+
+# --- the blind gate: an injected error counts only if a reader of the presented note alone finds it where it is ---
+
+
+SENTENCE = 2  # of the played game's note: the one with the dose
+
+
+def finding(error: str = "present", sentence: int | None = SENTENCE) -> dict[str, Any]:
+    return {"reason": "grams of heparin", "error": error, "sentence": sentence}
+
+
+def gated(
+    readings: list[Any], *, needed: int = 1, judge: dict[str, Any] = VERDICT, game: MedicalRecord | None = None
+) -> tuple[MedicalRecord, list[dict[str, Any]]]:
+    """A game judged by a model behind HTTP, and the readings that were asked for."""
+    left = list(readings)
+
+    def is_reading(body: dict[str, Any]) -> bool:
+        return bool(body["response_format"]["json_schema"]["name"] == "finding")
+
+    def answer(number: int, body: dict[str, Any]) -> Any:
+        said = left.pop(0) if is_reading(body) else judge
+        if isinstance(said, Status):
+            raise said
+        return completion(json.dumps(said))
+
+    gate = {"readings": len(readings), "needed": needed, "temperature": 0.7}
+    (record,), server = judged_by("llm", [game or played()], answer, selfplay__blind=gate)
+    return record, [body for body in server.requests if is_reading(body)]
+
+
+def test_an_error_that_the_reader_finds_in_the_presented_note_alone_counts() -> None:
+    record, (asked,) = gated([finding()])
+    assert record.outcome is Outcome.CORRECT_DETECTION
+    assert record.judgement is not None and record.judgement.knowable is True
+    assert [reading.found for reading in record.judgement.readings] == [True]
+    (message,) = asked["messages"]
+    assert "2 grams" in message["content"] and "500 units" not in message["content"] and "*" not in message["content"]
+    assert asked["temperature"] == 0.7
+
+
+@pytest.mark.parametrize(
+    "said", [finding("absent", None), finding(sentence=1), finding(sentence=99), finding(sentence=None)]
+)
+def test_an_error_that_the_reader_does_not_find_there_is_void_for_both(said: dict[str, Any]) -> None:
+    record, _ = gated([said])
+    assert record.outcome is Outcome.VOID and record.rewards == {}
+    assert record.void == "error not knowable: found in 0 of 1 readings of the note alone"
+
+
+@pytest.mark.parametrize(
+    ("needed", "outcome"), [(1, Outcome.CORRECT_DETECTION), (2, Outcome.CORRECT_DETECTION), (3, Outcome.VOID)]
+)
+def test_enough_readings_must_find_it(needed: int, outcome: Outcome) -> None:
+    record, asked = gated([finding(), finding("abstain", None), finding()], needed=needed)
+    assert (record.outcome, len(asked)) == (outcome, 3)
+
+
+def test_an_abstention_is_kept_apart_from_a_miss() -> None:
+    record, _ = gated([finding("abstain", None), finding("absent", None)])
+    assert record.judgement is not None
+    assert {reading.found for reading in record.judgement.readings} == {None, False}  # they are asked at once
+    numbers = role_metrics([record])
+    assert numbers["selfplay/judge/knowable_rate"] == 0
+    assert numbers["selfplay/judge/reading_abstention_rate"] == 0.5
+    assert numbers["selfplay/void/unknowable"] == numbers["selfplay/judge/answer_rate"] == 1
+
+
+def test_a_lost_reading_that_might_have_decided_is_a_failure_of_the_judge_and_no_verdict_on_the_error() -> None:
+    record, _ = gated([finding("absent", None), Status(500)])
+    assert record.void is not None and record.void.startswith("judge failed: BadAnswer: 1 of 2 readings were lost")
+    record, _ = gated([finding(), Status(500)])
+    assert record.outcome is Outcome.CORRECT_DETECTION
+
+
+@pytest.mark.parametrize(
+    "category",
+    [Category.VANILLA_HARMFUL, Category.VANILLA_BENIGN, Category.DECOY_BENIGN, Category.ADVERSARIAL_BENIGN],
+)
+def test_nobody_reads_a_note_without_an_injected_error_or_one_that_the_judge_calls_safe(category: Category) -> None:
+    record, asked = gated([finding()], judge={**VERDICT, "error": "absent"}, game=played(category=category))
+    assert asked == []
+    assert record.judgement is not None and record.judgement.knowable is None
+
+
+@pytest.mark.parametrize(
+    ("gate", "says"),
+    [
+        ({"readings": 2, "needed": 3}, "needed=3 of readings=2 can never be reached"),
+        ({"readings": 2, "temperature": 0}, "readings=2 at temperature=0 are all the same"),
+    ],
+)
+def test_a_gate_that_cannot_work_is_refused(gate: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        MedicalConfig.model_validate({"blind": gate})
+
+
+def test_the_reader_is_the_judge_s_model_unless_another_is_named() -> None:
+    judge = MedicalConfig().judge_server.model_copy(update={"url": "http://a/v1", "model": "judge"})
+    own = BlindGate(readings=1).reader(judge)
+    assert (own.url, own.model, own.temperature) == ("http://a/v1", "judge", 0.7)
+    other = BlindGate(readings=1, model="reader", url="http://b/v1").reader(judge)
+    assert (other.url, other.model) == ("http://b/v1", "reader")
+
+
+# --- the policy's base model judges: asked in tokens by the agent loop, after the last turn ---
+
+
+BASE = run_with(
+    selfplay__adapters="per_role",
+    selfplay__judge="llm",
+    selfplay__judge_server__url="base",
+    selfplay__judge_server__json_schema=False,
+    selfplay__judge_server__max_tokens=300,
+)
+REASON = "the organism does not fit"
+SAID = f"<think>hm</think>\n{json.dumps({'reason': REASON, 'error': 'present', 'realistic': True})}"
+TURNS = [attack_text(), assessment_text()]
+
+
+def test_the_base_judges_after_the_last_turn_and_the_reward_manager_takes_its_word() -> None:
+    output, record, engine = play([*TURNS, SAID], run=BASE)
+    attacker, assessor, asked = engine.calls
+    assert [call.sampling_params.get("adapter") for call in engine.calls] == ["default", "assessor", None]
+    assert asked.sampling_params["max_tokens"] == 300 and asked.sampling_params["temperature"] == 0
+    shown = TOKENIZER.decode(asked.prompt_ids)
+    assert "Culture grew giardia." in shown and "Culture grew candida." in shown
+    assert record.judgement is not None
+    assert (record.judgement.label, record.judgement.reason) == ("harmful", REASON)
+    trained = len(attacker.output.token_ids) + len(assessor.output.token_ids)  # type: ignore[union-attr]
+    assert sum(output.response_mask) == trained  # no token of the judge's
+    columns = judge(output, BASE)
+    assert output.reward_score is not None and columns["response_mask"].any()
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ("I think that it is wrong.", "not the JSON that was asked for"),
+        (MockReply(text='{"reason": "' + "so " * 400, stop_reason="length"), "cut off after 300 tokens"),
+        (MockReply(token_ids=[], stop_reason="abort"), "the engine aborted the base model's answer"),
+        (ValueError("Prompt length (9000) exceeds"), "the engine refuses the question: Prompt length (9000) exceeds"),
+        (MockReply(text=SAID, latency=60), "the base model gave no answer in 0.5 s"),
+    ],
+)
+def test_a_base_that_gives_no_answer_makes_the_game_void(reply: Any, reason: str) -> None:
+    run = BASE.copy()
+    if "0.5 s" in reason:
+        run.selfplay.turn_timeout_s = 0.5
+    output, record, _ = play([*TURNS, reply], run=run)
+    assert record.void is not None and reason in record.void
+    assert not judge(output, run)["response_mask"].any()
+
+
+def test_nothing_is_asked_where_nothing_is_to_be_judged() -> None:
+    output, record, engine = play(["no note at all"], run=BASE)
+    assert len(engine.calls) == 1 and record.judgement is None
+    assert judge(output, BASE)["response_mask"].any()  # an invalid attack is punished without a judge
+
+
+def test_a_blind_reader_on_the_base_sees_the_note_alone() -> None:
+    run = BASE.copy()
+    run.selfplay.blind = {"readings": 2, "needed": 2}
+    found = json.dumps({"reason": "no", "error": "present", "sentence": 2})
+    missed = json.dumps({"reason": "no", "error": "absent", "sentence": None})
+    _, record, engine = play([*TURNS, SAID, found, missed], run=run)
+    assert len(engine.calls) == 5
+    for call in engine.calls[3:]:
+        assert "candida" not in TOKENIZER.decode(call.prompt_ids)
+        assert call.sampling_params["temperature"] == 0.7 and "adapter" not in call.sampling_params
+    assert record.void is not None and record.void.startswith("error not knowable")
+
+
+def test_outside_a_run_there_is_no_base_to_ask() -> None:
+    with pytest.raises(ValueError, match="the base model answers in a run only"):
+        build_judge(SelfPlayConfig.from_run(BASE))  # type: ignore[arg-type]

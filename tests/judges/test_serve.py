@@ -92,7 +92,7 @@ def test_what_the_assessor_said_is_read_from_its_words(labels_command: str, asse
         ({"medical_note": "x " * 60_000}, "longer than 100000 characters"),
     ],
 )
-def test_a_query_that_cannot_be_answered_costs_its_game_alone(
+def test_a_query_without_an_answer_costs_its_game_alone(
     labels_command: str, change: dict[str, Any], reason: str
 ) -> None:
     answers = ask(labels_command, QUERY, {**QUERY, "game_idx": 8, **change})

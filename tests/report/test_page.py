@@ -150,9 +150,7 @@ def test_keys_walk_through_games_steps_groups_and_cases(view: Any) -> None:
     assert view.input_value("#text") == "j"
 
 
-def test_a_text_too_long_to_be_drawn_at_once_is_cut_with_a_word_on_it(
-    viewed: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_text_too_long_to_be_drawn_is_cut_with_a_word_on_it(viewed: Callable[..., Any], tmp_path: Path) -> None:
     long = "x" * 1_000_000
     turn = {"response": long, "reasoning": long}
     answers = {"attack": {**turn, "note": long}, "assessment": {**turn, "sentence": long}, "presented_note": long}
@@ -167,9 +165,7 @@ def test_a_text_too_long_to_be_drawn_at_once_is_cut_with_a_word_on_it(
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize("width", [1400, 1000, 600])
-def test_the_page_fits_its_window_in_every_style(
-    viewed: Callable[..., Any], run: Path, width: int, scheme: str
-) -> None:
+def test_the_page_fits_its_window(viewed: Callable[..., Any], run: Path, width: int, scheme: str) -> None:
     view = viewed(run, game="#4", color_scheme=scheme, viewport={"width": width, "height": 900})
     assert "invalid attack" in view.inner_text("h2")
     parts = "[...document.querySelectorAll('html, #plots, #list, #game, .row span')]"
@@ -181,9 +177,7 @@ def test_the_page_fits_its_window_in_every_style(
 
 
 @pytest.mark.parametrize("names", [("alpha", "omega"), ("omega", "alpha")])
-def test_several_runs_stand_side_by_side_each_under_its_own_name(
-    viewed: Callable[..., Any], tmp_path: Path, names: tuple[str, str]
-) -> None:
+def test_several_runs_stand_side_by_side(viewed: Callable[..., Any], tmp_path: Path, names: tuple[str, str]) -> None:
     steps = {"alpha": 1, "omega": 5}
     runs = [
         write_run(tmp_path / name, [scored(Outcome.MISSED_ERROR, steps[name], n) for n in range(len(name))])

@@ -1,17 +1,19 @@
-"""``medserl score`` from its files to its tables and its JSON."""
+"""``medserl score`` from its files to its tables and its JSON, and what every score stands beside."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from invoking import invoke
-from note_files import SAMPLE
-from scoring.builders import gold, guesses, note, write_reference
+from note_files import OFFICIAL, PAIRS, SAMPLE, medec_file
+from scoring.builders import gold, guesses, note, validation, write_reference
 
-from medserl_agentloop.evaluation.score import read_reference
-from medserl_agentloop.scoring.notes import write_submission
+from medserl_agentloop.evaluation.score import PUBLISHED, read_reference, read_training
+from medserl_agentloop.scoring.metrics import COMPARED, floors, floors_above, score
+from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, write_submission
 
 NOTES = [note(n, n % 2 == 0, f"A right sentence {n}." if n % 2 == 0 else None) for n in range(30)]
 
@@ -33,17 +35,11 @@ def results(path: Path) -> Any:
     return json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
-def test_a_submission_is_scored_beside_floors_and_published_results(
-    reference: Path, submissions: list[Path], tmp_path: Path
-) -> None:
+def test_a_submission_is_scored_beside_floors(reference: Path, submissions: list[Path], tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     found = invoke("score", submissions[0], "--reference", reference, "--train", SAMPLE, "--output", output)
     assert found.exit_code == 0, found.output
-    for part in (
-        "30 notes, 15 with an error; 5 blank",
-        "not computed: ask for it with --neural",
-        "floor: bag of words",
-    ):
+    for part in ("30 notes, 15 with an error; 5 blank", "not computed: ask for it with", "floor: bag of words"):
         assert part in " ".join(found.output.split())
     assert "quoted: GPT-4.1, zero-shot [3]" in found.output and "[3] arXiv 2511.19858" in found.output
     (system,) = results(output)["systems"].values()
@@ -90,9 +86,7 @@ def test_problems_are_reported_line_by_line(reference: Path, tmp_path: Path) -> 
     assert results(output)["systems"][str(path)]["missing"] == 25
 
 
-def test_official_bugs_print_what_the_published_script_says(
-    reference: Path, submissions: list[Path], tmp_path: Path
-) -> None:
+def test_official_bugs_print_what_the_script_says(reference: Path, submissions: list[Path], tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     command = ("score", submissions[0], "--reference", reference, "--official-bugs")
     found = invoke(*command)
@@ -101,9 +95,6 @@ def test_official_bugs_print_what_the_published_script_says(
     submissions[0].write_text("ms-test-0 0 -1 NA\n")
     assert invoke(*command, "--output", output).exit_code == 0
     assert results(output)["published_script"][str(submissions[0])]["R1F_subset_check"] is None
-    submissions[0].write_text('ms-test-0 1 1 "\\1"\n')
-    found = invoke(*command)
-    assert found.exit_code == 0 and "the published script stops on guess0.txt" in found.output
 
 
 def test_published_results_stand_beside_medec_s_own_notes_alone(submissions: list[Path], tmp_path: Path) -> None:
@@ -143,3 +134,95 @@ def test_the_sample_notes_are_a_reference() -> None:
     notes = read_reference([SAMPLE]).notes
     assert {note.error_position for note in notes} <= {None, "first", "middle", "last"}
     assert len({note.case for note in notes}) < len(notes)
+
+
+# --- the floors and the published results ---
+
+
+def values(notes: list[ReferenceNote], training: Sequence[ReferenceNote] = ()) -> dict[str, dict[str, float | None]]:
+    return {
+        name: {} if isinstance(floor, str) else {measure: m.value for measure, m in floor.measures.items()}
+        for name, floor in floors(notes, training).items()
+    }
+
+
+def test_constant_answers_are_floors() -> None:
+    notes = [note(n, n < 6, f"Sentence {n % 3} of note {n}.", sentences=3) for n in range(10)]
+    found = values(notes)
+    assert found["always no error"]["flag_accuracy"] == found["always no error"]["sentence_accuracy"] == 0.4
+    assert found["always no error"]["f1"] == 0.0
+    assert found["always error (first sentence)"]["flag_accuracy"] == 0.6
+    assert found["always error (first sentence)"]["sentence_accuracy"] == 0.2
+    assert found["last sentence is wrong"]["recall"] == 1.0
+    assert found["last sentence is wrong"]["sentence_accuracy"] == 0.2
+    # The sentence is copied, and for the two notes whose last sentence was wrong the copy is the reference.
+    assert found["last sentence is wrong"]["rouge_1"] == pytest.approx((2 + 4 * 0.8) / 6, abs=0.03)
+
+
+def test_what_keeps_a_classifier_from_being_computed_is_said() -> None:
+    notes = [note(0, True), note(1, False)]
+    absent = {name: floor for name, floor in floors(notes).items() if isinstance(floor, str)}
+    assert absent == dict.fromkeys(("bag of words", "white space and length"), "--train names no training set")
+    assert "class" in str(floors(notes, [note(2, True), note(3, True)])["bag of words"])  # one kind of note
+
+
+@pytest.mark.parametrize(
+    ("texts", "training", "accuracy"),
+    [
+        (("warfarin", "aspirin"), ("took warfarin", "took aspirins aspirin"), {"bag of words": 1.0}),
+        (("same words ", "same words"), ("other words ", "other words"), {"white space and length": 1.0}),
+    ],
+)
+def test_each_classifier_sees_what_it_is_meant_to_see(
+    texts: tuple[str, str], training: tuple[str, str], accuracy: dict[str, float]
+) -> None:
+    notes = [ReferenceNote(str(n), texts[n % 2], n % 2 == 0) for n in range(8)]
+    found = values(notes, [ReferenceNote("", text, n == 0) for n, text in enumerate(training)] * 20)
+    assert {name: found[name]["flag_accuracy"] for name in accuracy} == accuracy
+
+
+def test_training_notes_are_read_as_published_and_never_from_the_reference(tmp_path: Path) -> None:
+    reference = [note(0, True), note(1, False)]
+    csv_file = write_reference(tmp_path / "train.csv", [note(1, False), note(2, False)])
+    pairs = tmp_path / "pairs.jsonl"
+    pair = {"note_id": "ms-train-8", "incorrect_note": "He took warfarin. ", "correct_note": "He took aspirin.\n"}
+    pairs.write_text(json.dumps(pair) + "\n")
+    notes, left_out = read_training([csv_file, pairs], reference)
+    expected = [(note(2, False).text, False), ("He took warfarin. ", True), ("He took aspirin.\n", False)]
+    assert [(one.text, one.flag) for one in notes] == expected and left_out == 1
+    with pytest.raises(ValueError, match="every note of the training file is in the reference too"):
+        read_training([write_reference(tmp_path / "same.csv", reference)], reference)
+    game = tmp_path / "game.jsonl"
+    game.write_text(json.dumps({"prompt": "A note.", "completion": "", "data_type": "vanilla_harmful"}) + "\n")
+    with pytest.raises(ValueError, match="holds no pairs"):
+        read_training([game], reference)
+
+
+def test_a_system_below_a_floor_is_marked() -> None:
+    notes = [note(n, n < 6, "A correction." if n < 6 else None) for n in range(10)]
+    computed = floors(notes)
+    assert not any(floors_above(score(notes, gold(notes), resamples=0), computed).values())
+    silent = score(notes, [Prediction(n.text_id) for n in notes], resamples=0)
+    above = floors_above(silent, computed)
+    assert above["flag_accuracy"] == ("always error (first sentence)", "last sentence is wrong")
+    assert "always no error" not in above["sentence_accuracy"]
+
+
+def test_published_results_name_their_source_and_what_differs() -> None:
+    known = score([note(0, True, "A."), note(1, False)], [], resamples=0).measures
+    for published in PUBLISHED:
+        assert published["source"] and published["differs"] and published["measures"].keys() <= known.keys()
+        assert all(0 < value < 1 for value in published["measures"].values())
+    assert set(COMPARED) <= known.keys()
+
+
+def test_floors_of_the_validation_set() -> None:
+    notes = validation(medec_file(OFFICIAL)).notes
+    training, _ = read_training([medec_file(PAIRS)], notes)
+    assert len(training) == 2438
+    found = values(list(notes), training)
+    assert found["always error (first sentence)"]["flag_accuracy"] == pytest.approx(319 / 574)
+    assert found["last sentence is wrong"]["sentence_accuracy"] == pytest.approx(197 / 574)
+    # Words of a note say nothing about its error; its white space says a little.
+    assert abs((found["bag of words"]["flag_accuracy"] or 0) - 0.5) < 0.05
+    assert (found["white space and length"]["flag_accuracy"] or 0) > 0.55

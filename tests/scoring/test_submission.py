@@ -1,14 +1,19 @@
-"""Submission files: written so that everyone reads the same in them, read as the published script reads them."""
+"""Submission files: everyone reads the same in them; ``--official-bugs`` prints what the published script does."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scoring.builders import note
+from note_files import OFFICIAL, medec_file
+from scoring.builders import gold, guesses, note, validation, write_reference
 
+from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import Prediction, majority, read_submission, write_submission
+from medserl_agentloop.scoring.official import official_scores
 
 IDS = [f"ms-test-{n}" for n in range(4)]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.text(' "\\.nr\n\r', max_size=8)
@@ -63,9 +68,7 @@ LAST = "ms-test-0 1 9 Z\n"  # a line behind which nothing is wrong
           for line in ("ms-test-0", "ms-test-0 1 2", "ms-test-0 1.0 2 A", "ms-test-0 yes 2 A", "ms-test-0  1 2 A")),
     ],
 )  # fmt: skip
-def test_a_line_is_read_as_the_published_script_reads_it(
-    tmp_path: Path, lines: str, prediction: Prediction, problem: str | None
-) -> None:
+def test_a_line_is_read_as_published(tmp_path: Path, lines: str, prediction: Prediction, problem: str | None) -> None:
     (tmp_path / "s.txt").write_bytes(lines.encode())
     predictions, problems = read_submission(tmp_path / "s.txt", IDS)
     assert predictions == {"ms-test-0": prediction}
@@ -80,16 +83,9 @@ def test_no_text_stops_the_reader(tmp_path_factory: pytest.TempPathFactory, nois
     assert read_submission(path, IDS)[0].keys() <= set(IDS)
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"other-1 1 2 A\n", "none of its lines begins with the id of a note"),
-        (b"ms-test-0 1 2 5 \xb5g\n", "byte 16 is not UTF-8"),
-    ],
-)
-def test_a_file_that_is_no_submission_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
-    (tmp_path / "s.txt").write_bytes(content)
-    with pytest.raises(ValueError, match=says):
+def test_a_byte_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "s.txt").write_bytes(b"ms-test-0 1 2 5 \xb5g\n")
+    with pytest.raises(ValueError, match="byte 16 is not UTF-8"):
         read_submission(tmp_path / "s.txt", IDS)
 
 
@@ -114,3 +110,94 @@ WRONG, RIGHT, UNREAD = Prediction("toy-1", True, 1, "Giardia."), Prediction("toy
 )
 def test_the_majority_of_the_readable_answers_counts(answers: list[Prediction], expected: Prediction) -> None:
     assert majority(answers) == expected
+
+
+# --- --official-bugs: what the published script prints, digit for digit, and how it stops ---
+
+
+def scores(*arguments: Any) -> dict[str, float | None]:
+    found = official_scores(*arguments)
+    assert not isinstance(found, str), found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("blank", "flags", "sentences", "composites"),
+    [
+        (0, 0.575, 0.275, {"R1FC": 0.2169755230946072, "R2FC": 0.15227272692561983, "RLFC": 0.21312936924845335}),
+        (7, 0.0, 0.0, {"R1FC": 0.21168343716547044, "R2FC": 0.14855875797621448, "RLFC": 0.2079310919497106}),
+    ],
+)
+def test_the_numbers_are_the_published_scripts(
+    tmp_path: Path, blank: int, flags: float, sentences: float, composites: dict[str, float]
+) -> None:
+    """The numbers are those of a second writing of the script, which agreed on eight such submissions."""
+    notes = [note(n, n % 3 > 0, f"Sentence {n % 3} of a right note, {n % 5} mg." if n % 3 else None) for n in range(40)]
+    path = tmp_path / "s.txt"
+    write_submission(path, guesses(notes, 0))
+    with path.open("a") as file:
+        file.write('\nms-test-0 0 -1\nms-test-1 1 0 ""quoted""\nmade-up-1 1 1 A\nms-test-2  1 1 "two blanks"\n')
+        file.write('ms-test-4 1 1 "A\\\\B\\nC \\t"\nMS-test-5 1 1 A\nms-test-7 1 2 tail" "\n')
+    of_pairs = {"R1F": 0.20439005132134935, "R2F": 0.06060605983471074, "RLF": 0.19584304277434078}
+    assert official_scores(write_reference(tmp_path / "notes.csv", notes, blank), path) == {
+        "Error Flags Accuracy": flags,
+        "Error Sentence Detection Accuracy": sentences,
+        **{f"{name}_subset_check": value for name, value in of_pairs.items()},
+        **composites,
+    }
+
+
+@pytest.mark.parametrize("blank", [0, 328])
+def test_a_perfect_submission_gets_0_where_records_are_blank(tmp_path: Path, blank: int) -> None:
+    real = medec_file(OFFICIAL)
+    notes = validation(real).notes
+    assert len(notes) == 574 and sum(n.flag for n in notes) == 319
+    reference = tmp_path / "notes.csv"
+    reference.write_bytes(real.read_bytes().rstrip() + b"\r\n" + b",,,,,,,,\r\n" * blank)
+    write_submission(tmp_path / "s.txt", gold(notes))
+    found = scores(reference, tmp_path / "s.txt")
+    assert found["Error Flags Accuracy"] == found["Error Sentence Detection Accuracy"] == (0.0 if blank else 1.0)
+    ours = read_reference([reference])
+    assert ours.dropped_empty == blank and ours.notes == notes
+    predictions, _ = read_submission(tmp_path / "s.txt", [n.text_id for n in ours.notes])
+    measures = score(ours.notes, predictions.values()).measures
+    for name in ("flag_accuracy", "sentence_accuracy", "precision", "recall", "f1", "readable"):
+        assert measures[name].value == measures[name].high == 1.0
+    assert measures["false_positive_rate"].value == 0.0
+    assert (measures["rouge_1"].value or 0) >= 0.996 and (measures["rouge_1_composite"].value or 0) >= 0.997
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('ms-test-1 1 1 "see \\1"', "invalid group reference"),
+        ('ms-test-1 1 1 "a \\d"', "bad escape"),
+        ('ms-test-1 1 1 "."', "Hypothesis is empty"),
+        ('ms-test-1 1 1 "5 \xb5g"', "UnicodeDecodeError"),
+    ],
+)
+def test_where_the_published_script_stops_it_is_said_how(tmp_path: Path, line: str, reason: str) -> None:
+    reference = write_reference(tmp_path / "notes.csv", [note(1, True, "A correction.")])
+    path = tmp_path / "s.txt"
+    path.write_bytes(line.encode("cp1252"))
+    found = official_scores(reference, path)
+    assert isinstance(found, str) and re.match(f"the published script stops on s.txt with .*{reason}", found)
+
+
+def test_what_is_written_is_read_by_the_published_script_as_it_was_meant(tmp_path: Path) -> None:
+    """It stops on a raw backslash; its mistake decodes the backslashes that ``write_submission`` doubles."""
+    texts = ["give \\1 and \\d", "two\nlines", "C:\\new\\table", 'he said "no" to it']
+    notes = [note(n, True, text) for n, text in enumerate(texts)]
+    write_submission(tmp_path / "s.txt", gold(notes))
+    reference = write_reference(tmp_path / "notes.csv", notes)
+    assert scores(reference, tmp_path / "s.txt")["R1F_subset_check"] == pytest.approx(1.0)
+
+
+def test_bertscore_and_bleurt_join_the_aggregate(tmp_path: Path) -> None:
+    notes = [note(n, n < 3, "A correction." if n < 3 else None) for n in range(4)]
+    write_submission(tmp_path / "s.txt", gold(notes))
+    scorers = {"bertscore": lambda p, _: [0.5] * len(p), "bleurt": lambda p, _: [0.25] * len(p)}
+    found = scores(write_reference(tmp_path / "notes.csv", notes), tmp_path / "s.txt", scorers)
+    assert found["BERTC"] == (0.5 * 3 + 1) / 4 and found["BLEURT_subset_check"] == 0.25
+    assert found["aggregate_subset_check"] == pytest.approx(1.75 / 3, abs=1e-6)
+    assert found["AggregateC"] == pytest.approx((1.75 + 1) / 4, abs=1e-6)

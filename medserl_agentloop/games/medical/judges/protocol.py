@@ -126,10 +126,7 @@ def by_index(body: Any, indices: Sequence[str], score_key: str = SCORE_KEY) -> d
 
 
 class HttpJudge:
-    """Asks a server that speaks the ``/judge`` protocol: the games of a moment in one request.
-
-    Every answer is checked on its own: a missing, refused or unusable one costs its game, not its batch.
-    """
+    """Asks a server that speaks the ``/judge`` protocol: the games of a moment in one request, each answered alone."""
 
     name = "http"
 

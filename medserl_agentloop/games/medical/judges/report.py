@@ -107,10 +107,7 @@ def read_report(path: str | Path) -> JudgeReport:
 
 
 def judge_identity(config: MedicalConfig, served: str | None = None) -> dict[str, Any]:
-    """What makes a run's judge the judge that it is: its name, model, wording, options.
-
-    ``served`` is the model that is asked where ``judge_server`` names none: verl's reward model, or the base model.
-    """
+    """A run's judge by name, model, wording and options; ``served`` is the model where ``judge_server`` names none."""
     identity: dict[str, Any] = {"judge": config.judge}
     if config.judge in ("labels", "http"):  # of an http judge, all that matters is on its server
         return identity
