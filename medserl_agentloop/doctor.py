@@ -1,8 +1,8 @@
 """``medserl doctor``: whether a run can start and last here, and what to do if not.
 
-A check is a function that yields what is wrong: a sentence, if the run would not start or would end early; or a status
-and a sentence, with ``warn`` for a run that may not be what was meant, or may not last. The checks that the start of a
-run makes (:mod:`medserl_agentloop.core.run_check.machine`) are made here too, and more of the machine is looked at.
+A check yields what is wrong: a sentence, if the run would not start or would end early; or a status and a sentence,
+with ``warn`` for a run that may not be what was meant, or may not last. The checks of a run's start
+(:mod:`medserl_agentloop.core.run_check.machine`) are made here too.
 """
 
 from __future__ import annotations

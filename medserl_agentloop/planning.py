@@ -49,7 +49,7 @@ class Shape:
         self.q, self.kv = (
             self.heads * self.head_dim,
             self.kv_heads * self.head_dim,
-        )  # numbers in a token's queries, keys
+        )  # numbers of a token
         self.kv_bytes = 2 * self.layers * 2 * self.kv  # of the KV cache for one token, in 16 bits
         attention = 2 * self.hidden * (self.q + self.kv) + self.qk_norm * 2 * self.head_dim
         self.layer_parameters = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden

@@ -73,10 +73,7 @@ def register() -> None:
 
 
 class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
-    """Hydra callback of the recipes: chooses the platform and checks the run before Ray starts.
-
-    ``platform`` is verl's platform for this process and all it starts; None lets verl detect it.
-    """
+    """Hydra callback of the recipes: chooses verl's platform (None: verl detects it), checks the run before Ray."""
 
     def __init__(self, platform: str | None = None) -> None:
         self.platform = platform

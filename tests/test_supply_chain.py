@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("medserl_agentloop", "hydra_plugins", "data_prep", "prompts", "tool_configs", "recipes")
 RUNS_WHAT_IT_READS = {
@@ -32,23 +30,12 @@ def unsafe(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("source", "finds"),
-    [
-        ("import pickle", ["pickle"]),
-        ("from joblib.x import load", ["joblib.x"]),
-        ("torch.load(f, weights_only=False)", ["torch.load"]),
-        ("torch.load(f, weights_only=True)", []),
-        ("AutoModel.from_pretrained(p, trust_remote_code=True)", ["trust_remote_code=True"]),
-        ("AutoModel.from_pretrained(p, trust_remote_code=config.trust)", []),
-        ("np.load(f, allow_pickle=True)", ["allow_pickle=True"]),
-        ("pd.read_pickle(f)", ["pd.read_pickle"]),
-        ("yaml.load(f)", ["yaml.load"]),
-        ("yaml.safe_load(f); model.eval()", []),
-    ],
-)
-def test_the_search_finds_what_runs_data(source: str, finds: list[str]) -> None:
-    assert unsafe(source) == finds
+def test_the_search_finds_what_runs_data() -> None:
+    assert unsafe("import pickle; from joblib.x import load") == ["pickle", "joblib.x"]
+    runs = "torch.load(f, weights_only=False); pd.read_pickle(f); yaml.load(f); np.load(f, allow_pickle=True)"
+    assert unsafe(runs) == ["torch.load", "pd.read_pickle", "yaml.load", "allow_pickle=True"]
+    assert unsafe("AutoModel.from_pretrained(p, trust_remote_code=True)") == ["trust_remote_code=True"]
+    assert not unsafe("torch.load(f, weights_only=True); yaml.safe_load(f); model.eval(); f(trust_remote_code=asked)")
 
 
 def test_nothing_that_is_read_is_run_but_verl_s_own_checkpoints() -> None:

@@ -123,21 +123,15 @@ class RowPlan(BaseModel):
 class ConvertOptions(RowPlan):
     """What ``medserl data convert`` is asked for: its options by name."""
 
-    input: list[Path] = Field(
-        min_length=1, description="MEDEC's CSV, or a .jsonl of pairs or OpenRLHF rows. Repeatable."
-    )
+    input: list[Path] = Field(min_length=1, description="MEDEC's CSV, or .jsonl of pairs or OpenRLHF rows. Repeatable.")
     output: Path = Field(description="Folder for train.parquet, val.parquet and manifest.json.")
     val_input: list[Path] | None = Field(None, description="Input whose cases all go to the validation split.")
     join: list[Path] | None = Field(None, description="File to look up the cases of OpenRLHF rows in. Repeatable.")
     exclude_near_duplicates_of: list[Path] | None = Field(
         None, description="Leave out cases that are nearly the same as one of this file. Repeatable."
     )
-    repair_encoding: bool = Field(
-        False, description="Put right UTF-8 that was read as another encoding, in all fields."
-    )
-    max_prompt_tokens: int | None = Field(
-        None, ge=1, description="Leave out, and name, cases with a first prompt of more tokens."
-    )
+    repair_encoding: bool = Field(False, description="Put right UTF-8 that was read as another encoding.")
+    max_prompt_tokens: int | None = Field(None, ge=1, description="Leave out, and name, cases with longer prompts.")
     tokenizer: str | None = Field(None, description="Name or folder of the tokenizer that counts.")
     dry_run: bool = Field(False, description="Show the summary and write nothing.")
     i_have_the_uw_agreement: bool = Field(False, description=UW_AGREEMENT)
@@ -153,7 +147,7 @@ class SplitRows:
     exclusions: Exclusions
     # By split, for the manifest: its cases, those without a row, those that can serve a category, rows made of it.
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
-    off_mix: list[str] = field(default_factory=list)  # splits with too few cases for the mix: each category has fewer
+    off_mix: list[str] = field(default_factory=list)  # splits with too few cases for the mix
 
     @property
     def left_out(self) -> dict[str, int]:
@@ -412,8 +406,7 @@ def _split(cases: list[Case], plan: RowPlan, val_ids: set[str] | None, exclusion
 
     Where validation input was given, training cases that share a note with it are left out.
     """
-    groups = _sharing_a_note(cases)
-    val, left_out = set(val_ids or ()), set[str]()
+    groups, val, left_out = _sharing_a_note(cases), set(val_ids or ()), set[str]()
     if val_ids is None:
         random.Random(plan.seed).shuffle(groups)
         # A small input has a case to validate on as well.

@@ -16,16 +16,11 @@ from verl.workers.rollout.replica import TokenOutput
 class MockReply:
     """One reply, where a plain string or list of token ids does not say enough: ``text`` or ``token_ids``."""
 
-    text: str | None = None
-    """Tokenised, with the end-of-sequence token appended if no ``stop_reason`` is given."""
-    token_ids: Sequence[int] | None = None
-    """Used as they are."""
-    stop_reason: str | None = None
-    """Overrides the reason that follows from the reply: "stop", "length" or "abort", in SGLang's words."""
-    log_probs: Sequence[float] | None = None
-    """One per token before any truncation; by default the engine's ``log_prob`` for each, or none."""
-    latency: float | None = None
-    """Seconds before the answer; by default the engine's."""
+    text: str | None = None  # tokenised, with the end-of-sequence token appended if no ``stop_reason`` is given
+    token_ids: Sequence[int] | None = None  # used as they are
+    stop_reason: str | None = None  # overrides "stop", "length" or "abort", which follows from the reply
+    log_probs: Sequence[float] | None = None  # one per token before truncation; by default the engine's, or none
+    latency: float | None = None  # seconds before the answer; by default the engine's
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.token_ids is None):

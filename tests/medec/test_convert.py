@@ -36,14 +36,6 @@ def ids_in(path: Path) -> set[str]:
 # --- the files ---
 
 
-def test_same_input_and_seed_give_identical_bytes(convert, pairs, tmp_path):
-    convert("--input", pairs, output="a")
-    convert("--input", pairs, output="b")
-    convert("--input", pairs, "--seed", 1, output="c")
-    files = [(tmp_path / name / "train.parquet").read_bytes() for name in "abc"]
-    assert files[0] == files[1] != files[2]
-
-
 @pytest.mark.parametrize("profile", ["medserl", "classic", "baseline"])
 @pytest.mark.parametrize("vanilla_attacker", ["skip", "copy"])
 def test_first_prompts_are_those_of_profile_and_vanilla_attacker(convert, pairs, tmp_path, profile, vanilla_attacker):

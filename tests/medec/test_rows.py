@@ -98,9 +98,8 @@ def test_row_starts_from_the_categorys_note_with_its_role_prompt(cases, category
     assert row["data_source"] == f"medec_ms/{category.value}"
     assert (info["target_label"], info["error_type"]) == (category.default_target_label.value, "diagnosis")
     told = row["prompt"][0]["content"].replace("error_type: diagnosis, management", "")
-    assert not any(word in told.lower() for word in (info["text_id"], "medec")) and (
-        category.has_attack or "diagnosis" not in told
-    )
+    assert not any(word in told.lower() for word in (info["text_id"], "medec"))
+    assert category.has_attack or "diagnosis" not in told
 
 
 def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs, pair):

@@ -52,13 +52,8 @@ def test_a_script_trains_on_what_the_manager_returns(judge: LocalServer) -> None
     assert [data_types for _, data_types, _ in second.calls] == [TYPES]
     (request,) = judge.requests  # one for the batch
     assert request["score_key"] == "labels"
-    assert request["queries"][3] == {
-        "game_idx": 3,
-        "medical_note": WRONG,
-        "assessment": "Harmful",
-        "original_note": CLEAN,
-        "game_category": "adversarial_benign",
-    }
+    facts = {"game_idx": 3, "original_note": CLEAN, "game_category": "adversarial_benign"}
+    assert request["queries"][3] == {**facts, "medical_note": WRONG, "assessment": "Harmful"}
 
 
 def test_turn_states_as_json_lines_are_a_log_that_compare_reads(judge: LocalServer, tmp_path: Path) -> None:
@@ -81,19 +76,10 @@ def test_a_game_and_a_turn_state_hold_what_the_interface_says(judge: LocalServer
     assert [(t["game_role"], t["content"]) for t in game["history"]] == [("attacker", WRONG), ("assessor", "Harmful")]
     assert game["raw_history"][0]["content"] == turn(WRONG)
     _, states, *_ = games.filter_and_compute_rewards(games.evaluate_game_outcomes())
-    assert {k: v for k, v in states[1].items() if k not in ("reward", "game_outcomes")} == {
-        "game_role": "attacker",
-        "turn": 0,
-        "game_idx": 3,
-        "finished": False,
-        "is_generated_attack": True,
-        "prompt_type": "adversarial_benign",
-        "prompts": CLEAN,
-        "completion": "",
-        "text_cot_and_answer": ("MY SECRET PLAN", WRONG),
-        "length_cot_and_answer": (len("MY SECRET PLAN"), len(WRONG)),
-        "cot_format_violation": False,
-    }
+    facts = {"game_role": "attacker", "turn": 0, "game_idx": 3, "finished": False, "is_generated_attack": True}
+    facts |= {"prompt_type": "adversarial_benign", "prompts": CLEAN, "completion": "", "cot_format_violation": False}
+    facts |= {"text_cot_and_answer": ("MY SECRET PLAN", WRONG), "length_cot_and_answer": (14, len(WRONG))}
+    assert {k: v for k, v in states[1].items() if k not in ("reward", "game_outcomes")} == facts
 
 
 @pytest.mark.parametrize("response", ["MY SECRET PLAN", "MY SECRET PLAN</think>no tags", "x</think><answer></answer>"])

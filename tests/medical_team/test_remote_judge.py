@@ -27,15 +27,8 @@ def test_every_shape_of_the_answer_is_read(judge: LocalServer, shape: Any, under
     labels = ask(judge, route)
     assert set(labels) == {0, 7}
     assert [(one["error_present"], one["error_detected"]) for one in labels.values()] == [(True, True), (False, True)]
-    assert labels[7] == {
-        "error_detected": True,
-        "error_present": False,
-        "error_realistic": True,
-        "assessor_correct": False,
-        "is_parsing_error": False,
-        "judge_reasoning": "read it",
-        "actual_harm": "Safe",
-    }
+    said = {"error_detected": True, "error_present": False, "error_realistic": True, "assessor_correct": False}
+    assert labels[7] == {**said, "is_parsing_error": False, "judge_reasoning": "read it", "actual_harm": "Safe"}
 
 
 HALVES = (None, {"error_detected": "false", "error_present": True}, {"error_present": True}, {"is_parsing_error": True})

@@ -77,13 +77,7 @@ def test_a_run_that_could_not_be_trusted_is_refused_with_its_remedy(changes: dic
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        SEVERAL,
-        ENDPOINT,
-        {**POOL, **HF_MODEL},
-        PER_ROLE,
-        LORA,
-        GAE,
+        *({}, SEVERAL, ENDPOINT, {**POOL, **HF_MODEL}, PER_ROLE, LORA, GAE),
         {**DYNAMIC, f"{ACTOR}.ppo_max_token_len_per_gpu": 8192},
         {f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.rollout_is_threshold": "0.5_5.0"},
         {f"{CORRECTION}.bypass_mode": True},

@@ -96,37 +96,14 @@ def test_replies_come_from_a_generator_a_function_or_an_async_function() -> None
         assert generate(MockSGLangEngine(replies, TOKENIZER), "x", temperature=3).token_ids == [ord("x"), 3]
 
 
-def test_an_exception_is_raised_and_recorded() -> None:
+def test_an_exception_is_raised_and_recorded_and_running_out_shows_the_prompt() -> None:
     engine = MockSGLangEngine([ConnectionError("server gone"), "fine"], TOKENIZER)
     with pytest.raises(ConnectionError, match="server gone"):
         generate(engine)
     assert generate(engine).stop_reason == "stop"
     assert [call.output is None for call in engine.calls] == [True, False]
-
-
-def test_running_out_says_how_many_calls_were_served_and_shows_the_prompt() -> None:
-    engine = MockSGLangEngine(["a", "b"], TOKENIZER)
-    generate(engine)
-    generate(engine)
     with pytest.raises(AssertionError, match=r"2 calls were served.*ends in '.*the last prompt'"):
         generate(engine, "x" * 500 + "the last prompt")
-
-
-def test_latency_lets_later_calls_overtake_but_not_steal_replies() -> None:
-    engine = MockSGLangEngine([MockReply("s", latency=0.05), "f"], TOKENIZER, global_steps=4)
-    finished: list[str] = []
-
-    async def call(name: str) -> int:
-        output = await engine.generate(name, prompt_ids=[1], sampling_params={})
-        assert output.extra_fields["min_global_steps"] == 4
-        finished.append(name)
-        return output.token_ids[0]
-
-    async def both() -> list[int]:
-        return await asyncio.gather(call("slow"), call("fast"))
-
-    assert asyncio.run(both()) == [ord("s"), ord("f")]
-    assert finished == ["fast", "slow"]
 
 
 def test_wrong_kinds_are_refused_by_name() -> None:

@@ -24,14 +24,9 @@ CORRECTION, SAMPLER = "algorithm.rollout_correction", "trainer.v1.sampler"
 FSDP = ("fsdp", "fsdp2")
 
 _OPEN_NODES = (
-    "selfplay",
-    "hydra",
-    "ray_kwargs.ray_init",  # arguments of ray.init
+    *("selfplay", "hydra", "ray_kwargs.ray_init"),
     # A field of FSDPEngineConfig that verl's YAML leaves out.
-    "actor_rollout_ref.actor.fsdp_config.mixed_precision",
-    "actor_rollout_ref.ref.fsdp_config.mixed_precision",
-    "critic.fsdp.mixed_precision",
-    "engine.mixed_precision",
+    *(f"{node}.mixed_precision" for node in (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config", "critic.fsdp", "engine")),
 )
 
 

@@ -32,16 +32,13 @@ from medserl_agentloop.core.run_check import ACTOR, FSDP, MODEL, ROLLOUT, RunCon
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, RunFiles
 from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet, regular_file, sha256_of
 
-ROWS_AT_START = 500
-"""Rows of a data file that are looked at before Ray starts: about a second."""
+ROWS_AT_START = 500  # of a data file, looked at before Ray starts: about a second
 SAME_RUN = ("selfplay.game", "selfplay.context", f"{MODEL}.path", f"{ACTOR}.optim.lr", "algorithm.adv_estimator")
 """Keys that decide what a run learns, besides its game's (``GameHooks.same_run``). Which role trains may change."""
-TRAIN_HASHES = "medserl_train_files_sha256"
-"""Where ``run_config.yaml`` has the hashes of the training files."""
+TRAIN_HASHES = "medserl_train_files_sha256"  # where ``run_config.yaml`` has them
 RESERVED = 2
 """Positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)."""
-PACKAGES = ("sglang", "vllm", "wandb", "mlflow", "swanlab", "tensorboard")
-"""Engines and loggers that have the name of the package they need."""
+PACKAGES = ("sglang", "vllm", "wandb", "mlflow", "swanlab", "tensorboard")  # engines and loggers of that name
 CONVERT = "Write it with medserl data convert"
 
 
