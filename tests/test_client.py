@@ -47,17 +47,13 @@ def failing(error: Exception, times: int = 10**6) -> Callable[[int, Any], Any]:
 # --- retries, time-outs, refusals ---
 
 
-@pytest.mark.parametrize("error", [Status(503), Status(429), Reset()])
-def test_a_server_that_recovers_is_asked_again_the_same(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"), [(Status(503), "HTTP 503"), (Status(429), "HTTP 429"), (Reset(), "ReadError")]
+)
+def test_a_server_that_fails_is_asked_again_the_same_until_all_tries_are_over(error: Exception, reason: str) -> None:
     with serving(failing(error, times=1)) as server:
         assert ask(server.url, retries=1) == 1
         assert server.requests[0] == server.requests[1] == {"text": "x\udfffy"}
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"), [(Status(500), "HTTP 500"), (Status(429), "HTTP 429"), (Reset(), "ReadError")]
-)
-def test_a_server_that_stays_broken_is_unreachable_after_all_tries(error: Exception, reason: str) -> None:
     with serving(failing(error)) as server:
         with pytest.raises(Unreachable, match=rf"^{reason}.* \(2 tries\)$"):
             ask(server.url, retries=1)

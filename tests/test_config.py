@@ -123,10 +123,3 @@ def test_the_hydra_callback_stops_the_run_itself(tmp_path: Path, monkeypatch: py
 def test_a_wrong_verl_version_is_an_error_that_verl_cannot_swallow() -> None:
     with pytest.raises(SystemExit, match=re.escape("pip install 'verl==0.9.1'")):
         check_verl_version("0.8.0")
-
-
-def test_null_switches_an_alarm_off() -> None:
-    assert check_run(compose_run("+recipes=own_notes", "selfplay.alarms.limits.void_games=null")).alarms.limits == {
-        "rollout_mismatch": 0.001,
-        "void_games": None,
-    }

@@ -18,12 +18,10 @@ PLATFORM_NAME = "cpu"
 def register() -> None:
     """Make ``VERL_PLATFORM=cpu`` and ``actor_rollout_ref.rollout.name=cpu_hf`` known to verl. Idempotent.
 
-    The platform is always registered; that is cheap, and it never answers auto-detection. Engines and
-    rollout are registered here only where ``VERL_PLATFORM=cpu`` is set: verl's engine registry wants the
-    class itself, and importing it costs about a second per process.
+    The platform is always registered: it is cheap and never answers auto-detection. Importing the engines costs about a
+    second per process, so they need ``VERL_PLATFORM=cpu``.
     """
-    # Modules are imported by name: each registers itself while it is first executed, so a second call is free, and a
-    # module that is half-way through its own import is not touched.
+    # By name: each module registers itself while it is first executed.
     platform = import_module("medserl_agentloop.backends.cpu_platform")
     import_module("medserl_agentloop.backends.sglang_cpu").register()
     if os.environ.get("VERL_PLATFORM", "").strip().lower() != PLATFORM_NAME:

@@ -120,8 +120,7 @@ class _CpuFSDP2EngineWithLMHead(_WithoutPinnedMemory, _FSDP2EngineWithLMHead):
         return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
 
     def _gather_and_unpad_packed(self, tensor: torch.Tensor, pad_size: int) -> torch.Tensor:
-        unpadded: torch.Tensor = super()._gather_and_unpad_packed(tensor.flatten(), pad_size)
-        return unpadded
+        return super()._gather_and_unpad_packed(tensor.flatten(), pad_size)  # type: ignore[no-any-return]
 
     def _merged_lora_per_tensor_param(self) -> Iterator[tuple[str, torch.Tensor]]:
         # verl's own rounds to bf16, as its GPU rollouts do; the rollout here computes in float32.

@@ -75,13 +75,8 @@ class _TorchWithoutPinning(ModuleType):
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
-    @staticmethod
-    def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
-        return torch.tensor(*args, **kwargs)
-
-    @staticmethod
-    def zeros(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
-        return torch.zeros(*args, **kwargs)
+    tensor = staticmethod(lambda *args, pin_memory=False, **kwargs: torch.tensor(*args, **kwargs))
+    zeros = staticmethod(lambda *args, pin_memory=False, **kwargs: torch.zeros(*args, **kwargs))
 
 
 def unpin_memory() -> None:

@@ -58,11 +58,8 @@ def common_rules(roles: Sequence[str]) -> tuple[Rule, ...]:
     """The alarms of any game with these roles."""
     # Groups of equal rewards give group estimators no gradient; up to half of them is usual in the quickstart.
     advice = "Raise rollout.n or the temperature, or give the rows of this role more variety."
-    rates = {role: f"selfplay/{role}/no_signal_rate" for role in roles}
-    no_signal = [
-        Rule(f"{role}_no_signal", rate, 0.8, advice, f"selfplay/{role}/groups") for role, rate in rates.items()
-    ]
-    return (*no_signal, *_RULES)
+    rates = [(f"{role}_no_signal", f"selfplay/{role}/no_signal_rate", f"selfplay/{role}/groups") for role in roles]
+    return (*(Rule(name, rate, 0.8, advice, groups) for name, rate, groups in rates), *_RULES)
 
 
 _RULES = (

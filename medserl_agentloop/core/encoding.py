@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -54,10 +54,9 @@ class ChatEncoder:
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})
         self._templates: dict[Any, _Template] = {}
-        added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
-        special = set(tokenizer.all_special_ids)
-        special |= {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self._control = {n: t for n, t in added.items() if n in special or _MARKER.fullmatch(t)}
+        added = tokenizer.added_tokens_decoder
+        special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
+        self._control = {n: str(t) for n, t in added.items() if n in special or _MARKER.fullmatch(str(t))}
         self.special_tokens = sorted(set(self._control.values()) | set(tokenizer.all_special_tokens))
         """Strings that would be control tokens in a prompt."""
         self._control |= {n: tokenizer.convert_ids_to_tokens(n) for n in special}
@@ -134,9 +133,7 @@ class ChatEncoder:
     def continuation(self, turn: Turn, previous_token: int | None) -> EncodedPrompt:
         """The prompt of a turn as the next user message of a conversation; does not repeat its end-of-turn token."""
         prompt = self._encode(turn.prompt, turn.prefix, continued=True)
-        if previous_token is not None and prompt.ids[:1] == [previous_token]:
-            return EncodedPrompt(prompt.ids[1:], prompt.data_tokens, prompt.prefill)
-        return prompt
+        return replace(prompt, ids=prompt.ids[1:]) if prompt.ids[:1] == [previous_token] else prompt
 
     def _encode(self, prompt: Prompt, prefix: str, *, continued: bool) -> EncodedPrompt:
         key = (str(prompt.messages), tuple(prompt.data), prefix, continued)

@@ -1,10 +1,8 @@
 """Which processes that play a run's games are gone; the trainer asks, whatever engine they run.
 
-verl 0.9.1 logs a game whose rollout server or reward-loop worker died, trains on with the rest and fails later on
-something else. For the games of an agent-loop worker that died it waits for ever.
-
-This module runs inside verl's servers too (:func:`end_without_engine`), so it imports nothing heavy: verl's own modules
-would hold up a server's event loop for seconds.
+verl 0.9.1 trains on without the games of a dead rollout server or reward-loop worker and fails later on something else;
+for those of a dead agent-loop worker it waits for ever. This module runs inside verl's servers too
+(:func:`end_without_engine`), and importing verl's own here would hold up a server's event loop for seconds.
 """
 
 from __future__ import annotations

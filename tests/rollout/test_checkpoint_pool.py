@@ -110,12 +110,6 @@ def test_a_resumed_pool_is_the_one_that_was_saved(results: list[tuple[int, Outco
     assert resumed.to_dict() == pool.to_dict() and vars(resumed)["_results"] == vars(pool)["_results"]
 
 
-@pytest.mark.parametrize("state", [{"results": {"global_step_1": {"games": "many"}}}, {"results": 3}])
-def test_a_state_of_something_else_is_refused(tmp_path: Path, state: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        pool_of(tmp_path).load_dict(state)
-
-
 @pytest.fixture
 def server() -> Iterator[OpponentServer]:
     with opponent_server() as server:

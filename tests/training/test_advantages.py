@@ -1,8 +1,6 @@
-"""The estimators on batches small enough to compute by hand, and on those that have nothing to compute."""
+"""What the estimators count, refuse and leave at 0; their formulas are in test_advantages_properties.py."""
 
-import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -23,52 +21,8 @@ from medserl_agentloop.core.config import NORMALIZATIONS, CreditSettings
 from medserl_agentloop.games.medical.types import Role
 
 estimators = pytest.mark.parametrize("name", sorted(ROLE_ESTIMATORS))
-CLOSE = {"atol": 1e-6, "rtol": 0.0}
-
-
-UNIT, HIGH, LOW = 1 / (math.sqrt(2) + 1e-6), 0.5 / math.sqrt(0.75), -1.5 / math.sqrt(0.75)
 TWO_PROMPTS = ([[ATTACKER, ATTACKER, ASSESSOR], [ATTACKER, 0, 0], [ATTACKER, 0, 0]], [[0, 1, 5], [3, 0, 0], [9, 0, 0]])
 TWO_KINDS = {"kinds": ["c", "c", "d", "d"]}
-CRITIC = {"values": torch.tensor([[0.5, 1, 50, 3]]), "lam": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("name", "how", "role_ids", "rewards", "others", "expected"),
-    [
-        # Attackers of one prompt earn 1 and 3; an assessor and another prompt's attacker are alone.
-        ("role_grpo", None, *TWO_PROMPTS, {"groups": ["p", "p", "q"]}, [[-UNIT, -UNIT, 0], [UNIT, 0, 0], [0, 0, 0]]),
-        ("role_grpo", "mean", *TWO_PROMPTS, {"groups": ["p", "p", "q"]}, [[-1, -1, 0], [1, 0, 0], [0, 0, 0]]),
-        # Games of one prompt and two kinds are not compared.
-        ("role_rloo", None, [[ATTACKER]] * 4, [[1], [3], [7], [7]], TWO_KINDS, [[-2], [2], [0], [0]]),
-        # The attacker is the docstring's. Assessor tokens return 2, 2, 2, 0: mean 1.5, variance 0.75.
-        (
-            "role_reinforce_pp",
-            None,
-            [[ATTACKER, ATTACKER, 0, ASSESSOR, ASSESSOR, ASSESSOR], [ATTACKER, 0, ASSESSOR, 0, 0, 0]],
-            [[0, 1, 0, 0, 0, 2], [3, 0, 0, 0, 0, 0]],
-            {},
-            [[-0.7071068, -0.7071068, 0, HIGH, HIGH, HIGH], [1.4142136, 0, LOW, 0, 0, 0]],
-        ),
-        # The assessor's two tokens of the first game weigh nothing in the attacker's baseline.
-        (
-            "role_opo",
-            None,
-            [[ATTACKER, ASSESSOR, ASSESSOR], [ATTACKER, ATTACKER, ATTACKER]],
-            [[1, 0, 7], [0, 0, 5]],
-            {},
-            [[-3, 0, 0], [1, 1, 1]],
-        ),
-        # Neither the observation's value nor the assessor's comes in.
-        ("role_gae", "none", [[ATTACKER, ATTACKER, 0, ASSESSOR]], [[0, 2, 0, 7]], CRITIC, [[1, 1, 0, 4]]),
-        ("role_gae", None, [[ATTACKER, ATTACKER, 0, ASSESSOR]], [[0, 2, 0, 7]], CRITIC, [[0, 0, 0, 0]]),
-    ],
-)
-def test_what_is_computed_by_hand(
-    name: str, how: str | None, role_ids: Any, rewards: Any, others: dict[str, Any], expected: Any
-) -> None:
-    batch = written_batch(role_ids, [[float(reward) for reward in row] for row in rewards], **others)
-    credited = estimate(name, batch, with_forms(how))
-    torch.testing.assert_close(credited.advantages, torch.tensor(expected, dtype=torch.float32), **CLOSE)
 
 
 def test_groups_without_a_signal_are_counted() -> None:
