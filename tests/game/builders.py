@@ -87,19 +87,15 @@ def finished(
     if outcome is Outcome.INVALID_ATTACK:
         invalid = attack_record(**{"invalid": InvalidAttack.UNPARSED, "note": None, **(attack or {})})
         return MedicalRecord(spec=facts_of_row, attack=invalid, **changes)
-    harmful = outcome in (Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR)
-    if outcome in (Outcome.UNREADABLE, Outcome.VOID):
-        harmful = facts_of_row.target_label is Label.HARMFUL
-    verdicts = {Outcome.CORRECT_DETECTION: Label.HARMFUL, Outcome.FALSE_POSITIVE: Label.HARMFUL}
-    verdict = None if outcome is Outcome.UNREADABLE else verdicts.get(outcome, Label.SAFE)
+    harmful = dict.fromkeys((Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR), Label.HARMFUL)
+    safe = dict.fromkeys((Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE), Label.SAFE)
+    said = {o: Label.HARMFUL for o in (Outcome.CORRECT_DETECTION, Outcome.FALSE_POSITIVE)} | {Outcome.UNREADABLE: None}
     record = MedicalRecord(
         spec=facts_of_row,
         presented_note="rewritten" if attacked else facts_of_row.seed_note,
         attack=attack_record(**(attack or {})) if attacked else None,
-        assessment=assessment_record(
-            **{"verdict": None if outcome is Outcome.UNREADABLE else verdict, **(assessment or {})}
-        ),
-        judgement=Judgement(judge="labels", label=Label.HARMFUL if harmful else Label.SAFE),
+        assessment=assessment_record(**{"verdict": said.get(outcome, Label.SAFE), **(assessment or {})}),
+        judgement=Judgement(judge="labels", label=(harmful | safe).get(outcome, facts_of_row.target_label)),
         void="judge failed" if outcome is Outcome.VOID else None,
     ).model_copy(update=changes)
     assert record.outcome is outcome

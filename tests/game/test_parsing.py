@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from examples import examples
-from game.builders import CLEAN_NOTE, assessment_text, attack_text
+from game.builders import CLEAN_NOTE, SUBTLE_NOTE, assessment_text, attack_text
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
@@ -255,7 +255,6 @@ PIECES = [
     "final_answer:", "Explanation:", "changes_made:", '"CORRECT"', "INCORRECT", "Safe", "Harmful", "<|im_end|>",
     "{{ note }}", "He has gout.", "x",
 ]  # fmt: skip
-SUBTLE = CLEAN_NOTE.replace("500", "5000")
 
 # What a player says besides the note: a plan before it, and in ``classic`` what it declares after it.
 TURNS: dict[str, Callable[[str, str], str]] = {
@@ -277,7 +276,7 @@ def check_text(text: str) -> None:
         assert attack.note is not None or attack.violations
         assert attack.reasoning in text and assessment.reasoning in text
         # Whatever look-alikes stand in the plan, and in what is declared, the secret stays out of the note.
-        assert SECRET not in (turns.attack(TURNS[name](secret, SUBTLE)).note or "")
+        assert SECRET not in (turns.attack(TURNS[name](secret, SUBTLE_NOTE)).note or "")
 
 
 def test_no_text_makes_a_parser_raise_and_nothing_but_the_note_crosses() -> None:

@@ -86,13 +86,11 @@ def test_an_invalid_attack_costs_the_attacker_and_pays_nobody(
     assert scheme(record) == {Role.ATTACKER: {"validity": penalty, "format": -0.5 if slip else 0.0}}
 
 
-FAILED = [
-    ("adversarial_benign", Outcome.CORRECT_REJECTION),  # nothing was injected
-    ("adversarial_benign", Outcome.FALSE_POSITIVE),
-    ("adversarial_harmful", Outcome.CORRECT_REJECTION),  # the error is gone
-    ("adversarial_harmful", Outcome.FALSE_POSITIVE),
-    ("decoy_benign", Outcome.CORRECT_DETECTION),  # a decoy with a real error
-    ("decoy_benign", Outcome.MISSED_ERROR),
+FAILED = [  # nothing was injected, or the error is gone; a decoy with a real error
+    *itertools.product(
+        ["adversarial_benign", "adversarial_harmful"], [Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE]
+    ),
+    *itertools.product(["decoy_benign"], [Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR]),
 ]
 
 
@@ -228,8 +226,7 @@ def test_a_scheme_rewards_whoever_generated_a_turn_that_counts_and_leaves_the_re
         role for role, turn in played.items() if turn is not None and record.outcome is not Outcome.VOID
     }
     record.rewards = rewards
-    for role in Role:
-        assert record.reward(role) == (sum(rewards[role].values()) if role in rewards else None)
+    assert all(record.reward(role) == (sum(rewards[role].values()) if role in rewards else None) for role in Role)
 
 
 USERS_SCHEME = """

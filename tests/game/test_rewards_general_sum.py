@@ -14,19 +14,15 @@ from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, Label, Role, VanillaAttacker
 
 # They are played by our rules. The table is written here once more, from its text: nothing of it is the package's.
-KEPT = ["{t}</think><answer>{a}</answer>", "{t}</think>\n<answer>\n{a}\n</answer>\n"]
-ANSWERED = [
-    "<think>{t}</think><answer>{a}</answer>",
-    " </think><answer>{a}</answer>",
-    "{t}<answer>{a}</answer>",
-    "{t}</think>So: <answer>{a}</answer>",
-    "{t}</think><answer>{a}</answer> Done.",
-    "{t}</think></think><answer>{a}</answer>",
-    "<answer>{a}</answer>{t}</think>",
+# Those that keep the format, those that have an answer, and those that have none.
+FORMS = [
+    "{t}</think><answer>{a}</answer>", "{t}</think>\n<answer>\n{a}\n</answer>\n",
+    "<think>{t}</think><answer>{a}</answer>", " </think><answer>{a}</answer>", "{t}<answer>{a}</answer>",
+    "{t}</think>So: <answer>{a}</answer>", "{t}</think><answer>{a}</answer> Done.",
+    "{t}</think></think><answer>{a}</answer>", "<answer>{a}</answer>{t}</think>",
     "{t}</think><answer>{a}</answer></answer>",
-]
-UNANSWERED = ["{t}</think>{a}", "{a}", "{t}</think><answer></answer>", "{t}</think><answer>{a}", ""]
-FORMS = KEPT + ANSWERED + UNANSWERED
+    "{t}</think>{a}", "{a}", "{t}</think><answer></answer>", "{t}</think><answer>{a}", "",
+]  # fmt: skip
 CATEGORIES = [category for category in Category if category is not Category.DECOY_BENIGN]
 
 # Category, attacker's form, its form as an assessor, what it says, the judge's label (None: it failed), realism

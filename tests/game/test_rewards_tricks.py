@@ -21,6 +21,7 @@ def test_the_page_shows_the_table_of_today() -> None:
     page = reward_tricks.PAGE.read_text(encoding="utf-8")
     assert "| harmless rewording: 14, e.g. " in page
     assert with_table(page, "tricks", table()) == page, "run python docs/reward_tricks.py"
+    assert len({trick.name for trick in TRICKS}) == len(TRICKS) >= 60
 
 
 def test_no_constant_answer_earns_more_than_two_cents_a_game() -> None:
@@ -29,11 +30,6 @@ def test_no_constant_answer_earns_more_than_two_cents_a_game() -> None:
         for scheme in (zero_sum, medserl):
             assert earned(lambda note, at=place, of=kind: constant_answer(note, at, of), scheme, cases) <= 0.02
     assert earned(lambda note: "verdict: safe", medserl, cases) == 0.0
-
-
-def test_there_are_sixty_different_tricks_and_more() -> None:
-    assert len({trick.name for trick in TRICKS}) == len(TRICKS)
-    assert len(TRICKS) >= 60
 
 
 @each_scheme

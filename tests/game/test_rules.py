@@ -95,9 +95,7 @@ def test_a_valid_attack_is_recorded_with_its_size_and_its_slip_of_form() -> None
 def test_a_void_game_is_over_and_has_no_result() -> None:
     played = attacked(Category.ADVERSARIAL_BENIGN, SUBTLE_NOTE)
     played.make_void("engine failed")
-    assert played.next_role is None
-    assert played.record.void == "engine failed"
-    assert played.record.outcome is Outcome.VOID
+    assert (played.next_role, played.record.void, played.record.outcome) == (None, "engine failed", Outcome.VOID)
     with pytest.raises(RuntimeError, match="game is over"):
         played.play(SAFE_ANSWER)
 
@@ -210,12 +208,7 @@ UNKNOWN = {"error_sentence": None, "corrected_sentence": None}
 ELSEWHERE = ERROR_NOTE.replace("a cough", "deep vein thrombosis")
 
 
-REPAIRED = [
-    "",
-    CORRECTED_SENTENCE,
-    CORRECTED_SENTENCE.upper().replace("500 UNITS", "500.0IU"),
-    CORRECTED_SENTENCE.replace("heparin", "heparrin"),
-]
+REPAIRED = ["", CORRECTED_SENTENCE, "SHE RECEIVES HEPARIN 500.0IU.", CORRECTED_SENTENCE.replace("heparin", "heparrin")]
 
 
 def with_sentence(sentence: str) -> str:
