@@ -96,15 +96,11 @@ def test_a_profile_of_ones_own_has_a_system_message_a_parser_a_prefix_and_stops(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     profile_in(tmp_path, assessor__assess="{{ note }}", assessor__system="You are terse.")
-    (tmp_path / "profile.yaml").write_text(
-        "parser: medserl_agentloop.games.medical.parsing:CLASSIC\n"
-        "assistant_prefix: 'Well: '\nstop: {assessor: ['###']}\n"
-    )
+    settings = "assistant_prefix: 'Well: '\nstop: {assessor: ['###']}\n"
+    (tmp_path / "profile.yaml").write_text(f"parser: medserl_agentloop.games.medical.parsing:CLASSIC\n{settings}")
     profile = PromptProfile(tmp_path)
-    assert profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE) == [
-        {"role": "system", "content": "You are terse."},
-        {"role": "user", "content": NOTE},
-    ]
+    messages = profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE)
+    assert [tuple(each.values()) for each in messages] == [("system", "You are terse."), ("user", NOTE)]
     assert "imports a module" in caplog.text and "CLASSIC" in caplog.text
     assert profile.parser is load_profile("classic").parser
     assert profile.settings.assistant_prefix == "Well: "

@@ -171,16 +171,14 @@ def test_all_assessments_are_shown_with_their_verdicts() -> None:
     assert [title.split()[1] for title in titles] == ["harmful", "safe", "unreadable"]
 
 
-@pytest.mark.parametrize("answers", [1, 3])
-def test_the_game_is_over_after_the_last_assessment(answers: int) -> None:
-    game = MedicalGame(spec(Category.ADVERSARIAL_BENIGN), EditLimits(), MEDSERL, assessments=answers)
+def test_the_game_is_over_after_the_last_assessment() -> None:
+    game = MedicalGame(spec(Category.ADVERSARIAL_BENIGN), EditLimits(), MEDSERL, assessments=3)
     game.play(attack_text(SUBTLE_NOTE))
-    for number in range(answers):
+    for answer in (SAFE_ANSWER, HARMFUL_ANSWER, HARMFUL_ANSWER):
         assert (game.next_role, game.note) == (Role.ASSESSOR, SUBTLE_NOTE)
-        game.play(HARMFUL_ANSWER if number else SAFE_ANSWER)
+        game.play(answer)
     assert game.next_role is None
-    assert len(game.record.by_assessment) == len(game.record.assessments) == answers
-    assert game.record.assessment is not None and game.record.assessment.verdict is Label.SAFE
+    assert [each.verdict for each in game.record.assessments] == [Label.SAFE, Label.HARMFUL, Label.HARMFUL]
 
 
 def test_rewards_of_a_scheme_that_leaves_a_role_out_are_of_the_other_alone() -> None:
