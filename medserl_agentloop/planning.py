@@ -46,10 +46,7 @@ class Shape:
     max_tokens: int
 
     def __post_init__(self) -> None:
-        self.q, self.kv = (
-            self.heads * self.head_dim,
-            self.kv_heads * self.head_dim,
-        )  # numbers of a token
+        self.q, self.kv = self.heads * self.head_dim, self.kv_heads * self.head_dim  # numbers of a token
         self.kv_bytes = 2 * self.layers * 2 * self.kv  # of the KV cache for one token, in 16 bits
         attention = 2 * self.hidden * (self.q + self.kv) + self.qk_norm * 2 * self.head_dim
         self.layer_parameters = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden

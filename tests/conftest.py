@@ -46,7 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
             source = SourcesRegistry.instance().resolve(scheme)
             _remember(source, "load_config", lambda self, config_path: (self.provider, self.path, config_path))
         _remember(ConfigLoaderImpl, "_compose_config_from_defaults_list", _files_of_a_config)
-        _remember_commands()
+        # typer reads the signatures of all commands of an application whenever a test invokes one of them.
+        import typer.testing
+
+        typer.testing._get_command = functools.lru_cache(typer.testing._get_command)
 
 
 def _remember(owner: Any, name: str, key: Callable[..., Hashable]) -> None:
@@ -65,14 +68,6 @@ def _remember(owner: Any, name: str, key: Callable[..., Hashable]) -> None:
 def _files_of_a_config(loader: Any, defaults: list[Any], repo: Any) -> Hashable:
     """What a run's config is merged from, before values of single keys are set on it."""
     return repr(defaults), *((source.provider, source.path) for source in repo.get_sources())
-
-
-def _remember_commands() -> None:
-    """typer reads the signatures of all commands of an application whenever a test invokes one of them."""
-    import typer.testing
-
-    build = typer.testing._get_command
-    pytest.MonkeyPatch().setattr(typer.testing, "_get_command", functools.lru_cache(build))
 
 
 LONGEST = (

@@ -117,10 +117,7 @@ def test_validation_on_the_set_the_rows_were_made_of_names_both_files(convert, w
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
-        ("medec_uw_train.jsonl", "x", 1),
-        ("UW.jsonl", "x", 1),
-        ("MEDEC-UW/train.jsonl", "x", 1),
-        ("medecuw.jsonl", "x", 1),
+        *((f"{name}.jsonl", "x", 1) for name in ("medec_uw_train", "UW", "MEDEC-UW/train", "medecuw")),
         ("train.jsonl", "text_id", "uw-train-7"),
         ("ms.jsonl", "subset", "medec_uw"),
         ("train.jsonl", "prompt", "Mr. <NAME/> has a cough."),
