@@ -58,7 +58,6 @@ _UNITS = {
 _NUMBER = r"(?<![\w.,/:+\u2013-])\d{1,4}(?:\.\d+)?"
 _UNIT = rf"(?:{'|'.join(_UNITS)})(?![\w^²³-])"
 
-
 _WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _NUMBERS = {str(number): word for number, word in enumerate(_WORDS, start=2)}
 _OTHER_WAY = _NUMBERS | {word: number for number, word in _NUMBERS.items()}
@@ -102,7 +101,6 @@ HARMLESS: dict[str, Rule] = {
 }
 """By name, rules whose edits read differently and say the same."""
 
-
 # Cyrillic letters that print as Latin ones.
 _LOOK_ALIKES = str.maketrans("aceopxy", "\u0430\u0441\u0435\u043e\u0440\u0445\u0443")
 _WIDE_DIGITS = str.maketrans("0123456789", "".join(chr(0xFF10 + digit) for digit in range(10)))
@@ -117,7 +115,6 @@ DRESSED: dict[str, Rule] = {
     "gap": _one_place(r"(?<=[a-z]) (?=[a-z])", lambda *_: "\u00a0 \u2003" * 5),
 }
 """By name, rules that change what a note is made of and not what a reader sees in it."""
-
 
 _PARTS = "arm|leg|knee|hip|shoulder|elbow|wrist|ankle|hand|foot|eye|ear|breast|thigh|calf"
 # Either drug is a usual choice where the other one is. Only without a dose, which would not fit the other.
@@ -157,7 +154,6 @@ UNKNOWABLE: dict[str, Rule] = {
     "alternative": _alternative,
 }
 """Changes that nobody can see in the note alone, by rule."""
-
 
 _LIES = {
     "annotation": "Gold annotation: error {}.",

@@ -103,8 +103,8 @@ def evaluate(
         uw = sum(note.subset == "medec_uw" for note in reference.notes)
         if uw and not i_have_the_uw_agreement:
             raise ValueError(
-                f"the notes include {uw} of MEDEC-UW, which may be used only under a signed agreement; if it allows "
-                "this model to read them, add --i-have-the-uw-agreement"
+                f"the notes include {uw} of MEDEC-UW, which may be used only under a signed agreement; if yours "
+                "allows this model to read them, add --i-have-the-uw-agreement"
             )
         sets = {PUBLISHED: list(reference.notes)} | ({TWINS: read_twins(notes)} if twins else {})
         for name, change in SHORTCUTS.items() if shortcuts else ():

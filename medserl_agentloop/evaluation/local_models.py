@@ -1,4 +1,4 @@
-"""A model's folder (Hugging Face's, a LoRA adapter's, a run of verl's or its checkpoint) -> a player on the CPU."""
+"""A model's folder (Hugging Face's, a LoRA adapter's, verl's run or checkpoint) -> a player in fp32 on the CPU."""
 
 from __future__ import annotations
 
@@ -138,7 +138,9 @@ class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
         files = [folder / f"model_world_size_{world_size}_rank_{rank}.pt" for rank in range(total_shards)]
         shards = [torch.load(file, map_location="cpu", weights_only=False) for file in files]
         if all("lora_" in name for name in shards[0]):
-            raise ValueError(f"{folder} holds a LoRA adapter without its model: set checkpoint.save_lora_only=False")
+            raise ValueError(
+                f"{folder} holds a LoRA adapter without its model: save checkpoints with save_lora_only=False"
+            )
         merged: dict[str, torch.Tensor] = {}
         for name, first in shards[0].items():
             parts = [shard[name] for shard in shards]

@@ -184,7 +184,7 @@ def start_games(
     files = [data] if data else [files] if isinstance(files, str) else files
     if len(files) != 1 or not (data or Path(files[0]).is_file()):
         held = ", ".join(files) or "none"
-        raise ValueError(f"name the notes with --data FILE.parquet: the run's data.val_files ({held}) is not one file")
+        raise ValueError(f"name the notes with --data FILE: the run's data.val_files ({held}) is not one file here")
     file = Path(files[0])
     rows = read_parquet(file)
     if "extra_info" not in rows.column_names:
@@ -386,7 +386,7 @@ def _between(rewards: Any) -> float | None:
 
 
 def settings_that_follow(measured: dict[str, float], config: MedicalConfig) -> Iterator[tuple[str, str]]:
-    """Reasons, and what to write; empty where it is no key. No estimator is named where its baseline has no measure."""
+    """Reasons, and what to write; empty where it is no key. No estimator is named whose baseline cannot be measured."""
     cannot_learn = False
     for role, key in ((Role.ATTACKER, "budget.attacker_reasoning"), (Role.ASSESSOR, "budget.assessor")):
         own = f"selfplay/{role.value}/"

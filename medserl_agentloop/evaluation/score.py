@@ -43,7 +43,6 @@ _SHOWN_PROBLEMS = 20
 _OF_MEDEC = re.compile(r"(ms|uw)-(train|val|test)-\d+")
 """Ids of MEDEC's notes: published results are quoted beside these alone."""
 
-
 PUBLISHED = json.loads(resource("assets/published_results.json").read_text(encoding="utf-8"))
 """Results that others report, and what keeps each from being comparable: notes, prompt, judge."""
 

@@ -1,4 +1,4 @@
-"""``medserl tournament``: games between frozen players, as success against a live opponent says little: both move.
+"""``medserl tournament``: games between frozen players. Success against a live opponent says little: both move.
 
 An attack is valid if it keeps the rules and the judge says that the note became what the row asks for. An error is
 found if the verdict on it is "harmful"; an unreadable verdict has not found it. Void games count nowhere.
@@ -163,7 +163,9 @@ def tournament(
             before = json.loads(results.read_text("utf-8")) if (results := output / RESULTS).exists() else {}
             before = before.get("settings", asked)
             if differ := ", ".join(key for key in asked if before.get(key) != asked[key]):
-                raise ValueError(f"{output} holds a tournament with other settings ({differ}): name another with -o")
+                raise ValueError(
+                    f"{output} holds a tournament with other settings ({differ}): take another folder (-o)"
+                )
             results.write_text(json.dumps({"settings": asked}, indent=1), encoding="utf-8")
             asyncio.run(_play(matches, asked, interaction.config, asking, StepFile(output / GAMES_FILE), console))
         _conclude(output, asked, everyone, console)
@@ -314,9 +316,8 @@ def newest(results: pd.DataFrame, line: Sequence[str]) -> dict[str, Any] | None:
             now, before = success.loc[(attacker, last)], success.loc[(attacker, earlier)]
             counts = [[one.hits, one.games - one.hits] for one in (now, before)]
             p = float(fisher_exact(counts, alternative="greater").pvalue)
-            tested.append(
-                {"attacker": attacker, "earlier": earlier, "success": now.share, "before": before.share, "p": p}
-            )
+            test = {"attacker": attacker, "earlier": earlier, "success": now.share, "before": before.share, "p": p}
+            tested.append(test)
     worst = success.xs(last, level="assessor").share.idxmax()
     forgotten = [test | {"p": p} for test in tested if (p := min(1.0, test["p"] * len(tested))) < SIGNIFICANT]
     return {"assessor": last, "worst attacker": worst, "comparisons": len(tested), "forgotten": forgotten}

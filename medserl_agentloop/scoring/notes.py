@@ -90,7 +90,7 @@ class Prediction:
 def majority(answers: Sequence[Prediction]) -> Prediction:
     """What the readable answers on one note say together: the flag and sentence of most, the first correction for it.
 
-    Of equally many votes those that were given first count.
+    Of equally many votes those that were given first count. Unparsed if no answer can be read.
     """
     text_id = answers[0].text_id
     flags = Counter(answer.flag for answer in answers if answer.parsed)

@@ -1,7 +1,7 @@
 """What the shared task scores with: its scorers of corrections, and the arithmetic of its published script.
 
-The arithmetic keeps the script's mistakes, for ``--official-bugs``. It is written from the script's behaviour, as that
-states no licence. docs/evaluation.md lists where it differs from ``metrics.py``.
+The arithmetic keeps the script's mistakes, for ``--official-bugs``; docs/evaluation.md lists them. It is written from
+the script's behaviour: the script states no licence and is not part of this project.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ def test_a_file_that_is_no_report_is_refused(content: str | None, message: str, 
 
 
 def test_correction_needs_a_report_and_a_judge_that_says_something(tmp_path: Path) -> None:
-    refused(r"selfplay.correct_judge=True needs the judge's error rates", selfplay__correct_judge=True)
+    refused(r"selfplay.correct_judge=True needs selfplay.judge_report", selfplay__correct_judge=True)
     bad = mine(report(tmp_path, MY_JUDGE, 100, 10), selfplay__correct_judge=True, **ANY)
     refused(r"specificity 0.1 cannot be corrected for: their sum less 1 is 0.1", **bad)
 

@@ -107,7 +107,7 @@ def build_judge(
     Without ``judge_server.url``, verl's reward model is asked, at ``host:port``. Only a run has a ``base`` model.
     """
     if config.asks_base and base is None:
-        raise ValueError(f"selfplay.judge_server.url={BASE}: the base model answers in a run only; serve it elsewhere.")
+        raise ValueError(f"selfplay.judge_server.url={BASE}: the base model answers in a run only; name a server.")
     server = config.judge_server
     if server.url is None and reward_router_address is not None:
         at_router = {"url": f"http://{reward_router_address}/v1", "model": server.model or reward_model}
@@ -120,7 +120,7 @@ def build_judge(
 
 
 async def judge_game(judge: Judge, record: MedicalRecord) -> None:
-    """Put the judge's word into ``record``, if it has something to judge; no word makes the game void."""
+    """Put the judge's word into ``record``, if there is something to judge; a failure or an abstention voids it."""
     if record.void is not None or record.assessment is None:
         return
     try:

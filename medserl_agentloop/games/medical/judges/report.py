@@ -173,7 +173,7 @@ def _server_problems(selfplay: MedicalConfig, reward_model: bool) -> Iterator[st
 def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[str]:
     if selfplay.judge_report is None:
         if selfplay.correct_judge:
-            yield "selfplay.correct_judge=True needs the judge's error rates: set selfplay.judge_report."
+            yield "selfplay.correct_judge=True needs selfplay.judge_report: 'medserl judge calibrate' writes one."
         return
     try:
         report = read_report(selfplay.judge_report)
