@@ -45,34 +45,19 @@ HF_MODEL = {"actor_rollout_ref__actor__checkpoint__save_contents": ["model", "op
         ({"selfplay__context": "isolatd"}, "selfplay.context='isolatd': Input should be 'isolated' or 'shared'"),
         (
             {"selfplay__alarms__limits": {"void_game": 0.9}},
-            "selfplay.alarms.limits.void_game is not a key of this node (did you mean 'void_g",
+            "selfplay.alarms.limits.void_game is not a key of this node",
         ),
-        ({"selfplay__alarms__patience": 0}, "selfplay.alarms.patience=0: Input should be greater than or equal to 1"),
-        ({"selfplay__on_alarm": "halt"}, "selfplay.on_alarm='halt': Input should be 'warn' or 'stop'"),
-        ({"selfplay__budget__assessor": "many"}, "selfplay.budget.assessor='many': Input should be a valid integer"),
         ({"selfplay__reward": "zerosum"}, "selfplay.reward: no reward scheme 'zerosum' (did you mean 'zero_sum'?)"),
-        (
-            {"selfplay__judge": "label"},
-            "selfplay.judge: no judge 'label' (did you mean 'labels'?): expected one of http, labels, llm, or",
-        ),
-        ({"selfplay__judge_server__uri": "x"}, "selfplay.judge_server.uri is not a key of this node (did you"),
-        (
-            {"selfplay__profile": "nonesuch"},
-            "no prompt profile 'nonesuch': expected one of baseline, brief, classic, medserl",
-        ),
-        ({**ENDPOINT, "selfplay__opponent__rul": "latest"}, "selfplay.opponent.rul is not a key of this node (did"),
-        ({**ENDPOINT, "selfplay__opponent__sampling__top_p": 2}, "selfplay.opponent.sampling.top_p=2"),
-        ({"selfplay__credit__normalize__attacker": "whiten"}, "selfplay.credit.normalize.attacker='whiten': Input"),
+        ({"selfplay__judge": "label"}, "no judge 'label' (did you mean 'labels'?): expected one of http, labels, llm"),
+        ({"selfplay__profile": "nonesuch"}, "no prompt profile 'nonesuch': expected one of baseline, brief, classic"),
         ({"selfplay__credit__role_weights__judge": 1.0}, "selfplay.credit.role_weights.judge is not a key"),
         (
             {f"selfplay__credit__role_weights__{role.value}": 0.0 for role in Role},
             "selfplay.credit.role_weights: every role that is trained has weight 0",
         ),
-        ({"selfplay__turn_timeout_s": 0}, "selfplay.turn_timeout_s=0: Input should be greater than 0"),
         *(
-            ({f"selfplay__{key}": number}, f"{key.replace('__', '.')}={number}: Input should be a finite number")
+            ({f"selfplay__{key}": math.inf}, f"{key.replace('__', '.')}=inf: Input should be a finite number")
             for key in ("judge_server__batch_wait_ms", "budget__note_growth", "opponent__sampling__temperature")
-            for number in (math.inf, math.nan)
         ),
         ({"selfplay__alarms__limits": {"void_games": math.nan}}, "limits.void_games=nan: Input should be a finite"),
     ],

@@ -82,9 +82,8 @@ class _TorchWithoutPinning(ModuleType):
 def unpin_memory() -> None:
     """Let SGLang work where no memory can be pinned. With a GPU nothing happens.
 
-    SGLang 0.5.12 pins on every platform where adapters are served, and for requests that ask for log-probs of the
-    prompt or are started again because the KV pool was full. It would end the scheduler. SGLang calls this before a
-    model is built, in each of its processes, as a plugin of the entry-point group ``sglang.srt.plugins``.
+    SGLang 0.5.12 pins wherever it serves adapters, returns log-probs of a prompt or starts a request again, and that
+    ends the scheduler. It calls this plugin (``sglang.srt.plugins``) in each process before a model is built.
     """
     if torch.cuda.is_available():
         return

@@ -1,8 +1,7 @@
 """Who plays the role that is not trained, where it is not the live policy: ``selfplay.opponent``.
 
-It is a ``ServedModel``: messages in, text out; its tokens are never part of a trajectory. With a
-:class:`CheckpointPool` one earlier checkpoint of the run plays each training step: the trainer chooses before a step's
-games start and swaps the weights of the one server that plays them. Every answer of the server names its weights.
+Its tokens are never part of a trajectory. With a :class:`CheckpointPool` one earlier checkpoint plays each training
+step: the trainer swaps the weights of its server before the games start, and every answer names its weights.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One game as one trajectory: turns in, verl's ``AgentLoopOutput`` with per-role columns out.
 
-A trajectory is a list of conversations, each owned by a role, in the order in which they began:
-``prompt | response | next prompt | response | ...`` of the first, then the same of the second. What follows the very
-first prompt is verl's *response*, masked 0 on all later prompts. Called by the agent loop; verl's TransferQueue worker
-calls :meth:`SelfPlayOutput.as_dict` after the reward manager.
+A trajectory is a list of conversations, each owned by a role, in the order in which they began: ``prompt | response |
+next prompt | response | ...``. What follows the very first prompt is verl's *response*, masked 0 on all later prompts.
+verl's TransferQueue worker calls :meth:`SelfPlayOutput.as_dict` after the reward manager.
 """
 
 from __future__ import annotations
