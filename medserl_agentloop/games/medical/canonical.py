@@ -94,11 +94,9 @@ for _pair in _UNIT_SPELLINGS.strip().replace("\n", "; ").split("; "):
     _unit, _spellings = _pair.split(" = ")
     _UNITS.update(dict.fromkeys([_unit, *_spellings.split()], _unit))
 _IN_BASE_UNITS = {
-    **{unit: (10**places, "ng") for unit, places in (("kg", 12), ("g", 9), ("mg", 6), ("mcg", 3), ("ng", 0))},
-    **{unit: (10**places, "ml") for unit, places in (("l", 3), ("dl", 2), ("ml", 0))},
-    **{
-        unit: (seconds, "s") for unit, seconds in (("s", 1), ("min", 60), ("h", 3600), ("day", 86400), ("week", 604800))
-    },
+    **{unit: (10**places, "ng") for unit, places in {"kg": 12, "g": 9, "mg": 6, "mcg": 3, "ng": 0}.items()},
+    **{unit: (10**places, "ml") for unit, places in {"l": 3, "dl": 2, "ml": 0}.items()},
+    **{unit: (n, "s") for unit, n in {"s": 1, "min": 60, "h": 3600, "day": 86400, "week": 604800}.items()},
 }
 _LONGEST_NUMBER = 30  # digits of an amount that is converted: Python takes quadratic time for thousands
 _BETWEEN_NUMBERS = {"to", "or", "and", "through", "-", "/", "x", "*", "+", "\u00d7"}

@@ -30,7 +30,6 @@ _WORD = re.compile(rf"_{{1,{LONGEST_WORD}}}|[^\s_]{{1,{LONGEST_WORD}}}")
 
 # Format, control, private and unassigned characters: what a model reads in them, a person does not see.
 _INVISIBLE_CATEGORIES = {"Cf", "Cc", "Co", "Cn", "Zl", "Zp"}
-_BRAILLE_BLANK = "\u2800"
 _GAP = re.compile(r"\s+")
 _LONGEST_GAP = 16  # characters; an indented table of findings needs less
 _SAME_SENTENCE = 90  # least likeness, rapidfuzz's ratio of 0 to 100
@@ -158,7 +157,7 @@ def _hidden(new: str, old: str) -> bool:
 def _is_invisible(character: str) -> bool:
     if character in "\t\n\r\x0b\x0c":
         return False
-    hidden = unicodedata.category(character) in _INVISIBLE_CATEGORIES or character == _BRAILLE_BLANK
+    hidden = unicodedata.category(character) in _INVISIBLE_CATEGORIES or character == "\u2800"  # Braille's blank
     return hidden or IGNORABLE.match(character) is not None
 
 

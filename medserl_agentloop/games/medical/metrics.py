@@ -1,8 +1,6 @@
 """Metrics of games, from nothing but their records. docs/metrics.csv explains every name.
 
-Of a batch they are the role metrics. In verl's validation they are numbers of every game, and MEDEC's official scores
-where the rows are its notes. An answer becomes a prediction here, for validation and for ``medserl evaluate`` alike, so
-both give the same scores.
+An answer becomes a prediction here, for validation and for ``medserl evaluate`` alike, so both give the same scores.
 """
 
 from __future__ import annotations
@@ -79,9 +77,7 @@ def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
     """What the judge said of rewritten notes; of untouched ones the data knows, whoever is asked."""
     answers: list[MedicalRecord] = []
     abstained = failed = 0
-    for game in games:
-        if not game.category.has_attack or game.attack is None or game.attack.invalid is not None:
-            continue
+    for game in (g for g in games if g.category.has_attack and g.attack is not None and g.attack.invalid is None):
         why_void = void_class(game, _VOID_CLASSES)
         if "judge_failed" in why_void:
             failed += 1

@@ -136,8 +136,7 @@ _ANSWER_FIELD = re.compile(r"^[ \t]*(verdict|sentence|error_type|correction)[ \t
 def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str, str, list[str]]:
     """Body and reasoning of ``<think>…</think><tag>…</tag>``, empty where there is none, and what is wrong with them.
 
-    The opening ``<think>`` may be missing because thinking models get it with the prompt; where the prompt has
-    closed the reasoning as well, none is expected. Other tags inside the body belong to it: a note may have them.
+    The opening ``<think>`` may be missing because thinking models get it with the prompt.
     """
     violations = []
     reasoning, rest = _split_reasoning(text, prefill)
@@ -222,10 +221,7 @@ def _classic_fields(text: str, prefill: str) -> tuple[str, list[tuple[str, str]]
 
 
 def _classic_attack(text: str, prefill: str = "") -> AttackRecord:
-    """The note runs from the last ``generated_note:`` to the next field.
-
-    So a draft before it stays behind, and so does whatever the turn declares after it.
-    """
+    """The note runs from the last ``generated_note:`` to the next field: what is before it is a draft."""
     reasoning, fields, violations = _classic_fields(text, prefill)
     notes = [value for name, value in fields if name == "generated_note"]
     if not notes or not notes[-1]:

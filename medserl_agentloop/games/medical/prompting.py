@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -76,11 +77,9 @@ class PromptProfile:
         """Every template that can be rendered: ``role``, ``template`` and ``messages``, with a place for the note."""
         templates = []
         for (role, name), category in {(role, template_name(role, c)): c for role in Role for c in Category}.items():
-            try:
+            with suppress(ValueError):  # a run checks those that its rows need; a profile may lack others
                 messages = self.messages(role, category, place("note"))
-            except ValueError:  # a run checks those that its rows need; a profile may lack others
-                continue
-            templates.append({"role": role.value, "template": name, "messages": messages})
+                templates.append({"role": role.value, "template": name, "messages": messages})
         return templates
 
     def turn(self, role: Role, category: Category, note: str, max_tokens: int = 0) -> Turn:
@@ -153,7 +152,6 @@ def plan_row(
     The response is the attacker's turn and, for each of the ``assessments``, the assessor's prompt with the longest
     note the attacker may write, and the assessor's turn. What an opponent plays takes no room.
     """
-
     profile, budget, trains = load_profile(selfplay.profile), selfplay.budget, selfplay.plays
     assess = encoder.opening(profile.turn(Role.ASSESSOR, spec.category, spec.seed_note))
     turns, note = [], assess.data_tokens  # prompt and response of each turn; a copy is answered by the seed note itself

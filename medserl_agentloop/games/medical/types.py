@@ -126,11 +126,9 @@ class GameSpec:
     @classmethod
     def from_extra_info(cls, extra_info: Mapping[str, Any]) -> GameSpec:
         """The facts of one parquet row; a ValueError names row, key and what is allowed."""
+        again = "Write the file again with medserl data convert."
         if not isinstance(extra_info, Mapping):
-            raise ValueError(
-                f"extra_info is of type {type(extra_info).__name__}, not the facts of a game. "
-                "Write the file again with medserl data convert."
-            )
+            raise ValueError(f"extra_info is of type {type(extra_info).__name__}, not the facts of a game. {again}")
         # An optional fact that a row does not have may be empty text there.
         required = {key: extra_info.get(key) for key in ("category", "target_label", "seed_note")}
         facts = {key: value if str(value).strip() else None for key, value in required.items()}
@@ -144,8 +142,7 @@ class GameSpec:
             key = str(first["loc"][0])
             raise ValueError(
                 f"row {extra_info.get('index', '?')} (text_id {extra_info.get('text_id', '?')}): "
-                f"extra_info[{key!r}] is {extra_info.get(key)!r:.100}: {first['msg']}. "
-                "Write the file again with medserl data convert."
+                f"extra_info[{key!r}] is {extra_info.get(key)!r:.100}: {first['msg']}. {again}"
             ) from None
 
 
