@@ -276,8 +276,7 @@ def _compose_classic_assessment(turn: AssessmentRecord, verdict: Label, prefill:
 CLASSIC = TurnFormat(_classic_attack, _classic_assessment, _compose_classic_attack, _compose_classic_assessment)
 """The format of the ``classic`` profile, with the fields of the earlier verl system.
 
-As ``final_answer:`` the attacker says what the note is. What stands before the fields is reasoning, in ``<think>`` or
-not.
+As ``final_answer:`` the attacker says what the note is. What stands before the fields is reasoning.
 """
 
 

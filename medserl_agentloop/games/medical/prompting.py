@@ -92,11 +92,9 @@ class PromptProfile:
         try:
             return self._jinja.get_template(name).render(**values)
         except Exception as error:  # a user's template may raise anything
-            place, allowed = (
-                _place(error, self.folder / name),
-                "{{ note }} and nothing else" if values else "no variable",
-            )
-            raise ValueError(f"prompt template {place}: {error}. It may use {allowed}.") from error
+            where = _place(error, self.folder / name)
+            allowed = "{{ note }} and nothing else" if values else "no variable"
+            raise ValueError(f"prompt template {where}: {error}. It may use {allowed}.") from error
 
 
 def template_name(role: Role, category: Category) -> str:
