@@ -74,7 +74,7 @@ def test_a_user_s_class_is_a_judge_with_or_without_options_and_not_asked_about_u
         ({"judge": "no_such_package.mine:Judge"}, "'no_such_package.mine:Judge' cannot be loaded: ModuleNotFoundError"),
         ({"judge": f"{__name__}:NoJudge"}, "Class of a class with a method 'async def judge(self, record) -> Judge"),
         ({"judge": f"{__name__}:played"}, "Class of a class with a method"),
-        ({"judge": "experiments.clinic:OracleJudge"}, "not in the installed package: start the command in the root of"),
+        ({"judge": "experiments.clinic:OracleJudge"}, "experiments/ is in a checkout only: start there"),
         ({"judge": "http"}, "set selfplay.judge_server.url to the address"),
         ({"judge": "llm"}, "or let verl serve one on GPUs of its own with reward.reward_model.enable=True"),
         ({"judge": "llm", "judge_server__url": "http://localhost/v1"}, "selfplay.judge_server.model is not set"),
