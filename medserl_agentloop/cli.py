@@ -23,7 +23,7 @@ from medserl_agentloop.evaluation.score import score
 from medserl_agentloop.evaluation.tournament import tournament
 from medserl_agentloop.planning import plan
 
-_SIDE = "Folder of a run, or, as a pattern in quotes, of several: its seeds. Or a log of the OpenRLHF system (.jsonl)."
+_SIDE = "Folder of a run or of several (its seeds), a log of the OpenRLHF system (.jsonl), or a pattern in quotes."
 
 
 def show(
@@ -104,7 +104,7 @@ def config(
         if everything or setting.changed:
             typer.echo(f"{setting.origin:{width}}  {setting.key}={visible(str(setting.value))}")
     refused, warned = problems(composed, schema_of(recipe))
-    for line in (*(f"warning: {text}" for text in warned), *(f"refused: {text}" for text in refused)):
+    for line in [f"warning: {text}" for text in warned] + [f"refused: {text}" for text in refused]:
         typer.echo(visible(line), err=True)
     raise typer.Exit(1 if refused else 0)
 
@@ -127,9 +127,8 @@ def doctor(
     console, findings = Console(quiet=as_json), list[CheckResult]()
     for finding in diagnose(composed, schema_of(recipe or ""), ray=ray):
         findings.append(finding)
-        start = Text(
-            f"{finding.status:4}  {finding.check}: ", {"warn": "yellow", "fail": "red"}.get(finding.status, "green")
-        )
+        style = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.status]
+        start = Text(f"{finding.status:4}  {finding.check}: ", style)
         console.print(start, plain(finding.text), sep="", soft_wrap=True)
     if as_json:
         typer.echo(json.dumps([finding._asdict() for finding in findings], indent=2))

@@ -56,7 +56,8 @@ def diagnose(config: DictConfig | None, schema: DictConfig, *, ray: bool = False
         run = RunConfig(config, SelfPlayConfig.from_run(config))
     except ConfigError:  # said above
         return
-    yield from (at_start := list(_asked(CHECKS, run)))
+    at_start = list(_asked(CHECKS, run))
+    yield from at_start
     if all(finding.status == "ok" for finding in at_start):
         yield from _asked({"game": _game, "disk": _disk, "dry run": _dry_run}, run)
 
