@@ -124,8 +124,7 @@ def stacked(rows: Sequence[torch.Tensor], response_mask: torch.Tensor) -> torch.
     """
     columns = torch.zeros_like(response_mask, dtype=torch.int64)
     for column, row in zip(columns, rows, strict=True):
-        own = row[: len(column)]
-        column[: len(own)] = own
+        column[: len(row)] = row[: len(column)]
     return columns
 
 

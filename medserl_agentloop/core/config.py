@@ -88,9 +88,7 @@ class CreditSettings(BaseModel):
     def normalization(self, estimator: str, role: str) -> Normalization:
         """What ``estimator`` does to the advantages of ``role``; ValueError if the chosen one makes no sense for it."""
         allowed = NORMALIZATIONS[estimator]
-        chosen = self.normalize.get(role)
-        if chosen is None:
-            return allowed[0]
+        chosen = self.normalize.get(role) or allowed[0]
         if chosen not in allowed:
             raise ValueError(
                 f"selfplay.credit.normalize.{role}={chosen} makes no sense with {estimator}: "

@@ -7,6 +7,7 @@ and opponents have a little state of their own, kept in each of verl's checkpoin
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -102,10 +103,8 @@ class StepFile:
         if kept:
             os.truncate(self.path, kept)
         elif removed:
-            number = 1
-            while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
-                number += 1
-            self.path.rename(aside)
+            names = (self.path.with_name(f"{self.path.name}.{number}") for number in itertools.count(1))
+            self.path.rename(next(aside for aside in names if not aside.exists()))
             self.path.touch()
         return removed
 
