@@ -174,7 +174,7 @@ class SelfPlayConfig(BaseModel):
 
     @classmethod
     def from_run(cls: type[C], config: DictConfig) -> C:
-        """Read the ``selfplay`` node of a whole run's config; a ConfigError names each wrong key, and the likeliest."""
+        """Read the ``selfplay`` node of a whole run's config; a ConfigError names each wrong key and its remedy."""
         node = OmegaConf.select(config, "selfplay")
         if node is None:
             raise ConfigError(
@@ -197,7 +197,7 @@ class SelfPlayConfig(BaseModel):
 
 
 def game_class(name: str) -> type[Any]:
-    """The ``Interaction`` of a name in ``medserl_agentloop/games``, or ``package.module:Class``; or a ConfigError."""
+    """The game of a name in ``medserl_agentloop/games`` or a ``package.module:Class``; ConfigError if there is none."""
     games = import_module(_GAMES).GAMES
     try:
         game: type[Any] = find_object("game", name, games, "package.module:Class for one of yours")

@@ -106,7 +106,7 @@ class Interaction(GameHooks[R], ABC, Generic[G, R]):
 
     Nine things make a game; only ``roles``, ``new_game`` and ``next_turn`` must be given. What else a run may ask of a
     game, such as alarms, validation or checks, is in ``core.hooks.GameHooks``. ``config`` is the run's ``selfplay``
-    node, as ``Config`` reads it; ``tokens`` counts them, as ``ChatEncoder`` does; None where games are only scored.
+    node, as ``Config`` reads it; ``tokens`` is a ``ChatEncoder``, or None where games are only scored.
     """
 
     roles: ClassVar[tuple[str, ...]]
