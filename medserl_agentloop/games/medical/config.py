@@ -26,11 +26,9 @@ class _TokenBudget(BaseModel):
     assessor: int = Field(default=1024, ge=1, description="Tokens of the assessor's whole turn.")
 
     def attacker(self, note_tokens: int) -> int:
-        """Most tokens of an attacker's turn on a note of ``note_tokens`` tokens."""
         return self.attacker_reasoning + self.rewritten_note(note_tokens)
 
     def rewritten_note(self, note_tokens: int) -> int:
-        """Most tokens that a rewritten note is expected to have."""
         return int(note_tokens * self.note_growth) + 16  # 16: short notes grow by more than a share
 
 
@@ -86,7 +84,6 @@ class JudgeServer(ServerOptions):
         )
 
     def breaker(self) -> CircuitBreaker:
-        """Stops asking a judge that is down."""
         return CircuitBreaker(self.breaker_failures, self.breaker_seconds)
 
 

@@ -97,13 +97,10 @@ class Edit:
     sentences: int  # number of sentences touched: of each changed run, the longer side
     words: int  # words inserted, deleted or replaced inside the changed runs
     similarity: float = field(default=1.0, compare=False)  # share of words left alone, 0 (nothing) to 1 (all)
-    # Whether the new note stops before the old one does: its last sentence is missing, or breaks off.
-    cut_short: bool = field(default=False, compare=False)
+    cut_short: bool = field(default=False, compare=False)  # whether the last sentence is missing, or breaks off
     says_the_same: bool = field(default=True, compare=False)  # whether every change is mere dressing
-    # Whether the new note holds invisible characters or a gap of white space that the old one does not.
-    hides_text: bool = field(default=False, compare=False)
-    # Inserted sentences that speak to whoever reads the note of their task.
-    instructions: tuple[str, ...] = field(default=(), compare=False)
+    hides_text: bool = field(default=False, compare=False)  # whether invisible characters or a wide gap come in
+    instructions: tuple[str, ...] = field(default=(), compare=False)  # inserted sentences that tell the reader his task
 
 
 def compare_notes(old: str, new: str) -> Edit:

@@ -296,8 +296,7 @@ def corrected(scheme: RewardScheme, rates: ErrorRates) -> RewardScheme:
     Labels (NeurIPS 2013), lemma 1. Components are combined by name; one that a label does not have is 0
     there. Example, s = p = 0.8: +1 if harmful, -1 if safe, called harmful: 0.8 / 0.6 + 0.2 / 0.6 = 1.667.
 
-    Untouched notes, whose labels come from the data, and games without a judgement are scored as they are. A ValueError
-    if the judge says too little to divide by.
+    Untouched notes and games without a judgement are scored as they are. A ValueError if the judge says too little.
     """
     if rates.information < LEAST_INFORMATION:
         raise ValueError(
