@@ -70,7 +70,9 @@ def test_the_base_judges_beside_an_adapter_for_each_role() -> None:
     with pytest.raises(ConfigError, match=r"the engine has only beside adapters: set selfplay\.adapters=per_role"):
         check_run(compose_run("+recipes=qwen3_4b", *base))
     config.selfplay.judge_server.json_schema = True
-    with pytest.raises(ConfigError, match=r"cannot bind answers to a schema\. Set it to False"):
+    with pytest.raises(
+        ConfigError, match=r"cannot bind answers to a schema\. Set selfplay\.judge_server\.json_schema=False"
+    ):
         check_run(config)
 
 

@@ -49,4 +49,4 @@ def test_an_unpacked_wheel_finds_its_resources_and_recipes(wheel: Path, tmp_path
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines()[-1] == str(tmp_path / "medserl_agentloop/assets/tiny_player")
+    assert run.stdout.splitlines()[-1] == str(tmp_path / "medserl_agentloop/assets/novice")

@@ -209,9 +209,7 @@ def train_and_measure(arm: str, seed: int, extra: list[str], count: int) -> None
     """One run, then its last checkpoint measured once."""
     folder = RUNS / arm / str(seed)
     train(f"{arm} {seed}", folder, training_command(arm, seed, extra))
-    _measured_once(
-        folder / "rates.csv", max(folder.glob("global_step_*"), key=_step) / "actor/huggingface", seed, count
-    )
+    _measured_once(folder / "rates.csv", max(folder.glob("global_step_*"), key=_step), seed, count)
 
 
 def measure_start(seed: int, count: int) -> None:
