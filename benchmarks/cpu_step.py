@@ -34,7 +34,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.utils import tensordict_utils
 
 from medserl_agentloop.backends import cpu_sampling
-from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
 from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.interaction import Message, Reply, Turn, play_game
 from medserl_agentloop.core.step_file import to_line
@@ -141,7 +141,7 @@ def game_parts(games: int, times_as_long: int = 1, turns: int = 1) -> dict[str, 
             MedicalRecord.model_validate(json.loads(to_line(record.to_json())))
 
     def advantages() -> None:
-        ROLE_ESTIMATORS["role_reinforce_pp"](credited, CreditSettings(), BaselineState())
+        ROLE_ESTIMATORS["role_reinforce_pp"](credited, CreditSettings(), Baselines())
 
     return {
         "prompts: render and encode": encode,

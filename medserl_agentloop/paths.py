@@ -173,7 +173,6 @@ def all_or_none(folder: Path) -> Iterator[Path]:
 
 
 def sha256_of(path: Path) -> str:
-    """Hash of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -39,7 +39,6 @@ def check_verl_version(found: str) -> None:
 
 
 def register_resolvers() -> None:
-    """Register what recipes may write."""
     add = partial(OmegaConf.register_new_resolver, replace=True)
     # The path of a file or folder that travels with the package.
     add("medserl", lambda name: str(resource(name)))
@@ -79,7 +78,6 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         self.platform = platform
 
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Stop the run with one clear line for each reason why it cannot work."""
         from medserl_agentloop.core.config import SelfPlayConfig, game_class
         from medserl_agentloop.core.run_check import RunConfig, problems
         from medserl_agentloop.core.run_check.machine import CHECKS
@@ -157,7 +155,6 @@ class WarmStartCheck(StartupCheck):
     """The same for the recipes of verl's SFT trainer."""
 
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Stop the run with one clear line if it cannot work."""
         job = config.hydra.job
         if job.config_name != "sft_trainer_engine":
             raise SystemExit("[medserl] this recipe is a warm start: run python -m verl.trainer.sft_trainer_ray")

@@ -20,7 +20,6 @@ from omegaconf import OmegaConf
 from support import TOKENIZER
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from medserl_agentloop.core.advantages import BaselineState
 from medserl_agentloop.core.alarms import HealthMonitor
 from medserl_agentloop.core.opponent import CheckpointPool, OpponentConfig
 from medserl_agentloop.core.run_check import RunConfig, machine
@@ -98,11 +97,11 @@ def test_a_damaged_state_of_a_checkpoint_is_named_or_taken_up(tmp_path: Path, dr
     def parts() -> dict[str, Any]:
         opponents = CheckpointPool(OpponentConfig(kind="pool", url="http://host"), tmp_path, "model", 3)
         health = HealthMonitor(MedicalConfig().alarms, MedicalGameInteraction.rules())
-        return {"baselines": BaselineState(), "alarms": health, "opponents": opponents}
+        return {"baselines": {}, "alarms": health.state, "opponents": opponents.state}
 
     saved = parts()
-    saved["baselines"].load_dict({role: {"adversarial_benign": 0.25} for role in ("attacker", "assessor")})
-    saved["alarms"].observe({"selfplay/lost_rate": 0.5, "actor/grad_norm": 1.0})
+    saved["baselines"] |= {role: {"adversarial_benign": 0.25} for role in ("attacker", "assessor")}
+    saved["alarms"]["streaks"]["lost_games"] = 1
     save_state(tmp_path, saved)
     file = tmp_path / STATE_FILE
     expected = json.loads(good := file.read_bytes())
@@ -115,7 +114,7 @@ def test_a_damaged_state_of_a_checkpoint_is_named_or_taken_up(tmp_path: Path, dr
             assert str(error).startswith(f"{file} does not hold the state of a self-play run: ")
         else:
             for name, part in fresh.items():
-                if name not in missing and part.to_dict() != expected[name]:
+                if name not in missing and part != expected[name]:
                     assert json.loads(content)[name] != expected[name]  # a changed figure or name
 
 

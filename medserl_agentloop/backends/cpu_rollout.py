@@ -44,7 +44,6 @@ GATHER_S = 0.01
 
 
 def server_name(replica_rank: int) -> str:
-    """Name under which the replica's server is found in Ray."""
     return f"cpu_hf_server_{replica_rank}"
 
 
@@ -128,7 +127,6 @@ class CpuRolloutServer:
         return torch.Generator().manual_seed(random.Random(key).getrandbits(63))
 
     async def _serve(self) -> None:
-        """Answer requests for as long as the server lives."""
         while True:
             waiting = [await self._queue.get()]
             await asyncio.sleep(GATHER_S)
@@ -255,7 +253,6 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
     async def update_weights(
         self, weights: NamedWeights, wire_format: str = "named_tensors", global_steps: int | None = None, **kwargs: Any
     ) -> None:
-        """Collect ``weights`` and load them into this rank's server."""
         server = ray.get_actor(server_name(self.replica_rank))
         config = kwargs.get("peft_config") or {}
         if ROLE_ADAPTERS in config:

@@ -107,7 +107,6 @@ class LayerWithRoom(DynamicLayer):  # type: ignore[misc]
         return self.keys, self.values
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep these rows of the batch."""
         length = self.get_seq_length()
         self.room = self.room[0][indices], self.room[1][indices]
         self.keys, self.values = (room[:, :, :length] for room in self.room)

@@ -137,7 +137,6 @@ def adapter_states(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, dic
 
 
 def lora_config(pushed: Mapping[str, Any]) -> LoraConfig:
-    """peft's config of the roles' adapters, from the one that comes with a push."""
     keys = ("r", "lora_alpha", "target_modules", "exclude_modules")
     return LoraConfig(task_type="CAUSAL_LM", **{key: pushed[key] for key in keys})
 

@@ -119,7 +119,6 @@ class CpuServerAdapter(ServerAdapter):
 
 
 def folder_for(state: Mapping[str, torch.Tensor]) -> tempfile.TemporaryDirectory[str]:
-    """A temporary folder with room for these tensors."""
     return tempfile.TemporaryDirectory(dir=place_for(sum(tensor.nbytes for tensor in state.values())))
 
 

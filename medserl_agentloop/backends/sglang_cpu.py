@@ -59,7 +59,6 @@ def register() -> None:
 
 
 def is_chosen() -> bool:
-    """Whether SGLang runs on the CPU here."""
     return not torch.cuda.is_available() and os.environ.get(SWITCH) == "1"
 
 

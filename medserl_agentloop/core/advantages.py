@@ -14,7 +14,6 @@ rewards. Only ``role_rae`` keeps a state; a role without tokens in a batch gets 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -133,19 +132,8 @@ class _RoleTokens:
         return result
 
 
-@dataclass
-class BaselineState:
-    """Running mean reward of each role by kind, for ``role_rae``; one that is missing is 0."""
-
-    values: dict[str, dict[str, float]] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, dict[str, float]]:
-        """The baselines, JSON-able."""
-        return copy.deepcopy(self.values)
-
-    def load_dict(self, values: dict[str, dict[str, float]]) -> None:
-        """Take up what :meth:`to_dict` gave."""
-        self.values = {role: {kind: float(v) for kind, v in kinds.items()} for role, kinds in values.items()}
+Baselines = dict[str, dict[str, float]]
+"""Running mean reward of each role by kind, for ``role_rae``; one that is missing is 0."""
 
 
 @dataclass
@@ -160,18 +148,18 @@ class Advantages:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-RoleEstimator = Callable[[RoleBatch, CreditSettings, BaselineState], Advantages]
+RoleEstimator = Callable[[RoleBatch, CreditSettings, Baselines], Advantages]
 ROLE_ESTIMATORS: dict[str, RoleEstimator] = {}
 
 _Credit = tuple[torch.Tensor, "torch.Tensor | None"]
 """A role's normalised advantages and its returns, (n,) each; None if the returns are the advantages."""
 
 
-def _role_estimator(credit: Callable[[_RoleTokens, CreditSettings, BaselineState], _Credit]) -> RoleEstimator:
+def _role_estimator(credit: Callable[[_RoleTokens, CreditSettings, Baselines], _Credit]) -> RoleEstimator:
     """Make an estimator of whole batches of one that credits a single role, and register it."""
     name = credit.__name__
 
-    def estimator(batch: RoleBatch, settings: CreditSettings, baselines: BaselineState) -> Advantages:
+    def estimator(batch: RoleBatch, settings: CreditSettings, baselines: Baselines) -> Advantages:
         zeros = torch.zeros_like(batch.rewards, dtype=torch.float32)
         result = Advantages(zeros, zeros.clone())
         for number, role in enumerate(batch.roles, start=1):
@@ -199,7 +187,7 @@ def _role_estimator(credit: Callable[[_RoleTokens, CreditSettings, BaselineState
 
 
 @_role_estimator
-def role_reinforce_pp(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
+def role_reinforce_pp(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines) -> _Credit:
     """REINFORCE++ within each role (arXiv 2501.03262; per role as in Self-RedTeam, arXiv 2506.07468).
 
     ``G_it = sum over u >= t of gamma^(u - t) r_iu`` and ``A_it = (G_it - mean) / std``, mean and biased
@@ -215,7 +203,7 @@ def role_reinforce_pp(tokens: _RoleTokens, settings: CreditSettings, baselines: 
 
 
 @_role_estimator
-def role_grpo(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
+def role_grpo(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines) -> _Credit:
     """GRPO within each role (arXiv 2402.03300): a prompt's games are compared role by role.
 
     ``A_it = (R_i - mean) / (std + 1e-6)``, mean and unbiased std over the group. ``gamma`` has no part in it.
@@ -236,7 +224,7 @@ def role_grpo(tokens: _RoleTokens, settings: CreditSettings, baselines: Baseline
 
 
 @_role_estimator
-def role_rloo(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
+def role_rloo(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines) -> _Credit:
     """REINFORCE leave-one-out within each role (arXiv 2402.14740).
 
     ``A_it = R_i - mean of R_j over j != i`` of the group. ``gamma`` has no part in it.
@@ -251,7 +239,7 @@ def role_rloo(tokens: _RoleTokens, settings: CreditSettings, baselines: Baseline
 
 
 @_role_estimator
-def role_opo(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
+def role_opo(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines) -> _Credit:
     """On-policy optimal baseline within each role (arXiv 2505.23585): RLOO's groups, long turns weigh more.
 
     ``A_it = R_i - sum of L_j R_j / sum of L_j`` over the group, ``L`` being the number of the role's own
@@ -267,7 +255,7 @@ def role_opo(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineS
 
 
 @_role_estimator
-def role_rae(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
+def role_rae(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines) -> _Credit:
     """Role-conditioned advantage estimation of SPIRAL (arXiv 2506.24119), a kind being what the paper calls a game.
 
     ``A_it = R_i - b[role, kind of i]`` and ``b <- decay * b + (1 - decay) * R_i`` for every game,
@@ -281,7 +269,7 @@ def role_rae(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineS
     Example: b = 0.5 and decay = 0.9; two games of the kind earn the role 1 and 0: A = 0.5 and
     -0.5, then b = 0.81 * 0.5 + 0.19 * 0.5 = 0.5. The next single game earns 1: A = 0.5, b = 0.55.
     """
-    known = baselines.values.setdefault(tokens.role, {})
+    known = baselines.setdefault(tokens.role, {})
     advantages = torch.zeros_like(tokens.earned)
     for games in tokens.alike(tokens.kinds):
         kind, earned = tokens.kinds[games[0]], tokens.earned[games]
@@ -295,7 +283,7 @@ def role_rae(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineS
 
 
 @_role_estimator
-def role_gae(tokens: _RoleTokens, settings: CreditSettings, baselines: BaselineState) -> _Credit:
+def role_gae(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines) -> _Credit:
     """Generalised advantage estimation (arXiv 1506.02438) that ends at the role's border.
 
     ``delta_t = r_t + gamma V_(t+1) - V_t`` and ``A_t = delta_t + gamma lambda A_(t+1)`` over the role's

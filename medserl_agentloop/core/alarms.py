@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field
 
 METRIC_PREFIX = "selfplay/alarm/"
 
@@ -55,7 +54,6 @@ class Rule:
 
 
 def common_rules(roles: Sequence[str]) -> tuple[Rule, ...]:
-    """The alarms of any game with these roles."""
     # Groups of equal rewards give group estimators no gradient; up to half of them is usual in the quickstart.
     advice = "Raise rollout.n or the temperature, or give the rows of this role more variety."
     rates = [(f"{role}_no_signal", f"selfplay/{role}/no_signal_rate", f"selfplay/{role}/groups") for role in roles]
@@ -132,7 +130,6 @@ class HealthError(RuntimeError):
 
 
 def stop_message(alarms: tuple[_Alarm, ...], step: int) -> str:
-    """Why the run stopped after ``step``, and how to go on."""
     keys = ", ".join(f"selfplay.alarms.limits.{alarm.rule.name}" for alarm in alarms)
     return (
         f"stopped after step {step} (selfplay.on_alarm=stop). {' '.join(map(str, alarms))} To go on from "
@@ -150,21 +147,22 @@ class HealthMonitor:
 
     def __init__(self, config: Alarms, rules: Sequence[Rule]) -> None:
         self._config, self._rules = config, rules
-        self._streaks: dict[str, int] = {}  # steps in a row in which the number of an alarm was beyond its limit
+        # Steps in a row in which the number of an alarm was beyond its limit.
+        self.state: dict[str, dict[str, int]] = {"streaks": {}}
 
     def observe(self, metrics: Mapping[str, float]) -> HealthReport:
-        """Take in the metrics of one step."""
         firing: list[_Alarm] = []
         lines: list[str] = []
+        streaks = self.state["streaks"]
         for rule in self._rules:
             value, limit = metrics.get(rule.metric, math.nan), self._config.limits.get(rule.name, rule.limit)
             games = math.inf if rule.games is None else metrics.get(rule.games, 0.0)
             if limit is None or not math.isfinite(value) or games < self._config.min_games:
                 continue
             patience = 1 if rule.at_once else self._config.patience
-            before = self._streaks.pop(rule.name, 0)
+            before = streaks.pop(rule.name, 0)
             if value > limit if rule.above else value < limit:
-                self._streaks[rule.name] = before + 1
+                streaks[rule.name] = before + 1
                 if before + 1 >= patience:
                     firing.append(_Alarm(rule, value, limit, before + 1))
                 if before + 1 == patience:
@@ -172,11 +170,3 @@ class HealthMonitor:
             elif before >= patience:
                 lines.append(f"{rule.name} is over: {rule.metric} is {value:.3g}")
         return HealthReport(tuple(firing), tuple(lines))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The state between two steps for the checkpoint, JSON-able."""
-        return {"streaks": dict(self._streaks)}
-
-    def load_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as :meth:`to_dict` left it; ValueError if this is not such a state."""
-        self._streaks = TypeAdapter(dict[str, int]).validate_python(state.get("streaks"))

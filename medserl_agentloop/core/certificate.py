@@ -97,12 +97,10 @@ class Certificate:
 
     @property
     def problems(self) -> list[str]:
-        """A sentence for each claim that does not hold."""
         return [measure.problem for measure in self.measures if not measure.holds]
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The measures as metrics of the first step."""
         return {f"selfplay/certificate/{m.claim}/{m.of}": m.value for m in self.measures}
 
     def __str__(self) -> str:
@@ -111,7 +109,6 @@ class Certificate:
         return f"{'; '.join(parts)}; {'DOES NOT HOLD' if self.problems else 'holds'}, {self.seconds:.1f} s"
 
     def write(self, folder: str | Path) -> Path:
-        """Write ``certificate.json`` into a run's folder."""
         path = Path(folder) / CERTIFICATE_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         measures = [{**asdict(m), "holds": m.holds, "problem": None if m.holds else m.problem} for m in self.measures]
@@ -269,10 +266,11 @@ def _credit_of_run(trainer: Any, batch: KVBatchMeta, rows: list[dict[str, Any]],
             log_probs = {"old_log_probs": n - 1.0, "rollout_log_probs": n - 1.0 - d, "ref_log_prob": n - 1.1}
             fields.append({"rm_scores": reward, "values": n, "response_mask": row["response_mask"], **log_probs})
         tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=list_of_dict_to_tensordict(fields))
-        baselines = trainer.credit.baselines.to_dict()
+        baselines = copy.deepcopy(trainer.credit.baselines)
         controller = copy.deepcopy(vars(trainer).get("kl_ctrl_in_reward"))
         trainer._compute_advantage(batch, {})
-        trainer.credit.baselines.load_dict(baselines)
+        trainer.credit.baselines.clear()
+        trainer.credit.baselines.update(baselines)
         if controller is not None:
             trainer.kl_ctrl_in_reward = controller
         written = read_columns(batch, *CREDITED)

@@ -35,7 +35,6 @@ class ChatClient:
 
     @property
     def is_down(self) -> bool:
-        """Whether the server does not answer any more."""
         return self.http.is_down
 
     async def complete(self, messages: list[dict[str, str]], fields: Mapping[str, Any], prefix: str = "") -> Reply:

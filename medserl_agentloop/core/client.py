@@ -68,7 +68,6 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the server counts as down."""
         return self._lost >= self._limit
 
     @asynccontextmanager
@@ -202,7 +201,6 @@ class HttpClient:
 
     @property
     def is_down(self) -> bool:
-        """Whether the server has stopped answering."""
         return self._breaker.is_open
 
     async def get(self, path: str) -> Any:

@@ -35,7 +35,6 @@ def without_padding(batch: KVBatchMeta) -> KVBatchMeta:
 
 
 def read_columns(batch: KVBatchMeta, *names: str) -> TensorDict:
-    """Columns of a batch by name."""
     return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(names))
 
 

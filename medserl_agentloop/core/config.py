@@ -26,7 +26,6 @@ class ConfigError(ValueError):
 
 
 def refuse(problems: Iterable[str]) -> None:
-    """Raise a ConfigError with a line for each problem, if there are any."""
     if lines := list(problems):
         raise ConfigError("\n".join(lines))
 
@@ -161,7 +160,6 @@ class SelfPlayConfig(BaseModel):
 
     @property
     def anchors(self) -> dict[str, float]:
-        """The anchor's coefficients that are not 0."""
         return {role: value for role, value in self.anchor.items() if value}
 
     def longest_turn(self, prompt_tokens: int) -> int | None:

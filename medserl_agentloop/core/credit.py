@@ -16,7 +16,7 @@ from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.workers.utils.padding import response_to_nested
 
-from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
 from medserl_agentloop.core.columns import context_ids, read_columns, role_token_metrics, stacked, write_columns
 from medserl_agentloop.core.config import SelfPlayConfig
 
@@ -35,7 +35,7 @@ class RoleCredit:
 
     def __init__(self, algorithm: Any, selfplay: SelfPlayConfig, roles: Sequence[str]) -> None:
         self._algorithm, self._selfplay, self._roles = algorithm, selfplay, roles
-        self.baselines = BaselineState()
+        self.baselines: Baselines = {}
 
     def assign(
         self, batch: KVBatchMeta, repeated_roles: Sequence[str], kl_controller: Any

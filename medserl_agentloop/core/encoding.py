@@ -71,7 +71,6 @@ class ChatEncoder:
 
     @classmethod
     def of_run(cls, tokenizer: Any, data: Any) -> ChatEncoder:
-        """The encoder of a run, from its ``data`` node."""
         template_kwargs = OmegaConf.create(dict(data.get("apply_chat_template_kwargs") or {}))
         return cls(tokenizer, OmegaConf.to_container(template_kwargs))
 
@@ -100,7 +99,6 @@ class ChatEncoder:
         return spelt
 
     def count(self, text: str) -> int:
-        """Tokens that a text takes in a prompt as data."""
         return len(self.encode_text(text))
 
     def stop(self, strings: Sequence[str]) -> dict[str, list[Any]]:
@@ -127,7 +125,6 @@ class ChatEncoder:
         return len(ids) >= budget and bool(ids[-1] != self.tokenizer.eos_token_id)
 
     def opening(self, turn: Turn) -> EncodedPrompt:
-        """The prompt of a turn that opens a context."""
         return self._encode(turn.prompt, turn.prefix, continued=False)
 
     def continuation(self, turn: Turn, previous_token: int | None) -> EncodedPrompt:

@@ -101,12 +101,10 @@ def opponent_metrics(records: Iterable[GameRecord], won: Iterable[bool | None]) 
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics that are numbers."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def shares_by_name(prefix: str, names: Sequence[list[str]]) -> dict[str, float]:
-    """For each name, the share of items that have it."""
     return {prefix + name: share(name in own for own in names) for name in sorted({n for own in names for n in own})}
 
 

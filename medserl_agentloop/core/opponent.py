@@ -7,12 +7,11 @@ step: the trainer swaps the weights of its server before the games start, and ev
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions, blocking, shown
 from medserl_agentloop.core.records import GameRecord
@@ -27,8 +26,6 @@ WIN_RATE_POWER = 2  # of the weights of rule ``win_rate``, AlphaStar's value for
 
 
 class _OpponentSampling(BaseModel):
-    """How the opponent's turns are sampled."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     temperature: float = Field(default=1.0, ge=0.0, description="0 is greedy.")
@@ -87,7 +84,7 @@ class CheckpointPool:
         self.folder = Path(folder).resolve()
         self._first_model = str(Path(first_model).resolve()) if Path(first_model).is_dir() else first_model
         self._current: str | None = None
-        self._results: dict[str, Counter[str]] = {}  # by version: games, and wins of the trained role
+        self.state: dict[str, dict[str, dict[str, int]]] = {"results": {}}  # by version: games, and wins of the role
 
     def entries(self, step: int) -> dict[str, str]:
         """Version and model path of every opponent that ``step`` may meet, oldest first; none is of a later step."""
@@ -112,7 +109,7 @@ class CheckpointPool:
 
         The win rate starts at one game of each result (Laplace), so that an opponent never met is not skipped for good.
         """
-        result = self._results.get(version, Counter[str]())
+        result = self.state["results"].get(version, {"games": 0, "wins": 0})
         return float((1.0 - (result["wins"] + 1) / (result["games"] + 2)) ** WIN_RATE_POWER)
 
     def prepare(self, step: int) -> dict[str, float]:
@@ -139,16 +136,9 @@ class CheckpointPool:
         """Count, for the opponents of finished games, whether the trained role won; None where nothing was decided."""
         for game, won in zip(games, results, strict=True):
             if won is not None and game.opponent is not None and game.opponent.version is not None:
-                self._results.setdefault(game.opponent.version, Counter()).update(games=1, wins=int(won))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The results so far, JSON-able."""
-        return {"results": {version: dict(result) for version, result in self._results.items()}}
-
-    def load_dict(self, state: dict[str, Any]) -> None:
-        """Take up the results of :meth:`to_dict`; ValueError if it is not such a state."""
-        results = TypeAdapter(dict[str, dict[str, int]]).validate_python(state.get("results"))
-        self._results = {version: Counter(result) for version, result in results.items()}
+                result = self.state["results"].setdefault(game.opponent.version, {"games": 0, "wins": 0})
+                result["games"] += 1
+                result["wins"] += won
 
     def _served(self) -> str | None:
         """Version the server says it plays; None if it does not answer, e.g. while it restarts."""

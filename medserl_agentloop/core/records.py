@@ -94,7 +94,6 @@ class GameRecord(BaseModel):
 
     @property
     def is_void(self) -> bool:
-        """Whether the game has no result."""
         return self.void is not None
 
     @property
@@ -185,7 +184,6 @@ class Section(NamedTuple):
     folded: Mapping[str, str] = {}  # texts that the page opens on a click, and nothing else shows
 
     def known(self) -> dict[str, str]:
-        """The facts that hold something, as text."""
         held = ((name, value) for name, value in self.facts.items() if value not in (None, "", [], {}))
         return {name: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for name, v in held}
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from pydantic import TypeAdapter
 
 from medserl_agentloop.paths import replacing
 
@@ -134,7 +135,6 @@ class StepFile:
 
 
 def to_line(values: dict[str, Any]) -> bytes:
-    """A JSON object as a line of a file."""
     # A lone surrogate in a model's text must not lose the game.
     return (json.dumps(values, ensure_ascii=False) + "\n").encode("utf-8", errors="backslashreplace")
 
@@ -222,14 +222,18 @@ def _first(texts: Sequence[str]) -> str:
     return ", ".join([*texts[:5], "..."] if len(texts) > 5 else texts)
 
 
-def save_state(folder: str | Path, parts: Mapping[str, Any]) -> None:
-    """Write the state of all parts, their ``to_dict()``, into a checkpoint folder; whole or not at all."""
+State = dict[str, dict[str, int | float | dict[str, int]]]
+"""What one part of a run remembers between two steps: numbers by name, in groups."""
+
+
+def save_state(folder: str | Path, parts: Mapping[str, State]) -> None:
+    """Write the state of all parts into a checkpoint folder; whole or not at all."""
     with replacing(Path(folder) / STATE_FILE) as file:
-        file.write(json.dumps({name: part.to_dict() for name, part in parts.items()}, indent=1).encode())
+        file.write(json.dumps(parts, indent=1).encode())
 
 
-def load_state(folder: str | Path, parts: Mapping[str, Any]) -> list[str]:
-    """Give each part's ``load_dict`` its state in a checkpoint, and return the names of those that it holds none of.
+def load_state(folder: str | Path, parts: Mapping[str, State]) -> list[str]:
+    """Put into each part its state in a checkpoint, and return the names of those that it holds none of.
 
     A ValueError names a file that is not what ``save_state`` wrote.
     """
@@ -237,9 +241,11 @@ def load_state(folder: str | Path, parts: Mapping[str, Any]) -> list[str]:
     if not path.exists():
         return sorted(parts)
     try:
-        states = json.loads(path.read_text(encoding="utf-8"))
+        states = TypeAdapter(dict[str, State]).validate_json(path.read_bytes())
         for name in parts.keys() & states.keys():
-            parts[name].load_dict(states[name])
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+            if not parts[name].keys() <= states[name].keys():
+                raise ValueError(f"the {name} lack {', '.join(parts[name])}")
+            parts[name].update(states[name])
+    except ValueError as error:
         raise ValueError(f"{path} does not hold the state of a self-play run: {error}") from error
     return sorted(parts.keys() - states.keys())

@@ -101,11 +101,11 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         self.stop_reason: str | None = None
         self.liveness = Liveness(partial(game_processes, self), self._where_it_ended)
         self.pool: CheckpointPool | None = None
-        self.run_state: dict[str, Any] = {"baselines": self.credit.baselines, "alarms": self.health}
+        self.run_state: dict[str, Any] = {"baselines": self.credit.baselines, "alarms": self.health.state}
         if self.selfplay.opponent.kind == "pool":
             folder, keep = config.trainer.default_local_dir, config.trainer.max_actor_ckpt_to_keep
             self.pool = CheckpointPool(self.selfplay.opponent, folder, config.actor_rollout_ref.model.path, keep)
-            self.run_state["opponents"] = self.pool
+            self.run_state["opponents"] = self.pool.state
         config.trainer.v1.trainer_mode = self.verl_mode
         super().__init__(config)
 
@@ -158,7 +158,6 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             ) from error
 
     def _checkpoint_folder(self) -> Path:
-        """Folder of the checkpoint of the current step."""
         return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
 
     def _load_checkpoint(self) -> None:

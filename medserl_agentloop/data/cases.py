@@ -60,7 +60,6 @@ class Case:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Every text of the case that is known."""
         return tuple(note for note in (self.error_note, self.clean_note, self.twin_note) if note)
 
     @property

@@ -246,7 +246,6 @@ def _print_rows(made: SplitRows, mix: Mix) -> None:
 
 
 def _print_report(report: Report) -> None:
-    """Problems in words, files, checks."""
     from medserl_agentloop.data.verify import Check
 
     for _, problem in report.problems:

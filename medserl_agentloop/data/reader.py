@@ -207,7 +207,6 @@ class _Cells:
         self.problems: list[str] = []
 
     def refuse(self, column: str, instead: str) -> None:
-        """Note a problem of one value."""
         self.problems.append(f"{self.place}, column {column!r}: found {shown(self.values[column])}; {instead}.")
 
     def text(self, column: str, needed: str = "", longest: int = LONGEST_NOTE) -> str | None:
@@ -471,7 +470,6 @@ def repair_encoding(text: str) -> str:
 
 
 def _read_pairs(text: str, intake: _Intake) -> Iterator[Case]:
-    """One case per line."""
     cases: list[Case] = []
     for _, cells, _ in _objects(text, intake, _PAIR_KEYS):
         case = Case(

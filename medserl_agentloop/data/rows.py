@@ -121,8 +121,6 @@ class RowPlan(BaseModel):
 
 
 class ConvertOptions(RowPlan):
-    """What ``medserl data convert`` is asked for: its options by name."""
-
     input: list[Path] = Field(min_length=1, description="MEDEC's CSV, or .jsonl of pairs or OpenRLHF rows. Repeatable.")
     output: Path = Field(description="Folder for train.parquet, val.parquet and manifest.json.")
     val_input: list[Path] | None = Field(None, description="Input whose cases all go to the validation split.")

@@ -72,7 +72,6 @@ class _Known:
 
     @property
     def truth(self) -> Label:
-        """What a note is after such an edit."""
         return Label.HARMFUL if self.kind == "harmful" else Label.SAFE
 
     def game(self) -> MedicalRecord:

@@ -112,7 +112,6 @@ def load_model(weights: Path) -> tuple[Any, Any]:
 
 
 def _merged(weights: Path, target: Path) -> Path:
-    """The shards as one model, in ``target``."""
     places = {"local_dir": str(weights), "hf_model_config_path": str(weights / "huggingface")}
     config = ModelMergerConfig(operation="merge", backend="fsdp", target_dir=str(target), **places)
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # of torch.compile, which nobody uses

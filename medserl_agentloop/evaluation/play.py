@@ -92,7 +92,6 @@ def play(
 
 
 def metrics_table(metrics: Mapping[str, float]) -> Table:
-    """Metrics for a terminal."""
     table = Table("metric", "value", title="role metrics")
     for name, value in metrics.items():
         table.add_row(plain(name), f"{value:.4g}")  # components have names of a user's own
@@ -121,7 +120,6 @@ def run_config(model: str | Path) -> dict[str, Any]:
 
 
 def template_of(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's arguments of the chat template."""
     return dict(run.get("data", {}).get("apply_chat_template_kwargs") or {})
 
 

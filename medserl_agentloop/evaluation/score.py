@@ -197,7 +197,6 @@ def report_on(
 
 
 def tables(report: Mapping[str, Any]) -> Group:
-    """The report for a terminal."""
     reference, systems = report["reference"], report["systems"]
     errors = next(iter(systems.values()))["errors"]
     blank = f"; {reference['dropped_empty']} blank records count nowhere" if reference["dropped_empty"] else ""
@@ -210,7 +209,6 @@ def tables(report: Mapping[str, Any]) -> Group:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """An empty table in the style of all scores."""
     table = Table(title=plain(title), title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for at, column in enumerate(columns):
         table.add_column(plain(column), min_width=0 if at else 16, overflow="fold")
@@ -225,7 +223,6 @@ def _with_interval(value: float | None, low: float | None = None, high: float | 
 
 
 def _words(measure: str) -> str:
-    """The name of a measure in tables."""
     return measure.replace("_", " ")
 
 

@@ -164,7 +164,6 @@ _COLOURS = ("red", "blue", "green", "magenta")
 
 
 def headline_metrics(game: GameClass, roles: Iterable[str]) -> list[str]:
-    """The metrics of a step that :func:`show_run` prints."""
     rewards = (f"selfplay/{role}/{name}" for role in roles for name in ("reward", "reward_std"))
     own = (*rewards, *(name for _, name in game.shown), *game.headline)
     last = ("actor/grad_norm", "training/rollout_probs_diff_max", "timing_s/step")
@@ -201,7 +200,6 @@ def _print_metrics(run: Path, names: Iterable[str], console: Console) -> None:
 
 
 def render_game(record: GameRecord, game: GameClass, title: str) -> RenderableType:
-    """One game from its first turn to its rewards."""
     why = f" ({record.void})" if record.void else ""
     outcome = f"outcome: {game.columns['outcome'].value(record)}{why}"
     parts: list[RenderableType] = [plain("; ".join(filter(None, (record.kind, outcome))), style="bold")]

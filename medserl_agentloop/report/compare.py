@@ -102,8 +102,6 @@ def _is_compared(name: str, values: pd.Series) -> bool:
 
 
 class _LoggedTurn(BaseModel):
-    """A turn state, as far as it is compared."""
-
     game_idx: int
     game_role: Role
     reward: float
@@ -156,7 +154,6 @@ def _columns_of(turn: _LoggedTurn) -> dict[str, Any]:
 
 
 def compare(a: Side, b: Side) -> list[_Section]:
-    """The sections of the comparison."""
     return [_runs(a, b), _rewards(a, b), _rates(a, b), _speed(a, b)]
 
 
@@ -231,7 +228,6 @@ def _rates(a: Side, b: Side) -> _Section:
 
 
 def _speeds(run: _MeasuredRun) -> dict[str, float]:
-    """What one run measured of its speed and memory."""
     speeds = {title: float(run.metrics[name].max()) for title, name in MEMORY.items() if name in run.metrics}
     if _SECONDS in run.metrics:
         seconds = run.metrics[_SECONDS].dropna().astype(float)

@@ -91,7 +91,6 @@ def _packed(text: str) -> str:
 
 
 def _line(record: GameRecord, game: GameClass, prompts: list[dict[str, Any]]) -> str:
-    """The record and, after a tab, the sections in which it is shown. JSON text itself holds no tab."""
     sections = [{**each._asdict(), "facts": each.known()} for each in game.sections(record, prompts)]
     return json.dumps(record.to_json(), ensure_ascii=False) + "\t" + json.dumps(sections, ensure_ascii=False)
 

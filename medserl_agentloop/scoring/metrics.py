@@ -299,7 +299,6 @@ def floors(reference: Sequence[ReferenceNote], training: Sequence[ReferenceNote]
 
 
 def floor_value(floor: Scores | str, measure: str) -> float | None:
-    """A measure of a floor; None if it is not computed."""
     return None if isinstance(floor, str) else floor.measures[measure].value
 
 

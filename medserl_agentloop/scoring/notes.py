@@ -24,8 +24,6 @@ _UNESCAPES = {written: text for text, written in _ESCAPES.items()}
 
 @dataclass(frozen=True)
 class ReferenceNote:
-    """One note and what is true of it."""
-
     text_id: str
     text: str  # as published
     flag: bool  # whether it has an error
@@ -47,7 +45,6 @@ class ReferenceNote:
 
     @classmethod
     def from_extra_info(cls, facts: Mapping[str, Any]) -> ReferenceNote:
-        """The note of an evaluation row, from its column ``extra_info``."""
         return cls(
             text_id=facts["text_id"],
             text=facts["seed_note"],
@@ -72,8 +69,6 @@ class Reference:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a system says about one note."""
-
     text_id: str
     flag: bool = False
     sentence_id: int = -1  # -1 is none

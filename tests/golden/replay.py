@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from support import TOKENIZER, judge, run_with
 
-from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
 from medserl_agentloop.core.columns import restarted
 from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.trajectory import GAME_KEY
@@ -85,8 +85,7 @@ def replay(games: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[
         lam=0.9,
     )
     credited = {
-        name: estimator(batch, CreditSettings(), BaselineState()).advantages
-        for name, estimator in ROLE_ESTIMATORS.items()
+        name: estimator(batch, CreditSettings(), Baselines()).advantages for name, estimator in ROLE_ESTIMATORS.items()
     }
     trained = {name: [row[m > 0].tolist() for row, m in zip(a, mask, strict=True)] for name, a in credited.items()}
     return columns, trained

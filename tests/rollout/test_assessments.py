@@ -8,7 +8,7 @@ import pytest
 import torch
 from support import RUN, TOKENIZER, assessment_text, attack_text, extra_info, judge, play, run_with
 
-from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
 from medserl_agentloop.core.columns import context_ids, stacked
 from medserl_agentloop.core.config import ConfigError, CreditSettings, SelfPlayConfig
 from medserl_agentloop.core.encoding import ChatEncoder
@@ -110,7 +110,7 @@ def interaction(**changes: Any) -> MedicalGameInteraction:
 
 def advantages(name: str, how: str, batch: RoleBatch) -> torch.Tensor:
     settings = CreditSettings.model_validate({"normalize": dict.fromkeys(ROLES, how)})
-    return ROLE_ESTIMATORS[name](batch, settings, BaselineState()).advantages
+    return ROLE_ESTIMATORS[name](batch, settings, Baselines()).advantages
 
 
 @pytest.mark.parametrize("turn", range(1, 1 + K))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Advantages, BaselineState, RoleBatch
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Advantages, Baselines, RoleBatch
 from medserl_agentloop.core.config import NORMALIZATIONS, CreditSettings
 from medserl_agentloop.games.medical.types import Role
 
@@ -82,12 +82,12 @@ def with_forms(how: str | None, **settings: Any) -> CreditSettings:
     return CreditSettings.model_validate({"normalize": {role.value: how for role in Role}, **settings})
 
 
-def starting_state() -> BaselineState:
-    return BaselineState({Role.ATTACKER.value: {CATEGORIES[1]: 0.25}, Role.ASSESSOR.value: {CATEGORIES[0]: -0.5}})
+def starting_state() -> Baselines:
+    return Baselines({Role.ATTACKER.value: {CATEGORIES[1]: 0.25}, Role.ASSESSOR.value: {CATEGORIES[0]: -0.5}})
 
 
 def estimate(
-    name: str, batch: RoleBatch, settings: CreditSettings | None = None, state: BaselineState | None = None
+    name: str, batch: RoleBatch, settings: CreditSettings | None = None, state: Baselines | None = None
 ) -> Advantages:
     credited = ROLE_ESTIMATORS[name](batch, settings or CreditSettings(), state or starting_state())
     assert credited.advantages.shape == credited.returns.shape == batch.mask.shape

@@ -16,7 +16,7 @@ from training.advantage_batches import (
 )
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines
 from medserl_agentloop.core.config import NORMALIZATIONS, CreditSettings
 from medserl_agentloop.games.medical.types import Role
 
@@ -40,14 +40,14 @@ def test_groups_without_a_signal_are_counted() -> None:
 
 
 def test_role_rae_computed_by_hand_over_two_batches() -> None:
-    settings, state = with_forms(None, rae_decay=0.9), BaselineState({"attacker": {"c": 0.5}})
+    settings, state = with_forms(None, rae_decay=0.9), Baselines({"attacker": {"c": 0.5}})
     first = estimate("role_rae", written_batch([[ATTACKER], [ATTACKER]], [[1.0], [0]]), settings, state)
     assert first.advantages.tolist() == [[0.5], [-0.5]]
     assert first.metrics == {"selfplay/attacker/baseline/c": 0.5}
-    assert state.values == {"attacker": {"c": pytest.approx(0.5)}}
+    assert state == {"attacker": {"c": pytest.approx(0.5)}}
     second = estimate("role_rae", written_batch([[ATTACKER]], [[1.0]]), settings, state)
     assert second.advantages.tolist() == [[0.5]]
-    assert state.values == {"attacker": {"c": pytest.approx(0.55)}}
+    assert state == {"attacker": {"c": pytest.approx(0.55)}}
 
 
 def test_role_weights_scale_what_is_normalised() -> None:
@@ -91,9 +91,9 @@ def test_the_role_that_is_not_trained_gets_nothing_and_moves_no_baseline(name: s
     one = estimate(name, replace(batch, mask=batch.mask * (batch.role_ids != untrained)), state=state)
     assert one.advantages[batch.role_ids == untrained].eq(0).all()
     assert torch.equal(one.advantages[batch.role_ids != untrained], both.advantages[batch.role_ids != untrained])
-    before = starting_state().to_dict()
+    before = starting_state()
     role = next(role for role in Role if role.id == untrained)
-    assert state.to_dict().get(role.value) == before[role.value]
+    assert state.get(role.value) == before[role.value]
 
 
 @estimators

@@ -22,7 +22,7 @@ from training.advantage_batches import (
     with_forms,
 )
 
-from medserl_agentloop.core.advantages import BaselineState, RoleBatch
+from medserl_agentloop.core.advantages import Baselines, RoleBatch
 from medserl_agentloop.games.medical.types import Role
 
 forms = pytest.mark.parametrize(("name", "how"), FORMS)
@@ -41,7 +41,7 @@ any_batch = given(batch=batches)
 class Reference:
     """The estimators in float64 and one game at a time, as slow as the formulas read."""
 
-    def __init__(self, batch: RoleBatch, role: Role, state: BaselineState) -> None:
+    def __init__(self, batch: RoleBatch, role: Role, state: Baselines) -> None:
         self.batch, self.role, self.state = batch, role, state
         self.own: dict[int, list[int]] = defaultdict(list)
         for row, token in ((batch.role_ids == role.id) & (batch.mask > 0)).nonzero().tolist():
@@ -78,7 +78,7 @@ class Reference:
         return [self.total[row] - baseline] * len(self.own[row])
 
     def role_rae(self, row: int, how: str) -> list[float]:
-        baseline = self.state.values.get(self.role, {}).get(self.batch.kinds[row], 0.0)
+        baseline = self.state.get(self.role, {}).get(self.batch.kinds[row], 0.0)
         return [self.total[row] - baseline] * len(self.own[row])
 
     def role_gae(self, row: int, how: str) -> list[float]:
@@ -112,8 +112,8 @@ class Reference:
         return out
 
 
-def flat(state: BaselineState) -> dict[tuple[str, str], float]:
-    return {(role, kind): value for role, kinds in state.values.items() for kind, value in kinds.items()}
+def flat(state: Baselines) -> dict[tuple[str, str], float]:
+    return {(role, kind): value for role, kinds in state.items() for kind, value in kinds.items()}
 
 
 @forms

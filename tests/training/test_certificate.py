@@ -13,7 +13,7 @@ from real_runs import answers_of
 from training.model_families import ISOLATED, LEAKING, save
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
 from medserl_agentloop.core.certificate import Certificate, Measure, credit
 from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.games.medical.types import Role
@@ -116,7 +116,7 @@ def test_role_separated_estimators_are_certified(estimator: str) -> None:
     def estimate(rewards: torch.Tensor, roles: torch.Tensor) -> torch.Tensor:
         values = torch.zeros(rewards.shape)
         batch = RoleBatch(rewards, (roles > 0).long(), roles, ROLES, groups=GROUPS, kinds=["c"] * 4, values=values)
-        return ROLE_ESTIMATORS[estimator](batch, CreditSettings(), BaselineState()).advantages
+        return ROLE_ESTIMATORS[estimator](batch, CreditSettings(), Baselines()).advantages
 
     measure = credit(estimator, assigned(estimate), ROLE_IDS, IDS)
     assert measure.holds and measure.value == 0

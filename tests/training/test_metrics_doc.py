@@ -9,7 +9,7 @@ import torch
 from game.builders import finished
 from make_reference import METRICS
 
-from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, BaselineState, RoleBatch
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
 from medserl_agentloop.core.alarms import METRIC_PREFIX
 from medserl_agentloop.core.certificate import Certificate, Measure
 from medserl_agentloop.core.columns import context_leak_metrics, role_token_metrics
@@ -106,7 +106,7 @@ def produced() -> frozenset[str]:
     metrics |= Certificate([Measure("isolation", "actor", 0.0, 0.1, {}, "")], 0, 2, 1.0).metrics
     batch = RoleBatch(ones, ones, role_ids, ROLES, groups=["a"], kinds=["vanilla_benign"], values=ones)
     for estimator in ROLE_ESTIMATORS.values():
-        metrics |= estimator(batch, CreditSettings(), BaselineState()).metrics
+        metrics |= estimator(batch, CreditSettings(), Baselines()).metrics
     return frozenset({*metrics, *POOL_METRICS, *(METRIC_PREFIX + rule.name for rule in RULES)})
 
 

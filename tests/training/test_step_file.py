@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from medserl_agentloop.core.advantages import BaselineState
+from medserl_agentloop.core.advantages import Baselines
 from medserl_agentloop.core.step_file import (
     LATEST,
     STATE_FILE,
@@ -249,8 +249,8 @@ def test_a_run_that_goes_on_with_another_config_keeps_that_of_the_steps_before(t
 # --- state in a checkpoint ---
 
 
-def state(value: float = 0.0) -> BaselineState:
-    return BaselineState({"role": {"kind": value}})
+def state(value: float = 0.0) -> Baselines:
+    return Baselines({"role": {"kind": value}})
 
 
 def test_every_part_goes_on_as_it_was_and_one_that_the_checkpoint_does_not_know_is_named(tmp_path: Path) -> None:

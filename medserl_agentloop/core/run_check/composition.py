@@ -45,12 +45,10 @@ def recipe_override(recipe: str) -> str:
 
 
 def config_of(recipe: str) -> str:
-    """The name of verl's config that a recipe is for."""
     return SFT if recipe.startswith(("warm_start", "[warm_start")) else PPO
 
 
 def schema_of(recipe: str) -> DictConfig:
-    """verl's own config, without the recipe."""
     return compose_run(config_name=config_of(recipe))
 
 

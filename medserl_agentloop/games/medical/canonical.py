@@ -271,7 +271,6 @@ def _is_range(words: list[str]) -> bool:
 
 
 def _spelt_out(words: list[str]) -> list[str]:
-    """``words`` with abbreviations in full."""
     full: list[str] = []
     at = 0
     while at < len(words):

@@ -108,7 +108,6 @@ class BlindGate(ServerAddress):
         return self
 
     def reader(self, judge: JudgeServer) -> JudgeServer:
-        """The options of the reader: the judge's, with what differs."""
         own = self.model_dump(include={"url", "model", "api_key_env", "temperature"}, exclude_none=True)
         return judge.model_copy(update=own)
 

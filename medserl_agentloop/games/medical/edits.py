@@ -90,8 +90,6 @@ def same_sentence(a: str, b: str) -> bool:
 
 @dataclass(frozen=True)
 class Edit:
-    """A difference between two notes."""
-
     inserted: tuple[str, ...]  # sentences of the new note that the old one does not have, in order
     removed: tuple[str, ...]  # sentences of the old note that the new one does not have, in order
     sentences: int  # number of sentences touched: of each changed run, the longer side

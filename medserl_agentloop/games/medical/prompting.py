@@ -98,7 +98,6 @@ class PromptProfile:
 
 
 def template_name(role: Role, category: Category) -> str:
-    """Name of the template that opens ``role``'s turn."""
     if role is Role.ASSESSOR:
         return "assess"
     return category.value if category.has_attack else "copy"  # with selfplay.vanilla_attacker=copy

@@ -38,8 +38,6 @@ Rewards = dict[Role, dict[str, float]]
 
 
 class InvalidAttack(str, Enum):
-    """Why an attack does not count."""
-
     TRUNCATED = "truncated"
     UNPARSED = "unparsed"
     UNCHANGED = "unchanged"
@@ -57,8 +55,6 @@ class InvalidAttack(str, Enum):
 
 
 class Outcome(str, Enum):
-    """How a game ended."""
-
     VOID = "void"
     INVALID_ATTACK = "invalid_attack"
     UNREADABLE = "unreadable_assessment"
@@ -227,7 +223,6 @@ class MedicalRecord(GameRecord):
 
     @property
     def assessments(self) -> list[AssessmentRecord]:
-        """All assessments, in the order of their turns."""
         return [] if self.assessment is None else [self.assessment, *self.further_assessments]
 
     @property

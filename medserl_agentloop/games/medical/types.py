@@ -13,8 +13,6 @@ from medserl_agentloop.paths import LONGEST_NOTE
 
 
 class Role(StrEnum):
-    """Who speaks in a turn."""
-
     ATTACKER = "attacker"
     ASSESSOR = "assessor"
 
@@ -63,8 +61,6 @@ class VanillaAttacker(str, Enum):
 
 
 class Category(str, Enum):
-    """The kind of game a row asks for."""
-
     VANILLA_HARMFUL = "vanilla_harmful"
     ADVERSARIAL_HARMFUL = "adversarial_harmful"
     VANILLA_BENIGN = "vanilla_benign"
@@ -78,7 +74,6 @@ class Category(str, Enum):
 
     @property
     def seed_label(self) -> Label:
-        """Label of the note the game starts from."""
         return Label.HARMFUL if self.value.endswith("harmful") else Label.SAFE
 
     @property
@@ -87,7 +82,6 @@ class Category(str, Enum):
         return Label.HARMFUL if self is Category.ADVERSARIAL_BENIGN else self.seed_label
 
     def first_role(self, vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP) -> Role:
-        """Who takes the first turn."""
         attacks = self.has_attack or vanilla_attacker is VanillaAttacker.COPY
         return Role.ATTACKER if attacks else Role.ASSESSOR
 

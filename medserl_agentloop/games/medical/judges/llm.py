@@ -176,7 +176,6 @@ class LlmJudge:
 
     @property
     def is_down(self) -> bool:
-        """Whether the model does not answer any more."""
         return self._model.chat.is_down
 
     async def judge(self, record: MedicalRecord) -> Judgement:

@@ -44,7 +44,6 @@ class CountedShare(BaseModel):
 
     @computed_field
     def rate(self) -> float | None:
-        """The share, 0 to 1; None without items."""
         return round(self.hits / self.items, 4) if self.items else None
 
     @computed_field
@@ -93,7 +92,6 @@ class JudgeReport(BaseModel):
 
 
 def write_report(report: JudgeReport, path: Path) -> None:
-    """Write a report as JSON, whole or not at all."""
     with replacing(path) as file:
         file.write(report.model_dump_json(indent=1).encode() + b"\n")
 
