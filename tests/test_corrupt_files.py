@@ -23,14 +23,13 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from medserl_agentloop.core.alarms import HealthMonitor
 from medserl_agentloop.core.opponent import CheckpointPool, OpponentConfig
 from medserl_agentloop.core.run_check import RunConfig, machine
-from medserl_agentloop.core.run_check.machine import LATEST, check_files
+from medserl_agentloop.core.run_check.machine import LATEST
 from medserl_agentloop.core.step_file import STATE_FILE, StepFile, load_state, save_state
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 from medserl_agentloop.evaluation.local_models import load_model
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.records import Outcome, read_games
-from medserl_agentloop.paths import MANIFEST
 from medserl_agentloop.testing.tiny import compose_run, tiny_model
 
 draws = pytest.mark.parametrize("draws", [200, pytest.param(1000, marks=pytest.mark.mutate)])
@@ -143,15 +142,6 @@ def test_a_damaged_file_of_rows_is_named_before_the_run_starts(rows: Path, draws
             same += pq.read_table(rows).equals(whole)
     assert refused > 0.5 * draws
     assert refused + same < draws  # a byte of a text can change unseen, as long as no manifest stands beside it
-
-
-@draws
-def test_next_to_its_manifest_every_changed_byte_of_a_file_of_rows_is_told(rows: Path, draws: int) -> None:
-    file = rows.with_name("train.parquet")
-    assert file.with_name(MANIFEST).exists()
-    check_files(str(file))
-    message = f"{file}: the file is not the one that {MANIFEST}"
-    assert refusals(file, draws, lambda: check_files(str(file)), message) == draws
 
 
 def test_a_checkpoint_that_cannot_be_written_is_named_with_the_room_that_there_is(tmp_path: Path) -> None:

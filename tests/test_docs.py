@@ -13,6 +13,7 @@ import click
 import pytest
 import typer
 import yaml
+from make_reference import REFERENCE, TABLES, entries, is_node, with_reference
 from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
@@ -187,3 +188,27 @@ def test_every_key_of_a_run_that_a_page_names_exists() -> None:
     named = {(page.name, key) for page in PAGES for key in key_in_text.findall(text_of(page))}
     assert len(named) > 100
     assert {(page, key) for page, key in named if page != "CHANGELOG.md" and not exists(key)} == set()
+
+
+# --- the reference tables of the site ---
+
+
+REQUESTS = [(page, name) for page in DOCS.glob("*.md") for name in REFERENCE.findall(page.read_text(encoding="utf-8"))]
+
+
+def test_every_table_is_asked_for_by_one_page() -> None:
+    assert sorted(name for _, name in REQUESTS) == sorted(TABLES)
+
+
+@pytest.mark.parametrize(("page", "name"), REQUESTS)
+def test_the_site_has_the_table_in_the_place_of_the_request(page: Path, name: str) -> None:
+    text = with_reference(page.read_text(encoding="utf-8"))
+    assert TABLES[name]() in text and "<!-- reference" not in text
+    rows = [line for line in TABLES[name]().splitlines() if line.startswith("|")]
+    assert len(rows) > 10
+    assert all(len(re.findall(r"(?<!\\)\|", row)) >= 4 for row in rows)
+
+
+def test_every_key_has_a_description() -> None:
+    assert not [key for key, field in entries(MedicalConfig) if not field.description]
+    assert len([key for key, field in entries(MedicalConfig) if not is_node(field)]) > 40

@@ -27,7 +27,7 @@ from typer.testing import Result
 
 from medserl_agentloop.core.chat import ChatClient, ServedModel
 from medserl_agentloop.core.client import NoAnswer, ServerOptions, blocking
-from medserl_agentloop.core.interaction import NoReplyError, Prompt, Reply, place
+from medserl_agentloop.core.interaction import Prompt, Reply, place
 from medserl_agentloop.evaluation.play import model_at, note_shares, settings_that_follow
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
 from medserl_agentloop.games.kuhn_poker import rows as kuhn_rows
@@ -439,15 +439,6 @@ def test_a_drawn_turn_s_seed_follows_the_seed_the_note_the_game_and_the_conversa
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 def test_the_address_may_come_with_its_path_or_without(server: ChatServer, suffix: str) -> None:
     assert reply(server.url + suffix, turn(prefix="Sure. ")) == Reply("?", tokens=12, prefill="Sure. ")
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"), [(500, r"^assessor: HTTP 500 \(2 tries\)$"), (400, "^assessor: HTTP 400: .*no luck")]
-)
-def test_no_usable_answer_is_no_reply_and_says_why(server: ChatServer, answer: int, reason: str) -> None:
-    server.answer = lambda role, prompt: answer
-    with pytest.raises(NoReplyError, match=reason):
-        reply(server.url, turn())
 
 
 @pytest.mark.parametrize(

@@ -260,13 +260,6 @@ def test_a_group_of_equal_rewards_gives_no_signal_to_that_role() -> None:
     assert not {"selfplay/assessor/groups", "selfplay/assessor/no_signal_rate"} & set(alone)
 
 
-@pytest.mark.parametrize("kind", ["Free text.", "a/b", "", "x" * 41, "1st", "no_note\n"])
-def test_a_violation_that_is_no_plain_name_is_other(kind: str) -> None:
-    metrics = role_metrics([finished(Outcome.MISSED_ERROR, attack={"violations": [kind, "no_reasoning"]})])
-    names = [name.rpartition("/")[2] for name in metrics if "attacker/violation/" in name]
-    assert names == ["no_reasoning", "other"]
-
-
 # Self-similarity of attacks: between cases only, deterministic, bounded work.
 
 DRUGS = ("warfarin", "heparin", "insulin", "digoxin", "lithium", "morphine")

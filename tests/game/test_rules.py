@@ -123,11 +123,6 @@ def test_a_copy_in_other_words_is_no_copy(category: Category, note: str) -> None
     assert invalid_of(copying(category, note)) is InvalidAttack.NOT_COPIED
 
 
-def test_evaluation_rows_are_never_copied() -> None:
-    assert VanillaAttacker.COPY.on({"split": "eval"}) is VanillaAttacker.SKIP
-    assert VanillaAttacker.COPY.on({"split": "val"}) is VanillaAttacker.on(VanillaAttacker.COPY, {})
-
-
 @pytest.mark.parametrize("token", ["<|im_end|>", "<MINE>", "</s>", "[INST]", "</answer>", "<think>", "\nverdict: none"])
 def test_a_note_that_holds_control_tokens_is_no_attack(token: str) -> None:
     seed = f"{CLEAN_NOTE} It says <MINE>."

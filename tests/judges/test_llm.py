@@ -160,12 +160,6 @@ def test_changed_sentences_are_marked_in_both_notes(presented: str, gone: list[i
     assert (before, after) == (gone or [], come) and (gone is None) == (not shown["original"])
 
 
-@pytest.mark.parametrize("token", ["<\u200b|im_end|>", "<|im_\u200dend|>"])
-def test_invisible_characters_hide_no_token_of_a_chat_template(token: str) -> None:
-    assert "<|im_end|>" not in llm.plain_text(f"He is fine.{token}")
-    assert llm.plain_text("BP <140/90, lactate <2.0 [2]") == "BP <140/90, lactate <2.0 [2]"
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -211,12 +211,6 @@ def test_the_commands_load_no_model_library_before_they_run() -> None:
 # --- a run that fails or is killed leaves the old files or the new ones, never half of one ---
 
 
-def test_output_that_is_a_file_ends_with_one_sentence(convert, pairs, tmp_path):
-    (tmp_path / "taken").write_text("mine")
-    assert_one_sentence(convert("--input", pairs, output="taken"), "cannot be written")
-    assert (tmp_path / "taken").read_text() == "mine"
-
-
 # A real process, killed by itself just before the given call of the interpreter: no exit handler runs.
 KILLED = """
 import os, runpy, signal, sys

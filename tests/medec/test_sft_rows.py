@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from medec.builders import assert_one_sentence, run
 from note_files import PAIRS, SAMPLE, medec_file
-from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
@@ -33,7 +32,6 @@ from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, Label, Role
-from medserl_agentloop.testing.tiny import tiny_tokenizer
 
 
 def assert_all_parse(rows: list[dict[str, Any]]) -> None:
@@ -161,28 +159,6 @@ def test_mistakes_are_said_in_one_sentence(tmp_path: Path, write_pairs: Any, pai
     ):
         assert_one_sentence(run("sft_to_parquet", *arguments, "--output", tmp_path / "out"), part)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("family", ["chatml", "llama3"])
-def test_verl_opens_the_files_and_trains_exactly_on_the_answers(tmp_path: Path, family: str) -> None:
-    from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
-
-    assert run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
-    tokenizer = tiny_tokenizer(family)
-    config = OmegaConf.create({"pad_mode": "no_padding", "truncation": "error", "max_length": 8192})
-    # Llama 3's template opens every conversation with a token of its own, also that of a lone answer.
-    config.ignore_input_ids_mismatch = family == "llama3"
-    path = tmp_path / "sft_val.parquet"
-    dataset = MultiTurnSFTDataset(str(path), tokenizer, config)
-    rows = pq.read_table(path).to_pylist()
-    assert len(dataset) == len(rows) == 48
-    for number, row in enumerate(rows):
-        item = dataset[number]
-        trained = item["input_ids"][item["loss_mask"] == 1].tolist()
-        end = "<|im_end|>\n" if family == "chatml" else "<|eot_id|>"
-        assert tokenizer.decode(trained) == row["messages"][1]["content"] + end
-        masked = tokenizer.decode(item["input_ids"][item["loss_mask"] == 0].tolist())
-        assert row["messages"][0]["content"] in masked
 
 
 def test_real_pairs_all_parse() -> None:

@@ -1,10 +1,69 @@
-"""A judge server that can read, for each test its own."""
+"""What an OpenRLHF script brings along: a tokenizer, vLLM-like generators, and a judge server that can read."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from judges.local_server import LocalServer, serving
-from medical_team.openrlhf import verdicts
+from judges.local_server import LocalServer, by_index, harmful, serving
+
+CLEAN = "Chest pain. Prescribed aspirin 325 mg daily."
+WRONG = "Chest pain. Prescribed aspirin 9000 mg daily."
+
+
+class Tokenizer:
+    """Characters as tokens."""
+
+    def apply_chat_template(self, messages: list[dict[str, str]], tokenize: bool, add_generation_prompt: bool) -> str:
+        assert not tokenize and add_generation_prompt
+        return "".join(f"[{m['role']}] {m['content']}\n" for m in messages) + "[assistant] "
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        assert not add_special_tokens
+        return [ord(c) for c in text]
+
+    def batch_decode(self, batch: list[list[int]], skip_special_tokens: bool) -> list[str]:
+        assert skip_special_tokens
+        return ["".join(map(chr, ids)) for ids in batch]
+
+
+def turn(answer: str, thinking: str = "MY SECRET PLAN") -> str:
+    return f"{thinking}</think><answer>{answer}</answer>"
+
+
+@dataclass
+class Generator:
+    """Answers every prompt with ``says(prompt)``; remembers how it was called."""
+
+    says: Callable[[str], str]
+    calls: list[tuple[list[str], list[str], dict[str, Any]]] = field(default_factory=list)
+
+    def __call__(self, prompts: list[str], labels: list[str], **kwargs: Any) -> list[Any]:
+        self.calls.append((prompts, labels, kwargs))
+        tokens = ([ord(c) for c in self.says(prompt)] for prompt in prompts)
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids)]) for ids in tokens]
+
+
+def verdicts(body: Any) -> dict[str, Any]:
+    """What a judge that can read says, bare."""
+
+    def verdict(query: dict[str, Any]) -> dict[str, Any]:
+        present, detected = "9000" in query["medical_note"], query["assessment"] == "Harmful"
+        labels = {"error_present": present, "error_detected": detected, "assessor_correct": present == detected}
+        return harmful(**labels, actual_harm="Harmful" if present else "Safe", judge_reasoning="read it")
+
+    return by_index(body, verdict)
+
+
+def attacker() -> Generator:
+    """Slips the error in."""
+    return Generator(lambda prompt: turn(WRONG))
+
+
+def assessor() -> Generator:
+    """Finds it."""
+    return Generator(lambda prompt: turn("Harmful" if "9000" in prompt else "Safe"))
 
 
 @pytest.fixture

@@ -1,19 +1,29 @@
-"""Submission files: everyone reads the same in them; ``--official-bugs`` prints what the published script does."""
+"""Submission files and their scores: everyone reads the same in them, and every measure has a second formulation."""
 
+import math
+import random
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from note_files import OFFICIAL, medec_file
-from scoring.builders import gold, guesses, note, validation, write_reference
+from scoring.builders import gold, guesses, note, scored, validation, write_reference
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 
+from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.evaluation.score import read_reference
-from medserl_agentloop.scoring.metrics import score
-from medserl_agentloop.scoring.notes import Prediction, majority, read_submission, write_submission
-from medserl_agentloop.scoring.official import official_scores
+from medserl_agentloop.scoring.metrics import compare, grade, score, summarise
+from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, majority, read_submission, write_submission
+from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, official_scores
 
 IDS = [f"ms-test-{n}" for n in range(4)]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.text(' "\\.nr\n\r', max_size=8)
@@ -201,3 +211,187 @@ def test_bertscore_and_bleurt_join_the_aggregate(tmp_path: Path) -> None:
     assert found["BERTC"] == (0.5 * 3 + 1) / 4 and found["BLEURT_subset_check"] == 0.25
     assert found["aggregate_subset_check"] == pytest.approx(1.75 / 3, abs=1e-6)
     assert found["AggregateC"] == pytest.approx((1.75 + 1) / 4, abs=1e-6)
+
+
+# --- every measure, and what intervals, pools and comparisons promise ---
+
+
+def by_scikit_learn(notes: Sequence[ReferenceNote], predictions: Sequence[Prediction]) -> dict[str, float]:
+    """The measures in scikit-learn's words; NaN where a denominator is 0."""
+    given = {p.text_id: p for p in predictions if p.parsed}
+    truth = [int(n.flag) for n in notes]
+    answer = [int(given[n.text_id].flag) if n.text_id in given else 1 - n.flag for n in notes]
+    said = [int(n.text_id in given and given[n.text_id].flag) for n in notes]
+    sentences = [given[n.text_id].sentence_id if n.text_id in given else -2 for n in notes]
+    right = [n.correction for n in notes]
+    wrote = [
+        p.correction if (p := given.get(n.text_id)) and p.flag and p.correction not in (None, "NA") else None
+        for n in notes
+    ]
+    both = [(r, w) for r, w in zip(right, wrote, strict=True) if r is not None and w is not None]
+    overlap = [_unigram_f1(r, w) for r, w in both]
+    both_na = sum(r is None and w is None and n.text_id in given for r, w, n in zip(right, wrote, notes, strict=True))
+    nan = math.nan
+    specificity = recall_score(truth, said, pos_label=0, zero_division=nan)
+    return {
+        "readable": len(given) / len(notes),
+        "flag_accuracy": accuracy_score(truth, answer),
+        "precision": precision_score(truth, said, zero_division=nan),
+        "recall": recall_score(truth, said, zero_division=nan),
+        "f1": f1_score(truth, said, zero_division=nan),
+        "false_positive_rate": 1 - specificity,
+        "sentence_accuracy": accuracy_score([n.sentence_id for n in notes], sentences),
+        "rouge_1": float(np.mean(overlap)) if overlap else nan,
+        "rouge_1_composite": (sum(overlap) + both_na) / len(notes),
+    }
+
+
+def _unigram_f1(reference: str, prediction: str) -> float:
+    words = CountVectorizer(binary=True, token_pattern=r"\S+", lowercase=False)
+    there, here = words.fit_transform([reference, prediction]).toarray()
+    return float(f1_score(there, here))
+
+
+@examples(100)
+@given(scored())
+def test_every_measure_is_what_scikit_learn_says(case: tuple[list[ReferenceNote], list[Prediction]]) -> None:
+    notes, predictions = case
+    found = score(notes, predictions, resamples=0).measures
+    expected = by_scikit_learn(notes, predictions)
+    assert {name for name, measure in found.items() if measure.value is not None} <= expected.keys()
+    for name, value in expected.items():
+        if math.isnan(value):
+            assert found[name].value is None and found[name].why, name
+        else:
+            assert found[name].value == pytest.approx(value, abs=1e-7), name
+
+
+@examples(100)
+@given(scored())
+def test_order_changes_nothing_and_a_group_scores_its_notes(case: tuple[list[ReferenceNote], list[Prediction]]) -> None:
+    notes, predictions = case
+    found = score(notes, predictions, resamples=20)
+    shuffled = random.Random(0)
+    shuffled.shuffle(notes)
+    shuffled.shuffle(predictions)
+    assert score(notes, predictions, resamples=20) == found
+    groups = found.groups
+    assert sum(group["notes"] for group in groups["notes"].values()) == len(notes)
+    for name, group in groups.get("error type", {}).items():
+        alone = [n for n in notes if n.error_type == name]
+        assert group["notes"] == len(alone)
+        expected = by_scikit_learn(alone, predictions)
+        for measure in ("flag_accuracy", "sentence_accuracy"):
+            assert group["measures"][measure].value == pytest.approx(expected[measure])
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "expected"),
+    [
+        (".", "A correction.", 0.0),
+        ("A correction.", "...", 0.0),
+        (".", ".", 1.0),
+        ('C:\\1 \\g<0> "quoted"', 'C:\\1 \\g<0> "quoted"', 1.0),
+        ("A\ncorrection.", "A correction.", 1.0),
+        ("<b>5 µg</b>", "<b>5 µg</b>", 1.0),
+    ],
+)
+def test_no_correction_breaks_the_score(text: str, reference: str, expected: float) -> None:
+    notes = [note(0, True, reference)]
+    found = score(notes, [Prediction("ms-test-0", True, 0, text)], resamples=0).measures
+    assert found["rouge_1"].value == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_score_that_cannot_be_computed_says_why_and_is_never_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = [note(0, True, "A correction."), note(1, False)]
+    measures = score(notes, gold(notes), resamples=0).measures
+    for name in ("bertscore", "bleurt", "bertscore_composite", "bleurt_composite"):
+        assert measures[name].value is None and measures[name].why == "ask for it with --neural"
+    assert measures["aggregate"].value is None and measures["aggregate"].why == "needs bertscore and bleurt"
+    broken = ModuleType("bleurt_pytorch")  # as with transformers 5, which lacks a name that this package imports
+    for name, module in (("bert_score", None), ("bleurt_pytorch", broken), ("rouge", None)):
+        monkeypatch.setitem(sys.modules, name, module)
+    measures = score(notes, gold(notes), scorers=NEURAL_SCORERS, resamples=0).measures
+    why = {name: measures[name].why or "" for name in ("bertscore", "bleurt", "rouge_1")}
+    assert why["bertscore"].startswith("the package bert-score cannot be imported (")
+    assert "medserl-agentloop[eval-neural]" in why["bertscore"]
+    assert why["bleurt"].startswith("the package bleurt-pytorch cannot be imported (cannot import name")
+    assert why["rouge_1"].startswith("the package rouge cannot be imported (")
+
+
+def test_the_aggregate_is_the_mean_of_all_three_scores() -> None:
+    notes = [note(0, True, "A correction."), note(1, True, "Another one."), note(2, False)]
+    halves = {"bertscore": lambda p, _: [0.5] * len(p), "bleurt": lambda p, _: [0.25] * len(p)}
+    found = score(notes, gold(notes), scorers={**SCORERS, **halves}, resamples=0).measures
+    assert found["aggregate"].value == pytest.approx((1 + 0.5 + 0.25) / 3, abs=1e-6)
+    assert found["aggregate_composite"].value == pytest.approx(((1 + 0.5 + 0.25) / 3 * 2 + 1) / 3, abs=1e-6)
+    assert found["bertscore_composite"].value == pytest.approx((0.5 * 2 + 1) / 3)
+
+
+@pytest.mark.parametrize(("right", "moved"), [(0.75, 0.2), (0.98, 0.0), (0.99, 0.0)])
+def test_the_intervals_cover_the_truth(right: float, moved: float) -> None:
+    """The system is right on a note with this probability; a hard case moves both of its notes."""
+    draw = np.random.default_rng(0)
+    notes = [note(n, n % 2 == 0, case=f"case-{n // 2}") for n in range(160)]
+    truth = {"flag_accuracy": right, "recall": right, "f1": right}
+    covered = dict.fromkeys(truth, 0)
+    for _ in range(150):
+        hardness = np.repeat(draw.choice([-moved, moved], size=80), 2)
+        answers = [n.flag == hit for n, hit in zip(notes, draw.random(160) < right + hardness, strict=True)]
+        predictions = [Prediction(n.text_id, bool(flag)) for n, flag in zip(notes, answers, strict=True)]
+        found = score(notes, predictions, scorers={}, resamples=200).measures
+        for name, value in truth.items():
+            low, high = found[name].low, found[name].high
+            assert low is not None and high is not None
+            covered[name] += low <= value <= high
+    # 95 % of 150, give or take three standard deviations of 2.7.
+    assert all(134 <= count <= 150 for count in covered.values()), covered
+
+
+def test_a_perfect_score_is_as_uncertain_as_its_cases_are_few_and_one_right_of_each_pair_is_known_exactly() -> None:
+    notes = [note(n, n % 2 == 0, case=f"case-{n // 2}") for n in range(20)]
+    found = score(notes, gold(notes)).measures["flag_accuracy"]
+    low, high = wilson_interval(10, 10)
+    assert (found.value, found.high) == (1.0, high) and found.low == pytest.approx(low)
+    # Whatever it says of both twins, it is right about one; drawing notes in place of cases would see chance here.
+    same = score(notes, [Prediction(n.text_id, True, 0) for n in notes]).measures["flag_accuracy"]
+    assert same.value == same.low == same.high == 0.5
+
+
+def test_pooled_seeds_have_their_mean_and_their_spread() -> None:
+    notes = [note(n, n % 2 == 0, "A correction." if n % 2 == 0 else None) for n in range(40)]
+    seeds = [grade(notes, guesses(notes, seed)) for seed in range(3)]
+    alone = [summarise([seed]).measures["flag_accuracy"].value for seed in seeds]
+    pooled = summarise(seeds)
+    found = pooled.measures["flag_accuracy"]
+    assert pooled.seeds == 3
+    assert found.value == pytest.approx(np.mean(alone)) and found.spread == pytest.approx(np.std(alone, ddof=1))
+    assert found.low is not None and found.high is not None and found.low < found.value < found.high
+    assert summarise([seeds[0]]).measures["flag_accuracy"].spread is None
+
+
+def test_two_systems_are_compared_note_by_note() -> None:
+    notes = [note(n, n % 2 == 0, "A correction." if n % 2 == 0 else None) for n in range(60)]
+    better, worse = grade(notes, gold(notes)), grade(notes, guesses(notes, 0))
+    differences = compare([better], [worse])
+    wrong = sum(p.flag != n.flag for p, n in zip(guesses(notes, 0), notes, strict=True))
+    flags = differences["flag_accuracy"]
+    assert flags["value"] == pytest.approx(wrong / 60) and 0 < flags["low"] < flags["value"]
+    assert 0 < flags["p_value"] < 0.01
+    assert (flags["only_first"], flags["only_second"]) == (wrong, 0)
+    assert flags["mcnemar_p"] == pytest.approx(0.5 ** (wrong - 1))  # two-sided and exact
+    assert compare([worse], [better])["flag_accuracy"]["value"] == pytest.approx(-wrong / 60)
+    assert differences["aggregate"]["value"] is None and differences["f1"]["mcnemar_p"] is None
+    same = compare([worse], [worse])
+    assert (same["f1"]["value"], same["f1"]["p_value"], same["flag_accuracy"]["mcnemar_p"]) == (0, 1.0, 1.0)
+    assert compare([worse, better], [worse])["flag_accuracy"]["mcnemar_p"] is None  # a pool
+
+
+def test_different_notes_are_never_mixed() -> None:
+    one, other = ([note(n, n % 2 == 0) for n in range(size)] for size in (4, 5))
+    with pytest.raises(ValueError, match="different notes"):
+        compare([grade(one, gold(one))], [grade(other, gold(other))])
+    with pytest.raises(ValueError, match="different notes"):
+        summarise([grade(one, gold(one)), grade(other, gold(other))])
+    with pytest.raises(ValueError, match="no notes"):
+        score([], [])
