@@ -1,4 +1,4 @@
-"""The CPU engine: what is drawn, the log-probs reported, and the server with its requests, budgets and pushes of weights."""
+"""The CPU engine: what is drawn, the log-probs reported, and the server with its budgets and pushes of weights."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def test_a_bad_row_is_refused_with_row_key_value_and_what_is_allowed(key: str, v
     assert all(part in str(error.value) for part in parts)
 
 
-# --- several assessments of one attack: what each earns, what the attacker earns, what records and metrics make of it ---
+# --- several assessments of one attack: what each earns, and what records and metrics make of them ---
 
 
 TERMS = MedserlTerms()

@@ -1,4 +1,4 @@
-"""A script as it would be written against the OpenRLHF system, with both shapes of the game manager and a judge over HTTP."""
+"""A script written against the OpenRLHF system, with both shapes of the game manager and a judge over HTTP."""
 
 import json
 import pickle
