@@ -71,6 +71,7 @@ class Run:
         self.log = folder / f"log{len(list(folder.glob('log*')))}.txt"
         """What a user would see on the terminal."""
         self.train_log = folder / "run" / "train.log"
+        self._earlier = self.train_log.stat().st_size if self.train_log.exists() else 0
         command = [sys.executable, "-m", "verl.trainer.main_ppo", f"+recipes={recipe}", *SMALL, *overrides]
         command += [f"trainer.default_local_dir={folder}/run", f"hydra.run.dir={folder}/hydra"]
         with self.log.open("w") as log:
@@ -80,8 +81,8 @@ class Run:
     def wait(self) -> None:
         assert self.process.wait(timeout=400) == 0, self.log.read_text()[-5000:]
         # verl prints this when it is done; games that an asynchronous run has begun by then die with their server.
-        training, _, _ = self.train_log.read_text().partition("Final validation metrics")
-        for crash in ("Error in _run_prompt", "the rollout server gave no turn"):
+        training, _, _ = self.train_log.read_bytes()[self._earlier :].partition(b"Final validation metrics")
+        for crash in (b"Error in _run_prompt", b"the rollout server gave no turn"):
             assert crash not in training
 
     def lines(self) -> Iterator[str]:

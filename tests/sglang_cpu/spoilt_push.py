@@ -8,12 +8,15 @@ from medserl_agentloop.backends.sglang_adapters import CpuServerAdapter
 
 
 class SpoiltAdapter(CpuServerAdapter):
-    async def _load(self, folder: str, *, flush_cache: bool = True) -> None:
-        if not hasattr(self, "_pushed"):
-            self._pushed: Any = True
-            await super()._load(folder)
-        elif os.environ["PROBE_PUSH"] == "no-flush":
-            await super()._load(folder, flush_cache=False)
+    _pushed = False
+
+    async def _ask(self, endpoint: str, request: dict[str, Any]) -> None:
+        if endpoint == "update_weights_from_disk" and self._pushed:
+            if os.environ["PROBE_PUSH"] == "off":
+                return
+            request |= {"flush_cache": os.environ["PROBE_PUSH"] != "no-flush"}
+        await super()._ask(endpoint, request)
+        self._pushed = True
 
     async def _push_adapter(self, name: str, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         other = {"default": "assessor", "assessor": "default"}[name]
