@@ -24,7 +24,15 @@ from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, medical_general_sum, medserl, zero_sum
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role, VanillaAttacker
+from medserl_agentloop.games.medical.types import (
+    Category,
+    ErrorType,
+    GameSpec,
+    Label,
+    Role,
+    VanillaAttacker,
+    known_type,
+)
 
 PAGE = Path(__file__).with_name("rewards.md")
 SAMPLE = PAGE.parents[1] / "data_prep" / "sample" / "medserl_sample.csv"
@@ -267,7 +275,7 @@ def earned(answer: Callable[[str], str], scheme: RewardScheme, cases: Sequence[C
         note = case.error_note if category.seed_label is Label.HARMFUL else case.clean_note
         if note is None:
             continue
-        errors = {"error_type": ErrorType.parse(case.error_type or ""), "error_sentence": case.error_sentence}
+        errors = {"error_type": known_type(case.error_type or ""), "error_sentence": case.error_sentence}
         game = MedicalGame(GameSpec(category, category.seed_label, note, **errors), EditLimits(), MEDSERL)
         game.play(f"<think>I do not read.</think>\n<answer>\n{answer(note)}\n</answer>")
         game.record.judgement = Judgement(judge="labels", label=category.seed_label)

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import Category, ErrorType, Role
@@ -69,6 +71,34 @@ def test_the_format_the_assessor_is_shown_has_the_fields_that_are_read() -> None
     parsed = MEDSERL.assessment(shown[shown.index("<think>") :].replace("safe or harmful", "harmful"))
     assert parsed.sentence == "the wrong sentence, copied from the note"
     assert parsed.correction == "that sentence as it should read"
+
+
+def test_error_types_of_a_run_are_named_by_prompts_read_in_answers_and_known_of_rows() -> None:
+    types = ("dosage", "drug_interaction")
+    told = {name: load_profile(name, types).templates() for name in ("medserl", "classic", "baseline")}
+    said = {name: " ".join(str(row["messages"]) for row in rows) for name, rows in told.items()}
+    assert all("dosage or " in text and "drug interaction" in text for text in said.values())
+    assert not any("treatment, " in text for text in said.values())
+    assert "error_type: dosage or drug_interaction" in said["medserl"]
+
+    game = MedicalGameInteraction(MedicalConfig(error_types=types, vanilla_attacker="skip"))
+    facts = {"category": "vanilla_harmful", "target_label": "harmful", "seed_note": NOTE}
+    for of_row, answered, known in (
+        ("Drug interaction", "drug-interaction", "drug_interaction"),
+        ("diagnosis", "diagnosis", None),
+    ):
+        one = game.new_game(facts | {"error_type": of_row})
+        fields = f"verdict: harmful\nsentence: He rests.\nerror_type: {answered}\ncorrection: He runs."
+        one.play(f"<think>hm</think><answer>{fields}</answer>")
+        assert one.record.assessment is not None and one.record.assessment.error_type == known
+        assert one.record.spec.error_type == known
+        assert one.record.assessment.violations == ([] if known else ["no_error_type"])
+
+
+@pytest.mark.parametrize("types", [[], ["dosage", "Dosage"], ["a/b"], ["x" * 41], ["dosage", ""]])
+def test_error_types_that_no_answer_could_name_are_refused(types: list[str]) -> None:
+    with pytest.raises(ValueError, match="error type"):
+        MedicalConfig(error_types=types)
 
 
 @given(st.text())
@@ -159,7 +189,7 @@ def test_an_error_names_template_line_and_variable(tmp_path: Path, template: str
     profile = profile_in(tmp_path, assessor__assess=template)
     with pytest.raises(ValueError) as error:
         assess(profile)
-    parts = ("{{ note }} and nothing else", place, reason, str(tmp_path))
+    parts = ("{{ note }} and {{ error_types }}, and nothing else", place, reason, str(tmp_path))
     assert all(part in str(error.value) for part in parts)
     with pytest.raises(ValueError, match=str(tmp_path / "attacker" / "decoy_benign.jinja")):
         profile.messages(Role.ATTACKER, Category.DECOY_BENIGN, NOTE)

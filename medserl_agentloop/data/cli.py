@@ -17,15 +17,19 @@ from rich.text import Text
 from typer import Argument, Option
 
 from medserl_agentloop.command_line import errors_in_one_line, plain, say
+from medserl_agentloop.data.checkout import profile_files
 from medserl_agentloop.data.reader import ReadReport, read_files
 from medserl_agentloop.data.rows import (
     AS_GIVEN,
     DEFAULT_MIX,
     FIRST_INDEX,
+    MEDEC_TYPES,
     PROFILE,
+    TYPES,
     UW_AGREEMENT,
     ConvertOptions,
     Mix,
+    RowPlan,
     SplitRows,
     build_eval_rows,
     convert_files,
@@ -47,6 +51,7 @@ SHOWN = 3  # ids in a line of the summary
 app = typer.Typer(no_args_is_help=True, help="Make data files from MEDEC's notes, and check them.")
 
 Profile = Annotated[str, Option(help=PROFILE)]
+ErrorTypes = Annotated[str, Option(help=TYPES)]
 UwAgreement = Annotated[bool, Option("--i-have-the-uw-agreement", help=UW_AGREEMENT)]
 
 
@@ -86,7 +91,7 @@ def convert(options: ConvertOptions) -> None:
     read, made = convert_files(options)
     mix = options.shares(read.cases)
     _print_input(read.reports)
-    _print_rows(made, mix)
+    _print_rows(made, mix, options)
     dropped = sum(report.dropped_empty for report in read.reports)
     counts = {"records dropped: every field is empty": dropped, **made.left_out}
     _show("Left out", ["what and why", "count"], [item for item in counts.items() if item[1]])
@@ -149,6 +154,7 @@ def sft(
     val_fraction: Annotated[float, Option(help="Share of cases for validation, 0 to 1.")] = 0.1,
     seed: Annotated[int, Option(help="Seed of the split and the order.")] = 42,
     profile: Profile = "medserl",
+    error_types: ErrorTypes = MEDEC_TYPES,
     splits_of: Annotated[
         Path | None, Option(help="Folder written by medserl data convert: every case keeps the split it has there.")
     ] = None,
@@ -171,18 +177,19 @@ def sft(
     with errors_in_one_line("error"):
         if bool(inputs) == bool(from_games):
             raise ValueError("give --input, for answers from templates, or --from-games, for a model's own; not both.")
+        split: Any = {"val_fraction": val_fraction, "seed": seed, "error_types": error_types}
         if from_games:
             if splits_of is not None:
                 raise ValueError("--splits-of belongs to --input; with --from-games, use --rest-of.")
             paths = [path / GAMES_FILE if path.is_dir() else path for path in from_games]
-            made = rows_of_games(chain(*map(read_games, paths)), val_fraction=val_fraction, seed=seed)
+            made = rows_of_games(chain(*map(read_games, paths)), **split)
         else:
             read = read_files(inputs)
             refuse_uw(read, i_have_the_uw_agreement)
             for report in read.reports:
                 _say_why(f"left out: {report.file}", report.contradictions)
             split_of = read_splits(splits_of) if splits_of else None
-            made = build_sft_rows(read.cases, val_fraction=val_fraction, seed=seed, profile=profile, split_of=split_of)
+            made = build_sft_rows(read.cases, profile=profile, split_of=split_of, **split)
         files = {"sft_train.parquet": made.train, "sft_val.parquet": made.val}
         rest = rows_for_self_play(rest_of, made.train + made.val) if rest_of is not None else None
         with all_or_none(output) as place:
@@ -206,6 +213,7 @@ def evaluation_rows(
     inputs: Annotated[list[Path], Option("--input", help="MEDEC's CSV. Repeatable.")],
     output: Annotated[Path, Option(help="Parquet file to write.")],
     profile: Profile = "medserl",
+    error_types: ErrorTypes = MEDEC_TYPES,
     name: Annotated[str, Option(help="What the metrics call the set; by default each note's collection.")] = "",
     first_index: Annotated[
         int, Option(min=0, max=2**62, help="Index of the first row; indices of files used together must differ.")
@@ -216,7 +224,9 @@ def evaluation_rows(
     with errors_in_one_line("error"):
         if output.suffix != ".parquet":
             raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
-        rows, read = build_eval_rows(inputs, profile=profile, first_index=first_index, name=name)
+        rows, read = build_eval_rows(
+            inputs, profile=profile, error_types=error_types, first_index=first_index, name=name
+        )
         refuse_uw(read, i_have_the_uw_agreement)
         with all_or_none(output.parent) as place:
             write_parquet(rows, place / output.name)
@@ -227,6 +237,25 @@ def evaluation_rows(
     _say(f"{output}: {len(rows)} rows; {dropped} empty records dropped")
 
 
+@app.command()
+def profile(
+    source: Annotated[Path, Option("--from", help="Your checkout of the OpenRLHF system; it holds medical_team/.")],
+    output: Annotated[Path, Option(help="Folder of the profile; it must not exist.")],
+) -> None:
+    """Write a prompt profile with the texts of a checkout of the OpenRLHF system; its code is read and never run."""
+    with errors_in_one_line("error"):
+        files = profile_files(source)
+        if output.exists():
+            raise ValueError(f"{output} exists: give the name of a new folder.")
+        with all_or_none(output) as place:
+            for name, text in files.items():
+                (place / name).parent.mkdir(exist_ok=True)
+                (place / name).write_text(text, encoding="utf-8", newline="\n")
+    if not any("<answer>" in text for name, text in files.items() if name.startswith("attacker")):
+        _say("note: the attacker is not told of <answer>, and nothing else is read: write it into the templates")
+    _say(f"{output}: a profile with the prompts of {source}; use it with --profile and selfplay.profile")
+
+
 def _print_input(reports: Sequence[ReadReport]) -> None:
     counts = {field.name: field.metadata["label"] for field in fields(ReadReport) if field.metadata}
     rows = [[label, *(getattr(report, name) for report in reports)] for name, label in counts.items()]
@@ -235,12 +264,12 @@ def _print_input(reports: Sequence[ReadReport]) -> None:
     _show("Error types", ["type", "cases"], types.most_common())
 
 
-def _print_rows(made: SplitRows, mix: Mix) -> None:
+def _print_rows(made: SplitRows, mix: Mix, plan: RowPlan) -> None:
     splits = made.reports.values()
     rows = []
     for category in mix:
         counts = (f"{split['rows'][category]} ({split['eligible'][category]})" for split in splits)
-        rows.append([category.value, category.default_target_label.value, *counts])
+        rows.append([category.value, plan.label_of(category).value, *counts])
     total = ["total", "", *(str(sum(split["rows"].values())) for split in splits)]
     _show("Rows (in brackets: cases that could serve)", ["category", "presented note", *made.reports], [*rows, total])
 

@@ -38,7 +38,7 @@ from medserl_agentloop.data.cases import (
     shown,
 )
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.types import Category, ErrorType, Label
+from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, Label, known_type
 from medserl_agentloop.paths import LONGEST_NOTE, regular_file
 
 COLUMNS = (
@@ -258,9 +258,8 @@ class _Cells:
         """MEDEC's name of a type, in any spelling, or the source's own word; None where there is none."""
         word = one_line(self.text(column) or "")
         if len(word) > _LONGEST_TYPE:
-            self.refuse(column, f"write {', '.join(ErrorType)}, a type of your own in few words, or NA")
-        kind = ErrorType.parse(word)
-        return kind.value if kind else word if word and word.lower() != _NO_TYPE else None
+            self.refuse(column, f"write {', '.join(ERROR_TYPES)}, a type of your own in few words, or NA")
+        return known_type(word) or (word if word and word.lower() != _NO_TYPE else None)
 
 
 def _whole_number(text: str) -> int | None:

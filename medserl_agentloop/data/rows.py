@@ -20,18 +20,27 @@ from importlib.metadata import version
 from itertools import product
 from math import gcd, lcm
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from medserl_agentloop.core.interaction import AGENT_NAME as AGENT_NAME
 from medserl_agentloop.data.cases import MEDEC_UW, Case, EditTag, MedecFormatError, near_duplicates
 from medserl_agentloop.data.reader import ReadReport, ReadResult, read_files
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile, load_profile
-from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, Label, Role, VanillaAttacker
+from medserl_agentloop.games.medical.types import (
+    ERROR_TYPES,
+    EVAL_SPLIT,
+    Category,
+    GameSpec,
+    Label,
+    Role,
+    VanillaAttacker,
+    checked_types,
+)
 from medserl_agentloop.paths import MANIFEST, all_or_none, sha256_of
 
 # Three of the four categories present a harmful note, so the safe one has three shares.
@@ -41,6 +50,8 @@ AS_GIVEN = "as-given"  # the mix of an input whose rows name their categories: e
 FIRST_INDEX = 1_000_000_000
 UW_AGREEMENT = "Accept MEDEC-UW rows; you have signed its data use agreement."
 PROFILE = "Prompt profile: a name, or the path of a folder."
+MEDEC_TYPES = ",".join(ERROR_TYPES)
+TYPES = "Error types that prompts name, as selfplay.error_types of the run has them; commas between them."
 _NOT_FOR_TRAINING = "not for training: it shares a note with a case that was given for validation"
 _PACKAGES = ("medserl-agentloop", "pyarrow", "numpy", "jinja2")
 _ROW_GROUP = 2000
@@ -95,6 +106,14 @@ class RowPlan(BaseModel):
     )
     seed: int = Field(42, description="Seed of the split, the choice and the order.")
     profile: str = Field("medserl", description=PROFILE)
+    error_types: Annotated[str, AfterValidator(lambda text: ",".join(checked_types(text)))] = Field(
+        MEDEC_TYPES, description=TYPES
+    )
+    adversarial_benign: Label = Field(
+        Label.HARMFUL,
+        description="What an adversarial_benign game asks for: a note with an error, or one that is reworded and safe, "
+        "as in the OpenRLHF system.",
+    )
     vanilla_attacker: VanillaAttacker = Field(
         VanillaAttacker.SKIP,
         description="Whether the attacker copies the note in vanilla games, as the run's selfplay key says.",
@@ -107,6 +126,14 @@ class RowPlan(BaseModel):
             first = error.errors()[0]
             option = "--" + str(first["loc"][0]).replace("_", "-")
             raise ValueError(f"{option} is {first['input']}: {first['msg']}.") from None
+
+    @property
+    def prompts(self) -> PromptProfile:
+        return load_profile(self.profile, checked_types(self.error_types))
+
+    def label_of(self, category: Category) -> Label:
+        """Label of the note that a game of ``category`` presents if its attack is valid."""
+        return self.adversarial_benign if category is Category.ADVERSARIAL_BENIGN else category.default_target_label
 
     def shares(self, cases: Iterable[Case]) -> Mix:
         """The share of each category in the rows of these cases."""
@@ -245,11 +272,12 @@ def _without_overlong(cases: Sequence[Case], options: ConvertOptions, limit: int
     """The cases whose first prompts have at most ``limit`` tokens, template included, in every category they serve."""
     if options.tokenizer is None:
         raise ValueError("--max-prompt-tokens needs --tokenizer: the name or folder of the model to train.")
-    encoder = ProfileEncoder(load_tokenizer(options.tokenizer), load_profile(options.profile))
+    encoder = ProfileEncoder(load_tokenizer(options.tokenizer), options.prompts)
     overlong: dict[str, str] = {}
     for case, category in product(cases, options.shares(cases)):
         if note := seed_note(case, category):
-            length = len(encoder.of(category.first_role(options.vanilla_attacker), category, note).ids)
+            task = GameSpec(category, options.label_of(category), note).task
+            length = len(encoder.of(category.first_role(options.vanilla_attacker), task, note).ids)
             if length > limit:
                 overlong[case.case_id] = f"{category.value}: {length} tokens, limit {limit}"
     exclusions["overlong prompt"] += overlong.items()
@@ -317,7 +345,7 @@ def build_rows(
     More ``exclusions`` are added. ``val_ids`` are the cases that were given for validation: they are the validation
     split, whatever the plan's fraction. If the plan cannot be met, a ValueError says what to change.
     """
-    mix, profile = plan.shares(cases), load_profile(plan.profile)
+    mix, profile = plan.shares(cases), plan.prompts
     exclusions = defaultdict(list) if exclusions is None else exclusions
     splits = _split(_usable(cases, mix, exclusions), plan, val_ids, exclusions)
     val_share = plan.val_fraction if val_ids is None else len(splits["val"]) / max(1, sum(map(len, splits.values())))
@@ -337,9 +365,9 @@ def build_rows(
         exclusions[f"without any row in {name}: the mix has no place for it"] += [(each, None) for each in unused]
         reports[name] = {"cases": len(members), "unused_cases": len(unused), "eligible": eligible, "rows": counts}
         for case, category in chosen:
-            role, note = category.first_role(plan.vanilla_attacker), seed_note(case, category) or ""
             index = len(made["train"]) + len(made["val"])
-            made[name].append(_parquet_row(case, category, role, note, name, index, profile))
+            game = GameSpec(category, plan.label_of(category), seed_note(case, category) or "", index=index)
+            made[name].append(_parquet_row(case, game, category.first_role(plan.vanilla_attacker), name, profile))
     main = "val" if plan.val_fraction == 1 and val_ids is None else "train"
     if missing := [category.value for category in mix if not reports[main]["eligible"][category]]:
         raise ValueError(f"no case for {main} can serve {', '.join(missing)}: give more input, or change --mix.")
@@ -356,20 +384,18 @@ def seed_note(case: Case, category: Category) -> str | None:
     return None if case.edit_tag is EditTag.NO_OP else case.error_note
 
 
-def _parquet_row(
-    case: Case, category: Category, role: Role, note: str, split: str, index: int, profile: PromptProfile
-) -> Row:
-    """The row of a game that starts from ``note``, with ``role``'s turn first."""
+def _parquet_row(case: Case, game: GameSpec, role: Role, split: str, profile: PromptProfile) -> Row:
+    """The row of a game on a case, with ``role``'s turn first."""
+    category, label, note = game.category, game.target_label.value, game.seed_note
     from_twin = case.clean_from_twin and category.seed_label is Label.SAFE
-    label = category.default_target_label.value
     return {
         "data_source": f"{case.subset}/{category.value}",
         "agent_name": AGENT_NAME,
-        "prompt": profile.messages(role, category, note),
+        "prompt": profile.messages(role, game.task, note),
         "ability": "medical_error_detection",
         "reward_model": {"style": "rule", "ground_truth": label},
         "extra_info": {
-            "index": index,
+            "index": game.index,
             "split": split,
             "text_id": case.twin_text_id if from_twin else case.case_id,
             "vignette_id": case.case_id,
@@ -478,7 +504,12 @@ def _choose(members: list[Case], counts: dict[Category, int], rng: random.Random
 
 
 def build_eval_rows(
-    paths: Sequence[Path], *, profile: str = "medserl", first_index: int = FIRST_INDEX, name: str = ""
+    paths: Sequence[Path],
+    *,
+    profile: str = "medserl",
+    error_types: str = MEDEC_TYPES,
+    first_index: int = FIRST_INDEX,
+    name: str = "",
 ) -> tuple[list[Row], ReadResult]:
     """One assessor turn for every row of MEDEC's CSV files, in their order, and the account of the files.
 
@@ -486,7 +517,7 @@ def build_eval_rows(
     the text as it was published, so unlike in training rows nothing is stripped, repaired or left out here. A
     MedecFormatError names file, row and column where a file is not a right MEDEC CSV.
     """
-    prompts = load_profile(profile)
+    prompts = load_profile(profile, checked_types(error_types))
     for path in paths:
         if path.suffix.lower() != ".csv":
             raise MedecFormatError(f"{path}: evaluation rows are made from MEDEC's .csv files; give such a file.")
@@ -494,8 +525,8 @@ def build_eval_rows(
     rows: list[Row] = []
     for index, case in enumerate(read.cases, start=first_index):
         category = Category.VANILLA_BENIGN if case.error_note is None else Category.VANILLA_HARMFUL
-        note = case.error_note or case.clean_note or ""
-        row = _parquet_row(case, category, Role.ASSESSOR, note, EVAL_SPLIT, index, prompts)
+        game = GameSpec(category, category.seed_label, case.error_note or case.clean_note or "", index=index)
+        row = _parquet_row(case, game, Role.ASSESSOR, EVAL_SPLIT, prompts)
         row["data_source"] = f"{name or case.subset}_eval/{category.value}"
         rows.append(row)
     return rows, read

@@ -24,13 +24,13 @@ from typing import Any
 import pyarrow as pa
 
 from medserl_agentloop.data.cases import Case, EditTag
-from medserl_agentloop.data.rows import MESSAGES, Exclusions, Row, RowPlan, SplitRows, build_rows
+from medserl_agentloop.data.rows import MEDEC_TYPES, MESSAGES, Exclusions, Row, RowPlan, SplitRows, build_rows
 from medserl_agentloop.games.medical.edits import same_sentence
 from medserl_agentloop.games.medical.parsing import UnwritableTurn
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, checked_types, in_words, known_type
 from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet
 
 WRONG = "turns of games that were lost, void or never finished"
@@ -49,6 +49,7 @@ def build_sft_rows(
     val_fraction: float = 0.1,
     seed: int = 42,
     profile: str = "medserl",
+    error_types: str = MEDEC_TYPES,
     split_of: Mapping[str, str] | None = None,
 ) -> SplitRows:
     """Conversations of one user's and one assistant's message each, shuffled.
@@ -58,7 +59,8 @@ def build_sft_rows(
     ``read_splits``, puts it elsewhere, and leaves out the cases that it does not name. A ValueError says that a note or
     sentence holds text that the game would read as part of its format, or that the cases cannot be split as asked.
     """
-    prompts = load_profile(profile)
+    types = checked_types(error_types)
+    prompts = load_profile(profile, types)
     exclusions: Exclusions = defaultdict(list)
     elsewhere = "cases that are in neither file of --splits-of"
     if split_of is None:
@@ -70,10 +72,10 @@ def build_sft_rows(
         split_of = {r["extra_info"]["vignette_id"]: r["extra_info"]["split"] for r in games.train + games.val}
     rows: list[Row] = []
     for case in cases:
-        if why := _why_not(case) or elsewhere * (case.case_id not in split_of):
+        if why := _why_not(case, types) or elsewhere * (case.case_id not in split_of):
             exclusions[why].append((case.case_id, None))
             continue
-        answers = _answers(case, prompts)
+        answers = _answers(case, prompts, types)
         if Category.ADVERSARIAL_BENIGN not in answers:
             exclusions["attacks that change more than the game's limits allow"].append((case.case_id, None))
         for category, answer in answers.items():
@@ -118,24 +120,24 @@ def _table(path: Path) -> tuple[pa.Table, list[str]]:
     return table, columns["extra_info.vignette_id"].to_pylist()
 
 
-def _why_not(case: Case) -> str:
+def _why_not(case: Case, types: Sequence[str]) -> str:
     """Why the case cannot be taught; empty if it can."""
     if case.error_note is None or case.clean_note is None:
         return "cases with only one note"
     if case.edit_tag is EditTag.NO_OP:
         return "cases whose two notes differ in letter case or white space only"
-    if not ErrorType.parse(case.error_type or "") or not case.error_sentence or not case.corrected_sentence:
-        return "cases without one of MEDEC's error types or without the two sentences"
+    if not known_type(case.error_type or "", types) or not case.error_sentence or not case.corrected_sentence:
+        return "cases without one of the error types or without the two sentences"
     return ""
 
 
-def _answers(case: Case, profile: PromptProfile) -> dict[Category, str]:
+def _answers(case: Case, profile: PromptProfile, types: Sequence[str]) -> dict[Category, str]:
     """What is answered in each game: two assessments, and the attack if the game's limits allow it."""
-    error_type = ErrorType.parse(case.error_type or "")
+    error_type = known_type(case.error_type or "", types)
     wrong, right = case.error_sentence, case.corrected_sentence
     assert error_type and wrong and right and case.error_note and case.clean_note  # see _why_not
     prefix = profile.settings.assistant_prefix
-    kind = "causal organism" if error_type is ErrorType.CAUSAL_ORGANISM else error_type.value
+    kind = in_words(error_type)
     nothing = (
         "I compared findings, diagnosis, management, treatment and drugs sentence by sentence, and found nothing wrong."
     )
@@ -191,7 +193,9 @@ def _in_splits(rows: list[Row], split_of: Mapping[str, str], seed: int, exclusio
     return SplitRows(splits["train"], splits["val"], exclusions)
 
 
-def rows_of_games(games: Iterable[MedicalRecord], *, val_fraction: float = 0.1, seed: int = 42) -> SplitRows:
+def rows_of_games(
+    games: Iterable[MedicalRecord], *, val_fraction: float = 0.1, seed: int = 42, error_types: str = MEDEC_TYPES
+) -> SplitRows:
     """Conversations of the turns that were right, readable and in good form.
 
     An assessment is right where its verdict is and, in a note with a known error, its sentence too. An attack is right
@@ -217,7 +221,7 @@ def rows_of_games(games: Iterable[MedicalRecord], *, val_fraction: float = 0.1, 
                 continue
             taken.add(key)
             stratum = turn.verdict.value if isinstance(turn, AssessmentRecord) and turn.verdict else category.value
-            profile = load_profile(game.profile or "medserl")
+            profile = load_profile(game.profile or "medserl", checked_types(error_types))
             note = game.spec.seed_note if role is Role.ATTACKER else game.presented_note or ""
             messages = profile.messages(role, game.spec.task, note)
             answer = profile.settings.assistant_prefix + turn.response

@@ -43,7 +43,7 @@ from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.games.medical.metrics import prediction, quoted_sentence
 from medserl_agentloop.games.medical.parsing import TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.games.medical.types import Category, Role
+from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, Role
 from medserl_agentloop.scoring.metrics import compare, grade
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, majority, write_submission
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
@@ -111,8 +111,9 @@ def evaluate(
             sets[name] = [replace(note, text=change(note)) for note in reference.notes]
         training = read_training(train, reference.notes) if train else ([], 0)
         run = run_config(model)
-        trained_with = run.get("selfplay", {}).get("profile")
-        prompts = load_profile(profile or trained_with or "medserl")
+        game = run.get("selfplay", {})
+        trained_with = game.get("profile")
+        prompts = load_profile(profile or trained_with or "medserl", tuple(game.get("error_types", ERROR_TYPES)))
         template_kwargs = template_of(run) | dict(OmegaConf.from_dotlist(template or []))
         asking = {"api_key_env": api_key_env, "timeout_s": timeout, "retries": tries - 1, "concurrency": concurrency}
         player = model_at(model, served, template_kwargs, **asking)

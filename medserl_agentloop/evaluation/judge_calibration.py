@@ -45,7 +45,7 @@ from medserl_agentloop.games.medical.records import (
     MedicalRecord,
     Reading,
 )
-from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label, known_type
 
 app = typer.Typer(no_args_is_help=True, help="Serve a judge, or measure how good one is.")
 
@@ -82,7 +82,7 @@ class _Known:
             category=category,
             target_label=category.default_target_label,
             seed_note=self.before,
-            error_type=ErrorType.parse(self.case.error_type or ""),
+            error_type=known_type(self.case.error_type or ""),
             vignette_id=self.case.case_id,
         )
         attack, silence = AttackRecord.model_construct(note=self.after), AssessmentRecord.model_construct(verdict=None)

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from medserl_agentloop.games.medical.judges.protocol import Labels
+from medserl_agentloop.games.medical.judges.protocol import Labels, make_labels
 from medserl_agentloop.games.medical.parsing import BASELINE
+from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.rewards import GENERAL_SUM, GeneralSumTerms, detection_reward
-from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.games.medical.types import Label, Role
 from medserl_agentloop.medical_team.prompts import (
     ASSESSOR_REQUEST,
     ATTACKER_PROMPTS,
@@ -155,6 +156,24 @@ def get_medical_game_reward_general_sum(
     detection, outcomes = get_medical_error_detection_reward(role, detected, present, reward_coeff_config=config)
     realism, more = get_medical_error_realism_reward(role, labels.get("error_realistic", True), config)
     return detection + realism, outcomes | more
+
+
+def labels_of(game: MedicalRecord) -> Labels:
+    """A game of a run, a line of ``games.jsonl``, as the judge would label it; a void one is a parsing error."""
+    return make_labels(
+        error_present=game.label is Label.HARMFUL,
+        error_detected=game.assessment is not None and game.assessment.verdict is Label.HARMFUL,
+        error_realistic=game.judgement is None or game.judgement.realistic is not False,
+        is_parsing_error=game.is_void,
+    )
+
+
+def outcomes_of(game: MedicalRecord) -> dict[str, set[MedicalGameOutcome]]:
+    """What happened in a game of a run for each role that played."""
+    if game.is_void:
+        return {role.value: {MedicalGameOutcome.PARSING_ERROR} for role in Role}
+    played = [role.value for role, turn in ((Role.ATTACKER, game.attack), (Role.ASSESSOR, game.assessment)) if turn]
+    return {role: get_medical_game_reward_general_sum({"game_role": role}, labels_of(game))[1] for role in played}
 
 
 def get_medical_cot_formatting_reward(cot_format_violation: bool) -> float:

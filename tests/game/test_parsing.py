@@ -20,7 +20,7 @@ from medserl_agentloop.games.medical.parsing import (
     load_parser,
 )
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord
-from medserl_agentloop.games.medical.types import ErrorType, Label
+from medserl_agentloop.games.medical.types import ErrorType, Label, known_type
 
 FORMATS = pytest.mark.parametrize("name", sorted(PARSERS))
 OPEN, OFF = "<think>\n", "<think>\n\n</think>\n\n"
@@ -244,7 +244,7 @@ def test_a_harmful_answer_says_where_the_error_is(lines: list[str], error: tuple
 
 @pytest.mark.parametrize("spelling", ["causalOrganism", "causal organism", "Causal-Organism.", "CAUSAL_ORGANISM"])
 def test_an_error_type_is_read_whatever_its_case_and_spacing(spelling: str) -> None:
-    assert ErrorType.parse(spelling) is ErrorType.CAUSAL_ORGANISM
+    assert known_type(spelling) == ErrorType.CAUSAL_ORGANISM
 
 
 # --- of any text: nothing raises, and nothing but the note crosses ---

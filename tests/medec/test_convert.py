@@ -53,6 +53,22 @@ def test_first_prompts_are_those_of_profile_and_vanilla_attacker(convert, pairs,
     assert verify_files([path], tokenizer).ok, "the manifest says what they were written with"
 
 
+def test_rows_may_ask_for_a_safe_variation_and_name_error_types_of_ones_own(convert, pairs, tmp_path):
+    given = ("--profile", "baseline", "--mix", "adversarial_benign=1,adversarial_harmful=1")
+    types = ("--error-types", "dosage, diagnosis")
+    asked = {}
+    for name, options in {"safe": ("--adversarial-benign", "safe"), "wrong": types}.items():
+        result = convert("--input", pairs, *given, *options, output=name)
+        assert result.exit_code == 0, result.output
+        rows = pq.read_table(tmp_path / name / "train.parquet").to_pylist()
+        asked[name] = [row for row in rows if row["extra_info"]["category"] == "adversarial_benign"]
+        assert verify_files([tmp_path / name / "train.parquet"], tiny_tokenizer()).ok
+        assert {row["reward_model"]["ground_truth"] for row in asked[name]} == {"safe" if name == "safe" else "harmful"}
+    assert all("No finding, number, drug" in row["prompt"][0]["content"] for row in asked["safe"])
+    assert all("concern the dosage or the diagnosis." in row["prompt"][0]["content"] for row in asked["wrong"])
+    assert_one_sentence(convert("--input", pairs, "--error-types", "a,A"), "--error-types is a,A", "each once")
+
+
 def test_manifest_and_summary_account_for_sources_outputs_and_every_exclusion(
     convert, write_csv, error_row, clean_row, tmp_path
 ):

@@ -87,7 +87,7 @@ def test_what_cannot_be_taught_is_left_out_and_counted(
     assert made.left_out == {
         "cases whose two notes differ in letter case or white space only": 1,
         "attacks that change more than the game's limits allow": 1,
-        "cases without one of MEDEC's error types or without the two sentences": 2,
+        "cases without one of the error types or without the two sentences": 2,
         "cases with only one note": 1,
     }
     assert Counter(row["game_role"] for row in made.train + made.val) == {"attacker": 20, "assessor": 42}

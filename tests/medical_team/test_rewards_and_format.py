@@ -3,20 +3,23 @@
 import re
 
 import pytest
-from game.builders import any_game
+from game.builders import any_game, finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.games.medical.judges.protocol import Labels, make_labels
-from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
+from medserl_agentloop.games.medical.judges.protocol import make_labels
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medical_general_sum
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.medical_team import (
+    MedicalGameOutcome,
     get_medical_cot_formatting_reward,
     get_medical_error_detection_reward,
     get_medical_error_realism_reward,
     get_medical_game_reward_general_sum,
+    labels_of,
     medical_cot_format_check_and_extract,
+    outcomes_of,
 )
 
 TABLE = {
@@ -47,17 +50,6 @@ def test_the_table(present: bool, detected: bool, realistic: bool | None) -> Non
     assert get_medical_error_realism_reward("assessor", realism > 0) == (0.0, set())
 
 
-def labels_of(record: MedicalRecord) -> Labels:
-    """A judged record as the baseline's judge would label it; a void one is a parsing error."""
-    judgement, assessment = record.judgement, record.assessment
-    return make_labels(
-        error_present=judgement is not None and judgement.label is Label.HARMFUL,
-        error_detected=assessment is not None and assessment.verdict is Label.HARMFUL,
-        error_realistic=judgement is None or judgement.realistic is not False,
-        is_parsing_error=record.outcome is Outcome.VOID,
-    )
-
-
 @given(any_game())
 def test_the_interface_and_the_core_s_scheme_agree_on_every_game(record: MedicalRecord) -> None:
     labels = labels_of(record)
@@ -66,6 +58,22 @@ def test_the_interface_and_the_core_s_scheme_agree_on_every_game(record: Medical
         assert turn is not None
         reward, _ = get_medical_game_reward_general_sum({"game_role": role.value}, labels)
         assert reward + get_medical_cot_formatting_reward(bool(turn.violations)) == sum(components.values())
+        assert all(outcome.value.startswith(role.value) for outcome in outcomes_of(record)[role.value])
+
+
+@pytest.mark.parametrize(("realistic", "word"), [(True, "realistic"), (False, "unrealistic"), (None, "realistic")])
+@pytest.mark.parametrize(
+    ("outcome", "found"), [(Outcome.CORRECT_DETECTION, "detected"), (Outcome.MISSED_ERROR, "undetected")]
+)
+def test_a_game_of_a_run_has_the_outcomes_of_the_original(
+    outcome: Outcome, found: str, realistic: bool | None, word: str
+) -> None:
+    game = finished(outcome, judgement=Judgement(judge="http", label=Label.HARMFUL, realistic=realistic))
+    seen = {role: {outcome.value for outcome in outcomes} for role, outcomes in outcomes_of(game).items()}
+    assert seen["attacker"] == {f"attacker_error_{found}", f"attacker_{word}_error"}
+    assert seen["assessor"] == {f"assessor_{outcome.value}"}
+    game.void = "judge failed: it is down"
+    assert outcomes_of(game)["attacker"] == {MedicalGameOutcome.PARSING_ERROR} and labels_of(game)["is_parsing_error"]
 
 
 def test_roles_and_coefficients_that_do_not_exist_are_named() -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from medserl_agentloop.core.chat import BASE
 from medserl_agentloop.core.client import CircuitBreaker, ServerAddress, ServerOptions
 from medserl_agentloop.core.config import CreditSettings, Normalization, SelfPlayConfig, Share
 from medserl_agentloop.games.medical.rewards import MedserlTerms, load_scheme
 from medserl_agentloop.games.medical.rules import EditLimits
-from medserl_agentloop.games.medical.types import EVAL_SPLIT, Role, VanillaAttacker
+from medserl_agentloop.games.medical.types import ERROR_TYPES, EVAL_SPLIT, Role, VanillaAttacker, checked_types
 
 
 class _TokenBudget(BaseModel):
@@ -120,6 +120,11 @@ class MedicalConfig(SelfPlayConfig):
         description="The game: the name of one of medserl_agentloop/games, or package.module:Class of a user's own.",
     )
     profile: str = Field(default="medserl", description="Prompt profile: a folder of prompts/, or a path.")
+    error_types: Annotated[tuple[str, ...], AfterValidator(checked_types)] = Field(
+        default=ERROR_TYPES,
+        description="Types of errors that prompts name, answers may give and recall is measured by. Data is written "
+        "for the same ones (--error-types).",
+    )
     train: Literal["both", "attacker", "assessor"] = Field(
         default="both", description="Whose tokens the loss sees. The other role still plays."
     )

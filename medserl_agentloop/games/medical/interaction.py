@@ -29,7 +29,7 @@ from medserl_agentloop.games.medical.records import (
 )
 from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import MedicalGame
-from medserl_agentloop.games.medical.types import Category, GameSpec, Role
+from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, GameSpec, Role
 
 
 class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
@@ -44,7 +44,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     check_run = staticmethod(judge_problems)
     columns = GAMES
     headline = ("selfplay/assessor/recall", "selfplay/assessor/false_positive_rate", "selfplay/shortcut/index")
-    same_run = ("profile", "reward", "reward_terms", "judge")
+    same_run = ("profile", "error_types", "reward", "reward_terms", "judge")
     shown = (
         ("attacker parsed", "selfplay/attacker/parse_rate"),
         ("valid", "selfplay/attacker/valid_rate"),
@@ -57,14 +57,14 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
 
     def __init__(self, config: MedicalConfig, tokens: Any = None) -> None:
         super().__init__(config, tokens)
-        self._profile = load_profile(config.profile)
+        self._profile = load_profile(config.profile, config.error_types)
         self._reward_model: tuple[str | None, str | None] = (None, None)
         self._base: BaseModelChat | None = None
         self._notes: measured.Notes = {}
 
     def new_game(self, facts: Mapping[str, Any]) -> MedicalGame:
         game = MedicalGame(
-            GameSpec.from_extra_info(facts),
+            GameSpec.from_extra_info(facts, self.config.error_types),
             self.config.edits,
             self._profile.parser,
             vanilla_attacker=self.config.vanilla_attacker.on(facts),
@@ -145,6 +145,8 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         spec, here = GameSpec.from_extra_info(facts), self.config.vanilla_attacker.on(facts)
         if list(prompt) != self._profile.messages(spec.category.first_role(here), spec.task, spec.seed_note):
             options = f"--profile {self.config.profile} --vanilla-attacker {here.value}"
+            if self.config.error_types != ERROR_TYPES:
+                options += f" --error-types {','.join(self.config.error_types)}"
             raise ValueError(
                 f"its prompt is not the one that {options} gives it. Write the file again with them, or set "
                 "selfplay.profile and selfplay.vanilla_attacker to those it was written with."

@@ -195,7 +195,7 @@ def _assessor_metrics(games: list[MedicalRecord]) -> dict[str, float]:
     for category in sorted({g.category.value for g in games}):
         metrics[f"accuracy/{category}"] = _accuracy([g for g in games if g.category == category])
     known = [g for g in games if g.category is Category.VANILLA_HARMFUL and g.spec.error_type is not None]
-    for error_type in sorted({g.spec.error_type.value for g in known if g.spec.error_type}):
+    for error_type in sorted({g.spec.error_type for g in known if g.spec.error_type}):
         metrics[f"recall/{error_type}"] = _accuracy([g for g in known if g.spec.error_type == error_type])
     return metrics
 

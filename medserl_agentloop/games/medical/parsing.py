@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import signature
 from typing import Any
 
 from medserl_agentloop.core.control_text import END_THINK, THINK, reasoning_closed, reasoning_open
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord
-from medserl_agentloop.games.medical.types import ErrorType, Label
+from medserl_agentloop.games.medical.types import ERROR_TYPES, Label, known_type
 from medserl_agentloop.paths import find_object
 
 CONTRADICTION = "contradictory_verdicts"
@@ -32,7 +34,8 @@ class TurnFormat:
 
     Attributes:
         attack: Reads an attacker's turn: ``attack(text, prefill="")``.
-        assessment: Reads an assessor's turn: ``assessment(text, prefill="")``.
+        assessment: Reads an assessor's turn: ``assessment(text, prefill="")``. One that has a parameter
+            ``error_types`` is told those of the game.
         compose_attack: Writes an attacker's turn, unchecked: ``compose_attack(turn, label, prefill)``. The label is
             what it says the note is. None for a format that is only read.
         compose_assessment: Writes an assessor's: ``compose_assessment(turn, verdict, prefill)``.
@@ -44,6 +47,12 @@ class TurnFormat:
     compose_attack: Callable[[AttackRecord, Label, str], str] | None = None
     compose_assessment: Callable[[AssessmentRecord, Label, str], str] | None = None
     locates: bool = False
+
+    def with_types(self, error_types: Sequence[str]) -> TurnFormat:
+        """The same format in a game with these error types."""
+        if "error_types" not in signature(self.assessment).parameters:
+            return self
+        return replace(self, assessment=partial(self.assessment, error_types=error_types))
 
     def write(self, turn: AttackRecord | AssessmentRecord, label: Label, prefill: str = "") -> str:
         """The turn of a player that says ``label`` of the note, without the ``prefill``.
@@ -153,7 +162,7 @@ def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str, str, list[
     return body, reasoning or "", violations
 
 
-def _medserl_assessment(text: str, prefill: str = "") -> AssessmentRecord:
+def _medserl_assessment(text: str, prefill: str = "", error_types: Sequence[str] = ERROR_TYPES) -> AssessmentRecord:
     """Fields line by line; a value runs to the next field, so that a copied sentence may span lines.
 
     The first occurrence of a field counts; a second one is a violation, and another verdict takes back the first.
@@ -172,7 +181,7 @@ def _medserl_assessment(text: str, prefill: str = "") -> AssessmentRecord:
     if verdict is None and body:
         violations.append("no_verdict")
     error: dict[str, Any] = {name: fields.get(name) or None for name in ("sentence", "correction")}
-    error["error_type"] = ErrorType.parse(fields.get("error_type", ""))
+    error["error_type"] = known_type(fields.get("error_type", ""), error_types)
     if verdict is Label.HARMFUL:
         violations += [f"no_{name}" for name, value in error.items() if value is None]
     elif verdict is Label.SAFE and any(value for name, value in fields.items() if name != "verdict"):
@@ -181,8 +190,7 @@ def _medserl_assessment(text: str, prefill: str = "") -> AssessmentRecord:
 
 
 def _compose_medserl_assessment(turn: AssessmentRecord, verdict: Label, prefill: str) -> str:
-    kind = turn.error_type.value if turn.error_type else None
-    fields = {"sentence": turn.sentence, "error_type": kind, "correction": turn.correction}
+    fields = {"sentence": turn.sentence, "error_type": turn.error_type, "correction": turn.correction}
     lines = [f"verdict: {verdict.value}", *(f"{name}: {value}" for name, value in fields.items() if value is not None)]
     return f"{_write_reasoning(turn.reasoning, prefill)}<answer>\n" + "\n".join(lines) + "\n</answer>"
 
@@ -263,7 +271,7 @@ def _compose_classic_attack(turn: AttackRecord, label: Label, prefill: str) -> s
 def _compose_classic_assessment(turn: AssessmentRecord, verdict: Label, prefill: str) -> str:
     why = []
     if turn.sentence:
-        kind = f" ({turn.error_type.value})" if turn.error_type else ""
+        kind = f" ({turn.error_type})" if turn.error_type else ""
         why.append(f"This sentence is wrong{kind}: {turn.sentence}")
     if turn.correction:
         why.append(f"It should read: {turn.correction}")

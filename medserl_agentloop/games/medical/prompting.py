@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
 from medserl_agentloop.core.interaction import Message, Prompt, Turn, place
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.parsing import load_parser
-from medserl_agentloop.games.medical.types import Category, GameSpec, Role, VanillaAttacker
+from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, GameSpec, Role, VanillaAttacker, in_words
 from medserl_agentloop.paths import resource
 
 logger = logging.getLogger(__name__)
@@ -44,15 +45,15 @@ class _ProfileSettings(BaseModel):
 class PromptProfile:
     """The templates and the parser of one profile; a ValueError names file and key of what is wrong in it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, error_types: Sequence[str] = ERROR_TYPES) -> None:
+        self.folder, self._values = folder, {"error_types": list(error_types)}
         file = folder / "profile.yaml"
         try:
             values = OmegaConf.to_container(OmegaConf.load(file)) if file.exists() else {}
             self.settings = _ProfileSettings.model_validate(values)
             if ":" in self.settings.parser:
                 logger.warning("%s: parser %r imports a module, which may do anything", file, self.settings.parser)
-            self.parser = load_parser(self.settings.parser)
+            self.parser = load_parser(self.settings.parser).with_types(error_types)
         except Exception as error:  # a user's file and a user's module may raise anything
             raise ValueError(f"prompt profile {file}: {error}") from error
         self._jinja = ImmutableSandboxedEnvironment(  # a profile may come from somebody else
@@ -60,6 +61,7 @@ class PromptProfile:
             undefined=StrictUndefined,
             autoescape=False,  # prompts are text, and escaping would change the note
         )
+        self._jinja.filters |= {"one_of": _one_of, "in_words": in_words}
 
     def messages(self, role: Role, category: Category, note: str) -> list[Message]:
         """The chat messages that open ``role``'s own context: the system's, if there is one, and the user's.
@@ -68,8 +70,8 @@ class PromptProfile:
         """
         name = template_name(role, category)
         messages = [{"role": "user", "content": self._render(f"{role.value}/{name}.jinja", note=note)}]
-        system = f"{role.value}/system.jinja"
-        if (self.folder / system).exists():
+        systems = (f"{role.value}/{name}.system.jinja", f"{role.value}/system.jinja")
+        for system in [file for file in systems if (self.folder / file).exists()][:1]:
             messages.insert(0, {"role": "system", "content": self._render(system)})
         return messages
 
@@ -90,11 +92,17 @@ class PromptProfile:
 
     def _render(self, name: str, **values: str) -> str:
         try:
-            return self._jinja.get_template(name).render(**values)
+            return self._jinja.get_template(name).render(**self._values, **values)
         except Exception as error:  # a user's template may raise anything
             where = _place(error, self.folder / name)
-            allowed = "{{ note }} and nothing else" if values else "no variable"
+            allowed = "{{ note }} and {{ error_types }}, and nothing else" if values else "no variable but error_types"
             raise ValueError(f"prompt template {where}: {error}. It may use {allowed}.") from error
+
+
+def _one_of(names: Iterable[str], before: str = "") -> str:
+    """``the a, the b or the c``, with ``before`` in front of each."""
+    *others, last = [f"{before}{name}" for name in names]
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def template_name(role: Role, category: Category) -> str:
@@ -112,7 +120,7 @@ def _place(error: Exception, template: Path) -> str:
 
 
 @cache
-def load_profile(name: str = "medserl") -> PromptProfile:
+def load_profile(name: str = "medserl", error_types: tuple[str, ...] = ERROR_TYPES) -> PromptProfile:
     """A profile by name (a folder of ``prompts/``) or by the path of a folder, e.g. ``./mine``; else a ValueError."""
     # A bare name is never a folder of the working directory: one may be called like a profile.
     folder = Path(name) if "/" in name or name in (".", "..") else resource("prompts") / name
@@ -122,7 +130,7 @@ def load_profile(name: str = "medserl") -> PromptProfile:
             f"no prompt profile {name!r}: expected one of {', '.join(known)} "
             "or the path of a folder with attacker/ and assessor/ templates"
         )
-    return PromptProfile(folder)
+    return PromptProfile(folder, error_types)
 
 
 class ProfileEncoder(ChatEncoder):
@@ -149,7 +157,7 @@ def plan_row(
     The response is the attacker's turn and, for each of the ``assessments``, the assessor's prompt with the longest
     note the attacker may write, and the assessor's turn. What an opponent plays takes no room.
     """
-    profile, budget, trains = load_profile(selfplay.profile), selfplay.budget, selfplay.plays
+    profile, budget, trains = load_profile(selfplay.profile, selfplay.error_types), selfplay.budget, selfplay.plays
     assess = encoder.opening(profile.turn(Role.ASSESSOR, spec.category, spec.seed_note))
     turns, note = [], assess.data_tokens  # prompt and response of each turn; a copy is answered by the seed note itself
     if spec.category.has_attack:

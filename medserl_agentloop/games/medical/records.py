@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validat
 from medserl_agentloop.core import records
 from medserl_agentloop.core.records import COLUMNS, Column, GameRecord, Pieces, TurnRecord
 from medserl_agentloop.games.medical.edits import changed_runs, one_line
-from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 
 SCHEMA_VERSION = 1
 """Raised by a release that changes the fields. Records of older versions are read, newer ones refused."""
@@ -127,7 +127,7 @@ class AssessmentRecord(_Turn):
 
     verdict: Label | None
     sentence: str | None = None
-    error_type: ErrorType | None = None
+    error_type: str | None = None
     correction: str | None = None
     reasoning: str = ""
     violations: list[str] = []
@@ -301,7 +301,7 @@ GAMES = COLUMNS | {
     "judged": Column("string", "label of the presented note", lambda g: _word(g.label)),
     "judge": Column("string", "who gave it", lambda g: g.judgement.judge if g.judgement else None),
     "verdict": Column("string", "missing if unreadable", lambda g: _word(g.assessment and g.assessment.verdict)),
-    "error_type": Column("string", "type of the case's error", lambda g: _word(g.spec.error_type)),
+    "error_type": Column("string", "type of the case's error", lambda g: g.spec.error_type),
     "text_id": Column("string", "source row", lambda g: g.spec.text_id),
     "vignette_id": Column("string", "case", lambda g: g.spec.vignette_id),
     "attacker_reward": Column("Float64", "sum of the components", lambda g: g.reward(Role.ATTACKER.value)),

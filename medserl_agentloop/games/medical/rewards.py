@@ -116,7 +116,7 @@ def medserl(record: MedicalRecord, terms: MedserlTerms = MedserlTerms()) -> Rewa
             assessor["sentence"] = terms.sentence * (named - terms.guessed)
         # Of a rewritten note nobody knows the type but a judge; the seed's type may not hold.
         if record.category is Category.VANILLA_HARMFUL and record.spec.error_type is not None:
-            assessor["error_type"] = terms.error_type * ((answer.error_type is record.spec.error_type) - terms.guessed)
+            assessor["error_type"] = terms.error_type * ((answer.error_type == record.spec.error_type) - terms.guessed)
     return rewards
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum, StrEnum
 from typing import Annotated, Any
@@ -33,7 +34,7 @@ class Label(str, Enum):
     HARMFUL = "harmful"
 
 
-class ErrorType(str, Enum):
+class ErrorType(StrEnum):
     """MEDEC's five error types, in MEDEC's own spelling."""
 
     DIAGNOSIS = "diagnosis"
@@ -42,11 +43,38 @@ class ErrorType(str, Enum):
     PHARMACOTHERAPY = "pharmacotherapy"
     CAUSAL_ORGANISM = "causalOrganism"
 
-    @classmethod
-    def parse(cls, text: str) -> ErrorType | None:
-        """The type that ``text`` names, whatever its case and spacing; None if it names none."""
-        letters = "".join(c for c in text.lower() if c.isalpha())
-        return next((kind for kind in cls if kind.value.lower() == letters), None)
+
+ERROR_TYPES = tuple(kind.value for kind in ErrorType)
+
+
+def checked_types(names: str | Sequence[str]) -> tuple[str, ...]:
+    """The error types of a game, if an answer can name each of them; a ValueError says which not.
+
+    Text has them with commas between them.
+    """
+    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z][A-Za-z_]{0,39}", name):
+            raise ValueError(
+                f"{name!r} is no error type: write 1 to 40 letters and underscores, such as drug_interaction"
+            )
+    if not names or len(set(map(_letters, names))) < len(names):
+        raise ValueError("name at least one error type, and each once")
+    return tuple(names)
+
+
+def known_type(text: str, types: Sequence[str] = ERROR_TYPES) -> str | None:
+    """The one of ``types`` that ``text`` names, whatever its case and spacing; None if it names none."""
+    return next((name for name in types if _letters(name) == _letters(text)), None)
+
+
+def in_words(name: str) -> str:
+    """An error type in prose: ``causal organism``."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").lower()
+
+
+def _letters(text: str) -> str:
+    return "".join(c for c in text.lower() if c.isalpha())
 
 
 class VanillaAttacker(str, Enum):
@@ -103,7 +131,7 @@ class GameSpec:
     seed_note: Annotated[str, Field(max_length=LONGEST_NOTE)]
     error_note: str | None = None
     clean_note: str | None = None
-    error_type: ErrorType | None = None
+    error_type: str | None = None
     error_sentence: str | None = None
     corrected_sentence: str | None = None
     text_id: str = ""
@@ -118,8 +146,8 @@ class GameSpec:
         return self.category
 
     @classmethod
-    def from_extra_info(cls, extra_info: Mapping[str, Any]) -> GameSpec:
-        """The facts of one parquet row; a ValueError names row, key and what is allowed."""
+    def from_extra_info(cls, extra_info: Mapping[str, Any], error_types: Sequence[str] = ERROR_TYPES) -> GameSpec:
+        """The facts of one parquet row, in a game with these error types; a ValueError names row and key."""
         again = "Write the file again with medserl data convert."
         if not isinstance(extra_info, Mapping):
             raise ValueError(f"extra_info is of type {type(extra_info).__name__}, not the facts of a game. {again}")
@@ -127,8 +155,8 @@ class GameSpec:
         required = {key: extra_info.get(key) for key in ("category", "target_label", "seed_note")}
         facts = {key: value if str(value).strip() else None for key, value in required.items()}
         facts |= {key: extra_info[key] for key in _OPTIONAL_FACTS if extra_info.get(key) not in (None, "")}
-        # A type of the user's own is in his file and in scores; prompts and rewards know MEDEC's five.
-        facts["error_type"] = ErrorType.parse(str(facts.get("error_type") or ""))
+        # Other types are in the user's file and in scores; prompts and rewards know those of the game.
+        facts["error_type"] = known_type(str(facts.get("error_type") or ""), error_types)
         try:
             return _GAME_SPEC.validate_python(facts)
         except ValidationError as error:

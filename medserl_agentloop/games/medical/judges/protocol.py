@@ -147,7 +147,7 @@ class HttpJudge:
         about = {"medical_note": record.presented_note or "", "original_note": spec.seed_note}
         about["game_category"] = spec.category.value
         if spec.error_type:
-            about["error_type"] = spec.error_type.value
+            about["error_type"] = spec.error_type
         # Only the verdict: the assessor must not be able to talk to the one who decides whether it was right.
         verdict = record.assessment.verdict if record.assessment else None
         query = {"game_idx": next(self._numbers), "assessment": verdict.value.capitalize() if verdict else "", **about}
