@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import socket
 import subprocess
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
@@ -21,18 +23,21 @@ from typing import Any, Literal, NamedTuple
 import torch
 from omegaconf import DictConfig
 from packaging.requirements import Requirement
+from ray._private.utils import get_system_memory
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
 from medserl_agentloop.core.run_check import RunConfig, problems
-from medserl_agentloop.core.run_check.machine import CHECKS, joins_a_cluster, parquet_files, tokenizer_of
+from medserl_agentloop.core.run_check.machine import CHECKS, joins_a_cluster, parquet_files, stays_here, tokenizer_of
 from medserl_agentloop.paths import read_parquet
+from medserl_agentloop.planning import GIB, PROCESS, plan_run
 
 Status = Literal["ok", "warn", "fail"]
 Findings = Iterator[str | tuple[Status, str]]
 
-GIB = 1024**3
 BYTES_PER_PARAMETER = 12  # of a checkpoint: weights and two moments of AdamW, each in fp32
+CUDA_OF_LOCK = "13.0"  # of torch in constraints-gpu.txt
+FAILING_GCC = "12"  # 12.2 refuses a template in SGLang 0.5.12's jit_kernel/csrc/elementwise/activation.cuh; 11 does not
 DRIVER_OF_CUDA = {13: "580", 12: "525"}  # first Linux driver for a major version (NVIDIA, CUDA compatibility)
 
 
@@ -58,6 +63,8 @@ def diagnose(config: DictConfig | None, schema: DictConfig, *, ray: bool = False
         return
     at_start = list(_asked(CHECKS, run))
     yield from at_start
+    if device == "cuda" and stays_here(run):
+        yield from _asked({"compilers": _compilers, "memory": _memory}, run)
     if all(finding.status == "ok" for finding in at_start):
         yield from _asked({"game": _game, "disk": _disk, "dry run": _dry_run}, run)
 
@@ -160,11 +167,8 @@ def _cards(device: str) -> Findings:
 
 def _driver() -> str | None:
     """Version of NVIDIA's driver; None without one."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.split()[0]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return None
+    found = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split()
+    return found[0] if found else None
 
 
 def _shared_memory(device: str) -> Findings:
@@ -193,6 +197,58 @@ def _network(device: str) -> Findings:
             f"no port of this machine can be opened and reached under its own name {socket.gethostname()} ({error}). "
             "Put the name into /etc/hosts, and let the firewall pass connections of the machine to itself."
         )
+
+
+def _compilers(run: RunConfig) -> Findings:
+    """What SGLang, flashinfer and Triton compile at the first start is here; that takes minutes, without a word."""
+    cuda, sglang = torch.version.cuda or CUDA_OF_LOCK, run["actor_rollout_ref.rollout.name"] == "sglang"
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    nvcc = shutil.which(f"{home}/bin/nvcc" if home else "nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    release = re.search(r"release ([\d.]+)", _output(nvcc, "--version")) if nvcc else None
+    if sglang and (release is None or release[1].split(".")[0] != cuda.split(".")[0]):
+        toolkit = f"cuda-toolkit-{cuda.replace('.', '-')}"
+        yield (
+            f"nvcc is {release[1] if release else 'missing'}, and torch is built for CUDA {cuda}. From NVIDIA's "
+            f"repository, run: apt-get install {toolkit}; or take the Docker image (docs/gpu.md)."
+        )
+    # nvcc calls g++, unless a variable names another.
+    chosen = re.search(r"-ccbin[ =](\S+)", os.environ.get("NVCC_PREPEND_FLAGS", ""))
+    host = chosen[1] if chosen else os.environ.get("NVCC_CCBIN") or "g++"
+    compiler = _output(host, "-dumpfullversion").strip()
+    if sglang and compiler.split(".")[0] in ("", FAILING_GCC):
+        yield (
+            f"{host} is {compiler or 'missing'}, and SGLang's kernels need one that compiles them, as 11 does and 12 "
+            "does not. Run: apt-get install g++-11; export NVCC_PREPEND_FLAGS='-ccbin g++-11'"
+        )
+    if not shutil.which(os.environ.get("CXX", "c++")):
+        yield "there is no c++. Run: apt-get install g++"
+    if not shutil.which("ninja"):
+        yield "there is no ninja. Run: pip install ninja"
+    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        yield f"there is no Python.h. Run: apt-get install python{sysconfig.get_python_version()}-dev"
+
+
+def _memory(run: RunConfig) -> Findings:
+    """Memory of the host, by the plan."""
+    try:
+        setup = plan_run(run, 96).setup
+    except ValueError as error:
+        yield "warn", f"not planned: {error}"
+        return
+    needed = (setup.host * run["trainer.n_gpus_per_node"] + setup.helpers * PROCESS) / GIB
+    text = f"this machine has {get_system_memory() / GIB:.0f} GiB, and a run needs {needed:.0f} (medserl plan)"
+    if get_system_memory() < needed * GIB:
+        yield "warn", f"{text}. Take a machine with more, or less of it: without gpu_80g's offload, or with lora."
+    else:
+        yield "ok", text
+
+
+def _output(*command: str) -> str:
+    """What a command prints; nothing if it cannot be run."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def _game(run: RunConfig) -> Findings:

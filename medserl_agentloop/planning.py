@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
+from math import ceil, log2
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
     from medserl_agentloop.core.run_check import RunConfig
 
 GIB = 2**30
-CONTEXTS, GRAPHS = 1.0 * GIB, 2.5 * GIB
-"""CUDA contexts of trainer and server with their libraries; the server's CUDA graphs and workspace: assumed."""
+CONTEXTS, GRAPHS, PREFILL_GRAPHS = 1.0 * GIB, 2.5 * GIB, 1.5 * GIB
+"""CUDA contexts of trainer and server with their libraries; the server's CUDA graphs for decoding and its workspace;
+SGLang's graphs for prefill of up to 8,192 tokens, which it does without where it serves adapters: assumed."""
+PROCESS = 0.75 * GIB
+"""Memory of the host for a process that has imported torch and verl: assumed. 0.3 to 0.5 were measured without CUDA."""
 TRAINING, DECODING, HOST_GB_S = 0.35, 0.5, 25.0
 """Shares of a card's peak rates that are reached, and GB/s between host and GPU: assumed."""
 
@@ -76,6 +80,7 @@ class Engine:
     checkpointing: bool = True
     foreach: bool = True  # Adam takes the square roots of all states at once: torch's default on a GPU, unless fused
     fused_loss: bool = True  # flash-attn's cross entropy, which works in place
+    chunk: int = 0  # tokens of which verl's fused kernels have the logits at once, in fp32; 0 for all of a micro-batch
     scaled: bool = False  # a temperature other than 1 makes a copy of the logits
     param_offload: bool = False
     optimizer_offload: bool = False
@@ -98,6 +103,14 @@ class Engine:
         gathered = self.gathers * (self.outer + 2 * shape.layer_parameters) * self.compute_bytes
         self.working: Parts = {"FSDP copies": gathered}
 
+    @property
+    def pinned(self) -> float:
+        """Pinned memory for each byte in it: PyTorch rounds every tensor there up to a power of two."""
+        shape = self.shape
+        sides = [shape.q] * 2 + [shape.kv] * 2 + [shape.intermediate] * 3
+        sizes = [shape.hidden * side / self.workers for side in [shape.vocab, *sides * shape.layers]]
+        return sum(2.0 ** ceil(log2(size)) for size in sizes) / sum(sizes)
+
     def share(self, parameters: int) -> float:
         """Bytes that one worker's part of so many numbers takes on its GPU."""
         return 0.0 if self.on_cpu else parameters * self.weight_bytes / self.workers
@@ -114,6 +127,8 @@ class Engine:
         shape, dtype, tokens = self.shape, self.compute_bytes, self.update_tokens
         # Without flash-attn, verl's logprobs_from_logits_v2 saves log-probs in fp32; gradients by row, then as a whole.
         logits = tokens * self.head * (dtype * (1 + self.scaled) + (not self.fused_loss) * (4 + 2 * dtype))
+        if self.chunk:  # _fused_linear_for_ppo_bwd in verl/utils/experimental/torch_functional.py
+            logits = self.chunk * self.head * (2 * dtype + 4 * 4)
         layer = tokens * shape.saved_in_layer(dtype)
         each = tokens * shape.hidden * dtype if self.checkpointing else layer
         saved = {"activations": float(shape.layers * each + tokens * shape.saved_outside(dtype))}
@@ -131,7 +146,7 @@ class Engine:
 
     def inference(self) -> Parts:
         """Parts of a pass without gradients."""
-        widest = max(self.head * (1 + self.scaled), 3 * self.shape.intermediate)
+        widest = max((not self.chunk) * self.head * (1 + self.scaled), 3 * self.shape.intermediate)
         return self.working | {"logits or layer": float(self.infer_tokens * self.compute_bytes * widest)}
 
     def optimizer_step(self) -> Parts:
@@ -168,6 +183,7 @@ class Setup:
     game_tokens: float = 0.0  # on average, and how many of them are generated
     generated_tokens: float = 0.0
     epochs: int = 1  # passes of the update over a batch
+    helpers: int = 0  # processes on the host that play, reward and load
 
     def __post_init__(self) -> None:
         self.plays = self.generated_tokens > 0  # a warm start trains on conversations that are there
@@ -175,13 +191,15 @@ class Setup:
 
     @property
     def host(self) -> float:
-        """Bytes on the host for each GPU."""
-        total = 0.0
+        """Bytes on the host for each GPU, without those of the helpers."""
+        # SGLang keeps its weights there while it sleeps, and verl loads the actor there before it is moved.
+        copies = 2 * self.pool_of_free * bool(self.pool) / self.tensor_parallel
+        total = self.actor.parameters * (copies + self.actor.weight_bytes) + 4 * PROCESS
         for engine in filter(None, (self.actor, self.critic, self.reference)):
             held = engine.param_offload * engine.parameters + engine.optimizer_offload * 2 * engine.trained
             if engine.on_cpu:
                 held = engine.parameters + (engine is not self.reference) * 3 * engine.trained
-            total += held * engine.weight_bytes / engine.workers
+            total += held * engine.weight_bytes / engine.workers * engine.pinned
         return total
 
 
@@ -192,7 +210,8 @@ def phases(setup: Setup, card: Card) -> dict[str, Parts]:
     there = sum(engine.resident()["weights"] for engine in setup.trained.values())
     pool = setup.pool * (card.memory - setup.pool_of_free * (CONTEXTS + there))
     weights = 2 * setup.actor.parameters / setup.tensor_parallel
-    generating = {"server's weights": weights, "KV cache": pool - weights, "server's graphs": GRAPHS} if pool else {}
+    graphs = GRAPHS + PREFILL_GRAPHS * (setup.pool_of_free and not setup.base_stays)
+    generating = {"server's weights": weights, "KV cache": pool - weights, "server's graphs": graphs} if pool else {}
     kept = {"server's graphs"} | ({"server's weights"} if setup.base_stays else set())
     beside = {part: size for part, size in generating.items() if part in kept or not setup.pool_freed}
     by_phase = {"generation": generating, "log-probs, actor": beside | setup.actor.inference()} if setup.plays else {}
@@ -263,6 +282,7 @@ _FSDP = {_ACTOR: f"{_ACTOR}.fsdp_config", _REF: f"{_REF}.fsdp_config", _CRITIC: 
 _PASSES = {_ACTOR: "actor_rollout_ref.rollout.log_prob", _REF: f"{_REF}.log_prob", _CRITIC: "critic.forward"}
 _MODEL, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 _DYNAMIC, _LIMIT, _SIZE = "use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu"
+_HELPERS = (f"{_ROLLOUT}.agent.num_workers", "reward.num_workers", "data.dataloader_num_workers")
 _WARM_START = "engine"
 """Node of the one engine in the config of verl's SFT trainer, whose rows are conversations."""
 _GAME = ("game", "conversation")
@@ -365,6 +385,7 @@ def _fsdp_engine(run: RunConfig, strategy: str, fsdp: str, model: str, optim: st
         compute_bytes=_bytes(run, f"{fsdp}.mixed_precision.param_dtype", "bf16"),
         checkpointing=bool(run[f"{model}.enable_gradient_checkpointing"]),
         foreach=cuda and not adam.get("fused") and adam.get("foreach") is not False,
+        chunk=512 * bool(run[f"{model}.use_fused_kernels"]),
         fused_loss=cuda and attention in (None, "flash_attention_2"),  # a run with another one has no flash-attn
         param_offload=bool(run[f"{fsdp}.param_offload"]),
         optimizer_offload=bool(run[f"{fsdp}.optimizer_offload"]),
@@ -441,15 +462,19 @@ def _setup(run: RunConfig, shapes: dict[str, Shape]) -> Setup:
         game_tokens=game_tokens,
         generated_tokens=generated,
         epochs=_whole(run, f"{_ACTOR}.ppo_epochs"),
+        helpers=sum(_whole(run, key) for key in _HELPERS) + 4,
     )
 
 
-def plan_run(run: RunConfig, gpu_gb: float, model_config: Path | None = None) -> Plan:
-    """Plan a composed run on cards of ``gpu_gb`` GB; ValueError for a model or a number that it cannot plan with."""
+def plan_run(run: RunConfig, gpu_gb: float, model_config: Path | None = None, beside: float = 0) -> Plan:
+    """Plan a composed run on cards of ``gpu_gb`` GB, of which others hold ``beside`` GiB.
+
+    ValueError for a model or a number that it cannot plan with.
+    """
     engines = {_WARM_START: "model"} if _WARM_START in run.config else run.engines
     shapes = {name: read_shape(run[f"{key}.path"], model_config) for name, key in engines.items()}
     name, tflops, bandwidth = CARDS[min(CARDS, key=lambda size: abs(size - gpu_gb))]
-    card = Card(name, gpu_gb * USABLE * GIB, tflops, bandwidth)
+    card = Card(name, (gpu_gb * USABLE - beside) * GIB, tflops, bandwidth)
     setup = _setup(run, shapes)
     return Plan(card, setup, phases(setup, card), seconds(setup, card, run.gpus))
 
@@ -470,13 +495,14 @@ def plan(
     recipe: Annotated[str, typer.Argument(help="Recipe of the run, or several: qwen3_4b,gpu_80g.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,
     gpu: Annotated[float, typer.Option(help="Memory of one GPU, in GB.")] = 96,
+    beside: Annotated[float, typer.Option(help="GiB of each GPU that something else holds, e.g. a judge.")] = 0,
     model_config: Annotated[Path | None, typer.Option(help="Folder with the model's config.json.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Compute memory, time and disk of a run from its config; exit code 1 if it does not fit."""
     with errors_in_one_line():
         run = composed(recipe, overrides or [])
-        result = plan_run(run, gpu, model_config)
+        result = plan_run(run, gpu, model_config, beside)
     if run["trainer.device"] == "cpu":
         typer.echo(f"{recipe} runs on the CPU; this is the plan of the same run on a GPU of {gpu:g} GB.", err=True)
     if as_json:
@@ -505,11 +531,12 @@ def _sentences(plan: Plan) -> str:
     spent = ", ".join(f"{phase} {s:.0f}" for phase, s in sorted(plan.seconds.items(), key=lambda item: -item[1]))
     written = " and ".join(f"{engine.checkpoint / GIB:.0f} GiB" for engine in setup.trained.values())
     generated = f", {setup.generated_tokens:,.0f} of them generated" if setup.plays else ""
+    helpers = f", and {setup.helpers * PROCESS / GIB:.0f} GiB for {setup.helpers} helper processes" * setup.plays
     fits = f"It fits.{' It is tight.' * (plan.peak > TIGHT * plan.card.memory)}"
     text = f"""\
 A step: {sum(plan.seconds.values()):.0f} s ({spent})
 in {setup.games} {_GAME[not setup.plays]}s of {setup.game_tokens:,.0f} tokens{generated}
-A checkpoint: {written} on disk. The host holds {setup.host / GIB:.0f} GiB for each GPU.
+A checkpoint: {written} on disk. The host holds {setup.host / GIB:.0f} GiB for each GPU{helpers}.
 Computed by medserl plan. Peak rates: quoted from the data sheet of the {plan.card.name}. Assumed: the shares of them \
 that are reached ({TRAINING:.0%} in training, {DECODING:.0%} in decoding), tokens of a game, CUDA contexts and graphs. \
 Not counted: traffic between GPUs, the judge.

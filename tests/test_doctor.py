@@ -123,6 +123,36 @@ def test_a_proxy_before_localhost_and_a_name_without_an_address_are_found(monkey
     assert "Put the name into /etc/hosts" in lines(doctor._network, "cpu")
 
 
+@pytest.mark.parametrize(
+    ("nvcc", "gcc", "ccbin", "answers"),
+    [
+        ("release 13.0, V13.0.88", "11.4.0", "", []),
+        ("release 12.8, V12.8.9", "13.3.0", "", ["nvcc is 12.8, and torch is built for CUDA 13.0"]),
+        ("", "12.2.0", "", ["apt-get install cuda-toolkit-13-0", "g++ is 12.2.0"]),
+        ("release 13.0, V13.0.88", "12.2.0", "-ccbin g++-11", ["g++-11 is missing"]),
+    ],
+)
+def test_compilers_that_the_first_start_lacks_are_named_with_a_command(
+    nvcc: str, gcc: str, ccbin: str, answers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"/bin/nvcc": nvcc, "g++": gcc}
+    monkeypatch.setattr(doctor, "_output", lambda command, *options: said.get(command, ""))
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}" if nvcc or name != "nvcc" else None)
+    monkeypatch.setattr(doctor.sysconfig, "get_paths", lambda: {"include": "/nowhere"})
+    monkeypatch.setenv("NVCC_PREPEND_FLAGS", ccbin)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    found = lines(doctor._compilers, run_of({}, "qwen3_4b")).splitlines()
+    expected = [*answers, "there is no Python.h. Run: apt-get install python3"]
+    assert len(found) == len(expected) and all(text in line for text, line in zip(expected, found, strict=True))
+
+
+def test_a_host_without_memory_for_the_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "get_system_memory", lambda: 96 * doctor.GIB)
+    assert lines(doctor._memory, run_of({}, "qwen3_4b")).startswith("ok: this machine has 96 GiB")
+    offloaded = {f"actor_rollout_ref.actor.fsdp_config.{what}_offload": True for what in ("param", "optimizer")}
+    assert lines(doctor._memory, run_of(offloaded, "qwen3_4b")).startswith("warn: ")
+
+
 def test_a_judge_that_does_not_answer_or_was_not_measured_is_a_warning() -> None:
     answer = lines(doctor._game, run_of({**JUDGE, "selfplay.judge": "llm"}))
     assert "warn: the judge gave no answer to a first question (Unreachable: ConnectError" in answer

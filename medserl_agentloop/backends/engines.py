@@ -114,9 +114,10 @@ class _CpuFSDP2EngineWithLMHead(_WithoutPinnedMemory, _FSDP2EngineWithLMHead):
     def prepare_model_outputs(self, output: Any, output_args: Any, micro_batch: Any, logits_processor_func: Any) -> Any:
         # Without flash attention verl takes the log-probs of logits row by row in Python (logprobs_from_logits_v2 in
         # verl/utils/torch_functional.py), and a row is a token of the pack. Here the whole pack is one row.
-        output.logits = output.logits.unsqueeze(0)
-        labels = output_args["input_ids_rmpad_rolled"].unsqueeze(0)
-        output_args = {**output_args, "input_ids_rmpad_rolled": labels}
+        if output.logits is not None:  # verl's fused kernels have taken log-probs already, in chunks
+            output.logits = output.logits.unsqueeze(0)
+            labels = output_args["input_ids_rmpad_rolled"].unsqueeze(0)
+            output_args = {**output_args, "input_ids_rmpad_rolled": labels}
         return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
 
     def _gather_and_unpad_packed(self, tensor: torch.Tensor, pad_size: int) -> torch.Tensor:

@@ -76,7 +76,7 @@ def test_a_user_s_class_is_a_judge_with_or_without_options_and_not_asked_about_u
         ({"judge": f"{__name__}:played"}, "Class of a class with a method"),
         ({"judge": "experiments.clinic:OracleJudge"}, "experiments/ is in a checkout only: start there"),
         ({"judge": "http"}, "set selfplay.judge_server.url to the address"),
-        ({"judge": "llm"}, "or let verl serve one on GPUs of its own with reward.reward_model.enable=True"),
+        ({"judge": "llm"}, "judge_server.url=http://localhost:30000/v1 selfplay.judge_server.model=MODEL, with the"),
         ({"judge": "llm", "judge_server__url": "http://localhost/v1"}, "selfplay.judge_server.model is not set"),
         ({"judge_server__url": "localhost:8001"}, "url=localhost:8001: expected http://host:port"),
         ({"judge_server__timeout_s": 0}, "selfplay.judge_server.timeout_s=0: Input should be greater than 0"),

@@ -90,6 +90,13 @@ def test_sharding_offload_and_lora_take_what_they_say() -> None:
     assert "Adam" not in offloaded.phases["generation"]
     assert offloaded.setup.host > one.setup.host
     assert plan_run(run_of("qwen3_4b,lora"), 80).phases["optimizer step, actor"]["Adam"] < GIB
+    assert (
+        plan_run(run_of("qwen3_4b,lora"), 80, beside=22).fits and not plan_run(run_of("qwen3_4b"), 96, beside=22).fits
+    )
+    sdpa = "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+    rows, chunks = (run_of("qwen3_4b", sdpa, f"actor_rollout_ref.model.use_fused_kernels={on}") for on in (False, True))
+    assert plan_run(rows, 80).phases["update, actor"]["logits"] > 20 * GIB
+    assert "logits" not in plan_run(chunks, 80).phases["update, actor"]  # the widest moment is elsewhere
 
 
 def test_beside_adapters_the_base_stays_on_the_server_while_the_roles_are_trained() -> None:

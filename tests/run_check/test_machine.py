@@ -22,6 +22,7 @@ from medserl_agentloop.paths import resource
 from medserl_agentloop.plugin import StartupCheck, TrainLog, _say_how_to_resume
 
 ATTENTION, PATH = "actor_rollout_ref.model.override_config.attn_implementation", "actor_rollout_ref.model.path"
+FUSED = "actor_rollout_ref.model.use_fused_kernels"
 WANDB = {"trainer.logger": ["console", "wandb"]}
 ON_GPU = {"trainer.logger": "console", PATH: str(resource("assets/tiny_player"))}
 
@@ -63,18 +64,34 @@ def test_a_machine_without_enough_gpus_is_told_so(monkeypatch: pytest.MonkeyPatc
     assert problem("GPU", {"trainer.n_gpus_per_node": 2}, "qwen3_4b") == ""
 
 
+def test_a_run_that_would_wait_for_cpus_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "get_num_cpus", lambda **options: 12.0)
+    units = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+    answer = problem("CPUs", {units: 8}, "qwen3_4b")  # as verl has it
+    assert "needs 13 CPUs" in answer and "counts 12" in answer and "ray_kwargs.ray_init.num_cpus=13" in answer
+    assert "needs 13 CPUs" in problem("CPUs", {"trainer.n_gpus_per_node": 3}, "qwen3_4b")
+    fits = ({}, {units: 8, "ray_kwargs.ray_init.num_cpus": 13}, {units: 8, "trainer.nnodes": 2})
+    assert [problem("CPUs", changes, "qwen3_4b") for changes in fits] == ["", "", ""]
+
+
 def test_engines_loggers_and_flash_attention_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     has_packages(monkeypatch, "tensorboard")
     answer = problem("packages", {**ON_GPU, "trainer.logger": ["tensorboard", "swanlab"]}, "qwen3_4b")
     assert "rollout.name=sglang: the package sglang is not installed" in answer
     assert "trainer.logger=swanlab: the package swanlab is not installed" in answer and "=tensorboard" not in answer
-    assert "pip install flash-attn==2.8.3" in answer and f"+{ATTENTION}=sdpa" in answer
-    has_packages(monkeypatch, "sglang", "flash_attn", "flash-attn-4")  # as SGLang brings them
-    assert "the package flash-attn is not" in problem("packages", ON_GPU, "qwen3_4b")
-    assert problem("packages", {**ON_GPU, ATTENTION: "sdpa"}, "qwen3_4b") == ""
-    for package in ("flash-attn", "kernels"):
-        has_packages(monkeypatch, "sglang", package)
-        assert problem("packages", ON_GPU, "qwen3_4b") == ""
+    assert "pip install flash-attn==2.8.3" in answer
+    for installed, changes, advice in (
+        (["flash_attn", "flash-attn-4"], {}, [f"+{ATTENTION}=sdpa", f"{FUSED}=True"]),  # as SGLang brings them
+        (["kernels"], {}, [f"{FUSED}=True"]),
+        (["kernels"], {FUSED: True}, []),
+        ([], {ATTENTION: "sdpa"}, [f"{FUSED}=True"]),
+        ([], {ATTENTION: "sdpa", FUSED: True}, []),
+        (["flash-attn"], {}, []),
+    ):
+        has_packages(monkeypatch, "sglang", *installed)
+        answer = problem("packages", {**ON_GPU, **changes}, "qwen3_4b")
+        assert [key for key in (f"+{ATTENTION}=sdpa", f"{FUSED}=True") if key in answer] == advice
+        assert bool(answer) == bool(advice)
 
 
 @pytest.mark.parametrize("key", [None, {"WANDB_API_KEY": "0" * 40}, {"WANDB_MODE": "offline"}])

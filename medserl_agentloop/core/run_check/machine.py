@@ -22,6 +22,7 @@ import torch
 from datasets import Dataset
 from huggingface_hub import HfApi, try_to_load_from_cache
 from omegaconf import DictConfig, OmegaConf
+from ray._private.utils import get_num_cpus
 from transformers import AutoTokenizer
 from transformers.utils import is_kernels_available
 
@@ -38,22 +39,48 @@ SAME_RUN = ("selfplay.game", "selfplay.context", f"{MODEL}.path", f"{ACTOR}.opti
 TRAIN_HASHES = "medserl_train_files_sha256"  # where ``run_config.yaml`` has them
 RESERVED = 2
 """Positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)."""
-PACKAGES = ("sglang", "vllm", "wandb", "mlflow", "swanlab", "tensorboard")  # engines and loggers of that name
-CONVERT = "Write it with medserl data convert"
+GPU_SET = "pip install --no-deps --requirement <(grep -v '^flash-attn==' constraints-gpu.txt)"
+PACKAGES = {"sglang": GPU_SET, "vllm": GPU_SET.replace("gpu", "vllm")} | {
+    logger: f"pip install {logger}" for logger in ("wandb", "mlflow", "swanlab", "tensorboard")
+}
+"""Engines and loggers of that name, with the command that installs them."""
+CONVERT = "Write it with medserl data convert --input FILE.csv --output FOLDER"
 
 
 def gpus(run: RunConfig) -> Iterator[str]:
     """The GPUs are on this machine, unless the run has a cluster of Ray's."""
-    elsewhere = joins_a_cluster(run["ray_kwargs.ray_init.address"]) or run["trainer.nnodes"] > 1
     present, needed = torch.cuda.device_count(), run["trainer.n_gpus_per_node"]
-    if run["trainer.device"] == "cuda" and not elsewhere and present < needed:
-        build = "" if torch.version.cuda or torch.version.hip else f"; torch {torch.__version__} is built without CUDA"
+    if run["trainer.device"] == "cuda" and stays_here(run) and present < needed:
+        built = bool(torch.version.cuda or torch.version.hip)
+        install = "" if built else f"; torch {torch.__version__} is built without CUDA. Run {GPU_SET} (docs/gpu.md)"
         yield (
             f"this run needs {needed} GPU{'s' * (needed > 1)} (trainer.device=cuda, trainer.n_gpus_per_node={needed}), "
             f"and torch sees {present} on this machine (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')})"
-            f"{build}. Start it where `nvidia-smi` shows them, set fewer, or try a recipe for the CPU: "
+            f"{install}. Start it where `nvidia-smi` shows them, set fewer, or try a recipe for the CPU: "
             "+recipes=own_notes."
         )
+
+
+def cpus(run: RunConfig) -> Iterator[str]:
+    """Ray has the CPUs that processes of the run hold: with fewer, verl waits for ever, without a word."""
+    units = run["transfer_queue.backend.SimpleStorage.num_data_storage_units"]
+    judge, own_gpus = "reward.reward_model", run["reward.reward_model.enable_resource_pool"]
+    cards = run.gpus + (run[f"{judge}.n_gpus_per_node"] * run[f"{judge}.nnodes"] if own_gpus else 0)
+    # A unit and the controller of TransferQueue hold one each, a GPU's bundle three (max_colocate_count in
+    # verl/single_controller/ray/base.py). Every other process needs one free while it starts.
+    needed = units + 1 + 3 * cards + 1
+    present = run["ray_kwargs.ray_init.num_cpus"] or get_num_cpus(override_docker_cpu_warning=True)
+    if stays_here(run) and present < needed:
+        yield (
+            f"this run needs {needed} CPUs of Ray's (3 for each of {cards} GPUs, {units} and 1 for verl's queue of "
+            f"batches, 1 to start others), and Ray counts {present:g}: verl would wait for ever. Take a machine with "
+            f"16, or let Ray count more than there are: ray_kwargs.ray_init.num_cpus={needed}."
+        )
+
+
+def stays_here(run: RunConfig) -> bool:
+    """Whether all processes of a run are on this machine."""
+    return not joins_a_cluster(run["ray_kwargs.ray_init.address"]) and run["trainer.nnodes"] == 1
 
 
 def joins_a_cluster(address: str | None = None) -> bool:
@@ -68,18 +95,27 @@ def packages(run: RunConfig) -> Iterator[str]:
     for key in (f"{ROLLOUT}.name", "trainer.logger"):
         for name in set(run.names(key)) & set(PACKAGES):
             if find_spec(name) is None:
-                yield f"{key}={name}: the package {name} is not installed. Install it, or take another."
-    attention = f"{MODEL}.override_config.attn_implementation"
-    flash = run["trainer.device"] == "cuda" and run[f"{ACTOR}.strategy"] in FSDP
-    # By distribution: SGLang brings flash-attn-4, whose module is flash_attn, too. With the package kernels,
-    # Transformers downloads the same (modeling_utils.py).
-    installed = any(distributions(name="flash-attn")) or is_kernels_available()
-    if flash and run[attention] in (None, "flash_attention_2") and not installed:
-        yield (
-            "verl loads a model with attn_implementation=flash_attention_2, and the package flash-attn is not "
-            "installed. Run pip install flash-attn==2.8.3 --no-build-isolation, or pip install 'kernels>=0.12,<0.13', "
-            f"or set +{attention}=sdpa: slower, and not run on a GPU."
-        )
+                yield f"{key}={name}: the package {name} is not installed. Run: {PACKAGES[name]}"
+    # By distribution: SGLang brings flash-attn-4, whose module is flash_attn, too.
+    if (
+        run["trainer.device"] == "cuda"
+        and run[f"{ACTOR}.strategy"] in FSDP
+        and not any(distributions(name="flash-attn"))
+    ):
+        attention, fused = f"{MODEL}.override_config.attn_implementation", f"{MODEL}.use_fused_kernels"
+        lacking = []
+        # With the package kernels, Transformers downloads the same attention (modeling_utils.py).
+        if run[attention] in (None, "flash_attention_2") and not is_kernels_available():
+            lacking.append(f"+{attention}=sdpa (slower, and not run on a GPU)")
+        # logprobs_from_logits_v2 in verl/utils/torch_functional.py.
+        if not run[fused]:
+            lacking.append(f"{fused}=True (without it, verl takes log-probs in bf16, one token after another)")
+        if lacking:
+            yield (
+                "verl trains with attention and cross entropy of the package flash-attn, which is not installed. Run "
+                "pip install flash-attn==2.8.3 --no-build-isolation (docs/gpu.md has an index with wheels), or set "
+                f"{', and '.join(lacking)}."
+            )
     if "wandb" in run.names("trainer.logger") and find_spec("wandb"):
         import wandb  # a second that only its users pay
 
@@ -153,7 +189,13 @@ def data(run: RunConfig) -> Iterator[str]:
     for key in ("data.train_files", "data.val_files"):
         files = [Path(name).expanduser() for name in run.names(key) if "://" not in name]
         if missing := [str(file) for file in files if not file.exists()]:
-            yield f"{key}: {', '.join(missing)} does not exist (seen from {Path.cwd()}). {CONVERT}, or name another."
+            own = key == "data.val_files" and Path(missing[0]).stem != "val"  # convert writes train and val.parquet
+            command = f"eval --input FILE.csv --output {missing[0]}" if own else CONVERT.partition("data ")[2]
+            command = command.replace("FOLDER", str(Path(missing[0]).parent))
+            yield (
+                f"{key}: {', '.join(missing)} does not exist (seen from {Path.cwd()}). Name another, or write it: "
+                f"medserl data {command}"
+            )
             continue
         rows, batch = 0, run["data.train_batch_size"] if key == "data.train_files" else 1
         try:
@@ -318,6 +360,7 @@ def check_dataset(
 
 CHECKS: dict[str, Callable[[RunConfig], Iterator[str]]] = {
     "GPU": gpus,
+    "CPUs": cpus,
     "packages": packages,
     "engine": sglang_on_cpu,
     "model": models,

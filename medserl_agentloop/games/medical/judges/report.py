@@ -156,9 +156,9 @@ def _server_problems(selfplay: MedicalConfig, reward_model: bool) -> Iterator[st
             yield f"{_NODE}.extra_body.{key}: the base model knows {TEMPLATE_KWARGS} only. Take it out."
     elif selfplay.judge == "llm" and server.url is None and not reward_model:
         yield (
-            f"selfplay.judge=llm needs a model that reads the notes: set {_NODE}.url to an OpenAI-compatible API, e.g. "
-            f"http://localhost:30000/v1, and {_NODE}.model; or let verl serve one on GPUs of its own with "
-            "reward.reward_model.enable=True and .enable_resource_pool=True. docs/judges.md has the commands."
+            f"selfplay.judge=llm needs a model that reads the notes. Append {_NODE}.url=http://localhost:30000/v1 "
+            f"{_NODE}.model=MODEL, with the address and the name of one that is served, or add the recipe "
+            "judge_by_verl, which has verl serve one on one more GPU (docs/judges.md)."
         )
     elif blind.readings and blind.url is None and selfplay.judge != "llm":
         yield "selfplay.blind.readings needs a model that reads the note alone: set selfplay.blind.url and .model."
