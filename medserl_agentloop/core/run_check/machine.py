@@ -64,8 +64,8 @@ def gpus(run: RunConfig) -> Iterator[str]:
 def cpus(run: RunConfig) -> Iterator[str]:
     """Ray has the CPUs that processes of the run hold: with fewer, verl waits for ever, without a word."""
     units = run["transfer_queue.backend.SimpleStorage.num_data_storage_units"]
-    judge, own_gpus = "reward.reward_model", run["reward.reward_model.enable_resource_pool"]
-    cards = run.gpus + (run[f"{judge}.n_gpus_per_node"] * run[f"{judge}.nnodes"] if own_gpus else 0)
+    served, own_gpus = "reward.reward_model", run["reward.reward_model.enable_resource_pool"]
+    cards = run.gpus + (run[f"{served}.n_gpus_per_node"] * run[f"{served}.nnodes"] if own_gpus else 0)
     # A unit and the controller of TransferQueue hold one each, a GPU's bundle three (max_colocate_count in
     # verl/single_controller/ray/base.py). Every other process needs one free while it starts.
     needed = units + 1 + 3 * cards + 1
