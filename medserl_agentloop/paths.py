@@ -18,10 +18,7 @@ CHECKOUT_ONLY = "experiments/ is in a checkout only: start there, a medserl comm
 
 
 def resource(name: str) -> Path:
-    """Path of a resource such as ``recipes`` or ``prompts/medserl``; FileNotFoundError if there is none.
-
-    A wheel carries the top-level folders inside the package; a checkout has them beside it.
-    """
+    """Path of a resource such as ``recipes``, in a wheel or beside the package; FileNotFoundError if there is none."""
     for path in (PACKAGE / name, PACKAGE.parent / name):
         if path.exists():
             return path

@@ -237,10 +237,7 @@ class CpuRolloutReplica(RolloutReplica):  # type: ignore[misc]
 
 
 class ServerAdapter(BaseRollout):  # type: ignore[misc]
-    """Sends the trained weights to the server of the same replica. One training rank feeds one server.
-
-    ``replica_rank`` names the server; -1 means the server with this worker's rank.
-    """
+    """Sends the trained weights to the server of replica ``replica_rank``; -1 means that of this worker's rank."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)

@@ -182,10 +182,7 @@ def _says_stop(token_ids: list[int], settings: SamplingSettings, decode: Callabl
 
 
 def processed_log_probs(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
-    """Log-probs (B, V) of the distribution after temperature, top-k and top-p, in that order.
-
-    Greedy sampling has no such distribution; its log-probs are those of the raw logits.
-    """
+    """Log-probs (B, V) after temperature, top-k and top-p, in that order; of the raw logits where it is greedy."""
     if settings.temperature == 0:
         return logits.log_softmax(-1)
     warpers = LogitsProcessorList([TemperatureLogitsWarper(float(settings.temperature))])

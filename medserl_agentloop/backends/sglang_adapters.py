@@ -123,10 +123,7 @@ def folder_for(state: Mapping[str, torch.Tensor]) -> tempfile.TemporaryDirectory
 
 
 def place_for(size: int) -> Path | None:
-    """Shared memory if it has room for ``size`` bytes, else None, the usual place for temporary files.
-
-    Containers often give it 64 MB, and a file that outgrows it ends the writer with a bus error.
-    """
+    """Shared memory if it has room: a file that outgrows it, often 64 MB, ends the writer. Else None."""
     if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * size:
         return SHARED_MEMORY
     return None

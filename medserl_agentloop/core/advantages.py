@@ -95,10 +95,7 @@ class _RoleTokens:
         return list(members.values())
 
     def comparable(self) -> list[list[int]]:
-        """The conversations of each prompt group and kind whose rewards differ: these carry a signal.
-
-        The metrics get the shares of groups of one game, of larger ones whose rewards are equal, and of both.
-        """
+        """The conversations of each prompt group and kind whose rewards differ; shares of the others are metrics."""
         groups = self.alike(self.groups, self.kinds)
         small = [group for group in groups if len(group) == 1]
         differ = [group for group in groups if self.earned[group].min() < self.earned[group].max()]

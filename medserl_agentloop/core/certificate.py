@@ -227,10 +227,7 @@ def _short_samples(interaction: Interaction[Any, Any], dataset: Any, count: int)
 
 
 def forward(compute: Callable[[TensorDict], Any], columns: TensorDict, temperature: float, **flags: Any) -> Any:
-    """What verl's workers answer to a batch, a game's three forms in one micro-batch.
-
-    They raise for models with positions of several dimensions (MRoPE).
-    """
+    """What verl's workers answer to a batch, a game's three forms in one micro-batch; they raise for MRoPE."""
     names = ["prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask", "role_ids"]
     batch = columns.select(*names, *([TOKEN_ROLES] if TOKEN_ROLES in columns else [])).clone()
     sizes = {"global_batch_size": len(batch), "micro_batch_size_per_gpu": len(FORMS)}

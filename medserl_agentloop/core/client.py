@@ -172,10 +172,7 @@ class ServerOptions(ServerAddress):
 
 
 class HttpClient:
-    """Asks one server, from any event loop. Its ``url`` is the base of all paths, without credentials.
-
-    ValueError if the address or the key cannot be used.
-    """
+    """Asks one server, from any event loop, below ``url``, its base; ValueError if address or key cannot be used."""
 
     def __init__(self, options: ServerOptions) -> None:
         import openai  # slow, and every process of a run loads this module
@@ -269,10 +266,7 @@ def shown(words: str) -> str:
 
 
 class AnswerCache(Generic[Answer]):
-    """Answers of one ``kind`` in a folder on a local disk, shared by the processes of a machine; None keeps nothing.
-
-    A cache that cannot be read or written says so once and is left alone.
-    """
+    """Answers of one ``kind`` in a folder, or nowhere. One that cannot be read or written is left alone."""
 
     def __init__(self, folder: str | None, kind: type[Answer]) -> None:
         self._folder, self._kind = folder, kind

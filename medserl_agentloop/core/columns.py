@@ -50,10 +50,7 @@ def restarted(context_lengths: torch.Tensor) -> torch.Tensor:
 
 
 def token_roles(context_lengths: torch.Tensor, role_ids: torch.Tensor) -> torch.Tensor:
-    """The role (T,) in whose context each token of a row stands; 0 where the policy generated nothing in it.
-
-    ``role_ids`` are of the response, as in ``SelfPlayOutput``.
-    """
+    """The role (T,) in whose context each token stands, by the response's ``role_ids``; 0 if it is nobody's."""
     own = torch.nn.functional.pad(role_ids, (int(context_lengths.sum()) - len(role_ids), 0))
     contexts = torch.split(own, context_lengths.tolist())
     return torch.cat([context.max().expand(len(context)) for context in contexts])
@@ -117,10 +114,7 @@ def selfplay_loss(
 
 
 def stacked(rows: Sequence[torch.Tensor], response_mask: torch.Tensor) -> torch.Tensor:
-    """Numbers of each row's tokens, stacked to the shape (B, T) of ``response_mask``, 0 where there is no token.
-
-    A row that verl added as padding holds the numbers of another row; its mask is all 0, so that does not matter.
-    """
+    """Numbers of each row's tokens in the shape (B, T) of ``response_mask``, 0 elsewhere."""
     columns = torch.zeros_like(response_mask, dtype=torch.int64)
     for column, row in zip(columns, rows, strict=True):
         column[: len(row)] = row[: len(column)]

@@ -28,10 +28,7 @@ _WRITTEN = ("advantages", "returns", "response_mask", "loss_mask", "token_level_
 
 
 class RoleCredit:
-    """Assigns credit within each role, by verl's ``algorithm`` node and the ``selfplay`` node.
-
-    ``baselines`` is the state that estimators keep between steps; it goes into checkpoints.
-    """
+    """Assigns credit within each role; ``baselines``, which estimators keep between steps, go into checkpoints."""
 
     def __init__(self, algorithm: Any, selfplay: SelfPlayConfig, roles: Sequence[str]) -> None:
         self._algorithm, self._selfplay, self._roles = algorithm, selfplay, roles
@@ -40,10 +37,7 @@ class RoleCredit:
     def assign(
         self, batch: KVBatchMeta, repeated_roles: Sequence[str], kl_controller: Any
     ) -> tuple[KVBatchMeta, dict[str, float]]:
-        """A batch with its columns of advantages written, and the metrics.
-
-        ``repeated_roles`` are the game's; ``kl_controller`` is verl's, for ``algorithm.use_kl_in_reward``.
-        """
+        """A batch with its advantages written, and the metrics; ``kl_controller`` is for ``use_kl_in_reward``."""
         columns = read_columns(batch, *_READ)
         rows = {name: np.array(columns.pop(name).tolist(), dtype=object) for name in ("uid", "kind")}
         role_rows, context_lengths = (columns.pop(name).unbind() for name in ("role_ids", "context_lengths"))

@@ -45,10 +45,7 @@ _Template = tuple[list[list[int] | str], str]
 
 
 class ChatEncoder:
-    """Tokenises prompts with a Hugging Face tokenizer and its chat template, and texts in them as data.
-
-    ``template_kwargs`` is verl's ``data.apply_chat_template_kwargs``, e.g. ``enable_thinking``.
-    """
+    """Tokenises prompts by a model's chat template (``template_kwargs``: verl's), and texts in them as data."""
 
     def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
         self.tokenizer = tokenizer
@@ -75,10 +72,7 @@ class ChatEncoder:
         return cls(tokenizer, OmegaConf.to_container(template_kwargs))
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of ``text`` as data: none is a control token, and switches have a blank inside.
-
-        ValueError if the vocabulary has no other token for the characters of a control token.
-        """
+        """Token ids of ``text`` as data, no control tokens; ValueError if the vocabulary cannot spell one out."""
         text = without_switches(text)
         if self._backend is None:
             ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)

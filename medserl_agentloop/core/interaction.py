@@ -135,10 +135,7 @@ class Interaction(GameHooks[R], ABC, Generic[G, R]):
         return game_metrics(records, self.roles)
 
     def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
-        """The turns of the longest game on this row, in order, to plan lengths and for the certificate.
-
-        The certificate needs two conversations; a role's later turns may be left out where they are none.
-        """
+        """The turns of the longest game on this row, to plan lengths; for the certificate, two conversations."""
         turn = self.next_turn(self.new_game(facts))
         return [] if turn is None else [turn]
 

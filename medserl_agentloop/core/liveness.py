@@ -42,10 +42,7 @@ def game_processes(trainer: Any) -> Processes:
 
 
 class Liveness:
-    """Ends a run by name if a process or node that plays its games is gone.
-
-    ``processes`` gives the run's as they are now, ``where`` what the message says of the moment and of how to go on.
-    """
+    """Ends a run by name if one of its ``processes`` or nodes is gone; ``where`` says the moment and how to go on."""
 
     def __init__(self, processes: Callable[[], Processes], where: Callable[[], str]) -> None:
         self._processes, self._where = processes, where
@@ -116,10 +113,7 @@ def watched(replicas: Iterable[Any], every_s: float = 5.0) -> Iterator[None]:
 
 
 def end_without_engine(server: Any) -> None:
-    """Runs in a server's process: ends it once a process that its engine consists of has crashed.
-
-    One that has done its work and left is no crash.
-    """
+    """Runs in a server's process: ends it once a process of its engine has crashed, not one that has left."""
     engine: dict[str, Any] = server.__dict__.setdefault("_engine_processes", {})
     engine.update({process.name: process for process in multiprocessing.active_children()})
     crashed = [f"{name} (pid={p.pid}) crashed with exit code {p.exitcode}" for name, p in engine.items() if p.exitcode]

@@ -87,10 +87,7 @@ def staleness_metrics(step: int, versions: Iterable[int | None]) -> dict[str, fl
 
 
 def opponent_metrics(records: Iterable[GameRecord], won: Iterable[bool | None]) -> dict[str, float]:
-    """Metrics ``selfplay/opponent/…`` of a step; empty where the live policy plays all roles.
-
-    ``won`` is of each game whether the trained role won it; None where nothing was decided.
-    """
+    """Metrics of the opponent, if there is one; ``won`` is whether the trained role did, None where undecided."""
     games = [record for record in records if record.opponent is not None]
     if not games:
         return {}
@@ -142,19 +139,13 @@ _LAST = (
 
 
 def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dict[str, float]:
-    """What of a step's metrics can be written as JSON, timings in seconds as ``timing_s/…``.
-
-    verl answers NaN where a step trained on no token; such a number is left out.
-    """
+    """The finite numbers of a step; verl answers NaN where nothing was trained. Timings are ``timing_s/…``."""
     numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float, np.number))}
     return finite(numbers) | {f"timing_s/{name}": seconds for name, seconds in timing.items()}
 
 
 def step_line(metrics: Mapping[str, float], roles: Sequence[str], of_game: Sequence[tuple[str, str]]) -> str:
-    """The numbers that say whether a step is healthy on one line: labels and metrics ``of_game``, and the core's.
-
-    The rewards of all ``roles`` are among them, whether the game lists them or not.
-    """
+    """The numbers that say whether a step is healthy on one line, those ``of_game`` and all rewards among them."""
     rewards = [(f"{role} reward", f"selfplay/{role}/reward") for role in roles]
     listed = {metric for _, metric in of_game}
     every = (*_FIRST, *of_game, *(reward for reward in rewards if reward[1] not in listed), *_LAST)

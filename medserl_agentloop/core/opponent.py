@@ -113,10 +113,7 @@ class CheckpointPool:
         return float((1.0 - (result["wins"] + 1) / (result["games"] + 2)) ** WIN_RATE_POWER)
 
     def prepare(self, step: int) -> dict[str, float]:
-        """Have the opponent of ``step`` served, and return the metrics ``POOL_METRICS`` of the step.
-
-        RuntimeError if that fails for the first opponent of a process. Later the server keeps what it has.
-        """
+        """Have the opponent of ``step`` served; its metrics. RuntimeError if the first one of a process cannot be."""
         entries, version = self.entries(step), self.choose(step)
         metrics = {SWAP_FAILED: 0.0, POOL_SIZE: float(len(entries))}
         if version != self._current or self._served() != version:

@@ -24,10 +24,7 @@ Rewards = dict[str, dict[str, float]]
 
 
 class OpponentRecord(BaseModel):
-    """Who played the role that is not trained, where it was not the live policy: an ``endpoint`` or a ``pool``.
-
-    ``version`` is the served model's name, or the checkpoint in a pool; None if it never answered.
-    """
+    """Who played the untrained role in the policy's place; ``version`` is the model or checkpoint, if it answered."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -17,10 +17,7 @@ from medserl_agentloop.core.trajectory import GAME_KEY
 
 
 class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is untyped
-    """Rewards per role, chosen by ``reward.reward_manager.source=importlib``.
-
-    Tokenizers and ``compute_score``, verl's custom reward function, are unused: records hold text, and the game scores.
-    """
+    """Rewards per role (``reward.reward_manager.source=importlib``). ``compute_score`` is unused: the game scores."""
 
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any = None, **of_verl: Any) -> None:
         super().__init__(config, tokenizer, compute_score)
@@ -29,11 +26,7 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
         self._game.use_reward_model(of_verl.get("reward_router_address"), config.reward.reward_model.model_path)
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
-        """Score the game of one trajectory.
-
-        Returns ``reward_score``, all roles' rewards summed (0.0 for a void game), and ``reward_extra_info``, the scored
-        record and what the game says for validation.
-        """
+        """Score the game of a trajectory: the sum of all rewards (0.0 if void), and record and numbers beside it."""
         fields = data[len(data) - 1].non_tensor_batch["tool_extra_fields"]
         if GAME_KEY not in fields:
             raise ValueError(

@@ -36,10 +36,7 @@ WANDB_RUN_FILE = "wandb_run_id"
 
 
 def lock_folder(folder: str | Path, wait_s: float = 30.0) -> AbstractContextManager[Any]:
-    """Make ``folder`` and keep other processes from locking it until the returned lock is released or collected.
-
-    A process that was killed may take a while to die, so it is waited for; ValueError if it does not.
-    """
+    """Make and lock ``folder``, waiting for a process that is being killed; ValueError if another one keeps it."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     try:
         return FileLock(Path(folder) / LOCK_FILE).acquire(timeout=wait_s)
@@ -70,10 +67,7 @@ class StepFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
-        """Each line and what it holds: nothing where the last one is half written.
-
-        A ValueError names file and line of one that has no step, or stands after one of a later step.
-        """
+        """Each line and what it holds, {} if it is half written; ValueError if a step is missing or goes back."""
         before, remedy = 0, "so the run cannot be resumed with this file: mend the line, or move the file away"
         with self.path.open("rb") if self.path.exists() else BytesIO() as file:
             for number, line in enumerate(file, start=1):
@@ -233,10 +227,7 @@ def save_state(folder: str | Path, parts: Mapping[str, State]) -> None:
 
 
 def load_state(folder: str | Path, parts: Mapping[str, State]) -> list[str]:
-    """Put into each part its state in a checkpoint, and return the names of those that it holds none of.
-
-    A ValueError names a file that is not what ``save_state`` wrote.
-    """
+    """Fill each part from a checkpoint; the names of those that it lacks. ValueError for a damaged file."""
     path = Path(folder) / STATE_FILE
     if not path.exists():
         return sorted(parts)

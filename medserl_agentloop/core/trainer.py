@@ -274,10 +274,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         return batch
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
-        """One training step of verl's; its metrics are on disk before verl can checkpoint it.
-
-        HealthError if the step before had an alarm and ``selfplay.on_alarm`` is ``stop``: verl has saved that step.
-        """
+        """One step, its metrics on disk before verl's checkpoint; HealthError if an alarm before ends the run."""
         if self.stop_reason is not None:
             raise HealthError(self.stop_reason)
         started = time.monotonic()

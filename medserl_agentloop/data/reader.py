@@ -197,10 +197,7 @@ class _Intake:
 
 
 class _Cells:
-    """The values of one row; ``problems`` says in a sentence each what is wrong with them.
-
-    Every format is read through these methods, so that all accept and refuse the same things.
-    """
+    """The values of one row, and their ``problems`` in sentences; all formats accept and refuse the same things."""
 
     def __init__(self, place: str, values: Mapping[str, str], as_published: bool = False) -> None:
         self.place, self.values, self.as_published = place, values, as_published
@@ -562,10 +559,7 @@ def _case(category: Category, error: str | None, clean: str | None, join: NoteJo
 
 
 def _paired(cases: list[Case]) -> Iterator[Case]:
-    """The cases; an error note without a clean one gets the most similar clean note that has no error note.
-
-    Without ids this is how the two rows of a case are known, which must not stand in two splits.
-    """
+    """The cases, where a lone error note gets the most similar lone clean note: without ids nothing else pairs them."""
     wrong, right = ([c for c in cases if getattr(c, other) is None] for other in ("clean_note", "error_note"))
     index = NearDuplicateIndex(case.error_note or "" for case in wrong)
     matches = [(-similar, n, at) for at, c in enumerate(right) for n, similar in index.matches(c.clean_note or "")]

@@ -217,10 +217,7 @@ def format_mix(mix: Mix) -> str:
 
 
 def convert_files(options: ConvertOptions) -> tuple[ReadResult, SplitRows]:
-    """Read the input, make the rows of both splits, and write them unless it is a dry run.
-
-    A ValueError says what is not right: an option, a file with its row, or that the mix cannot be met.
-    """
+    """Make the rows of both splits, and write them unless it is a dry run; a ValueError says what is not right."""
     reading = partial(read_files, join=options.join or (), repair_encoding=options.repair_encoding)
     read = reading([*options.input, *(options.val_input or ())])
     exclusions: Exclusions = defaultdict(list)
@@ -426,10 +423,7 @@ def _usable(cases: Sequence[Case], mix: Mix, exclusions: Exclusions) -> list[Cas
 
 
 def _split(cases: list[Case], plan: RowPlan, val_ids: set[str] | None, exclusions: Exclusions) -> dict[str, list[Case]]:
-    """The cases of ``train`` and ``val``; those that share a note go to one split together.
-
-    Where validation input was given, training cases that share a note with it are left out.
-    """
+    """The cases of ``train`` and ``val`` without a common note; those that share one with ``val_ids`` are left out."""
     groups, val, left_out = _sharing_a_note(cases), set(val_ids or ()), set[str]()
     if val_ids is None:
         random.Random(plan.seed).shuffle(groups)
@@ -449,10 +443,7 @@ def _split(cases: list[Case], plan: RowPlan, val_ids: set[str] | None, exclusion
 
 
 def _sharing_a_note(cases: list[Case]) -> list[list[str]]:
-    """Ids of the cases that share a note, directly or through others; most cases are a group of their own.
-
-    Two ids with one note would otherwise carry it from the training into the validation split.
-    """
+    """Ids of the cases that share a note, directly or through others: it must not be in both splits."""
     notes = [{one_line(note).casefold() for note in case.notes} for case in cases]
     group_of: dict[str, list[int]] = {}
     for at in range(len(cases)):

@@ -89,18 +89,12 @@ def build_sft_rows(
 
 
 def read_splits(folder: Path) -> dict[str, str]:
-    """Case id -> ``train`` or ``val``, as the files of a folder of ``medserl data convert`` have it.
-
-    A ValueError names a file that is missing, is not such a file, or is from another run than the manifest.
-    """
+    """Case id -> split, as a folder of ``medserl data convert`` has it; a ValueError names a file that is wrong."""
     return {case: split for split in ("train", "val") for case in _table(folder / f"{split}.parquet")[1]}
 
 
 def rows_for_self_play(file: Path, taught: Iterable[Row]) -> pa.Table:
-    """The rows of a self-play file whose cases are not taught, and so do not come back in self-play.
-
-    A ValueError says that the file is not one of ``medserl data convert``, or that no row is left.
-    """
+    """The rows of a self-play file whose cases are not taught; a ValueError if none is left, or it is no such file."""
     cases = {row["vignette_id"] for row in taught}
     table, of_rows = _table(file)
     rest = table.filter(pa.array([case not in cases for case in of_rows]))

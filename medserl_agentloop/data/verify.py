@@ -72,10 +72,7 @@ class Check(str, Enum):
 
 @dataclass
 class Report:
-    """What was read (``rows``, ``harmful``, ``safe``, tokens of the ``longest prompt``), and the problems by check.
-
-    ``problems`` are a check and a sentence. Rows are counted from 0, as verl does.
-    """
+    """What was read by file, and the problems by check, in sentences. Rows are counted from 0, as verl does."""
 
     files: dict[str, Counter[str]] = field(default_factory=dict)
     problems: list[tuple[Check, str]] = field(default_factory=list)

@@ -18,10 +18,7 @@ Rule = Callable[[str, random.Random], str | None]
 def _one_place(
     pattern: str, replacement: Callable[[re.Match[str], random.Random], str], group: int = 0, alone: str | None = None
 ) -> Rule:
-    """A rule that gives one match of ``pattern``, or one group of it, another text.
-
-    With ``alone``, only in notes that hold this pattern once: nothing else tells what was there.
-    """
+    """A rule that changes one match of ``pattern``, or a group of it; with ``alone``, where a note has that once."""
 
     def edit(note: str, rng: random.Random) -> str | None:
         places = list(re.finditer(pattern, note))

@@ -174,10 +174,7 @@ async def ask(
     cache: Path,
     console: Console,
 ) -> tuple[dict[Question, Reply], dict[Question, str]]:
-    """The answers to all questions, from the file of the cache where it has them, or the reason why there is none.
-
-    ``identity`` is what the answers depend on besides prompt and sampling.
-    """
+    """The answers, known ones from the cache, or why there is none. They depend on ``identity`` besides the prompt."""
     file = StepFile(cache)
     file.cut_after(0)  # a killed process left a line half-written
     known = {line["key"]: Reply(**line["reply"]) for line in file.read()} if cache.exists() else {}

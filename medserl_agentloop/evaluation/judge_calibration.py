@@ -154,10 +154,7 @@ known_notes = partial(_choose, _notes_of)
 def calibrate(
     config: MedicalConfig, edits: Sequence[_Known], *, sources: dict[str, str], limit: int | None, seed: int
 ) -> JudgeReport:
-    """Ask a run's judge about all edits and count how often it is right; the last three are for the report.
-
-    A ValueError says that there are no edits, that the judge cannot be built, or that it answered nothing.
-    """
+    """Count how often a run's judge is right about edits; a ValueError if it cannot be asked or never answers."""
     if not edits:
         raise ValueError("the input gives no edits: it needs notes that are known to be correct, or pairs")
     judge = build_judge(config.model_copy(update={"blind": BlindGate()}))  # the gate is measured apart

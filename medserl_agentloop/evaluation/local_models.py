@@ -80,10 +80,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
 
 
 def load_model(weights: Path) -> tuple[Any, Any]:
-    """The model, in evaluation mode, and its tokenizer; a ValueError if the folder does not hold all of a model.
-
-    With an adapter for each role it is a ``PeftModel`` whose adapters have the roles' names.
-    """
+    """The model, a ``PeftModel`` if each role has an adapter, and its tokenizer; ValueError if it is not whole."""
     first, *others = (weights / ADAPTERS_FOLDER / role.value for role in Role)
     if all(folder.is_dir() for folder in (first, *others)):
         base, tokenizer = load_model(Path(str(base_of(first))))
@@ -171,10 +168,7 @@ class LocalModel:
     async def sample(
         self, turn: Turn, messages: Sequence[Message], *, number: int, budget: int, temperature: float, seed: int
     ) -> Reply:
-        """Take a turn of at most ``budget`` tokens, in one batch with the turns of other games that wait.
-
-        A prompt that the model's context has no room for gets an empty, truncated reply.
-        """
+        """A turn in one batch with those of other games that wait; empty and truncated if the prompt has no room."""
         if len(messages) > len(turn.prompt.messages):  # a later turn reads the whole conversation
             turn = replace(turn, prompt=as_untrusted(messages))
         prompt = self.encoder.opening(turn)

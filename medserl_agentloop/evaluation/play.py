@@ -144,10 +144,7 @@ def new_file(output: Path | None, command: str, model: str, served: str | None) 
 
 
 def model_at(place: str, served: str | None, template_kwargs: Mapping[str, Any], **options: Any) -> Model:
-    """The model in a folder, or the one that the server at ``place`` calls ``served``, asked by these options.
-
-    ``place`` is then the base of the server's API; ``/v1`` is added where it has no path.
-    """
+    """The model in a folder, or the one that the server at ``place`` (with ``/v1`` or not) calls ``served``."""
     if place.startswith(("http://", "https://")):
         if served is None:
             raise ValueError("a server needs --model, the name of the model it serves")
@@ -171,10 +168,7 @@ def start_games(
     count: int,
     seed: int,
 ) -> tuple[Any, list[Any]]:
-    """The interaction of a run's config, changed by options and ``--set``, and games on ``count`` rows, drawn by seed.
-
-    A ValueError says what is wrong with the config, its judge or the file: ``data``, or the run's ``data.val_files``.
-    """
+    """The interaction of a run's config, changed by options, and games on ``count`` rows; or a ValueError."""
     given = {key: value for key, value in named.items() if value is not None}
     config = selfplay_config(kind, run.get("selfplay", {}) | given, list(settings or []))
     interaction: Interaction[Any, Any] = game_class(config.game)(config)
@@ -276,10 +270,7 @@ async def play_match(
     attacks: dict[int, Reply | NoReplyError] | None = None,
     **options: Any,
 ) -> list[MedicalRecord]:
-    """Play one game per spec as :func:`play_games` does it; ``attacks`` are the attacker's against another assessor.
-
-    ``budgets`` are those of ``config``, for the longest note, if not given.
-    """
+    """A game per spec, as :func:`play_games` does it; ``attacks`` are those against another assessor."""
     interaction = MedicalGameInteraction(config)
     games = [interaction.new_game(asdict(spec)) for spec in specs]
     players = {Role.ATTACKER.value: attacker, Role.ASSESSOR.value: assessor}

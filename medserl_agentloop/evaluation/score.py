@@ -119,10 +119,7 @@ def read_reference(paths: Sequence[Path]) -> Reference:
 
 
 def read_training(paths: Sequence[Path], reference: Sequence[ReferenceNote]) -> tuple[list[ReferenceNote], int]:
-    """The notes of MEDEC's CSV or of pair files, and how many were left out because they are in the reference too.
-
-    A ValueError says that a file is not right, holds neither, or that no notes are left.
-    """
+    """The notes of MEDEC's CSV or of pair files, and how many are left out as the reference's; or a ValueError."""
     notes: list[ReferenceNote] = []
     for path in paths:
         if path.suffix.lower() == ".csv":
@@ -142,10 +139,7 @@ def read_training(paths: Sequence[Path], reference: Sequence[ReferenceNote]) -> 
 
 
 def read_twins(paths: Sequence[Path]) -> list[ReferenceNote]:
-    """The two notes of each case, one after the other: the error note and its row's own correction; or a ValueError.
-
-    Cases whose correction changes letter case or white space only are left out.
-    """
+    """Error note and correction of each case, one after the other; not where letter case or space alone differ."""
     notes = []
     for case in read_files(paths).cases:
         if case.error_note and case.clean_note and case.edit_tag is not EditTag.NO_OP:
@@ -165,10 +159,7 @@ def report_on(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Scores of systems, floors and differences to the first one, JSON-able; ``null`` with a ``why`` is not computed.
-
-    Training notes and how many were left out are those of :func:`read_training`.
-    """
+    """Scores of systems, floors and differences to the first one, JSON-able; ``why`` says what is not computed."""
     first, *others = systems
     draws: Any = {"resamples": resamples, "seed": seed}
     bounds = floors(reference.notes, training)

@@ -279,10 +279,7 @@ def _is_as_asked(game: MedicalRecord) -> bool:
 
 
 def ratings(results: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Ratings by role and player, in Elo points around 0: log odds of success = common + attacker - assessor.
-
-    Every pairing has half a game won and lost besides its own, so that who never lost has a rating too.
-    """
+    """Elo points around 0 by role and player, of all pairings, which get half a game won and lost besides."""
     import pandas as pd
     from sklearn.linear_model import LogisticRegression
 

@@ -23,10 +23,7 @@ JudgeFunction = Callable[..., dict[int, Labels]]
 
 
 def create_medical_judge_remote_function(judge_url: str, timeout: float = 30.0) -> JudgeFunction:
-    """A function that asks the judge at ``judge_url``, with or without ``/judge``, about a batch in one request.
-
-    ``timeout`` is the seconds from the connection to the answer's last byte.
-    """
+    """A function that asks the judge at ``judge_url`` about a batch in one request of ``timeout`` seconds."""
     client = _client(judge_url, timeout)
 
     def ask_judge(url: str, batch_queries: Sequence[Query], score_key: str = SCORE_KEY) -> dict[int, Labels]:

@@ -92,10 +92,7 @@ class _AnyGame(Interaction[Any, _AnyRecord]):
 
 
 def read_run(run: str | Path) -> tuple[GameClass, Iterator[Any]]:
-    """The game of a run, and the records of its games, in order, each read when it is used; raises as :func:`games`.
-
-    The run's config names the game. Without one it is the medical game, where the first record has that game's fields.
-    """
+    """The game that a run's config names, or the records tell, and the records of its games; as :func:`games`."""
     file = games_file(run)
     config = file.with_name(CONFIG_FILE)
     try:
@@ -171,10 +168,7 @@ def headline_metrics(game: GameClass, roles: Iterable[str]) -> list[str]:
 
 
 def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
-    """Print the metrics of a run (a ``selfplay.records`` folder, or a games file) and game ``number``, from 1.
-
-    None picks the latest of those that tell most. A ValueError says that there is no game, or none of that number.
-    """
+    """Print a run's metrics and game ``number``, from 1, or the one that tells most; a ValueError if it has none."""
     game, records = read_run(run)
     shown, total, most = None, 0, -1
     for total, record in enumerate(records, start=1):

@@ -112,10 +112,7 @@ class _LoggedTurn(BaseModel):
 
 
 def read_log(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The games and metrics of a log; what it does not say is missing. A ValueError names a wrong line.
-
-    A line with a ``game_role`` is a turn state of that system's game manager; any other holds the metrics of a step.
-    """
+    """The games and metrics of a log of the OpenRLHF system, turns or steps; a ValueError names a wrong line."""
     games: dict[tuple[Any, ...], dict[str, Any]] = {}
     numbers: list[dict[str, Any]] = []
     seen: Counter[tuple[Any, ...]] = Counter()

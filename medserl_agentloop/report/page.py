@@ -35,10 +35,7 @@ MOST_WORDS = 30
 
 
 def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
-    """Write the page of these runs (``selfplay.records``, or games files), and return how many games it holds.
-
-    Above :data:`MOST_GAMES` it is a sample of whole prompt groups. A ValueError names the file and line that are wrong.
-    """
+    """Write the page of these runs, sampled above :data:`MOST_GAMES`; how many games it holds, or a ValueError."""
     names = run_names(runs)
     played = sum(_lines(games_file(run)) for run in runs)
     sampled = [sample(run, MOST_GAMES / played) for run in runs]

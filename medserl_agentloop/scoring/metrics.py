@@ -85,10 +85,7 @@ def score(
 def grade(
     reference: Sequence[ReferenceNote], predictions: Iterable[Prediction], scorers: Mapping[str, Scorer] = SCORERS
 ) -> Grades:
-    """Judge every note of the reference, with the scorers of corrections by the name of their measure.
-
-    Of several predictions for one note the last counts; those of unknown notes are ignored.
-    """
+    """Judge every note, with the scorers of corrections by measure; of several predictions the last counts."""
     if not reference:
         raise ValueError("the reference has no notes; give MEDEC's CSV with at least one row.")
     notes = sorted(reference, key=lambda note: note.text_id)
@@ -147,10 +144,7 @@ def _corrections(
 
 
 def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int = 0) -> Scores:
-    """The scores of one system, means over its submissions; without ``resamples`` of the bootstrap, no intervals.
-
-    A ValueError says that the submissions are of different notes.
-    """
+    """The scores of a system, means over its submissions on the same notes; no intervals without ``resamples``."""
     weights = _weights(seeds, resamples, seed)
     notes = seeds[0].notes
     absent = {name: Estimate(None, why=why) for grades in seeds for name, why in grades.why.items()}

@@ -102,10 +102,7 @@ def majority(answers: Sequence[Prediction]) -> Prediction:
 
 
 def read_submission(path: Path, text_ids: Collection[str]) -> tuple[dict[str, Prediction], list[str]]:
-    """The predictions of a submission file by text id, and the problems of its lines.
-
-    A ValueError says that the file cannot be read or is about none of these notes.
-    """
+    """The predictions of a file by text id, and the problems of its lines; a ValueError if none is about the notes."""
     try:
         lines = regular_file(path).read_text("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:

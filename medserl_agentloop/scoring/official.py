@@ -25,10 +25,7 @@ Scorer = Callable[[Sequence[str], Sequence[str]], Sequence[float] | str]
 
 
 def rouge_1(predictions: Sequence[str], references: Sequence[str]) -> list[float] | str:
-    """ROUGE-1 F of the package ``rouge``, with which the shared task was scored.
-
-    The package fails on a text of nothing but full stops; such a text scores 0, and 1 against itself.
-    """
+    """ROUGE-1 F of the package ``rouge``, as in the task; where it fails, on full stops alone, equality counts."""
     try:
         from rouge import Rouge
     except ImportError as error:

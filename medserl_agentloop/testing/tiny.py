@@ -34,10 +34,7 @@ FAMILIES = {
 
 
 def tiny_tokenizer(family: str = "chatml") -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with the special tokens and chat template of a family, ``chatml`` (Qwen) or ``llama3``.
-
-    ``<think>`` and its like are added tokens that are not special, as in Qwen3.
-    """
+    """A byte-level tokenizer of a family, ``chatml`` or ``llama3``, with ``<think>`` as an added token, as Qwen3's."""
     template, special = FAMILIES[family]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}

@@ -155,10 +155,7 @@ _LATEX = {
 
 
 def visible(text: str) -> str:
-    """``text`` as a reader sees it: without invisible characters and accents, look-alikes as what they look like.
-
-    HTML's entities are the characters that they stand for.
-    """
+    """``text`` as a reader sees it: without hidden characters, accents, entities and look-alikes."""
     text = _UNSEEN.sub("", _ENTITY.sub(lambda entity: html.unescape(entity[0]), text))
     if text.isascii():
         return text
@@ -197,10 +194,7 @@ def canonical_words(text: str, *, hyphen: str = " ") -> list[str]:
 
 
 def says_the_same(a: str, b: str) -> bool:
-    """Whether two notes differ in nothing but how they are written.
-
-    ``x-ray`` is both ``x ray`` and ``xray``, and these two are different words.
-    """
+    """Whether two notes are only written differently; ``x-ray`` is ``x ray`` or ``xray``, which are two words."""
     return any(canonical_words(a, hyphen=hyphen) == canonical_words(b, hyphen=hyphen) for hyphen in (" ", ""))
 
 
@@ -248,10 +242,7 @@ def _value(number: str) -> str:
 
 
 def _in_base_unit(words: list[str], unit: str) -> str:
-    """The unit that ``unit`` becomes; the number before it is changed to fit: in "5 mg", and in "5 mg per dl".
-
-    In "1 to 2 g" the unit belongs to both numbers, so both stay as they are.
-    """
+    """The unit that ``unit`` becomes; the number before it is changed to fit, but for a range such as "1 to 2 g"."""
     factor, base = _IN_BASE_UNITS.get(unit, (1, ""))
     per = words[-1] == "per"
     if not base or (per and (base != "ml" or not words[-2:-1] or not words[-2].isalpha())):

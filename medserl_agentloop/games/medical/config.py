@@ -44,10 +44,7 @@ class _MedicalCredit(CreditSettings):
 
 
 class JudgeServer(ServerOptions):
-    """Where a judge's server is and how it is asked. All counts and limits hold per reward-loop worker.
-
-    A game waits at most ``(retries + 1) * timeout_s`` and the pauses between the tries.
-    """
+    """How a judge's server is asked. A game waits at most ``(retries + 1) * timeout_s`` and pauses, per worker."""
 
     node: ClassVar[str] = "selfplay.judge_server"
 
@@ -88,10 +85,7 @@ class JudgeServer(ServerOptions):
 
 
 class BlindGate(ServerAddress):
-    """Who has to find an injected error in the presented note alone, before the game counts.
-
-    What is left out of the address is that of the judge's server.
-    """
+    """Who has to find an injected error in the note alone. What is left out is that of the judge's server."""
 
     node: ClassVar[str] = "selfplay.blind"
 

@@ -46,18 +46,12 @@ def one_line(text: str) -> str:
 
 
 def exceeds(new: str, old: str, words: int) -> bool:
-    """Whether ``new`` is so much longer than ``old`` that more than ``words`` words must have changed.
-
-    Costs nothing beside a comparison, so it is asked before one.
-    """
+    """Whether ``new`` is so much longer than ``old`` that more than ``words`` words changed; a cheap first look."""
     return len(one_line(new)) - len(one_line(old)) > words * (LONGEST_WORD + 1)
 
 
 def is_repair(new: str, error: str, correction: str) -> bool:
-    """Whether ``new`` says what ``correction`` says where that differs from ``error``, whatever it adds.
-
-    Slips of the pen do not hide a repair; a synonym does.
-    """
+    """Whether ``new`` changes ``error`` as ``correction`` does, with slips of the pen, but not by a synonym."""
     return any(_repairs(*(Counter(canonical_words(t, hyphen=h)) for t in (new, error, correction))) for h in (" ", ""))
 
 
@@ -74,10 +68,7 @@ def _repairs(new: Counter[str], error: Counter[str], correction: Counter[str]) -
 
 
 def _is_slip(word: str, meant: str) -> bool:
-    """Whether one letter of a long word is left out, doubled or swapped with the next.
-
-    A replaced letter is no slip: it makes another word too often, as in macrocytic and microcytic.
-    """
+    """Whether one letter of a long word is left out, doubled or swapped; a replaced one makes another word."""
     if len(meant) <= 5 or not meant.isalpha() or word[0] != meant[0]:
         return False
     return OSA.distance(word, meant, score_cutoff=1) == 1 and (len(word) != len(meant) or sorted(word) == sorted(meant))
@@ -219,10 +210,7 @@ def _instructs(sentence: str) -> bool:
 def injections(
     seed: str, note: str, *, instructions: Sequence[str] = (), special_tokens: Sequence[str] = ()
 ) -> list[str]:
-    """Kinds of look-alikes that ``note`` holds more of than ``seed`` does.
-
-    ``instructions`` are those of the edit, ``special_tokens`` the run's tokenizer's, besides those of common templates.
-    """
+    """Kinds of look-alikes that ``note`` holds more of than ``seed``; ``special_tokens`` are the run's own."""
     own = any(note.count(token) > seed.count(token) for token in special_tokens if token.strip())
     seed, note = ("\n".join(visible(text).splitlines()) for text in (seed, note))
     kinds = {

@@ -206,10 +206,7 @@ def _accuracy(games: Sequence[MedicalRecord]) -> float:
 
 
 def trained_role_won(record: MedicalRecord) -> bool | None:
-    """Whether the trained role beat its opponent; None for games that decide nothing between them.
-
-    An unreadable assessment is a win for neither; of several the majority decides.
-    """
+    """Whether the trained role beat its opponent, by majority; None if no readable verdict decides it."""
     if record.opponent is None or record.attack is None or record.outcome in (Outcome.VOID, Outcome.INVALID_ATTACK):
         return None
     verdicts = [game.outcome.is_right for game in record.by_assessment]
@@ -325,10 +322,7 @@ def official_notes(dataset: Any) -> Notes:
 def official_scores(
     notes: Notes, data_sources: Sequence[str], facts: Mapping[str, Sequence[str | None]]
 ) -> Iterator[tuple[dict[str, float], str]]:
-    """For each data set its metrics, by verl's names, and a line that says the most important ones.
-
-    ``facts`` are what :func:`validation_numbers` gave. Games on one note are samples of one answer.
-    """
+    """For each data set its metrics by verl's names, and a line that says them, from :func:`validation_numbers`."""
     answers: dict[tuple[str, str | None], list[Prediction]] = {}
     columns = (facts[name] for name in TEXTS)
     for source, text_id, verdict, sentence, correction in zip(data_sources, *columns, strict=True):

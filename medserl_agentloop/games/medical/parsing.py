@@ -294,10 +294,7 @@ _ANSWER, _END_ANSWER = "<answer>", "</answer>"
 
 
 def _baseline_turn(text: str) -> tuple[str, str, list[str]]:
-    """The last answer, the reasoning, and what the OpenRLHF system's format check holds against the turn.
-
-    Without an ``<answer>`` there is none: the raw text never passes for it.
-    """
+    """The last answer ("" without tags), the reasoning, and what the OpenRLHF system's check holds against it."""
     section = _last_section(text, "answer")
     last = section[1].partition(_END_ANSWER)[0].strip() if section else ""
     thinking, ended, rest = text.partition(END_THINK)

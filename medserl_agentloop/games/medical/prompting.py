@@ -64,10 +64,7 @@ class PromptProfile:
         self._jinja.filters |= {"one_of": _one_of, "in_words": in_words}
 
     def messages(self, role: Role, category: Category, note: str) -> list[Message]:
-        """The chat messages that open ``role``'s own context: the system's, if there is one, and the user's.
-
-        A ValueError names file, line and reason where a template is missing or cannot be rendered.
-        """
+        """The messages that open ``role``'s own context; a ValueError names file and line of a wrong template."""
         name = template_name(role, category)
         messages = [{"role": "user", "content": self._render(f"{role.value}/{name}.jinja", note=note)}]
         systems = (f"{role.value}/{name}.system.jinja", f"{role.value}/system.jinja")

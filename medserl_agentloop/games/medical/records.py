@@ -134,10 +134,7 @@ class AssessmentRecord(_Turn):
 
 
 class Reading(_Record):
-    """Whether one reader who saw the presented note alone found the error where it is.
-
-    ``found`` is None where it abstained or was lost, and ``failed`` says why it was lost.
-    """
+    """Whether a reader of the note alone found the error; None if it abstained, or was lost (``failed`` says why)."""
 
     found: bool | None
     reason: str = ""

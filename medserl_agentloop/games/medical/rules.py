@@ -73,10 +73,7 @@ class MedicalGame:
         return self.record.presented_note or self.spec.seed_note
 
     def play(self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False) -> None:
-        """Take the turn of ``next_role``; a RuntimeError says that the game is over.
-
-        ``prefill`` is how the prompt began the turn, ``truncated`` whether a token budget cut it off.
-        """
+        """Take the turn of ``next_role``, which began with ``prefill``; a RuntimeError says that the game is over."""
         if self.next_role is None:
             raise RuntimeError("the game is over: nobody's turn is left to play")
         attacks = self.next_role is Role.ATTACKER

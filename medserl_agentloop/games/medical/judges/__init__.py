@@ -66,10 +66,7 @@ Reads = Callable[[MedicalRecord], Awaitable[list[Reading]]]
 
 
 class GatedJudge:
-    """A judge that is asked about rewritten notes only: the labels of untouched notes come from the data.
-
-    If it ``reads``, an injected error counts only where the note alone shows it too, in ``needed`` readings.
-    """
+    """Asks about rewritten notes only; if it ``reads``, an error counts only where ``needed`` readings find it."""
 
     def __init__(self, judge: Judge, reads: Reads | None = None, needed: int = 1) -> None:
         self.name = judge.name
@@ -102,10 +99,7 @@ def build_judge(
     reward_model: str | None = None,
     base: BaseModelChat | None = None,
 ) -> Judge:
-    """The judge of a ``selfplay`` node, behind its gate; a ValueError says what it lacks.
-
-    Without ``judge_server.url``, verl's reward model is asked, at ``host:port``. Only a run has a ``base`` model.
-    """
+    """The gated judge of a ``selfplay`` node; a ValueError says what it lacks. No url: verl's reward model."""
     if config.asks_base and base is None:
         raise ValueError(f"selfplay.judge_server.url={BASE}: the base model answers in a run only; name a server.")
     server = config.judge_server

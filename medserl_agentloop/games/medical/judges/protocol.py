@@ -199,10 +199,7 @@ class _Request(BaseModel):
 
 
 def create_app(backend: Judge, token: str = "") -> FastAPI:
-    """The server; ``backend`` judges rewritten notes, and of untouched ones the category's label is the answer.
-
-    Where there is a ``token``, requests must bring it, all but ``GET /health``.
-    """
+    """The server; untouched notes get their category's label. With a ``token``, all but ``/health`` must bring it."""
     from fastapi import FastAPI, HTTPException
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
