@@ -36,13 +36,14 @@ from verl.utils import tensordict_utils
 from medserl_agentloop.backends import cpu_sampling
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
 from medserl_agentloop.core.config import CreditSettings
+from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Message, Reply, Turn, play_game
 from medserl_agentloop.core.step_file import to_line
 from medserl_agentloop.core.trajectory import GAME_KEY, Trajectory, TrajectoryTurn
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics
-from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
+from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Role
 from medserl_agentloop.paths import resource
@@ -120,7 +121,7 @@ def game_parts(games: int, times_as_long: int = 1, turns: int = 1) -> dict[str, 
     records = asyncio.run(play_all(specs))
     for record in records:
         record.step = 1
-    encoder = ProfileEncoder(AutoTokenizer.from_pretrained(PLAYER), load_profile())
+    encoder, profile = ChatEncoder(AutoTokenizer.from_pretrained(PLAYER)), load_profile()
     answer = TrajectoryTurn(Role.ATTACKER.value, [5] * 150 * times_as_long, [7] * 120 * times_as_long, None)
     trajectory = Trajectory([role.value for role in Role], isolated=True, has_log_probs=False)
     trajectory.turns = [replace(answer, conversation=str(turn), number=turn) for turn in range(2 * turns)]
@@ -129,8 +130,8 @@ def game_parts(games: int, times_as_long: int = 1, turns: int = 1) -> dict[str, 
 
     def encode() -> None:
         for facts in specs:
-            encoder.of(Role.ATTACKER, facts.category, facts.seed_note)
-            encoder.of(Role.ASSESSOR, facts.category, facts.seed_note)
+            for role in Role:
+                encoder.opening(profile.turn(role, facts.category, facts.seed_note))
 
     def columns() -> None:
         for record in records:

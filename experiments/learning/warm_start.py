@@ -17,7 +17,8 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from experiments.learning.transcripts import Lesson, Transcript, sample_transcript
-from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 
 
@@ -64,24 +65,24 @@ class PromptCodec:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, profile: str) -> None:
         self.tokenizer = tokenizer
-        self.chat = ProfileEncoder(tokenizer, load_profile(profile))
+        self.chat, self.profile = ChatEncoder(tokenizer), load_profile(profile)
 
     def instructions(self, role: Role, category: Category) -> list[int]:
         """Prompt tokens before the note, the same for every example of a template."""
         # Every template ends with the note, so the first end-of-turn token stands where the note goes.
-        ids = self.chat.of(role, category, "").ids
+        ids = self.chat.opening(self.profile.turn(role, category, "")).ids
         return ids[: ids.index(self.tokenizer.eos_token_id)]
 
     def example(self, transcript: Transcript) -> Example:
         """Encode a transcript, and the attack that it follows if it follows one."""
         first = transcript.attack or transcript
-        opening = self.chat.of(first.role, first.category, first.note)
+        opening = self.chat.opening(self.profile.turn(first.role, first.category, first.note))
         ids = opening.ids[len(self.instructions(first.role, first.category)) :]
         answer = self._turn(first)
         if transcript.attack:
             ids = [*ids, *answer]
             prompt = self.chat.continuation(
-                self.chat.profile.turn(transcript.role, transcript.category, transcript.note), ids[-1]
+                self.profile.turn(transcript.role, transcript.category, transcript.note), ids[-1]
             )
             ids = [*ids, *prompt.ids]
             answer = self._turn(transcript)

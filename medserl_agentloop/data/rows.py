@@ -26,11 +26,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import AGENT_NAME as AGENT_NAME
 from medserl_agentloop.data.cases import MEDEC_UW, Case, EditTag, MedecFormatError, near_duplicates
 from medserl_agentloop.data.reader import ReadReport, ReadResult, read_files
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.prompting import ProfileEncoder, PromptProfile, load_profile
+from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import (
     ERROR_TYPES,
     EVAL_SPLIT,
@@ -269,12 +270,13 @@ def _without_overlong(cases: Sequence[Case], options: ConvertOptions, limit: int
     """The cases whose first prompts have at most ``limit`` tokens, template included, in every category they serve."""
     if options.tokenizer is None:
         raise ValueError("--max-prompt-tokens needs --tokenizer: the name or folder of the model to train.")
-    encoder = ProfileEncoder(load_tokenizer(options.tokenizer), options.prompts)
+    encoder = ChatEncoder(load_tokenizer(options.tokenizer))
     overlong: dict[str, str] = {}
     for case, category in product(cases, options.shares(cases)):
         if note := seed_note(case, category):
             task = GameSpec(category, options.label_of(category), note).task
-            length = len(encoder.of(category.first_role(options.vanilla_attacker), task, note).ids)
+            turn = options.prompts.turn(category.first_role(options.vanilla_attacker), task, note)
+            length = len(encoder.opening(turn).ids)
             if length > limit:
                 overlong[case.case_id] = f"{category.value}: {length} tokens, limit {limit}"
     exclusions["overlong prompt"] += overlong.items()

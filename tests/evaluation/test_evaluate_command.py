@@ -22,12 +22,13 @@ from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
+from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Message, Prompt, Reply, Turn
 from medserl_agentloop.evaluation.local_models import facts_of, find_weights, fingerprint, load_model, load_player
 from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
+from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource
 from medserl_agentloop.scoring.notes import ReferenceNote, read_submission
@@ -121,10 +122,11 @@ def test_a_model_that_knows_everything_scores_so(server: ChatServer, notes: Path
 @pytest.mark.parametrize("profile", ["medserl", "classic", "brief"])
 def test_a_server_reads_the_tokens_of_validation(server: ChatServer, notes: Path, tmp_path: Path, profile: str) -> None:
     results(server, notes, tmp_path, "--profile", profile)
-    encoder = ProfileEncoder(TOKENIZER, load_profile(profile))
+    encoder, prompts = ChatEncoder(TOKENIZER), load_profile(profile)
     published = [note.text for note in read_reference([notes]).notes]
     assert published[0].endswith(" \n") and published[1].startswith(" ")
-    expected = [encoder.of(Role.ASSESSOR, Category.VANILLA_HARMFUL, text).ids for text in published]
+    turns = [prompts.turn(Role.ASSESSOR, Category.VANILLA_HARMFUL, text) for text in published]
+    expected = [encoder.opening(turn).ids for turn in turns]
     chats = (body["messages"] for body in server.requests)
     prompts = [TOKENIZER.apply_chat_template(chat, add_generation_prompt=True)["input_ids"] for chat in chats]
     assert sorted(prompts) == sorted(expected)

@@ -22,6 +22,7 @@ from rollout.families import FAMILIES, LOSSLESS, WITHOUT_SYSTEM
 from medserl_agentloop.core.chat import ChatClient
 from medserl_agentloop.core.client import NoAnswer, ServerOptions
 from medserl_agentloop.core.control_text import JOINER, SWITCH, as_data, without_switches
+from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Turn
 from medserl_agentloop.core.step_file import from_line, to_line
 from medserl_agentloop.data.cases import MedecFormatError
@@ -30,7 +31,7 @@ from medserl_agentloop.games.medical.canonical import says_the_same
 from medserl_agentloop.games.medical.judges.llm import Verdict, read_answer
 from medserl_agentloop.games.medical.judges.protocol import JudgeAnswer, by_index
 from medserl_agentloop.games.medical.parsing import CONTRADICTION, PARSERS
-from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
+from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.rewards import medserl, zero_sum
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
@@ -237,14 +238,14 @@ class _Constant(NamedTuple):
 
 
 @cache
-def encoder(family: str, profile: str) -> ProfileEncoder:
-    return ProfileEncoder(FAMILIES[family], load_profile(profile))
+def encoder(family: str) -> ChatEncoder:
+    return ChatEncoder(FAMILIES[family])
 
 
 @cache
 def _constant(family: str, profile: str, role: Role, category: Category) -> _Constant:
     """Read off two prompts whose notes share no token."""
-    a, b = (encoder(family, profile).of(role, category, note).ids for note in "79")
+    a, b = (encoder(family).opening(load_profile(profile).turn(role, category, note)).ids for note in "79")
     at = next(i for i in range(len(a)) if a[i] != b[i])
     text = load_profile(profile).messages(role, category, NEXT_TURN)[-1]["content"].split(NEXT_TURN)
     return _Constant(text, a[:at], a[at + 1 :], load_profile(profile).turn(role, category, ""))
@@ -259,7 +260,7 @@ def templates(data: bytes) -> None:
     SEEN[family] += 1
     text, before, after, turn = _constant(family, profile, role, category)
     assert load_profile(profile).messages(role, category, note)[-1]["content"] == note.join(text)
-    prompt = encoder(family, profile).opening(replace(turn, prompt=replace(turn.prompt, data={"note": note})))
+    prompt = encoder(family).opening(replace(turn, prompt=replace(turn.prompt, data={"note": note})))
     inside = prompt.ids[len(before) : len(prompt.ids) - len(after)]
     assert prompt.ids == [*before, *inside, *after]
     assert len(inside) == prompt.data_tokens

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from medec.builders import TOKENIZER, assert_one_sentence, run
 from note_files import OFFICIAL, SAMPLE, medec_file
 
+from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.data.cases import MedecFormatError
 from medserl_agentloop.data.reader import COLUMNS, read_files
 from medserl_agentloop.data.rows import DEFAULT_MIX, SCHEMA, RowPlan, build_eval_rows, build_rows, write_parquet
 from medserl_agentloop.data.verify import verify_files
-from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
+from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 from medserl_agentloop.testing.tiny import compose_run
 
@@ -36,7 +37,7 @@ def round_trip(paths: list[Path], cache: Path) -> list[dict[str, Any]]:
     config.filter_overlong_prompts = True
     config.filter_overlong_prompts_workers = 1
     config.max_prompt_length = 8192
-    encoder = ProfileEncoder(TOKENIZER, load_profile())
+    encoder = ChatEncoder(TOKENIZER)
     files = [str(path) for path in paths]
     loaded = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(cache))
     dataset = RLHFDataset(files, TOKENIZER, config)
@@ -50,7 +51,7 @@ def round_trip(paths: list[Path], cache: Path) -> list[dict[str, Any]]:
         assert "nan" not in [handed_out["extra_info"][name] for name in NULLABLE]
         spec = GameSpec.from_extra_info(handed_out["extra_info"])
         role = Role.ATTACKER if spec.category.has_attack else Role.ASSESSOR
-        tokens = encoder.of(role, spec.category, spec.seed_note).ids
+        tokens = encoder.opening(load_profile().turn(role, spec.category, spec.seed_note)).ids
         assert TOKENIZER.decode(tokens) == TOKENIZER.apply_chat_template(
             handed_out["raw_prompt"], add_generation_prompt=True, tokenize=False
         )

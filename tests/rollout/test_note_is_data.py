@@ -15,7 +15,7 @@ from support import NOTE, REWRITTEN, ROW, extra_info, run_with
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.parsing import PARSERS
-from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile
+from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
@@ -32,7 +32,7 @@ def test_the_constant_parts_are_the_chat_template_s(family: str, profile: str, r
     messages = load_profile(profile).messages(role, Category.ADVERSARIAL_BENIGN, note)
     rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     prefix = load_profile(profile).settings.assistant_prefix
-    prompt = encoder(family, profile).of(role, Category.ADVERSARIAL_BENIGN, note)
+    prompt = encoder(family).opening(load_profile(profile).turn(role, Category.ADVERSARIAL_BENIGN, note))
     assert tokenizer.decode(prompt.ids) == rendered + prefix
 
 
@@ -61,14 +61,14 @@ def test_a_control_token_that_the_vocabulary_cannot_spell_is_an_error_and_no_tok
 @pytest.mark.parametrize("family", sorted(WITHOUT_SYSTEM))
 def test_a_chat_template_without_system_messages_is_named_with_what_to_do(family: str) -> None:
     with pytest.raises(ValueError, match=r"\(system, user\).*Use a prompt profile without") as error:
-        ProfileEncoder(FAMILIES[family], load_profile("classic")).of(Role.ASSESSOR, Category.VANILLA_BENIGN, "n")
+        ChatEncoder(FAMILIES[family]).opening(load_profile("classic").turn(Role.ASSESSOR, Category.VANILLA_BENIGN, "n"))
     assert "supported" in str(error.value)
 
 
 def test_in_a_running_conversation_the_user_says_what_the_system_message_would() -> None:
     for family in ("qwen3", "gemma"):
-        encoder = ProfileEncoder(FAMILIES[family], load_profile("classic"))
-        turn = encoder.profile.turn(Role.ASSESSOR, Category.VANILLA_BENIGN, "He has gout.")
+        encoder = ChatEncoder(FAMILIES[family])
+        turn = load_profile("classic").turn(Role.ASSESSOR, Category.VANILLA_BENIGN, "He has gout.")
         text = FAMILIES[family].decode(encoder.continuation(turn, None).ids)
         assert "system\n" not in text and text.count("You check clinical notes") == 1
 
@@ -82,7 +82,7 @@ def test_a_continuation_follows_the_turn_as_the_chat_template_would(family: str)
     opening = tokenizer.apply_chat_template(first[:1], tokenize=False, add_generation_prompt=True)
     spoken = [*tokenizer.encode("my turn", add_special_tokens=False), tokenizer.eos_token_id]
     turn = load_profile("medserl").turn(Role.ASSESSOR, Category.ADVERSARIAL_BENIGN, note)
-    prompt = encoder(family, "medserl").continuation(turn, spoken[-1])
+    prompt = encoder(family).continuation(turn, spoken[-1])
     conversation = [*tokenizer.encode(opening, add_special_tokens=False), *spoken, *prompt.ids]
     assert tokenizer.decode(conversation) == rendered
 
@@ -92,9 +92,9 @@ def test_a_template_that_shows_the_note_twice_is_refused(tmp_path: Path) -> None
         path = tmp_path / f"{name}.jinja"
         path.parent.mkdir(exist_ok=True)
         path.write_text("{{ note }} and again {{ note }}")
-    twice = ProfileEncoder(FAMILIES["qwen3"], load_profile(str(tmp_path)))
+    turn = load_profile(str(tmp_path)).turn(Role.ASSESSOR, Category.VANILLA_BENIGN, "He has gout.")
     with pytest.raises(ValueError, match="exactly once"):
-        twice.of(Role.ASSESSOR, Category.VANILLA_BENIGN, "He has gout.")
+        ChatEncoder(FAMILIES["qwen3"]).opening(turn)
 
 
 # --- models that think and models that do not ---
@@ -107,8 +107,8 @@ OPENED = "<think>\n"
 
 def opening(tokenizer: Any, profile: str, **kwargs: Any) -> tuple[str, str]:
     """End of the prompt and prefill of an assessor's turn."""
-    encoder = ProfileEncoder(tokenizer, load_profile(profile), kwargs)
-    prompt = encoder.of(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE)
+    turn = load_profile(profile).turn(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE)
+    prompt = ChatEncoder(tokenizer, kwargs).opening(turn)
     return tokenizer.decode(prompt.ids).rpartition("assistant\n")[2], prompt.prefill
 
 

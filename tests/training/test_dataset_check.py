@@ -13,6 +13,7 @@ from support import NOTE, TOKENIZER, extra_info
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.opponent import OpponentConfig
 from medserl_agentloop.core.run_check import RunConfig
 from medserl_agentloop.core.run_check.machine import check_dataset, check_files, check_stop_strings
@@ -20,11 +21,11 @@ from medserl_agentloop.core.run_check.machine import data as problems_of_data
 from medserl_agentloop.data.rows import AGENT_NAME, write_parquet
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.prompting import ProfileEncoder, load_profile, plan_row
+from medserl_agentloop.games.medical.prompting import load_profile, plan_row
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role, VanillaAttacker
 from medserl_agentloop.testing.tiny import compose_run
 
-ENCODER = ProfileEncoder(TOKENIZER, load_profile("medserl"))
+ENCODER = ChatEncoder(TOKENIZER)
 SELFPLAY = MedicalConfig()
 
 
@@ -145,8 +146,7 @@ def test_what_an_opponent_plays_takes_no_room() -> None:
     opponent = OpponentConfig(kind="endpoint", url="http://host")
     attacker = MedicalConfig(train="attacker", opponent=opponent)
     assessor = MedicalConfig(train="assessor", opponent=opponent)
-    attack = ENCODER.of(Role.ATTACKER, attacked.category, NOTE)
-    assess = ENCODER.of(Role.ASSESSOR, attacked.category, NOTE)
+    attack, assess = (ENCODER.opening(load_profile().turn(role, attacked.category, NOTE)) for role in Role)
     budget = SELFPLAY.budget
     assert plan_row(attacked, attacker, ENCODER) == (len(attack.ids), budget.attacker(attack.data_tokens))
     grown = budget.rewritten_note(assess.data_tokens) - assess.data_tokens

@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, Field
 
-from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
+from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Message, Prompt, Turn, place
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.parsing import load_parser
@@ -128,18 +128,6 @@ def load_profile(name: str = "medserl", error_types: tuple[str, ...] = ERROR_TYP
             "or the path of a folder with attacker/ and assessor/ templates"
         )
     return PromptProfile(folder, error_types)
-
-
-class ProfileEncoder(ChatEncoder):
-    """The encoder of the core, told role, category and note."""
-
-    def __init__(self, tokenizer: Any, profile: PromptProfile, template_kwargs: dict[str, Any] | None = None) -> None:
-        super().__init__(tokenizer, template_kwargs)
-        self.profile = profile
-
-    def of(self, role: Role, category: Category, note: str) -> EncodedPrompt:
-        """The prompt that opens a context of ``role``'s own; a ValueError says what is wrong with a template."""
-        return self.opening(self.profile.turn(role, category, note))
 
 
 def plan_row(
