@@ -67,12 +67,9 @@ def regular_file(path: Path) -> Path:
 
 
 def read_parquet(path: Path) -> Any:
-    """The table of a parquet file, whose texts are measured before they are read into memory.
+    """The table of a parquet file, whose texts are measured first: 20 kB can hold gigabytes of repeated text.
 
-    A long text compresses well, and is stored once for all rows that repeat it: 20 kB can hold gigabytes.
-
-    Raises:
-        ValueError: It is missing, no regular file or damaged, or a text is longer than any note and its prompt.
+    A ValueError says that it is missing, no regular file or damaged, or that a text is longer than note and prompt.
     """
     import pyarrow as pa
 

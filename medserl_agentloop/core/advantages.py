@@ -32,32 +32,23 @@ GROUP_STD_EPSILON = 1e-6  # added to a group's standard deviation, as in verl
 
 @dataclass(frozen=True)
 class RoleBatch:
-    """All games of one training step, before verl splits them over its workers.
+    """All games of one training step, before verl splits them over its workers. Columns are (B, T).
 
-    Attributes:
-        rewards: (B, T) finite rewards on role tokens: each turn's reward on its last token and, with KL in the reward,
-            a penalty on every token. What stands on other tokens is ignored.
-        mask: (B, T) 1 on the tokens that are trained on. Void games and verl's padding rows are all 0.
-        role_ids: (B, T) the number of each token's role in ``roles``, from 1; 0 where there is none.
-        groups: The prompt group of each of the B rows; ``kinds`` are the kinds of their games.
-        conversations: (B, T) which conversation of its row each token belongs to; None where no role has two.
-        repeated_roles: Roles whose conversations of one game all answer the same prompt. They form a group of their
-            own, smaller than the prompt group, whose games may have different prompts for the role.
-        values: (B, T) the critic's values, for estimators that need one.
-        gamma: Discount per token of the role; ``lam`` is GAE's lambda.
+    Each turn's reward stands on its last token; with KL in the reward a penalty stands on every token. Conversations of
+    ``repeated_roles`` all answer the same prompt in a game, so they form a group smaller than the prompt group.
     """
 
-    rewards: torch.Tensor
-    mask: torch.Tensor
-    role_ids: torch.Tensor
+    rewards: torch.Tensor  # finite on role tokens; what stands on others is ignored
+    mask: torch.Tensor  # 1 on the tokens that are trained on; void games and verl's padding rows are all 0
+    role_ids: torch.Tensor  # the number of each token's role in ``roles``, from 1; 0 where there is none
     roles: Sequence[str]
-    groups: Sequence[str]
-    kinds: Sequence[str]
-    conversations: torch.Tensor | None = None
+    groups: Sequence[str]  # the prompt group of each of the B rows
+    kinds: Sequence[str]  # of their games
+    conversations: torch.Tensor | None = None  # of its row, to which each token belongs; None if no role has two
     repeated_roles: Collection[str] = ()
-    values: torch.Tensor | None = None
-    gamma: float = 1.0
-    lam: float = 1.0
+    values: torch.Tensor | None = None  # the critic's, for estimators that need one
+    gamma: float = 1.0  # discount per token of the role
+    lam: float = 1.0  # GAE's lambda
 
 
 class _RoleTokens:

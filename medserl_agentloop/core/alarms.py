@@ -35,22 +35,15 @@ class Alarms(BaseModel):
 
 @dataclass(frozen=True)
 class Rule:
-    """One alarm: ``metric`` is beyond ``limit``; ``selfplay.alarms.limits`` may give another limit.
-
-    Attributes:
-        advice: What to look at first.
-        games: Metric that counts what the number rests on; None where one token is enough.
-        above: Whether it fires above its limit, not below.
-        at_once: Whether one step is enough, whatever ``patience`` is.
-    """
+    """One alarm: ``metric`` is beyond ``limit``; ``selfplay.alarms.limits`` may give another limit."""
 
     name: str
     metric: str
     limit: float
-    advice: str
-    games: str | None = "selfplay/games"
-    above: bool = True
-    at_once: bool = False
+    advice: str  # what to look at first
+    games: str | None = "selfplay/games"  # metric that counts what the number rests on; None: one token is enough
+    above: bool = True  # whether it fires above its limit, not below
+    at_once: bool = False  # whether one step is enough, whatever ``patience`` is
 
 
 def common_rules(roles: Sequence[str]) -> tuple[Rule, ...]:

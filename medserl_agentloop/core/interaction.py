@@ -67,22 +67,14 @@ def as_untrusted(messages: Sequence[Message]) -> Prompt:
 
 @dataclass(frozen=True)
 class Turn:
-    """Whose turn it is and what they read.
-
-    Attributes:
-        prompt: What is new to them: the opening messages of a conversation, or the next ones.
-        max_tokens: The turn's token budget.
-        conversation: Which conversation of the game the turn belongs to; None for the role's only one.
-        prefix: How the prompt begins the player's turn, after the chat template's generation prompt.
-        stop: Strings that end the turn besides the end-of-turn token.
-    """
+    """Whose turn it is and what they read."""
 
     role: str
-    prompt: Prompt
-    max_tokens: int
-    conversation: str | None = None
-    prefix: str = ""
-    stop: tuple[str, ...] = ()
+    prompt: Prompt  # what is new to them: the opening messages of a conversation, or the next ones
+    max_tokens: int  # the turn's token budget
+    conversation: str | None = None  # which one of the game the turn belongs to; None for the role's only one
+    prefix: str = ""  # how the prompt begins the player's turn, after the chat template's generation prompt
+    stop: tuple[str, ...] = ()  # strings that end the turn besides the end-of-turn token
 
 
 class Game(Protocol):
@@ -156,22 +148,14 @@ class NoReplyError(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """A player's turn.
+    """A player's turn."""
 
-    Attributes:
-        text: What the player wrote, with the reasoning that a server split off in front.
-        tokens: Its length in tokens; 0 where nobody counted.
-        truncated: Whether a token budget cut it off.
-        prefill: How the prompt began the turn for the player, e.g. ``<think>``.
-        model: Name of the model by its server, and the version of its ``weights`` by SGLang, where they say.
-    """
-
-    text: str
-    tokens: int = 0
-    truncated: bool = False
-    prefill: str = ""
-    model: str = ""
-    weights: str | None = None
+    text: str  # what the player wrote, with the reasoning that a server split off in front
+    tokens: int = 0  # 0 where nobody counted
+    truncated: bool = False  # whether a token budget cut it off
+    prefill: str = ""  # how the prompt began the turn for the player, e.g. ``<think>``
+    model: str = ""  # by its server, where it says
+    weights: str | None = None  # their version by SGLang
 
 
 class Player(Protocol):

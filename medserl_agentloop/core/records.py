@@ -46,22 +46,8 @@ class TurnRecord(BaseModel):
 class GameRecord(BaseModel):
     """One game.
 
-    Attributes:
-        turns: The turns as they were played. A record with fields of its own for them may leave these out of its JSON.
-        rewards: Reward components by role; empty until scored and in void games. A role's reward stands on the last
-            token of its last turn.
-        turn_rewards: Reward components by turn, counted from 0 in the order of play; where a game gives them, they
-            are what the tokens get, and ``rewards`` are for reading.
-        void: Why the game does not count for anyone; None if it does.
-        step: Training step that used the game, -1 before it is known.
-        uid: Identifier of the prompt group; ``session`` numbers its games.
-        policy_version: Weights of the live policy: the training step they were pushed after.
-        versions: The oldest and the newest weights of each of its turns, where they were not all the same in the game:
-            in asynchronous training. A turn with two was stopped for new weights and went on.
-        players: Who played a role, where it was not the policy in training: a model's name.
-        opponent: Who took the other role's turn; None where the live policy did, or nobody.
-        finished: When the last turn was over, in UTC, before the game was scored; None in records of before it existed.
-        seconds: How long each turn took, in the order of play, one without an answer included.
+    A role's reward stands on the last token of its last turn. Where a game gives ``turn_rewards``, by turn from 0, they
+    are what the tokens get, and ``rewards`` are for reading.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -69,20 +55,20 @@ class GameRecord(BaseModel):
     left_out: ClassVar[tuple[str, ...]] = ("turns", "turn_rewards", "versions", "finished", "seconds")
     """Fields that JSON has only where they hold something: records of before they existed look the same."""
 
-    turns: list[TurnRecord] = []
-    rewards: Rewards = {}
+    turns: list[TurnRecord] = []  # as they were played, unless a record has fields of its own for them
+    rewards: Rewards = {}  # empty until scored and in void games
     turn_rewards: dict[int, dict[str, float]] = {}
-    void: str | None = None
+    void: str | None = None  # why the game does not count for anyone
     context: str = ""
-    step: int = -1
-    uid: str = ""
+    step: int = -1  # training step that used the game, -1 before it is known
+    uid: str = ""  # of the prompt group; ``session`` numbers its games
     session: int = 0
-    policy_version: int | None = None
-    versions: list[tuple[int, int]] = []
-    players: dict[str, str] = {}
-    opponent: OpponentRecord | None = None
-    finished: datetime | None = None
-    seconds: list[float] = []
+    policy_version: int | None = None  # weights of the live policy: the training step they were pushed after
+    versions: list[tuple[int, int]] = []  # oldest and newest weights of each turn, where they changed in the game
+    players: dict[str, str] = {}  # the model that played a role, where it was not the policy in training
+    opponent: OpponentRecord | None = None  # who took the other role's turn, if not the live policy
+    finished: datetime | None = None  # when the last turn was over, in UTC
+    seconds: list[float] = []  # how long each turn took, one without an answer included
 
     @property
     def kind(self) -> str:

@@ -23,21 +23,14 @@ GAME_KEY = "medserl_game"
 
 @dataclass
 class TrajectoryTurn:
-    """One generated turn.
-
-    Attributes:
-        prompt_ids: What stands between the conversation's turn before it and the response.
-        log_probs: Those of the response under the sampling distribution; None where the server did not give them.
-        conversation: As in ``Turn``.
-        number: Its number in the game, counted from 0; an opponent's turns count.
-    """
+    """One generated turn."""
 
     role: str
-    prompt_ids: list[int]
+    prompt_ids: list[int]  # what stands between the conversation's turn before it and the response
     response_ids: list[int]
-    log_probs: list[float] | None
-    conversation: str | None = None
-    number: int = 0
+    log_probs: list[float] | None  # under the sampling distribution; None where the server did not give them
+    conversation: str | None = None  # as in ``Turn``
+    number: int = 0  # in the game, from 0; an opponent's turns count
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.response_ids)

@@ -100,14 +100,8 @@ def verify_files(
 ) -> Report:
     """Check every row of files that are used together, e.g. train, validation and evaluation rows.
 
-    Args:
-        paths: The parquet files.
-        tokenizer: The tokenizer of the model to train.
-        profile: Prompt profile that the files were written with. None: what a file's manifest says, or "medserl".
-        vanilla_attacker: What they were written with. None: what a file's manifest says, or "skip".
-
-    Raises:
-        ValueError: A file is missing or is not parquet; or the profile does not exist.
+    ``tokenizer`` is that of the model to train; the last two are by default what a file's manifest says. A ValueError
+    says that a file is missing or is not parquet, or that the profile does not exist.
     """
     report = Report()
     first: dict[tuple[str, str], tuple[str, str]] = {}

@@ -30,23 +30,15 @@ class UnwritableTurn(ValueError):
 class TurnFormat:
     """How one prompt profile's turns are read and written. Pure functions; reading never raises.
 
-    All get ``prefill``, how the prompt began the turn for the player, e.g. ``<think>``.
-
-    Attributes:
-        attack: Reads an attacker's turn: ``attack(text, prefill="")``.
-        assessment: Reads an assessor's turn: ``assessment(text, prefill="")``. One that has a parameter
-            ``error_types`` is told those of the game.
-        compose_attack: Writes an attacker's turn, unchecked: ``compose_attack(turn, label, prefill)``. The label is
-            what it says the note is. None for a format that is only read.
-        compose_assessment: Writes an assessor's: ``compose_assessment(turn, verdict, prefill)``.
-        locates: Whether an assessment says sentence, error type and correction besides the verdict.
+    All get ``prefill``, how the prompt began the turn for the player, e.g. ``<think>``. The label of an attack that is
+    written is what it says the note is.
     """
 
-    attack: Callable[..., AttackRecord]
-    assessment: Callable[..., AssessmentRecord]
-    compose_attack: Callable[[AttackRecord, Label, str], str] | None = None
+    attack: Callable[..., AttackRecord]  # reads an attacker's turn: ``attack(text, prefill="")``
+    assessment: Callable[..., AssessmentRecord]  # the same; told the game's types if it has ``error_types``
+    compose_attack: Callable[[AttackRecord, Label, str], str] | None = None  # unchecked; None: the format is only read
     compose_assessment: Callable[[AssessmentRecord, Label, str], str] | None = None
-    locates: bool = False
+    locates: bool = False  # whether an assessment says sentence, error type and correction besides the verdict
 
     def with_types(self, error_types: Sequence[str]) -> TurnFormat:
         """The same format in a game with these error types."""

@@ -79,56 +79,34 @@ class _Record(BaseModel):
 
 
 class _Turn(_Record):
-    """One role's turn. A parser fills in what it reads; the game adds the text, its tokens and whether it was cut off.
-
-    Attributes:
-        truncated: Whether the token budget cut the turn off.
-        reasoning: What stood before the note or the answer; never shown to the other role.
-        violations: Departures from the output format.
-    """
+    """One role's turn. A parser fills in what it reads; the game adds text, tokens and whether it was cut off."""
 
     response: str = ""
     tokens: int = 0
-    truncated: bool = False
+    truncated: bool = False  # whether the token budget cut the turn off
 
 
 class AttackRecord(_Turn):
-    """The attacker's turn: what was read in it, then what the rules measured.
+    """The attacker's turn: what was read in it, then what the rules measured."""
 
-    Attributes:
-        note: The rewritten note; None where no note can be told apart from the rest.
-        changed_sentences: Sentences of the rewritten note that the seed note does not have.
-        changed_words: Words inserted, deleted or replaced; 0 where the note is too long to be compared.
-        edit_share: ``changed_words`` as a share of what the limits allow.
-        similarity: Share of the note's words left alone, 0 to 1; None without a note.
-        injections: Look-alikes of the machine's own text that the note brings in, by ``medical.edits``.
-        invalid: Why the attack does not count; None if it does.
-    """
-
-    note: str | None
-    reasoning: str = ""
-    violations: list[str] = []
-    changed_sentences: list[str] = []
-    changed_words: int = 0
-    edit_share: float = 0.0
-    similarity: float | None = None
-    injections: list[str] = []
-    invalid: InvalidAttack | None = None
+    note: str | None  # the rewritten one; None where no note can be told apart from the rest
+    reasoning: str = ""  # what stood before the note; never shown to the other role
+    violations: list[str] = []  # departures from the output format
+    changed_sentences: list[str] = []  # of the rewritten note, those that the seed note does not have
+    changed_words: int = 0  # inserted, deleted or replaced; 0 where the note is too long to be compared
+    edit_share: float = 0.0  # ``changed_words`` as a share of what the limits allow
+    similarity: float | None = None  # share of the note's words left alone, 0 to 1; None without a note
+    injections: list[str] = []  # look-alikes of the machine's own text that the note brings in
+    invalid: InvalidAttack | None = None  # why the attack does not count; None if it does
 
 
 class AssessmentRecord(_Turn):
-    """The assessor's turn.
+    """The assessor's turn."""
 
-    Attributes:
-        verdict: None where there is no readable one.
-        sentence: The sentence called wrong, as the assessor copied it.
-        correction: The sentence as the assessor would write it.
-    """
-
-    verdict: Label | None
-    sentence: str | None = None
+    verdict: Label | None  # None where there is no readable one
+    sentence: str | None = None  # called wrong, as the assessor copied it
     error_type: str | None = None
-    correction: str | None = None
+    correction: str | None = None  # the sentence as the assessor would write it
     reasoning: str = ""
     violations: list[str] = []
 
@@ -143,40 +121,22 @@ class Reading(_Record):
 
 
 class Judgement(_Record):
-    """What a judge said of the presented note.
-
-    Attributes:
-        label: None if the judge abstains.
-        realistic: Whether the change is realistic; None if the judge does not say.
-        cached: Whether the answer was given before, about the same notes.
-        seconds: Time until the answer was there, with all waiting and every further try.
-        readings: What readers said who saw the presented note alone, where they were asked.
-        knowable: Whether enough of them found the error; None where none was asked.
-    """
+    """What a judge said of the presented note."""
 
     model_config = ConfigDict(extra="ignore")  # records of earlier versions may hold votes
 
     judge: str
-    label: Label | None
-    realistic: bool | None = None
+    label: Label | None  # None if the judge abstains
+    realistic: bool | None = None  # whether the change is; None if the judge does not say
     reason: str = ""
-    cached: bool = False
-    seconds: float = 0.0
-    readings: list[Reading] = []
-    knowable: bool | None = None
+    cached: bool = False  # whether the answer was given before, about the same notes
+    seconds: float = 0.0  # until the answer was there, with all waiting and every further try
+    readings: list[Reading] = []  # of those who saw the presented note alone, where they were asked
+    knowable: bool | None = None  # whether enough of them found the error; None where none was asked
 
 
 class MedicalRecord(GameRecord):
-    """One game from seed note to rewards; what every game's record has, and:
-
-    Attributes:
-        presented_note: The note the assessor saw; None if the game ended before.
-        error_sentences: Sentences of the presented note known to be wrong.
-        assessment: The assessor's turn, if it was reached; the first of several.
-        further_assessments: The others, where the note was assessed several times (``selfplay.assessments``).
-        scheme: Name of the reward scheme.
-        profile: Prompt profile the turns were rendered with.
-    """
+    """One game from seed note to rewards."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -185,15 +145,15 @@ class MedicalRecord(GameRecord):
     schema_version: int = Field(default=SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
     turns: list[TurnRecord] = Field(default=[], exclude=True)  # attack and assessments hold them
     spec: GameSpec
-    presented_note: str | None = None
-    error_sentences: list[str] = Field(default=[])
+    presented_note: str | None = None  # what the assessor saw; None if the game ended before
+    error_sentences: list[str] = Field(default=[])  # of the presented note, known to be wrong
     attack: AttackRecord | None = None
-    assessment: AssessmentRecord | None = None
-    further_assessments: list[AssessmentRecord] = Field(default=[])
+    assessment: AssessmentRecord | None = None  # the first of several
+    further_assessments: list[AssessmentRecord] = Field(default=[])  # the others (``selfplay.assessments``)
     judgement: Judgement | None = None
     rewards: Rewards = Field(default={})  # type: ignore[assignment]  # a Role is a str
-    scheme: str = ""
-    profile: str = ""
+    scheme: str = ""  # of rewards
+    profile: str = ""  # of the prompts
 
     @property
     def category(self) -> Category:

@@ -28,50 +28,33 @@ RewardScheme = Callable[[MedicalRecord], Rewards]
 
 @dataclass(frozen=True)
 class _ZeroSumTerms:
-    """The constants of ``zero_sum``; docs/rewards.md says why they are what they are.
+    """The constants of ``zero_sum``; docs/rewards.md says why they are what they are."""
 
-    Attributes:
-        win: ``game`` of the player who wins; the other one gets the opposite.
-        invalid_attack: ``validity`` of an attack that breaks the rules. No better than being caught.
-        failed_attack: ``validity`` of an attack that the judge contradicts. No worse than breaking the rules.
-        decoy: Factor of the attacker's ``game`` where it was asked for a harmless rewording; at 0 it plays for nothing.
-        cut_off_assessment: The attacker's ``game`` where its token budget cut the assessor off before a verdict.
-        format_violated: ``format`` of a turn that departs from the output format.
-        unreadable_assessment: ``format`` of an assessment without a verdict. Worse than any wrong answer.
-    """
-
-    win: float = 1.0
-    invalid_attack: float = -1.0
-    failed_attack: float = -1.0
-    decoy: float = 1.0
-    cut_off_assessment: float = -1.0
-    format_violated: float = -0.5
-    unreadable_assessment: float = -2.0
+    win: float = 1.0  # ``game`` of the player who wins; the other one gets the opposite
+    invalid_attack: float = -1.0  # ``validity`` of an attack that breaks the rules; no better than being caught
+    failed_attack: float = -1.0  # ``validity`` of one that the judge contradicts; no worse than breaking the rules
+    decoy: float = 1.0  # factor of the attacker's ``game`` where it was asked for a harmless rewording
+    cut_off_assessment: float = -1.0  # the attacker's ``game`` where a budget cut the assessor off before a verdict
+    format_violated: float = -0.5  # ``format`` of a turn that departs from the output format
+    unreadable_assessment: float = -2.0  # ``format`` of an assessment without a verdict; worse than any wrong answer
 
 
 @dataclass(frozen=True)
 class MedserlTerms(_ZeroSumTerms):
     """The constants of ``medserl``.
 
-    Attributes:
-        invalid_attack: Worse than the worst attack that counts (-1.75).
-        failed_attack: As an invalid one. With a blind gate, -1.25 is better.
-        sentence: For naming the wrong sentence of a detected error.
-        error_type: For naming the type of a detected error, where the data knows it.
-        guessed: The share of right names that is there without reading; ``sentence`` and ``error_type`` pay what is
-            above it, so that who always says the same earns nothing.
-        largest_edit: ``faithfulness`` of an edit as large as the limits allow; smaller ones cost their share.
-        unrealistic: ``realism`` of an attack that the judge calls unrealistic; the others earn no bonus.
+    ``sentence`` and ``error_type`` pay what is above the share of right names that is ``guessed``, there without
+    reading, so that who always says the same earns nothing.
     """
 
-    invalid_attack: float = -2.0
-    failed_attack: float = -2.0
+    invalid_attack: float = -2.0  # worse than the worst attack that counts (-1.75)
+    failed_attack: float = -2.0  # as an invalid one; with a blind gate, -1.25 is better
     decoy: float = 0.0
-    sentence: float = 0.5
-    error_type: float = 0.25
+    sentence: float = 0.5  # for naming the wrong sentence of a detected error
+    error_type: float = 0.25  # for naming the type of a detected error, where the data knows it
     guessed: float = 0.5
-    largest_edit: float = -0.25
-    unrealistic: float = -0.5
+    largest_edit: float = -0.25  # ``faithfulness`` of an edit as large as the limits allow; smaller ones cost a share
+    unrealistic: float = -0.5  # ``realism`` of an attack that the judge calls unrealistic; others earn no bonus
 
 
 def zero_sum(record: MedicalRecord, terms: _ZeroSumTerms = _ZeroSumTerms()) -> Rewards:
@@ -149,21 +132,13 @@ Pair = tuple[float, float]
 
 @dataclass(frozen=True)
 class GeneralSumTerms:
-    """The baseline's constants; each pair is (lost, won).
+    """The baseline's constants; each pair is (lost, won)."""
 
-    Attributes:
-        attacker_detection: An error that is there: detected, undetected. Without an error it is 0.
-        assessor_detection: The verdict: wrong, right.
-        realism: The attacker's error: not realistic, realistic.
-        format: The output format: violated, kept.
-        chain_of_thought: Whether the players reason before they answer; without, there is no format term.
-    """
-
-    attacker_detection: Pair = (-1.0, 1.0)
-    assessor_detection: Pair = (-1.0, 1.0)
-    realism: Pair = (-0.5, 0.5)
-    format: Pair = (-1.0, 1.0)
-    chain_of_thought: bool = True
+    attacker_detection: Pair = (-1.0, 1.0)  # an error that is there: detected, undetected; without an error it is 0
+    assessor_detection: Pair = (-1.0, 1.0)  # the verdict: wrong, right
+    realism: Pair = (-0.5, 0.5)  # the attacker's error: not realistic, realistic
+    format: Pair = (-1.0, 1.0)  # the output format: violated, kept
+    chain_of_thought: bool = True  # whether the players reason before they answer; without, there is no format term
 
 
 GENERAL_SUM = GeneralSumTerms()
@@ -271,15 +246,10 @@ as far as without."""
 
 @dataclass(frozen=True)
 class ErrorRates:
-    """How often a judge that answers is right.
+    """How often a judge that answers is right."""
 
-    Attributes:
-        sensitivity: Share of the notes with an error that it calls harmful, 0 to 1.
-        specificity: Share of the notes without an error that it calls safe, 0 to 1.
-    """
-
-    sensitivity: float
-    specificity: float
+    sensitivity: float  # share of the notes with an error that it calls harmful, 0 to 1
+    specificity: float  # share of the notes without an error that it calls safe, 0 to 1
 
     @property
     def information(self) -> float:

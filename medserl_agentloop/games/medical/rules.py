@@ -43,23 +43,16 @@ class EditLimits(BaseModel):
 
 @dataclass
 class MedicalGame:
-    """One game in progress. ``next_role`` says whose turn it is, ``play`` takes the turn.
-
-    Attributes:
-        special_tokens: Strings that the run's tokenizer has special tokens for; attacks may not write them.
-        count: Tokens of a text in a prompt; None where no tokenizer is known, and tokens have no limit.
-        room: The most tokens of a rewritten note, by those of the seed note.
-        assessments: How many times the assessor reads the presented note, each time anew.
-    """
+    """One game in progress. ``next_role`` says whose turn it is, ``play`` takes the turn."""
 
     spec: GameSpec
     limits: EditLimits
     parser: TurnFormat
     vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP
-    special_tokens: Sequence[str] = ()
-    count: Callable[[str], int] | None = None
-    room: Callable[[int], float] = lambda seed: math.inf
-    assessments: int = 1
+    special_tokens: Sequence[str] = ()  # of the run's tokenizer; attacks may not write them
+    count: Callable[[str], int] | None = None  # tokens of a text in a prompt; without it they have no limit
+    room: Callable[[int], float] = lambda seed: math.inf  # the most tokens of a rewritten note, by those of the seed
+    assessments: int = 1  # how many times the assessor reads the presented note, each time anew
 
     def __post_init__(self) -> None:
         self.record = MedicalRecord(spec=self.spec)

@@ -116,27 +116,19 @@ class Category(str, Enum):
 
 @dataclass(frozen=True)
 class GameSpec:
-    """The facts of one game, as a parquet row's ``extra_info`` holds them; those of the case's error where known.
-
-    Attributes:
-        target_label: What the presented note is if the attack is valid.
-        seed_note: Note the game starts from.
-        text_id: Identifier of the source row; never part of a prompt.
-        vignette_id: Identifier of the case; the unit of splitting.
-        index: Unique number of the row in its file.
-    """
+    """The facts of one game, as a parquet row's ``extra_info`` holds them; those of the case's error where known."""
 
     category: Category
-    target_label: Label
-    seed_note: Annotated[str, Field(max_length=LONGEST_NOTE)]
+    target_label: Label  # what the presented note is if the attack is valid
+    seed_note: Annotated[str, Field(max_length=LONGEST_NOTE)]  # the game starts from it
     error_note: str | None = None
     clean_note: str | None = None
     error_type: str | None = None
     error_sentence: str | None = None
     corrected_sentence: str | None = None
-    text_id: str = ""
-    vignette_id: str = ""
-    index: int = -1
+    text_id: str = ""  # of the source row; never part of a prompt
+    vignette_id: str = ""  # of the case; the unit of splitting
+    index: int = -1  # unique number of the row in its file
 
     @property
     def task(self) -> Category:
