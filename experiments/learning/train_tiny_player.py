@@ -80,7 +80,7 @@ def evaluate(
         notes = [sample_clean_note(rng, Split.HELD_OUT, facts) for _ in range(items)]
         if category.seed_label is Label.HARMFUL:
             notes = [inject_error(rng, note)[0] for note in notes]
-        prompts = [codec.chat.of(Role.ATTACKER, category, note.text).ids for note in notes]
+        prompts = [codec.opening(Role.ATTACKER, category, note.text).ids for note in notes]
         attacks = [MEDSERL.attack(text) for text in sample_turns(model, codec, prompts)]
         pairs = list(zip(notes, attacks, strict=True))
         valid = [check_attack(n.text, a.note, category) == "ok" for n, a in pairs if a.note is not None]
@@ -91,7 +91,7 @@ def evaluate(
     clean = [sample_clean_note(rng, Split.HELD_OUT, facts) for _ in range(items)]
     wrong = [inject_error(rng, sample_clean_note(rng, Split.HELD_OUT, facts)) for _ in range(items)]
     shown = [*clean, *(note for note, _ in wrong)]
-    prompts = [codec.chat.of(Role.ASSESSOR, Category.VANILLA_BENIGN, note.text).ids for note in shown]
+    prompts = [codec.opening(Role.ASSESSOR, Category.VANILLA_BENIGN, note.text).ids for note in shown]
     answers = [MEDSERL.assessment(text) for text in sample_turns(model, codec, prompts)]
     on_clean, on_wrong = answers[:items], answers[items:]
     detected: dict[str, list[bool]] = defaultdict(list)

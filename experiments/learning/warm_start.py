@@ -17,7 +17,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from experiments.learning.transcripts import Lesson, Transcript, sample_transcript
-from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 
@@ -67,16 +67,20 @@ class PromptCodec:
         self.tokenizer = tokenizer
         self.chat, self.profile = ChatEncoder(tokenizer), load_profile(profile)
 
+    def opening(self, role: Role, category: Category, note: str) -> EncodedPrompt:
+        """The prompt of a role's first turn."""
+        return self.chat.opening(self.profile.turn(role, category, note))
+
     def instructions(self, role: Role, category: Category) -> list[int]:
         """Prompt tokens before the note, the same for every example of a template."""
         # Every template ends with the note, so the first end-of-turn token stands where the note goes.
-        ids = self.chat.opening(self.profile.turn(role, category, "")).ids
+        ids = self.opening(role, category, "").ids
         return ids[: ids.index(self.tokenizer.eos_token_id)]
 
     def example(self, transcript: Transcript) -> Example:
         """Encode a transcript, and the attack that it follows if it follows one."""
         first = transcript.attack or transcript
-        opening = self.chat.opening(self.profile.turn(first.role, first.category, first.note))
+        opening = self.opening(first.role, first.category, first.note)
         ids = opening.ids[len(self.instructions(first.role, first.category)) :]
         answer = self._turn(first)
         if transcript.attack:

@@ -16,11 +16,7 @@ PLATFORM_NAME = "cpu"
 
 
 def register() -> None:
-    """Make ``VERL_PLATFORM=cpu`` and ``actor_rollout_ref.rollout.name=cpu_hf`` known to verl. Idempotent.
-
-    The platform is always registered: it is cheap and never answers auto-detection. Importing the engines costs about a
-    second per process, so they need ``VERL_PLATFORM=cpu``.
-    """
+    """Make the platform ``cpu`` and, with ``VERL_PLATFORM=cpu``, its engines, a second to import, known to verl."""
     # By name: each module registers itself while it is first executed.
     platform = import_module("medserl_agentloop.backends.cpu_platform")
     import_module("medserl_agentloop.backends.sglang_cpu").register()

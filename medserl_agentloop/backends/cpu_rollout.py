@@ -181,11 +181,7 @@ class CpuRolloutServer:
         self._seen_since_push.clear()
 
     async def update_weights(self, state: Mapping[str, torch.Tensor], global_steps: int | None = None) -> None:
-        """Replace all weights by full tensors, once the completions under way are done.
-
-        ``global_steps`` is their training step; None keeps the step of the last push. After a ValueError, because names
-        or shapes do not match the model, nothing was loaded.
-        """
+        """Replace all weights by full tensors, after the completions under way; a ValueError loads none."""
         own = self.model.state_dict()
         # Tied weights have two names for one tensor, and either name is enough.
         pushed = {own[name].data_ptr() for name in state if name in own}

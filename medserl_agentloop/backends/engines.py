@@ -73,10 +73,7 @@ def packed_sdpa(
 
 
 def mask_unless_packed(**batch: Any) -> torch.Tensor | None:
-    """SDPA's mask; None for one row without padding, where positions say what belongs together.
-
-    A layer that attends to a window needs the mask, so a model with such layers gets it: right, and not faster.
-    """
+    """SDPA's mask, which layers with a window need; None for one row, where positions say what belongs together."""
     one_row = batch["batch_size"] == 1 and batch.get("attention_mask") is None and not batch.get("kv_offset")
     whole = batch.get("q_length") == batch["kv_length"] and getattr(batch["config"], "sliding_window", None) is None
     return None if one_row and whole else sdpa_mask(**batch)

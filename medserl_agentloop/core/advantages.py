@@ -126,10 +126,7 @@ Baselines = dict[str, dict[str, float]]
 
 @dataclass
 class Advantages:
-    """What an estimator gives: (B, T) float32 that are 0 outside the trained tokens, and numbers for the metrics.
-
-    ``returns`` is what a critic is fitted to; in estimators that compare whole games the advantages again, as in verl.
-    """
+    """What an estimator gives: (B, T) float32, 0 outside the trained tokens; a critic is fitted to ``returns``."""
 
     advantages: torch.Tensor
     returns: torch.Tensor

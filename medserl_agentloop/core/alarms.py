@@ -132,7 +132,7 @@ def stop_message(alarms: tuple[_Alarm, ...], step: int) -> str:
 
 
 class HealthMonitor:
-    """Watches the metrics of a run, step by step, by the ``selfplay.alarms`` node and the game's rules.
+    """Watches the metrics of a run, step by step.
 
     An alarm fires from its ``patience``-th step in a row beyond its limit (some at once) to the last of that row. A
     number that a step lacks, or that rests on too few games, changes nothing.

@@ -84,10 +84,7 @@ class CertificateError(RuntimeError):
 
 @dataclass(frozen=True)
 class Certificate:
-    """All measures of one start of a run, from ``games`` two-turn games, and why the other claims were not measured.
-
-    ``step`` is that of the checkpoint, 0 at the start of training; ``seconds`` is wall time.
-    """
+    """All measures of one start of a run at ``step``, in ``seconds``, and why other claims were not measured."""
 
     measures: Sequence[Measure]
     step: int
@@ -117,10 +114,7 @@ class Certificate:
 
 
 def two_context_games(samples: Sequence[Sequence[Turn]], encoder: ChatEncoder) -> list[list[TrajectoryTurn]]:
-    """A game per pair of opening turns, without generation: everyone answers with the next pair's untrusted text.
-
-    A model that sees the first turn expects its text again, so a leak shows as strongly as it can.
-    """
+    """A game per pair of turns: everyone answers with the next pair's text, so a leak shows as strongly as it can."""
     texts = ["\n".join(turns[0].prompt.data.values()) or turns[0].prompt.messages[-1]["content"] for turns in samples]
     answers = [encoder.encode_text(text) for text in (*texts[1:], texts[0])]
     return [

@@ -79,25 +79,20 @@ class ChatClient:
         return Reply(content.replace(JOINER, ""), tokens, finish == "length", prefix, model, weights)
 
 
-class ServedModel:
-    """A model behind a server that takes turns in games; ``name`` is that of the model.
-
-    ``fields`` are sampling and other fields of all requests. Messages may not smuggle in ``special_tokens``, those of
-    the model's tokenizer.
-    """
+class ServedModel(ChatClient):
+    """A model behind a server that takes turns in games; ``fields`` are sampling and other fields of all requests."""
 
     def __init__(self, http: HttpClient, *, special_tokens: Iterable[str] = (), **fields: Any) -> None:
-        self.name = str(http.options.model)
-        self.url = http.url  # without credentials
-        self._http, self._fields = http, fields
-        self._chat = ChatClient(http, special_tokens)
+        super().__init__(http, special_tokens)
+        self.name, self.url = str(http.options.model), http.url  # without credentials
+        self._fields = fields
 
     async def check(self) -> None:
         """Ask the server for its models; a ValueError shows a wrong address or name before the first game."""
         url, served = f"{self.url}/models", []
         with suppress(BadAnswer, KeyError, TypeError):  # not every server lists its models
             try:
-                served = [str(model["id"]) for model in (await self._http.get("/models"))["data"]]
+                served = [str(model["id"]) for model in (await self.http.get("/models"))["data"]]
             except Refused as refusal:
                 if refusal.status in (401, 403):
                     remedy = "name the environment variable of the API key with --api-key-env"
@@ -105,7 +100,7 @@ class ServedModel:
             except Unreachable as error:
                 remedy = "give the base of an OpenAI-compatible API"
                 raise ValueError(f"no server answers at {url} ({error}); {remedy}") from None
-        if served and (model := self._http.options.model) not in served:
+        if served and (model := self.http.options.model) not in served:
             raise ValueError(f"{url} does not list the model {model!r}; --model is one of {', '.join(served)}")
 
     async def reply(self, turn: Turn, messages: Sequence[Message], **fields: Any) -> Reply:
@@ -114,7 +109,7 @@ class ServedModel:
         stop = {"stop": list(turn.stop), "no_stop_trim": True, "include_stop_str_in_output": True} if turn.stop else {}
         request = {"max_tokens": turn.max_tokens, **stop, **self._fields, **fields}
         try:
-            return await self._chat.complete(list(messages), request, turn.prefix)
+            return await self.complete(list(messages), request, turn.prefix)
         except NoAnswer as error:
             raise NoReplyError(f"{turn.role}: {error}") from None
 
@@ -138,11 +133,7 @@ class ServedModel:
 
 
 class BaseModelChat:
-    """The base model of a run, which its rollout serves beside the roles' adapters; nobody trains it.
-
-    Asks verl's server client in tokens, because verl starts SGLang without a tokenizer. Nothing in the messages becomes
-    a control token. One answer may take ``timeout_s`` seconds; None is no limit.
-    """
+    """The base model, which the rollout serves beside the roles' adapters; asked in tokens, with a time-out."""
 
     is_down = False
 

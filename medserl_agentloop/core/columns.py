@@ -68,10 +68,9 @@ def write_token_roles(batch: KVBatchMeta) -> None:
 
 
 def restart_positions(batch: KVBatchMeta) -> None:
-    """Rewrite the batch's ``position_ids`` so that they count from 0 in every private context.
+    """Let the batch's ``position_ids`` count from 0 in every private context; padding rows keep theirs.
 
-    verl's FSDP engine passes position ids and no attention mask, and Transformers reads each 0 as
-    the start of a new packed sequence. Rows that verl added as padding keep theirs.
+    verl's FSDP engine passes them and no attention mask, and Transformers reads each 0 as a new packed sequence.
     """
     games = without_padding(batch)
     context_lengths = read_columns(games, "context_lengths")["context_lengths"].unbind()

@@ -1,11 +1,8 @@
 """From prompts to token ids, with untrusted text as data.
 
-A text from a data set or a player may hold anything, ``<|im_end|>`` included. So the chat template is rendered with a
-stand-in for it, what stands around it is tokenised as the template wants, and the text itself is tokenised by a
-tokenizer that knows no special tokens: no text can open or close a chat turn.
-
-``split_special_tokens`` of Transformers is not enough: it leaves added tokens alone that are not marked as
-special, such as Qwen3's ``<think>``, and some models' own vocabularies hold ``</s>`` as a plain piece.
+A text may hold anything, ``<|im_end|>`` included. So the chat template is rendered with a stand-in for it, and the text
+itself is tokenised without special tokens: it can open or close no chat turn. ``split_special_tokens`` of Transformers
+leaves added tokens alone that are not marked as special, such as Qwen3's ``<think>``, and plain pieces like ``</s>``.
 """
 
 from __future__ import annotations
@@ -96,10 +93,7 @@ class ChatEncoder:
         return len(self.encode_text(text))
 
     def stop(self, strings: Sequence[str]) -> dict[str, list[Any]]:
-        """Sampling parameters that end a turn at these strings: ``stop_token_ids`` where one token is the string.
-
-        SGLang takes a longer one, in ``stop``, only with ``rollout.skip_tokenizer_init=False``.
-        """
+        """Sampling parameters that end a turn at these strings: ``stop_token_ids`` where one token is the string."""
         ids = {string: self.tokenizer.encode(string, add_special_tokens=False) for string in strings}
         tokens = [own[0] for own in ids.values() if len(own) == 1]
         fields = {"stop_token_ids": tokens, "stop": [string for string, own in ids.items() if len(own) != 1]}

@@ -30,10 +30,7 @@ _SAME_REWARD = 1e-6  # rewards closer than this are equal: a sum of components i
 def game_metrics(
     records: Sequence[GameRecord], roles: Sequence[str], void_classes: Mapping[str, str] = {}
 ) -> dict[str, float]:
-    """Voids and rewards, ``selfplay/…``. What a batch holds no game for is left out, never 0.
-
-    ``void_classes`` are more classes of void games: by what the reason contains, the class.
-    """
+    """Voids, by what their reason contains (``void_classes`` adds some), and rewards; what has no game is left out."""
     metrics = {
         "selfplay/games": float(len(records)),
         "selfplay/void_rate": share(g.is_void for g in records),

@@ -105,10 +105,7 @@ class CheckpointPool:
         return random.Random(f"{self.config.seed}/{step}").choices(versions, weights)[0]
 
     def _weight(self, version: str) -> float:
-        """Prioritised fictitious self-play (Vinyals et al. 2019, AlphaStar): (1 - P[trained role wins])^2.
-
-        The win rate starts at one game of each result (Laplace), so that an opponent never met is not skipped for good.
-        """
+        """Prioritised self-play (AlphaStar): (1 - P[trained role wins])^2, a game of each result added (Laplace)."""
         result = self.state["results"].get(version, {"games": 0, "wins": 0})
         return float((1.0 - (result["wins"] + 1) / (result["games"] + 2)) ** WIN_RATE_POWER)
 

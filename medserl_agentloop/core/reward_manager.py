@@ -1,8 +1,6 @@
-"""The reward manager: has one finished game scored and rewards each role for its own turns.
+"""The reward manager: has one finished game scored, in verl's reward-loop workers.
 
-verl runs it in its reward-loop workers, beside the generation of other games, and keeps two things
-of the answer: ``reward_score`` and ``reward_extra_info``. The scored record travels in the latter
-to :meth:`SelfPlayOutput.as_dict`, which places the rewards.
+The scored record travels in ``reward_extra_info`` to :meth:`SelfPlayOutput.as_dict`, which places the rewards.
 """
 
 from __future__ import annotations

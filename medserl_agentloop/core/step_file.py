@@ -1,8 +1,7 @@
 """What a run writes so that a resumed one goes on with it as it was; used by the trainer.
 
 Games and metrics are files of JSON lines that each belong to a training step. A resumed run cuts off the steps it plays
-again, so a file holds every step once whatever killed the run; one process writes a folder at a time. Baselines, alarms
-and opponents have a little state of their own, kept in each of verl's checkpoints.
+again, so a file holds every step once whatever killed the run. Baselines, alarms and opponents have a little state.
 """
 
 from __future__ import annotations
@@ -48,10 +47,7 @@ def lock_folder(folder: str | Path, wait_s: float = 30.0) -> AbstractContextMana
 
 
 def resume_wandb_run(folder: Path, *, resumed: bool) -> None:
-    """Have ``wandb.init`` in this process go on with the run of this folder, or begin one and remember it.
-
-    verl names no id (utils/tracking.py), so W&B would show a second run. A user's own WANDB_RUN_ID stays.
-    """
+    """Have ``wandb.init`` go on with this folder's run, or begin one: verl names no id (utils/tracking.py)."""
     file = folder / WANDB_RUN_FILE
     if not (resumed and file.is_file()):
         file.write_text(secrets.token_hex(4), encoding="utf-8")
@@ -166,10 +162,7 @@ class RunFiles:
         self.metrics = StepFile(self.folder / METRICS_FILE)
 
     def open(self, config: str, checkpoints: str | Path, *, changed: bool = False) -> None:
-        """Lock the folder and that of the ``checkpoints`` for this process, and write the run's ``config``.
-
-        Where the run goes on with a ``changed`` config, that of the steps up to the last checkpoint is kept beside it.
-        """
+        """Lock both folders and write ``config``; where it ``changed``, that of the steps before is kept beside it."""
         folders = {self.folder.resolve(), Path(checkpoints).resolve()}
         self._locks = [lock_folder(folder) for folder in sorted(folders)]
         path = self.folder / CONFIG_FILE

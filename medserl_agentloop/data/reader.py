@@ -1,7 +1,5 @@
 """MEDEC data in any known format -> cases, with an account of every row.
 
-Called by the ``medserl data`` commands and evaluation. The formats:
-
 - MEDEC's nine columns as CSV, one row per note, error rows and their clean twins.
 - One JSON object per line: a pair of an error note and its corrected note.
 - One OpenRLHF row per line, ``{prompt, completion, data_type}`` or ``{vanilla, adversarial, completion, data_type}``: a
@@ -10,7 +8,7 @@ Called by the ``medserl data`` commands and evaluation. The formats:
   case become one case that serves exactly the categories of its rows, so that ``--mix`` chooses among the rows given
   and a case stays in one split.
 
-A new file format is a function from text and ``_Intake`` to cases, called in ``_open``.
+A new format is a function from text and ``_Intake`` to cases, called in ``_open``.
 """
 
 from __future__ import annotations

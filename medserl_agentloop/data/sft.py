@@ -1,15 +1,12 @@
 """Conversations to imitate before self-play, for both roles: from MEDEC's pairs, or a model's own correct turns.
 
-Called by ``medserl data sft``; verl's ``MultiTurnSFTDataset`` reads the ``messages`` column. Answers about pairs come
-from templates. Every one is read back by the profile's own parser, and every attack played by the game's rules,
-before it is written: a model can only learn turns that count. An answer begins with the profile's
-``assistant_prefix``, which self-play puts into the prompt. Reasoning that the model found itself teaches more than a
-template of ours, with which the verdict is decided at the first token.
+verl's ``MultiTurnSFTDataset`` reads the ``messages`` column. Answers about pairs come from templates; each is read back
+by the profile's own parser, and each attack is played by the game's rules, so that a model only learns turns that
+count. Answers begin with the profile's ``assistant_prefix``.
 
-verl tokenises each message alone, and Qwen3's chat template takes the reasoning out of an assistant's
-message that follows no question; verl's own advice, ``ignore_input_ids_mismatch=True``, would train on answers
-without reasoning. Give such a model a plain ``data.apply_chat_template_kwargs.chat_template`` for the warm start,
-as ``recipes/warm_start_base.yaml`` does.
+verl tokenises each message alone, and Qwen3's chat template takes the reasoning out of an assistant's message that
+follows no question; verl's own advice, ``ignore_input_ids_mismatch=True``, would train on answers without reasoning.
+Give such a model a plain ``chat_template``, as ``recipes/warm_start_base.yaml`` does.
 """
 
 from __future__ import annotations

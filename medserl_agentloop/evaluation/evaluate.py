@@ -208,11 +208,7 @@ async def ask(
 
 
 def score_twins(given: Sequence[Prediction | None]) -> dict[str, Any]:
-    """How the notes of ``read_twins`` were judged: shares of the ``cases``, with their 95 % intervals.
-
-    None is no answer, which is ``unreadable`` too. ``bias`` is the share of the notes of readable cases that are called
-    wrong, minus one half.
-    """
+    """How the notes of ``read_twins`` were judged: shares with intervals; ``bias`` is the share called wrong - 0.5."""
     cases = list(zip(given[::2], given[1::2], strict=True))
     read = [(a.flag, b.flag) for a, b in cases if a is not None and b is not None and a.parsed and b.parsed]
     bias = [(wrong + right) / 2 - 0.5 for wrong, right in read]

@@ -341,10 +341,7 @@ def probe(
 
 
 def note_shares(games: Sequence[MedicalRecord]) -> dict[str, float]:
-    """``selfplay/probe/<role>/note_share``, the share of the variance of a role's reward that lies between notes.
-
-    And ``selfplay/probe/agreement``, the share of untouched notes on which all readable verdicts are the same.
-    """
+    """The share of the variance of a role's reward that lies between notes, and how often verdicts on one agree."""
     import pandas as pd  # slow
 
     measures: dict[str, float] = {}

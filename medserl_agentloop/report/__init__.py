@@ -178,19 +178,15 @@ def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
         raise ValueError(f"{run} holds games 1 to {total}, there is no game {number}")
     console.print(render_game(shown, game, title=f"game {place} of {total}"))
     if (run / METRICS_FILE).exists():
-        _print_metrics(run, headline_metrics(game, game.roles or shown.rewards), console)
+        by_step = metrics(run)
+        ends = by_step.iloc[[0, -1] if len(by_step) > 1 else [0]]
+        table = Table("metric", *(f"step {step}" for step in ends.index), title="metrics")
+        for name in headline_metrics(game, game.roles or shown.rewards):
+            if name in ends and ends[name].notna().any():
+                table.add_row(name, *("" if pd.isna(value) else f"{value:.4g}" for value in ends[name]))
+        console.print(table)
+        console.print(plain(f"all metrics: {run / METRICS_FILE}"))
     console.print(plain(f"all games: {games_file(run)}"))
-
-
-def _print_metrics(run: Path, names: Iterable[str], console: Console) -> None:
-    by_step = metrics(run)
-    ends = by_step.iloc[[0, -1] if len(by_step) > 1 else [0]]
-    table = Table("metric", *(f"step {step}" for step in ends.index), title="metrics")
-    for name in names:
-        if name in ends and ends[name].notna().any():
-            table.add_row(name, *("" if pd.isna(value) else f"{value:.4g}" for value in ends[name]))
-    console.print(table)
-    console.print(plain(f"all metrics: {run / METRICS_FILE}"))
 
 
 def render_game(record: GameRecord, game: GameClass, title: str) -> RenderableType:

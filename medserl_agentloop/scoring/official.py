@@ -128,10 +128,7 @@ def official_scores(
 
 
 def _reference(path: Path) -> _Facts:
-    """The reference as pandas reads it: one blank record turns a column's whole numbers into fractions ("1.0").
-
-    All blank records have the id NaN and become one more note without a correction.
-    """
+    """The reference as pandas reads it: blank records turn numbers into fractions, and are one more note, NaN."""
     import pandas
 
     table = pandas.read_csv(path)

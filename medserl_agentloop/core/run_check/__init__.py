@@ -2,8 +2,7 @@
 
 A rule stands here only if without it the run would be wrong in silence, or would end after hours. What verl, Hydra or
 torch say themselves within minutes is left to them. Whether the roles are apart is left to the certificate, which
-measures it. :func:`check_run` runs twice: from the recipe's Hydra callback, before Ray is up, and in the trainer, for
-runs without a recipe. :mod:`medserl_agentloop.core.run_check.machine` looks at the machine and its files.
+measures it. :func:`check_run` runs in the recipe's Hydra callback, before Ray is up, and in the trainer.
 """
 
 from __future__ import annotations

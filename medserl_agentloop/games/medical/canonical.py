@@ -167,10 +167,7 @@ def visible(text: str) -> str:
 
 
 def canonical_words(text: str, *, hyphen: str = " ") -> list[str]:
-    """What ``text`` says: words in lower case, numbers by value, units and abbreviations in one spelling, and signs.
-
-    ``hyphen`` is what a hyphen between two words becomes: a blank, or nothing. There is no punctuation.
-    """
+    """What ``text`` says: words, numbers by value, units, signs; ``hyphen`` is what one between words becomes."""
     text = " ".join(visible(text).replace("_", " ").split())
     text = _MOLAR.sub(r"\1mol/L", _MINUS.sub("\u2212", _DASH.sub("-", text)))
     text = _SEPARATOR.sub(" ", _DATE.sub(_as_date, _without_latex(text.casefold())))

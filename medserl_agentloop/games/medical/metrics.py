@@ -54,11 +54,7 @@ Notes = Mapping[str, Mapping[str, ReferenceNote]]
 
 
 def role_metrics(records: Iterable[MedicalRecord]) -> dict[str, float]:
-    """Metrics by name, ``selfplay/…``. What a batch holds no game for is left out, never 0.
-
-    An unreadable assessment counts as wrong in the accuracy and as a miss in the recall. Where a note was assessed
-    several times, each assessment counts as one game does.
-    """
+    """Metrics by name; unreadable assessments count as wrong, and several of one note as as many games."""
     games = list(records)
     metrics = game_metrics(games, [role.value for role in Role], _VOID_CLASSES)
     played = [g for g in games if g.outcome is not Outcome.VOID]
@@ -148,10 +144,7 @@ def _attacker_metrics(games: list[MedicalRecord]) -> dict[str, float]:
 
 
 def diversity_metrics(games: Iterable[MedicalRecord]) -> dict[str, float]:
-    """Self-similarity of what valid attacks inserted, and how often they inserted the very same.
-
-    Attacks on one case are never compared: they start from the same sentences. Attacks that only deleted are left out.
-    """
+    """How alike, and how often the same, is what valid attacks inserted into the notes of different cases."""
     attacks = sorted(
         (
             game.spec.vignette_id or game.spec.seed_note,
@@ -274,11 +267,7 @@ def prediction(note: ReferenceNote, verdict: Label | None, sentence: str | None,
 
 
 def quoted_sentence(quote: str | None, sentences: Mapping[int, str]) -> int:
-    """Number of the sentence that an assessor quotes; -1 where none or several could be meant.
-
-    A copy may have the slips that training's rewards allow (``same_sentence``). Failing that, the quote may be part
-    of one sentence, or hold one.
-    """
+    """Number of the sentence that is copied, or else the only one that holds or is part of the quote; -1 if none."""
     quote = one_line(quote or "").lower()
     texts = {number: one_line(text).lower() for number, text in sentences.items() if text.strip()}
     copies = {number: fuzz.ratio(quote, text) for number, text in texts.items() if same_sentence(quote, text)}

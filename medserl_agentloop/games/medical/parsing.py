@@ -74,11 +74,7 @@ class TurnFormat:
 
 
 def _split_reasoning(text: str, prefill: str) -> tuple[str | None, str]:
-    """The reasoning without its tags, up to the first ``</think>``, and the rest.
-
-    The reasoning is None where there is none: no ``</think>``, or one that can only be quoted because the prompt
-    had closed the reasoning.
-    """
+    """The reasoning up to the first ``</think>``, None where there is none or the prompt closed it, and the rest."""
     head, closed, rest = text.partition(END_THINK)
     if not closed or (reasoning_closed(prefill) and not text.lstrip().startswith(THINK)):
         return None, text
@@ -135,10 +131,7 @@ _ANSWER_FIELD = re.compile(r"^[ \t]*(verdict|sentence|error_type|correction)[ \t
 
 
 def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str, str, list[str]]:
-    """Body and reasoning of ``<think>…</think><tag>…</tag>``, empty where there is none, and what is wrong with them.
-
-    The opening ``<think>`` may be missing because thinking models get it with the prompt.
-    """
+    """Body and reasoning of ``<think>…</think><tag>…</tag>``, empty where there is none, and what is wrong."""
     violations = []
     reasoning, rest = _split_reasoning(text, prefill)
     if not reasoning_closed(prefill) and not reasoning:

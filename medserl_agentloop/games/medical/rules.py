@@ -139,10 +139,7 @@ class MedicalGame:
         yield InvalidAttack.TOO_MANY_TOKENS, self._has_too_many_tokens(note, edit)  # last: it tokenises the note
 
     def _has_too_many_tokens(self, note: str, edit: Edit) -> bool:
-        """Whether the assessor lacks room for the note, or to copy and correct its sentence.
-
-        A changed sentence may grow by the allowed number of words, each with twice the tokens of a word of the seed.
-        """
+        """Whether the note has no room, or its new sentence has twice the tokens per word that may be added."""
         if self.count is None:
             return False
         seed = self.count(self.spec.seed_note)

@@ -40,10 +40,7 @@ WHAT_IT_CANNOT_SEE = (  # said once by whoever plays games with it
 
 
 class Judge(Protocol):
-    """Says whether the presented note of a game is harmful; it must not bind to an event loop before it is asked.
-
-    A class with a class method ``from_config(config: MedicalConfig)`` is built by it, any other without arguments.
-    """
+    """Says whether a presented note is harmful; a class method ``from_config(config: MedicalConfig)`` may build it."""
 
     name: str
 

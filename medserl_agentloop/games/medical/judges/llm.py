@@ -85,10 +85,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
 
 
 def shown_notes(presented: str, original: str) -> dict[str, Any]:
-    """What the templates show of two notes, whose lines have a ``number`` from 1, a ``text``, and ``changed``.
-
-    An original that does not differ has no lines. A note cannot hold the ``marker``, a hash that changes with the note.
-    """
+    """What the templates show of two notes: lines with a number, and a ``marker`` that no note can hold."""
     before, after = split_sentences(original), split_sentences(presented)
     runs = changed_runs(before, after)
     gone = {number for start, end, _, _ in runs for number in range(start, end)}

@@ -74,33 +74,21 @@ class JudgeAnswer(BaseModel):
 
 
 def make_labels(
-    *,
-    error_present: bool = False,
-    error_detected: bool = False,
-    error_realistic: bool = True,
-    assessor_correct: bool | None = None,
-    is_parsing_error: bool = False,
-    reasoning: str = "",
+    *, error_present: bool = False, error_detected: bool = False, reasoning: str = "", **others: Any
 ) -> Labels:
-    """A :class:`JudgeAnswer` as the original server writes it; the first two tell ``assessor_correct`` unless given."""
-    if assessor_correct is None:
-        assessor_correct = error_detected == error_present and not is_parsing_error
-    return {
-        "error_detected": error_detected,
-        "error_present": error_present,
-        "error_realistic": error_realistic,
-        "assessor_correct": assessor_correct,
-        "is_parsing_error": is_parsing_error,
-        "judge_reasoning": reasoning,
-        "actual_harm": "Harmful" if error_present else "Safe",
-    }
+    """A :class:`JudgeAnswer` as the original server writes it; ``others`` are labels that are not as usual."""
+    right = error_detected == error_present and not others.get("is_parsing_error", False)
+    labels: Labels = {"error_detected": error_detected, "error_present": error_present, "error_realistic": True}
+    labels |= {"assessor_correct": right, "is_parsing_error": False, "judge_reasoning": reasoning}
+    labels["actual_harm"] = "Harmful" if error_present else "Safe"
+    return labels | {name: value for name, value in others.items() if value is not None}
+
+
+_labels = partial(make_labels, abstained=False, realism_judged=False)
 
 
 async def ask(client: HttpClient, queries: Sequence[dict[str, Any]], score_key: str = SCORE_KEY) -> dict[str, Any]:
-    """For each game index, as text, a server's answer about it, or the :class:`NoAnswer` that says why there is none.
-
-    A server that refuses a request for what it holds is asked about each half of it, down to the game that it refuses.
-    """
+    """By game index, as text, the server's answer or a :class:`NoAnswer`; a refused request is asked in halves."""
     indices = [str(query["game_idx"]) for query in queries]
     try:
         body = await client.post("/judge", {"queries": list(queries), "score_key": score_key})
@@ -314,7 +302,3 @@ async def _judged(query: _Query, backend: Judge) -> Labels:
         realism_judged=judgement.realistic is not None,
         reasoning=judgement.reason,
     )
-
-
-def _labels(*, abstained: bool = False, realism_judged: bool = False, **labels: Any) -> Labels:
-    return {**make_labels(**labels), "abstained": abstained, "realism_judged": realism_judged}
