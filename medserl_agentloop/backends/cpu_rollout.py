@@ -74,13 +74,11 @@ class CpuRolloutServer:
             attn_implementation="sdpa",
             trust_remote_code=model_config.trust_remote_code,
         ).eval()
-        self.with_adapters: Any = None
-        """The same model with the roles' adapters in it, from their first push on."""
+        self.with_adapters: Any = None  # the same model with the roles' adapters in it, from their first push on
         self.eos_token_ids = eos_token_ids(hf_config, model_config.generation_config)
         self._decode = model_config.tokenizer.decode if model_config.tokenizer is not None else None
         self.replica_rank = replica_rank
-        self.global_steps: int | None = None
-        """Training step of the loaded weights; None until the first push."""
+        self.global_steps: int | None = None  # training step of the loaded weights; None until the first push
         self._seen_since_push: Counter[tuple[int, ...]] = Counter()  # prompts
         self._queue: asyncio.Queue[tuple[SamplingSettings, Asked]] = asyncio.Queue()
         self._model_lock = asyncio.Lock()  # weights never change in the middle of a completion

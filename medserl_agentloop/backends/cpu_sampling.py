@@ -26,16 +26,12 @@ _NEUTRAL_VALUES = {"repetition_penalty": (1.0,), "logprobs": (True, False, 0, 1)
 class SamplingSettings:
     """How tokens are drawn. Requests with equal settings share a batch."""
 
-    adapter: str | None = None
-    """Name of the LoRA adapter that answers; None for the base model."""
-    temperature: float = 1.0
-    """0 means greedy."""
-    top_k: int = -1
-    """-1 or 0 means all tokens."""
+    adapter: str | None = None  # name of the LoRA adapter that answers; None for the base model
+    temperature: float = 1.0  # 0 means greedy
+    top_k: int = -1  # -1 or 0 means all tokens
     top_p: float = 1.0
     ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end a completion besides the model's own end of sequence."""
+    stop_token_ids: tuple[int, ...] = ()  # tokens that end a completion besides the model's own end of sequence
     stop: tuple[str, ...] = ()
     """Strings that end a completion; they stay in it, up to the end of the token that completes them."""
 
@@ -85,8 +81,7 @@ class Completion:
 class LayerWithRoom(DynamicLayer):  # type: ignore[misc]
     """A layer's keys and values with room for tokens to come. Transformers' own copies all of them for each token."""
 
-    ROOM = 128
-    """Tokens; of each sequence, whenever there is none left."""
+    ROOM = 128  # tokens of each sequence, whenever there is none left
     room: tuple[torch.Tensor, torch.Tensor]
 
     def update(

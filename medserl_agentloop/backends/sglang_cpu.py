@@ -22,8 +22,7 @@ from typing import Any
 
 import torch
 
-SWITCH = "SGLANG_USE_CPU_ENGINE"
-"""SGLang's own switch for its CPU engine; the recipes set it to 1."""
+SWITCH = "SGLANG_USE_CPU_ENGINE"  # SGLang's own switch for its CPU engine; the recipes set it to 1
 SHIM = Path(__file__).parent / "shim"
 PINNING = ("layers.logits_processor", "lora.layers", "lora.backend.torch_backend")
 """Modules of ``sglang.srt`` that pin memory."""

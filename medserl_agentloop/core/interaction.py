@@ -22,8 +22,7 @@ from medserl_agentloop.core.hooks import GameHooks
 from medserl_agentloop.core.metrics import game_metrics
 from medserl_agentloop.core.records import GameRecord, TurnRecord
 
-AGENT_NAME = "medserl_selfplay"
-"""``agent_name`` of the rows that the self-play agent loop plays."""
+AGENT_NAME = "medserl_selfplay"  # ``agent_name`` of the rows that the self-play agent loop plays
 
 NO_ROLE_ID = 0  # what ``role_ids`` holds on tokens of nobody
 
@@ -101,12 +100,9 @@ class Interaction(GameHooks[R], ABC, Generic[G, R]):
     node, as ``Config`` reads it; ``tokens`` is a ``ChatEncoder``, or None where games are only scored.
     """
 
-    roles: ClassVar[tuple[str, ...]]
-    """Names of the roles. Their order gives the ids in the column ``role_ids``, from 1."""
-    Config: ClassVar[type[SelfPlayConfig]] = SelfPlayConfig
-    """The ``selfplay`` node, with the game's own keys."""
-    Record: ClassVar[type[GameRecord]] = GameRecord
-    """The record of one game."""
+    roles: ClassVar[tuple[str, ...]]  # names of the roles. Their order gives the ids in the column ``role_ids``, from 1
+    Config: ClassVar[type[SelfPlayConfig]] = SelfPlayConfig  # the ``selfplay`` node, with the game's own keys
+    Record: ClassVar[type[GameRecord]] = GameRecord  # the record of one game
 
     def __init__(self, config: Any, tokens: Any = None) -> None:
         self.config, self.tokens = config, tokens

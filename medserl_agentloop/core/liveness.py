@@ -22,8 +22,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 ANSWER_WITHIN_S = 10.0  # a living process answers at once; one that is slower is taken for busy, not for dead
 NODE_DECLARED_DEAD_WITHIN_S = 30.0  # Ray asks a node five times, every three seconds, before it calls it dead
 
-Processes = list[tuple[str, Any]]
-"""Ray actors, each with what the run calls it, e.g. "rollout server 0"."""
+Processes = list[tuple[str, Any]]  # Ray actors, each with what the run calls it, e.g. "rollout server 0"
 
 
 class ProcessDied(RuntimeError):

@@ -124,8 +124,7 @@ def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float
 
 TABLE_NAME = "selfplay/games_table"
 
-GamesTable = tuple[Sequence[str], list[list[Any]]]
-"""Columns and rows of games to read in W&B."""
+GamesTable = tuple[Sequence[str], list[list[Any]]]  # columns and rows of games to read in W&B
 
 _FIRST = (("lost games", "selfplay/lost_games"), ("void", "selfplay/void_rate"))
 _LAST = (

@@ -16,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions, blocking, shown
 from medserl_agentloop.core.records import GameRecord
 
-POOL_VERSION = "global_step_"
-"""How the versions of a checkpoint pool begin; verl names its checkpoint folders so."""
+POOL_VERSION = "global_step_"  # how the versions of a checkpoint pool begin; verl names its checkpoint folders so
 
 POOL_METRICS = ("selfplay/opponent/swap_failed", "selfplay/opponent/pool_size", "selfplay/opponent/step")
 SWAP_FAILED, POOL_SIZE, OPPONENT_STEP = POOL_METRICS

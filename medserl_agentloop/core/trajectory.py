@@ -17,8 +17,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from medserl_agentloop.core.interaction import NO_ROLE_ID
 from medserl_agentloop.core.records import GameRecord
 
-GAME_KEY = "medserl_game"
-"""Key of the game's record, in ``extra_fields`` and, scored, in ``reward_extra_info``."""
+GAME_KEY = "medserl_game"  # key of the game's record, in ``extra_fields`` and, scored, in ``reward_extra_info``
 
 
 @dataclass
@@ -110,8 +109,7 @@ class Trajectory:
         )
 
 
-PlacedTurn = tuple[int, str, int]
-"""A turn's number in the game, its role, and where in the response its last token is."""
+PlacedTurn = tuple[int, str, int]  # a turn's number in the game, its role, and where in the response its last token is
 
 
 class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped

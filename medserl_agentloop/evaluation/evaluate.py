@@ -61,8 +61,7 @@ _TWINS = {
 }
 """By name, whether the error note and its correction are called wrong."""
 
-Question = tuple[str, int]
-"""A note to assess; of several samples, which one."""
+Question = tuple[str, int]  # a note to assess; of several samples, which one
 
 
 def evaluate(

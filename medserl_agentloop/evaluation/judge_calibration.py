@@ -147,8 +147,7 @@ def _notes_of(case: Case, one_of: OneOf) -> Iterator[_Known]:
 
 known_edits = partial(_choose, _edits_of)
 """The edits of each kind, for cases, limit and seed: of a case two injections, else one; no pairs of equal notes."""
-known_notes = partial(_choose, _notes_of)
-"""The notes of each kind for a reader."""
+known_notes = partial(_choose, _notes_of)  # the notes of each kind for a reader
 
 
 def calibrate(

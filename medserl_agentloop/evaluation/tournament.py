@@ -42,8 +42,7 @@ RESULTS = "tournament.json"
 TABLE = "tournament.csv"
 _BY = ["attacker", "assessor"]
 SIGNIFICANT = 0.05
-ELO = 400 / math.log(10)
-"""Rating points of a factor e in the odds: 400 points are a factor of ten, as in chess."""
+ELO = 400 / math.log(10)  # rating points of a factor e in the odds: 400 points are a factor of ten, as in chess
 
 
 class _Entry(NamedTuple):

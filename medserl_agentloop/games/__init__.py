@@ -6,5 +6,4 @@ GAMES = {
 }
 """Where each game's class is; imported when it is asked for."""
 
-DEFAULT = "medical"
-"""The game of a run that names none."""
+DEFAULT = "medical"  # the game of a run that names none

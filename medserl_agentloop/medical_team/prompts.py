@@ -26,8 +26,7 @@ MEDICAL_ATTACKER_BASE_PROMPT_VANILLA = ATTACKER_PROMPTS["vanilla"][0]
 MEDICAL_ASSESSOR_BASE_PROMPT, ASSESSOR_REQUEST = _parts(Role.ASSESSOR, Category.VANILLA_BENIGN)
 DEFENDER_INSTRUCTION_COT_PROMPT = f"{MEDICAL_ASSESSOR_BASE_PROMPT}\n\n{ASSESSOR_REQUEST}\n\n{{user_query}}"
 """The assessor's prompt in one, as the trainer of OpenRLHF's fork imports it."""
-MEDICAL_ASSISTANT_THINKING_PREFIX = "<think>"
-"""How the prompt begins every turn, unless chain of thought is off."""
+MEDICAL_ASSISTANT_THINKING_PREFIX = "<think>"  # how the prompt begins every turn, unless chain of thought is off
 
 # No prompt uses these two, here as in the original: the base prompts say the same.
 MEDICAL_ATTACKER_SYSTEM_PROMPT = (

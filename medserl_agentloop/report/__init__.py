@@ -31,11 +31,9 @@ from medserl_agentloop.core.records import Column, GameRecord, Rewards, read_gam
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.games import DEFAULT
 
-PART = 1000
-"""Games that are held at a time where a frame is made, besides those that complete a step."""
+PART = 1000  # games that are held at a time where a frame is made, besides those that complete a step
 
-GameClass: TypeAlias = Any
-"""A class of games, which is not made here: a ``type[Interaction]``."""
+GameClass: TypeAlias = Any  # a class of games, which is not made here: a ``type[Interaction]``
 
 
 def games(run: str | Path) -> pd.DataFrame:

@@ -29,8 +29,7 @@ NOT_MEASURED = "not measured"
 _CLOCK = "_runtime"  # seconds since the start, in every row of W&B's history
 _STEPS = ("step", "global_step", "train/global_step", "_step")
 _SECONDS = "timing_s/step"
-CLOSE = 0.1
-"""Means of rewards that differ by no more than this share count as the same."""
+CLOSE = 0.1  # means of rewards that differ by no more than this share count as the same
 MEMORY = {
     "device memory, peak GB": "actor/perf/max_memory_allocated_gb",
     "CPU memory, peak GB": "actor/perf/cpu_memory_used_gb",

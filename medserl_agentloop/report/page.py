@@ -27,11 +27,9 @@ from medserl_agentloop.core.step_file import PROMPTS_FILE, StepFile
 from medserl_agentloop.paths import PACKAGE, regular_file, replacing
 from medserl_agentloop.report import GameClass, games_file, games_frame, metrics, read_run, reward_columns
 
-MOST_GAMES = 20_000
-"""More games than this are drawn as a sample: a browser holds about so many texts."""
+MOST_GAMES = 20_000  # more games than this are drawn as a sample: a browser holds about so many texts
 CHUNK = 250
-MOST_WORDS = 30
-"""A column with more words than this is no filter."""
+MOST_WORDS = 30  # a column with more words than this is no filter
 
 
 def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:

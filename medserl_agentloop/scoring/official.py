@@ -110,8 +110,7 @@ _LINE = re.compile(r"[a-z0-9\-]+\s[0-9]+\s-?[0-9]+\s.+")
 _ROUGE = {"R1F": "rouge-1", "R2F": "rouge-2", "RLF": "rouge-l"}
 _NAMES = {"bertscore": ("BERTSCORE_subset_check", "BERTC"), "bleurt": ("BLEURT_subset_check", "BLEURTC")}
 
-_Facts = dict[Any, tuple[str, str, str]]
-"""Flag, sentence and correction as text, by text id."""
+_Facts = dict[Any, tuple[str, str, str]]  # flag, sentence and correction as text, by text id
 
 
 def official_scores(

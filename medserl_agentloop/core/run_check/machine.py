@@ -37,8 +37,7 @@ ROWS_AT_START = 500  # of a data file, looked at before Ray starts: about a seco
 SAME_RUN = ("selfplay.game", "selfplay.context", f"{MODEL}.path", f"{ACTOR}.optim.lr", "algorithm.adv_estimator")
 """Keys that decide what a run learns, besides its game's (``GameHooks.same_run``). Which role trains may change."""
 TRAIN_HASHES = "medserl_train_files_sha256"  # where ``run_config.yaml`` has them
-RESERVED = 2
-"""Positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)."""
+RESERVED = 2  # positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)
 GPU_SET = "pip install --no-deps --requirement <(grep -v '^flash-attn==' constraints-gpu.txt)"
 PACKAGES = {"sglang": GPU_SET, "vllm": GPU_SET.replace("gpu", "vllm")} | {
     logger: f"pip install {logger}" for logger in ("wandb", "mlflow", "swanlab", "tensorboard")

@@ -22,8 +22,7 @@ _IGNORABLE_RANGES = (
     (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF),
 )  # fmt: skip
 _IGNORABLE = "".join(f"{chr(first)}-{chr(last)}" for first, last in _IGNORABLE_RANGES)
-IGNORABLE = re.compile(f"[{_IGNORABLE}]")
-"""A character that fonts show as nothing."""
+IGNORABLE = re.compile(f"[{_IGNORABLE}]")  # a character that fonts show as nothing
 
 _UNSEEN = re.compile(f"[{_IGNORABLE}\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
 # Bullets, middle dots, and a blank that counts as a symbol.

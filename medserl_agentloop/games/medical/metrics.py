@@ -35,22 +35,19 @@ _VOID_CLASSES = {"judge failed": "judge_failed", "judge abstained": "judge_absta
 
 UNREAD_RATE = "selfplay/judge/unread_rate"
 
-MAX_COMPARED = 64
-"""Attacks that are compared with one another: 2,016 pairs, whatever the batch."""
+MAX_COMPARED = 64  # attacks that are compared with one another: 2,016 pairs, whatever the batch
 
 _PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 TEXTS = ("text_id", "verdict", "sentence", "correction")
 """Texts of a game from which the official scores are made; verl makes metrics of numbers and leaves texts alone."""
 
-UNREADABLE = "unreadable"
-"""The verdict of an answer that has none."""
+UNREADABLE = "unreadable"  # the verdict of an answer that has none
 
 _CORE = ("flag_accuracy", "sentence_accuracy", "f1")
 _SHORTEST_QUOTE = 10  # characters of a part of a sentence that can stand for it
 
-Notes = Mapping[str, Mapping[str, ReferenceNote]]
-"""Reference notes by data set, then by text id."""
+Notes = Mapping[str, Mapping[str, ReferenceNote]]  # reference notes by data set, then by text id
 
 
 def role_metrics(records: Iterable[MedicalRecord]) -> dict[str, float]:

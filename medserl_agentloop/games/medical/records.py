@@ -22,16 +22,13 @@ SCHEMA_VERSION = 1
 
 JUDGE_FAILED = "judge failed"
 """How :attr:`MedicalRecord.void` begins where the judge gave no answer; the reason follows."""
-JUDGE_ABSTAINED = "judge abstained"
-"""What :attr:`MedicalRecord.void` is where the judge answered that it cannot tell."""
-UNKNOWABLE = "error not knowable"
-"""The same where the blind gate's readers do not find the error in the note alone."""
+JUDGE_ABSTAINED = "judge abstained"  # what :attr:`MedicalRecord.void` is where the judge answered that it cannot tell
+UNKNOWABLE = "error not knowable"  # the same where the blind gate's readers do not find the error in the note alone
 
 BELIEVES_THE_ROW = "labels"
 """Name of the judge that reads no note: a valid attack counts as having done what its row asks for."""
 
-REASON_CHARACTERS = 10_000
-"""Most of a judge's own words that a record holds."""
+REASON_CHARACTERS = 10_000  # most of a judge's own words that a record holds
 
 Rewards = dict[Role, dict[str, float]]
 """For each role that is rewarded, its components by name; a role's reward is their sum."""
@@ -281,8 +278,7 @@ GAMES = COLUMNS | {
 
 
 _WORD = re.compile(r"\S+\s*|\s+")
-MOST_COMPARED = 25_000_000
-"""Words of one note times those of the other: more are not compared with each other."""
+MOST_COMPARED = 25_000_000  # words of one note times those of the other: more are not compared with each other
 
 
 def marked_changes(old: str, new: str) -> Pieces:

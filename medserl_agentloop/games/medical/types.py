@@ -23,8 +23,7 @@ class Role(StrEnum):
         return list(Role).index(self) + 1
 
 
-EVAL_SPLIT = "eval"
-"""``extra_info.split`` of rows that measure and never train."""
+EVAL_SPLIT = "eval"  # ``extra_info.split`` of rows that measure and never train
 
 
 class Label(str, Enum):

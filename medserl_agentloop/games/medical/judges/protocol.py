@@ -31,10 +31,8 @@ logger = logging.getLogger(__name__)
 SCORE_KEY = "labels"  # that some servers and clients put the answers under; requests name it
 Labels = dict[str, Any]  # the answer about one game, in the protocol's keys
 _VERDICTS = {label.value: label for label in Label}
-MAX_BYTES = 8 * 2**20
-"""Longest request that the server reads. A thousand games fit."""
-REQUEST_S = 20.0
-"""Seconds from a connection to the last byte of its request, after which the server hangs up."""
+MAX_BYTES = 8 * 2**20  # longest request that the server reads. A thousand games fit
+REQUEST_S = 20.0  # seconds from a connection to the last byte of its request, after which the server hangs up
 _ABOUT_CONTENT = (400, 413, 422)  # HTTP statuses that may be about one of several notes
 
 
