@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.command_line import errors_in_one_line, plain, visible
 from medserl_agentloop.data.cli import app as data_app
 from medserl_agentloop.evaluation.evaluate import evaluate
 from medserl_agentloop.evaluation.judge_calibration import app as judge_app
 from medserl_agentloop.evaluation.play import play, probe
 from medserl_agentloop.evaluation.score import score
 from medserl_agentloop.evaluation.tournament import tournament
+from medserl_agentloop.paths import errors_in_one_line, plain, visible
 from medserl_agentloop.planning import plan
 
 _SIDE = "Folder of a run or of several (its seeds), a log of the OpenRLHF system (.jsonl), or a pattern in quotes."

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from medserl_agentloop.command_line import errors_in_one_line
+from medserl_agentloop.paths import errors_in_one_line
 
 if TYPE_CHECKING:
     from medserl_agentloop.core.run_check import RunConfig

@@ -22,8 +22,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from medserl_agentloop import backends
-from medserl_agentloop.command_line import visible
-from medserl_agentloop.paths import resource
+from medserl_agentloop.paths import resource, visible
 
 VERSION, VERL_VERSION = version("medserl-agentloop"), "0.9.1"
 _ANNOUNCED = "MEDSERL_ANNOUNCED"  # inherited by Ray's processes, so that one run says it once

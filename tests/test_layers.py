@@ -29,7 +29,7 @@ MAY_IMPORT = {
 }
 """Parts of the package that may import only these others, and ``ANYWHERE``, however deep in a function."""
 
-ANYWHERE = {"paths", "command_line"}
+ANYWHERE = {"paths"}
 
 
 VERLS_NAMES = {"ServerAdapter"}

@@ -15,9 +15,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.step_file import from_line
-from medserl_agentloop.paths import regular_file
+from medserl_agentloop.paths import regular_file, visible
 
 Rewards = dict[str, dict[str, float]]
 """For each role that is rewarded, its components by name; a role's reward is their sum."""

@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from medserl_agentloop.command_line import errors_in_one_line, plain, say
 from medserl_agentloop.data.checkout import profile_files
 from medserl_agentloop.data.reader import ReadReport, read_files
 from medserl_agentloop.data.rows import (
@@ -41,7 +40,7 @@ from medserl_agentloop.data.rows import (
     write_parquet,
 )
 from medserl_agentloop.games.medical.types import VanillaAttacker
-from medserl_agentloop.paths import MANIFEST, all_or_none, resource
+from medserl_agentloop.paths import MANIFEST, all_or_none, errors_in_one_line, plain, resource, say
 
 if TYPE_CHECKING:
     from medserl_agentloop.data.verify import Report

@@ -23,7 +23,6 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import Progress
 
-from medserl_agentloop.command_line import errors_in_one_line, say
 from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.core.metrics import wilson_interval
@@ -44,6 +43,7 @@ from medserl_agentloop.games.medical.metrics import prediction, quoted_sentence
 from medserl_agentloop.games.medical.parsing import TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, Role
+from medserl_agentloop.paths import errors_in_one_line, say
 from medserl_agentloop.scoring.metrics import compare, grade
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, majority, write_submission
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS

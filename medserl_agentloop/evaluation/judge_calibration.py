@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
-from medserl_agentloop.command_line import errors_in_one_line, plain, say
 from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.data.cases import Case, EditTag
 from medserl_agentloop.data.reader import read_files
@@ -46,6 +45,7 @@ from medserl_agentloop.games.medical.records import (
     Reading,
 )
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, known_type
+from medserl_agentloop.paths import errors_in_one_line, plain, say
 
 app = typer.Typer(no_args_is_help=True, help="Serve a judge, or measure how good one is.")
 

@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from medserl_agentloop.command_line import errors_in_one_line, plain, say
 from medserl_agentloop.core.chat import PATH, TEMPLATE_KWARGS, ServedModel
 from medserl_agentloop.core.client import ServerOptions
 from medserl_agentloop.core.config import SelfPlayConfig, game_class, selfplay_config
@@ -33,7 +32,7 @@ from medserl_agentloop.games.medical.judges import build_judge
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.records import BELIEVES_THE_ROW, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
-from medserl_agentloop.paths import read_parquet
+from medserl_agentloop.paths import errors_in_one_line, plain, read_parquet, say
 
 if TYPE_CHECKING:
     from medserl_agentloop.evaluation.local_models import LocalModel

@@ -18,12 +18,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.command_line import errors_in_one_line, plain, say
 from medserl_agentloop.data.cases import EditTag
 from medserl_agentloop.data.reader import REQUIRED_KEYS, read_files
 from medserl_agentloop.data.rows import build_eval_rows
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.paths import resource, sha256_of
+from medserl_agentloop.paths import errors_in_one_line, plain, resource, say, sha256_of
 from medserl_agentloop.scoring.metrics import (
     COMPARED,
     GROUP_MEASURES,

@@ -25,7 +25,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
 
-from medserl_agentloop.command_line import errors_in_one_line, plain, say
 from medserl_agentloop.core.client import without_credentials
 from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.core.metrics import wilson_interval
@@ -34,6 +33,7 @@ from medserl_agentloop.evaluation.play import Model, model_at, play_match, run_c
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, read_games
 from medserl_agentloop.games.medical.types import GameSpec, Label, Role
+from medserl_agentloop.paths import errors_in_one_line, plain, say
 
 if TYPE_CHECKING:
     import pandas as pd

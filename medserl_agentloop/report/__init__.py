@@ -23,13 +23,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from medserl_agentloop.command_line import plain, visible
 from medserl_agentloop.core.config import ConfigError, game_class
 from medserl_agentloop.core.interaction import Interaction
 from medserl_agentloop.core.metrics import storable
 from medserl_agentloop.core.records import Column, GameRecord, Rewards, read_games
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.games import DEFAULT
+from medserl_agentloop.paths import plain, visible
 
 PART = 1000  # games that are held at a time where a frame is made, besides those that complete a step
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from invoking import invoke
 from rich.console import Console
 
-from medserl_agentloop.command_line import visible
 from medserl_agentloop.core.interaction import Message, Reply, Turn, play_game
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FILE, StepFile
@@ -24,6 +23,7 @@ from medserl_agentloop.evaluation.tournament import ratings, shares, tables
 from medserl_agentloop.games.kuhn_poker import KuhnPoker
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.paths import visible
 from medserl_agentloop.report import games, show_run
 
 game = partial(paid, Outcome.CORRECT_DETECTION, step=1)
