@@ -111,9 +111,11 @@ class Case:
             return "the error sentence is not in the error note"
         if right and new and new not in right and (new in wrong or old in right or right in new):
             return "the corrected sentence is not in the corrected note"
-        listed = one_line(self.sentences.get(self.error_sentence_id, ""))
-        # A list in one piece, as MedErrBench has it, names no sentence by its number.
-        if len(self.sentences) > 1 and not (listed and (old in listed or listed in old)):
+        # Lists drop an apostrophe or a stop that the sentence has.
+        listed, named = (
+            re.sub(r"[\W_]", "", text) for text in (self.sentences.get(self.error_sentence_id, ""), old)
+        )
+        if self.sentences and not (listed and (named in listed or listed in named)):
             return "the sentence of that number is another one"
         return ""
 

@@ -1,6 +1,7 @@
 """MEDEC data in any known format -> cases, with an account of every row.
 
-- MEDEC's nine columns as CSV, one row per note, error rows and their clean twins.
+- MEDEC's nine columns as CSV, one row per note, error rows and their clean twins. MedErrBench has them too.
+- MedRECT's JSON: a list of notes with the same facts under names of its own, sentences numbered from 1.
 - One JSON object per line: a pair of an error note and its corrected note.
 - One OpenRLHF row per line, ``{prompt, completion, data_type}`` or ``{vanilla, adversarial, completion, data_type}``: a
   note and a category without an id, which is found by looking the note up in MEDEC's own files.
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ftfy import TextFixerConfig, fix_encoding
+from rapidfuzz.distance import Indel
 
 from medserl_agentloop.data.cases import (
     MEDEC_UW,
@@ -64,6 +66,7 @@ _SHOWN_PROBLEMS = 10
 # validation set the lowest twin has 0.86, and the highest of two unrelated notes 0.45.
 _TWIN_OVERLAP = 0.7
 _LARGEST_ID_GAP = 3
+_SAME_NOTE = 2 / 3  # share of the words in a list of sentences that stand in the note as well
 # No guess at bytes that were lost: what stands in their place is text.
 _MISREAD_ONLY = TextFixerConfig(restore_byte_a0=False, replace_lossy_sequences=False, fix_c1_controls=False)
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
@@ -264,15 +267,17 @@ def _whole_number(text: str) -> int | None:
 
 def _open(path: Path, intake: _Intake, joined: NoteJoin | None) -> Iterator[Case]:
     """The cases of an input; its name and its hash go to the report."""
-    if path.suffix.lower() not in (".csv", ".jsonl"):
+    if path.suffix.lower() not in (".csv", ".json", ".jsonl"):
         raise MedecFormatError(
             f"{path}: files that end in {path.suffix or 'nothing'!r} are not known; give a .csv file in MEDEC's "
-            "nine columns, or a .jsonl file of pairs or of OpenRLHF rows."
+            "nine columns, a .json file of MedRECT's, or a .jsonl file of pairs or of OpenRLHF rows."
         )
     text, intake.report.sha256 = _read_text(path)
     intake.report.file = path.name
     if path.suffix.lower() == ".csv":
-        return _read_csv(text, intake)
+        return _read_rows(_csv_records(text, intake), intake)
+    if path.suffix.lower() == ".json":
+        return _read_rows(_medrect_records(text, intake), intake)
     first = next((line for line in text.split("\n") if line.strip()), "")
     if '"data_type"' in first or '"game_category"' in first:
         return _read_openrlhf_rows(path, text, intake, joined)
@@ -317,10 +322,10 @@ def _count_cases(report: ReadReport, cases: list[Case]) -> None:
 # -- MEDEC's CSV ---------------------------------------------------------------------------------------------------
 
 
-def _read_csv(text: str, intake: _Intake) -> Iterator[Case]:
+def _read_rows(records: Iterable[tuple[str, dict[str, str]]], intake: _Intake) -> Iterator[Case]:
     """The cases of rows that have MEDEC's columns, every error row joined with its clean twin."""
     rows: list[Case] = []
-    for place, values in _csv_records(text, intake):
+    for place, values in records:
         cells = intake.cells(place, values)
         case = _case_of_row(cells, intake.report.sha256)
         if intake.takes(cells, case.case_id):
@@ -376,11 +381,37 @@ def _csv_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, st
         intake.problems.append(f"{file}, row {row + 1}: not valid CSV ({error}); {instead}.")
 
 
+def _medrect_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, str]]]:
+    """Place and MEDEC's columns of every note of a MedRECT file."""
+    file = intake.report.file
+    try:
+        notes = json.loads(text)
+        if not isinstance(notes, list):
+            raise ValueError(f"found a JSON {type(notes).__name__}")
+    except (ValueError, RecursionError) as error:
+        raise MedecFormatError(f"{file}: not a JSON list ({error}); give a file as MedRECT publishes it.") from error
+    for row, note in enumerate(notes, start=1):
+        place = f"{file}, row {row}"
+        try:
+            values = [note["sample_id"], note["metadata"]["original_text"], note["sentences"], note["error_flag"]]
+        except (KeyError, TypeError) as error:
+            intake.problems.append(f"{place}: not a note of MedRECT ({error!r}); write sample_id, sentences and so on.")
+            continue
+        values[2] = re.sub(r"(?m)^([0-9]+)\. ", r"\1 ", str(values[2]))
+        values += [note.get("_".join(column.lower().split())) for column in COLUMNS[4:]]
+        yield place, {name: "" if value is None else str(value) for name, value in zip(COLUMNS, values, strict=True)}
+
+
 def _case_of_row(cells: _Cells, sha256: str) -> Case:
     """One row as a case of its own, its twin aside."""
     text_id = cells.row_id("Text ID", "the row's id, such as ms-train-0")
     note = cells.text("Text", _NOTE) or ""
-    sentences = numbered_sentences(cells.text("Sentences", longest=_LARGEST_CELL))
+    listed = cells.text("Sentences", longest=_LARGEST_CELL) or ""
+    sentences = numbered_sentences(listed)
+    if list(sentences) == [0] and re.search(r"\s1\s", listed):
+        sentences = _sentences_on_one_line(listed, note)
+        if not sentences:
+            cells.refuse("Sentences", "write each sentence of the text on a line, behind its number")
     has_error = cells.flag("Error Flag")
     error_type = cells.error_type("Error Type")
     number = cells.sentence_number("Error Sentence ID")
@@ -448,6 +479,26 @@ def numbered_sentences(text: str | None) -> dict[int, str]:
         elif line.strip():
             sentences[-1] = [line]
     return {number: "\n".join(parts).strip() for number, parts in sentences.items()}
+
+
+def _sentences_on_one_line(line: str, note: str) -> dict[int, str]:
+    """Sentences that follow one another as ``0 First one. 1 Second one.``; none if they are not those of the note.
+
+    A number opens a sentence if it is the next one and the note has no such word there.
+    """
+    words = line.replace("\\n", "\n").split()  # some lists have line breaks spelled out
+    spelled, of_note = ([re.sub(r"[\W_]", "", word) for word in text] for text in (words, note.split()))
+    sentences: dict[int, list[str]] = {}
+    common = 0
+    for edit in Indel.opcodes(of_note, spelled):
+        for word in words[edit.dest_start : edit.dest_end]:
+            if edit.tag != "equal" and word == str(len(sentences)):
+                sentences[len(sentences)] = []
+            elif sentences:
+                sentences[len(sentences) - 1].append(word)
+                common += edit.tag == "equal"
+    alike = common >= _SAME_NOTE * (len(words) - len(sentences))
+    return {number: " ".join(sentence) for number, sentence in sentences.items()} if alike else {}
 
 
 def with_numbers(sentences: Iterable[str], first: int = 0) -> str:
