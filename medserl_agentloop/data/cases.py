@@ -112,9 +112,7 @@ class Case:
         if right and new and new not in right and (new in wrong or old in right or right in new):
             return "the corrected sentence is not in the corrected note"
         # Lists drop an apostrophe or a stop that the sentence has.
-        listed, named = (
-            re.sub(r"[\W_]", "", text) for text in (self.sentences.get(self.error_sentence_id, ""), old)
-        )
+        listed, named = (re.sub(r"[\W_]", "", text) for text in (self.sentences.get(self.error_sentence_id, ""), old))
         if self.sentences and not (listed and (named in listed or listed in named)):
             return "the sentence of that number is another one"
         return ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from medec.builders import message_of, read_one
 from note_files import OFFICIAL, PAIRS, medec_file
@@ -108,12 +110,58 @@ def test_exchanged_columns_are_refused_and_single_rows_left_out(
     assert len(report.contradictions) == 3
 
 
-def test_a_correction_that_is_in_neither_note_and_a_list_in_one_piece_are_no_contradiction(write_csv, error_row):
-    """MedErrBench has both in most of its rows."""
-    rows = [error_row(n, Corrected_Sentence="Penicillin.") for n in range(0, 8, 2)]
-    rows = [row | {"Sentences": row["Sentences"].replace("\n", " ")} for row in rows]
-    (report,) = read_files([write_csv(*rows)]).reports
-    assert (report.pairs, report.contradicting) == (4, 0)
+def test_a_correction_that_is_in_neither_note_is_no_contradiction(write_csv, error_row):
+    """MedErrBench has it in most of its rows."""
+    (report,) = read_files([write_csv(*(error_row(n, Corrected_Sentence="Penicillin.") for n in (0, 2)))]).reports
+    assert (report.pairs, report.contradicting) == (2, 0)
+
+
+# --- sister benchmarks ---
+
+
+def test_sentences_on_one_line_are_split_where_the_note_has_no_such_number(write_csv, clean_row):
+    note = "He waits 1 week.\nLabs:\nNa 2\n3 of the patient's 2 eyes hurt."
+    listed = r"0 He waits 1 week. 1 Labs:\nNa 2 2 3 of the patients 2 eyes hurt. 3 He left."
+    case = read_one(write_csv(clean_row(Text=note, Sentences=listed)))
+    assert case.sentences == {
+        0: "He waits 1 week.",
+        1: "Labs: Na 2",
+        2: "3 of the patients 2 eyes hurt.",
+        3: "He left.",
+    }
+    with pytest.raises(MedecFormatError, match=r"row 1 .'ms-test-1'., column 'Sentences': .* each sentence"):
+        read_one(write_csv(clean_row(Text=note, Sentences="0 Somebody else's notes. 1 They are about a cold.")))
+
+
+def test_medrect_has_medec_s_facts_under_names_of_its_own(tmp_path):
+    note = {"sample_id": "ms-test-7", "sentences": "1. He has gout.\n2. He takes\n3. warfarin.", "error_flag": 1}
+    note |= {"error_type": "medication_selection", "error_sentence_id": 3, "error_sentence": "warfarin."}
+    note |= {"corrected_sentence": "colchicine.", "corrected_text": "He has gout. He takes colchicine."}
+    path = tmp_path / "medrect.json"
+    path.write_text(json.dumps([note | {"metadata": {"original_text": "He has gout. He takes warfarin."}}]))
+    case = read_one(path)
+    assert (case.case_id, case.error_type, case.error_sentence_id) == ("ms-test-7", "medication_selection", 3)
+    assert case.notes == ("He has gout. He takes warfarin.", "He has gout. He takes colchicine.")
+    assert case.sentences == {1: "He has gout.", 2: "He takes", 3: "warfarin."}
+    for content, wrong in (([note], "row 1: not a note of MedRECT"), ({}, "not a JSON list .found a JSON dict")):
+        path.write_text(json.dumps(content))
+        with pytest.raises(MedecFormatError, match=wrong):
+            read_one(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "notes", "errors", "left_out"),
+    [
+        *(("meb_EN_train.csv", 708, 354, 8), ("meb_EN_validation.csv", 108, 54, 0), ("meb_EN_test.csv", 208, 104, 5)),
+        *(("meb_CN_train.csv", 700, 350, 1), ("meb_CN_validation.csv", 100, 50, 1), ("meb_CN_test.csv", 200, 100, 0)),
+        *(("meb_ARA_train.csv", 334, 179, 0), ("meb_ARA_validation.csv", 51, 29, 2), ("meb_ARA_test.csv", 97, 53, 1)),
+        *(("medrect-en-accepted.json", 458, 243, 0), ("medrect-en-rejected.json", 139, 68, 0)),
+    ],
+)
+def test_the_sister_benchmarks_are_read_as_they_are(name, notes, errors, left_out):
+    (report,) = (published := read_files([medec_file(f"../boards/{name}")], as_published=True)).reports
+    assert (report.records, report.contradicting) == (notes, left_out)
+    assert sum(case.error_note is not None for case in published.cases) == errors
 
 
 # --- MEDEC's CSV ---
