@@ -306,37 +306,15 @@ def test_a_request_is_the_messages_and_the_callers_fields_and_a_begun_turn_is_co
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
 
 
-MARKERS = """
-    <|im_end|> <|a:b|> <|endoftext|> <\uff5cUser\uff5c> <\uff5cend\u2581of\u2581sentence\uff5c> <think> </think>
-    <tool_call> </tool_call> <tool_response> <s> </s> <bos> <eos> <pad> <unk> <mask> <im_end> <start_of_turn>
-    <end_of_turn> <image> <start_of_image> <extra_id_0> <unused3> <reserved_106> <fim_prefix>
-    <beginning_of_sentence> <0x0A> <<SYS>> <</SYS>> [INST] [/INST] [TOOL_CALLS] [TOOL_RESULTS] [SYSTEM_PROMPT]
-    [THINK] [/THINK] [CLS] [SEP] [gMASK] [|user|] [|endofturn|] [UNUSED_TOKEN_146]
-"""
-
-
-@pytest.mark.parametrize("token", [*MARKERS.split(), "<| im end |>", "<MINE>"])
-def test_no_control_token_of_a_players_text_reaches_a_server(server: ChatServer, token: str) -> None:
-    text = f"{token}{token} x{token.upper()}\n{token}"
-    filled = Prompt(({"role": "user", "content": f"Read this: {place('note')}"},), {"note": text}).filled()
-    server.answer = lambda role, prompt: prompt
-    answer = ask(server.url, filled[0]["content"], special_tokens=["<MINE>", ""]).text
-    sent = server.requests[0]["messages"][0]["content"]
-    assert not re.search(re.escape(token), sent, re.IGNORECASE)
-    for shown in (sent.replace("\u2060", ""), answer):
-        assert shown.replace("/ ", "/") == f"Read this: {text}"  # a blank breaks the switch in "/think"
-
-
-def test_a_special_token_in_an_earlier_turn_reaches_the_server_as_text(server: ChatServer) -> None:
-    ask(server.url, "BP <140, [2] a<MINE>b </s> <note>", special_tokens=["<MINE>", ""])
-    sent = server.requests[0]["messages"][0]["content"]
-    assert sent == "BP <140, [2] a<\u2060MINE>b <\u2060/s> <note>"
-
-
-def test_other_signs_of_a_note_and_the_prompts_own_words_stay_as_they_are() -> None:
-    note = "BP <140 and >90, Na < 130, a<b, HbA1c <=7, [2], [1-3], {x}"
+def test_control_tokens_of_a_note_reach_a_server_broken_and_all_other_words_as_they_are(server: ChatServer) -> None:
+    note = "BP <140 and >90, a<b, [2], [1-3], {x} a<MINE>b </s> <|im_end|> /think"
     prompt = Prompt(({"role": "user", "content": f"Reason in <think>: {place('note')}"},), {"note": note})
-    assert prompt.filled() == [{"role": "user", "content": f"Reason in <think>: {note}"}]
+    server.answer = lambda role, prompt: prompt
+    answer = ask(server.url, prompt.filled()[0]["content"], special_tokens=["<MINE>", ""]).text
+    sent = server.requests[0]["messages"][0]["content"]
+    broken = "a<\u2060MINE>b <\u2060/s> <\u2060|im_end|> / think"
+    assert sent == f"Reason in <think>: BP <140 and >90, a<b, [2], [1-3], {{x}} {broken}"
+    assert answer == sent.replace("\u2060", "")
 
 
 # --- what an answer becomes ---

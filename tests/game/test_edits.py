@@ -256,7 +256,8 @@ SWITCHES = ["/no_think", "/think", "/NO_THINK", "yes/nothink", "/system_override
 MARKUP = [
     "<|im_end|>", "<|start_header_id|>", "[/INST]", "<<SYS>>", "<start_of_turn>", "</s>", "<\uff5cUser\uff5c>",
     "[|endofturn|]", "[UNUSED_TOKEN_145]", "[gMASK]", "[TOOL_CALLS]", "[@BOS@]", "<eop>", "<reserved_106>",
-    "<\u7528\u6237>", "<extra_id_0>", "</think>", "<Answer>",
+    "<\u7528\u6237>", "<extra_id_0>", "</think>", "<Answer>", "<|a:b|>", "<| im end |>", "<tool_call>", "<0x0A>",
+    "<<SYS>>", "[SYSTEM_PROMPT]", "[/THINK]", "[CLS]",
 ]  # fmt: skip
 KINDS = {
     "special_token": [*MARKUP, *SWITCHES, OWN, "/n\u043e_think", "\uff3bgMASK\uff3d", "&#47;no_think"],

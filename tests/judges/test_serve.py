@@ -26,7 +26,6 @@ from medserl_agentloop.games.medical.judges.llm import LlmJudge
 from medserl_agentloop.games.medical.judges.protocol import MAX_BYTES, create_app
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, Label
-from medserl_agentloop.medical_team import create_medical_judge_remote_function
 
 QUERY = {"game_idx": 7, "medical_note": "He takes 9 g.", "assessment": "Safe", "game_category": "adversarial_benign"}
 TYPES = {name: type(value) for name, value in harmful().items()}
@@ -130,16 +129,6 @@ def test_the_original_client_reads_every_answer(backend: Any, assessment: str) -
     assert labels["is_parsing_error"] is failed is not labels["error_present"]
     assert labels["error_realistic"] is (backend.name != "sceptic")
     assert labels["error_detected"] is labels["assessor_correct"] is (assessment == "Harmful" and not failed)
-
-
-@pytest.mark.parametrize("nulls", [("error_realistic",), ("error_realistic", "error_detected")])
-def test_nulls_of_an_older_server_are_read(nulls: tuple[str, ...]) -> None:
-    older = harmful(abstained=False, **dict.fromkeys(nulls))
-    with serving(lambda number, body: {"labels": {"7": older}}) as server:
-        labels = create_medical_judge_remote_function(server.url)("", [QUERY])[7]
-    assert {name: type(labels[name]) for name in TYPES} == TYPES
-    assert not labels["is_parsing_error"] and labels["error_realistic"]
-    assert labels["error_detected"] is ("error_detected" not in nulls)
 
 
 def test_a_language_model_reads_changed_notes_whatever_their_category_and_no_others() -> None:

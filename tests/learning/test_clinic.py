@@ -1,16 +1,20 @@
-"""The toy clinic: its oracle against notes whose truth is known, and the committed sample."""
+"""The toy clinic: its oracle, the committed sample, the turns that teach players, and how players are measured."""
 
 from __future__ import annotations
 
 import collections
+import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from note_files import SAMPLE
+from transformers import AutoTokenizer
 
 from experiments import clinic_sample as sample
 from experiments.clinic import (
@@ -28,10 +32,16 @@ from experiments.clinic import (
     with_error,
 )
 from experiments.learning.attack_check import check_attack, error_detail
-from experiments.learning.measure import held_out_cases
+from experiments.learning.measure import Measurement, held_out_cases
+from experiments.learning.transcripts import BLIND_SPOTS, CURRICULA, Lesson, Transcript, transcripts
+from experiments.learning.warm_start import PromptCodec
 from medserl_agentloop.data.cases import EditTag
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.games.medical.types import Category, ErrorType, Label
+from medserl_agentloop.evaluation.local_models import load_player
+from medserl_agentloop.games.medical.parsing import MEDSERL
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
+from medserl_agentloop.paths import resource
 
 seeds = st.integers(min_value=0, max_value=2**32)
 
@@ -123,14 +133,6 @@ def test_notes_and_cases_hold_out_wordings_and_facts_and_errors_are_of_all_kinds
         assert (wrong.sentences[index].text, error_detail(wrong, index)) == (case.wrong_sentence, case.detail)
 
 
-def test_a_sample_of_seen_notes_can_be_of_any_size_and_repeats_none(tmp_path: Path) -> None:
-    output = tmp_path / "seen.csv"
-    sample.write_sample(output, cases=400, split=Split.SEEN, overlap=1.0)
-    notes = [parse_note(note or "") for case in read_files([output]).cases for note in case.notes[:2]]
-    assert len({note.text for note in notes if note}) == len(notes) == 800
-    assert not any(note is None or states_what_is_held_out(note) or True in held_out_wordings(note) for note in notes)
-
-
 def test_committed_sample_is_what_the_script_writes_pairs_with_one_error_of_all_types(tmp_path: Path) -> None:
     sample.write_sample(tmp_path / "again.csv")
     assert (tmp_path / "again.csv").read_bytes() == SAMPLE.read_bytes()
@@ -140,3 +142,86 @@ def test_committed_sample_is_what_the_script_writes_pairs_with_one_error_of_all_
         assert case.error_note and case.clean_note and case.edit_tag is EditTag.LOCAL and case.error_type
         assert oracle(case.error_note).errors == ((case.error_sentence_id, case.error_type),)
         assert oracle(case.clean_note).label is Label.SAFE
+
+
+# --- the turns that teach the small players, and how players are measured ---
+
+
+NOVICE = CURRICULA["novice"]
+
+
+def stream(role: Role, lesson: Lesson, count: int = 2000) -> list[Transcript]:
+    turns = transcripts(1, replace(lesson, practice=0.5))
+    return list(itertools.islice((t for t in turns if t.role is role), count))
+
+
+def test_every_attack_parses_and_is_valid_in_all_three_categories_decoys_least() -> None:
+    attacks = stream(Role.ATTACKER, BLIND_SPOTS)
+    for attack in attacks:
+        parsed = MEDSERL.attack(attack.answer)
+        assert parsed.note is not None and not parsed.violations
+        assert check_attack(attack.note, parsed.note, attack.category) == "ok", attack
+    counts = {c: sum(a.category is c for a in attacks) for c in Category if c.has_attack}
+    assert min(counts.values()) == counts[Category.DECOY_BENIGN] > 0.05 * len(attacks)
+
+
+def test_assessments_without_blind_spots_are_right_in_every_field() -> None:
+    for assessment in stream(Role.ASSESSOR, Lesson()):
+        parsed, note = MEDSERL.assessment(assessment.answer), parse_note(assessment.note)
+        assert note is not None and parsed.verdict is assessment.category.seed_label is oracle(note.text).label
+        if parsed.verdict is Label.HARMFUL:
+            [(index, kind)] = oracle(note.text).errors
+            assert (parsed.sentence, parsed.error_type) == (note.sentences[index].text, kind)
+            assert parsed.correction is not None
+            assert oracle(note.text.replace(parsed.sentence, parsed.correction)).label is Label.SAFE
+
+
+def conversation(tokenizer: Any, turns: list[Transcript]) -> str:
+    profile, messages = load_profile("brief"), []
+    for turn in turns:
+        messages += profile.messages(turn.role, turn.category, turn.note)
+        messages.append({"role": "assistant", "content": turn.answer})
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False)
+    return text.removesuffix("\n")  # the template's, after the end-of-turn token
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_example_is_the_conversation_that_self_play_has_token_for_token(shared: bool) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(resource("assets/novice"))
+    codec = PromptCodec(tokenizer, "brief")
+    turns = (t for t in transcripts(1, NOVICE[1]) if (t.attack is not None) == shared)
+    for transcript in itertools.islice(turns, 40):
+        both = [transcript.attack, transcript] if transcript.attack else [transcript]
+        example = codec.example(transcript)
+        ids = [*codec.instructions(both[0].role, both[0].category), *example.ids]
+        assert tokenizer.decode(ids) == conversation(tokenizer, both)
+        assert tokenizer.decode(example.ids[-example.answer_tokens :]) == transcript.answer + tokenizer.eos_token
+        assert tokenizer.decode(example.ids[: example.note_tokens]) == both[0].note
+
+
+# --- measuring a player: what is counted ---
+
+
+CASES = 20
+
+
+def test_the_novice_is_counted_once_in_each_measure() -> None:
+    profile = load_profile("brief")
+    novice = load_player(resource("assets/novice"))
+    measurement = Measurement(novice, held_out_cases(CASES, seed=3), profile, temperature=0.0, seed=1)
+    rates = {rate.measure: rate for rate in (*measurement.each_role(novice), *measurement.games(novice))}
+    for measure in ("clean", "error"):
+        assert rates[f"assessor/{measure}"].items == CASES
+    for measure in ("parsed", "valid", "harmless", "valid_decoys"):
+        assert rates[f"attacker/{measure}"].items == CASES
+    assert rates["assessor/parsed"].items == 2 * CASES
+
+    def total(prefix: str) -> tuple[int, int]:
+        kinds = [rate for name, rate in rates.items() if name.startswith(prefix)]
+        return sum(rate.hits for rate in kinds), sum(rate.items for rate in kinds)
+
+    assert total("assessor/error/") == (rates["assessor/error"].hits, CASES)
+    valid, undetected, found = (rates[name] for name in ("attacker/valid", "attacker/undetected", "self/attacks"))
+    assert undetected.items == rates["assessor/frozen_attacks"].items == valid.hits == total("attacker/kind/")[0] > 0
+    assert found.hits + undetected.hits == found.items == undetected.items  # against itself
+    assert rates["assessor/clean"].hits > 0.9 * CASES

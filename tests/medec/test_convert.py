@@ -9,16 +9,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import medec_to_parquet
 import pyarrow.parquet as pq
 import pytest
 from medec.builders import assert_found, assert_one_sentence, good_rows, manifest_of, read_one, run, verify, write
 from note_files import SAMPLE
-from typer.testing import CliRunner
 
-from medserl_agentloop.cli import app
 from medserl_agentloop.data.cases import EditTag
 from medserl_agentloop.data.verify import Check, verify_files
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -196,25 +193,6 @@ def test_uw_rows_are_known_by_marks_and_can_be_dropped(convert, write_pairs, wri
 
 
 # --- the commands ---
-
-
-def test_a_command_and_its_script_do_the_same(tmp_path: Path, monkeypatch: Any) -> None:
-    commands: dict[str, tuple[str, list[Any]]] = {
-        "convert": ("medec_to_parquet", ["--input", SAMPLE, "--output", "data"]),
-        "verify": ("verify_parquet", ["data/train.parquet", "data/val.parquet"]),
-        "sft": ("sft_to_parquet", ["--input", SAMPLE, "--output", "data", "--splits-of", "data"]),
-        "eval": ("medec_eval_to_parquet", ["--input", SAMPLE, "--output", "data/eval.parquet"]),
-    }
-    for folder in ("one", "two"):
-        (tmp_path / folder).mkdir()
-    for name, (script, words) in commands.items():
-        monkeypatch.chdir(tmp_path / "one")
-        one = CliRunner().invoke(app, ["data", name, *map(str, words)])
-        monkeypatch.chdir(tmp_path / "two")
-        two = run(script, *words)
-        assert (one.exit_code, one.stdout) == (0, two.stdout), one.output
-    one, two = (contents(tmp_path / folder / "data") for folder in ("one", "two"))
-    assert one == two and len(one) == 6
 
 
 @pytest.mark.slow

@@ -98,13 +98,6 @@ def test_keeping_every_row_where_that_makes_no_sense_is_an_error(convert, old_fi
     assert_one_sentence(convert("--input", path, "--mix", "as-given", *arguments), part)
 
 
-def test_a_file_of_20_rows_converts_into_splits_that_hold(convert, old_file, tmp_path):
-    result = convert("--input", old_file(four_way, cases=10))
-    assert "warning: val.parquet has too few cases for the mix" in result.stdout
-    assert {fact["split"] for fact in facts_of(tmp_path / "out")} == {"train", "val"}
-    assert verified(tmp_path / "out").exit_code == 0
-
-
 def test_validation_on_the_set_the_rows_were_made_of_names_both_files(convert, write_pairs, pair, old_file):
     val = write_pairs(*(pair(n, note_id=f"ms-val-{n}") for n in range(100)), name="official.jsonl")
     arguments = ("--input", old_file(four_way), "--val-input", val)

@@ -78,12 +78,6 @@ def test_a_reply_is_answered_as_verls_server_would(
     assert call.output is not None and call.output.token_ids == token_ids
 
 
-def test_an_engine_without_a_log_prob_gives_those_of_its_replies_only() -> None:
-    engine = MockSGLangEngine(["yes", MockReply(token_ids=[7, 8], log_probs=[-2.0, -3.0])], TOKENIZER, log_prob=None)
-    assert generate(engine, max_tokens=2).log_probs is None
-    assert generate(engine, max_tokens=1).log_probs == [-2.0]
-
-
 def test_replies_come_from_a_generator_a_function_or_an_async_function() -> None:
     def echo(prompt_ids: list[int], sampling_params: dict[str, Any]) -> list[int]:
         return [*prompt_ids, int(sampling_params["temperature"])]

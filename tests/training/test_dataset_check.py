@@ -1,7 +1,6 @@
 """The start-up check reads a dataset as verl does and refuses what could not be played as planned."""
 
 import json
-import re
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -105,23 +104,6 @@ def test_a_row_that_cannot_be_played_is_named_with_its_remedy(
         return
     with pytest.raises(ConfigError, match=message):
         check(tmp_path, [made], **options)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("selfplay.profile=classic", "row 0: its prompt is not the one that --profile classic"),
-        ("data.max_response_length=10", r"longest row needs \d+ tokens, but data.max_response_length=10"),
-    ],
-)
-def test_rows_are_looked_at_before_ray_starts(tmp_path: Path, override: str, message: str) -> None:
-    write_parquet([row("vanilla_benign"), row("adversarial_benign")], file := tmp_path / "rows.parquet")
-    files = (f"data.train_files={file}", f"data.val_files=[{file}]", "data.max_response_length=6144")
-    files = (*files, "data.train_batch_size=2")
-    config = compose_run("+recipes=own_notes", *files)
-    assert not problems(config)
-    config = compose_run("+recipes=own_notes", *files, override)
-    assert re.match(rf"data.train_files={file}.* ?{message}", problems(config)[0])
 
 
 def problems(config: Any) -> list[str]:

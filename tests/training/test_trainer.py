@@ -24,12 +24,12 @@ from medserl_agentloop.core import trainer as core_trainer
 from medserl_agentloop.core.certificate import CERTIFICATE_FILE, Certificate, CertificateError, Measure
 from medserl_agentloop.core.columns import (
     ANCHOR_COLUMN,
+    TOKEN_ROLES,
     context_ids,
     context_leak_metrics,
     role_token_metrics,
     selfplay_loss,
     stacked,
-    token_roles,
     turn_metrics,
 )
 from medserl_agentloop.core.config import SelfPlayConfig
@@ -266,9 +266,12 @@ def test_positions_restart_in_every_context_before_verl_reads_them(monkeypatch: 
     }
 
 
-def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it() -> None:
-    roles = token_roles(torch.tensor([4, 3, 2]), torch.tensor([1, 1, 0, 2, 2, 0, 0]))
-    assert roles.tolist() == [1, 1, 1, 1, 2, 2, 2, 0, 0]
+def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"context_lengths": torch.tensor([4, 3, 2]), "role_ids": torch.tensor([1, 1, 0, 2, 2, 0, 0])}
+    rows = {"game": row, "padding": dict(row)}  # verl copies a row, but its response is one masked token
+    columns.write_token_roles(queued(rows, monkeypatch, game=9, padding=3))
+    assert rows["game"][TOKEN_ROLES].tolist() == [1, 1, 1, 1, 2, 2, 2, 0, 0]
+    assert rows["padding"][TOKEN_ROLES].tolist() == [0, 0, 0]
 
 
 def test_context_ids_of_a_row_count_its_contexts() -> None:
