@@ -24,8 +24,10 @@ from medserl_agentloop.medical_team import (
     get_medical_error_detection_reward,
     get_medical_error_realism_reward,
     get_medical_game_reward_general_sum,
+    labels_of,
     medical_cot_format_check_and_extract,
     medical_judge,
+    outcomes_of,
 )
 from medserl_agentloop.paths import resource
 
