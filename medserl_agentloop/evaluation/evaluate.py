@@ -79,6 +79,7 @@ def evaluate(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
     tries: Annotated[int, typer.Option(min=1, help="Requests for one answer of a server.")] = 4,
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
+    slow: Annotated[bool, typer.Option("--slow", help="Let a model of more than 1B answer on the CPU.")] = False,
     twins: Annotated[bool, typer.Option("--twins", help="Also ask about both notes of each case.")] = False,
     shortcuts: Annotated[bool, typer.Option("--shortcuts", help="Also ask about changes of no medicine.")] = False,
     train: Train = None,
@@ -115,6 +116,10 @@ def evaluate(
         prompts = load_profile(profile or trained_with or "medserl", tuple(game.get("error_types", ERROR_TYPES)))
         template_kwargs = template_of(run) | dict(OmegaConf.from_dotlist(template or []))
         asking = {"api_key_env": api_key_env, "timeout_s": timeout, "retries": tries - 1, "concurrency": concurrency}
+        if Path(model).is_dir() and not slow:
+            from medserl_agentloop.evaluation.local_models import refuse_large
+
+            refuse_large(Path(model))
         player = model_at(model, served, template_kwargs, **asking)
         output = output or output_of("evaluation", model, served) / "+".join(path.stem for path in notes)
         source = "" if profile or not trained_with else f" (of {run_of(model)}/{CONFIG_FILE})"

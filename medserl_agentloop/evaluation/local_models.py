@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers import logging as transformers_logging
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
@@ -37,6 +37,7 @@ _ADAPTER = "adapter_config.json"
 _WEIGHTS = (_SHARDS, "*.safetensors", "*.bin")
 _WORTH_THREADS = 20_000_000
 """Parameters from which on threads speed a model up. Below, they wait for each other, on a busy machine for long."""
+_LARGE = 1_000_000_000
 _DECIDING = (*_WEIGHTS, "*.json", "*.jinja", "huggingface/*", "lora_adapter/*")  # files that answers depend on
 
 
@@ -106,6 +107,24 @@ def load_model(weights: Path) -> tuple[Any, Any]:
         if adapter is not None:
             model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     return model.eval(), tokenizer
+
+
+def refuse_large(folder: Path) -> None:
+    """A ValueError for a model that would take days on a CPU; its weights are not loaded."""
+    weights = find_weights(folder)
+    start = base_of(weights) or (weights if (weights / "config.json").exists() else weights / "huggingface")
+    try:
+        with torch.device("meta"):
+            size = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(start)).num_parameters()
+    except (OSError, ValueError):  # load_model says what is wrong
+        return
+    if size > _LARGE:
+        raise ValueError(
+            f"{folder} has {size / 1e9:.1f} billion parameters, and would answer in fp32 on this machine's CPU. Serve "
+            "it: python -m sglang.launch_server --port 30001 --attention-backend flashinfer --served-model-name trained"
+            f" --model-path {folder} (a checkpoint of verl's is merged first, docs/advanced.md), and ask "
+            "http://localhost:30001 --model trained. Or add --slow"
+        )
 
 
 def _merged(weights: Path, target: Path) -> Path:

@@ -390,6 +390,15 @@ def test_a_folder_with_a_part_of_the_weights_is_refused(tmp_path: Path) -> None:
         find_weights(tmp_path)
 
 
+def test_a_large_model_is_refused_on_the_cpu_with_the_command_of_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_reference(tmp_path / "notes.csv", cases())
+    monkeypatch.setattr("medserl_agentloop.evaluation.local_models._LARGE", 1_000_000)
+    done = evaluate(str(resource("assets/tiny_player")), tmp_path / "notes.csv", tmp_path / "out")
+    assert done.exit_code == 2 and "sglang.launch_server" in done.output and "Or add --slow" in done.output
+
+
 def test_other_weights_another_template_or_an_adapter_s_other_base_have_another_fingerprint(tmp_path: Path) -> None:
     for seed, name in ((0, "a"), (0, "b"), (1, "c")):
         saved(tmp_path / name, seed)
