@@ -44,11 +44,14 @@ class RoleAdapters:
     optimizer_config: Any
 
     @property
-    def _trained(self) -> Mapping[str, bool]:
-        """By adapter, in the order of the roles: whether it is trained. Empty without adapters of roles."""
-        trained: Mapping[str, bool] = self.model_config.lora.get(ROLE_ADAPTERS) or {}
-        names = adapter_names(list(trained))
-        return {names[role]: is_trained for role, is_trained in trained.items()}
+    def _trained(self) -> Mapping[str, float]:
+        """By adapter, in the order of the roles: its share of the learning rate, 0 where it is not trained.
+
+        Empty without adapters of roles.
+        """
+        shares: Mapping[str, float] = self.model_config.lora.get(ROLE_ADAPTERS) or {}
+        names = adapter_names(list(shares))
+        return {names[role]: share for role, share in shares.items()}
 
     def _build_lora_module(self, module: Any) -> Any:
         module = super()._build_lora_module(module)  # type: ignore[misc]
@@ -72,6 +75,18 @@ class RoleAdapters:
                     if name in layer.lora_A:
                         layer.lora_A[name].register_forward_hook(partial(self._mask, number))
         return module
+
+    def _build_optimizer(self, module: Any) -> Any:
+        """verl's, with a parameter group for each adapter whose share of the learning rate is not 1."""
+        optimizer = super()._build_optimizer(module)  # type: ignore[misc]
+        for name, share in self._trained.items():
+            if share not in (0, 1):
+                first = optimizer.param_groups[0]
+                own = [parameter for key, parameter in module.named_parameters() if f".{name}." in key]
+                others = set(first["params"]) - set(own)
+                first["params"] = [parameter for parameter in first["params"] if parameter in others]
+                optimizer.add_param_group({**first, "params": own, "lr": first["lr"] * share})
+        return optimizer
 
     def _mask(self, number: int, module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
         assert self._token_roles is not None

@@ -70,7 +70,8 @@ class CreditSettings(BaseModel):
     role_weights: dict[str, Share] = Field(
         default={},
         description="Factor of each role's advantages after normalisation, 1 where none is given. 0 silences a role, "
-        "whose tokens still count in the loss's mean.",
+        "whose tokens still count in the loss's mean. With adapters=per_role, factor of the learning rate of a role's "
+        "adapter: AdamW would divide a factor of its gradients out.",
     )
     normalize: dict[str, Normalization | None] = Field(
         default={}, description="Normalisation per role; null is the estimator's own."

@@ -90,7 +90,10 @@ class RoleCredit:
             gamma=algorithm.gamma,
             lam=algorithm.lam,
         )
-        credit = ROLE_ESTIMATORS[algorithm.adv_estimator](games, selfplay.credit, self.baselines)
+        settings = selfplay.credit
+        if selfplay.adapters == "per_role":  # its optimizer has the weights
+            settings = settings.model_copy(update={"role_weights": {}})
+        credit = ROLE_ESTIMATORS[algorithm.adv_estimator](games, settings, self.baselines)
         batch["advantages"], batch["returns"], batch["loss_mask"] = credit.advantages, credit.returns, mask
         if selfplay.credit.equal_role_tokens:
             batch["advantages"] = equal_role_tokens(credit.advantages, mask, role_ids)

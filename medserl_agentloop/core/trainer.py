@@ -89,7 +89,8 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         self.game = game_class(self.selfplay.game)
         if self.selfplay.adapters == "per_role":
             with open_dict(config.actor_rollout_ref.model.lora) as lora:
-                lora[ROLE_ADAPTERS] = {role: self.selfplay.trains(role) for role in self.game.roles}
+                weights = self.selfplay.credit.role_weights
+                lora[ROLE_ADAPTERS] = {r: weights.get(r, 1.0) * self.selfplay.trains(r) for r in self.game.roles}
         self.files = step_file.RunFiles(self.selfplay.records)
         run = RunConfig(config, self.selfplay)
         self.logs_to_wandb = "wandb" in run.names("trainer.logger")

@@ -29,7 +29,7 @@ LORA = ("lora_rank=4", "lora_alpha=8", "target_modules=all-linear")
 LENGTHS = (7, 9, 6, 11)  # prompt and answer of the first role's context, then of the second's
 
 
-def engine(trained: dict[str, bool], start: Path | None = None) -> Any:
+def engine(trained: dict[str, float], start: Path | None = None) -> Any:
     """verl's worker, with adapters that are not zero: random, or ``start``. One for both roles where none is named."""
     run = compose_run(
         "+recipes=own_notes",
@@ -111,7 +111,7 @@ async def answers(worker: Any, updates: int) -> dict[str, list[list[Any]]]:
 def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
-    both = {"attacker": True, "assessor": True}
+    both: dict[str, float] = {"attacker": 1, "assessor": 1}
     worker = engine(both)
     worker.save_checkpoint(f"{folder}/actor", global_step=1)
     found: dict[str, Any] = {"ids": row()["input_ids"].unbind()[0].tolist()}
@@ -123,7 +123,8 @@ def main() -> None:
     found["gradients_of_the_first_alone"] = gradients(engine(both), row((1,)))
     found["gradients"] = gradients(engine(both), row())
     found["gradients_beside_a_huge_one"] = gradients(engine(both), row(advantage_of_the_second=1e7))
-    found["frozen"] = changed(engine({"attacker": True, "assessor": False}), (1, 2))
+    found["frozen"] = changed(engine({"attacker": 1, "assessor": 0}), (1, 2))
+    found["at_a_quarter"] = changed(engine({"attacker": 1, "assessor": 0.25}), (1, 2))
     one = engine({})
     one.save_checkpoint(f"{folder}/one/actor", global_step=1)
     found["log_probs_of_one"] = one.compute_log_prob(row())["log_probs"].unbind()[0].tolist()

@@ -81,6 +81,11 @@ def test_a_role_gets_no_gradient_from_the_other_s_tokens_and_an_untrained_one_st
     assert found["frozen"]["default"] > 0 == found["frozen"]["assessor"]
 
 
+def test_the_weight_of_a_role_is_its_adapter_s_share_of_the_learning_rate(found: dict[str, Any]) -> None:
+    moved = found["at_a_quarter"]  # the first step of AdamW is as large as the learning rate
+    assert moved["assessor"] == pytest.approx(moved["default"] / 4, rel=0.1)
+
+
 def test_clipping_one_role_s_gradient_leaves_the_other_s_alone(found: dict[str, Any]) -> None:
     alone, beside = found["gradients"], found["gradients_beside_a_huge_one"]
     assert beside["assessor"] > 5 * alone["assessor"]  # it is at the limit of clip_grad
