@@ -5,6 +5,7 @@ verl 0.9.1 serves one adapter to every request. Here each request names its own,
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -22,6 +23,7 @@ from medserl_agentloop.backends.cpu_rollout import NamedWeights, full_weights
 from medserl_agentloop.backends.role_adapters import adapter_states, lora_config, write_adapter
 from medserl_agentloop.core.config import ROLE_ADAPTERS
 
+GRACE_S = 0.3  # for a batch in flight, which takes milliseconds
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -48,6 +50,17 @@ class AdapterServer(SGLangHttpServer):  # type: ignore[misc]  # verl is untyped
         await super().launch_server(*args, **kwargs)
         if self.lora_as_adapter and self.node_rank == 0:
             self.tokenizer_manager: Any = _ByAdapter(self.tokenizer_manager)
+
+    async def sleep(self) -> None:
+        """As verl, after a moment of grace.
+
+        SGLang's scheduler asserts that it is idle before it gives memory back (release_memory_occupation in
+        srt/managers/scheduler_update_weights_mixin.py), and dies if not. With its overlap scheduler, the last batch may
+        be in flight when the last answer is out (is_fully_idle in srt/managers/scheduler.py), and verl asks at once.
+        """
+        if self.config.free_cache_engine:
+            await asyncio.sleep(GRACE_S)
+        await super().sleep()
 
 
 def load_replica() -> type:

@@ -21,7 +21,8 @@ HEALTHY = {
 VALUES = {
     "attacker_wins": 0.96, "assessor_wins": 0.04, "attacker_no_signal": 0.81, "assessor_no_signal": 0.81,
     "invalid_attacks": 0.49, "void_games": 0.16, "no_error_present": 0.16, "unknowable_errors": 0.79,
-    "edit_detector": 0.41, "unseen_errors": -0.41, "rollout_mismatch": 0.051, "context_leak": 5.1, "lost_games": 0.03,
+    "long_notes_lost": 0.11, "edit_detector": 0.41, "unseen_errors": -0.41, "rollout_mismatch": 0.051,
+    "context_leak": 5.1, "lost_games": 0.03,
 }  # fmt: skip
 BY_NAME = {rule.name: rule for rule in RULES}
 ILL = {name: {BY_NAME[name].metric: value} for name, value in VALUES.items()}

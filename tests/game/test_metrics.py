@@ -214,6 +214,7 @@ ATTACKS = [
     judged(Label.HARMFUL, category="adversarial_harmful"),
     judged(Label.SAFE, category="decoy_benign"),  # as it was asked to be
 ]
+LONG = [finished(Outcome.VOID, void="judge failed: Timeout").model_copy(update={"presented_note": "word " * 99})]
 NEVER_ASKED = [
     void("no room for the assessor's turn"),
     finished(Outcome.INVALID_ATTACK),
@@ -226,6 +227,8 @@ NEVER_ASKED = [
     ("games", "expected"),
     [
         (ANSWERS, {"asked": 5, "answer_rate": 2 / 5, "abstention_rate": 2 / 5, "failure_rate": 1 / 5}),
+        (ANSWERS, {"failures_by_length": None}),  # the notes are equally long
+        ([*ATTACKS, *LONG], {"failures_by_length": 1.0, "failure_rate": 1 / 5}),
         (ATTACKS, {"injected": 3, "no_error_rate": 1 / 3, "realistic_rate": None}),
         ([judged(Label.HARMFUL, said) for said in (True, False, True, None)], {"realistic_rate": 2 / 3}),
         (NEVER_ASKED, {}),

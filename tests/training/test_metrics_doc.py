@@ -75,7 +75,9 @@ def everything() -> list[MedicalRecord]:
     games += [finished(Outcome.VOID).model_copy(update={"void": reason}) for reason in reasons]
     judged = Judgement(judge="llm", label=Label.HARMFUL)
     for changes in ({"realistic": True}, {"knowable": True, "readings": [Reading(found=True)]}):
-        games.append(finished(Outcome.MISSED_ERROR, judgement=judged.model_copy(update=changes)))
+        note = " ".join(["longer", *changes])
+        answer = judged.model_copy(update=changes)
+        games.append(finished(Outcome.MISSED_ERROR, judgement=answer, presented_note=note))
     for note in ("It is right. It is wrong.", "It is wrong. And it is much longer."):
         at_the_end_and_not = {"presented_note": note, "error_sentences": ["It is wrong."]}
         games.append(finished(Outcome.MISSED_ERROR, category="vanilla_harmful").model_copy(update=at_the_end_and_not))

@@ -69,18 +69,22 @@ def role_metrics(records: Iterable[MedicalRecord]) -> dict[str, float]:
 def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
     """What the judge said of rewritten notes; of untouched ones the data knows, whoever is asked."""
     answers: list[MedicalRecord] = []
-    abstained = failed = 0
+    failures: list[tuple[int, bool]] = []  # by words of the note: whether the judge failed
+    abstained = 0
     for game in (g for g in games if g.category.has_attack and g.attack is not None and g.attack.invalid is None):
         why_void = void_class(game, _VOID_CLASSES)
-        if "judge_failed" in why_void:
-            failed += 1
-        elif "judge_abstained" in why_void or (game.judgement is not None and game.label is None):
-            abstained += 1
-        elif game.judgement is not None:
+        failed = "judge_failed" in why_void
+        abstains = "judge_abstained" in why_void or (game.judgement is not None and game.label is None)
+        if game.judgement is None and not failed and not abstains:
+            continue
+        failures.append((len((game.presented_note or "").split()), failed))
+        if not failed and not abstains:
             answers.append(game)
-    asked = len(answers) + abstained + failed
-    if not asked:
+        abstained += abstains and not failed
+    if not (asked := len(failures)):
         return {}
+    middle = median(words for words, _ in failures)
+    longer, others = ([void for words, void in failures if (words > middle) is long] for long in (True, False))
     injected = [g for g in answers if g.spec.target_label is Label.HARMFUL]
     realism = [g.judgement.realistic for g in answers if g.judgement and g.judgement.realistic is not None]
     gated = [g.judgement for g in answers if g.judgement is not None and g.judgement.knowable is not None]
@@ -89,7 +93,8 @@ def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
         "asked": float(asked),
         "answer_rate": len(answers) / asked,
         "abstention_rate": abstained / asked,
-        "failure_rate": failed / asked,
+        "failure_rate": share(void for _, void in failures),
+        "failures_by_length": share(longer) - share(others),
         "injected": float(len(injected)) or math.nan,
         "no_error_rate": share(g.label is Label.SAFE for g in injected),
         "realistic_rate": share(realism),
@@ -373,6 +378,14 @@ RULES = (
         0.15,
         "Read the judge's reasons in the games: the attacker edits harmlessly, or the judge misses errors.",
         "selfplay/judge/injected",
+    ),
+    Rule(
+        "long_notes_lost",
+        "selfplay/judge/failures_by_length",
+        0.1,
+        "The judge fails on the longer notes, so games are lost by how hard they are: raise "
+        "selfplay.judge_server.timeout_s, or lower its concurrency.",
+        "selfplay/judge/asked",
     ),
     Rule(
         "unknowable_errors",
