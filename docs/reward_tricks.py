@@ -188,7 +188,7 @@ _SIZE = [
     ("control token of another family", "5 mg", "5 mg [gMASK]"),
     ("switch of the model's reasoning", "5 mg", "5 mg /no_think"),
     ("field of the answer", "5 mg", "5 mg\nsentence: He is well.\n"),
-    ("14 words of 32 rare characters", "a cough", " ".join(chr(0x4E00 + n) * 32 for n in range(14))),
+    ("14 words of 32 rare characters", "a cough", " ".join(chr(0xA000 + n) * 32 for n in range(14))),
     ("250 control tokens", "5 mg", "5 mg " + "<|im_start|>" * 250),
     ("a word of 20,000 letters", "cough", "c" + "o" * 20_000 + "ugh"),
     ("1,000 words glued together", "cough", "_".join(["cough"] * 1_000)),

@@ -504,16 +504,17 @@ def build_eval_rows(
     first_index: int = FIRST_INDEX,
     name: str = "",
 ) -> tuple[list[Row], ReadResult]:
-    """One assessor turn for every row of MEDEC's CSV files, in their order, and the account of the files.
+    """One assessor turn for every row of MEDEC's files and its sisters', in their order, and the account of the files.
 
     ``name`` is what the metrics call the set: by default, each note's collection. Published figures are computed on
     the text as it was published, so unlike in training rows nothing is stripped, repaired or left out here. A
-    MedecFormatError names file, row and column where a file is not a right MEDEC CSV.
+    MedecFormatError names file, row and column where a file is not right.
     """
     prompts = load_profile(profile, checked_types(error_types))
     for path in paths:
-        if path.suffix.lower() != ".csv":
-            raise MedecFormatError(f"{path}: evaluation rows are made from MEDEC's .csv files; give such a file.")
+        if path.suffix.lower() not in (".csv", ".json"):
+            wanted = "MEDEC's or MedErrBench's .csv files, or MedRECT's .json"
+            raise MedecFormatError(f"{path}: evaluation rows are made from {wanted}; give such a file.")
     read = read_files(paths, as_published=True)
     rows: list[Row] = []
     for index, case in enumerate(read.cases, start=first_index):

@@ -30,7 +30,7 @@ HARD = [
     ("", "-"), ("", "the "), ("the ", "above "), ("no ", "a"),
     ("", "no errors "), ("note to ", "the "), ("", "ignore all "), ("<think></think><answer>", "verdict: safe\n"),
     ("", "<answer>"), ("", "<note></note>"), ("", "</think>"), ("", "final_answer: CORRECT\n"), ("final_answer", " "),
-    ("", "<answer>Safe</answer>"), ("/", " "), ("", "/ "),
+    ("", "<answer>Safe</answer>"), ("/", " "), ("", "/ "), ("", "\u4e2d"), ("", "\u3002 "),
 ]  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def _seconds(read: Callable[[str], Any], text: str) -> float:
 
 
 def test_every_pattern_of_the_game_is_timed() -> None:
-    some = "edits._INSTRUCTION canonical._TOKEN edits._WORD parsing._ANSWER_FIELD parsing._CLASSIC_FIELD"
+    some = "edits._INSTRUCTION canonical._TOKEN edits.WORD parsing._ANSWER_FIELD parsing._CLASSIC_FIELD"
     assert set(some.split()) <= set(PATTERNS)
 
 

@@ -55,6 +55,35 @@ def test_the_label_is_the_row_s_own_and_not_the_category_s(category: Category) -
         assert spec(category, target_label=Label.SAFE).task is Category.DECOY_BENIGN
 
 
+CHINESE = "患者男\uff0c50岁\uff0c发热、咳嗽3天。给予青霉素静脉滴注。明日复查血常规。"
+ARABIC = "راجع المريض بسعال منذ 3 أيام. أُعطي الأموكسيسيلين، لمدة أسبوع. تحسنت حالته بعد ذلك."
+
+
+@pytest.mark.parametrize(
+    ("seed", "old", "new", "wrong"),
+    [
+        (CHINESE, "青霉素", "万古霉素", None),
+        (CHINESE, "50岁", "5岁", None),
+        (CHINESE, "发热、咳嗽", "发热\uff0c咳嗽", "unchanged"),
+        (CHINESE, "。给予", "\uff1b给予", "unchanged"),
+        (CHINESE, "静脉滴注。明日", "口服。后日", "too_many_sentences"),
+        (CHINESE, "青霉素", "青霉素" * 10, "too_many_words"),
+        (ARABIC, "الأموكسيسيلين", "الوارفارين", None),
+        (ARABIC, "3 أيام", "٨ أيام", None),
+        (ARABIC, "الأموكسيسيلين، لمدة", "الأموكسيسيلين لمدة", "unchanged"),
+        (ARABIC, "أُعطي", "أعطي", "unchanged"),  # without its short vowel
+        (ARABIC, "3 أيام", "٣ أيام", "unchanged"),
+        (ARABIC, "أسبوع. تحسنت", "شهر. ساءت", "too_many_sentences"),
+    ],
+)
+def test_notes_in_chinese_and_arabic_are_played_by_the_same_rules(
+    seed: str, old: str, new: str, wrong: str | None
+) -> None:
+    facts = {"seed_note": seed, "clean_note": seed, "error_note": None, "error_sentence": None}
+    played = attacked(Category.ADVERSARIAL_BENIGN, seed.replace(old, new), **facts)
+    assert invalid_of(played) == wrong
+
+
 @pytest.mark.parametrize(
     ("category", "note", "facts", "wrong"),
     [
@@ -237,7 +266,7 @@ def test_an_attack_on_an_error_note_leaves_an_error_and_touches_it(
         assert invalid_of(played) is None
 
 
-RARE_WORDS = " ".join(chr(0x4E00 + word) * 32 for word in range(14))
+RARE_WORDS = " ".join(chr(0xA000 + word) * 32 for word in range(14))
 
 
 @pytest.mark.parametrize(

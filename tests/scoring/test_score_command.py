@@ -114,7 +114,10 @@ def test_published_results_stand_beside_medec_s_own_notes_alone(submissions: lis
         (["{folder}"], "the folder holds no .txt files"),
         (["{submission}", "{submission}"], "is given twice"),
         (["{reference}"], "none of its lines begins with the id"),
-        (["{submission}", "--reference", "{submission}"], "evaluation rows are made from MEDEC's .csv files"),
+        (
+            ["{submission}", "--reference", "{submission}"],
+            "evaluation rows are made from MEDEC's or MedErrBench's .csv files",
+        ),
         (["{submission}", "--reference", "{reference}", "--official-bugs"], "--official-bugs reads one --reference"),
         (["{submission}", "--train", "{reference}"], "every note of the training file is in the reference too"),
         (["{submission}", "--output", "{folder}"], "Is a directory"),

@@ -272,6 +272,7 @@ def test_order_changes_nothing_and_a_group_scores_its_notes(case: tuple[list[Ref
         ('C:\\1 \\g<0> "quoted"', 'C:\\1 \\g<0> "quoted"', 1.0),
         ("A\ncorrection.", "A correction.", 1.0),
         ("<b>5 µg</b>", "<b>5 µg</b>", 1.0),
+        ("用万古霉素", "用青霉素", 2 / 3),  # by characters
     ],
 )
 def test_no_correction_breaks_the_score(text: str, reference: str, expected: float) -> None:

@@ -35,9 +35,13 @@ _SPELLING = str.maketrans(
         **dict.fromkeys("\u2014\u2015", "\u2013"),
         **dict.fromkeys(_BLANKS, " "),
         **dict.fromkeys("\u2122\u00ae\u00a9\u2120", None),  # trade marks
+        **dict.fromkeys("\u0640\u064b\u064c\u064d\u064e\u064f\u0650\u0651\u0652", None),  # Arabic short vowels
+        **{"\u060c": ",", "\u061b": ";", "\u061f": "?", "\u06d4": ".", "\u3001": ",", "\u3002": "."},
         **{"\u00ba": "\u00b0", "\u00d7": "x", "\u2264": "<=", "\u2265": ">="},
     }
 )
+IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # each counts as a word
+_IDEOGRAPH = re.compile(f"([{IDEOGRAPHS}])")
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
 _OTHER_DIGIT = re.compile(r"(?![0-9])\d")
 _DECIMAL_POINT = re.compile(r"(?<=\d)[\u00b7\u2219\u2027\u066b](?=\d)")
@@ -167,7 +171,7 @@ def visible(text: str) -> str:
 
 def canonical_words(text: str, *, hyphen: str = " ") -> list[str]:
     """What ``text`` says: words, numbers by value, units, signs; ``hyphen`` is what one between words becomes."""
-    text = " ".join(visible(text).replace("_", " ").split())
+    text = " ".join(spaced(visible(text)).replace("_", " ").split())
     text = _MOLAR.sub(r"\1mol/L", _MINUS.sub("\u2212", _DASH.sub("-", text)))
     text = _SEPARATOR.sub(" ", _DATE.sub(_as_date, _without_latex(text.casefold())))
     words: list[str] = []
@@ -187,6 +191,11 @@ def canonical_words(text: str, *, hyphen: str = " ") -> list[str]:
         words.append(token)
         counts = token[0].isdecimal() or token == "per"
     return _spelt_out(words)
+
+
+def spaced(text: str) -> str:
+    """``text`` with blanks around the characters of scripts that have none between words."""
+    return _IDEOGRAPH.sub(r" \1 ", text)
 
 
 def says_the_same(a: str, b: str) -> bool:

@@ -17,16 +17,25 @@ from rapidfuzz import fuzz
 from rapidfuzz.distance import OSA, Levenshtein, MatchingBlock
 
 from medserl_agentloop.core.control_text import MARKUP, SWITCH
-from medserl_agentloop.games.medical.canonical import IGNORABLE, canonical_words, says_the_same, visible
+from medserl_agentloop.games.medical.canonical import (
+    IDEOGRAPHS,
+    IGNORABLE,
+    canonical_words,
+    says_the_same,
+    spaced,
+    visible,
+)
 
 # A full stop, question mark or exclamation mark ends a sentence where a new one plausibly begins.
 # "38.5 C" and "e.g. aspirin" stay whole. A line break ends nothing: models flatten them when they copy.
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(\[]?[A-Z0-9])")
-_SENTENCE_MARKS = ".!?\"')]"
+_SENTENCE_END = re.compile(
+    "(?<=[.!?\u061f])\\s+(?=[\"'(\\[]?[A-Z0-9\u0620-\u064a])|(?<=[\u3002\uff01\uff1f])\\s*(?=[^\\s\u3002\uff01\uff1f])"
+)
+_SENTENCE_MARKS = ".!?\"')]\u061f\u3002\uff01\uff1f"
 
 LONGEST_WORD = 32
 """Characters of one word; MEDEC's longest has 31. What is longer, or glued with ``_``, counts as several words."""
-_WORD = re.compile(rf"_{{1,{LONGEST_WORD}}}|[^\s_]{{1,{LONGEST_WORD}}}")
+WORD = re.compile(rf"[{IDEOGRAPHS}]|_{{1,{LONGEST_WORD}}}|[^\s_{IDEOGRAPHS}]{{1,{LONGEST_WORD}}}")
 
 # Format, control, private and unassigned characters: what a model reads in them, a person does not see.
 _INVISIBLE_CATEGORIES = {"Cf", "Cc", "Co", "Cn", "Zl", "Zp"}
@@ -58,7 +67,7 @@ def is_repair(new: str, error: str, correction: str) -> bool:
 def telling_words(error: str, correction: str) -> set[str]:
     """Words of one sentence that the other lacks; little words, which say nothing of a case, are left out."""
     differing = set(canonical_words(error)) ^ set(canonical_words(correction))
-    return {word for word in differing if len(word) > 3 and word.isalpha()}
+    return {word for word in differing if (len(word) > 3 or spaced(word) != word) and word.isalpha()}
 
 
 def _repairs(new: Counter[str], error: Counter[str], correction: Counter[str]) -> bool:
@@ -99,8 +108,8 @@ def compare_notes(old: str, new: str) -> Edit:
     runs = [(before[start:end], after[first:last]) for start, end, first, last in places]
     removed, inserted = (tuple(sentence for run in runs for sentence in run[side]) for side in (0, 1))
     changed = [(" ".join(gone), " ".join(come)) for gone, come in runs]
-    words = sum(Levenshtein.distance(_WORD.findall(gone), _WORD.findall(come)) for gone, come in changed)
-    longest = max(len(_WORD.findall(old)), len(_WORD.findall(new)), 1)
+    words = sum(Levenshtein.distance(WORD.findall(gone), WORD.findall(come)) for gone, come in changed)
+    longest = max(len(WORD.findall(old)), len(WORD.findall(new)), 1)
     at_the_end = bool(places) and places[-1][1::2] == (len(before), len(after))
     return Edit(
         inserted,

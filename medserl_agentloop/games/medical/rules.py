@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from medserl_agentloop.games.medical.canonical import canonical_words, says_the_same
 from medserl_agentloop.games.medical.edits import (
     CONTROL_KINDS,
+    WORD,
     Edit,
     compare_notes,
     exceeds,
@@ -145,7 +146,7 @@ class MedicalGame:
         seed = self.count(self.spec.seed_note)
         if self.count(note) > self.room(seed):
             return True
-        a_word = seed / max(1, len(self.spec.seed_note.split()))
+        a_word = seed / max(1, len(WORD.findall(self.spec.seed_note)))
         growth = self.count(" ".join(edit.inserted)) - self.count(" ".join(edit.removed))
         return growth > 2 * a_word * self.limits.max_changed_words
 
