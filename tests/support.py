@@ -61,8 +61,16 @@ PICKLED = pickle.dumps(RUN)  # copied ten times as fast as by OmegaConf
 def run_with(**changes: Any) -> DictConfig:
     run: DictConfig = pickle.loads(PICKLED)
     for key, value in changes.items():
-        OmegaConf.update(run, key.replace("__", "."), value)
+        OmegaConf.update(run, key.replace("__", "."), value, force_add=True)
     return run
+
+
+def run_game(
+    engine: Any, facts: dict[str, Any], run: DictConfig = RUN, tokenizer: Any = TOKENIZER, *, logprobs: bool = True
+) -> SelfPlayOutput:
+    """What the agent loop makes of one row."""
+    loop = build_agent_loop(engine, tokenizer, run)
+    return asyncio.run(loop.run({"temperature": 1.0, "logprobs": logprobs}, extra_info=facts, **ROW))
 
 
 def play(
@@ -76,14 +84,7 @@ def play(
     **facts: Any,
 ) -> tuple[SelfPlayOutput, MedicalRecord, MockSGLangEngine]:
     engine = MockSGLangEngine(replies, tokenizer, log_prob=log_prob)
-    sampling = {"temperature": 1.0, "logprobs": asks_log_probs}
-
-    async def game() -> SelfPlayOutput:
-        loop = build_agent_loop(engine, tokenizer, run)
-        output: SelfPlayOutput = await loop.run(sampling, extra_info=extra_info(category, **facts), **ROW)
-        return output
-
-    output = asyncio.run(game())
+    output = run_game(engine, extra_info(category, **facts), run, tokenizer, logprobs=asks_log_probs)
     return output, MedicalRecord.model_validate(output.extra_fields[GAME_KEY]), engine
 
 

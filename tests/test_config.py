@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 from real_runs import environment
+from support import run_with
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
@@ -19,14 +19,6 @@ from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.plugin import check_verl_version
 from medserl_agentloop.testing.tiny import compose_run
-
-
-def run(**changes: Any) -> Any:
-    config = compose_run("+recipes=own_notes")
-    for key, value in changes.items():
-        OmegaConf.update(config, key.replace("__", "."), value, force_add=True)
-    return config
-
 
 ENDPOINT = {
     "selfplay__train": "assessor",
@@ -48,7 +40,6 @@ HF_MODEL = {"actor_rollout_ref__actor__checkpoint__save_contents": ["model", "op
             "selfplay.alarms.limits.void_game is not a key of this node",
         ),
         ({"selfplay__reward": "zerosum"}, "selfplay.reward: no reward scheme 'zerosum' (did you mean 'zero_sum'?)"),
-        ({"selfplay__judge": "label"}, "no judge 'label' (did you mean 'labels'?): expected one of http, labels, llm"),
         ({"selfplay__profile": "nonesuch"}, "no prompt profile 'nonesuch': expected one of baseline, brief, classic"),
         ({"selfplay__credit__role_weights__judge": 1.0}, "selfplay.credit.role_weights.judge is not a key"),
         (
@@ -60,11 +51,14 @@ HF_MODEL = {"actor_rollout_ref__actor__checkpoint__save_contents": ["model", "op
             for key in ("judge_server__batch_wait_ms", "budget__note_growth", "opponent__sampling__temperature")
         ),
         ({"selfplay__alarms__limits": {"void_games": math.nan}}, "limits.void_games=nan: Input should be a finite"),
+        ({"selfplay__assessments": 2, "selfplay__context": "shared"}, "Set selfplay.context=isolated"),
+        ({"selfplay__reward": "learnable"}, "Set selfplay.assessments to 2 or more"),
+        ({"selfplay__assessments": 0}, "selfplay.assessments"),
     ],
 )
 def test_a_wrong_key_is_named_with_its_remedy(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        check_run(run(**changes))
+        check_run(run_with(**changes))
 
 
 @pytest.mark.parametrize(("estimator", "enabled"), [("role_gae", True), ("role_grpo", False)])
@@ -76,16 +70,16 @@ def test_the_recipes_bring_a_critic_where_the_estimator_reads_its_values(estimat
 
 def test_an_anchor_is_accepted_with_either_way_to_a_reference_policy() -> None:
     for key in ("actor_rollout_ref__actor__use_kl_loss", "algorithm__use_kl_in_reward"):
-        anchored = check_run(run(selfplay__anchor__assessor=0.1, **{key: True}))
+        anchored = check_run(run_with(selfplay__anchor__assessor=0.1, **{key: True}))
         assert anchored.anchors == {"assessor": 0.1}
 
 
 def test_runs_against_opponents_that_can_play_are_accepted() -> None:
-    assert check_run(run(**ENDPOINT)).opponent.client().url == "http://host:30000"
-    played = check_run(run(**{**POOL, **HF_MODEL, "selfplay__opponent__url": "https://host/api/v1/"}))
+    assert check_run(run_with(**ENDPOINT)).opponent.client().url == "http://host:30000"
+    played = check_run(run_with(**{**POOL, **HF_MODEL, "selfplay__opponent__url": "https://host/api/v1/"}))
     assert played.opponent.client("/v1").url == "https://host/api/v1"
     assert (played.plays(Role.ATTACKER), played.plays(Role.ASSESSOR)) == (False, True)
-    alone = check_run(run(selfplay__train="assessor"))
+    alone = check_run(run_with(selfplay__train="assessor"))
     assert alone.plays(Role.ATTACKER) and alone.trains(Role.ASSESSOR) and not alone.trains(Role.ATTACKER)
 
 

@@ -1,6 +1,5 @@
 """Kuhn poker, the second game, and a role that owns several conversations."""
 
-import asyncio
 from collections.abc import Mapping
 from itertools import permutations
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from rollout.opponent_server import opponent_server
-from support import TOKENIZER, judge
+from support import TOKENIZER, judge, run_game
 
 from experiments.kuhn_poker.exploitability import Policy, information_sets, nash_conv
 from experiments.kuhn_poker.run import PAGE, read, table
@@ -23,7 +22,7 @@ from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.kuhn_poker import ACTIONS, KuhnGame, KuhnRecord, winnings
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
-from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
+from medserl_agentloop.testing.tiny import compose_run
 
 RUN = compose_run("+recipes=kuhn_poker")
 
@@ -71,13 +70,7 @@ def test_every_game_ends_and_what_one_wins_the_other_loses(cards: tuple[str, str
 
 def play(*replies: str, run: Any = RUN) -> tuple[Any, KuhnRecord, MockSGLangEngine]:
     engine = MockSGLangEngine(list(replies), TOKENIZER)
-
-    async def game() -> Any:
-        loop = build_agent_loop(engine, TOKENIZER, run)
-        facts = {"index": 0, "first": "Q", "second": "K"}
-        return await loop.run({"temperature": 1.0, "logprobs": True}, extra_info=facts, uid="u", global_steps=1)
-
-    output = asyncio.run(game())
+    output = run_game(engine, {"index": 0, "first": "Q", "second": "K"}, run)
     return output, KuhnRecord.model_validate(output.extra_fields[GAME_KEY]), engine
 
 
@@ -152,12 +145,7 @@ TRIES = compose_run("+recipes=own_game", f"selfplay.game={__name__}:Tries")
 
 def play_tries() -> tuple[Any, MockSGLangEngine]:
     engine = MockSGLangEngine(["why", "first", "second", "again"], TOKENIZER)
-
-    async def game() -> Any:
-        loop = build_agent_loop(engine, TOKENIZER, TRIES)
-        return await loop.run({"temperature": 1.0, "logprobs": True}, extra_info={}, uid="u", global_steps=1)
-
-    return asyncio.run(game()), engine
+    return run_game(engine, {}, TRIES), engine
 
 
 def test_conversations_stand_in_the_order_in_which_they_began() -> None:

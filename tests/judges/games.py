@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 from game.builders import CLEAN_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text, game
-from hydra import compose, initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
 from judges.local_server import LocalServer, Reply, by_index, serving
+from run_check.runs import start_up
 from support import TOKENIZER, run_with
 from verl import DataProto
 from verl.trainer.ppo.reward import load_reward_manager
@@ -29,7 +28,6 @@ from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category
 from medserl_agentloop.medical_team import create_medical_judge_remote_function
 from medserl_agentloop.paths import PACKAGE
-from medserl_agentloop.plugin import StartupCheck
 
 
 def played(
@@ -92,11 +90,7 @@ def judged_by(
 def printed_at_start_up(capsys: pytest.CaptureFixture[str], *overrides: str) -> list[str]:
     """The lines that a run of the quickstart prints before it starts."""
     data = PACKAGE.parent / "README.md"  # start-up looks whether the files are there; nothing reads them
-    overrides = (f"data.train_files={data}", f"data.val_files={data}", *overrides)
-    GlobalHydra.instance().clear()
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        run = compose("ppo_trainer", overrides=["+recipes=own_notes", *overrides], return_hydra_config=True)
-        StartupCheck().on_run_start(run)
+    start_up(f"data.train_files={data}", f"data.val_files={data}", *overrides)
     return capsys.readouterr().out.splitlines()
 
 

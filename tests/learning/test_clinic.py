@@ -165,17 +165,6 @@ def test_every_attack_parses_and_is_valid_in_all_three_categories_decoys_least()
     assert min(counts.values()) == counts[Category.DECOY_BENIGN] > 0.05 * len(attacks)
 
 
-def test_assessments_without_blind_spots_are_right_in_every_field() -> None:
-    for assessment in stream(Role.ASSESSOR, Lesson()):
-        parsed, note = MEDSERL.assessment(assessment.answer), parse_note(assessment.note)
-        assert note is not None and parsed.verdict is assessment.category.seed_label is oracle(note.text).label
-        if parsed.verdict is Label.HARMFUL:
-            [(index, kind)] = oracle(note.text).errors
-            assert (parsed.sentence, parsed.error_type) == (note.sentences[index].text, kind)
-            assert parsed.correction is not None
-            assert oracle(note.text.replace(parsed.sentence, parsed.correction)).label is Label.SAFE
-
-
 def conversation(tokenizer: Any, turns: list[Transcript]) -> str:
     profile, messages = load_profile("brief"), []
     for turn in turns:

@@ -1,6 +1,5 @@
 """The agent loop on a scripted engine: what each role is shown, and what the trajectory holds."""
 
-import asyncio
 import re
 import shutil
 from dataclasses import replace
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 from support import (
     NOTE,
     REWRITTEN,
-    ROW,
     RUN,
     TOKENIZER,
     assessment_text,
@@ -26,13 +24,14 @@ from support import (
     extra_info,
     judge,
     play,
+    run_game,
     run_with,
 )
 from transformers import AutoTokenizer
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
 from medserl_agentloop.core.columns import context_ids, stacked
-from medserl_agentloop.core.config import ConfigError, CreditSettings, SelfPlayConfig
+from medserl_agentloop.core.config import CreditSettings, SelfPlayConfig
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -246,9 +245,7 @@ def test_a_game_has_the_oldest_and_the_newest_weights_that_any_turn_was_generate
         output.extra_fields |= {"min_global_steps": first, "max_global_steps": last}
         return output
 
-    loop = build_agent_loop(SimpleNamespace(generate=generate), TOKENIZER, RUN)
-    facts = extra_info("adversarial_benign")
-    output = asyncio.run(loop.run({"temperature": 1.0, "logprobs": True}, extra_info=facts, **ROW))
+    output = run_game(SimpleNamespace(generate=generate), extra_info("adversarial_benign"))
     record = MedicalRecord.model_validate(output.extra_fields[GAME_KEY])
     assert (record.uid, record.session) == ("group", 0)
     assert (record.policy_version, record.versions) == (oldest, recorded)
@@ -425,18 +422,3 @@ def test_the_longest_game_fits_into_its_plan() -> None:
     assert record.void is None
     assert [game.assessment.tokens for game in record.by_assessment if game.assessment] == [400] * K
     assert len(output.response_ids) <= response
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"selfplay__assessments": 2, "selfplay__context": "shared"}, "Set selfplay.context=isolated"),
-        ({"selfplay__reward": "learnable"}, "Set selfplay.assessments to 2 or more"),
-        ({"selfplay__assessments": 0}, "selfplay.assessments"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        SelfPlayConfig.from_run(run_with(**changes))
-    assert SelfPlayConfig.from_run(run_with(selfplay__assessments=2, selfplay__reward="learnable"))
-    assert SelfPlayConfig.from_run(RUN).assessments == 1

@@ -206,17 +206,3 @@ def test_a_row_without_a_note_is_refused_before_a_game_and_in_it(tmp_path: Any, 
     for note in ("", " \n\t", None):
         with pytest.raises(ValueError, match=r"row 7 .*seed_note"):
             play([], category, seed_note=note)
-
-
-@pytest.mark.parametrize("category", ["adversarial_benign", "vanilla_benign"])
-def test_a_row_of_100_kb_is_refused_before_the_run_and_void_in_it(tmp_path: Any, category: str) -> None:
-    note = "He has fever. " * 7100
-    long = row(category)
-    long["extra_info"] |= {"seed_note": note}
-    long["prompt"][-1]["content"] = long["prompt"][-1]["content"].replace(NOTE, note)
-    with pytest.raises(
-        ConfigError, match=r"its longest row needs (9|10)\d{4} tokens, but data\.max_prompt_length=4096"
-    ):
-        check(tmp_path, [long])
-    _, record, engine = play([], category, seed_note=note)
-    assert record.void is not None and record.void.startswith("no room") and not engine.calls and not record.rewards

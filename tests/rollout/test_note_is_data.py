@@ -3,14 +3,13 @@
 What any note may hold is the target ``templates`` of ``fuzz/targets.py``.
 """
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fuzz.targets import CONTROL, CONTROL_TEXTS, PAIRS, encoder
 from rollout.families import ALWAYS_THINKS, FAMILIES, GEMMA, LOSSLESS, WITHOUT_SYSTEM, qwen3, sentencepiece
-from support import NOTE, REWRITTEN, ROW, extra_info, run_with
+from support import NOTE, REWRITTEN, extra_info, run_game, run_with
 
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.trajectory import GAME_KEY
@@ -19,7 +18,6 @@ from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
-from medserl_agentloop.testing.tiny import build_agent_loop
 
 TEXT = "".join(CONTROL_TEXTS)
 
@@ -148,8 +146,7 @@ def test_a_game_is_read_in_either_mode(profile: str, thinking: bool, context: st
     run = run_with(selfplay__profile=profile, selfplay__context=context)
     run.data.apply_chat_template_kwargs = {"enable_thinking": thinking}
     engine = MockSGLangEngine(answers, FAMILIES["qwen3"])
-    loop = build_agent_loop(engine, FAMILIES["qwen3"], run)
-    output = asyncio.run(loop.run({"temperature": 1.0}, extra_info=extra_info("adversarial_benign"), **ROW))
+    output = run_game(engine, extra_info("adversarial_benign"), run, FAMILIES["qwen3"], logprobs=False)
     record = MedicalRecord.model_validate(output.extra_fields[GAME_KEY])
     assert record.attack is not None and record.assessment is not None
     assert record.attack.violations == record.assessment.violations == []

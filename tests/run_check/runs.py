@@ -5,10 +5,13 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.run_check import RunConfig, problems
+from medserl_agentloop.plugin import StartupCheck
 from medserl_agentloop.testing.tiny import compose_run
 
 schema = cache(compose_run)
@@ -36,3 +39,11 @@ def run_of(changes: Mapping[str, Any], recipe: str = "own_notes") -> RunConfig:
 def refusal(changes: Mapping[str, Any], recipe: str = "own_notes") -> str:
     """What the config alone refuses about such a run; empty if it accepts it."""
     return "\n".join(problems(run(changes, recipe), schema())[0])
+
+
+def start_up(*overrides: str) -> None:
+    """What the start of the run of ``own_notes`` with these overrides checks and prints."""
+    GlobalHydra.instance().clear()
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=["+recipes=own_notes", *overrides], return_hydra_config=True)
+        StartupCheck().on_run_start(config)

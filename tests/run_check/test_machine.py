@@ -10,16 +10,14 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hydra import compose, initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
-from run_check.runs import run_of
+from run_check.runs import run_of, start_up
 
 from medserl_agentloop.core.run_check import machine
 from medserl_agentloop.core.run_check.machine import CHECKS, LATEST, config_text
 from medserl_agentloop.paths import resource
-from medserl_agentloop.plugin import StartupCheck, TrainLog, _say_how_to_resume
+from medserl_agentloop.plugin import TrainLog, _say_how_to_resume
 
 ATTENTION, PATH = "actor_rollout_ref.model.override_config.attn_implementation", "actor_rollout_ref.model.path"
 FUSED = "actor_rollout_ref.model.use_fused_kernels"
@@ -137,13 +135,6 @@ def test_a_data_file_that_does_not_exist_or_has_fewer_rows_than_a_batch_is_refus
     assert answer == "data.train_files has 288 rows, and needs 289 or more. Name another file or a smaller batch."
     pq.write_table(pq.read_table(files["data.val_files"]).slice(0, 0), "empty.parquet")
     assert problem("data", {**files, "data.val_files": "empty.parquet"}).startswith("data.val_files has 0 rows")
-
-
-def start_up(*overrides: str) -> None:
-    GlobalHydra.instance().clear()
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides=["+recipes=own_notes", *overrides], return_hydra_config=True)
-        StartupCheck().on_run_start(config)
 
 
 def test_the_recipes_callback_refuses_what_is_missing_and_prints_warnings(

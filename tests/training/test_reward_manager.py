@@ -60,17 +60,6 @@ def test_a_run_of_the_baseline_s_scheme_gets_its_components() -> None:
     assert (record.scheme, answer["reward_score"]) == ("medical_general_sum", 2.0)
 
 
-def test_a_user_s_scheme_is_named_by_its_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "run_rewards.py").write_text(
-        "from medserl_agentloop.games.medical.types import Role\n"
-        "def flat(record): return {Role.ASSESSOR: {'flat': 0.25}}\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    record, answer = scored("run_rewards:flat")
-    assert record.rewards == {Role.ASSESSOR: {"flat": 0.25}}
-    assert (record.scheme, answer["reward_extra_info"]["assessor_reward"]) == ("run_rewards:flat", 0.25)
-
-
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_a_reward_that_is_no_number_makes_its_game_void(number: float) -> None:
     record = KuhnRecord(cards=("Q", "K"), rewards={"first": {"chips": 1.0}, "second": {"chips": number}})
