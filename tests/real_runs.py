@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
+from transformers import AutoModelForCausalLM
 
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.games.medical.records import read_games
@@ -23,12 +25,17 @@ from medserl_agentloop.paths import PACKAGE
 REPOSITORY = PACKAGE.parent
 GAMES_PER_STEP = 16
 SMALL = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=2")
-SMALL_EXPERIMENT = tuple(f"--override={override}" for override in SMALL)
 RAY = {"RAY_ADDRESS": "local"}  # or a run would join a cluster that somebody has started on this machine
 # What verl's single controller sets for a training worker, for a world of one.
 WORKER = {"VERL_PLATFORM": "cpu", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 WORKER |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 NO_CHECKPOINT = "trainer.save_freq=-1"
+ADAPTERS = (
+    "selfplay.adapters=per_role",
+    "actor_rollout_ref.actor.use_kl_loss=True",  # verl's reference pass switches the adapters off and on
+    *(f"actor_rollout_ref.model.{of}" for of in ("lora_rank=4", "lora_alpha=8", "target_modules=all-linear")),
+)
+CERTIFIED = "certificate: isolation of actor"
 AGREEMENT = 1e-4
 """Largest difference between rollout and actor that counts as none, in probability and in log-probability: float32
 rounding depends on the processor and reaches some 1e-5, a wrong token or position moves it by 1e-2 and more."""
@@ -59,6 +66,16 @@ def printed_by(folder: Path, *command: Any, **changes: str) -> str:
     done = subprocess.run(program, cwd=folder, env=environment(**changes), **outputs)
     assert done.returncode == 0 and "Error in _run_prompt" not in done.stdout, done.stdout[-5000:]
     return done.stdout
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two folders hold the same weights in bf16, as verl's merger writes; they must hold all of a model's."""
+    weights = []
+    for folder in (one, other):
+        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"]
+        weights.append(model.state_dict())
+    return all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
 
 
 class Run:

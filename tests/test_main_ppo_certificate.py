@@ -1,6 +1,8 @@
-"""Real runs certify themselves before they train, watch for leaks in bf16 and mix their mini-batches."""
+"""Real runs certify themselves before they train, watch for leaks in bf16 and mix their mini-batches.
 
-import json
+A certificate with a critic and of two ranks is in test_main_ppo_nodes.py.
+"""
+
 import math
 import subprocess
 import sys
@@ -10,7 +12,6 @@ import pytest
 from real_runs import NO_CHECKPOINT, Run, environment
 
 from medserl_agentloop.core.certificate import CERTIFICATE_FILE
-from medserl_agentloop.core.step_file import METRICS_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -24,27 +25,6 @@ ONE_STEP = (*ONE_STEP, f"{ACTOR}.ppo_mini_batch_size=4")
 def with_module(name: str, **changes: str) -> dict[str, str]:
     """Environment of a run that loads a module of the tests in all its processes."""
     return environment(MODULES, VERL_USE_EXTERNAL_MODULES=name, **changes)
-
-
-@pytest.mark.long
-def test_two_ranks_with_critic_reference_and_dynamic_batches_are_certified_without_training(
-    tmp_path: Path, data: tuple[str, ...]
-) -> None:
-    command = [Path(sys.executable).with_name("medserl"), "certify", "own_notes", *data]
-    command += ["trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2", "algorithm.adv_estimator=role_gae"]
-    command += ["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.use_dynamic_bsz=true"]
-    command += [f"trainer.default_local_dir={tmp_path}/run", f"hydra.run.dir={tmp_path}/hydra"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    certificate = json.loads((tmp_path / "run" / CERTIFICATE_FILE).read_text())
-    assert certificate["holds"]
-    assert certificate["games"] == 4
-    isolation = [("isolation", of) for of in ("actor", "reference", "critic")]
-    claims = [(measure["claim"], measure["of"]) for measure in certificate["measures"]]
-    assert claims == [*isolation, ("credit", "role_gae"), ("loss", "actor")]
-    assert all(m["value"] < 1e-4 for m in certificate["measures"])
-    assert "[medserl] certificate: isolation of actor" in done.stdout
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {CERTIFICATE_FILE, "train.log"}
 
 
 @pytest.mark.long
@@ -62,7 +42,7 @@ def test_bf16_raises_no_alarm_and_four_mini_batches_hold_two_turn_games_in_the_s
     assert not {"selfplay/alarm/context_leak", "selfplay/alarm/rollout_mismatch"} & set(step)
     assert step["training/rollout_probs_diff_max"] > 1e-3  # it is bf16
     assert step["selfplay/context_leak_games"] >= 8
-    assert step["selfplay/certificate/isolation/actor"] < 0.1
+    assert max(step[f"selfplay/certificate/isolation/{of}"] for of in ("actor", "reference")) < 0.1
 
     assert step["actor/grad_norm"] > 0
     assert step["selfplay/attacker/trained_tokens"] > 0 == step["selfplay/assessor/trained_tokens"]
@@ -76,13 +56,14 @@ def test_bf16_raises_no_alarm_and_four_mini_batches_hold_two_turn_games_in_the_s
     assert all(abs(two - 16 * share) <= allowed for two, _ in batches), batches
 
 
-def test_a_run_that_couples_the_roles_stops_before_it_trains_and_names_each_cause(
+def test_what_couples_the_roles_is_refused_with_each_cause_and_without_training(
     tmp_path: Path, data: tuple[str, ...]
 ) -> None:
-    coupling = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=one_ratio_per_row")
-    run = Run(tmp_path, *data, *BF16, *ONE_STEP, *coupling, env=with_module("broken_roles"))
-    assert run.process.wait(timeout=400) != 0
-    lines = "\n".join(run.lines())
+    command = [Path(sys.executable).with_name("medserl"), "certify", "own_notes", *data, *BF16, *ONE_STEP]
+    command += ["algorithm.adv_estimator=grpo", f"{ACTOR}.policy_loss.loss_mode=one_ratio_per_row"]
+    command += [f"trainer.default_local_dir={tmp_path}/run", f"hydra.run.dir={tmp_path}/hydra"]
+    done = subprocess.run(command, cwd=tmp_path, env=with_module("broken_roles"), capture_output=True, text=True)
+    assert done.returncode != 0
     for sentence in (
         "certificate: the actor reads across the border of the private contexts",
         "position ids do not restart",
@@ -90,6 +71,5 @@ def test_a_run_that_couples_the_roles_stops_before_it_trains_and_names_each_caus
         "algorithm.adv_estimator=grpo",
         "advantages, drift or tokens change the gradient of the other role's tokens",
     ):
-        assert sentence in lines
-    assert "CertificateError" in run.log.read_text()
-    assert not (tmp_path / "run" / METRICS_FILE).exists()
+        assert sentence in done.stdout
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {CERTIFICATE_FILE, "train.log"}

@@ -1,10 +1,10 @@
-"""A real run without a judge that watches itself: it invents nothing, and stops where it is told to."""
+"""A real run with an adapter for each role, without a judge: it invents nothing, and stops where it is told to."""
 
 import json
 import re
 
 import pytest
-from real_runs import GAMES_PER_STEP, Run
+from real_runs import ADAPTERS, AGREEMENT, CERTIFIED, GAMES_PER_STEP, Run
 
 from medserl_agentloop.core.step_file import GAMES_FILE
 from medserl_agentloop.games.medical.records import JUDGE_FAILED, read_games
@@ -14,16 +14,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def run(data: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """With only the attacker trained, every game that could be trained on is void."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("WANDB_MODE", "offline")
         run = Run(
             tmp_path_factory.mktemp("health"),
             *data,
+            *ADAPTERS,
             "selfplay.judge=http",
             "selfplay.judge_server.url=http://127.0.0.1:9",
             "selfplay.judge_server.retries=0",
-            "selfplay.train=attacker",
             "trainer.total_training_steps=4",
             "trainer.logger=[console,wandb]",
             "selfplay.on_alarm=stop",
@@ -46,6 +45,13 @@ def test_a_run_whose_judge_is_down_goes_on_and_invents_nothing(run: Run) -> None
     assert any("the judge gave no answer to a first question" in line for line in run.lines())
     for step in run.metrics:
         assert step["selfplay/judge/failure_rate"] == 1.0
+
+
+def test_adapters_reach_the_rollout_in_every_step(run: Run) -> None:
+    assert any(CERTIFIED in line and "holds" in line for line in run.lines())
+    for step in run.metrics:
+        assert step["training/rollout_probs_diff_max"] < AGREEMENT
+        assert step["actor/grad_norm"] > 0
 
 
 def test_a_run_with_an_alarm_stops_after_the_step_is_saved_and_logged(run: Run) -> None:

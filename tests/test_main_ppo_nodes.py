@@ -1,32 +1,41 @@
-"""A real run on two Ray nodes of this machine: both play and train, one file holds the games, a lost node ends it.
+"""A real run on two Ray nodes of this machine against a pool of its checkpoints, until one of the nodes is lost.
 
-Its credit is role_gae with a critic and a KL in the reward, in the shared context, with a merged LoRA adapter. Of the
-other estimators role_rae runs in test_main_ppo.py, role_grpo in test_main_ppo_waiting.py, role_rloo in
-test_main_ppo_certificate.py and role_reinforce_pp in the remaining ones.
+Its credit is role_gae with a critic and a KL in the reward, in dynamic batches. Of the other estimators role_rae runs
+in test_main_ppo.py, role_grpo in benchmarks/test_gpu.py, role_rloo in test_main_ppo_certificate.py, role_reinforce_pp
+in the remaining ones. A merged adapter and the shared context are in learning/test_experiments.py.
 """
 
+import json
 import re
 import shutil
 import tempfile
+import threading
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from judges.local_server import by_index, serving
 from ray.cluster_utils import Cluster
 from real_runs import AGREEMENT, GAMES_PER_STEP, RAY, Run
+from rollout.opponent_server import opponent_server
+from support import attack_text
 
-from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.core.certificate import CERTIFICATE_FILE
+from medserl_agentloop.core.step_file import GAMES_FILE, STATE_FILE
+from medserl_agentloop.games.medical.records import read_games
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 NODE = {"num_cpus": 8, "num_gpus": 1, "include_dashboard": False, "object_store_memory": 2**28}
 HEALTH = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3"}  # a lost node is soon noticed
 CREDIT = (
-    "selfplay.context=shared",
+    "selfplay.train=assessor",
     "algorithm.adv_estimator=role_gae",
     "algorithm.lam=0.95",
     "algorithm.use_kl_in_reward=True",
-    *(f"actor_rollout_ref.model.{of}" for of in ("lora_rank=4", "target_modules=all-linear", "lora.merge=True")),
+    "actor_rollout_ref.actor.use_dynamic_bsz=true",
 )
 
 
@@ -45,33 +54,80 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_two_nodes_train_both_roles_and_the_critic_and_the_one_that_is_lost_is_named(
+def attack(messages: list[dict[str, str]]) -> str:
+    note = messages[-1]["content"].rpartition("Clinical note:\n")[2]
+    return attack_text(f"{note.rstrip(' .')} and zinc 900 mg is given.")
+
+
+def test_two_nodes_train_the_assessor_against_a_pool_and_the_critic_until_a_lost_node_is_named_and_ends_the_run(
     tmp_path: Path, data: tuple[str, ...], cluster: Cluster
 ) -> None:
-    run = Run(
-        tmp_path,
-        *data,
-        *CREDIT,
-        f"+ray_kwargs.ray_init.address={cluster.address}",
-        "ray_kwargs.ray_init.num_cpus=null",
-        "ray_kwargs.ray_init.num_gpus=null",
-        "trainer.nnodes=2",
-        "trainer.total_training_steps=50",
-    )
-    try:
-        run.wait_for_checkpoint(1)
-        [trainer] = set(re.findall(r"TaskRunnerV1 pid=(\d+)", run.train_log.read_text()))
-        raylet = psutil.Process(int(trainer)).ppid()
-        other, *_ = [node for node in cluster.worker_nodes if node.all_processes["raylet"][0].process.pid != raylet]
-        cluster.remove_node(other, allow_graceful=False)
-        assert run.process.wait(timeout=90) != 0
-    finally:
-        run.kill()
+    silent, asked_in_vain, speaks_again = (threading.Event() for _ in range(3))
+
+    def answer(_: int, body: Any) -> Any:
+        if silent.is_set():
+            asked_in_vain.set()
+            speaks_again.wait()
+        return by_index(body)
+
+    with serving(answer) as judge, opponent_server() as server:
+        server.answer = attack
+        run = Run(
+            tmp_path,
+            *data,
+            *CREDIT,
+            "selfplay.judge=http",
+            f"selfplay.judge_server.url={judge.url}",
+            "selfplay.judge_server.timeout_s=600",
+            "selfplay.opponent.kind=pool",
+            "selfplay.opponent.rule=latest",
+            f"selfplay.opponent.url={server.url}",
+            "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
+            f"+ray_kwargs.ray_init.address={cluster.address}",
+            "ray_kwargs.ray_init.num_cpus=null",
+            "ray_kwargs.ray_init.num_gpus=null",
+            "trainer.nnodes=2",
+            "trainer.total_training_steps=50",
+        )
+        try:
+            run.wait_for_checkpoint(2)
+            silent.set()
+            assert asked_in_vain.wait(timeout=200)  # so a game is being played, and its step cannot end
+            [trainer] = set(re.findall(r"TaskRunnerV1 pid=(\d+)", run.train_log.read_text()))
+            raylet = psutil.Process(int(trainer)).ppid()
+            other, *_ = [node for node in cluster.worker_nodes if node.all_processes["raylet"][0].process.pid != raylet]
+            cluster.remove_node(other, allow_graceful=False)
+            assert run.process.wait(timeout=90) != 0
+        finally:
+            run.kill()
+            speaks_again.set()
+
     [line] = {line for line in run.lines() if "was lost" in line}
     assert re.search(rf"^node .*, Ray's id {other.node_id[:8]}\) was lost in step \d+\. .*resumes from the last", line)
+
+    certificate = json.loads((tmp_path / "run" / CERTIFICATE_FILE).read_text())
+    assert certificate["holds"] and certificate["games"] == 4
+    isolation = [("isolation", of) for of in ("actor", "reference", "critic")]
+    claims = [(measure["claim"], measure["of"]) for measure in certificate["measures"]]
+    assert claims == [*isolation, ("credit", "role_gae"), ("loss", "actor")]
+    assert all(measure["value"] < 1e-4 for measure in certificate["measures"])
+
+    folder, reached = tmp_path / "run", run.reached
+    assert run.steps_of_games() == dict.fromkeys(range(1, reached + 1), GAMES_PER_STEP)
+    assert [swap["weight_version"] for swap in server.swaps] == [f"global_step_{step}" for step in range(reached + 1)]
+    model = folder / f"global_step_{reached}" / "actor" / "huggingface"
+    assert server.swaps[-1]["model_path"] == str(model) and any(model.glob("*.safetensors"))
+    assessed: Counter[str] = Counter()
+    for game in read_games(folder / GAMES_FILE):
+        assert game.void is None
+        if game.attack is not None:
+            assert game.opponent is not None and game.opponent.version == f"global_step_{game.step - 1}"
+            assessed[game.opponent.version] += game.assessment is not None
+    state = json.loads((folder / f"global_step_{reached}" / STATE_FILE).read_text())
+    results = state["opponents"]["results"]
+    assert {version: result["games"] for version, result in results.items()} == assessed
     for step in run.metrics:
+        assert step["selfplay/attacker/trained_tokens"] == 0 < step["selfplay/assessor/trained_tokens"]
+        assert step["selfplay/opponent/failed"] == 0
         assert step["training/rollout_probs_diff_max"] < AGREEMENT
-        assert all(step[f"selfplay/{role.value}/trained_tokens"] > 0 for role in Role)
         assert step["critic/grad_norm"] > 0
-    assert run.metrics[0]["actor/grad_norm"] > 0
-    assert run.steps_of_games()[1] == GAMES_PER_STEP
