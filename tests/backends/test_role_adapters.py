@@ -1,6 +1,7 @@
 """A LoRA adapter for each role in verl's engine: tokens of a packed row meet the adapter of their own role."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,10 @@ import pytest
 import torch
 from backends.adapters_worker import LENGTHS
 from peft import PeftModel
-from real_runs import AGREEMENT, answers_of, environment
+from real_runs import AGREEMENT, REPOSITORY, answers_of, environment, same
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
 from medserl_agentloop.paths import resource
@@ -64,6 +65,24 @@ def test_the_one_adapter_of_both_roles_gives_the_engine_s_log_probs_in_plain_pef
     one = folder / "one" / "actor" / "lora_adapter"
     assert apart(found, (one, one), "log_probs_of_one") < AGREEMENT
     assert apart(found, (one, one)) > 100 * AGREEMENT
+
+
+def test_the_one_adapter_is_merged_as_the_page_says(
+    folder: Path, found: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "runs" / "warm_start_qwen3_4b_lora"
+    run.mkdir(parents=True)
+    (run / "global_step_N").symlink_to(folder / "one" / "actor")
+    text = (REPOSITORY / "docs" / "warm_start.md").read_text()
+    (merger,) = re.findall(r"python -m (verl\.model_merger.*?)```", text.replace("\\\n", ""), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", merger.split())
+    runpy.run_module(sys.argv[0], run_name="__main__")
+    exec(code, {})
+    assert same(Path(resource("assets/tiny_player")), run / "parts"), "verl's merger leaves the adapter beside it"
+    assert not same(run / "parts", run / "merged")
+    AutoTokenizer.from_pretrained(run / "merged")
 
 
 def test_the_reference_policy_is_the_base_without_adapters(found: dict[str, Any]) -> None:
