@@ -66,8 +66,9 @@ def test_saved_activations_are_those_that_torch_saves(qk_norm: bool, dtype: torc
 
 
 @pytest.mark.slow
-def test_peaks_of_real_steps_at_three_sizes_are_within_a_tenth() -> None:
+def test_peaks_of_real_steps_at_two_sizes_are_within_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_memory, "SIZES", plan_memory.SIZES[:2])
     rows = list(plan_memory.rows())
-    assert len(rows) == 12
+    assert len(rows) == 8
     for *which, real, computed in rows:
         assert computed == pytest.approx(real, rel=0.1), which
