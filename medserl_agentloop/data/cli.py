@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from itertools import chain
+from itertools import chain, permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
+from medserl_agentloop.data.cases import near_duplicates
 from medserl_agentloop.data.checkout import profile_files
 from medserl_agentloop.data.reader import ReadReport, read_files
 from medserl_agentloop.data.rows import (
@@ -253,6 +255,40 @@ def profile(
     if not any("<answer>" in text for name, text in files.items() if name.startswith("attacker")):
         _say("note: the attacker is not told of <answer>, and nothing else is read: write it into the templates")
     _say(f"{output}: a profile with the prompts of {source}; use it with --profile and selfplay.profile")
+
+
+@app.command()
+def overlap(
+    files: Annotated[list[Path], Argument(help="Two or more files of notes, in any format that convert reads.")],
+    output: Annotated[Path | None, Option(help="File for all pairs, as CSV.")] = None,
+) -> None:
+    """Count the notes of each file that are nearly a note of another: who trains on one reports memory on the other."""
+    with errors_in_one_line("error"):
+        if len(files) < 2:
+            raise ValueError("give two files or more.")
+        read = {path: read_files([path], as_published=path.suffix.lower() in (".csv", ".json")) for path in files}
+    # A published row is a note of its own, under its own id; of a pair both notes count, as one.
+    notes = {
+        path: [(case.twin_text_id or case.case_id, note) for case in result.cases for note in case.notes]
+        for path, result in read.items()
+    }
+    pairs = [
+        (path.name, name, other.name, of_other, f"{similarity:.2f}")
+        for path, other in permutations(files, 2)
+        for name, of_other, similarity in {
+            match[0]: match for match in near_duplicates(notes[path], notes[other])
+        }.values()
+    ]
+    found = Counter((file, other) for file, _, other, _, _ in pairs)
+    rows = [
+        [f"{path.name} ({len(dict(notes[path]))})", other.name, found[path.name, other.name]]
+        for path, other in permutations(files, 2)
+    ]
+    _show("Notes that are nearly a note of another file (4-gram Jaccard 0.5 or more)", ["file", "other", "notes"], rows)
+    if output is not None:
+        with output.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("file", "note", "other file", "other note", "Jaccard"), *pairs])
+        _say(f"{output}: {len(pairs)} pairs")
 
 
 def _print_input(reports: Sequence[ReadReport]) -> None:

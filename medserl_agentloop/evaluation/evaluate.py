@@ -27,7 +27,8 @@ from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import CONFIG_FILE, StepFile, lock_folder
-from medserl_agentloop.data.reader import with_numbers
+from medserl_agentloop.data.cases import near_duplicates
+from medserl_agentloop.data.reader import read_files, with_numbers
 from medserl_agentloop.evaluation.play import MODEL_HELP, Model, model_at, output_of, run_config, run_of, template_of
 from medserl_agentloop.evaluation.score import (
     Neural,
@@ -82,6 +83,9 @@ def evaluate(
     slow: Annotated[bool, typer.Option("--slow", help="Let a model of more than 1B answer on the CPU.")] = False,
     twins: Annotated[bool, typer.Option("--twins", help="Also ask about both notes of each case.")] = False,
     shortcuts: Annotated[bool, typer.Option("--shortcuts", help="Also ask about changes of no medicine.")] = False,
+    except_overlap_with: Annotated[
+        list[Path] | None, typer.Option(help="Notes trained on: what is not nearly one of them is scored once more.")
+    ] = None,
     train: Train = None,
     neural: Neural = False,
     allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Notes without an answer are wrong.")] = False,
@@ -110,6 +114,11 @@ def evaluate(
         for name, change in SHORTCUTS.items() if shortcuts else ():
             sets[name] = [replace(note, text=change(note)) for note in reference.notes]
         training = read_training(train, reference.notes) if train else ([], 0)
+        known = read_files(except_overlap_with).cases if except_overlap_with else []
+        trained_on = [(case.case_id, text) for case in known for text in case.notes]
+        near = {
+            name for name, *_ in near_duplicates([(note.text_id, note.text) for note in reference.notes], trained_on)
+        }
         run = run_config(model)
         game = run.get("selfplay", {})
         trained_with = game.get("profile")
@@ -161,11 +170,18 @@ def evaluate(
             "twins": score_twins(predictions[TWINS]) if twins else None,
             "shortcuts": {name: {"differences": by_measure} for name, by_measure in moved.items()},
         }
+        if near:
+            rest = replace(reference, notes=tuple(note for note in reference.notes if note.text_id not in near))
+            graded = [grade(rest.notes, said[PUBLISHED], scorers)]
+            results["without_overlap"] = report_on(rest, {facts["name"]: graded}, *training, seed=seed)
         write_submission(output / SUBMISSION, said[PUBLISHED])
         # The notes are in none of the files; answers may quote them.
         (output / ANSWERS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         (output / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     console.print(tables(results))
+    if except_overlap_with:
+        say(console, f"{len(near)} of {len(reference.notes)} notes are nearly one that was trained on; without them:")
+        console.print(tables(results.get("without_overlap", results)))
     say(console, f"{output}: {SUBMISSION}, {ANSWERS}, {RESULTS}")
 
 

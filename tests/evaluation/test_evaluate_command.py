@@ -119,6 +119,18 @@ def test_a_model_that_knows_everything_scores_so(server: ChatServer, notes: Path
     assert answers[0].items() >= first.items()
 
 
+def test_notes_that_were_trained_on_are_left_out_of_a_second_score(
+    server: ChatServer, notes: Path, tmp_path: Path
+) -> None:
+    trained_on = "Patient 3 came in with a cough. He was given ibuprofen 3 mg for it. He may go home. He may drive."
+    pair = {"note_id": "my-0", "incorrect_note": trained_on, "correct_note": trained_on.replace("ibu", "keto")}
+    (tmp_path / "train.jsonl").write_text(json.dumps(pair))
+    found = results(server, notes, tmp_path / "out", "--except-overlap-with", tmp_path / "train.jsonl")
+    assert found["reference"]["notes"] == 2 * CASES
+    assert 0 < found["without_overlap"]["reference"]["notes"] < 2 * CASES
+    assert measures(found["without_overlap"])["flag_accuracy"] == 1.0
+
+
 @pytest.mark.parametrize("profile", ["medserl", "classic", "brief"])
 def test_a_server_reads_the_tokens_of_validation(server: ChatServer, notes: Path, tmp_path: Path, profile: str) -> None:
     results(server, notes, tmp_path, "--profile", profile)

@@ -120,6 +120,23 @@ def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(convert, pa
     assert all(row["detail"].startswith("ms-eval-1 (4-gram Jaccard") for row in rows)
 
 
+def test_overlap_counts_the_notes_of_each_file_that_are_nearly_another_s(
+    write_csv, write_pairs, error_row, clean_row, pair, tmp_path
+):
+    published = write_csv(error_row(0), clean_row(1), error_row(6, Text="A boy of 3 fell. His arm hurts."))
+    notes = {"incorrect_note": error_row(0)["Text"].replace("warfarin", "heparin"), "correct_note": "Gout."}
+    pairs = write_pairs(pair(0, **notes), pair(1, incorrect_note="Toe pain.", correct_note="No pain."))
+    done = run("medserl_agentloop.data.cli", "overlap", published, pairs, "--output", tmp_path / "pairs.csv")
+    assert done.exit_code == 0, done.output
+    table = [line.split(",")[:4] for line in (tmp_path / "pairs.csv").read_text().splitlines()[1:]]
+    assert table == [
+        ["notes.csv", "ms-test-0", "pairs.jsonl", "ms-train-0"],
+        ["notes.csv", "ms-test-1", "pairs.jsonl", "ms-train-0"],
+        ["pairs.jsonl", "ms-train-0", "notes.csv", "ms-test-0"],
+    ]
+    assert_one_sentence(run("medserl_agentloop.data.cli", "overlap", published), "give two files or more")
+
+
 def test_overlong_prompts_are_left_out_and_listed(
     convert, write_pairs, write_csv, pair, error_row, tokenizer, tmp_path
 ):
