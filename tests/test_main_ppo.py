@@ -1,5 +1,6 @@
-"""Real runs of verl's own entry point: one that is killed and resumed, and one that is not."""
+"""Real runs of verl's own entry point: one that is not killed and validates its end, and one that is and goes on."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -7,35 +8,65 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from real_runs import AGREEMENT, GAMES_PER_STEP, Run
+from medec.builders import run as in_this_process
+from note_files import SAMPLE
+from real_runs import AGREEMENT, GAMES_PER_STEP, Run, environment
+from typer.testing import CliRunner
 
+from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import GAMES_FILE, STATE_FILE
+from medserl_agentloop.games.medical.metrics import metric_name
 from medserl_agentloop.games.medical.records import read_games
 from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.paths import resource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-KILLED_AFTER, LAST, ROWS = 2, 4, 16
+KILLED_AFTER, LAST, ROWS, NOTES = 2, 4, 16, 20
 WEIGHTS = f"run/global_step_{LAST}/actor/model_world_size_1_rank_0.pt"
+VALIDATION = (
+    f"trainer.test_freq={LAST}",
+    "trainer.validation_data_dir=dump",
+    "trainer.logger=[console,file]",
+    *(f"actor_rollout_ref.rollout.val_kwargs.{of}" for of in ("temperature=0", "do_sample=False")),
+)
 
 
-def test_a_killed_run_goes_on_as_one_that_was_never_killed_and_holds_every_step_once(
-    tmp_path: Path, data: tuple[str, ...]
-) -> None:
-    few = tmp_path / "train.parquet"  # two steps of rows, so that the kill comes at the end of an epoch
-    pq.write_table(pq.read_table(data[0].partition("=")[2]).slice(0, ROWS), few)
-    overrides = (f"data.train_files={few}", data[1], "algorithm.adv_estimator=role_rae", "trainer.total_epochs=3")
-    overrides = (*overrides, f"trainer.total_training_steps={LAST}")
-    folders = {name: tmp_path / name for name in ("whole", "killed")}
-    for folder in folders.values():
-        folder.mkdir()
-    whole = Run(folders["whole"], *overrides)
-    whole.copy_after_step(KILLED_AFTER, folders["killed"])
+@pytest.fixture(scope="module")
+def folder(data: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows for two steps, so that a kill comes at the end of an epoch, and some of the sample notes to validate on."""
+    folder: Path = tmp_path_factory.mktemp("main_ppo")
+    pq.write_table(pq.read_table(data[0].partition("=")[2]).slice(0, ROWS), folder / "train.parquet")
+    with SAMPLE.open(newline="") as file, (folder / "notes.csv").open("w", newline="") as notes:
+        csv.writer(notes).writerows(list(csv.reader(file))[: 1 + NOTES])
+    files = ("--input", folder / "notes.csv", "--output", folder / "val.parquet")
+    done = in_this_process("medec_eval_to_parquet", *files)
+    assert done.exit_code == 0, done.output
+    for name in ("whole", "killed"):
+        (folder / name).mkdir()
+    return folder
+
+
+def start(folder: Path, name: str) -> Run:
+    files = (f"data.{of}_files={folder}/{of}.parquet" for of in ("train", "val"))
+    overrides = ("algorithm.adv_estimator=role_rae", "trainer.total_epochs=3", f"trainer.total_training_steps={LAST}")
+    env = environment(VERL_FILE_LOGGER_PATH=str(folder / name / "logged.jsonl"))
+    return Run(folder / name, *files, *overrides, *VALIDATION, env=env)
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Run:
+    """A run to its end; beside it the folder ``killed``, as a SIGKILL in the midst of it would leave its own."""
+    whole = start(folder, "whole")
+    whole.copy_after_step(KILLED_AFTER, folder / "killed")
     whole.wait()
+    return whole
 
-    with (folders["killed"] / "run" / GAMES_FILE).open("a") as games:  # a kill between writing games and checkpointing
+
+def test_a_killed_run_goes_on_as_one_that_was_never_killed_and_holds_every_step_once(folder: Path, whole: Run) -> None:
+    with (folder / "killed" / "run" / GAMES_FILE).open("a") as games:  # a kill between writing games and checkpointing
         games.write(json.dumps({"step": LAST + 1}) + "\n" + '{"step": ')
-    killed = Run(folders["killed"], *overrides)
+    killed = start(folder, "killed")
     reached = killed.reached
     killed.wait()
 
@@ -52,7 +83,7 @@ def test_a_killed_run_goes_on_as_one_that_was_never_killed_and_holds_every_step_
             assert step["selfplay/assessor/parse_rate"] >= 0.5
             assert step["selfplay/judge/unread_rate"] > 0.5
     rewards: dict[Role, set[float | None]] = {
-        role: {g.reward(role) for g in read_games(folders["killed"] / "run" / GAMES_FILE)} for role in Role
+        role: {g.reward(role) for g in read_games(killed.folder / "run" / GAMES_FILE)} for role in Role
     }
     assert all(len(values - {None}) > 1 for values in rewards.values())
 
@@ -62,19 +93,19 @@ def test_a_killed_run_goes_on_as_one_that_was_never_killed_and_holds_every_step_
     for of_whole, of_killed in zip(*baselines, strict=True):
         assert of_whole and of_killed == pytest.approx(of_whole, abs=1e-6)
     states: dict[str, Any] = {
-        name: json.loads((folder / "run" / f"global_step_{LAST}" / STATE_FILE).read_text())
-        for name, folder in folders.items()
+        run.folder.name: json.loads((run.folder / "run" / f"global_step_{LAST}" / STATE_FILE).read_text())
+        for run in (whole, killed)
     }
     for role in Role:
         expected = states["whole"]["baselines"][role.value]
         assert states["killed"]["baselines"][role.value] == pytest.approx(expected, abs=1e-6)
     assert states["killed"]["alarms"]["streaks"] == states["whole"]["alarms"]["streaks"]
 
-    played = {name: games_played(folder) for name, folder in folders.items()}
+    played = {name: games_played(folder / name) for name in ("whole", "killed")}
     assert played["killed"] == played["whole"]
     rows = [{text_id for text_id, _, _ in games} for games in played["whole"].values()]
     assert rows[0] | rows[1] == rows[2] | rows[3] and len(rows[0] | rows[1]) == ROWS  # each row once in an epoch
-    weights = {name: torch.load(folder / WEIGHTS, weights_only=False) for name, folder in folders.items()}
+    weights = {name: torch.load(folder / name / WEIGHTS, weights_only=False) for name in ("whole", "killed")}
     moved = 1e-3  # by the four steps; float32 rounds by 1e-7, in the order in which the games of a step were over
     for name, tensor in weights["whole"].items():
         assert (weights["killed"][name].to_local() - tensor.to_local()).abs().max() < moved / 1000, name
@@ -88,3 +119,41 @@ def games_played(folder: Path) -> dict[int, list[tuple[str, str, str]]]:
             (str(game.spec.text_id), str(game.presented_note), json.dumps(game.rewards))
         )
     return {step: sorted(games) for step, games in sorted(played.items())}
+
+
+def test_the_validation_at_the_end_of_a_run_equals_evaluate_on_its_last_checkpoint(folder: Path, whole: Run) -> None:
+    answers, results = evaluated(whole.folder / "run" / f"global_step_{LAST}", folder)
+    (dump,) = (whole.folder / "dump").iterdir()
+    dumped = {line["text_id"]: line for line in map(json.loads, dump.read_text().splitlines())}
+    assert len(answers) == NOTES
+    # verl decodes without special tokens, and the tiny player's end-of-turn token leaves nothing behind.
+    assert {text_id: line["output"] for text_id, line in dumped.items()} == {
+        text_id: answer["response"] for text_id, answer in answers.items()
+    }
+    logged = json.loads((whole.folder / "logged.jsonl").read_text().splitlines()[-1])["data"]
+    (scores,) = results["systems"].values()
+    measures = {name: measure["value"] for name, measure in scores["measures"].items() if measure["value"] is not None}
+    assert {"flag_accuracy", "sentence_accuracy", "f1", "recall", "rouge_1"} <= measures.keys()
+    official = {name.rpartition("toy_eval/")[2]: value for name, value in logged.items() if "toy_eval/" in name}
+    assert {name: official[name] for name in measures} == measures
+    for group, of_group in scores["groups"]["error type"].items():
+        assert official[f"error_type/{group}/flag_accuracy"] == of_group["measures"]["flag_accuracy"]["value"]
+    for floor in results["floors"]:
+        if floor["scores"]:
+            value = floor["scores"]["measures"]["flag_accuracy"]["value"]
+            assert official[metric_name(f"floor/{floor['name']}/flag_accuracy")] == value
+    line = f"validation on toy_eval, {NOTES} notes: flag accuracy {measures['flag_accuracy']:.3f}"
+    assert any(said.startswith(line) for said in whole.lines())
+
+    untrained, _ = evaluated(resource("assets") / "tiny_player", folder)
+    assert any(untrained[text_id]["response"] != answer["response"] for text_id, answer in answers.items())
+
+
+def evaluated(model: Path, folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """The answers by text id, and the results."""
+    output = folder / f"evaluation-{model.name}"
+    arguments = ["evaluate", model, "--notes", folder / "notes.csv", "--output", output, "--max-tokens", 512]
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
+    answers = [json.loads(line) for line in (output / "answers.jsonl").read_text().splitlines()]
+    return {answer["text_id"]: answer for answer in answers}, json.loads((output / "results.json").read_text())
