@@ -5,7 +5,6 @@ import shutil
 import sys
 from itertools import product
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pandas as pd
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from note_files import SAMPLE
-from real_runs import AGREEMENT, GAMES_PER_STEP, REPOSITORY, SMALL_EXPERIMENT, environment, printed_by
+from real_runs import AGREEMENT, REPOSITORY, SMALL, environment, printed_by
 from support import extra_info
 
 from experiments.clinic import sample_clean_note
@@ -22,6 +21,8 @@ from experiments.learning import run as learning
 from experiments.learning.results import FIGURES, Rates, Share, in_training
 from experiments.shortcuts import run as shortcuts
 from medserl_agentloop.core.run_check import check_run
+from medserl_agentloop.core.step_file import GAMES_FILE
+from medserl_agentloop.games.medical.records import read_games
 from medserl_agentloop.testing.tiny import compose_run
 
 NOVICE = "actor_rollout_ref.model.path=${medserl:assets/novice}"
@@ -49,45 +50,44 @@ def test_every_command_composes_and_passes_the_start_up_check(
         assert ("decoy_benign" in mix) == (selfplay.judge != "labels"), "labels cannot tell a decoy from an error"
 
 
-def short_run(experiment: ModuleType, arm: str, folder: Path, steps: int, *options: str) -> str:
-    """What the command of an experiment prints whose runs have a few small steps."""
-    options = (*options, f"--results={folder}/results", f"--override=trainer.total_training_steps={steps}")
-    return printed_by(folder, "-m", experiment.__name__, arm, *options, *SMALL_EXPERIMENT, **environment(REPOSITORY))
-
-
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_short_run_of_the_shortcuts_is_taught_trained_and_measured(tmp_path: Path) -> None:
-    printed = short_run(shortcuts, "decoys_gate", tmp_path, 1, "--seeds=3", "--cases=8", "--lessons=3")
-    assert "decoys_gate 3: step 1/1" in printed
-    [_, start, arm] = shortcuts.arms_table(results=tmp_path / "results")
-    assert (start[0], arm[0]) == ("`start`", "`decoys_gate`")
-    assert sum(map(float, arm[7:])) == pytest.approx(100, abs=0.3), "every attack has one effect"
-    assert "selfplay/judge/knowable_rate" in (tmp_path / "results" / "steps.csv").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_a_short_run_is_trained_measured_and_written(
+def test_a_short_run_is_taught_trained_measured_and_written_by_both_experiments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """One run, in the shared context with a merged adapter; to the learning runs it is one of theirs that has ended."""
     results = tmp_path / "results"
-    printed = short_run(learning, "headline", tmp_path, 2, "--seeds=4", "--cases=12")
-    assert "headline 4: step 2/2" in printed
+    options = ["--seeds=3", "--cases=8", "--lessons=3", f"--results={results}"]
+    merged = learning.EXPERIMENTS["adapter_shared"].overrides
+    for override in ("trainer.total_training_steps=1", "selfplay.context=shared", *merged, *SMALL):
+        options.append(f"--override={override}")
+    printed = printed_by(tmp_path, "-m", shortcuts.__name__, "decoys_gate", *options, **environment(REPOSITORY))
+    assert "decoys_gate 3: step 1/1" in printed
+    [_, start, arm] = shortcuts.arms_table(results=results)
+    assert (start[0], arm[0]) == ("`start`", "`decoys_gate`")
+    assert sum(map(float, arm[7:])) == pytest.approx(100, abs=0.3), "every attack has one effect"
+    assert "selfplay/judge/knowable_rate" in (results / "steps.csv").read_text()
+
+    monkeypatch.chdir(tmp_path)
+    folder = learning.RUNS / "headline" / "4"
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(tmp_path / shortcuts.RUNS / "decoys_gate" / "3")
+    for _ in range(2):
+        learning.train_and_measure("headline", 4, [], 12)
+    said = capsys.readouterr().out
+    assert "step 1/1" not in said and said.count("rates_1.csv: temperature 1") == 1, "what has ended is not done again"
+    learning.collect("headline", [4], results)
     rates = Rates.of("headline", results)
-    assert (rates.seeds, rates.steps) == ([4], [0, 2])
-    for step, temperature in product((0, 2), (0.0, 1.0)):
+    assert (rates.seeds, rates.steps) == ([4], [0, 1])
+    for step, temperature in product((0, 1), (0.0, 1.0)):
         assert rates.balanced(step, temperature).items == 24
         assert rates.share("attacker/valid_decoys", step, temperature).items == 12
-    assert in_training("headline", "attacker", "valid_rate", slice(0, None), results).items == 2 * GAMES_PER_STEP
+    attacked = sum(game.attack is not None for game in read_games(folder / GAMES_FILE))
+    assert in_training("headline", "attacker", "valid_rate", slice(0, None), results).items == attacked > 0
     logged = pd.read_csv(results / "headline_steps.csv")
     assert (logged["training/rollout_probs_diff_max"] < AGREEMENT).all() and (logged["actor/grad_norm"] > 0).all()
     assert (logged[learning.GAME_SUM] < 1e-6).all()
-    monkeypatch.chdir(tmp_path)
-    learning.train_and_measure("headline", 4, [], 12)
-    assert capsys.readouterr().out == "", "what has ended is not run or measured again"
 
 
 @pytest.mark.slow
