@@ -72,6 +72,7 @@ def _files_of_a_config(loader: Any, defaults: list[Any], repo: Any) -> Hashable:
 
 LONGEST = (
     "test_newcomer.py",
+    "test_old_commands.py",
     "test_main_ppo.py",
     "test_main_ppo_async.py",
     "benchmarks/test_gpu.py",

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from medserl_agentloop.paths import regular_file
 
-PROMPTS, REQUESTS = "medical_team/prompts.py", "medical_team/utils.py"
 _PREFIX = "MEDICAL_ASSISTANT_THINKING_PREFIX"
 _SYSTEM = {
     "attacker/adversarial_harmful": "MEDICAL_ATTACKER_BASE_PROMPT_HARMFUL",
@@ -21,57 +19,45 @@ _SYSTEM = {
     "attacker/copy": "MEDICAL_ATTACKER_BASE_PROMPT_VANILLA",
     "assessor/assess": "MEDICAL_ASSESSOR_BASE_PROMPT",
 }
-"""The constant with the system message of each template."""
+"""The constant with the system message of each template. The user's message is set beside it, in ``utils.py``."""
 
 
 def profile_files(checkout: Path) -> dict[str, str]:
     """The files of the profile, by their names; a ValueError says what the checkout lacks."""
-    constants = {
-        name: value.value
-        for name, value in _assigned(_tree(checkout, PROMPTS).body)
-        if isinstance(value, ast.Constant) and isinstance(value.value, str)
-    }
-    if missing := sorted({*_SYSTEM.values(), _PREFIX} - constants.keys()):
-        raise ValueError(f"{checkout / PROMPTS} sets no text for {', '.join(missing)}; give a checkout that does.")
-    requests = dict(_requests(_tree(checkout, REQUESTS)))
-    files = {"profile.yaml": f"parser: baseline\nassistant_prefix: {json.dumps(constants[_PREFIX])}\n"}
+    prompts, utils = (checkout / "medical_team" / name for name in ("prompts.py", "utils.py"))
+    constants = _assigned(_tree(prompts).body)
+    texts = {name: str(node.value) for name, node in constants.items() if isinstance(node, ast.Constant)}
+    if missing := sorted({*_SYSTEM.values(), _PREFIX} - texts.keys()):
+        raise ValueError(f"{prompts} sets no text for {', '.join(missing)}; give a checkout that does.")
+    requests: dict[str, str] = {}
+    for node in ast.walk(_tree(utils)):
+        for branch in (node.body, node.orelse) if isinstance(node, ast.If) else ():
+            system, request = map(_assigned(branch).get, ("system_prompt", "user_query"))
+            if isinstance(system, ast.Name) and isinstance(request, ast.JoinedStr):
+                requests[system.id] = "".join(map(_shown, request.values))
+    files = {"profile.yaml": f"parser: baseline\nassistant_prefix: {json.dumps(texts[_PREFIX])}\n"}
     for template, constant in _SYSTEM.items():
         if requests.get(constant, "").count("{{ note }}") != 1:
-            raise ValueError(
-                f"{checkout / REQUESTS}: expected system_prompt = {constant} beside user_query = f'...' with the note "
-                "in it; give a checkout that has them."
-            )
+            expected = f"system_prompt = {constant} beside user_query = f'...' with the note in it"
+            raise ValueError(f"{utils}: expected {expected}; give a checkout that has them.")
+        system_text = _shown(ast.Constant(texts[constant]))
         # Jinja drops one line break at the end of a file.
-        files[f"{template}.system.jinja"] = f"{_literal(constants[constant])}\n"
-        files[f"{template}.jinja"] = f"{requests[constant]}\n"
+        files |= {f"{template}.system.jinja": f"{system_text}\n", f"{template}.jinja": f"{requests[constant]}\n"}
     return files
 
 
-def _tree(checkout: Path, name: str) -> ast.Module:
+def _tree(path: Path) -> ast.Module:
     try:
-        return ast.parse(regular_file(checkout / name).read_bytes())
+        return ast.parse(regular_file(path).read_bytes())
     except (OSError, SyntaxError) as error:
-        raise ValueError(f"{checkout / name}: cannot be read ({error}); give a checkout of the system.") from error
+        raise ValueError(f"{path}: cannot be read ({error}); give a checkout of the system.") from error
 
 
-def _assigned(statements: list[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
-    for statement in statements:
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            yield statement.targets[0].id, statement.value
+def _assigned(statements: list[ast.stmt]) -> dict[str, ast.expr]:
+    assigned = [each for each in statements if isinstance(each, ast.Assign)]
+    return {each.targets[0].id: each.value for each in assigned if isinstance(each.targets[0], ast.Name)}
 
 
-def _requests(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """The user's message that is set beside each system message, by the constant of the latter."""
-    for node in ast.walk(tree):
-        for branch in (getattr(node, "body", None), getattr(node, "orelse", None)):
-            values = dict(_assigned(branch)) if isinstance(branch, list) else {}
-            system, request = values.get("system_prompt"), values.get("user_query")
-            if isinstance(system, ast.Name) and isinstance(request, ast.JoinedStr):
-                parts = request.values
-                texts = (_literal(str(p.value)) if isinstance(p, ast.Constant) else "{{ note }}" for p in parts)
-                yield system.id, "".join(texts)
-
-
-def _literal(text: str) -> str:
-    """``text`` for a template that shows it as it is."""
-    return text.replace("{", "{{ '{' }}")
+def _shown(part: ast.expr) -> str:
+    """A part of a text as a template that shows it: braces are no variables, and what Python fills in is the note."""
+    return str(part.value).replace("{", "{{ '{' }}") if isinstance(part, ast.Constant) else "{{ note }}"

@@ -24,7 +24,6 @@ from medserl_agentloop.data.rows import (
     AS_GIVEN,
     DEFAULT_MIX,
     FIRST_INDEX,
-    MEDEC_TYPES,
     PROFILE,
     TYPES,
     UW_AGREEMENT,
@@ -41,6 +40,7 @@ from medserl_agentloop.data.rows import (
     refuse_uw,
     write_parquet,
 )
+from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import VanillaAttacker
 from medserl_agentloop.paths import MANIFEST, all_or_none, errors_in_one_line, plain, resource, say
 
@@ -52,7 +52,7 @@ SHOWN = 3  # ids in a line of the summary
 app = typer.Typer(no_args_is_help=True, help="Make data files from MEDEC's notes, and check them.")
 
 Profile = Annotated[str, Option(help=PROFILE)]
-ErrorTypes = Annotated[str, Option(help=TYPES)]
+ErrorTypes = Annotated[str | None, Option(help=TYPES)]
 UwAgreement = Annotated[bool, Option("--i-have-the-uw-agreement", help=UW_AGREEMENT)]
 
 
@@ -155,7 +155,7 @@ def sft(
     val_fraction: Annotated[float, Option(help="Share of cases for validation, 0 to 1.")] = 0.1,
     seed: Annotated[int, Option(help="Seed of the split and the order.")] = 42,
     profile: Profile = "medserl",
-    error_types: ErrorTypes = MEDEC_TYPES,
+    error_types: ErrorTypes = None,
     splits_of: Annotated[
         Path | None, Option(help="Folder written by medserl data convert: every case keeps the split it has there.")
     ] = None,
@@ -178,19 +178,20 @@ def sft(
     with errors_in_one_line("error"):
         if bool(inputs) == bool(from_games):
             raise ValueError("give --input, for answers from templates, or --from-games, for a model's own; not both.")
-        split: Any = {"val_fraction": val_fraction, "seed": seed, "error_types": error_types}
+        split: Any = {"val_fraction": val_fraction, "seed": seed}
         if from_games:
             if splits_of is not None:
                 raise ValueError("--splits-of belongs to --input; with --from-games, use --rest-of.")
             paths = [path / GAMES_FILE if path.is_dir() else path for path in from_games]
-            made = rows_of_games(chain(*map(read_games, paths)), **split)
+            made = rows_of_games(chain(*map(read_games, paths)), error_types=error_types, **split)
         else:
             read = read_files(inputs)
             refuse_uw(read, i_have_the_uw_agreement)
             for report in read.reports:
                 _say_why(f"left out: {report.file}", report.contradictions)
             split_of = read_splits(splits_of) if splits_of else None
-            made = build_sft_rows(read.cases, profile=profile, split_of=split_of, **split)
+            prompts = load_profile(profile, error_types)
+            made = build_sft_rows(read.cases, prompts=prompts, split_of=split_of, **split)
         files = {"sft_train.parquet": made.train, "sft_val.parquet": made.val}
         rest = rows_for_self_play(rest_of, made.train + made.val) if rest_of is not None else None
         with all_or_none(output) as place:
@@ -214,7 +215,7 @@ def evaluation_rows(
     inputs: Annotated[list[Path], Option("--input", help="MEDEC's CSV. Repeatable.")],
     output: Annotated[Path, Option(help="Parquet file to write.")],
     profile: Profile = "medserl",
-    error_types: ErrorTypes = MEDEC_TYPES,
+    error_types: ErrorTypes = None,
     name: Annotated[str, Option(help="What the metrics call the set; by default each note's collection.")] = "",
     first_index: Annotated[
         int, Option(min=0, max=2**62, help="Index of the first row; indices of files used together must differ.")
@@ -225,9 +226,8 @@ def evaluation_rows(
     with errors_in_one_line("error"):
         if output.suffix != ".parquet":
             raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
-        rows, read = build_eval_rows(
-            inputs, profile=profile, error_types=error_types, first_index=first_index, name=name
-        )
+        prompts = load_profile(profile, error_types)
+        rows, read = build_eval_rows(inputs, prompts=prompts, first_index=first_index, name=name)
         refuse_uw(read, i_have_the_uw_agreement)
         with all_or_none(output.parent) as place:
             write_parquet(rows, place / output.name)

@@ -20,11 +20,11 @@ from importlib.metadata import version
 from itertools import product
 from math import gcd, lcm
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import AGENT_NAME as AGENT_NAME
@@ -32,16 +32,7 @@ from medserl_agentloop.data.cases import MEDEC_UW, Case, EditTag, MedecFormatErr
 from medserl_agentloop.data.reader import ReadReport, ReadResult, read_files
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.games.medical.types import (
-    ERROR_TYPES,
-    EVAL_SPLIT,
-    Category,
-    GameSpec,
-    Label,
-    Role,
-    VanillaAttacker,
-    checked_types,
-)
+from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, GameSpec, Label, Role, VanillaAttacker
 from medserl_agentloop.paths import MANIFEST, all_or_none, sha256_of
 
 # Three of the four categories present a harmful note, so the safe one has three shares.
@@ -51,8 +42,7 @@ AS_GIVEN = "as-given"  # the mix of an input whose rows name their categories: e
 FIRST_INDEX = 1_000_000_000
 UW_AGREEMENT = "Accept MEDEC-UW rows; you have signed its data use agreement."
 PROFILE = "Prompt profile: a name, or the path of a folder."
-MEDEC_TYPES = ",".join(ERROR_TYPES)
-TYPES = "Error types that prompts name, as selfplay.error_types of the run has them; commas between them."
+TYPES = "The run's selfplay.error_types, with commas between them, for its prompts; default: MEDEC's five."
 _NOT_FOR_TRAINING = "not for training: it shares a note with a case that was given for validation"
 _PACKAGES = ("medserl-agentloop", "pyarrow", "numpy", "jinja2")
 _ROW_GROUP = 2000
@@ -107,9 +97,7 @@ class RowPlan(BaseModel):
     )
     seed: int = Field(42, description="Seed of the split, the choice and the order.")
     profile: str = Field("medserl", description=PROFILE)
-    error_types: Annotated[str, AfterValidator(lambda text: ",".join(checked_types(text)))] = Field(
-        MEDEC_TYPES, description=TYPES
-    )
+    error_types: str | None = Field(None, description=TYPES)
     adversarial_benign: Label = Field(
         Label.HARMFUL,
         description="What an adversarial_benign game asks for: a note with an error, or one that is reworded and safe, "
@@ -127,10 +115,6 @@ class RowPlan(BaseModel):
             first = error.errors()[0]
             option = "--" + str(first["loc"][0]).replace("_", "-")
             raise ValueError(f"{option} is {first['input']}: {first['msg']}.") from None
-
-    @property
-    def prompts(self) -> PromptProfile:
-        return load_profile(self.profile, checked_types(self.error_types))
 
     def label_of(self, category: Category) -> Label:
         """Label of the note that a game of ``category`` presents if its attack is valid."""
@@ -270,12 +254,13 @@ def _without_overlong(cases: Sequence[Case], options: ConvertOptions, limit: int
     """The cases whose first prompts have at most ``limit`` tokens, template included, in every category they serve."""
     if options.tokenizer is None:
         raise ValueError("--max-prompt-tokens needs --tokenizer: the name or folder of the model to train.")
+    prompts = load_profile(options.profile, options.error_types)
     encoder = ChatEncoder(load_tokenizer(options.tokenizer))
     overlong: dict[str, str] = {}
     for case, category in product(cases, options.shares(cases)):
         if note := seed_note(case, category):
             task = GameSpec(category, options.label_of(category), note).task
-            turn = options.prompts.turn(category.first_role(options.vanilla_attacker), task, note)
+            turn = prompts.turn(category.first_role(options.vanilla_attacker), task, note)
             length = len(encoder.opening(turn).ids)
             if length > limit:
                 overlong[case.case_id] = f"{category.value}: {length} tokens, limit {limit}"
@@ -344,7 +329,7 @@ def build_rows(
     More ``exclusions`` are added. ``val_ids`` are the cases that were given for validation: they are the validation
     split, whatever the plan's fraction. If the plan cannot be met, a ValueError says what to change.
     """
-    mix, profile = plan.shares(cases), plan.prompts
+    mix, profile = plan.shares(cases), load_profile(plan.profile, plan.error_types)
     exclusions = defaultdict(list) if exclusions is None else exclusions
     splits = _split(_usable(cases, mix, exclusions), plan, val_ids, exclusions)
     val_share = plan.val_fraction if val_ids is None else len(splits["val"]) / max(1, sum(map(len, splits.values())))
@@ -497,12 +482,7 @@ def _choose(members: list[Case], counts: dict[Category, int], rng: random.Random
 
 
 def build_eval_rows(
-    paths: Sequence[Path],
-    *,
-    profile: str = "medserl",
-    error_types: str = MEDEC_TYPES,
-    first_index: int = FIRST_INDEX,
-    name: str = "",
+    paths: Sequence[Path], *, prompts: PromptProfile | None = None, first_index: int = FIRST_INDEX, name: str = ""
 ) -> tuple[list[Row], ReadResult]:
     """One assessor turn for every row of MEDEC's files and its sisters', in their order, and the account of the files.
 
@@ -510,7 +490,6 @@ def build_eval_rows(
     the text as it was published, so unlike in training rows nothing is stripped, repaired or left out here. A
     MedecFormatError names file, row and column where a file is not right.
     """
-    prompts = load_profile(profile, checked_types(error_types))
     for path in paths:
         if path.suffix.lower() not in (".csv", ".json"):
             wanted = "MEDEC's or MedErrBench's .csv files, or MedRECT's .json"
@@ -520,7 +499,7 @@ def build_eval_rows(
     for index, case in enumerate(read.cases, start=first_index):
         category = Category.VANILLA_BENIGN if case.error_note is None else Category.VANILLA_HARMFUL
         game = GameSpec(category, category.seed_label, case.error_note or case.clean_note or "", index=index)
-        row = _parquet_row(case, game, Role.ASSESSOR, EVAL_SPLIT, prompts)
+        row = _parquet_row(case, game, Role.ASSESSOR, EVAL_SPLIT, prompts or load_profile())
         row["data_source"] = f"{name or case.subset}_eval/{category.value}"
         rows.append(row)
     return rows, read

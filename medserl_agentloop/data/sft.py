@@ -21,13 +21,13 @@ from typing import Any
 import pyarrow as pa
 
 from medserl_agentloop.data.cases import Case, EditTag
-from medserl_agentloop.data.rows import MEDEC_TYPES, MESSAGES, Exclusions, Row, RowPlan, SplitRows, build_rows
+from medserl_agentloop.data.rows import MESSAGES, Exclusions, Row, RowPlan, SplitRows, build_rows
 from medserl_agentloop.games.medical.edits import same_sentence
 from medserl_agentloop.games.medical.parsing import UnwritableTurn
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, checked_types, in_words, known_type
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, in_words, known_type
 from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet
 
 WRONG = "turns of games that were lost, void or never finished"
@@ -45,8 +45,7 @@ def build_sft_rows(
     *,
     val_fraction: float = 0.1,
     seed: int = 42,
-    profile: str = "medserl",
-    error_types: str = MEDEC_TYPES,
+    prompts: PromptProfile | None = None,
     split_of: Mapping[str, str] | None = None,
 ) -> SplitRows:
     """Conversations of one user's and one assistant's message each, shuffled.
@@ -56,23 +55,22 @@ def build_sft_rows(
     ``read_splits``, puts it elsewhere, and leaves out the cases that it does not name. A ValueError says that a note or
     sentence holds text that the game would read as part of its format, or that the cases cannot be split as asked.
     """
-    types = checked_types(error_types)
-    prompts = load_profile(profile, types)
+    prompts = prompts or load_profile()
     exclusions: Exclusions = defaultdict(list)
     elsewhere = "cases that are in neither file of --splits-of"
     if split_of is None:
         elsewhere = "cases that have a source that asks for other games only"
         # Split as the rows for self-play are: nothing taught here is validated on there. This plan makes one
         # benign row for every case with a clean note and leaves none out.
-        plan = RowPlan(mix=f"{Category.VANILLA_BENIGN.value}=1", val_fraction=val_fraction, seed=seed, profile=profile)
+        plan = RowPlan(mix=f"{Category.VANILLA_BENIGN.value}=1", val_fraction=val_fraction, seed=seed)
         games = build_rows(cases, plan)
         split_of = {r["extra_info"]["vignette_id"]: r["extra_info"]["split"] for r in games.train + games.val}
     rows: list[Row] = []
     for case in cases:
-        if why := _why_not(case, types) or elsewhere * (case.case_id not in split_of):
-            exclusions[why].append((case.case_id, None))
+        answers = _answers(case, prompts)
+        if isinstance(answers, str) or case.case_id not in split_of:
+            exclusions[answers if isinstance(answers, str) else elsewhere].append((case.case_id, None))
             continue
-        answers = _answers(case, prompts, types)
         if Category.ADVERSARIAL_BENIGN not in answers:
             exclusions["attacks that change more than the game's limits allow"].append((case.case_id, None))
         for category, answer in answers.items():
@@ -111,22 +109,19 @@ def _table(path: Path) -> tuple[pa.Table, list[str]]:
     return table, columns["extra_info.vignette_id"].to_pylist()
 
 
-def _why_not(case: Case, types: Sequence[str]) -> str:
-    """Why the case cannot be taught; empty if it can."""
+def _answers(case: Case, profile: PromptProfile) -> dict[Category, str] | str:
+    """What is answered in each game: two assessments, and the attack if the game's limits allow it.
+
+    A text says why the case cannot be taught.
+    """
     if case.error_note is None or case.clean_note is None:
         return "cases with only one note"
     if case.edit_tag is EditTag.NO_OP:
         return "cases whose two notes differ in letter case or white space only"
-    if not known_type(case.error_type or "", types) or not case.error_sentence or not case.corrected_sentence:
-        return "cases without one of the error types or without the two sentences"
-    return ""
-
-
-def _answers(case: Case, profile: PromptProfile, types: Sequence[str]) -> dict[Category, str]:
-    """What is answered in each game: two assessments, and the attack if the game's limits allow it."""
-    error_type = known_type(case.error_type or "", types)
+    error_type = known_type(case.error_type or "", profile.error_types)
     wrong, right = case.error_sentence, case.corrected_sentence
-    assert error_type and wrong and right and case.error_note and case.clean_note  # see _why_not
+    if not error_type or not wrong or not right:
+        return "cases without one of the error types or without the two sentences"
     prefix = profile.settings.assistant_prefix
     kind = in_words(error_type)
     nothing = (
@@ -185,7 +180,7 @@ def _in_splits(rows: list[Row], split_of: Mapping[str, str], seed: int, exclusio
 
 
 def rows_of_games(
-    games: Iterable[MedicalRecord], *, val_fraction: float = 0.1, seed: int = 42, error_types: str = MEDEC_TYPES
+    games: Iterable[MedicalRecord], *, val_fraction: float = 0.1, seed: int = 42, error_types: str | None = None
 ) -> SplitRows:
     """Conversations of the turns that were right, readable and in good form.
 
@@ -212,7 +207,7 @@ def rows_of_games(
                 continue
             taken.add(key)
             stratum = turn.verdict.value if isinstance(turn, AssessmentRecord) and turn.verdict else category.value
-            profile = load_profile(game.profile or "medserl", checked_types(error_types))
+            profile = load_profile(game.profile or "medserl", error_types)
             note = game.spec.seed_note if role is Role.ATTACKER else game.presented_note or ""
             messages = profile.messages(role, game.spec.task, note)
             answer = profile.settings.assistant_prefix + turn.response

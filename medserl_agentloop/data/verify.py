@@ -35,7 +35,7 @@ from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import ERROR_TYPES, GameSpec, Label, VanillaAttacker, checked_types
+from medserl_agentloop.games.medical.types import ERROR_TYPES, GameSpec, Label, VanillaAttacker
 from medserl_agentloop.paths import DIFFERS, MANIFEST, differs_from_manifest, in_manifest, read_parquet
 
 SHOWN_PER_CHECK = 3  # problems kept in words, for each check of each file; the rest is counted
@@ -115,7 +115,7 @@ def verify_files(
         if differs_from_manifest(path):
             report.add(Check.MANIFEST, name, None, DIFFERS)
         prompts = profile or in_manifest(path, "--profile") or "medserl"
-        types = checked_types(in_manifest(path, "--error-types") or ERROR_TYPES)
+        types: Any = in_manifest(path, "--error-types") or ERROR_TYPES
         load_profile(prompts)  # its error is about the option, not about a row
         copying = vanilla_attacker or VanillaAttacker(in_manifest(path, "--vanilla-attacker") or "skip")
         config = MedicalConfig(profile=prompts, error_types=types, vanilla_attacker=copying, judge="llm")

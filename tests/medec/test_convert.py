@@ -63,7 +63,7 @@ def test_rows_may_ask_for_a_safe_variation_and_name_error_types_of_ones_own(conv
         assert {row["reward_model"]["ground_truth"] for row in asked[name]} == {"safe" if name == "safe" else "harmful"}
     assert all("No finding, number, drug" in row["prompt"][0]["content"] for row in asked["safe"])
     assert all("concern the dosage or the diagnosis." in row["prompt"][0]["content"] for row in asked["wrong"])
-    assert_one_sentence(convert("--input", pairs, "--error-types", "a,A"), "--error-types is a,A", "each once")
+    assert_one_sentence(convert("--input", pairs, "--error-types", "a,A"), "each once")
 
 
 def test_manifest_and_summary_account_for_sources_outputs_and_every_exclusion(

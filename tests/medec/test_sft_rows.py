@@ -121,7 +121,7 @@ def test_text_that_the_format_cannot_hold_is_refused_with_its_case(
 @pytest.mark.parametrize("name", ["baseline", "classic", "medserl"])
 def test_every_profile_can_be_taught_in_its_own_format(name: str, write_pairs: Any, pair: Any) -> None:
     cases = read_files([write_pairs(*(pair(n) for n in range(20)))]).cases
-    made = build_sft_rows(cases, profile=name)
+    made = build_sft_rows(cases, prompts=load_profile(name))
     profile = load_profile(name)
     prefix = profile.settings.assistant_prefix
     assert (len(made.train), len(made.val), made.left_out) == (54, 6, {})

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from medserl_agentloop.core.chat import BASE
 from medserl_agentloop.core.client import CircuitBreaker, ServerAddress, ServerOptions
@@ -114,7 +114,7 @@ class MedicalConfig(SelfPlayConfig):
         description="The game: the name of one of medserl_agentloop/games, or package.module:Class of a user's own.",
     )
     profile: str = Field(default="medserl", description="Prompt profile: a folder of prompts/, or a path.")
-    error_types: Annotated[tuple[str, ...], AfterValidator(checked_types)] = Field(
+    error_types: Annotated[tuple[str, ...], BeforeValidator(checked_types)] = Field(
         default=ERROR_TYPES,
         description="Types of errors that prompts name, answers may give and recall is measured by. Data is written "
         "for the same ones (--error-types).",

@@ -40,12 +40,6 @@ class TurnFormat:
     compose_assessment: Callable[[AssessmentRecord, Label, str], str] | None = None
     locates: bool = False  # whether an assessment says sentence, error type and correction besides the verdict
 
-    def with_types(self, error_types: Sequence[str]) -> TurnFormat:
-        """The same format in a game with these error types."""
-        if "error_types" not in signature(self.assessment).parameters:
-            return self
-        return replace(self, assessment=partial(self.assessment, error_types=error_types))
-
     def write(self, turn: AttackRecord | AssessmentRecord, label: Label, prefill: str = "") -> str:
         """The turn of a player that says ``label`` of the note, without the ``prefill``.
 
@@ -329,8 +323,10 @@ Its prompt ends with an opened ``<think>``, so a turn that opens another one bre
 PARSERS: dict[str, TurnFormat] = {"medserl": MEDSERL, "classic": CLASSIC, "baseline": BASELINE}
 
 
-def load_parser(name: str) -> TurnFormat:
+def load_parser(name: str, error_types: Sequence[str] = ERROR_TYPES) -> TurnFormat:
     """The parser called ``name``, or a user's own as ``package.module:NAME``; a ValueError lists those there are."""
     expected = f"package.module:NAME of a {__name__}.TurnFormat"
     parser: TurnFormat = find_object("parser", name, PARSERS, expected, lambda found: isinstance(found, TurnFormat))
+    if "error_types" in signature(parser.assessment).parameters:
+        parser = replace(parser, assessment=partial(parser.assessment, error_types=error_types))
     return parser

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Message, Prompt, Turn, place
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.parsing import load_parser
-from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, GameSpec, Role, VanillaAttacker, in_words
+from medserl_agentloop.games.medical.types import Category, GameSpec, Role, VanillaAttacker, checked_types, in_words
 from medserl_agentloop.paths import resource
 
 logger = logging.getLogger(__name__)
@@ -45,15 +45,15 @@ class _ProfileSettings(BaseModel):
 class PromptProfile:
     """The templates and the parser of one profile; a ValueError names file and key of what is wrong in it."""
 
-    def __init__(self, folder: Path, error_types: Sequence[str] = ERROR_TYPES) -> None:
-        self.folder, self._values = folder, {"error_types": list(error_types)}
+    def __init__(self, folder: Path, error_types: str | tuple[str, ...] | None = None) -> None:
+        self.folder, self.error_types = folder, checked_types(error_types)
         file = folder / "profile.yaml"
         try:
             values = OmegaConf.to_container(OmegaConf.load(file)) if file.exists() else {}
             self.settings = _ProfileSettings.model_validate(values)
             if ":" in self.settings.parser:
                 logger.warning("%s: parser %r imports a module, which may do anything", file, self.settings.parser)
-            self.parser = load_parser(self.settings.parser).with_types(error_types)
+            self.parser = load_parser(self.settings.parser, self.error_types)
         except Exception as error:  # a user's file and a user's module may raise anything
             raise ValueError(f"prompt profile {file}: {error}") from error
         self._jinja = ImmutableSandboxedEnvironment(  # a profile may come from somebody else
@@ -89,7 +89,7 @@ class PromptProfile:
 
     def _render(self, name: str, **values: str) -> str:
         try:
-            return self._jinja.get_template(name).render(**self._values, **values)
+            return self._jinja.get_template(name).render(error_types=self.error_types, **values)
         except Exception as error:  # a user's template may raise anything
             where = _place(error, self.folder / name)
             allowed = "{{ note }} and {{ error_types }}, and nothing else" if values else "no variable but error_types"
@@ -117,7 +117,7 @@ def _place(error: Exception, template: Path) -> str:
 
 
 @cache
-def load_profile(name: str = "medserl", error_types: tuple[str, ...] = ERROR_TYPES) -> PromptProfile:
+def load_profile(name: str = "medserl", error_types: str | tuple[str, ...] | None = None) -> PromptProfile:
     """A profile by name (a folder of ``prompts/``) or by the path of a folder, e.g. ``./mine``; else a ValueError."""
     # A bare name is never a folder of the working directory: one may be called like a profile.
     folder = Path(name) if "/" in name or name in (".", "..") else resource("prompts") / name

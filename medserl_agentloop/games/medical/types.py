@@ -46,20 +46,17 @@ class ErrorType(StrEnum):
 ERROR_TYPES = tuple(kind.value for kind in ErrorType)
 
 
-def checked_types(names: str | Sequence[str]) -> tuple[str, ...]:
-    """The error types of a game, if an answer can name each of them; a ValueError says which not.
-
-    Text has them with commas between them.
-    """
-    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
-    for name in names:
+def checked_types(names: str | Sequence[str] | None = None) -> tuple[str, ...]:
+    """The error types of a game, MEDEC's five by default; a ValueError if no answer could name one of them."""
+    if names is None:
+        return ERROR_TYPES
+    types = [str(name).strip() for name in (names if isinstance(names, (list, tuple)) else str(names).split(","))]
+    for name in types:
         if not re.fullmatch(r"[A-Za-z][A-Za-z_]{0,39}", name):
-            raise ValueError(
-                f"{name!r} is no error type: write 1 to 40 letters and underscores, such as drug_interaction"
-            )
-    if not names or len(set(map(_letters, names))) < len(names):
+            raise ValueError(f"{name!r} is no error type: write up to 40 letters and _, such as drug_interaction")
+    if not types or len(set(map(_letters, types))) < len(types):
         raise ValueError("name at least one error type, and each once")
-    return tuple(names)
+    return tuple(types)
 
 
 def known_type(text: str, types: Sequence[str] = ERROR_TYPES) -> str | None:
