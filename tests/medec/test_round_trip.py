@@ -123,7 +123,7 @@ def test_what_is_wrong_with_a_set_is_said_in_one_sentence(
     for path, output, part in (
         (write_csv(error_row(0), error_row(2, Error_Flag="maybe")), "eval.parquet", "notes.csv, row 2"),
         (write_csv(error_row(0, Text_ID="uw-0"), name="uw.csv"), "eval.parquet", "--i-have-the-uw-agreement"),
-        (write_pairs({}), "eval.parquet", "MEDEC's .csv files"),
+        (write_pairs({}), "eval.parquet", "MedErrBench's .csv files"),
         (good, "eval.csv", "end in .parquet"),
         (good, "good.csv/eval.parquet", "cannot be written"),
     ):
