@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -37,9 +38,10 @@ from medserl_agentloop.backends import cpu_sampling
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
 from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.interaction import Message, Reply, Turn, play_game
+from medserl_agentloop.core.interaction import Interaction, Message, Reply, Turn, play_game
 from medserl_agentloop.core.step_file import to_line
 from medserl_agentloop.core.trajectory import GAME_KEY, Trajectory, TrajectoryTurn
+from medserl_agentloop.evaluation.local_models import LocalModel
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics
@@ -180,6 +182,33 @@ def model_parts(count: int, tokens: int) -> dict[str, Callable[[], Any]]:
     }
 
 
+def assessments(games: int, tokens: int) -> dict[str, Callable[[], Any]]:
+    """Games of four sampled assessments each, as they are played and as they would be one after another."""
+    tokenizer, model = AutoTokenizer.from_pretrained(PLAYER), AutoModelForCausalLM.from_pretrained(PLAYER).eval()
+    player = LocalModel("sampled", model, tokenizer, ChatEncoder(tokenizer))
+    specs = [spec(number, random.Random(number), WORDS) for number in range(games)]
+
+    class Sampled:
+        name = "sampled"
+
+        async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
+            return await player.sample(turn, messages, number=0, budget=tokens, temperature=1.0, seed=0)
+
+    class OneAfterAnother(MedicalGameInteraction):
+        next_turns = Interaction.next_turns
+
+    async def play(interaction: MedicalGameInteraction) -> None:
+        players = {Role.ATTACKER.value: ScriptedPlayer(random.Random(0)), Role.ASSESSOR.value: Sampled()}
+        started = [interaction.new_game(asdict(facts)) for facts in specs]
+        await asyncio.gather(*(play_game(interaction, game, players) for game in started))
+
+    kinds = {"one after another": OneAfterAnother, "side by side": MedicalGameInteraction}
+    return {
+        name: partial(lambda kind: asyncio.run(play(kind(MedicalConfig(assessments=4)))), kind)
+        for name, kind in kinds.items()
+    }
+
+
 def cpu_seconds(parts: dict[Any, Callable[[], Any]], rounds: int) -> dict[Any, float]:
     """The median of each part, timed in turns after a round that warms up."""
     seconds: dict[Any, list[float]] = defaultdict(list)
@@ -221,6 +250,8 @@ def main() -> None:
     total = sum(seconds[part, ""] for part in names)
     table.add_row("the game, all parts", f"{1000 * total:.1f}", f"{total / whole:.2%}", *[""] * len(larger))
     Console(width=130).print(table)
+    one, beside = cpu_seconds(assessments(4, options.tokens), options.rounds).values()
+    print(f"4 games of 4 assessments: one after another {one:.2f} s, side by side {beside:.2f} s, {one / beside:.2f} x")
 
 
 if __name__ == "__main__":

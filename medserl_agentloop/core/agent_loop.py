@@ -93,21 +93,29 @@ class _Seats:
         self._shared, self._server, self._record, self._sampling_params = shared, server, record, sampling_params
         isolated, asks_log_probs = shared.config.context == "isolated", bool(sampling_params.get("logprobs"))
         self.trajectory = Trajectory(shared.interaction.roles, isolated, asks_log_probs)
-        self.versions: list[tuple[int, int]] = []
+        self._begun, self._reserved = 0, 0  # turns, and tokens of those that are being generated
+        self._versions: dict[int, tuple[int, int]] = {}
         self.timing: dict[str, Any] = {}
 
+    @property
+    def versions(self) -> list[tuple[int, int]]:
+        """Weight versions that each turn was generated with, first and last."""
+        return [self._versions[number] for number in sorted(self._versions)]
+
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
+        number = self._begun  # turns that are taken side by side begin in the order of the game
+        self._begun += 1
         if self._shared.config.plays(turn.role):
-            return await self._policy_turn(turn)
+            return await self._policy_turn(turn, number)
         return await self._opponent_turn(turn, messages)
 
-    async def _policy_turn(self, turn: Turn) -> Reply:
+    async def _policy_turn(self, turn: Turn, number: int) -> Reply:
         """A turn of the live policy; it joins the trajectory whatever becomes of the game."""
         trajectory, encoder = self.trajectory, self._shared.encoder
         before = trajectory.before(turn.role, turn.conversation)
         prompt = encoder.continuation(turn, before[-1].response_ids[-1]) if before else encoder.opening(turn)
         # Never more than there is room for: the trajectory may not overrun ``response_length``.
-        used = trajectory.response_tokens + (len(prompt.ids) if trajectory.turns else 0)
+        used = trajectory.response_tokens + self._reserved + (len(prompt.ids) if trajectory.turns else 0)
         budget = min(turn.max_tokens, self._shared.rollout.response_length - used)
         if budget < 1 or (not trajectory.turns and len(prompt.ids) > self._shared.rollout.prompt_length):
             raise NoReplyError(f"no room for the {turn.role}'s turn")
@@ -119,24 +127,30 @@ class _Seats:
             request_id=uuid4().hex, prompt_ids=said_before + prompt.ids, sampling_params=sampling_params
         )
         limit = self._shared.config.turn_timeout_s
+        # Its place, and the tokens that it may have, before others begin beside it.
+        taken = TrajectoryTurn(turn.role, prompt.ids, [], None, turn.conversation, number)
+        trajectory.turns.append(taken)
+        self._reserved += budget
         try:
             with simple_timer("generate_sequences", self.timing):
                 output: TokenOutput = await asyncio.wait_for(generation, limit)
         except TimeoutError:
+            trajectory.turns.remove(taken)
             raise NoReplyError(f"{turn.role}: generation timed out after {limit} s") from None
         except Exception as error:  # the server's own; verl would drop the game and its record
+            trajectory.turns.remove(taken)
             logger.exception("the rollout server gave no turn")
             raise NoReplyError(f"{turn.role}: generation failed: {type(error).__name__}: {str(error)[:500]}") from None
+        finally:
+            self._reserved -= budget
         ids, log_probs = list(output.token_ids), list(output.log_probs or [])
-        complete, number = len(log_probs) == len(ids), len(self._record.seconds)
-        trajectory.turns.append(
-            TrajectoryTurn(turn.role, prompt.ids, ids, log_probs if complete else None, turn.conversation, number)
-        )
+        complete = len(log_probs) == len(ids)
+        taken.response_ids, taken.log_probs = ids, log_probs if complete else None
         # Weight versions that the turn was generated with, first and last.
         version = output.extra_fields.get("global_steps")
         oldest, newest = (output.extra_fields.get(f"{end}_global_steps", version) for end in ("min", "max"))
         if oldest is not None and newest is not None:
-            self.versions.append((oldest, newest))
+            self._versions[number] = (oldest, newest)
         if output.stop_reason in ABORTED or not ids:
             raise NoReplyError(f"{turn.role}: generation aborted")
         if trajectory.has_log_probs and not complete:

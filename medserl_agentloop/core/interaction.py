@@ -7,6 +7,7 @@ knows no tokens but their number.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from abc import ABC, abstractmethod
@@ -115,6 +116,11 @@ class Interaction(GameHooks[R], ABC, Generic[G, R]):
     def next_turn(self, game: G) -> Turn | None:
         """Whose turn it is; None if the game is over."""
 
+    def next_turns(self, game: G) -> Sequence[Turn]:
+        """The turns that can be taken side by side: several conversations of which none reads another."""
+        turn = self.next_turn(game)
+        return [] if turn is None else [turn]
+
     async def score(self, record: R) -> None:
         """Complete the record of a finished game; nothing to do for games that reward themselves as they go."""
 
@@ -166,22 +172,33 @@ class Player(Protocol):
 async def play_game(interaction: Interaction[Any, Any], game: Any, players: Mapping[str, Player]) -> None:
     """Play a game that ``interaction`` has started; ``players`` by role. One without an answer makes it void."""
     conversations: dict[tuple[str, str | None], list[Message]] = defaultdict(list)
-    while (turn := interaction.next_turn(game)) is not None:
-        player = players[turn.role]
-        if player.name:
-            game.record.players[turn.role] = player.name
-        messages, asked = conversations[turn.role, turn.conversation], turn.prompt.filled()
-        messages += asked
+    record = game.record
+
+    async def answer(number: int, turn: Turn, messages: list[Message]) -> Reply | NoReplyError:
         started = time.monotonic()
         try:
-            reply = await player.reply(turn, messages)
+            return await players[turn.role].reply(turn, messages)
         except NoReplyError as reason:
-            game.make_void(str(reason))
-            return
+            return reason
         finally:
-            game.record.seconds.append(round(time.monotonic() - started, 3))
-            game.record.finished = datetime.now(UTC).replace(microsecond=0)
-        messages.append({"role": "assistant", "content": reply.prefill + reply.text})
-        length: dict[str, Any] = {"tokens": reply.tokens, "truncated": reply.truncated}
-        game.record.turns.append(TurnRecord(role=turn.role, messages=asked, response=reply.text, **length))
-        game.play(reply.text, prefill=reply.prefill, **length)
+            record.seconds[number] = round(time.monotonic() - started, 3)
+            record.finished = datetime.now(UTC).replace(microsecond=0)
+
+    while turns := interaction.next_turns(game):
+        first, read = len(record.seconds), [turn.prompt.filled() for turn in turns]
+        record.seconds += [0.0] * len(turns)
+        for turn, asked in zip(turns, read, strict=True):
+            if name := players[turn.role].name:
+                record.players[turn.role] = name
+            conversations[turn.role, turn.conversation] += asked
+        said = [conversations[turn.role, turn.conversation] for turn in turns]
+        # In the order of the game, whoever answers first.
+        answers = await asyncio.gather(*map(answer, range(first, first + len(turns)), turns, said))
+        for turn, asked, messages, reply in zip(turns, read, said, answers, strict=True):
+            if isinstance(reply, NoReplyError):
+                game.make_void(str(reply))
+                return
+            messages.append({"role": "assistant", "content": reply.prefill + reply.text})
+            length: dict[str, Any] = {"tokens": reply.tokens, "truncated": reply.truncated}
+            record.turns.append(TurnRecord(role=turn.role, messages=asked, response=reply.text, **length))
+            game.play(reply.text, prefill=reply.prefill, **length)

@@ -10,7 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 SHORT_FORMS = {
-    "cpu_step": ("--games 8 --rounds 1 --tokens 8", ("model: update", "records: write and read", "all parts")),
+    "cpu_step": (
+        "--games 8 --rounds 1 --tokens 8",
+        ("model: update", "records: write and read", "side by side"),
+    ),
     "data_prep": ("--rows 300", ("rows/s",)),
 }
 RUN_ELSEWHERE = {  # they need a process, a training run, SGLang or a browser, which other tests have anyway

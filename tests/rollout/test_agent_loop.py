@@ -339,6 +339,32 @@ def test_each_assessment_is_paid_at_its_own_last_token_and_the_judge_is_asked_on
     assert sum(score != 0 for score in scores) == 1 + K
 
 
+def test_assessments_are_generated_side_by_side_and_keep_their_order() -> None:
+    """Each answer waits until all are asked for, and the last one comes first."""
+    begun: list[int] = []
+
+    async def reply(prompt: list[int], params: dict[str, Any]) -> MockReply:
+        begun.append(len(begun))
+        number = len(begun) - 2
+        while number >= 0 and len(begun) < 1 + K:
+            await asyncio.sleep(0)
+        return MockReply(text=[attack_text(), *SAID][number + 1], latency=0.02 * (K - number))
+
+    one_after_another, _, _ = play([attack_text(), *SAID], run=FOUR)
+    output, record, _ = play(lambda prompt, params: asyncio.wait_for(reply(prompt, params), 10), run=FOUR)
+    for column in ("prompt_ids", "response_ids", "response_mask", "role_ids", "context_lengths", "turn_ends"):
+        assert getattr(output, column) == getattr(one_after_another, column)
+    assert [game.assessment.response for game in record.by_assessment if game.assessment] == SAID
+
+
+@pytest.mark.parametrize("broken", [RuntimeError("lost"), MockReply(text="", stop_reason="abort")])
+def test_one_assessment_without_an_answer_makes_the_game_void(broken: Any) -> None:
+    output, columns = scored(SAID[0], broken, *SAID[2:])
+    assert "assessor: generation" in str(MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY]).void)
+    assert not columns["response_mask"].any() and not columns["rm_scores"].any()
+    assert_well_formed(output)
+
+
 def test_untouched_notes_are_assessed_as_often_and_evaluation_rows_once() -> None:
     _, record, engine = play(SAID, "vanilla_harmful", FOUR)
     assert len(engine.calls) == len(record.by_assessment) == K

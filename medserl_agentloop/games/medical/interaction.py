@@ -86,6 +86,13 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         number = len(game.record.assessments)
         return replace(turn, conversation=str(number)) if number else turn
 
+    def next_turns(self, game: MedicalGame) -> Sequence[Turn]:
+        """All assessments of a note at once."""
+        turn = self.next_turn(game)
+        if turn is None or turn.role != Role.ASSESSOR:
+            return super().next_turns(game)
+        return [turn, *(replace(turn, conversation=str(number)) for number in range(1, game.assessments))]
+
     @property
     def repeated_roles(self) -> Sequence[str]:
         return (Role.ASSESSOR.value,) if self.config.assessments > 1 else ()
