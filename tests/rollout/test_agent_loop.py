@@ -1,5 +1,6 @@
 """The agent loop on a scripted engine: what each role is shown, and what the trajectory holds."""
 
+import asyncio
 import re
 import shutil
 from dataclasses import replace
