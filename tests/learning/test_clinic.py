@@ -77,35 +77,6 @@ def test_the_oracle_is_silent_outside_its_world(text: str) -> None:
     assert oracle(CYSTITIS) == OracleVerdict(Label.SAFE)
 
 
-def test_attack_check_names_the_broken_rule() -> None:
-    rng = random.Random(5)
-    clean = sample_clean_note(rng)
-    one_error = with_error(rng, clean, 1)
-    two_errors = with_error(rng, one_error, 2)
-    shorter = Note(clean.sentences[:-1])
-    other_finding = next(d for d in DISEASES if d is not clean.disease).findings[0]
-    finding_changed = clean.text.replace(clean.sentences[0].value, other_finding)
-    benign, harmful, decoy = Category.ADVERSARIAL_BENIGN, Category.ADVERSARIAL_HARMFUL, Category.DECOY_BENIGN
-    expected = {
-        (clean.text, clean.text, benign): "unchanged",
-        (clean.text, two_errors.text, benign): "too_many_edits",
-        (clean.text, shorter.text, benign): "sentence_count",
-        (clean.text, finding_changed, benign): "finding_changed",
-        (clean.text, "It rained.", benign): "not_a_note",
-        (clean.text, reworded(rng, clean, 1).text, benign): "no_error",
-        (one_error.text, two_errors.text, benign): "many_errors",
-        (one_error.text, two_errors.text, harmful): "ok",
-        (one_error.text, clean.text, harmful): "no_error",
-        (clean.text, one_error.text, decoy): "error_added",
-    }
-    assert {case: check_attack(*case) for case in expected} == expected
-    with pytest.raises(ValueError, match="not a note of the toy clinic"):
-        check_attack("A real note.", "A real note.", benign)
-    for change in (with_error, reworded):
-        with pytest.raises(ValueError, match="finding"):
-            change(rng, clean, 0)
-
-
 def held_out_wordings(note: Note) -> set[bool]:
     return {s.template == held_out_template(note.disease, s.kind) for s in note.sentences if s.kind is not None}
 

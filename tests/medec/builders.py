@@ -14,12 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 from medserl_agentloop.data.cases import Case, MedecFormatError
-from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.data.reader import COLUMNS, read_files
 from medserl_agentloop.data.rows import SCHEMA, RowPlan, build_rows
 from medserl_agentloop.data.verify import Check, Report, verify_files
 from medserl_agentloop.testing.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
+OPENING = "Patient number {n} came in with a cough and a temperature of 38.{n} degrees since Monday."
 CATEGORIES = ["vanilla_harmful", "adversarial_harmful", "adversarial_benign", *["vanilla_benign"] * 3]
 
 
@@ -39,6 +40,43 @@ def assert_one_sentence(result: Any, *parts: str) -> None:
 def manifest_of(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
     return found
+
+
+def _row(values: list[str], cells: dict[str, str]) -> dict[str, str]:
+    row = dict(zip(COLUMNS, [*values, *["NA"] * 4][:9], strict=True))
+    if row["Error Sentence"] not in cells.get("Text", row["Error Sentence"]):
+        row |= dict.fromkeys(("Sentences", "Error Sentence", "Corrected Sentence"), "NA")
+    return row | {name.replace("_", " "): value for name, value in cells.items()}
+
+
+def error_row(n: int = 0, **cells: str) -> dict[str, str]:
+    """The cells of an error row; keywords replace cells (``Text_ID`` for ``Text ID``)."""
+    opening, wrong, right = OPENING.format(n=n), "He was given warfarin for it.", "He was given amoxicillin for it."
+    values = [f"ms-test-{n}", f"{opening} {wrong} ", f"0 {opening}\n1 {wrong}", "1", "pharmacotherapy", "1"]
+    return _row([*values, wrong, right, f"{opening} {right}"], cells)
+
+
+def clean_row(n: int = 1, **cells: str) -> dict[str, str]:
+    """The cells of a clean row, by default the twin of ``error_row(n - 1)``."""
+    opening, right = OPENING.format(n=n - 1), "He was given amoxicillin for it."
+    return _row([f"ms-test-{n}", f"{right} {opening}", f"0 {right}\n1 {opening}", "0", "NA", "-1"], cells)
+
+
+def pair(n: int = 0, **values: Any) -> dict[str, Any]:
+    """One object of the pair format; keywords replace keys."""
+    opening = OPENING.format(n=n)
+    wrong, right = f"Diagnosis {n} is gout.", f"Diagnosis {n} is pneumonia."
+    made = {
+        "split": "train",
+        "note_id": f"ms-train-{n}",
+        "incorrect_note": f"{opening} {wrong} ",
+        "correct_note": f"{opening} {right}",
+        "error_type": "diagnosis",
+        "error_sentence": wrong,
+        "corrected_sentence": right,
+    } | values
+    named = wrong in made["incorrect_note"] or "error_sentence" in values
+    return made if named else made | {"error_sentence": None, "corrected_sentence": None}
 
 
 def good_row(n: int, split: str = "train", category: str | None = None, **facts: Any) -> dict[str, Any]:

@@ -13,7 +13,19 @@ from pathlib import Path
 import medec_to_parquet
 import pyarrow.parquet as pq
 import pytest
-from medec.builders import assert_found, assert_one_sentence, good_rows, manifest_of, read_one, run, verify, write
+from medec.builders import (
+    assert_found,
+    assert_one_sentence,
+    clean_row,
+    error_row,
+    good_rows,
+    manifest_of,
+    pair,
+    read_one,
+    run,
+    verify,
+    write,
+)
 from note_files import SAMPLE
 
 from medserl_agentloop.data.cases import EditTag
@@ -66,9 +78,7 @@ def test_rows_may_ask_for_a_safe_variation_and_name_error_types_of_ones_own(conv
     assert_one_sentence(convert("--input", pairs, "--error-types", "a,A"), "each once")
 
 
-def test_manifest_and_summary_account_for_sources_outputs_and_every_exclusion(
-    convert, write_csv, error_row, clean_row, tmp_path
-):
+def test_manifest_and_summary_account_for_sources_outputs_and_every_exclusion(convert, write_csv, tmp_path):
     rows = [make(n) for i in range(0, 80, 2) for n, make in ((i, error_row), (i + 1, clean_row))]
     path = write_csv(*rows, tail=",,,,,,,,\n")
     result = convert("--input", path, "--dry-run")
@@ -95,7 +105,7 @@ def test_manifest_and_summary_account_for_sources_outputs_and_every_exclusion(
 # --- what is kept out ---
 
 
-def test_cases_given_for_validation_all_go_there_and_out_of_training(convert, pairs, write_pairs, pair, tmp_path):
+def test_cases_given_for_validation_all_go_there_and_out_of_training(convert, pairs, write_pairs, tmp_path):
     shared = pair(3, note_id="ms-val-1003")  # the same notes as ms-train-3
     other = write_pairs(shared, *(pair(n, note_id=f"ms-val-{n}") for n in range(100, 110)), name="val.jsonl")
     assert convert("--input", pairs, "--val-input", other).exit_code == 0
@@ -107,7 +117,7 @@ def test_cases_given_for_validation_all_go_there_and_out_of_training(convert, pa
     assert left_out["rows"] == [{"id": "ms-train-3", "detail": "ms-val-1003"}]
 
 
-def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(convert, pairs, write_pairs, pair, tmp_path):
+def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(convert, pairs, write_pairs, tmp_path):
     changed = pair(7, note_id="ms-eval-1")
     for key in ("incorrect_note", "correct_note"):
         changed[key] = changed[key].upper().replace("PNEUMONIA", "TUBERCULOSIS")
@@ -120,9 +130,7 @@ def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(convert, pa
     assert all(row["detail"].startswith("ms-eval-1 (4-gram Jaccard") for row in rows)
 
 
-def test_overlap_counts_the_notes_of_each_file_that_are_nearly_another_s(
-    write_csv, write_pairs, error_row, clean_row, pair, tmp_path
-):
+def test_overlap_counts_the_notes_of_each_file_that_are_nearly_another_s(write_csv, write_pairs, tmp_path):
     published = write_csv(error_row(0), clean_row(1), error_row(6, Text="A boy of 3 fell. His arm hurts."))
     notes = {"incorrect_note": error_row(0)["Text"].replace("warfarin", "heparin"), "correct_note": "Gout."}
     pairs = write_pairs(pair(0, **notes), pair(1, incorrect_note="Toe pain.", correct_note="No pain."))
@@ -137,9 +145,7 @@ def test_overlap_counts_the_notes_of_each_file_that_are_nearly_another_s(
     assert_one_sentence(run("medserl_agentloop.data.cli", "overlap", published), "give two files or more")
 
 
-def test_overlong_prompts_are_left_out_and_listed(
-    convert, write_pairs, write_csv, pair, error_row, tokenizer, tmp_path
-):
+def test_overlong_prompts_are_left_out_and_listed(convert, write_pairs, write_csv, tokenizer, tmp_path):
     """Case 15: overlong rows; only notes that a case has are measured."""
     pairs = write_pairs(pair(0, incorrect_note="word " * 4000), *(pair(n) for n in range(1, 20)))
     limit = ("--max-prompt-tokens", 8000, "--tokenizer", tokenizer, "--mix", "vanilla_harmful=1", "--val-fraction", 0)
@@ -186,7 +192,7 @@ def test_the_example_of_own_notes_converts_and_holds_and_the_pair_of_the_page_is
     assert read_one(write_pairs(example)).edit_tag is EditTag.LOCAL
 
 
-def test_rows_that_contradict_themselves_are_named(convert, pair, write_pairs, tmp_path):
+def test_rows_that_contradict_themselves_are_named(convert, write_pairs, tmp_path):
     wrong = [pair(n, error_sentence="This is nowhere.") for n in range(6)]
     result = convert("--input", write_pairs(*wrong, *(pair(n) for n in range(6, 40))))
     why = "left out: pairs.jsonl, the error sentence is not in the error note (6)"
@@ -194,7 +200,7 @@ def test_rows_that_contradict_themselves_are_named(convert, pair, write_pairs, t
     assert len(manifest_of(tmp_path / "out")["sources"][0]["contradictions"]) == 6
 
 
-def test_uw_rows_are_known_by_marks_and_can_be_dropped(convert, write_pairs, write_csv, pair, error_row, tmp_path):
+def test_uw_rows_are_known_by_marks_and_can_be_dropped(convert, write_pairs, write_csv, tmp_path):
     """The ids say MEDEC-MS; the notes have MEDEC-UW's de-identification marks."""
     marked = [pair(n, incorrect_note=f"<NAME/> is <AGE/>. {pair(n)['incorrect_note']}") for n in range(40, 45)]
     csv = write_csv(error_row(0, Text="Mr. <NAME/> fell."))

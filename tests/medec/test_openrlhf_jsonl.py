@@ -6,7 +6,7 @@ from itertools import product
 
 import pyarrow.parquet as pq
 import pytest
-from medec.builders import assert_one_sentence, manifest_of, message_of, run
+from medec.builders import assert_one_sentence, manifest_of, message_of, pair, run
 from note_files import OFFICIAL, medec_file
 
 from medserl_agentloop.data.reader import read_files
@@ -15,7 +15,7 @@ from medserl_agentloop.games.medical.types import Category, ErrorType
 
 
 @pytest.fixture
-def join(write_pairs, pair):
+def join(write_pairs):
     return write_pairs(*(pair(n) for n in range(4)), name="join.jsonl")
 
 
@@ -43,7 +43,7 @@ SHAPES = [prompt_completion, four_way, with_both_notes]
 
 
 @pytest.fixture
-def old_file(write_pairs, pair):
+def old_file(write_pairs):
     """Writes a file as the OpenRLHF system had it: two rows of every case, in turn vanilla and adversarial."""
 
     def write(shape, cases=80, name="ms_train.jsonl"):
@@ -67,7 +67,7 @@ def verified(folder):
 
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_balanced_files_of_every_shape_convert_and_hold(convert, write_pairs, pair, old_file, tmp_path, shape, joined):
+def test_balanced_files_of_every_shape_convert_and_hold(convert, write_pairs, old_file, tmp_path, shape, joined):
     join = ("--join", write_pairs(*(pair(n) for n in range(80)), name="join.jsonl")) if joined else ()
     result = convert("--input", old_file(shape), *join)
     assert result.exit_code == 0, result.output
@@ -98,7 +98,7 @@ def test_keeping_every_row_where_that_makes_no_sense_is_an_error(convert, old_fi
     assert_one_sentence(convert("--input", path, "--mix", "as-given", *arguments), part)
 
 
-def test_validation_on_the_set_the_rows_were_made_of_names_both_files(convert, write_pairs, pair, old_file):
+def test_validation_on_the_set_the_rows_were_made_of_names_both_files(convert, write_pairs, old_file):
     val = write_pairs(*(pair(n, note_id=f"ms-val-{n}") for n in range(100)), name="official.jsonl")
     arguments = ("--input", old_file(four_way), "--val-input", val)
     result = convert(*arguments)
@@ -125,7 +125,7 @@ def test_uw_rows_without_ids_are_refused_without_the_agreement(convert, write_pa
     assert facts_of(tmp_path / "out")[0]["subset"] == "medec_uw"
 
 
-def test_a_row_of_any_shape_may_name_its_error_type_and_unknown_ones_are_counted(convert, write_pairs, pair):
+def test_a_row_of_any_shape_may_name_its_error_type_and_unknown_ones_are_counted(convert, write_pairs):
     rows = [row(pair(n)["incorrect_note"], "vanilla_harmful") for n in range(6)]
     path = write_pairs(*rows[:2], *(one | {"error_type": "Causal organism"} for one in rows[2:]), name="ms.jsonl")
     assert read_files([path]).reports[0].error_types == {"causalOrganism": 4, "unknown": 2}
@@ -133,7 +133,7 @@ def test_a_row_of_any_shape_may_name_its_error_type_and_unknown_ones_are_counted
     assert "ms.jsonl: 2 error notes have no error type; look it up with --join and MEDEC's file" in result.stdout
 
 
-def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, pair, join):
+def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, join):
     case = pair(2)
     path = write_pairs(row(case["incorrect_note"], "adversarial_harmful"), row(case["correct_note"]), name="rows.jsonl")
     result = read_files([path], join=(join,))
@@ -157,7 +157,7 @@ def test_row_that_contradicts_itself_is_an_error(write_pairs, rows, part):
     assert message.startswith("rows.jsonl, row 1") and part in message
 
 
-def test_rows_that_are_not_joined_are_named_with_the_reason(convert, write_pairs, pair, join, tmp_path):
+def test_rows_that_are_not_joined_are_named_with_the_reason(convert, write_pairs, join, tmp_path):
     rows = [row(f"Note {n} about a cough.") for n in range(4)]
     path = write_pairs(*rows, row(pair(0)["incorrect_note"], "vanilla_benign"), name="rows.jsonl")
     result = convert("--input", path, "--join", join, "--mix", "vanilla_benign=1", "--val-fraction", 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from medec.builders import message_of, read_one
+from medec.builders import clean_row, error_row, message_of, pair, read_one
 from note_files import OFFICIAL, PAIRS, medec_file
 
 from medserl_agentloop.data.cases import EditTag, MedecFormatError
@@ -51,14 +51,14 @@ def test_file_that_cannot_be_read_says_why(tmp_path, name, content, part):
     assert part in message_of(tmp_path / name)
 
 
-def test_duplicate_ids_are_an_error_across_files(write_csv, write_pairs, error_row, pair):
+def test_duplicate_ids_are_an_error_across_files(write_csv, write_pairs):
     """Case 15: an id in two inputs."""
     paths = [write_csv(error_row(0)), write_pairs(pair(0, note_id="ms-test-0"))]
     with pytest.raises(MedecFormatError, match=r"pairs\.jsonl, row 1 .*already that of notes.csv, row 1"):
         read_files(paths)
 
 
-def test_byte_of_another_encoding_is_an_error_with_its_row_and_column(write_csv, write_pairs, error_row, pair):
+def test_byte_of_another_encoding_is_an_error_with_its_row_and_column(write_csv, write_pairs):
     micro = "5 \N{MICRO SIGN}g"
     csv = write_csv(error_row(0), error_row(2, Text=micro))
     pairs = write_pairs(pair(0), pair(1), pair(2, correct_note=micro))
@@ -70,7 +70,7 @@ def test_byte_of_another_encoding_is_an_error_with_its_row_and_column(write_csv,
         assert f"{place}: character 2 is the byte 0xb5, which is not UTF-8" in message_of(path)
 
 
-def test_all_problems_of_a_file_are_told_at_once_and_the_first_ten_named(convert, write_csv, error_row):
+def test_all_problems_of_a_file_are_told_at_once_and_the_first_ten_named(convert, write_csv):
     bad = [error_row(2 * n, Error_Flag="maybe") for n in range(12)]
     both = error_row(30, Text="NA", Error_Sentence_ID="one")
     for rows, problems, lines in (([both, error_row(32)], 2, 2), ([*bad, both], 14, 10)):
@@ -99,9 +99,7 @@ EXCHANGED = {
 
 
 @pytest.mark.parametrize("name", EXCHANGED)
-def test_exchanged_columns_are_refused_and_single_rows_left_out(
-    write_csv, write_pairs, error_row, pair, tmp_path, name
-):
+def test_exchanged_columns_are_refused_and_single_rows_left_out(write_csv, write_pairs, tmp_path, name):
     write, make = (write_pairs, pair) if "pair" in name else (write_csv, error_row)
     rows = [make(2 * n) for n in range(6)]
     message = message_of(write(*map(EXCHANGED[name], rows)))
@@ -112,7 +110,7 @@ def test_exchanged_columns_are_refused_and_single_rows_left_out(
     assert len(report.contradictions) == 3
 
 
-def test_a_correction_that_is_in_neither_note_is_no_contradiction(write_csv, error_row):
+def test_a_correction_that_is_in_neither_note_is_no_contradiction(write_csv):
     """MedErrBench has it in most of its rows."""
     (report,) = read_files([write_csv(*(error_row(n, Corrected_Sentence="Penicillin.") for n in (0, 2)))]).reports
     assert (report.pairs, report.contradicting) == (2, 0)
@@ -121,7 +119,7 @@ def test_a_correction_that_is_in_neither_note_is_no_contradiction(write_csv, err
 # --- sister benchmarks ---
 
 
-def test_sentences_on_one_line_are_split_where_the_note_has_no_such_number(write_csv, clean_row):
+def test_sentences_on_one_line_are_split_where_the_note_has_no_such_number(write_csv):
     note = "He waits 1 week.\nLabs:\nNa 2\n3 of the patient's 2 eyes hurt."
     listed = r"0 He waits 1 week. 1 Labs:\nNa 2 2 3 of the patients 2 eyes hurt. 3 He left."
     case = read_one(write_csv(clean_row(Text=note, Sentences=listed)))
@@ -170,7 +168,7 @@ def test_the_sister_benchmarks_are_read_as_they_are(name, notes, errors, left_ou
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_line_ends_become_lf_and_rows_are_not_counted_by_lines(write_csv, error_row, newline):
+def test_line_ends_become_lf_and_rows_are_not_counted_by_lines(write_csv, newline):
     """Case 4: quoted cells over several lines, either line end, no final newline, a byte order mark."""
     note = f'One "quoted",{newline}two.{newline}{newline}Three.'
     path = write_csv(error_row(0, Text=note), newline=newline)
@@ -178,7 +176,7 @@ def test_line_ends_become_lf_and_rows_are_not_counted_by_lines(write_csv, error_
     assert read_one(path).error_note == 'One "quoted",\ntwo.\n\nThree.'
 
 
-def test_edits_are_tagged(write_csv, error_row):
+def test_edits_are_tagged(write_csv):
     """Cases 7 and 8: a corrected sentence that stands elsewhere, and an edit of letter case only."""
     row = error_row(0)
     moved = f"{row['Corrected Sentence']} {row['Text'].replace(row['Error Sentence'], '')}"
@@ -203,7 +201,7 @@ OTHER = "A woman of 70 fell at home and cannot lift her left arm any more."
         ({"Text_ID": "first"}, {"Text_ID": "second"}, [("first",), ("second",)], "in_row"),
     ],
 )
-def test_an_error_row_and_its_twin_become_one_case(write_csv, error_row, clean_row, error, clean, text_ids, source):
+def test_an_error_row_and_its_twin_become_one_case(write_csv, error, clean, text_ids, source):
     rows = [error_row(0, **error), clean_row(1, **clean)]
     (report,) = (result := read_files([write_csv(*rows)])).reports
     case = result.cases[0]
@@ -213,18 +211,18 @@ def test_an_error_row_and_its_twin_become_one_case(write_csv, error_row, clean_r
     assert (report.pairs, report.twins, report.clean_only) == (1, 2 - len(text_ids), len(text_ids) - 1)
 
 
-def test_clean_row_is_the_twin_of_one_error_row_only(write_csv, error_row, clean_row):
+def test_clean_row_is_the_twin_of_one_error_row_only(write_csv):
     rows = (error_row(9, Text_ID="case-9"), error_row(9, Text_ID="case-09"), clean_row(10, Text_ID="case-10"))
     assert [case.text_ids for case in read_files([write_csv(*rows)]).cases] == [("case-9", "case-10"), ("case-09",)]
 
 
-def test_records_without_content_are_dropped_and_counted(write_csv, error_row):
+def test_records_without_content_are_dropped_and_counted(write_csv):
     """Case 1: records of empty cells at the end."""
     report = read_files([write_csv(error_row(0), tail=",,,,,,,,\r\n , ,,,,,,,\r\n\r\n")]).reports[0]
     assert (report.records, report.dropped_empty, report.pairs) == (4, 3, 1)
 
 
-def test_cell_longer_than_the_csv_modules_limit_is_read_and_a_longer_note_is_refused(write_csv, error_row):
+def test_cell_longer_than_the_csv_modules_limit_is_read_and_a_longer_note_is_refused(write_csv):
     note = "word " * 20_000
     assert len(read_one(write_csv(error_row(0, Text=note, Sentences=f"0 {note * 2}"))).error_note) == 99_999
     for text, part in (
@@ -249,7 +247,7 @@ BAD_CELLS = [
 
 
 @pytest.mark.parametrize(("column", "value", "part"), BAD_CELLS)
-def test_bad_cell_of_an_error_row_is_named_with_its_row(write_csv, error_row, column, value, part):
+def test_bad_cell_of_an_error_row_is_named_with_its_row(write_csv, column, value, part):
     """Cases 1, 2, 12 and 14: no value is guessed."""
     message = message_of(write_csv(error_row(3) | {column: value}))
     assert message.startswith("notes.csv, row 1") and f", column {column!r}" in message and part in message
@@ -258,7 +256,7 @@ def test_bad_cell_of_an_error_row_is_named_with_its_row(write_csv, error_row, co
 @pytest.mark.parametrize(
     ("column", "value"), [("Error Type", "diagnosis"), ("Error Sentence", "a"), ("Error Sentence ID", "0")]
 )
-def test_clean_row_that_names_an_error_is_a_contradiction(write_csv, clean_row, column, value):
+def test_clean_row_that_names_an_error_is_a_contradiction(write_csv, column, value):
     message = message_of(write_csv(clean_row(1) | {column: value}))
     assert repr(column) in message and "flag says that it has no error: write " in message and ", or flag 1" in message
 
@@ -291,7 +289,7 @@ NO_SENTENCES = {"Error_Sentence": "NA", "Sentences": "NA"}
         ),
     ],
 )
-def test_values_are_read_as_what_they_mean(write_csv, error_row, cells, expected):
+def test_values_are_read_as_what_they_mean(write_csv, cells, expected):
     case = read_one(write_csv(error_row(0, **cells)))
     assert {name: getattr(case, name) for name in expected} == expected
 
@@ -318,7 +316,7 @@ def test_sentences_keep_their_numbers_and_lines_without_one_are_appended(text, s
 # --- pairs ---
 
 
-def test_pair_line_becomes_a_case_and_lines_end_at_line_feeds_only(write_pairs, pair):
+def test_pair_line_becomes_a_case_and_lines_end_at_line_feeds_only(write_pairs):
     """Case 14: U+2028 and its like are no line ends."""
     opening = "One\u2028two\u0085three\x0cfour. "
     notes = {key: opening + pair(4)[key] for key in ("incorrect_note", "correct_note")}
@@ -361,7 +359,7 @@ def test_signs_of_a_note_stay_and_come_back_where_they_were_misread(text):
     assert misread != text and repair_encoding(f"At 5 µg: {misread}") == f"At 5 µg: {text}"
 
 
-def test_misread_characters_are_put_right_in_every_text_if_asked(write_csv, error_row):
+def test_misread_characters_are_put_right_in_every_text_if_asked(write_csv):
     """Case 11: raw by default; the error sentence must still be found in its note, and the row counts once."""
     dash = "\u2013".encode().decode("cp1252")
     row = {name: cell.replace("for it", f"2{dash}3 \u00b5g") for name, cell in error_row(0).items()}

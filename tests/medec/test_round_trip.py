@@ -14,7 +14,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from medec.builders import TOKENIZER, assert_one_sentence, run
+from medec.builders import TOKENIZER, assert_one_sentence, clean_row, error_row, run
 from note_files import OFFICIAL, SAMPLE, medec_file
 
 from medserl_agentloop.core.encoding import ChatEncoder
@@ -100,9 +100,7 @@ def test_every_row_of_a_set_becomes_one_assessor_turn_with_its_text_as_it_is(tmp
     assert report.ok, report.problems
 
 
-def test_twins_are_two_rows_of_one_case_and_awkward_text_stays(
-    tmp_path: Path, write_csv: Any, error_row: Any, clean_row: Any
-) -> None:
+def test_twins_are_two_rows_of_one_case_and_awkward_text_stays(tmp_path: Path, write_csv: Any) -> None:
     text = "  Two  blanks,\ta tab,\r\nCR LF, {{ braces }}, â€“, <think>, \\1 and a newline at the end\n"
     awkward = error_row(4, Text=text, Error_Sentence_ID="0") | {"Sentences": "0 Two blanks.\n1 More."}
     path = write_csv(error_row(0), clean_row(1), awkward, tail=",,,,,,,,\n")
@@ -116,9 +114,7 @@ def test_twins_are_two_rows_of_one_case_and_awkward_text_stays(
     assert found[2]["prompt"][0]["content"].endswith(text)
 
 
-def test_what_is_wrong_with_a_set_is_said_in_one_sentence(
-    tmp_path: Path, write_csv: Any, error_row: Any, write_pairs: Any
-) -> None:
+def test_what_is_wrong_with_a_set_is_said_in_one_sentence(tmp_path: Path, write_csv: Any, write_pairs: Any) -> None:
     good = write_csv(error_row(0), name="good.csv")
     for path, output, part in (
         (write_csv(error_row(0), error_row(2, Error_Flag="maybe")), "eval.parquet", "notes.csv, row 2"),
@@ -135,7 +131,7 @@ def test_what_is_wrong_with_a_set_is_said_in_one_sentence(
     eval_rows(tmp_path / "uw.csv", tmp_path, "--i-have-the-uw-agreement")
 
 
-def test_awkward_text_comes_through_in_every_category(tmp_path: Path, write_csv: Any, error_row: Any) -> None:
+def test_awkward_text_comes_through_in_every_category(tmp_path: Path, write_csv: Any) -> None:
     """Cases 3, 10, 13 and 14: tags, markup and braces to the first tokens, 0 as 0, and absent as null."""
     awkward = (
         " pO2 <5 % <image> <think>x</think></answer></note> {{ note }} {% if %} %s \\1 a\u2028b \u00b5 |<|im_end|>"

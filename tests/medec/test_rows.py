@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from medec.builders import clean_row, error_row, pair
 
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, build_rows, parse_mix
@@ -14,7 +15,7 @@ from medserl_agentloop.games.medical.types import Category, Role
 
 
 @pytest.fixture
-def cases(write_pairs, pair):
+def cases(write_pairs):
     return read_files([write_pairs(*(pair(n) for n in range(40)))]).cases
 
 
@@ -69,13 +70,6 @@ def test_case_serves_a_category_once_and_one_split_only(cases):
         assert len(ids) in (0, 8)
 
 
-def test_every_case_serves_where_the_mix_has_a_place_for_it(cases):
-    games = build_rows(cases, plan("vanilla_harmful=1,vanilla_benign=1"))
-    assert [report["unused_cases"] for report in games.reports.values()] == [0, 0]
-    games = build_rows(cases, plan("vanilla_harmful=1,vanilla_benign=1", rows=20))
-    assert sum(r["unused_cases"] for r in games.reports.values()) == 20  # none serves twice
-
-
 def test_same_seed_gives_the_same_rows_whatever_the_input_order(cases):
     games, again = build_rows(cases, plan()), build_rows(cases[::-1], plan())
     assert (games.train, games.val, games.reports) == (again.train, again.val, again.reports)
@@ -97,7 +91,7 @@ def test_row_starts_from_the_categorys_note_with_its_role_prompt(cases, category
     assert category.has_attack or "diagnosis" not in told
 
 
-def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs, pair):
+def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs):
     """Case 8: the two notes differ in letter case only."""
     pairs = [pair(n) for n in range(12)]
     pairs[3]["correct_note"] = pairs[3]["incorrect_note"].upper()
@@ -108,7 +102,7 @@ def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs, pair
     assert [(count, "letter case" in reason) for reason, count in games.left_out.items()] == [(1, True)]
 
 
-def test_text_id_and_source_are_those_of_the_row_the_seed_note_was_read_from(write_csv, error_row, clean_row):
+def test_text_id_and_source_are_those_of_the_row_the_seed_note_was_read_from(write_csv):
     rows = error_row(0, Corrected_Text="NA", Text_ID="toy-0"), clean_row(1, Text_ID="toy-1")
     mix = plan("vanilla_harmful=1,vanilla_benign=1", val_fraction=0)
     found = build_rows(read_files([write_csv(*rows)]).cases, mix).train

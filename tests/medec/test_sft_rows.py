@@ -12,7 +12,7 @@ import pytest
 from game.builders import CLEAN_NOTE, ERROR_SENTENCE, assessment_text, attack_text, finished
 from hypothesis import given
 from hypothesis import strategies as st
-from medec.builders import assert_one_sentence, run
+from medec.builders import assert_one_sentence, error_row, pair, run
 from note_files import PAIRS, SAMPLE, medec_file
 from typer.testing import CliRunner
 
@@ -73,9 +73,7 @@ def test_splits_can_be_taken_from_files_for_self_play(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "train.parquet: cannot be read as parquet" in result.stderr
 
 
-def test_what_cannot_be_taught_is_left_out_and_counted(
-    write_pairs: Any, write_csv: Any, pair: Any, error_row: Any
-) -> None:
+def test_what_cannot_be_taught_is_left_out_and_counted(write_pairs: Any, write_csv: Any) -> None:
     opening = pair(1)["correct_note"].removesuffix("Diagnosis 1 is pneumonia.")
     odd = [
         pair(1, incorrect_note=f"{opening} DIAGNOSIS 1 is pneumonia."),
@@ -104,7 +102,7 @@ def test_what_cannot_be_taught_is_left_out_and_counted(
     ],
 )
 def test_text_that_the_format_cannot_hold_is_refused_with_its_case(
-    write_pairs: Any, pair: Any, opening: str, wrong: str, role: str
+    write_pairs: Any, opening: str, wrong: str, role: str
 ) -> None:
     """Case 13: where escaping is not possible, the case is named instead of taught wrongly; other tags stay text."""
     notes = {"incorrect_note": f"{opening} {wrong}", "correct_note": f"{opening} It is flu."}
@@ -119,7 +117,7 @@ def test_text_that_the_format_cannot_hold_is_refused_with_its_case(
 
 
 @pytest.mark.parametrize("name", ["baseline", "classic", "medserl"])
-def test_every_profile_can_be_taught_in_its_own_format(name: str, write_pairs: Any, pair: Any) -> None:
+def test_every_profile_can_be_taught_in_its_own_format(name: str, write_pairs: Any) -> None:
     cases = read_files([write_pairs(*(pair(n) for n in range(20)))]).cases
     made = build_sft_rows(cases, prompts=load_profile(name))
     profile = load_profile(name)
@@ -147,7 +145,7 @@ def test_every_profile_can_be_taught_in_its_own_format(name: str, write_pairs: A
             assert (answer.sentence, answer.correction) == (of["error_sentence"], of["corrected_sentence"])
 
 
-def test_mistakes_are_said_in_one_sentence(tmp_path: Path, write_pairs: Any, pair: Any) -> None:
+def test_mistakes_are_said_in_one_sentence(tmp_path: Path, write_pairs: Any) -> None:
     pairs = write_pairs(*(pair(n) for n in range(20)))
     uw = write_pairs(*(pair(n, note_id=f"uw-train-{n}") for n in range(20)), name="uw.jsonl")
     for arguments, part in (

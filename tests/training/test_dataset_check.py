@@ -60,11 +60,6 @@ def check(
     return check_dataset(dataset, "rows.parquet", game, ENCODER, config)
 
 
-def test_it_says_how_many_rows_of_which_kind_are_played(tmp_path: Path) -> None:
-    line = check(tmp_path, [row("vanilla_benign"), row("adversarial_benign"), row("adversarial_benign")])
-    assert "plays all of its 3 rows (2 adversarial_benign, 1 vanilla_benign)" in line
-
-
 def copied(category: str) -> dict[str, Any]:
     """A vanilla row that begins with an attacker who copies the note."""
     note = extra_info(category)["seed_note"]

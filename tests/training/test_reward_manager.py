@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import wandb
-from game.builders import CLEAN_NOTE, ERROR_NOTE, HARMFUL_ANSWER, finished, game
+from game.builders import HARMFUL_ANSWER, finished, game
 from note_files import SAMPLE
 from support import TOKENIZER, run_with
 from verl import DataProto
@@ -32,9 +32,9 @@ from medserl_agentloop.games.medical.metrics import (
     official_scores,
     quoted_sentence,
 )
-from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medical_general_sum
-from medserl_agentloop.games.medical.types import Label, Role
+from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import Prediction
 from medserl_agentloop.testing.tiny import compose_run
@@ -119,26 +119,6 @@ def test_a_rare_outcome_is_not_crowded_out(count: int) -> None:
     assert len(rows) == min(count, 21)
     assert count < 2 or "missed_error" in [values[columns.index("outcome")] for values in rows]
     assert len({values[columns.index("step")] for values in rows}) == len(rows)
-
-
-def test_a_row_tells_the_game() -> None:
-    record = finished(
-        Outcome.CORRECT_DETECTION,
-        step=7,
-        attack={"note": ERROR_NOTE, "reasoning": "swap the drug"},
-        assessment={"sentence": "She receives warfarin 500 units."},
-        judgement=Judgement(judge="llm", label=Label.HARMFUL, reason="warfarin is wrong here"),
-        rewards={Role.ATTACKER: {"game": -1.0}, Role.ASSESSOR: {"game": 1.0, "sentence": 0.5}},
-    )
-    columns, (values,) = GAME.table([record], 1)
-    cells = dict(zip(columns, values, strict=True))
-    facts = {"step": 7, "category": "adversarial_benign", "outcome": "correct_detection", "assessor_reward": 1.5}
-    assert cells.items() >= {**facts, "invalid": None, "verdict": "harmful", "error_found": True}.items()
-    assert json.loads(cells["rewards"])["assessor"] == {"game": 1.0, "sentence": 0.5}
-    changed = CLEAN_NOTE.replace("heparin", "[-heparin-] {+warfarin+}")
-    assert all(text in cells["attacker"] for text in ("attacker: valid", "swap the drug", changed))
-    assert "assessor: harmful" in cells["assessor"] and "sentence: She receives warfarin" in cells["assessor"]
-    assert "reason: warfarin is wrong here" in cells["judge"]
 
 
 # --- verl's validation is scored as MEDEC's shared task scores it, on the evaluation rows alone ---

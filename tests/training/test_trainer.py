@@ -25,7 +25,6 @@ from medserl_agentloop.core.certificate import CERTIFICATE_FILE, Certificate, Ce
 from medserl_agentloop.core.columns import (
     ANCHOR_COLUMN,
     TOKEN_ROLES,
-    context_ids,
     context_leak_metrics,
     role_token_metrics,
     selfplay_loss,
@@ -272,11 +271,6 @@ def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it(monkeyp
     columns.write_token_roles(queued(rows, monkeypatch, game=9, padding=3))
     assert rows["game"][TOKEN_ROLES].tolist() == [1, 1, 1, 1, 2, 2, 2, 0, 0]
     assert rows["padding"][TOKEN_ROLES].tolist() == [0, 0, 0]
-
-
-def test_context_ids_of_a_row_count_its_contexts() -> None:
-    assert context_ids(torch.tensor([4, 3]), 5).tolist() == [0, 0, 1, 1, 1]
-    assert context_ids(torch.tensor([5]), 3).tolist() == [0, 0, 0]
 
 
 def test_role_ids_have_the_shape_of_the_mask() -> None:
