@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AutoModelForTokenClassification
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -33,6 +34,11 @@ Transformers lets every token look at every other one behind a mask, so time and
 pack, here with that of a context. It is not in the config: verl writes ``override_config`` into checkpoints, and theirs
 have to load where this package is not installed.
 """
+
+
+_STARTS = (
+    WeakTensorKeyDictionary()
+)  # of a pack's sequences, by its positions: a GPU is waited for once, not in each layer
 
 
 def instead_of_sdpa(model: Any) -> Any:
@@ -61,7 +67,9 @@ def packed_sdpa(
     """
     starts = [0]
     if attention_mask is None and position_ids is not None and len(position_ids) == 1:  # several rows are not a pack
-        starts += (torch.nonzero(position_ids[0].diff() != 1).flatten() + 1).tolist()
+        if position_ids not in _STARTS:
+            _STARTS[position_ids] = [0, *(torch.nonzero(position_ids[0].diff() != 1).flatten() + 1).tolist()]
+        starts = _STARTS[position_ids]
     if len(starts) == 1:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return output, None

@@ -4,6 +4,7 @@ import ast
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -88,8 +89,8 @@ def test_the_packed_attention_is_sdpa_with_a_window_and_with_padding(window: int
         torch.testing.assert_close(of_sdpa, of_packed, atol=1e-5, rtol=1e-5)
 
 
-def test_a_pack_has_no_mask_of_all_its_tokens() -> None:
-    """Or time and memory would grow with the square of the pack."""
+def test_a_pack_has_no_mask_of_all_its_tokens_and_is_taken_apart_once() -> None:
+    """Or time and memory would grow with the square of the pack, and each layer would wait for the GPU."""
     model, (ids, positions), longest = model_with(engines.PACKED), row_of([FIRST, SECOND]), []
     forward = torch.nn.functional.scaled_dot_product_attention
     with pytest.MonkeyPatch.context() as patch:
@@ -99,7 +100,9 @@ def test_a_pack_has_no_mask_of_all_its_tokens() -> None:
             return forward(query, key, *args, attn_mask=attn_mask, **options)
 
         patch.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
+        patch.setattr(torch, "nonzero", nonzero := Mock(side_effect=torch.nonzero))
         log_probs(model, ids, positions)
+    assert nonzero.call_count == 1
     assert longest == [(FIRST, FIRST, None), (SECOND, SECOND, None)] * 2
 
 
