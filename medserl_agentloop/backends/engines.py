@@ -35,10 +35,7 @@ pack, here with that of a context. It is not in the config: verl writes ``overri
 have to load where this package is not installed.
 """
 
-
-_STARTS = (
-    WeakTensorKeyDictionary()
-)  # of a pack's sequences, by its positions: a GPU is waited for once, not in each layer
+_STARTS = WeakTensorKeyDictionary()  # of a pack's sequences, by its positions: one wait for the GPU, not one a layer
 
 
 def instead_of_sdpa(model: Any) -> Any:

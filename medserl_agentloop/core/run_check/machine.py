@@ -71,7 +71,7 @@ def cpus(run: RunConfig) -> Iterator[str]:
     present = run["ray_kwargs.ray_init.num_cpus"] or get_num_cpus(override_docker_cpu_warning=True)
     if stays_here(run) and present < needed:
         yield (
-            f"this run needs {needed} CPUs of Ray's (3 for each of {cards} GPUs, {units} and 1 for verl's queue of "
+            f"this run needs {needed} CPUs of Ray's (3 for each GPU of {cards}, {units} and 1 for verl's queue of "
             f"batches, 1 to start others), and Ray counts {present:g}: verl would wait for ever. Take a machine with "
             f"16, or let Ray count more than there are: ray_kwargs.ray_init.num_cpus={needed}."
         )
@@ -188,12 +188,12 @@ def data(run: RunConfig) -> Iterator[str]:
     for key in ("data.train_files", "data.val_files"):
         files = [Path(name).expanduser() for name in run.names(key) if "://" not in name]
         if missing := [str(file) for file in files if not file.exists()]:
-            own = key == "data.val_files" and Path(missing[0]).stem != "val"  # convert writes train and val.parquet
-            command = f"eval --input FILE.csv --output {missing[0]}" if own else CONVERT.partition("data ")[2]
-            command = command.replace("FOLDER", str(Path(missing[0]).parent))
+            first = Path(missing[0])  # convert writes train.parquet and val.parquet
+            own = key == "data.val_files" and first.name != "val.parquet"
+            command, written = ("eval", first) if own else ("convert", first.parent)
             yield (
                 f"{key}: {', '.join(missing)} does not exist (seen from {Path.cwd()}). Name another, or write it: "
-                f"medserl data {command}"
+                f"medserl data {command} --input FILE.csv --output {written}"
             )
             continue
         rows, batch = 0, run["data.train_batch_size"] if key == "data.train_files" else 1
