@@ -25,13 +25,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import get_max_position_embeddings
 
-from medserl_agentloop.backends.cpu_sampling import (
-    Completion,
-    SamplingRequest,
-    SamplingSettings,
-    eos_token_ids,
-    sample_batch,
-)
+from medserl_agentloop.backends import cpu_sampling
 from medserl_agentloop.backends.role_adapters import adapter_states, with_adapters
 from medserl_agentloop.core.config import ROLE_ADAPTERS
 
@@ -47,7 +41,7 @@ def server_name(replica_rank: int) -> str:
     return f"cpu_hf_server_{replica_rank}"
 
 
-Asked = tuple[SamplingRequest, asyncio.Future[TokenOutput]]
+Asked = tuple[cpu_sampling.SamplingRequest, asyncio.Future[TokenOutput]]
 
 
 class CpuRolloutServer:
@@ -75,12 +69,12 @@ class CpuRolloutServer:
             trust_remote_code=model_config.trust_remote_code,
         ).eval()
         self.with_adapters: Any = None  # the same model with the roles' adapters in it, from their first push on
-        self.eos_token_ids = eos_token_ids(hf_config, model_config.generation_config)
+        self.eos_token_ids = cpu_sampling.eos_token_ids(hf_config, model_config.generation_config)
         self._decode = model_config.tokenizer.decode if model_config.tokenizer is not None else None
         self.replica_rank = replica_rank
         self.global_steps: int | None = None  # training step of the loaded weights; None until the first push
         self._seen_since_push: Counter[tuple[int, ...]] = Counter()  # prompts
-        self._queue: asyncio.Queue[tuple[SamplingSettings, Asked]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[cpu_sampling.SamplingSettings, Asked]] = asyncio.Queue()
         self._model_lock = asyncio.Lock()  # weights never change in the middle of a completion
         self._serving: asyncio.Task[None] | None = None
 
@@ -96,9 +90,9 @@ class CpuRolloutServer:
         prompt = [int(token) for token in prompt_ids]
         params = dict(sampling_params)
         max_tokens = self._token_budget(request_id, len(prompt), params)
-        settings = SamplingSettings.from_params(params)
+        settings = cpu_sampling.SamplingSettings.from_params(params)
         answer: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
-        request = SamplingRequest(prompt, max_tokens, self._generator_for(tuple(prompt)))
+        request = cpu_sampling.SamplingRequest(prompt, max_tokens, self._generator_for(tuple(prompt)))
         self._queue.put_nowait((settings, (request, answer)))
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
@@ -130,7 +124,7 @@ class CpuRolloutServer:
             await asyncio.sleep(GATHER_S)
             while not self._queue.empty():
                 waiting.append(self._queue.get_nowait())
-            groups: dict[SamplingSettings, list[Asked]] = {}
+            groups: dict[cpu_sampling.SamplingSettings, list[Asked]] = {}
             for settings, asked in waiting:
                 groups.setdefault(settings, []).append(asked)
             async with self._model_lock:
@@ -138,7 +132,7 @@ class CpuRolloutServer:
                     for start in range(0, len(group), self.config.max_num_seqs):
                         await self._answer(group[start : start + self.config.max_num_seqs], settings)
 
-    async def _answer(self, batch: Sequence[Asked], settings: SamplingSettings) -> None:
+    async def _answer(self, batch: Sequence[Asked], settings: cpu_sampling.SamplingSettings) -> None:
         requests, answers = zip(*batch, strict=True)
         # Metrics code casts all three to int (trainer_base.py, min_global_steps).
         steps = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"), self.global_steps)
@@ -154,7 +148,9 @@ class CpuRolloutServer:
             if not answer.done():  # a caller may have given up
                 answer.set_result(TokenOutput(**vars(done), extra_fields=dict(steps)))
 
-    def _sample(self, requests: Sequence[SamplingRequest], settings: SamplingSettings) -> list[Completion]:
+    def _sample(
+        self, requests: Sequence[cpu_sampling.SamplingRequest], settings: cpu_sampling.SamplingSettings
+    ) -> list[cpu_sampling.Completion]:
         base: AbstractContextManager[None] = nullcontext()
         if self.with_adapters is None:
             if settings.adapter is not None:
@@ -164,7 +160,9 @@ class CpuRolloutServer:
         else:
             self.with_adapters.set_adapter(settings.adapter)
         with base:
-            return sample_batch(self.model, requests, settings, eos_token_ids=self.eos_token_ids, decode=self._decode)
+            return cpu_sampling.sample_batch(
+                self.model, requests, settings, eos_token_ids=self.eos_token_ids, decode=self._decode
+            )
 
     async def update_adapters(
         self, states: Mapping[str, Mapping[str, torch.Tensor]], config: Mapping[str, Any], global_steps: int | None

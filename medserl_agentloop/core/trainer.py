@@ -19,33 +19,16 @@ from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerColocateAsync, PPOTrainerS
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.config import omega_conf_to_dataclass
 
+from medserl_agentloop.core import columns as token_columns
+from medserl_agentloop.core import metrics as measured
 from medserl_agentloop.core import step_file
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS
 from medserl_agentloop.core.alarms import HealthError, HealthMonitor, stop_message
 from medserl_agentloop.core.certificate import CertificateError, certify
-from medserl_agentloop.core.columns import (
-    context_leak_metrics,
-    read_columns,
-    restart_positions,
-    selfplay_loss,
-    turn_metrics,
-    without_padding,
-    write_anchor,
-    write_token_roles,
-)
 from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class
 from medserl_agentloop.core.credit import RoleCredit
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.liveness import Liveness, ProcessDied, game_processes, watched
-from medserl_agentloop.core.metrics import (
-    finish_loggers,
-    log_games,
-    lost_games_metrics,
-    opponent_metrics,
-    staleness_metrics,
-    step_line,
-    step_numbers,
-)
 from medserl_agentloop.core.opponent import CheckpointPool
 from medserl_agentloop.core.run_check import RunConfig, check_run, machine
 from medserl_agentloop.core.trajectory import GAME_KEY
@@ -127,7 +110,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         super()._setup()
         # Workers start with verl's own loss and no knowledge of roles.
         self.actor_config = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
-        self.actor_rollout_wg.set_loss_fn(partial(selfplay_loss, self.actor_config))
+        self.actor_rollout_wg.set_loss_fn(partial(token_columns.selfplay_loss, self.actor_config))
         self._certify()
 
     def _certify(self) -> None:
@@ -205,7 +188,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             self.liveness.check(error)
             raise
         finally:
-            finish_loggers(getattr(self, "logger", None), exit_code)
+            measured.finish_loggers(getattr(self, "logger", None), exit_code)
 
     def _where_it_ended(self) -> str:
         return (
@@ -223,15 +206,15 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         super().on_sample_end()
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        restart_positions(batch)
+        token_columns.restart_positions(batch)
         if self.selfplay.adapters == "per_role":
-            write_token_roles(batch)
+            token_columns.write_token_roles(batch)
         batch = super()._compute_old_log_prob(batch, metrics)
         fields = ("rollout_log_probs", "old_log_probs", "response_mask")
-        log_probs = read_columns(batch, *fields)
+        log_probs = token_columns.read_columns(batch, *fields)
         if self.on_policy and "rollout_log_probs" in log_probs:
             columns = log_probs.to_padded_tensor(0)
-            metrics.update(context_leak_metrics(*(columns[name] for name in fields)))
+            metrics.update(token_columns.context_leak_metrics(*(columns[name] for name in fields)))
         return batch
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -239,7 +222,9 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         # verl leaves it for whoever computes next: the critic, which knows no adapter, and the actor's update.
         batch.extra_info.pop("no_lora_adapter", None)
         if anchors := self.selfplay.anchors:
-            write_anchor(batch, {self.game.roles.index(role) + 1: value for role, value in anchors.items()})
+            token_columns.write_anchor(
+                batch, {self.game.roles.index(role) + 1: value for role, value in anchors.items()}
+            )
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -253,25 +238,25 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
-        columns = read_columns(without_padding(batch), "extra_fields", "role_ids")
+        columns = token_columns.read_columns(token_columns.without_padding(batch), "extra_fields", "role_ids")
         records = [self.game.Record.model_validate(extra[GAME_KEY]) for extra in list(columns["extra_fields"])]
         for record in records:
             record.step = self.global_steps
         self.files.games.append(record.to_json() for record in records)
         # First, because a game's own metrics may count its turns in another way.
-        metrics.update(turn_metrics(records, list(columns["role_ids"].unbind()), self.game.roles))
+        metrics.update(token_columns.turn_metrics(records, list(columns["role_ids"].unbind()), self.game.roles))
         metrics.update(self.interaction.metrics(records))
         if not self.on_policy:
-            metrics.update(staleness_metrics(self.global_steps, [record.policy_version for record in records]))
+            metrics.update(measured.staleness_metrics(self.global_steps, [record.policy_version for record in records]))
         results = [self.interaction.trained_role_won(record) for record in records]
-        metrics.update(opponent_metrics(records, results))
+        metrics.update(measured.opponent_metrics(records, results))
         if self.pool is not None:
             self.pool.record(records, results)
         # verl logs a game whose worker crashed and trains on with the rest: here it is at least counted.
         expected = sample_batch_size * self.config.actor_rollout_ref.rollout.n
-        metrics.update(lost_games_metrics(expected, len(records)))
+        metrics.update(measured.lost_games_metrics(expected, len(records)))
         if self.logs_to_wandb and self.selfplay.wandb_games:
-            log_games(self.interaction.table(records, self.selfplay.wandb_games), self.global_steps)
+            measured.log_games(self.interaction.table(records, self.selfplay.wandb_games), self.global_steps)
         return batch
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
@@ -284,7 +269,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         batch = super().step(metrics, timing_raw)
         metrics.update(opponent | self._certificate_metrics)
         self._certificate_metrics = {}  # of the first step after a start only
-        numbers = step_numbers(metrics, {**timing_raw, "step": time.monotonic() - started})
+        numbers = measured.step_numbers(metrics, {**timing_raw, "step": time.monotonic() - started})
         # Where games are older than the weights, rollout and actor differ without being wrong.
         stale = () if self.on_policy else ("training/rollout_probs_diff_mean",)
         health = self.health.observe({name: value for name, value in numbers.items() if name not in stale})
@@ -292,7 +277,10 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         self.files.metrics.append([{"step": step, "steps": total, **numbers, **health.metrics}])
         for remark in self.interaction.remarks(numbers):
             _print_once(f"[medserl] {remark}")
-        print(f"[medserl] step {step}/{total}: {step_line(numbers, self.game.roles, self.game.shown)}", flush=True)
+        print(
+            f"[medserl] step {step}/{total}: {measured.step_line(numbers, self.game.roles, self.game.shown)}",
+            flush=True,
+        )
         for line in health.lines:
             print(f"[medserl] alarm {line}", flush=True)
         if health.firing and self.selfplay.on_alarm == "stop":

@@ -17,29 +17,10 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
+from medserl_agentloop.data import rows as conversion
 from medserl_agentloop.data.cases import near_duplicates
 from medserl_agentloop.data.checkout import profile_files
 from medserl_agentloop.data.reader import ReadReport, read_files
-from medserl_agentloop.data.rows import (
-    AS_GIVEN,
-    DEFAULT_MIX,
-    FIRST_INDEX,
-    PROFILE,
-    TYPES,
-    UW_AGREEMENT,
-    ConvertOptions,
-    Mix,
-    RowPlan,
-    SplitRows,
-    build_eval_rows,
-    convert_files,
-    format_mix,
-    labels_of,
-    load_tokenizer,
-    mix_of,
-    refuse_uw,
-    write_parquet,
-)
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import VanillaAttacker
 from medserl_agentloop.paths import MANIFEST, all_or_none, errors_in_one_line, plain, resource, say
@@ -51,9 +32,9 @@ SHOWN = 3  # ids in a line of the summary
 
 app = typer.Typer(no_args_is_help=True, help="Make data files from MEDEC's notes, and check them.")
 
-Profile = Annotated[str, Option(help=PROFILE)]
-ErrorTypes = Annotated[str | None, Option(help=TYPES)]
-UwAgreement = Annotated[bool, Option("--i-have-the-uw-agreement", help=UW_AGREEMENT)]
+Profile = Annotated[str, Option(help=conversion.PROFILE)]
+ErrorTypes = Annotated[str | None, Option(help=conversion.TYPES)]
+UwAgreement = Annotated[bool, Option("--i-have-the-uw-agreement", help=conversion.UW_AGREEMENT)]
 
 
 def script(command: Callable[..., None]) -> typer.Typer:
@@ -63,15 +44,16 @@ def script(command: Callable[..., None]) -> typer.Typer:
     return program
 
 
-def _asked(command: Callable[[ConvertOptions], None]) -> Callable[..., None]:
+def _asked(command: Callable[[conversion.ConvertOptions], None]) -> Callable[..., None]:
     """A command that has an option for each field of ``ConvertOptions``, those that must be given first."""
 
     def with_options(**values: Any) -> None:
         with errors_in_one_line("error"):
-            command(ConvertOptions(**values))
+            command(conversion.ConvertOptions(**values))
 
     options = []
-    for name, about in sorted(ConvertOptions.model_fields.items(), key=lambda field: not field[1].is_required()):
+    known = conversion.ConvertOptions.model_fields
+    for name, about in sorted(known.items(), key=lambda field: not field[1].is_required()):
         default = ... if about.is_required() else about.default
         option = Option(default, "--" + name.replace("_", "-"), help=about.description)
         kind = inspect.Parameter.KEYWORD_ONLY
@@ -84,12 +66,12 @@ def _asked(command: Callable[[ConvertOptions], None]) -> Callable[..., None]:
 
 @app.command()
 @_asked
-def convert(options: ConvertOptions) -> None:
+def convert(options: conversion.ConvertOptions) -> None:
     """Write training and validation rows for medical-error self-play.
 
     Rows are split by case, so that the two notes of a case are never on both sides.
     """
-    read, made = convert_files(options)
+    read, made = conversion.convert_files(options)
     mix = options.shares(read.cases)
     _print_input(read.reports)
     _print_rows(made, mix, options)
@@ -107,11 +89,11 @@ def convert(options: ConvertOptions) -> None:
         _say("warning: val.parquet has no rows; train with data.val_files=[] or give --val-input")
     available = sum(sum(split["eligible"].values()) for split in made.reports.values())
     unused = options.rows is None and len(made.train) + len(made.val) < available
-    if unused and options.mix == DEFAULT_MIX and mix_of(read.cases):
-        _say(f"--mix {AS_GIVEN} keeps all {available} rows, each in the category that the input names")
-    _say(f"mix {format_mix(mix)}, seed {options.seed}, profile {options.profile}")
+    if unused and options.mix == conversion.DEFAULT_MIX and conversion.mix_of(read.cases):
+        _say(f"--mix {conversion.AS_GIVEN} keeps all {available} rows, each in the category that the input names")
+    _say(f"mix {conversion.format_mix(mix)}, seed {options.seed}, profile {options.profile}")
     for name, written in (("train", made.train), ("val", made.val)):
-        of = labels_of(written)
+        of = conversion.labels_of(written)
         labels = f"presented notes {of['harmful']} harmful, {of['safe']} safe"
         _say(f"{options.output / name}.parquet: {len(written)} rows, {labels}")
     _say("nothing was written: --dry-run" if options.dry_run else f"{options.output / MANIFEST}: the account")
@@ -137,7 +119,7 @@ def verify(
     from medserl_agentloop.data.verify import verify_files
 
     with errors_in_one_line("error"):
-        loaded = load_tokenizer(tokenizer or str(resource("assets/tiny_player")))
+        loaded = conversion.load_tokenizer(tokenizer or str(resource("assets/tiny_player")))
         report = verify_files(files, loaded, profile, vanilla_attacker)
     _print_report(report)
     raise typer.Exit(0 if report.ok else 1)
@@ -186,7 +168,7 @@ def sft(
             made = rows_of_games(chain(*map(read_games, paths)), error_types=error_types, **split)
         else:
             read = read_files(inputs)
-            refuse_uw(read, i_have_the_uw_agreement)
+            conversion.refuse_uw(read, i_have_the_uw_agreement)
             for report in read.reports:
                 _say_why(f"left out: {report.file}", report.contradictions)
             split_of = read_splits(splits_of) if splits_of else None
@@ -196,7 +178,7 @@ def sft(
         rest = rows_for_self_play(rest_of, made.train + made.val) if rest_of is not None else None
         with all_or_none(output) as place:
             for name, rows in files.items():
-                write_parquet(rows, place / name, SFT_SCHEMA)
+                conversion.write_parquet(rows, place / name, SFT_SCHEMA)
             if rest is not None:
                 pq.write_table(rest, place / "selfplay_train.parquet")
     train, val = (Counter((row["game_role"], row["category"]) for row in rows) for rows in files.values())
@@ -219,7 +201,7 @@ def evaluation_rows(
     name: Annotated[str, Option(help="What the metrics call the set; by default each note's collection.")] = "",
     first_index: Annotated[
         int, Option(min=0, max=2**62, help="Index of the first row; indices of files used together must differ.")
-    ] = FIRST_INDEX,
+    ] = conversion.FIRST_INDEX,
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
     """Write every row of an official set as a single assessor turn; nothing is stripped or left out."""
@@ -227,10 +209,10 @@ def evaluation_rows(
         if output.suffix != ".parquet":
             raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
         prompts = load_profile(profile, error_types)
-        rows, read = build_eval_rows(inputs, prompts=prompts, first_index=first_index, name=name)
-        refuse_uw(read, i_have_the_uw_agreement)
+        rows, read = conversion.build_eval_rows(inputs, prompts=prompts, first_index=first_index, name=name)
+        conversion.refuse_uw(read, i_have_the_uw_agreement)
         with all_or_none(output.parent) as place:
-            write_parquet(rows, place / output.name)
+            conversion.write_parquet(rows, place / output.name)
     _show("Rows", ["data_source", "rows"], sorted(Counter(row["data_source"] for row in rows).items()))
     for report in read.reports:
         _say_why(f"warning: kept as published: {report.file}", report.contradictions)
@@ -299,7 +281,7 @@ def _print_input(reports: Sequence[ReadReport]) -> None:
     _show("Error types", ["type", "cases"], types.most_common())
 
 
-def _print_rows(made: SplitRows, mix: Mix, plan: RowPlan) -> None:
+def _print_rows(made: conversion.SplitRows, mix: conversion.Mix, plan: conversion.RowPlan) -> None:
     splits = made.reports.values()
     rows = []
     for category in mix:

@@ -29,16 +29,8 @@ from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import CONFIG_FILE, StepFile, lock_folder
 from medserl_agentloop.data.cases import near_duplicates
 from medserl_agentloop.data.reader import read_files, with_numbers
+from medserl_agentloop.evaluation import score
 from medserl_agentloop.evaluation.play import MODEL_HELP, Model, model_at, output_of, run_config, run_of, template_of
-from medserl_agentloop.evaluation.score import (
-    Neural,
-    Train,
-    read_reference,
-    read_training,
-    read_twins,
-    report_on,
-    tables,
-)
 from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.games.medical.metrics import prediction, quoted_sentence
 from medserl_agentloop.games.medical.parsing import TurnFormat
@@ -86,8 +78,8 @@ def evaluate(
     except_overlap_with: Annotated[
         list[Path] | None, typer.Option(help="Notes trained on: what is not nearly one of them is scored once more.")
     ] = None,
-    train: Train = None,
-    neural: Neural = False,
+    train: score.Train = None,
+    neural: score.Neural = False,
     allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Notes without an answer are wrong.")] = False,
     i_have_the_uw_agreement: Annotated[
         bool, typer.Option("--i-have-the-uw-agreement", help="Send MEDEC-UW notes too; you have signed its agreement.")
@@ -103,17 +95,17 @@ def evaluate(
     with errors_in_one_line(stopped="the same command goes on after the answers so far"):
         if samples > 1 and temperature == 0:
             raise ValueError(f"--samples {samples} needs a --temperature above 0; at 0 all of them are equal")
-        reference = read_reference(notes)
+        reference = score.read_reference(notes)
         uw = sum(note.subset == "medec_uw" for note in reference.notes)
         if uw and not i_have_the_uw_agreement:
             raise ValueError(
                 f"the notes include {uw} of MEDEC-UW, which may be used only under a signed agreement; if yours "
                 "allows this model to read them, add --i-have-the-uw-agreement"
             )
-        sets = {PUBLISHED: list(reference.notes)} | ({TWINS: read_twins(notes)} if twins else {})
+        sets = {PUBLISHED: list(reference.notes)} | ({TWINS: score.read_twins(notes)} if twins else {})
         for name, change in SHORTCUTS.items() if shortcuts else ():
             sets[name] = [replace(note, text=change(note)) for note in reference.notes]
-        training = read_training(train, reference.notes) if train else ([], 0)
+        training = score.read_training(train, reference.notes) if train else ([], 0)
         known = read_files(except_overlap_with).cases if except_overlap_with else []
         trained_on = [(case.case_id, text) for case in known for text in case.notes]
         near = {
@@ -156,7 +148,7 @@ def evaluate(
         moved = {name: compare(grades[name], grades[PUBLISHED]) for name in SHORTCUTS if name in grades}
         messages = prompts.messages(Role.ASSESSOR, _ANY_CATEGORY, "{{ note }}")
         prompt = json.dumps([messages, prompts.settings.model_dump(mode="json")], sort_keys=True)
-        results = report_on(reference, {facts["name"]: grades[PUBLISHED]}, *training, seed=seed) | {
+        results = score.report_on(reference, {facts["name"]: grades[PUBLISHED]}, *training, seed=seed) | {
             "model": facts,
             "prompts": {
                 "profile": prompts.folder.name,
@@ -173,15 +165,15 @@ def evaluate(
         if near:
             rest = replace(reference, notes=tuple(note for note in reference.notes if note.text_id not in near))
             graded = [grade(rest.notes, said[PUBLISHED], scorers)]
-            results["without_overlap"] = report_on(rest, {facts["name"]: graded}, *training, seed=seed)
+            results["without_overlap"] = score.report_on(rest, {facts["name"]: graded}, *training, seed=seed)
         write_submission(output / SUBMISSION, said[PUBLISHED])
         # The notes are in none of the files; answers may quote them.
         (output / ANSWERS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         (output / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    console.print(tables(results))
+    console.print(score.tables(results))
     if except_overlap_with:
         say(console, f"{len(near)} of {len(reference.notes)} notes are nearly one that was trained on; without them:")
-        console.print(tables(results.get("without_overlap", results)))
+        console.print(score.tables(results.get("without_overlap", results)))
     say(console, f"{output}: {SUBMISSION}, {ANSWERS}, {RESULTS}")
 
 

@@ -29,14 +29,8 @@ from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, INJECTION
 from medserl_agentloop.games.medical.config import BlindGate, MedicalConfig
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
 from medserl_agentloop.games.medical.judges import Judge, LabelJudge, build_judge, judge_game
+from medserl_agentloop.games.medical.judges import report as reports
 from medserl_agentloop.games.medical.judges.llm import BlindReader, LlmJudge
-from medserl_agentloop.games.medical.judges.report import (
-    CountedShare,
-    JudgedGroup,
-    JudgeReport,
-    judge_identity,
-    write_report,
-)
 from medserl_agentloop.games.medical.records import (
     JUDGE_ABSTAINED,
     AssessmentRecord,
@@ -152,7 +146,7 @@ known_notes = partial(_choose, _notes_of)  # the notes of each kind for a reader
 
 def calibrate(
     config: MedicalConfig, edits: Sequence[_Known], *, sources: dict[str, str], limit: int | None, seed: int
-) -> JudgeReport:
+) -> reports.JudgeReport:
     """Count how often a run's judge is right about edits; a ValueError if it cannot be asked or never answers."""
     if not edits:
         raise ValueError("the input gives no edits: it needs notes that are known to be correct, or pairs")
@@ -181,11 +175,11 @@ def calibrate(
         fact = {"abstained": abstained, "failed": record.void is not None and not abstained}
         facts.append((edit, {"right": label is expected, **fact} if label and expected else fact))
 
-    def right(*kinds: str) -> CountedShare:
-        return CountedShare.of(fact.get("right") for edit, fact in facts if edit.kind in kinds)
+    def right(*kinds: str) -> reports.CountedShare:
+        return reports.CountedShare.of(fact.get("right") for edit, fact in facts if edit.kind in kinds)
 
-    return JudgeReport(
-        judge=judge_identity(config),
+    return reports.JudgeReport(
+        judge=reports.judge_identity(config),
         sources=sources,
         limit=limit,
         seed=seed,
@@ -196,7 +190,7 @@ def calibrate(
     )
 
 
-def calibrate_reader(config: MedicalConfig, notes: Sequence[_Known]) -> tuple[JudgedGroup, ...]:
+def calibrate_reader(config: MedicalConfig, notes: Sequence[_Known]) -> tuple[reports.JudgedGroup, ...]:
     """Have the reader of ``selfplay.blind`` read all notes, each as often as in a run; a ValueError if it cannot."""
     reader = BlindReader.from_config(config)
     games = [known.game() for known in notes]
@@ -230,19 +224,21 @@ async def _all_of(ask: Callable[[Any], Awaitable[Any]], items: Iterable[Any], at
         return list(await asyncio.gather(*asked))
 
 
-def _groups(kinds: Iterable[str], facts: Sequence[tuple[_Known, _Facts]], *shares: str) -> tuple[JudgedGroup, ...]:
+def _groups(
+    kinds: Iterable[str], facts: Sequence[tuple[_Known, _Facts]], *shares: str
+) -> tuple[reports.JudgedGroup, ...]:
     """The shares of each kind, and then of each sort of it."""
     groups = []
     for kind in kinds:
         for sort in (None, *sorted({known.sort for known, _ in facts if known.kind == kind})):
             part = [fact for known, fact in facts if known.kind == kind and sort in (None, known.sort)]
             names = (*shares, "abstained", "failed")
-            counted = {name: CountedShare.of(fact.get(name) for fact in part) for name in names}
-            groups.append(JudgedGroup(kind=kind, sort=sort, **counted))
+            counted = {name: reports.CountedShare.of(fact.get(name) for fact in part) for name in names}
+            groups.append(reports.JudgedGroup(kind=kind, sort=sort, **counted))
     return tuple(groups)
 
 
-def report_tables(report: JudgeReport, gate: BlindGate) -> Iterator[Table]:
+def report_tables(report: reports.JudgeReport, gate: BlindGate) -> Iterator[Table]:
     """The figures of a report, by kind of edit, error type and rule, and of the judge as a whole; then its reader's."""
     name = "judge " + report.judge["judge"] + (f" ({report.judge['model']})" if report.judge.get("model") else "")
     table = _table(name, report.groups, "edits", "told right (95 %)", "of", "abstained", "failed")
@@ -255,7 +251,7 @@ def report_tables(report: JudgeReport, gate: BlindGate) -> Iterator[Table]:
         yield _table("blind reader", report.blind, "note", "found (95 %)", passes, "notes", "cannot tell", "failed")
 
 
-def _table(title: str, groups: Iterable[JudgedGroup], *columns: str) -> Table:
+def _table(title: str, groups: Iterable[reports.JudgedGroup], *columns: str) -> Table:
     """A line for each kind, and, indented, one for each sort of it."""
     table = Table(*columns, title=plain(title), box=SIMPLE)
     for group in groups:
@@ -330,7 +326,7 @@ def calibrate_command(
         if config.blind.readings:
             blind = calibrate_reader(config, known_notes(read.cases, most, seed))
             report = report.model_copy(update={"blind": blind})
-        write_report(report, output)
+        reports.write_report(report, output)
     console = Console()
     console.print(*report_tables(report, config.blind))
     for reason, count in Counter(report.void).most_common(5):

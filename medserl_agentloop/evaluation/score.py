@@ -23,17 +23,7 @@ from medserl_agentloop.data.reader import REQUIRED_KEYS, read_files
 from medserl_agentloop.data.rows import build_eval_rows
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.paths import errors_in_one_line, plain, resource, say, sha256_of
-from medserl_agentloop.scoring.metrics import (
-    COMPARED,
-    GROUP_MEASURES,
-    RESAMPLES,
-    Grades,
-    compare,
-    floors,
-    floors_above,
-    grade,
-    summarise,
-)
+from medserl_agentloop.scoring import metrics
 from medserl_agentloop.scoring.notes import Reference, ReferenceNote, read_submission
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, official_scores
 
@@ -61,7 +51,7 @@ def score(
     train: Train = None,
     neural: Neural = False,
     official_bugs: Annotated[bool, typer.Option("--official-bugs", help="Also print the published script's.")] = False,
-    resamples: Annotated[int, typer.Option(min=100, help="Draws of the bootstrap.")] = RESAMPLES,
+    resamples: Annotated[int, typer.Option(min=100, help="Draws of the bootstrap.")] = metrics.RESAMPLES,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap's draws.")] = 0,
     output: Annotated[Path | None, typer.Option(help="File for all results, as JSON.")] = None,
 ) -> None:
@@ -73,7 +63,7 @@ def score(
     scorers = NEURAL_SCORERS if neural else SCORERS
     files: dict[str, dict[str, Any]] = {}
     official: dict[str, dict[str, float | None] | str] = {}
-    grades: dict[str, list[Grades]] = {}
+    grades: dict[str, list[metrics.Grades]] = {}
     with errors_in_one_line():
         if official_bugs and len(reference) > 1:
             raise ValueError("--official-bugs reads one --reference, as the published script does; give one.")
@@ -87,7 +77,7 @@ def score(
                 raise ValueError(f"{name} is given twice; give each system once.")
             for path in paths:
                 answers, problems = read_submission(path, [note.text_id for note in notes.notes])
-                grades.setdefault(name, []).append(grade(notes.notes, answers.values(), scorers))
+                grades.setdefault(name, []).append(metrics.grade(notes.notes, answers.values(), scorers))
                 files[str(path)] = {"system": name, "sha256": sha256_of(path), "problems": problems}
                 if official_bugs:
                     official[str(path)] = official_scores(reference[0], path, scorers)
@@ -151,18 +141,18 @@ def read_twins(paths: Sequence[Path]) -> list[ReferenceNote]:
 
 def report_on(
     reference: Reference,
-    systems: Mapping[str, Sequence[Grades]],
+    systems: Mapping[str, Sequence[metrics.Grades]],
     training: Sequence[ReferenceNote] = (),
     training_left_out: int = 0,
     *,
-    resamples: int = RESAMPLES,
+    resamples: int = metrics.RESAMPLES,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Scores of systems, floors and differences to the first one, JSON-able; ``why`` says what is not computed."""
     first, *others = systems
     draws: Any = {"resamples": resamples, "seed": seed}
-    bounds = floors(reference.notes, training)
-    scores = {name: summarise(seeds, **draws) for name, seeds in systems.items()}
+    bounds = metrics.floors(reference.notes, training)
+    scores = {name: metrics.summarise(seeds, **draws) for name, seeds in systems.items()}
     is_medec = all(_OF_MEDEC.fullmatch(note.text_id) for note in reference.notes)
     return {
         "reference": {
@@ -171,9 +161,11 @@ def report_on(
             "dropped_empty": reference.dropped_empty,
         },
         "settings": {**draws, "training_notes": len(training), "training_notes_left_out": training_left_out},
-        "systems": {name: asdict(of) | {"below_floors": floors_above(of, bounds)} for name, of in scores.items()},
+        "systems": {
+            name: asdict(of) | {"below_floors": metrics.floors_above(of, bounds)} for name, of in scores.items()
+        },
         "comparisons": [
-            {"first": first, "second": name, "differences": compare(systems[first], systems[name], **draws)}
+            {"first": first, "second": name, "differences": metrics.compare(systems[first], systems[name], **draws)}
             for name in others
         ],
         "floors": [
@@ -233,10 +225,10 @@ def _measures(systems: Mapping[str, Any]) -> Table:
 
 def _groups(system: str, kinds: Mapping[str, Any]) -> Table:
     title = f"By kind of note: {system}".removesuffix(": ")
-    table = _table(title, "", "notes", *map(_words, GROUP_MEASURES))
+    table = _table(title, "", "notes", *map(_words, metrics.GROUP_MEASURES))
     for kind, groups in kinds.items():
         for label, group in groups.items():
-            values = [group["measures"].get(m, {"value": None}) for m in GROUP_MEASURES]
+            values = [group["measures"].get(m, {"value": None}) for m in metrics.GROUP_MEASURES]
             cells = [Text("-") if measure["value"] is None else _cell(measure, ".2f") for measure in values]
             title = f"{label} sentence" if kind == "error position" else label
             table.add_row(plain(title), str(group["notes"]), *cells)
@@ -259,24 +251,26 @@ def _comparison(first: str, second: str, differences: Mapping[str, Any]) -> Tabl
 
 def _beside(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     quoted = report["published"]
-    table = _table("Beside floors" + (" and published results" if quoted else ""), "", *map(_words, COMPARED))
+    table = _table("Beside floors" + (" and published results" if quoted else ""), "", *map(_words, metrics.COMPARED))
     notes: list[Text] = []
     for name, scores in report["systems"].items():
         above = scores["below_floors"]
-        values = {m: scores["measures"][m]["value"] for m in COMPARED}
-        table.add_row(plain(name), *(_with_interval(values[m]) + (" <" if above.get(m) else "") for m in COMPARED))
+        values = {m: scores["measures"][m]["value"] for m in metrics.COMPARED}
+        table.add_row(
+            plain(name), *(_with_interval(values[m]) + (" <" if above.get(m) else "") for m in metrics.COMPARED)
+        )
         notes += [plain(f"< {name}, {_words(m)}: below {'; '.join(names)}") for m, names in above.items() if names]
     table.add_row()
     for floor in report["floors"]:
         title = f"floor: {floor['name']}" + (f" (not computed: {floor['why']})" if floor["why"] else "")
-        values = {m: floor["scores"]["measures"][m]["value"] if floor["scores"] else None for m in COMPARED}
+        values = {m: floor["scores"]["measures"][m]["value"] if floor["scores"] else None for m in metrics.COMPARED}
         table.add_row(title, *map(_with_interval, values.values()))
     if quoted:
         table.add_row()
     sources: dict[str, int] = {}
     for published in quoted:
         number = sources.setdefault(f"{published['source']}; {published['differs']}", len(sources) + 1)
-        cells = (_with_interval(published["measures"].get(m)) for m in COMPARED)
+        cells = (_with_interval(published["measures"].get(m)) for m in metrics.COMPARED)
         table.add_row(Text(f"quoted: {published['system']} [{number}]"), *cells)
     yield table
     yield Group(*notes, *(Text(f"[{number}] {source}") for source, number in sources.items()))

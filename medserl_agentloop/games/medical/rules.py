@@ -8,18 +8,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from medserl_agentloop.games.medical import edits
 from medserl_agentloop.games.medical.canonical import canonical_words, says_the_same
-from medserl_agentloop.games.medical.edits import (
-    CONTROL_KINDS,
-    WORD,
-    Edit,
-    compare_notes,
-    exceeds,
-    injections,
-    is_repair,
-    one_line,
-    telling_words,
-)
 from medserl_agentloop.games.medical.parsing import TurnFormat
 from medserl_agentloop.games.medical.records import AttackRecord, InvalidAttack, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, VanillaAttacker
@@ -93,13 +83,13 @@ class MedicalGame:
     def _attack(self, attack: AttackRecord) -> None:
         spec, note, most = self.spec, attack.note, self.limits.max_changed_words
         edit = None
-        if note is not None and not exceeds(note, spec.seed_note, most):
-            edit = compare_notes(spec.seed_note, note)
+        if note is not None and not edits.exceeds(note, spec.seed_note, most):
+            edit = edits.compare_notes(spec.seed_note, note)
             attack.changed_sentences = list(edit.inserted)
             attack.changed_words = edit.words
             attack.edit_share = min(1.0, edit.words / most)
             attack.similarity = edit.similarity
-            attack.injections = injections(
+            attack.injections = edits.injections(
                 spec.seed_note, note, instructions=edit.instructions, special_tokens=self.special_tokens
             )
         self.record.attack = attack
@@ -111,7 +101,7 @@ class MedicalGame:
         else:  # a copy: the seed itself, so that no slip of copying reaches the assessor
             self._present(spec.seed_note, edit=None)
 
-    def _why_invalid(self, attack: AttackRecord, edit: Edit | None) -> InvalidAttack | None:
+    def _why_invalid(self, attack: AttackRecord, edit: edits.Edit | None) -> InvalidAttack | None:
         note = attack.note
         if attack.truncated:
             return InvalidAttack.TRUNCATED
@@ -123,10 +113,10 @@ class MedicalGame:
             return InvalidAttack.TOO_MANY_WORDS
         return next((fault for fault, holds in self._faults(note, attack.injections, edit) if holds), None)
 
-    def _faults(self, note: str, injected: list[str], edit: Edit) -> Iterator[tuple[InvalidAttack, bool]]:
+    def _faults(self, note: str, injected: list[str], edit: edits.Edit) -> Iterator[tuple[InvalidAttack, bool]]:
         """What a rewritten note can have wrong, and whether it has. The first that holds counts."""
         limits = self.limits
-        yield InvalidAttack.CONTROL_TOKENS, not CONTROL_KINDS.isdisjoint(injected)
+        yield InvalidAttack.CONTROL_TOKENS, not edits.CONTROL_KINDS.isdisjoint(injected)
         yield InvalidAttack.UNCHANGED, edit.says_the_same
         yield InvalidAttack.HIDDEN_TEXT, edit.hides_text
         yield InvalidAttack.INSTRUCTS_READER, bool(edit.instructions)
@@ -139,18 +129,18 @@ class MedicalGame:
         yield InvalidAttack.TOO_MANY_WORDS, edit.words > limits.max_changed_words
         yield InvalidAttack.TOO_MANY_TOKENS, self._has_too_many_tokens(note, edit)  # last: it tokenises the note
 
-    def _has_too_many_tokens(self, note: str, edit: Edit) -> bool:
+    def _has_too_many_tokens(self, note: str, edit: edits.Edit) -> bool:
         """Whether the note has no room, or its new sentence has twice the tokens per word that may be added."""
         if self.count is None:
             return False
         seed = self.count(self.spec.seed_note)
         if self.count(note) > self.room(seed):
             return True
-        a_word = seed / max(1, len(WORD.findall(self.spec.seed_note)))
+        a_word = seed / max(1, len(edits.WORD.findall(self.spec.seed_note)))
         growth = self.count(" ".join(edit.inserted)) - self.count(" ".join(edit.removed))
         return growth > 2 * a_word * self.limits.max_changed_words
 
-    def _repairs_the_error(self, note: str, edit: Edit) -> bool:
+    def _repairs_the_error(self, note: str, edit: edits.Edit) -> bool:
         """Whether an attack on an error note leaves no error: put right, or cut out."""
         spec = self.spec
         if spec.clean_note is not None and says_the_same(note, spec.clean_note):
@@ -158,9 +148,11 @@ class MedicalGame:
         error, correction = spec.error_sentence, spec.corrected_sentence
         if error is None or _contains(note, error):
             return False
-        return not edit.inserted or (correction is not None and is_repair(" ".join(edit.inserted), error, correction))
+        return not edit.inserted or (
+            correction is not None and edits.is_repair(" ".join(edit.inserted), error, correction)
+        )
 
-    def _touches_the_error(self, note: str, edit: Edit) -> bool:
+    def _touches_the_error(self, note: str, edit: edits.Edit) -> bool:
         """Whether an attack on an error note changes the wrong sentence, or one that the error depends on.
 
         That is one with a word that tells the error from its correction: where ``candida`` stands for
@@ -169,10 +161,10 @@ class MedicalGame:
         error, correction = self.spec.error_sentence, self.spec.corrected_sentence
         if error is None or not _contains(note, error):
             return True
-        telling = telling_words(error, correction or "")
+        telling = edits.telling_words(error, correction or "")
         return any(telling & set(canonical_words(sentence)) for sentence in (*edit.removed, *edit.inserted))
 
-    def _present(self, note: str, edit: Edit | None) -> None:
+    def _present(self, note: str, edit: edits.Edit | None) -> None:
         spec = self.spec
         self.record.presented_note = note
         if spec.target_label is Label.HARMFUL:
@@ -184,4 +176,4 @@ class MedicalGame:
 
 def _contains(note: str, sentence: str) -> bool:
     """Whether a sentence of the data stands in a note, however our splitter would cut it."""
-    return one_line(sentence) in one_line(note)
+    return edits.one_line(sentence) in edits.one_line(note)
