@@ -16,7 +16,7 @@ PLATFORM_NAME = "cpu"
 
 
 def register() -> None:
-    """Make the platform ``cpu`` and, with ``VERL_PLATFORM=cpu``, its engines, a second to import, known to verl."""
+    """Register the platform ``cpu`` and, with ``VERL_PLATFORM=cpu``, its engines, whose import takes a second."""
     # By name: each module registers itself while it is first executed.
     platform = import_module("medserl_agentloop.backends.cpu_platform")
     import_module("medserl_agentloop.backends.sglang_cpu").register()

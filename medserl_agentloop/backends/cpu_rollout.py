@@ -177,7 +177,7 @@ class CpuRolloutServer:
         self._seen_since_push.clear()
 
     async def update_weights(self, state: Mapping[str, torch.Tensor], global_steps: int | None = None) -> None:
-        """Replace all weights by full tensors, after the completions under way; a ValueError loads none."""
+        """Replace all weights once the completions under way are done; after a ValueError nothing was loaded."""
         own = self.model.state_dict()
         # Tied weights have two names for one tensor, and either name is enough.
         pushed = {own[name].data_ptr() for name in state if name in own}

@@ -177,7 +177,7 @@ def _says_stop(token_ids: list[int], settings: SamplingSettings, decode: Callabl
 
 
 def processed_log_probs(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
-    """Log-probs (B, V) after temperature, top-k and top-p, in that order; of the raw logits where it is greedy."""
+    """Log-probs (B, V) after temperature, top-k and top-p, in that order; greedy ones are of the raw logits."""
     if settings.temperature == 0:
         return logits.log_softmax(-1)
     warpers = LogitsProcessorList([TemperatureLogitsWarper(float(settings.temperature))])

@@ -136,7 +136,7 @@ def folder_for(state: Mapping[str, torch.Tensor]) -> tempfile.TemporaryDirectory
 
 
 def place_for(size: int) -> Path | None:
-    """Shared memory if it has room: a file that outgrows it, often 64 MB, ends the writer. Else None."""
+    """Shared memory if it has room, else None: a file that outgrows it ends the writer with a bus error."""
     if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * size:
         return SHARED_MEMORY
     return None

@@ -133,7 +133,7 @@ class ServedModel(ChatClient):
 
 
 class BaseModelChat:
-    """The base model, which the rollout serves beside the roles' adapters; asked in tokens, with a time-out."""
+    """The base model, which the rollout serves beside the roles' adapters. It is asked in tokens."""
 
     is_down = False
 

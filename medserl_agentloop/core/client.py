@@ -172,7 +172,7 @@ class ServerOptions(ServerAddress):
 
 
 class HttpClient:
-    """Asks one server, from any event loop, below ``url``, its base; ValueError if address or key cannot be used."""
+    """A client of one server, for any event loop; ValueError if its address or its key cannot be used."""
 
     def __init__(self, options: ServerOptions) -> None:
         import openai  # slow, and every process of a run loads this module
@@ -266,7 +266,7 @@ def shown(words: str) -> str:
 
 
 class AnswerCache(Generic[Answer]):
-    """Answers of one ``kind`` in a folder, or nowhere. One that cannot be read or written is left alone."""
+    """Answers of one ``kind`` in a folder (None keeps nothing). A cache that fails says so once and is left alone."""
 
     def __init__(self, folder: str | None, kind: type[Answer]) -> None:
         self._folder, self._kind = folder, kind

@@ -50,7 +50,7 @@ def restarted(context_lengths: torch.Tensor) -> torch.Tensor:
 
 
 def token_roles(context_lengths: torch.Tensor, role_ids: torch.Tensor) -> torch.Tensor:
-    """The role (T,) in whose context each token stands, by the response's ``role_ids``; 0 if it is nobody's."""
+    """The role (T,) in whose context each token stands, by the response's ``role_ids``; 0 where there is none."""
     own = torch.nn.functional.pad(role_ids, (int(context_lengths.sum()) - len(role_ids), 0))
     contexts = torch.split(own, context_lengths.tolist())
     return torch.cat([context.max().expand(len(context)) for context in contexts])

@@ -41,7 +41,7 @@ def game_processes(trainer: Any) -> Processes:
 
 
 class Liveness:
-    """Ends a run by name if one of its ``processes`` or nodes is gone; ``where`` says the moment and how to go on."""
+    """Ends a run by name if one of its ``processes`` or nodes is gone; ``where`` adds when, and how to go on."""
 
     def __init__(self, processes: Callable[[], Processes], where: Callable[[], str]) -> None:
         self._processes, self._where = processes, where

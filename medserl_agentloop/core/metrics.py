@@ -30,7 +30,7 @@ _SAME_REWARD = 1e-6  # rewards closer than this are equal: a sum of components i
 def game_metrics(
     records: Sequence[GameRecord], roles: Sequence[str], void_classes: Mapping[str, str] = {}
 ) -> dict[str, float]:
-    """Voids, by what their reason contains (``void_classes`` adds some), and rewards; what has no game is left out."""
+    """Voids and rewards; what has no game is left out. ``void_classes`` are more classes, by words of the reason."""
     metrics = {
         "selfplay/games": float(len(records)),
         "selfplay/void_rate": share(g.is_void for g in records),
@@ -84,7 +84,7 @@ def staleness_metrics(step: int, versions: Iterable[int | None]) -> dict[str, fl
 
 
 def opponent_metrics(records: Iterable[GameRecord], won: Iterable[bool | None]) -> dict[str, float]:
-    """Metrics of the opponent, if there is one; ``won`` is whether the trained role did, None where undecided."""
+    """Metrics of the opponent, empty without one; ``won`` is whether the trained role won, None if undecided."""
     games = [record for record in records if record.opponent is not None]
     if not games:
         return {}
@@ -135,7 +135,7 @@ _LAST = (
 
 
 def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dict[str, float]:
-    """The finite numbers of a step; verl answers NaN where nothing was trained. Timings are ``timing_s/…``."""
+    """The finite numbers of a step, timings as ``timing_s/…``; verl answers NaN where no token was trained."""
     numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float, np.number))}
     return finite(numbers) | {f"timing_s/{name}": seconds for name, seconds in timing.items()}
 

@@ -104,12 +104,12 @@ class CheckpointPool:
         return random.Random(f"{self.config.seed}/{step}").choices(versions, weights)[0]
 
     def _weight(self, version: str) -> float:
-        """Prioritised self-play (AlphaStar): (1 - P[trained role wins])^2, a game of each result added (Laplace)."""
+        """Prioritised self-play (Vinyals et al. 2019): (1 - P[trained role wins])^2, the rate Laplace-smoothed."""
         result = self.state["results"].get(version, {"games": 0, "wins": 0})
         return float((1.0 - (result["wins"] + 1) / (result["games"] + 2)) ** WIN_RATE_POWER)
 
     def prepare(self, step: int) -> dict[str, float]:
-        """Have the opponent of ``step`` served; its metrics. RuntimeError if the first one of a process cannot be."""
+        """Have the opponent of ``step`` served and return its metrics; RuntimeError if a process gets no first one."""
         entries, version = self.entries(step), self.choose(step)
         metrics = {SWAP_FAILED: 0.0, POOL_SIZE: float(len(entries))}
         if version != self._current or self._served() != version:

@@ -23,7 +23,7 @@ Rewards = dict[str, dict[str, float]]
 
 
 class OpponentRecord(BaseModel):
-    """Who played the untrained role in the policy's place; ``version`` is the model or checkpoint, if it answered."""
+    """Who played the untrained role instead of the policy; ``version`` is its model or checkpoint, if it answered."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -24,7 +24,7 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
         self._game.use_reward_model(of_verl.get("reward_router_address"), config.reward.reward_model.model_path)
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
-        """Score the game of a trajectory: the sum of all rewards (0.0 if void), and record and numbers beside it."""
+        """Score one game: the sum of its rewards (0.0 if void), and with it the record and validation's numbers."""
         fields = data[len(data) - 1].non_tensor_batch["tool_extra_fields"]
         if GAME_KEY not in fields:
             raise ValueError(

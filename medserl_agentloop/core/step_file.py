@@ -162,7 +162,7 @@ class RunFiles:
         self.metrics = StepFile(self.folder / METRICS_FILE)
 
     def open(self, config: str, checkpoints: str | Path, *, changed: bool = False) -> None:
-        """Lock both folders and write ``config``; where it ``changed``, that of the steps before is kept beside it."""
+        """Lock both folders and write ``config``; if it ``changed``, the config of the steps before is kept."""
         folders = {self.folder.resolve(), Path(checkpoints).resolve()}
         self._locks = [lock_folder(folder) for folder in sorted(folders)]
         path = self.folder / CONFIG_FILE
@@ -220,7 +220,7 @@ def save_state(folder: str | Path, parts: Mapping[str, State]) -> None:
 
 
 def load_state(folder: str | Path, parts: Mapping[str, State]) -> list[str]:
-    """Fill each part from a checkpoint; the names of those that it lacks. ValueError for a damaged file."""
+    """Load each part's state from a checkpoint, and return the names it lacks; ValueError for a damaged file."""
     path = Path(folder) / STATE_FILE
     if not path.exists():
         return sorted(parts)

@@ -260,7 +260,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         return batch
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
-        """One step, its metrics on disk before verl's checkpoint; HealthError if an alarm before ends the run."""
+        """One training step; its metrics are on disk before verl's checkpoint. HealthError if an alarm stops it."""
         if self.stop_reason is not None:
             raise HealthError(self.stop_reason)
         started = time.monotonic()

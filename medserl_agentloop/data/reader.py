@@ -608,7 +608,7 @@ def _case(category: Category, error: str | None, clean: str | None, join: NoteJo
 
 
 def _paired(cases: list[Case]) -> Iterator[Case]:
-    """The cases, where a lone error note gets the most similar lone clean note: without ids nothing else pairs them."""
+    """The cases; a lone error note is paired with the most similar lone clean note, because there are no ids."""
     wrong, right = ([c for c in cases if getattr(c, other) is None] for other in ("clean_note", "error_note"))
     index = NearDuplicateIndex(case.error_note or "" for case in wrong)
     matches = [(-similar, n, at) for at, c in enumerate(right) for n, similar in index.matches(c.clean_note or "")]

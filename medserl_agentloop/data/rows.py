@@ -410,7 +410,7 @@ def _usable(cases: Sequence[Case], mix: Mix, exclusions: Exclusions) -> list[Cas
 
 
 def _split(cases: list[Case], plan: RowPlan, val_ids: set[str] | None, exclusions: Exclusions) -> dict[str, list[Case]]:
-    """The cases of ``train`` and ``val`` without a common note; those that share one with ``val_ids`` are left out."""
+    """Cases of ``train`` and ``val``: those that share a note stay together, or are left out if ``val_ids`` has one."""
     groups, val, left_out = _sharing_a_note(cases), set(val_ids or ()), set[str]()
     if val_ids is None:
         random.Random(plan.seed).shuffle(groups)
@@ -430,7 +430,7 @@ def _split(cases: list[Case], plan: RowPlan, val_ids: set[str] | None, exclusion
 
 
 def _sharing_a_note(cases: list[Case]) -> list[list[str]]:
-    """Ids of the cases that share a note, directly or through others: it must not be in both splits."""
+    """Ids of the cases that share a note, directly or through others: such cases must be in one split."""
     notes = [{one_line(note).casefold() for note in case.notes} for case in cases]
     group_of: dict[str, list[int]] = {}
     for at in range(len(cases)):

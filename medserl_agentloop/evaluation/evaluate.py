@@ -186,7 +186,7 @@ async def ask(
     cache: Path,
     console: Console,
 ) -> tuple[dict[Question, Reply], dict[Question, str]]:
-    """The answers, known ones from the cache, or why there is none. They depend on ``identity`` besides the prompt."""
+    """Answers by question, known ones from the cache, and why others have none. ``identity`` is part of its keys."""
     file = StepFile(cache)
     file.cut_after(0)  # a killed process left a line half-written
     known = {line["key"]: Reply(**line["reply"]) for line in file.read()} if cache.exists() else {}
@@ -220,7 +220,7 @@ async def ask(
 
 
 def score_twins(given: Sequence[Prediction | None]) -> dict[str, Any]:
-    """How the notes of ``read_twins`` were judged: shares with intervals; ``bias`` is the share called wrong - 0.5."""
+    """How the notes of ``read_twins`` were judged, with intervals; ``bias`` is the share called wrong less one half."""
     cases = list(zip(given[::2], given[1::2], strict=True))
     read = [(a.flag, b.flag) for a, b in cases if a is not None and b is not None and a.parsed and b.parsed]
     bias = [(wrong + right) / 2 - 0.5 for wrong, right in read]

@@ -81,7 +81,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
 
 
 def load_model(weights: Path) -> tuple[Any, Any]:
-    """The model, a ``PeftModel`` if each role has an adapter, and its tokenizer; ValueError if it is not whole."""
+    """The model and its tokenizer; a ``PeftModel`` if each role has an adapter. ValueError if weights are missing."""
     first, *others = (weights / ADAPTERS_FOLDER / role.value for role in Role)
     if all(folder.is_dir() for folder in (first, *others)):
         base, tokenizer = load_model(Path(str(base_of(first))))
@@ -187,7 +187,7 @@ class LocalModel:
     async def sample(
         self, turn: Turn, messages: Sequence[Message], *, number: int, budget: int, temperature: float, seed: int
     ) -> Reply:
-        """A turn in one batch with those of other games that wait; empty and truncated if the prompt has no room."""
+        """Take a turn in one batch with other games' turns; empty and truncated if its prompt leaves no room."""
         if len(messages) > len(turn.prompt.messages):  # a later turn reads the whole conversation
             turn = replace(turn, prompt=as_untrusted(messages))
         prompt = self.encoder.opening(turn)

@@ -167,7 +167,7 @@ def start_games(
     count: int,
     seed: int,
 ) -> tuple[Any, list[Any]]:
-    """The interaction of a run's config, changed by options, and games on ``count`` rows; or a ValueError."""
+    """The interaction of a run's config, changed by options, and ``count`` games; a ValueError says what is wrong."""
     given = {key: value for key, value in named.items() if value is not None}
     config = selfplay_config(kind, run.get("selfplay", {}) | given, list(settings or []))
     interaction: Interaction[Any, Any] = game_class(config.game)(config)
@@ -340,7 +340,7 @@ def probe(
 
 
 def note_shares(games: Sequence[MedicalRecord]) -> dict[str, float]:
-    """The share of the variance of a role's reward that lies between notes, and how often verdicts on one agree."""
+    """Share of a role's reward variance that lies between notes, and how often all verdicts on a note agree."""
     import pandas as pd  # slow
 
     measures: dict[str, float] = {}

@@ -108,7 +108,7 @@ def read_reference(paths: Sequence[Path]) -> Reference:
 
 
 def read_training(paths: Sequence[Path], reference: Sequence[ReferenceNote]) -> tuple[list[ReferenceNote], int]:
-    """The notes of MEDEC's CSV or of pair files, and how many are left out as the reference's; or a ValueError."""
+    """Notes of MEDEC's CSV or of pair files, and how many were left out because the reference has them too."""
     notes: list[ReferenceNote] = []
     for path in paths:
         if path.suffix.lower() == ".csv":
@@ -128,7 +128,7 @@ def read_training(paths: Sequence[Path], reference: Sequence[ReferenceNote]) -> 
 
 
 def read_twins(paths: Sequence[Path]) -> list[ReferenceNote]:
-    """Error note and correction of each case, one after the other; not where letter case or space alone differ."""
+    """The two notes of each case, the error note first; unless they differ in letter case or white space only."""
     notes = []
     for case in read_files(paths).cases:
         if case.error_note and case.clean_note and case.edit_tag is not EditTag.NO_OP:

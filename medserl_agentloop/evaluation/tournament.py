@@ -278,7 +278,7 @@ def _is_as_asked(game: MedicalRecord) -> bool:
 
 
 def ratings(results: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Elo points around 0 by role and player, of all pairings, which get half a game won and lost besides."""
+    """Elo ratings around 0 by role and player; each pairing gets half a won and half a lost game on top."""
     import pandas as pd
     from sklearn.linear_model import LogisticRegression
 

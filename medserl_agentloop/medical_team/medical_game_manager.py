@@ -76,7 +76,7 @@ class MedicalDialogueGameManager:
         self.active_games: dict[int, GameDict] = {}
 
     def initialize_games(self, prompts: Sequence[str], completions: Sequence[str], data_types: Sequence[str]) -> None:
-        """Start a game for each note, vanilla ones unless ``no_assessor_turn``; a ValueError if they do not fit."""
+        """Start a game for each note; no vanilla ones with ``no_assessor_turn``. ValueError for other data types."""
         if unknown := sorted(set(data_types) - set(CATEGORIES)):
             raise ValueError(f"no data type {unknown[0]!r}: expected one of {', '.join(CATEGORIES)}")
         rows = zip(prompts, completions, data_types, strict=True)

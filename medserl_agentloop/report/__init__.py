@@ -90,7 +90,7 @@ class _AnyGame(Interaction[Any, _AnyRecord]):
 
 
 def read_run(run: str | Path) -> tuple[GameClass, Iterator[Any]]:
-    """The game that a run's config names, or the records tell, and the records of its games; as :func:`games`."""
+    """The game of a run, from its config or its records, and the records in order; raises as :func:`games`."""
     file = games_file(run)
     config = file.with_name(CONFIG_FILE)
     try:
@@ -166,7 +166,7 @@ def headline_metrics(game: GameClass, roles: Iterable[str]) -> list[str]:
 
 
 def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
-    """Print a run's metrics and game ``number``, from 1, or the one that tells most; a ValueError if it has none."""
+    """Print a run's metrics and one game: ``number``, from 1, or the one that tells most. ValueError if none."""
     game, records = read_run(run)
     shown, total, most = None, 0, -1
     for total, record in enumerate(records, start=1):

@@ -33,7 +33,7 @@ MOST_WORDS = 30  # a column with more words than this is no filter
 
 
 def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
-    """Write the page of these runs, sampled above :data:`MOST_GAMES`; how many games it holds, or a ValueError."""
+    """Write the page of these runs, and return its number of games; above :data:`MOST_GAMES` it is a sample."""
     names = run_names(runs)
     played = sum(_lines(games_file(run)) for run in runs)
     sampled = [sample(run, MOST_GAMES / played) for run in runs]

@@ -26,7 +26,7 @@ Scorer = Callable[[Sequence[str], Sequence[str]], Sequence[float] | str]
 
 
 def rouge_1(predictions: Sequence[str], references: Sequence[str]) -> list[float] | str:
-    """ROUGE-1 F of the package ``rouge``, as in the task; where it fails, on full stops alone, equality counts.
+    """ROUGE-1 F of the package ``rouge``, which the task used; texts of nothing but full stops score by equality.
 
     It compares what stands between blanks; in Chinese and Japanese, characters.
     """
@@ -132,7 +132,7 @@ def official_scores(
 
 
 def _reference(path: Path) -> _Facts:
-    """The reference as pandas reads it: blank records turn numbers into fractions, and are one more note, NaN."""
+    """The reference as pandas reads it: blank records turn whole numbers into fractions, and are one more note."""
     import pandas
 
     table = pandas.read_csv(path)

@@ -28,7 +28,7 @@ class MockReply:
 
 
 Reply = str | Sequence[int] | MockReply | Exception
-ReplyFunction = Callable[[list[int], dict[str, Any]], Reply | Awaitable[Reply]]
+ReplyFunction = Callable[[list[int], dict[str, Any]], Reply | Awaitable[Reply]]  # of prompt ids and sampling params
 
 
 class _MockCall(NamedTuple):
@@ -52,24 +52,16 @@ class MockSGLangEngine:
     A reply is a string (tokenised, end-of-sequence appended), a list of token ids (used as they are), a MockReply, or
     an exception, which ``generate`` raises. ``max_new_tokens`` or ``max_tokens`` in the sampling parameters truncates
     a reply, with stop reason "length". Calls get replies in the order in which ``generate`` is entered.
-
-    Args:
-        replies: an iterable of replies, or a function ``(prompt_ids, sampling_params) -> reply``, which may be async.
-        tokenizer: has ``encode``, ``decode`` and ``eos_token_id`` of a Hugging Face tokenizer.
-        latency: seconds before each answer.
-        log_prob: log-prob of every token of a reply that brings none of its own; None for an answer without
-            log-probs, which is SGLang's where the sampling parameters do not ask for them.
-        global_steps: weights version to report; assign to ``engine.global_steps`` to change it on the way.
     """
 
     def __init__(
         self,
         replies: Iterable[Reply] | ReplyFunction,
-        tokenizer: Any,
+        tokenizer: Any,  # with ``encode``, ``decode`` and ``eos_token_id``
         *,
-        latency: float = 0.0,
-        log_prob: float | None = -1.0,
-        global_steps: int = 0,
+        latency: float = 0.0,  # seconds before each answer
+        log_prob: float | None = -1.0,  # of every token of a reply that brings none; None: no log-probs
+        global_steps: int = 0,  # weights version to report; may be assigned on the way
     ) -> None:
         if isinstance(replies, (str, MockReply)):
             raise TypeError(f"replies must be a list, an iterator or a function; for one reply write [{replies!r}]")

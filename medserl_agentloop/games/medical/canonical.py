@@ -170,7 +170,7 @@ def visible(text: str) -> str:
 
 
 def canonical_words(text: str, *, hyphen: str = " ") -> list[str]:
-    """What ``text`` says: words, numbers by value, units, signs; ``hyphen`` is what one between words becomes."""
+    """What ``text`` says: words, numbers by value, units and signs; ``hyphen`` replaces one between two words."""
     text = " ".join(spaced(visible(text)).replace("_", " ").split())
     text = _MOLAR.sub(r"\1mol/L", _MINUS.sub("\u2212", _DASH.sub("-", text)))
     text = _SEPARATOR.sub(" ", _DATE.sub(_as_date, _without_latex(text.casefold())))

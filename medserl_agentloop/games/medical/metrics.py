@@ -51,7 +51,7 @@ Notes = Mapping[str, Mapping[str, ReferenceNote]]  # reference notes by data set
 
 
 def role_metrics(records: Iterable[MedicalRecord]) -> dict[str, float]:
-    """Metrics by name; unreadable assessments count as wrong, and several of one note as as many games."""
+    """Metrics by name. An unreadable assessment counts as wrong; several of one note count as several games."""
     games = list(records)
     metrics = game_metrics(games, [role.value for role in Role], _VOID_CLASSES)
     played = [g for g in games if g.outcome is not Outcome.VOID]
@@ -146,7 +146,7 @@ def _attacker_metrics(games: list[MedicalRecord]) -> dict[str, float]:
 
 
 def diversity_metrics(games: Iterable[MedicalRecord]) -> dict[str, float]:
-    """How alike, and how often the same, is what valid attacks inserted into the notes of different cases."""
+    """How similar valid attacks on different cases are in what they insert, and how often they are identical."""
     attacks = sorted(
         (
             game.spec.vignette_id or game.spec.seed_note,
@@ -201,7 +201,7 @@ def _accuracy(games: Sequence[MedicalRecord]) -> float:
 
 
 def trained_role_won(record: MedicalRecord) -> bool | None:
-    """Whether the trained role beat its opponent, by majority; None if no readable verdict decides it."""
+    """Whether the trained role beat its opponent in most assessments; None for games that decide nothing."""
     if record.opponent is None or record.attack is None or record.outcome in (Outcome.VOID, Outcome.INVALID_ATTACK):
         return None
     verdicts = [game.outcome.is_right for game in record.by_assessment]
@@ -269,7 +269,7 @@ def prediction(note: ReferenceNote, verdict: Label | None, sentence: str | None,
 
 
 def quoted_sentence(quote: str | None, sentences: Mapping[int, str]) -> int:
-    """Number of the sentence that is copied, or else the only one that holds or is part of the quote; -1 if none."""
+    """Number of the sentence that ``quote`` copies, or of the only one that contains it or is in it; else -1."""
     quote = one_line(quote or "").lower()
     texts = {number: one_line(text).lower() for number, text in sentences.items() if text.strip()}
     copies = {number: fuzz.ratio(quote, text) for number, text in texts.items() if same_sentence(quote, text)}

@@ -57,7 +57,7 @@ class MedicalGame:
         return self.record.presented_note or self.spec.seed_note
 
     def play(self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False) -> None:
-        """Take the turn of ``next_role``, which began with ``prefill``; a RuntimeError says that the game is over."""
+        """Take the turn of ``next_role``; ``prefill`` is how the prompt began it. RuntimeError if the game is over."""
         if self.next_role is None:
             raise RuntimeError("the game is over: nobody's turn is left to play")
         attacks = self.next_role is Role.ATTACKER
@@ -130,7 +130,7 @@ class MedicalGame:
         yield InvalidAttack.TOO_MANY_TOKENS, self._has_too_many_tokens(note, edit)  # last: it tokenises the note
 
     def _has_too_many_tokens(self, note: str, edit: edits.Edit) -> bool:
-        """Whether the note has no room, or its new sentence has twice the tokens per word that may be added."""
+        """Whether the note, or the growth of its changed sentence, takes more tokens than the assessor has room for."""
         if self.count is None:
             return False
         seed = self.count(self.spec.seed_note)

@@ -63,7 +63,7 @@ Reads = Callable[[MedicalRecord], Awaitable[list[Reading]]]
 
 
 class GatedJudge:
-    """Asks about rewritten notes only; if it ``reads``, an error counts only where ``needed`` readings find it."""
+    """Asks a judge about rewritten notes only; with ``reads``, an error counts if ``needed`` readings find it."""
 
     def __init__(self, judge: Judge, reads: Reads | None = None, needed: int = 1) -> None:
         self.name = judge.name
@@ -96,7 +96,7 @@ def build_judge(
     reward_model: str | None = None,
     base: BaseModelChat | None = None,
 ) -> Judge:
-    """The gated judge of a ``selfplay`` node; a ValueError says what it lacks. No url: verl's reward model."""
+    """The judge of a ``selfplay`` node, behind its gate; without a url verl's reward model. ValueError if it cannot."""
     if config.asks_base and base is None:
         raise ValueError(f"selfplay.judge_server.url={BASE}: the base model answers in a run only; name a server.")
     server = config.judge_server

@@ -73,7 +73,7 @@ class JudgeAnswer(BaseModel):
 def make_labels(
     *, error_present: bool = False, error_detected: bool = False, reasoning: str = "", **others: Any
 ) -> Labels:
-    """A :class:`JudgeAnswer` as the original server writes it; ``others`` are labels that are not as usual."""
+    """A :class:`JudgeAnswer` as the original server writes it; ``others`` are added, or replace its defaults."""
     right = error_detected == error_present and not others.get("is_parsing_error", False)
     labels: Labels = {"error_detected": error_detected, "error_present": error_present, "error_realistic": True}
     labels |= {"assessor_correct": right, "is_parsing_error": False, "judge_reasoning": reasoning}
@@ -85,7 +85,7 @@ _labels = partial(make_labels, abstained=False, realism_judged=False)
 
 
 async def ask(client: HttpClient, queries: Sequence[dict[str, Any]], score_key: str = SCORE_KEY) -> dict[str, Any]:
-    """By game index, as text, the server's answer or a :class:`NoAnswer`; a refused request is asked in halves."""
+    """Per game index, the server's answer or a :class:`NoAnswer`; a request that is refused is split in halves."""
     indices = [str(query["game_idx"]) for query in queries]
     try:
         body = await client.post("/judge", {"queries": list(queries), "score_key": score_key})
