@@ -37,21 +37,22 @@ def check_verl_version(found: str) -> None:
         )
 
 
-def register_resolvers() -> None:
-    add = partial(OmegaConf.register_new_resolver, replace=True)
+RESOLVERS = {  # what recipes may write
     # The path of a file or folder that travels with the package.
-    add("medserl", lambda name: str(resource(name)))
+    "medserl": lambda name: str(resource(name)),
     # The name of the folder that a data file, or the first of a list, is in.
-    add("medserl_folder", lambda files: Path(files if isinstance(files, str) else files[0]).resolve().parent.name)
+    "medserl_folder": lambda files: Path(files if isinstance(files, str) else files[0]).resolve().parent.name,
     # Whether an advantage estimator reads a critic's values.
-    add("medserl_needs_critic", lambda name: name in ("gae", "role_gae"))
+    "medserl_needs_critic": lambda name: name in ("gae", "role_gae"),
+}
 
 
 def register() -> None:
     """Register everything with verl. Runs when this module is imported, once per process."""
     check_verl_version(verl.__version__)
     try:
-        register_resolvers()
+        for name, resolver in RESOLVERS.items():
+            OmegaConf.register_new_resolver(name, resolver, replace=True)
         backends.register()
         if ray.is_initialized():  # a process of a run; anywhere else these imports would cost seconds
             from verl.experimental.agent_loop.agent_loop import register as register_agent_loop

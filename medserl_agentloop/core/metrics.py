@@ -124,8 +124,6 @@ def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float
 
 TABLE_NAME = "selfplay/games_table"
 
-GamesTable = tuple[Sequence[str], list[list[Any]]]  # columns and rows of games to read in W&B
-
 _FIRST = (("lost games", "selfplay/lost_games"), ("void", "selfplay/void_rate"))
 _LAST = (
     ("grad norm", "actor/grad_norm"),
@@ -149,13 +147,12 @@ def step_line(metrics: Mapping[str, float], roles: Sequence[str], of_game: Seque
     return ", ".join(f"{label} {value:.3g}" for label, value in shown if value or label != "void")
 
 
-def log_games(games: GamesTable | None, step: int) -> None:
-    """Log a step's table of games as ``selfplay/games_table`` to the W&B run that verl opened, if there are both."""
+def log_games(columns: Sequence[str], rows: list[list[Any]], step: int) -> None:
+    """Log a step's table of games as ``selfplay/games_table`` to the W&B run that verl opened, if there is one."""
     import wandb  # slow to import, and only runs that log to it need it
 
-    if wandb.run is None or games is None:
+    if wandb.run is None:
         return
-    columns, rows = games
     data = [[storable(cell) for cell in row] for row in rows]
     # A table per step: W&B keeps them all, and one that grew would be written anew in every step.
     # With an explicit step W&B holds the row open, so that verl's metrics of this step join it.

@@ -144,13 +144,8 @@ def with_signal(frame: pd.DataFrame) -> pd.DataFrame:
 
 def typed_frame(rows: list[dict[str, Any]], schema: Mapping[str, Column]) -> pd.DataFrame:
     """A frame with the columns of a schema; what a row does not have is missing."""
-    columns = {}
-    for name, column in schema.items():
-        values = [row.get(name) for row in rows]
-        if column.dtype == "string":
-            values = [storable(text) for text in values]
-        columns[name] = pd.array(values, dtype=column.dtype)
-    return pd.DataFrame(columns)
+    values = {name: [storable(row.get(name)) for row in rows] for name in schema}
+    return pd.DataFrame({name: pd.array(values[name], dtype=column.dtype) for name, column in schema.items()})
 
 
 # -- `medserl show` ------------------------------------------------------------------------------------------------

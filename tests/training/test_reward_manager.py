@@ -97,7 +97,7 @@ def test_every_step_has_its_table_beside_verls_metrics(offline: Path) -> None:
     tracking.log({"val-core/acc": 0.5}, step=0)
     count = len(games(1))
     for step in (1, 2, 3):
-        log_games(GAME.table(games(step), count), step)
+        log_games(*GAME.table(games(step), count), step)
         tracking.log({"selfplay/games": 20.0 + step}, step=step)
         row = wandb.run.summary  # of the step before, which is complete now
         facts = (row["_step"], row.get("selfplay/games"), row.get(TABLE_NAME) is not None)
