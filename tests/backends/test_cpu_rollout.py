@@ -15,7 +15,7 @@ from verl.workers.rollout.base import BaseRollout, get_rollout_class
 from verl.workers.rollout.replica import RolloutReplicaRegistry, TokenOutput
 
 from medserl_agentloop import backends
-from medserl_agentloop.backends import cpu_rollout
+from medserl_agentloop.backends import cpu_sampling
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutReplica, CpuRolloutServer
 from medserl_agentloop.backends.cpu_sampling import (
     Completion,
@@ -211,7 +211,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Batches:
         sampled.append((settings, [request.max_tokens for request in batch]))
         return sample_batch(model, batch, settings, **kwargs)
 
-    monkeypatch.setattr(cpu_rollout, "sample_batch", spy)
+    monkeypatch.setattr(cpu_sampling, "sample_batch", spy)
     return sampled
 
 
@@ -300,7 +300,7 @@ def test_a_sampling_error_reaches_every_request_and_is_logged_once(
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise ArithmeticError("probabilities contain nan")
 
-    monkeypatch.setattr(cpu_rollout, "sample_batch", broken)
+    monkeypatch.setattr(cpu_sampling, "sample_batch", broken)
     server = make_server(model_path, model)
     with caplog.at_level(logging.ERROR):
         outputs = ask(server, *[([5], {"max_tokens": 2})] * 3)
