@@ -102,9 +102,7 @@ class SelfPlayConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    game: str = Field(
-        description="The game: the name of one of medserl_agentloop/games, or package.module:Class of a user's own."
-    )
+    game: str = Field(description="Name of one of medserl_agentloop/games, or package.module:Class of a user's own.")
     context: Literal["isolated", "shared"] = Field(
         default="isolated",
         description="isolated: each role has its own context. shared: one conversation, which lets each role read the "

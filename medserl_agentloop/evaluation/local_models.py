@@ -153,9 +153,7 @@ class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
         files = [folder / f"model_world_size_{world_size}_rank_{rank}.pt" for rank in range(total_shards)]
         shards = [torch.load(file, map_location="cpu", weights_only=False) for file in files]
         if all("lora_" in name for name in shards[0]):
-            raise ValueError(
-                f"{folder} holds a LoRA adapter without its model: save checkpoints with save_lora_only=False"
-            )
+            raise ValueError(f"{folder} holds a LoRA adapter without its model: save them with save_lora_only=False")
         merged: dict[str, torch.Tensor] = {}
         for name, first in shards[0].items():
             parts = [shard[name] for shard in shards]

@@ -162,9 +162,7 @@ def tournament(
             before = json.loads(results.read_text("utf-8")) if (results := output / RESULTS).exists() else {}
             before = before.get("settings", asked)
             if differ := ", ".join(key for key in asked if before.get(key) != asked[key]):
-                raise ValueError(
-                    f"{output} holds a tournament with other settings ({differ}): take another folder (-o)"
-                )
+                raise ValueError(f"{output} holds a tournament with other settings ({differ}): use another folder (-o)")
             results.write_text(json.dumps({"settings": asked}, indent=1), encoding="utf-8")
             asyncio.run(_play(matches, asked, interaction.config, asking, StepFile(output / GAMES_FILE), console))
         _conclude(output, asked, everyone, console)

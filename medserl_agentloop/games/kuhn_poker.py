@@ -74,9 +74,7 @@ class KuhnPoker(Interaction[KuhnGame, KuhnRecord]):
     def new_game(self, facts: Mapping[str, Any]) -> KuhnGame:
         cards = (facts.get("first"), facts.get("second"))
         if cards not in set(permutations(CARDS, 2)):
-            raise ValueError(
-                f"the cards are {cards}; first and second must be two different ones of {', '.join(CARDS)}"
-            )
+            raise ValueError(f"the cards are {cards}; first and second must be different ones of {', '.join(CARDS)}")
         return KuhnGame(cards)
 
     def next_turn(self, game: KuhnGame) -> Turn | None:
