@@ -28,8 +28,7 @@ class Alarms(BaseModel):
     )
     limits: dict[str, float | None] = Field(
         default={},
-        description="Limit of an alarm by its name, e.g. {void_games: 0.3}, where it is not the alarm's own; null "
-        "switches the alarm off.",
+        description="Limit by alarm, e.g. {void_games: 0.3}, in place of its own; null switches the alarm off.",
     )
 
 

@@ -150,8 +150,7 @@ class ServerOptions(ServerAddress):
     concurrency: int = Field(default=16, ge=1, description="Requests in flight at once.")
     extra_body: dict[str, Any] = Field(
         default={},
-        description="More fields of a chat request, e.g. {chat_template_kwargs: {enable_thinking: false}}; null takes "
-        "a field out.",
+        description="More fields of chat requests: {chat_template_kwargs: {enable_thinking: false}}; null drops one.",
     )
 
     @property

@@ -125,8 +125,7 @@ class SelfPlayConfig(BaseModel):
     turn_timeout_s: float | None = Field(
         default=3600.0,
         gt=0,
-        description="Seconds that one generated turn may take, queueing included; a longer one makes the game void. "
-        "null: no limit.",
+        description="Seconds a generated turn may take, queueing included, before its game is void; null: no limit.",
     )
     credit: CreditSettings = Field(default=CreditSettings(), description="Advantages of the roles.")
     opponent: OpponentConfig = Field(default=OpponentConfig(), description="Who plays the role that is not trained.")

@@ -49,8 +49,7 @@ class OpponentConfig(ServerOptions):
     )
     rule: Literal["latest", "uniform", "win_rate"] = Field(
         default="uniform",
-        description="Which checkpoint of the pool plays a step. win_rate prefers those that the trained role "
-        "beats least.",
+        description="Which checkpoint plays a step. win_rate prefers those that the trained role beats least.",
     )
     seed: int = Field(default=0, description="Seed of that choice; the same seed and step choose the same.")
     swap_timeout_s: float = Field(default=600.0, gt=0, description="Seconds the server may take to load a checkpoint.")

@@ -123,8 +123,7 @@ class MedicalConfig(SelfPlayConfig):
     )
     judge: str = Field(
         default="labels",
-        description="Who decides whether a rewritten note holds an error: labels (reads no note), http, llm, "
-        "or package.module:Class.",
+        description="Who says whether a note holds an error: labels (reads none), http, llm or package.module:Class.",
     )
     judge_server: JudgeServer = Field(default=JudgeServer(), description="How http and llm reach their server.")
     blind: BlindGate = Field(
@@ -147,8 +146,7 @@ class MedicalConfig(SelfPlayConfig):
     )
     vanilla_attacker: VanillaAttacker = Field(
         default=VanillaAttacker.SKIP,
-        description="skip: vanilla games begin with the assessor, as in the OpenRLHF system. copy: the attacker "
-        "first copies the note.",
+        description="skip: vanilla games begin with the assessor, as in OpenRLHF. copy: the attacker copies the note.",
     )
     assessments: int = Field(
         default=1,
