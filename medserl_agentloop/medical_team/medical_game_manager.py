@@ -12,8 +12,15 @@ from typing import Any
 
 from medserl_agentloop.games.medical.judges.protocol import Labels, make_labels
 from medserl_agentloop.games.medical.types import Category, Label, Role
-from medserl_agentloop.medical_team import utils
 from medserl_agentloop.medical_team.remote_judge import JudgeFunction, Query, create_medical_judge_remote_function
+from medserl_agentloop.medical_team.utils import (
+    GENERAL_SUM_CONFIG,
+    answer_without_reasoning,
+    convert_medical_game_history_to_messages,
+    get_medical_cot_formatting_reward,
+    get_medical_game_reward_general_sum,
+    medical_cot_format_check_and_extract,
+)
 
 GameDict = dict[str, Any]
 Generator = Callable[..., Sequence[Any]]
@@ -66,13 +73,13 @@ class MedicalDialogueGameManager:
         self.tokenizer, self.strategy, self.custom_configs = tokenizer, strategy, custom_configs or {}
         get = self.custom_configs.get
         self.max_turns: int = get("max_turns", 2)
-        self.reward_type: str = get("reward_type", utils.GENERAL_SUM_CONFIG)
+        self.reward_type: str = get("reward_type", GENERAL_SUM_CONFIG)
         self.error_types: list[str] = list(get("error_types", DEFAULT_ERROR_TYPES))
         self.disable_hidden_cot: bool = get("direct_chat_no_cot", False)
         self.no_attacker_turn: bool = get("no_attacker_turn", False)
         self.no_assessor_turn: bool = get("no_assessor_turn", False)
-        if utils.GENERAL_SUM_CONFIG not in self.reward_type:
-            raise ValueError(f"Unknown reward type: {self.reward_type}; expected {utils.GENERAL_SUM_CONFIG!r}")
+        if GENERAL_SUM_CONFIG not in self.reward_type:
+            raise ValueError(f"Unknown reward type: {self.reward_type}; expected {GENERAL_SUM_CONFIG!r}")
         self.active_games: dict[int, GameDict] = {}
 
     def initialize_games(self, prompts: Sequence[str], completions: Sequence[str], data_types: Sequence[str]) -> None:
@@ -124,7 +131,7 @@ class MedicalDialogueGameManager:
         """
         outputs: dict[str, list[Any]] = {role.value: [] for role in Role}
         states: dict[str, list[dict[str, Any]]] = {role.value: [] for role in Role}
-        coefficients = self.custom_configs.get("reward_coeff_config", utils.GENERAL_SUM_CONFIG)
+        coefficients = self.custom_configs.get("reward_coeff_config", GENERAL_SUM_CONFIG)
         for index, game in self.active_games.items():
             if index not in batch_labels_dict:
                 raise ValueError(f"Game {index} not found in batch_labels_dict")
@@ -135,9 +142,9 @@ class MedicalDialogueGameManager:
                 state = turn["game_states"]
                 if not state:
                     continue  # nobody generated it
-                reward, outcomes = utils.get_medical_game_reward_general_sum(state, labels, coefficients)
+                reward, outcomes = get_medical_game_reward_general_sum(state, labels, coefficients)
                 if not self.disable_hidden_cot:
-                    reward += utils.get_medical_cot_formatting_reward(state["cot_format_violation"])
+                    reward += get_medical_cot_formatting_reward(state["cot_format_violation"])
                 state |= {"reward": reward, "game_outcomes": outcomes}
                 outputs[state["game_role"]].append(turn["output"])
                 states[state["game_role"]].append(state)
@@ -163,7 +170,7 @@ class MedicalDialogueGameManager:
             return
         configs = {**self.custom_configs, "error_types": self.error_types}
         prompts = [
-            utils.convert_medical_game_history_to_messages(
+            convert_medical_game_history_to_messages(
                 game["history"],
                 player_role=role.value,
                 medical_note=game["prompts"],
@@ -186,9 +193,9 @@ class MedicalDialogueGameManager:
         copied = ("finished", "is_generated_attack", "prompt_type", "prompts", "completion")
         state |= {name: game[name] for name in copied}
         if self.disable_hidden_cot:
-            answer = utils.answer_without_reasoning(response)
+            answer = answer_without_reasoning(response)
         else:
-            (thinking, answer), violated = utils.medical_cot_format_check_and_extract(response)
+            (thinking, answer), violated = medical_cot_format_check_and_extract(response)
             text = ("", "") if violated else (thinking or "", answer)
             lengths = (None, None) if violated else tuple(map(self._length, text))
             state |= {"text_cot_and_answer": text, "length_cot_and_answer": lengths, "cot_format_violation": violated}
