@@ -52,6 +52,13 @@ def pytest_configure(config: pytest.Config) -> None:
         typer.testing._get_command = functools.lru_cache(typer.testing._get_command)
 
 
+_ENVIRONMENT = os.environ
+
+
+def pytest_runtest_teardown() -> None:
+    os.environ = _ENVIRONMENT  # noqa: B003  # of which datasets leaves a copy there (map with several processes)
+
+
 def _remember(owner: Any, name: str, key: Callable[..., Hashable]) -> None:
     """Let a function of Hydra's answer once for each ``key``: hundreds of tests compose the same few runs."""
     function, answers = getattr(owner, name), dict[Hashable, bytes]()
