@@ -107,7 +107,7 @@ JOINED = json.dumps({"note_id": "ms-train-0", "incorrect_note": ERROR_NOTE, "cor
 
 def readers(data: bytes) -> None:
     """A file of cases: every row is accounted for, and tokenizers can read every text; or one sentence says why not."""
-    (name, repair, joins), rest = _settings(data, ("notes.csv", "ms_rows.jsonl"), (False, True), (False, True))
+    (name, repair, joins), rest = _settings(data, ("notes.csv", "ms_rows.jsonl", "notes.json"), (False, True), (False, True))
     path = _file(name, rest)
     join = [_join()] if joins else []
     try:
@@ -122,7 +122,7 @@ def readers(data: bytes) -> None:
     (report,) = found.reports
     if not found.cases[0].categories:
         kinds = report.pairs + report.twins + report.clean_only + report.error_only
-        assert report.records == report.dropped_empty + kinds
+        assert report.records == report.dropped_empty + kinds + report.contradicting
     else:
         SEEN["openrlhf"] += 1
     SEEN["pair"] += report.pairs
