@@ -35,7 +35,7 @@ def round_trip(paths: list[Path], cache: Path) -> list[dict[str, Any]]:
 
     config = compose_run().data
     config.filter_overlong_prompts = True
-    config.filter_overlong_prompts_workers = 1
+    config.filter_overlong_prompts_workers = None  # datasets' processes replace os.environ, which rich has kept
     config.max_prompt_length = 8192
     encoder = ChatEncoder(TOKENIZER)
     files = [str(path) for path in paths]
