@@ -5,12 +5,12 @@ import json
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from medec.test_openrlhf_jsonl import four_way
 from note_files import SAMPLE
 from omegaconf import OmegaConf
 from real_runs import REPOSITORY, environment
@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
 
 QUICK_START, OVERRIDES = (block for block in blocks(REPOSITORY / "docs/migration.md", "bash") if "main_ppo" in block)
 NOT_RUN = "make quickstart"  # test_newcomer.py runs it
+TABLE = {"detection", "realism", "format"}  # the parts of the old rewards
 SHORT = (
     "selfplay.budget.attacker_reasoning=32 selfplay.budget.assessor=32 actor_rollout_ref.rollout.n=1 "
     "trainer.total_training_steps=1 data.val_max_samples=4"
@@ -51,11 +52,9 @@ def old_rows() -> Iterator[dict[str, str]]:
     with SAMPLE.open(encoding="utf-8") as file:
         pairs = [row for row in csv.DictReader(file) if row["Error Flag"] == "1"]
     for number, pair in enumerate(pairs[:40]):
-        kind = "adversarial" if number % 2 else "vanilla"
-        for label, note in (("harmful", pair["Text"]), ("benign", pair["Corrected Text"])):
-            texts = dict.fromkeys(("vanilla", "adversarial"), "") | {kind: note}
-            completed = "Safe" if (kind, label) == ("vanilla", "benign") else ""
-            yield texts | {"completion": completed, "data_type": f"{kind}_{label}"}
+        for label in ("harmful", "benign"):
+            kind = "adversarial" if number % 2 else "vanilla"
+            yield four_way(f"{kind}_{label}", pair["Text"], pair["Corrected Text"])
 
 
 def typed(block: str, url: str, folder: Path) -> list[str]:
@@ -65,14 +64,8 @@ def typed(block: str, url: str, folder: Path) -> list[str]:
         command = re.sub(r"http://localhost:\d+", url, line)
         if "main_ppo" in command:
             command = re.sub(r"\+recipes=\[?(\w+)\S*", r"+recipes=[\1,cpu,tiny]", command) + f" {SHORT}"
-        done = subprocess.run(
-            ["bash", "-euc", f"export PATH={sys.prefix}/bin:$PATH\n{command}"],
-            cwd=folder,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        shell = ["bash", "-euc", f"export PATH={sys.prefix}/bin:$PATH\n{command} 2>&1"]
+        done = subprocess.run(shell, cwd=folder, env=environment(), capture_output=True, text=True)
         assert done.returncode == 0, f"{command}\n{done.stdout[-5000:]}"
     return lines
 
@@ -94,7 +87,5 @@ def test_the_quick_start_and_the_overrides_run_as_the_page_gives_them(judges: st
 
     labels = {(str(game.category.value), str(game.spec.target_label.value)) for game in played["old"]}
     assert ("adversarial_benign", "safe") in labels and len(labels) == 4
-    assert {name for game in played["old"] for name in game.rewards["assessor" if game.assessment else "attacker"]} <= {
-        "detection", "realism", "format",
-    }  # fmt: skip
-    assert Counter(game.scheme for game in played["old"]) == {"medical_general_sum": 64}
+    assert {game.scheme for game in played["old"]} == {"medical_general_sum"}
+    assert {name for game in played["old"] for parts in game.rewards.values() for name in parts} <= TABLE

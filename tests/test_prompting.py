@@ -82,18 +82,15 @@ def test_error_types_of_a_run_are_named_by_prompts_read_in_answers_and_known_of_
     assert not any("treatment, " in text for text in said.values())
     assert "error_type: dosage or drug_interaction" in said["medserl"]
 
-    game = MedicalGameInteraction(MedicalConfig(error_types=types, vanilla_attacker="skip"))
+    medical = MedicalGameInteraction(MedicalConfig(error_types=types))
     facts = {"category": "vanilla_harmful", "target_label": "harmful", "seed_note": NOTE}
-    for of_row, answered, known in (
-        ("Drug interaction", "drug-interaction", "drug_interaction"),
-        ("diagnosis", "diagnosis", None),
-    ):
-        one = game.new_game(facts | {"error_type": of_row})
+    for answered, known in (("Drug interaction", "drug_interaction"), ("diagnosis", None)):
+        game = medical.new_game(facts | {"error_type": answered})
         fields = f"verdict: harmful\nsentence: He rests.\nerror_type: {answered}\ncorrection: He runs."
-        one.play(f"<think>hm</think><answer>{fields}</answer>")
-        assert one.record.assessment is not None and one.record.assessment.error_type == known
-        assert one.record.spec.error_type == known
-        assert one.record.assessment.violations == ([] if known else ["no_error_type"])
+        game.play(f"<think>hm</think><answer>{fields}</answer>")
+        (answer,) = game.record.assessments
+        assert game.record.spec.error_type == answer.error_type == known
+        assert answer.violations == ([] if known else ["no_error_type"])
 
 
 @pytest.mark.parametrize("types", [[], ["dosage", "Dosage"], ["a/b"], ["x" * 41], ["dosage", ""], 5])

@@ -126,14 +126,11 @@ def get_medical_error_detection_reward(
     player, terms = Role(role), _terms(reward_coeff_config)
     reward = detection_reward(player, error_present=error_present, error_detected=error_detected, terms=terms)
     seen = {
-        (Role.ATTACKER, True, True): {outcome.ATTACKER_ERROR_DETECTED},
-        (Role.ATTACKER, True, False): {outcome.ATTACKER_ERROR_UNDETECTED},
-        (Role.ASSESSOR, True, True): {outcome.ASSESSOR_CORRECT_DETECTION},
-        (Role.ASSESSOR, True, False): {outcome.ASSESSOR_MISSED_ERROR},
-        (Role.ASSESSOR, False, True): {outcome.ASSESSOR_FALSE_POSITIVE},
-        (Role.ASSESSOR, False, False): {outcome.ASSESSOR_CORRECT_REJECTION},
-    }
-    return reward, seen.get((player, bool(error_present), bool(error_detected)), set())
+        (Role.ATTACKER, True): (outcome.ATTACKER_ERROR_UNDETECTED, outcome.ATTACKER_ERROR_DETECTED),
+        (Role.ASSESSOR, True): (outcome.ASSESSOR_MISSED_ERROR, outcome.ASSESSOR_CORRECT_DETECTION),
+        (Role.ASSESSOR, False): (outcome.ASSESSOR_CORRECT_REJECTION, outcome.ASSESSOR_FALSE_POSITIVE),
+    }.get((player, bool(error_present)))
+    return reward, {seen[bool(error_detected)]} if seen else set()
 
 
 def get_medical_error_realism_reward(

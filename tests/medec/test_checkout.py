@@ -11,7 +11,7 @@ from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 
 PROMPTS = '''
-MEDICAL_ATTACKER_BASE_PROMPT_HARMFUL = """Change {{ 6 * 7 }}% of it.
+MEDICAL_ATTACKER_BASE_PROMPT_HARMFUL = """{{ 6 * 7 }}%
     Be sly."""
 MEDICAL_ATTACKER_BASE_PROMPT_BENIGN = "Change nothing that counts."
 MEDICAL_ATTACKER_BASE_PROMPT_VANILLA = "Copy."
@@ -50,17 +50,13 @@ def test_a_profile_has_the_texts_of_the_checkout(checkout: Path, tmp_path: Path)
     result = invoke("data", "profile", "--from", checkout, "--output", tmp_path / "mine")
     assert result.exit_code == 0 and "not told of <answer>" in result.stdout
     profile = load_profile(str(tmp_path / "mine"))
-    said = {
-        (role, category): [message["content"] for message in profile.messages(role, category, "{{ A }} note")]
-        for role in Role
-        for category in Category
-    }
-    worse = ["Change {{ 6 * 7 }}% of it.\n    Be sly.", "Worse:\n\n{{ A }} note\n\nas <output>"]
-    assert said[Role.ATTACKER, Category.ADVERSARIAL_HARMFUL] == worse
-    assert said[Role.ATTACKER, Category.DECOY_BENIGN] == ["Change nothing that counts.", "Other words:\n\n{{ A }} note"]
-    assert said[Role.ATTACKER, Category.VANILLA_BENIGN] == ["Copy.", "The same:\n\n{{ A }} note"]
-    assess = ["Write <answer>Safe</answer> or the other word.\n", "Judge:\n\n{{ A }} note"]
-    assert said[Role.ASSESSOR, Category.VANILLA_BENIGN] == assess
+    for role, category, *texts in (
+        (Role.ATTACKER, Category.ADVERSARIAL_HARMFUL, "{{ 6 * 7 }}%\n    Be sly.", "Worse:\n\nN{{ A\n\nas <output>"),
+        (Role.ATTACKER, Category.DECOY_BENIGN, "Change nothing that counts.", "Other words:\n\nN{{ A"),
+        (Role.ATTACKER, Category.VANILLA_BENIGN, "Copy.", "The same:\n\nN{{ A"),
+        (Role.ASSESSOR, Category.VANILLA_BENIGN, "Write <answer>Safe</answer> or the other word.\n", "Judge:\n\nN{{ A"),
+    ):
+        assert [message["content"] for message in profile.messages(role, category, "N{{ A")] == texts
     assert (profile.settings.parser, profile.settings.assistant_prefix) == ("baseline", "Well.\n<think> ")
     assert "exists: give" in invoke("data", "profile", "--from", checkout, "--output", tmp_path / "mine").stderr
 
@@ -84,6 +80,5 @@ def test_what_a_checkout_lacks_is_named(checkout: Path, file: str, before: str, 
 
 @pytest.mark.skipif(CHECKOUT not in os.environ, reason=f"{CHECKOUT} names no checkout")
 def test_a_real_checkout_gives_a_profile(tmp_path: Path) -> None:
-    result = invoke("data", "profile", "--from", os.environ[CHECKOUT], "--output", tmp_path / "mine")
-    assert result.exit_code == 0, result.output
+    assert invoke("data", "profile", "--from", os.environ[CHECKOUT], "--output", tmp_path / "mine").exit_code == 0
     assert len(load_profile(str(tmp_path / "mine")).templates()) == 5

@@ -181,12 +181,15 @@ def test_the_table(present: bool, detected: bool, realistic: bool | None) -> Non
     labels = make_labels(error_present=present, error_detected=detected, error_realistic=realistic is not False)
     if realistic is None:  # the judge does not say
         del labels["error_realistic"]
+    judgement = Judgement(judge="http", label=Label.HARMFUL if present else Label.SAFE, realistic=realistic)
+    game = finished(Outcome(assessor_outcome.removeprefix("assessor_")), judgement=judgement)
     for role, expected, outcomes in (
         ("attacker", attacker + realism, attacker_outcomes | {seen}),
         ("assessor", assessor, {assessor_outcome}),
     ):
         reward, reached = get_medical_game_reward_general_sum({"game_role": role}, labels)
         assert (reward, {outcome.value for outcome in reached}) == (expected, outcomes)
+        assert outcomes_of(game)[role] == reached
     assert get_medical_error_detection_reward("attacker", detected, present)[0] == attacker
     assert get_medical_error_realism_reward("attacker", realism > 0)[0] == realism
     assert get_medical_error_realism_reward("assessor", realism > 0) == (0.0, set())
@@ -200,22 +203,8 @@ def test_the_interface_and_the_core_s_scheme_agree_on_every_game(record: Medical
         assert turn is not None
         reward, _ = get_medical_game_reward_general_sum({"game_role": role.value}, labels)
         assert reward + get_medical_cot_formatting_reward(bool(turn.violations)) == sum(components.values())
-        assert all(outcome.value.startswith(role.value) for outcome in outcomes_of(record)[role.value])
-
-
-@pytest.mark.parametrize(("realistic", "word"), [(True, "realistic"), (False, "unrealistic"), (None, "realistic")])
-@pytest.mark.parametrize(
-    ("outcome", "found"), [(Outcome.CORRECT_DETECTION, "detected"), (Outcome.MISSED_ERROR, "undetected")]
-)
-def test_a_game_of_a_run_has_the_outcomes_of_the_original(
-    outcome: Outcome, found: str, realistic: bool | None, word: str
-) -> None:
-    game = finished(outcome, judgement=Judgement(judge="http", label=Label.HARMFUL, realistic=realistic))
-    seen = {role: {outcome.value for outcome in outcomes} for role, outcomes in outcomes_of(game).items()}
-    assert seen["attacker"] == {f"attacker_error_{found}", f"attacker_{word}_error"}
-    assert seen["assessor"] == {f"assessor_{outcome.value}"}
-    game.void = "judge failed: it is down"
-    assert outcomes_of(game)["attacker"] == {MedicalGameOutcome.PARSING_ERROR} and labels_of(game)["is_parsing_error"]
+    lost = MedicalGameOutcome.PARSING_ERROR in set[MedicalGameOutcome]().union(*outcomes_of(record).values())
+    assert labels["is_parsing_error"] == record.is_void == lost
 
 
 def test_roles_and_coefficients_that_do_not_exist_are_named() -> None:
