@@ -99,12 +99,14 @@ $(VENV)/bin/python:
 	echo "== virtual environment in $(VENV), from $(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
 
-# torch first and by exact version: verl's open range would take another build of it.
+# torch first and by exact version: verl's open range would take another build of it. pip would compile on one core only;
+# some packages hold files that this Python cannot compile.
 $(VENV)/.cpu: pyproject.toml constraints-cpu.txt | $(VENV)/bin/python
 	@echo "== installing torch"
-	$(PIP) install torch==2.13.0
+	$(PIP) install --no-compile torch==2.13.0
 	echo "== installing medserl-agentloop[cpu] (about 2 GB, 2 to 4 minutes)"
-	$(PIP) install $(PINNED) --editable '.[cpu]'
+	$(PIP) install --no-compile $(PINNED) --editable '.[cpu]'
+	$(BIN)/python -m compileall -qq --workers 0 $(VENV)/lib || true
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.cpu
