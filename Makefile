@@ -59,7 +59,7 @@ test-fast: $(VENV)/.dev
 test-mutations: $(VENV)/.dev
 	@echo "== 1,000,000 mutated inputs for each of the five targets of tests/fuzz, 5,000 damaged files"
 	printf '%s\n' parsers templates readers records judge_answers \
-		| xargs -P 2 -I{} $(BIN)/python tests/fuzz/run.py {} --runs 1000000 --seeded
+		| xargs -P 2 -I{} $(BIN)/python tests/fuzz/run.py {} --runs 1000000
 	$(BIN)/python -m pytest -m mutate
 	echo "== all examples of the property tests"
 	$(PYTEST) --hypothesis-profile=thorough -m 'not slow and not learn and not mutate'

@@ -1,9 +1,8 @@
 """``python tests/fuzz/run.py TARGET``: gives a target of ``targets.py`` mutated inputs until one breaks it.
 
-Guided by coverage where atheris is installed, else, and with ``--seeded``, by a seed alone: the same inputs every time.
+They depend on the seed alone: the same inputs every time.
 """
 
-import importlib.util
 import random
 import sys
 import time
@@ -60,18 +59,13 @@ def main(
     target: Annotated[str, typer.Argument(help="parsers, readers, records, judge_answers or templates")],
     runs: Annotated[int, typer.Option(help="how many inputs")] = 1_000_000,
     seconds: Annotated[int, typer.Option(help="the longest time; 0 for no limit")] = 0,
-    keep: Annotated[Path, typer.Option(help="folder for inputs that broke the target or reached new code")] = Path(
-        "runs/fuzz"
-    ),
-    seeded: Annotated[bool, typer.Option(help="not guided by coverage")] = False,
+    keep: Annotated[Path, typer.Option(help="folder for an input that broke the target")] = Path("runs/fuzz"),
     seed: int = 0,
 ) -> None:
     """Give a target mutated inputs until one breaks it; that one is kept."""
     sys.path.insert(0, str(HERE.parent))
     kept = keep / target
     kept.mkdir(parents=True, exist_ok=True)
-    if not seeded and importlib.util.find_spec("atheris"):
-        _guided(target, runs, seconds, kept, seed)
     from fuzz.targets import PIECES, SEEN, TARGETS
 
     began = time.monotonic()
@@ -87,31 +81,6 @@ def main(
         if seconds and done % 256 == 0 and time.monotonic() - began > seconds:
             break
     print(f"{target}: {done + 1} inputs in {time.monotonic() - began:.0f} s, {dict(SEEN.most_common())}")
-
-
-def _guided(target: str, runs: int, seconds: int, kept: Path, seed: int) -> None:
-    """Let libFuzzer look for inputs that reach new code; it ends the process."""
-    import atheris
-
-    with atheris.instrument_imports(include=["medserl_agentloop"]):
-        from fuzz.targets import PIECES, TARGETS
-
-    words = kept.with_suffix(".dict")
-    words.write_text(
-        "".join('"' + "".join(f"\\x{byte:02x}" for byte in piece[:60]) + '"\n' for piece in PIECES[target])
-    )
-    options = [
-        f"-runs={runs}",
-        f"-max_total_time={seconds}",
-        f"-seed={seed or 1}",
-        "-max_len=4096",
-        "-print_final_stats=1",
-    ]
-    folders = [str(kept), str(HERE / "corpus" / target)]
-    atheris.Setup(
-        [sys.argv[0], *options, f"-dict={words}", f"-artifact_prefix={kept}/failed-", *folders], TARGETS[target]
-    )
-    atheris.Fuzz()
 
 
 if __name__ == "__main__":

@@ -107,7 +107,9 @@ JOINED = json.dumps({"note_id": "ms-train-0", "incorrect_note": ERROR_NOTE, "cor
 
 def readers(data: bytes) -> None:
     """A file of cases: every row is accounted for, and tokenizers can read every text; or one sentence says why not."""
-    (name, repair, joins), rest = _settings(data, ("notes.csv", "ms_rows.jsonl", "notes.json"), (False, True), (False, True))
+    (name, repair, joins), rest = _settings(
+        data, ("notes.csv", "ms_rows.jsonl", "notes.json"), (False, True), (False, True)
+    )
     path = _file(name, rest)
     join = [_join()] if joins else []
     try:
