@@ -1,11 +1,14 @@
 """A game and verl's own GRPO on one GPU, on equal tokens: ``python benchmarks/gpu.py --output FOLDER``.
 
-It needs no download: it writes a model with random weights, and rows. It starts ``verl.trainer.main_ppo`` four times:
+It needs no download: it writes a model with random weights, and rows. It starts ``verl.trainer.main_ppo`` five times:
 
+- the certificate of the game alone, and the same with positions that do not restart: a negative control, which must be
+  refused,
 - the game of ``gpu_game.py``, with the project's recipes, until its checkpoint is written; then it is killed (SIGKILL),
 - the same command again, which must go on at the next step,
-- verl's own single-turn GRPO with the same settings, on as many sequences, prompt tokens and generated tokens,
-- the certificate alone, with positions that do not restart: a negative control, which must be refused.
+- verl's own single-turn GRPO with the same settings, on as many sequences, prompt tokens and generated tokens.
+
+``--part`` makes one of these alone, and the table of all parts so far; ``resume`` needs the folder of ``game``.
 
 Every turn is as long as its budget, so that tokens are equal. The folder gets ``gpu.json``, ``gpu.md`` (the table) and
 the logs. Exits with 1 where a run failed or a claim does not hold. ``--size tiny --engine embedded`` needs no GPU.
@@ -35,6 +38,8 @@ LR = 1e-4  # moves weights by more than bf16 rounds them, so that a push that is
 
 COLUMNS = ["figure", "self-play", "verl's GRPO", "ratio", "how it was measured"]
 Size, Engine = Literal["qwen3_4b", "tiny"], Literal["sglang", "vllm", "embedded"]
+PARTS = {"certificate": ("certified", "control"), "game": ("game",), "resume": ("resumed",), "grpo": ("single",)}
+Part = Literal["certificate", "game", "resume", "grpo"]
 
 
 def recipes(size: Size, engine: Engine, gib: float) -> list[str]:
@@ -175,20 +180,22 @@ class Proofs:
     """What must hold, read from the folders of the runs. Each gives what to show, and whether it holds."""
 
     output: Path
-    game: Ran
-    resumed: Ran
-    control: Ran
+    runs: Mapping[str, Ran]
     sequences: int
 
     def figures(self) -> Iterator[Figure]:
         """All of them; what a run did not leave is not measured."""
-        for what, proof, how in (
-            ("games with a second turn", self.second_turns, "games.jsonl"),
-            ("resume after SIGKILL", self.resume, "verl's steps; games.jsonl holds every game of every step once"),
-            ("weights pushed to the rollout", self.push, "log-probs of rollout and actor; the checkpoint's final norm"),
-            ("isolation of contexts", self.isolation, "certificate of the run, in its precision"),
-            ("its negative control", self.negative_control, "certificate of a run whose positions do not restart"),
+        pushed = "log-probs of rollout and actor; the checkpoint's final norm"
+        for what, name, proof, how in (
+            ("games with a second turn", "game", self.second_turns, "games.jsonl"),
+            ("resume after SIGKILL", "resumed", self.resume, "verl's steps; games.jsonl holds every game once"),
+            ("weights pushed to the rollout", "resumed", self.push, pushed),
+            ("isolation of contexts", "certified", self.isolation, "certificate of the run, in its precision"),
+            ("its negative control", "control", self.negative_control, "certificate where positions do not restart"),
         ):
+            if name not in self.runs:
+                yield Figure(what, None, "", "this part has not run yet")
+                continue
             try:
                 value, holds = proof()
             except (OSError, KeyError, IndexError, ValueError) as error:
@@ -200,14 +207,14 @@ class Proofs:
         return f"{sum(played)} of {len(played)}", all(played)
 
     def resume(self) -> tuple[str, bool]:
-        last, games = len(self.game.steps), Counter(game["step"] for game in self._games())
-        [step] = [int(step["training/global_step"]) for step in self.resumed.steps]
+        last, games = len(self.runs["game"].steps), Counter(game["step"] for game in self._games())
+        [step] = [int(step["training/global_step"]) for step in self.runs["resumed"].steps]
         exact = step == last + 1 and games == dict.fromkeys(range(1, last + 2), self.sequences)
         return f"killed after step {last}, went on at step {step}: {'exact' if exact else 'NOT exact'}", exact
 
     def push(self) -> tuple[str, bool]:
-        name, last = "selfplay/log_prob_gap/first_context", len(self.game.steps)
-        first, final = self.game.steps[0][name], self.resumed.steps[-1][name]
+        name, game = "selfplay/log_prob_gap/first_context", self.runs["game"]
+        last, first, final = len(game.steps), game.steps[0][name], self.runs["resumed"].steps[-1][name]
         [file] = (self.output / "relay" / f"global_step_{last}" / "actor").glob("model_*_rank_0.pt")
         weights = torch.load(file, map_location="cpu", mmap=True, weights_only=False)["model.norm.weight"]
         moved = float((weights.to_local() - 1).abs().max())  # they begin as ones
@@ -215,15 +222,15 @@ class Proofs:
         return value, moved > 0 and final < 3 * max(first, 1e-5)
 
     def isolation(self) -> tuple[str, bool]:
-        value, holds = self._certificate("relay")
-        run = OmegaConf.load(self.output / "relay" / "run_config.yaml").actor_rollout_ref
+        value, holds = self._certificate("certified")
+        run = OmegaConf.load(self.output / "hydra" / ".hydra" / "config.yaml").actor_rollout_ref
         precision = (run.actor.fsdp_config.get("mixed_precision") or {}).get("param_dtype", "bf16")  # verl's default
         attention = run.model.override_config.get("attn_implementation", "flash_attention_2")  # verl's default
         return f"{precision}, {attention}: {value}", holds
 
     def negative_control(self) -> tuple[str, bool]:
         value, holds = self._certificate("control")
-        return value, not holds and self.control.code != 0
+        return value, not holds and self.runs["control"].code != 0
 
     def _games(self) -> list[dict[str, Any]]:
         lines = (self.output / "relay" / "games.jsonl").read_text(encoding="utf-8").splitlines()
@@ -244,6 +251,7 @@ def main(
     games: Annotated[int, typer.Option(min=2 * REPEATS, help=f"Games of a step, {REPEATS} of each row.")] = 64,
     note: Annotated[int, typer.Option(min=8, help="Tokens of a note.")] = 190,
     turn: Annotated[int, typer.Option(min=4, help="Tokens of a turn.")] = 1024,
+    part: Annotated[Part | None, typer.Option(help="One part alone, in the folder of those before it.")] = None,
     more: Annotated[list[str] | None, typer.Argument(help="More overrides of verl's config, for all runs.")] = None,
 ) -> None:
     """Measure a game and verl's own GRPO on equal tokens, on random weights; write gpu.json and gpu.md."""
@@ -252,39 +260,48 @@ def main(
         names = recipes(size, engine, float(gpus[0]["memory.total"]) / 1024 if gpus else 0.0)
         if games % REPEATS:
             raise ValueError(f"--games {games} is no multiple of {REPEATS}")
-        output.mkdir(parents=True)
+        output.mkdir(parents=True, exist_ok=part is not None)
     except (ValueError, FileExistsError) as error:
         raise typer.BadParameter(str(error)) from None
     console.print(f"{output}: writing a model with random weights, and rows")
-    write_model(size, output / "model")
+    if not (output / "model").exists():
+        write_model(size, output / "model")
     prompt = write_rows(output, games, note, turn)
     commands, gpu = overrides(output, names, engine, games, prompt, turn), size == "qwen3_4b"
 
-    def part(name: str, command: str, last: int, good: Callable[[Ran], bool], *changes: str, **options: Any) -> Ran:
+    runs: dict[str, Ran] = {}
+
+    def play(name: str, command: str, last: int, good: Callable[[Ran], bool], *changes: str, **options: Any) -> None:
+        kept = output / f"{name}.ran.json"
+        if part is not None and name not in PARTS[part]:
+            if kept.exists():
+                runs[name] = Ran(**json.loads(kept.read_text(encoding="utf-8")))
+            return
         console.print(f"{name}: verl's main_ppo, {output / name}.log")
         steps = f"trainer.total_training_steps={last}"
-        ran = run(output, name, [*commands[command], steps, *(more or ()), *changes], gpu=gpu, **options)
+        runs[name] = ran = run(output, name, [*commands[command], steps, *(more or ()), *changes], gpu=gpu, **options)
+        kept.write_text(json.dumps(asdict(ran), default=str), encoding="utf-8")
         if not good(ran):
             tail = ran.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
             ended = f"{name} ended with exit code {ran.code} after {len(ran.steps)} steps. {ran.log} ends with"
             failed.append("\n".join([ended, *tail]))
             console.print(failed[-1], style="red", markup=False, highlight=False)
-        return ran
 
     def whole(ran: Ran) -> bool:
         return ran.code == 0
 
     save, no_save = f"trainer.save_freq={steps}", "trainer.save_freq=-1"
-    game = part("game", "relay", steps + 1, lambda ran: len(ran.steps) == steps, save, kill_after=steps)
-    resumed = part("resumed", "relay", steps + 1, whole, no_save)
-    single = part("single", "single", steps, whole, no_save)
-    control = part(
-        "control", "relay", steps, lambda _: (output / "control" / "certificate.json").exists(),
-        "selfplay.certify=only", f"trainer.default_local_dir={output}/control",
-        VERL_USE_EXTERNAL_MODULES="broken_roles",  # of tests/training: position ids do not restart
-    )  # fmt: skip
+    for name, module in (("certified", ""), ("control", "broken_roles")):  # of tests/training: positions do not restart
+        play(
+            name, "relay", steps, lambda _, name=name: (output / name / "certificate.json").exists(),
+            "selfplay.certify=only", f"trainer.default_local_dir={output}/{name}", VERL_USE_EXTERNAL_MODULES=module,
+        )  # fmt: skip
+    play("game", "relay", steps + 1, lambda ran: len(ran.steps) == steps, save, kill_after=steps)
+    play("resumed", "relay", steps + 1, whole, no_save)
+    play("single", "single", steps, whole, no_save)
 
-    figures = [*speed(game, single, games, gpu), *Proofs(output, game, resumed, control, games).figures()]
+    game, single = (runs.get(name, Ran(output / f"{name}.log")) for name in ("game", "single"))
+    figures = [*speed(game, single, games, gpu), *Proofs(output, runs, games).figures()]
     broken = [f"{figure.what}: {figure.selfplay or figure.how}" for figure in figures if not figure.holds]
     failed += broken
     facts = machine()

@@ -26,6 +26,7 @@ SMALL = {
     "games": GAMES,
     "note": NOTE,
     "turn": TURN,
+    "part": None,
 }
 
 
@@ -61,7 +62,8 @@ def test_a_game_is_run_and_killed_and_with_the_other_parts_gives_every_row_of_th
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
     program = typer.Typer()
     program.command()(gpu.main)
-    options = [part for key, value in (SMALL | {"output": folder}).items() for part in (f"--{key}", str(value))]
+    given = {key: value for key, value in (SMALL | {"output": folder}).items() if value is not None}
+    options = [part for key, value in given.items() for part in (f"--{key}", str(value))]
     done = CliRunner().invoke(program, [*options, "algorithm.adv_estimator=role_grpo"])
     assert done.exit_code == 0, done.output
     results = json.loads((folder / "gpu.json").read_text())
@@ -104,13 +106,36 @@ def test_a_part_that_dies_is_named_with_the_end_of_its_log_and_the_others_still_
         gpu.main(**SMALL | {"output": tmp_path / "out"}, more=None)
     assert end.value.code
     results, printed = json.loads((tmp_path / "out" / "gpu.json").read_text()), capsys.readouterr().out
-    for name in ("game", "resumed", "single", "control"):
+    for name in ("certified", "control", "game", "resumed", "single"):
         assert any(
             f"{name} ended with exit code 7" in said and f"the cause of {name}" in said for said in results["failed"]
         )
         assert f"the cause of {name}" in printed
     assert all(figure["selfplay"] in (None, "none", GAMES) for figure in results["figures"])
     assert "not measured" in (tmp_path / "out" / "gpu.md").read_text()
+
+
+def test_a_part_runs_alone_and_the_table_has_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    def ends(output: Path, name: str, command: list[str], **options: Any) -> Ran:
+        started.append(name)
+        return Ran(output / f"{name}.log", steps=[{"timing_s/step": 1.0}] * STEPS, ends=[0.0] * STEPS)
+
+    monkeypatch.setattr(gpu, "run", ends)
+    measured: list[list[str]] = []
+    for part in ("game", "grpo"):
+        with pytest.raises(SystemExit):
+            gpu.main(**SMALL | {"output": tmp_path / "out", "part": part}, more=None)
+        [row] = [
+            r for r in (tmp_path / "out" / "gpu.md").read_text().splitlines() if r.startswith("| seconds of a step")
+        ]
+        measured.append([cell.strip() for cell in row.split("|")[2:4]])
+    assert started == ["game", "single"] and measured == [["1", "not measured"], ["1", "1"]]
+    [row] = [
+        r for r in (tmp_path / "out" / "gpu.md").read_text().splitlines() if r.startswith("| isolation of contexts")
+    ]
+    assert "this part has not run yet" in row
 
 
 @pytest.mark.parametrize(
