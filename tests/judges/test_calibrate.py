@@ -124,7 +124,7 @@ def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(cases:
 
 def test_a_twin_in_other_words_is_a_harmless_edit_and_a_pair_without_a_difference_no_error(tmp_path: Path) -> None:
     text = "The woman is tall. She takes aspirin."
-    wrong = f'a-1,"{text.replace("tall", "ill")}",0 x,1,diagnosis,0,The woman is ill.,The woman is tall.,"{text}"'
+    wrong = f'a-1,"{text.replace("tall", "ill")}",0 is ill,1,diagnosis,0,The woman is ill.,The woman is tall.,"{text}"'
     twin = "a-2,She takes aspirin. The woman is tall.,0 x,0,NA,-1,NA,NA,NA"
     (tmp_path / "notes.csv").write_text("\n".join([",".join(COLUMNS), wrong, twin]), encoding="utf-8")
     edits = known_edits(read_files([tmp_path / "notes.csv"]).cases, None, 0)
