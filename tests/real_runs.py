@@ -29,7 +29,6 @@ RAY = {"RAY_ADDRESS": "local"}  # or a run would join a cluster that somebody ha
 # What verl's single controller sets for a training worker, for a world of one.
 WORKER = {"VERL_PLATFORM": "cpu", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 WORKER |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-NO_CHECKPOINT = "trainer.save_freq=-1"
 ADAPTERS = (
     "selfplay.adapters=per_role",
     "actor_rollout_ref.actor.use_kl_loss=True",  # verl's reference pass switches the adapters off and on

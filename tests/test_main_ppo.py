@@ -92,14 +92,11 @@ def test_a_killed_run_goes_on_as_one_that_was_never_killed_and_holds_every_step_
     ]
     for of_whole, of_killed in zip(*baselines, strict=True):
         assert of_whole and of_killed == pytest.approx(of_whole, abs=1e-6)
-    states: dict[str, Any] = {
-        run.folder.name: json.loads((run.folder / "run" / f"global_step_{LAST}" / STATE_FILE).read_text())
-        for run in (whole, killed)
-    }
+    state_file = Path("run", f"global_step_{LAST}", STATE_FILE)
+    expected, found = (json.loads((run.folder / state_file).read_text()) for run in (whole, killed))
     for role in Role:
-        expected = states["whole"]["baselines"][role.value]
-        assert states["killed"]["baselines"][role.value] == pytest.approx(expected, abs=1e-6)
-    assert states["killed"]["alarms"]["streaks"] == states["whole"]["alarms"]["streaks"]
+        assert found["baselines"][role.value] == pytest.approx(expected["baselines"][role.value], abs=1e-6)
+    assert found["alarms"]["streaks"] == expected["alarms"]["streaks"]
 
     played = {name: games_played(folder / name) for name in ("whole", "killed")}
     assert played["killed"] == played["whole"]

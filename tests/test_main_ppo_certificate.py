@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_runs import NO_CHECKPOINT, Run, environment
+from real_runs import Run, environment
 
 from medserl_agentloop.core.certificate import CERTIFICATE_FILE
 
@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MODULES = Path(__file__).parent / "training"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 BF16 = (f"{ROLLOUT}.dtype=bfloat16", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=bf16")
-ONE_STEP = ("trainer.total_training_steps=1", NO_CHECKPOINT, "data.train_batch_size=16", f"{ROLLOUT}.n=4")
-ONE_STEP = (*ONE_STEP, f"{ACTOR}.ppo_mini_batch_size=4")
+ONE_STEP = ("trainer.total_training_steps=1", "trainer.save_freq=-1")
+ONE_STEP = (*ONE_STEP, "data.train_batch_size=16", f"{ACTOR}.ppo_mini_batch_size=4", f"{ROLLOUT}.n=4")
 
 
 def with_module(name: str, **changes: str) -> dict[str, str]:

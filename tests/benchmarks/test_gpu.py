@@ -18,16 +18,8 @@ from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.testing.tiny import compose_run
 
 STEPS, GAMES, NOTE, TURN = 2, 8, 40, 16
-SMALL = {
-    "output": None,
-    "size": "tiny",
-    "engine": "embedded",
-    "steps": STEPS,
-    "games": GAMES,
-    "note": NOTE,
-    "turn": TURN,
-    "part": None,
-}
+SMALL: dict[str, Any] = {"output": None, "size": "tiny", "engine": "embedded", "part": None}
+SMALL |= {"steps": STEPS, "games": GAMES, "note": NOTE, "turn": TURN}
 
 
 @pytest.mark.slow
