@@ -28,27 +28,28 @@ SMALL |= {"steps": STEPS, "games": GAMES, "note": NOTE, "turn": TURN}
 def test_a_game_is_run_and_killed_and_with_the_other_parts_gives_every_row_of_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other three parts are not run: they leave what is read of them, made from what the game left."""
+    """The other parts are not run: they leave what is read of them, most of it made from what the game left."""
     folder = tmp_path / "out"
-    relay, control = folder / "relay", folder / "control"
     ran = dict[str, Ran]()
 
     def part(output: Path, name: str, command: list[str], **options: Any) -> Ran:
         if name == "game":
             ran[name] = run(output, name, command, **options)
             return ran[name]
-        game = ran["game"]
-        if name == "resumed":
-            lines = (relay / "games.jsonl").read_text().splitlines()
-            more = [json.dumps(json.loads(line) | {"step": STEPS + 1}) for line in lines[-GAMES:]]
-            (relay / "games.jsonl").write_text("\n".join([*lines, *more]))
-            return replace(game, code=0, steps=[game.steps[-1] | {"training/global_step": STEPS + 1}])
-        if name == "control":
-            certificate = json.loads((relay / "certificate.json").read_text())
-            certificate["measures"][0] |= {"value": 1.5, "holds": False}
-            control.mkdir()
-            (control / "certificate.json").write_text(json.dumps(certificate))
-        return replace(game, code=int(name == "control"))
+        if name in ("certified", "control"):
+            holds = name == "certified"
+            measure = {"claim": "isolation", "of": "actor", "value": 1.5 - holds, "limit": 1.0, "holds": holds}
+            (folder / name).mkdir()
+            (folder / name / "certificate.json").write_text(json.dumps({"measures": [measure]}))
+            return Ran(output / f"{name}.log", code=int(not holds))
+        ended = replace(ran["game"], code=0)
+        if name == "single":
+            return ended
+        file = folder / "relay" / "games.jsonl"
+        lines = file.read_text().splitlines()
+        more = [json.dumps(json.loads(line) | {"step": STEPS + 1}) for line in lines[-GAMES:]]
+        file.write_text("\n".join([*lines, *more]))
+        return replace(ended, steps=[ended.steps[-1] | {"training/global_step": STEPS + 1}])
 
     monkeypatch.setattr(gpu, "run", part)
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
