@@ -63,13 +63,10 @@ ARABIC = "راجع المريض بسعال منذ 3 أيام. أُعطي الأ�
     ("seed", "old", "new", "wrong"),
     [
         (CHINESE, "青霉素", "万古霉素", None),
-        (CHINESE, "50岁", "5岁", None),
-        (CHINESE, "发热、咳嗽", "发热\uff0c咳嗽", "unchanged"),
         (CHINESE, "。给予", "\uff1b给予", "unchanged"),
         (CHINESE, "静脉滴注。明日", "口服。后日", "too_many_sentences"),
         (CHINESE, "青霉素", "青霉素" * 10, "too_many_words"),
         (ARABIC, "الأموكسيسيلين", "الوارفارين", None),
-        (ARABIC, "3 أيام", "٨ أيام", None),
         (ARABIC, "الأموكسيسيلين، لمدة", "الأموكسيسيلين لمدة", "unchanged"),
         (ARABIC, "أُعطي", "أعطي", "unchanged"),  # without its short vowel
         (ARABIC, "3 أيام", "٣ أيام", "unchanged"),
