@@ -10,10 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 SHORT_FORMS = {
-    "cpu_step": (
-        "--games 8 --rounds 1 --tokens 8",
-        ("model: update", "records: write and read", "side by side"),
-    ),
+    "cpu_step": ("--games 8 --rounds 1 --tokens 8", ("model: update", "records: write and read", "side by side")),
     "data_prep": ("--rows 300", ("rows/s",)),
 }
 RUN_ELSEWHERE = {  # they need a process, a training run, SGLang or a browser, which other tests have anyway
@@ -23,8 +20,6 @@ RUN_ELSEWHERE = {  # they need a process, a training run, SGLang or a browser, w
     "prefix_reuse": "tests/sglang_cpu/test_prefix_reuse.py",
     "report_page": "tests/report/test_page.py",
 }
-
-
 NOT_RUN = {"start"}  # it only times the start of real runs, which other tests have anyway
 
 

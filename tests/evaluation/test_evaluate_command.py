@@ -119,9 +119,7 @@ def test_a_model_that_knows_everything_scores_so(server: ChatServer, notes: Path
     assert answers[0].items() >= first.items()
 
 
-def test_notes_that_were_trained_on_are_left_out_of_a_second_score(
-    server: ChatServer, notes: Path, tmp_path: Path
-) -> None:
+def test_notes_trained_on_are_left_out_of_a_second_score(server: ChatServer, notes: Path, tmp_path: Path) -> None:
     trained_on = "Patient 3 came in with a cough. He was given ibuprofen 3 mg for it. He may go home. He may drive."
     pair = {"note_id": "my-0", "incorrect_note": trained_on, "correct_note": trained_on.replace("ibu", "keto")}
     (tmp_path / "train.jsonl").write_text(json.dumps(pair))

@@ -142,7 +142,6 @@ def test_overlap_counts_the_notes_of_each_file_that_are_nearly_another_s(write_c
         ["notes.csv", "ms-test-1", "pairs.jsonl", "ms-train-0"],
         ["pairs.jsonl", "ms-train-0", "notes.csv", "ms-test-0"],
     ]
-    assert_one_sentence(run("medserl_agentloop.data.cli", "overlap", published), "give two files or more")
 
 
 def test_overlong_prompts_are_left_out_and_listed(convert, write_pairs, write_csv, tokenizer, tmp_path):

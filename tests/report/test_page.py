@@ -1,5 +1,7 @@
 """The page of a run in a real browser: it works offline, filters, and runs nothing that a model wrote."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -205,3 +207,11 @@ def test_a_user_is_told_what_is_wrong(run: Path, tmp_path: Path) -> None:
     for runs, says in (((run, run), "named twice"), ((tmp_path,), "does not exist")):
         refused = invoke("report", *runs, "-o", tmp_path / "x.html")
         assert refused.exit_code == 2 and says in refused.output and not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs_to_its_end(chromium: str) -> None:
+    report_page = pytest.importorskip("report_page", reason="playwright is not installed: pip install playwright")
+    command = [sys.executable, report_page.__file__, "--games", "60", "--chromium", chromium]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    assert "60 games" in run.stdout and "a search through all texts" in run.stdout
