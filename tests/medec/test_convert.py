@@ -172,6 +172,7 @@ def test_overlong_prompts_are_left_out_and_listed(convert, write_pairs, write_cs
 )
 def test_bad_options_end_with_one_sentence(convert, pairs, arguments, part):
     assert_one_sentence(convert("--input", pairs, *arguments), part)
+    assert_one_sentence(convert("--input", pairs, output=pairs.name), "cannot be written (Not a directory)")
 
 
 def test_profile_that_does_not_show_the_note_is_an_error(convert, pairs, tmp_path):
