@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from medserl_agentloop.data.reader import COLUMNS, with_numbers
+from medserl_agentloop.data.reader import COLUMNS
+from medserl_agentloop.data.sentences import with_numbers
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "data_prep" / "medec_to_parquet.py"

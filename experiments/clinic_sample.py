@@ -14,7 +14,8 @@ import pandas as pd
 
 from experiments.clinic import Split, sample_clean_note, with_error
 from medserl_agentloop.data.cases import NEAR_DUPLICATE, NearDuplicateIndex
-from medserl_agentloop.data.reader import COLUMNS, with_numbers
+from medserl_agentloop.data.reader import COLUMNS
+from medserl_agentloop.data.sentences import with_numbers
 from medserl_agentloop.games.medical.types import ErrorType
 
 CASES = 160

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ftfy import TextFixerConfig, fix_encoding
-from rapidfuzz.distance import Indel
 
 from medserl_agentloop.data.cases import (
     MEDEC_UW,
@@ -37,6 +36,7 @@ from medserl_agentloop.data.cases import (
     contradictions,
     shown,
 )
+from medserl_agentloop.data.sentences import numbered_sentences, sentences_on_one_line
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, Label, known_type
 from medserl_agentloop.paths import LONGEST_NOTE, regular_file
@@ -65,12 +65,9 @@ _SHOWN_PROBLEMS = 10
 # Word overlap of a clean row with the corrected text of the error row before it. On the official
 # validation set the lowest twin has 0.86, and the highest of two unrelated notes 0.45.
 _TWIN_OVERLAP = 0.7
-_LARGEST_ID_GAP = 3
-_SAME_NOTE = 2 / 3  # share of the words in a list of sentences that stand in the note as well
 # No guess at bytes that were lost: what stands in their place is text.
 _MISREAD_ONLY = TextFixerConfig(restore_byte_a0=False, replace_lossy_sequences=False, fix_c1_controls=False)
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
-_NUMBERED_LINE = re.compile(r"[ \t]*([0-9]{1,6})(?:[ \t]+(.*))?$", re.DOTALL)
 # Which collection a file's or folder's name speaks of, and a value beside the notes, such as an id.
 _COLLECTION = re.compile(r"(?:(?<![a-z])|(?<=medec))(ms|uw)(?![a-z])", re.IGNORECASE)
 _OF_COLLECTION = re.compile(r"(?:medec[-_ ]?)?(ms|uw)(?:[-_]\S*)?", re.IGNORECASE)
@@ -409,9 +406,11 @@ def _case_of_row(cells: _Cells, sha256: str) -> Case:
     listed = cells.text("Sentences", longest=_LARGEST_CELL) or ""
     sentences = numbered_sentences(listed)
     if list(sentences) == [0] and re.search(r"\s1\s", listed):
-        sentences = _sentences_on_one_line(listed, note)
-        if not sentences:
+        of_note = sentences_on_one_line(listed, note)
+        if not of_note:
             cells.refuse("Sentences", "write each sentence of the text on a line, behind its number")
+        elif len(of_note) > 1:
+            sentences = of_note
     has_error = cells.flag("Error Flag")
     error_type = cells.error_type("Error Type")
     number = cells.sentence_number("Error Sentence ID")
@@ -454,56 +453,6 @@ def _twin(row: Case, rows: Mapping[str, Case]) -> Case | None:
     total = one.total() + two.total()
     overlap = 2 * (one & two).total() / total if total else 1.0  # Dice coefficient, 0 to 1
     return twin if overlap >= _TWIN_OVERLAP else None
-
-
-def numbered_sentences(text: str | None) -> dict[int, str]:
-    """MEDEC's ``Sentences`` column by the source's own numbers; -1 is text before the first one.
-
-    A line opens a sentence when it carries the next number. A larger one opens a sentence too if
-    the numbers between are truly missing; otherwise it is a continuation line that happens to begin
-    with a figure ("500 mg twice a day"). Lines without a number belong to the sentence above.
-    """
-    lines = [(_NUMBERED_LINE.match(line), line) for line in re.split(r"\r\n?|\n", text or "")]
-    last_line_of = {int(match[1]): at for at, (match, _) in enumerate(lines) if match}
-    sentences: dict[int, list[str]] = {}
-    current = -1
-    for at, (match, line) in enumerate(lines):
-        number = int(match[1]) if match else -1
-        skipped = range(current + 1, number)
-        missing = len(skipped) <= _LARGEST_ID_GAP and all(last_line_of.get(n, -1) < at for n in skipped)
-        if match and number > current and missing:
-            current = number
-            sentences[number] = [match[2] or ""]
-        elif sentences:
-            sentences[current].append(line)
-        elif line.strip():
-            sentences[-1] = [line]
-    return {number: "\n".join(parts).strip() for number, parts in sentences.items()}
-
-
-def _sentences_on_one_line(line: str, note: str) -> dict[int, str]:
-    """Sentences that follow one another as ``0 First one. 1 Second one.``; none if they are not those of the note.
-
-    A number opens a sentence if it is the next one and the note has no such word there.
-    """
-    words = line.replace("\\n", "\n").split()  # some lists have line breaks spelled out
-    spelled, of_note = ([re.sub(r"[\W_]", "", word) for word in text] for text in (words, note.split()))
-    sentences: dict[int, list[str]] = {}
-    common = 0
-    for edit in Indel.opcodes(of_note, spelled):
-        for word in words[edit.dest_start : edit.dest_end]:
-            if edit.tag != "equal" and word == str(len(sentences)):
-                sentences[len(sentences)] = []
-            elif sentences:
-                sentences[len(sentences) - 1].append(word)
-                common += edit.tag == "equal"
-    alike = common >= _SAME_NOTE * (len(words) - len(sentences))
-    return {number: " ".join(sentence) for number, sentence in sentences.items()} if alike else {}
-
-
-def with_numbers(sentences: Iterable[str], first: int = 0) -> str:
-    """MEDEC's ``Sentences`` column: every sentence on a line, behind its number."""
-    return "\n".join(f"{number} {text}" for number, text in enumerate(sentences, start=first))
 
 
 def repair_encoding(text: str) -> str:

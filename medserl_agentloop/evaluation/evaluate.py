@@ -28,7 +28,8 @@ from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import CONFIG_FILE, StepFile, lock_folder
 from medserl_agentloop.data.cases import near_duplicates
-from medserl_agentloop.data.reader import read_files, with_numbers
+from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.data.sentences import with_numbers
 from medserl_agentloop.evaluation import score
 from medserl_agentloop.evaluation.play import MODEL_HELP, Model, model_at, output_of, run_config, run_of, template_of
 from medserl_agentloop.games.medical.edits import one_line, split_sentences

@@ -17,6 +17,7 @@ from medserl_agentloop.paths import regular_file
 
 BERTSCORE_MODEL = "microsoft/deberta-xlarge-mnli"
 BLEURT_MODEL = "lucadiliello/BLEURT-20"
+# The same range as the game's `canonical.IDEOGRAPHS`; scoring stays free of any game.
 _IDEOGRAPH = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 _BATCH = 16
 _LONGEST = 512  # tokens of a sentence

