@@ -16,6 +16,9 @@ PINNED := --constraint constraints-cpu.txt
 # SGLang has an environment of its own: nothing else needs its packages.
 SGLANG_VENV ?= .venv-sglang
 
+# And so has the set for GPUs, which is tested here without one: 10 GB.
+SHIPPED_VENV ?= .venv-shipped
+
 RECIPE := quickstart
 RUN := runs/$(RECIPE)
 DATA := data/quickstart
@@ -23,7 +26,7 @@ DATA := data/quickstart
 # Two processes, which take the files of tests in the order of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help quickstart test test-all test-fast test-mutations learn test-learn quickstart-sglang test-sglang sglang-env lint format clean
+.PHONY: help quickstart test test-all test-fast test-mutations learn test-learn quickstart-sglang test-sglang sglang-env test-shipped lint format clean
 
 help:
 	@echo "make quickstart  install, train both roles for 16 steps on the CPU, show a game and what was gained"
@@ -34,6 +37,8 @@ help:
 	echo "                 each, damage 5,000 files, and draw all examples of the property tests, in a quarter of an hour"
 	echo "make quickstart-sglang, make test-sglang, make sglang-env"
 	echo "                 the same with rollouts by SGLang, in an environment of its own; or that environment alone"
+	echo "make test-shipped  install the packages of a GPU run on Python 3.12 (10 GB) and run here, without a GPU, the quickstart"
+	echo "                 and the fast tests; compile the kernels of a run for two cards"
 	echo "make learn       install, train both roles in the toy clinic from three seeds, measure and draw them"
 	echo "make lint        install, ruff and mypy --strict"
 	echo "make format      install, reformat the code"
@@ -81,6 +86,14 @@ test-sglang: sglang-env
 
 sglang-env: $(SGLANG_VENV)/.sglang
 
+test-shipped: $(SHIPPED_VENV)/.shipped
+	@$(MAKE) --no-print-directory VENV=$(SHIPPED_VENV) $(DATA)/train.parquet
+	source $(SHIPPED_VENV)/bin/activate
+	rm -rf runs/shipped
+	python -m verl.trainer.main_ppo +recipes=quickstart trainer.experiment_name=shipped
+	python -m pytest -m 'not slow and not learn and not mutate'
+	python -m pytest --capture=no tests/planning/test_kernels.py
+
 lint: $(VENV)/.dev
 	@echo "== ruff, mypy"
 	$(BIN)/ruff format --check .
@@ -92,7 +105,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	@rm -rf $(VENV) $(SGLANG_VENV) runs/quickstart runs/quickstart_sglang runs/learn data/learn data/learn_unchecked $(DATA)
+	@rm -rf $(VENV) $(SGLANG_VENV) $(SHIPPED_VENV) runs/quickstart runs/quickstart_sglang runs/shipped runs/learn data/learn data/learn_unchecked $(DATA)
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; give one with PYTHON=/path/to/python" >&2; exit 1; }
@@ -121,6 +134,14 @@ $(SGLANG_VENV)/.sglang: pyproject.toml constraints-cpu.txt constraints-sglang.tx
 	echo "== installing SGLang (about 350 MB, 1 minute)"
 	$(SGLANG_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement constraints-sglang.txt
 	touch $@
+
+$(SHIPPED_VENV)/.shipped: pyproject.toml constraints-gpu.txt
+	@echo "== installing constraints-gpu.txt (10 GB, 3 minutes)"
+	python3.12 -m venv $(SHIPPED_VENV)
+	grep --invert-match '^flash-attn==' constraints-gpu.txt > $(SHIPPED_VENV)/packages.txt
+	$(SHIPPED_VENV)/bin/pip install --quiet --no-deps --requirement $(SHIPPED_VENV)/packages.txt --editable .
+	$(SHIPPED_VENV)/bin/pip install --quiet hatchling hypothesis matplotlib pytest-timeout pytest-xdist rouge scikit-learn
+	touch $@ $(SHIPPED_VENV)/.cpu
 
 $(DATA)/train.parquet: experiments/clinic.py $(wildcard prompts/brief/*/*.jinja) | $(VENV)/.cpu
 	@echo "== notes of the toy clinic, as CSV and as parquet"

@@ -18,27 +18,26 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal, NamedTuple
 
 import torch
 from omegaconf import DictConfig
 from packaging.requirements import Requirement
 from ray._private.utils import get_system_memory
+from rich.console import Console
+from rich.progress import track
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
-from medserl_agentloop.core.run_check import RunConfig, problems
-from medserl_agentloop.core.run_check.machine import CHECKS, joins_a_cluster, parquet_files, stays_here, tokenizer_of
+from medserl_agentloop.core.run_check import RunConfig, machine, problems
 from medserl_agentloop.paths import read_parquet
-from medserl_agentloop.planning import GIB, PROCESS, plan_run
+from medserl_agentloop.planning import GIB, PROCESS, plan_run, read_shape
 
 Status = Literal["ok", "warn", "fail"]
 Findings = Iterator[str | tuple[Status, str]]
 
 BYTES_PER_PARAMETER = 12  # of a checkpoint: weights and two moments of AdamW, each in fp32
-CUDA_OF_LOCK = "13.0"  # of torch in constraints-gpu.txt
-FAILING_GCC = "12"  # 12.2 refuses a template in SGLang 0.5.12's jit_kernel/csrc/elementwise/activation.cuh; 11 does not
-DRIVER_OF_CUDA = {13: "580", 12: "525"}  # first Linux driver for a major version (NVIDIA, CUDA compatibility)
 
 
 class CheckResult(NamedTuple):
@@ -49,22 +48,30 @@ class CheckResult(NamedTuple):
     text: str
 
 
-def diagnose(config: DictConfig | None, schema: DictConfig, *, ray: bool = False) -> Iterator[CheckResult]:
-    """The findings of all checks, as they come; without a run's config, only those of the machine."""
+def diagnose(
+    config: DictConfig | None, schema: DictConfig, *, ray: bool = False, compile_on: Console | None = None
+) -> Iterator[CheckResult]:
+    """The findings of all checks, as they come; without a config only the machine's. ``compile_on`` shows progress."""
     device = config.trainer.device if config is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     checks = {"versions": _versions, "cards": _cards, "shared memory": _shared_memory, "network": _network}
-    yield from _asked(checks | ({"Ray": _ray} if ray or joins_a_cluster() else {}), device)
+    yield from _asked(checks | ({"Ray": _ray} if ray or machine.joins_a_cluster() else {}), device)
     if config is None or "selfplay" not in config:
+        if compile_on is not None:
+            yield CheckResult(
+                "kernels", "fail", "--compile needs the recipe of a run, whose model says what is compiled."
+            )
         return
     yield from _asked({"config": _config}, config, schema)
     try:
         run = RunConfig(config, SelfPlayConfig.from_run(config))
     except ConfigError:  # said above
         return
-    at_start = list(_asked(CHECKS, run))
+    at_start = list(_asked(machine.CHECKS, run))
     yield from at_start
-    if device == "cuda" and stays_here(run):
+    if device == "cuda" and machine.stays_here(run):
         yield from _asked({"compilers": _compilers, "memory": _memory}, run)
+    if compile_on is not None:
+        yield from (CheckResult("kernels", *found) for found in _kernels(run, compile_on))
     if all(finding.status == "ok" for finding in at_start):
         yield from _asked({"game": _game, "disk": _disk, "dry run": _dry_run}, run)
 
@@ -89,7 +96,8 @@ def _config(config: DictConfig, schema: DictConfig) -> Findings:
 def _versions(device: str) -> Findings:
     """Installed distributions are what this package and verl ask for."""
     engine = "vllm" if find_spec("vllm") else "sglang"
-    gpu = torch.version.cuda and (torch.cuda.is_available() or _driver())  # PyPI's torch is a CUDA build on any machine
+    # PyPI's torch is a CUDA build on any machine.
+    gpu = torch.version.cuda and (torch.cuda.is_available() or _driver() or find_spec("flashinfer"))
     own, of_verl = (("", "gpu"), ("", "verl-core", engine, "fsdp")) if gpu else (("", "cpu"), ("",))
     for package, extras in (("medserl-agentloop", own), ("verl", of_verl)):
         for needed in map(Requirement, requires(package) or ()):
@@ -140,10 +148,9 @@ def _in_worker() -> str:
 def _cards(device: str) -> Findings:
     """GPUs that this torch has kernels for, a driver that it runs on, memory that nobody else holds."""
     if torch.version.cuda and not torch.cuda.is_available() and (driver := _driver()):
-        needed = DRIVER_OF_CUDA.get(int(torch.version.cuda.split(".")[0]), "a newer one")
         yield (
             f"torch {torch.__version__} cannot use the GPU with driver {driver}: CUDA {torch.version.cuda} needs "
-            f"{needed} or later. Update the driver, or see docs/gpu.md."
+            "580 or later. Update the driver, or see docs/gpu.md."
         )
         return
     if not torch.cuda.is_available():
@@ -200,25 +207,25 @@ def _network(device: str) -> Findings:
 
 
 def _compilers(run: RunConfig) -> Findings:
-    """What SGLang, flashinfer and Triton compile at the first start is here; that takes minutes, without a word."""
-    cuda, sglang = torch.version.cuda or CUDA_OF_LOCK, run["actor_rollout_ref.rollout.name"] == "sglang"
+    """What SGLang, flashinfer and Triton compile at the first start is here: minutes without a word, or --compile."""
+    cuda, sglang = torch.version.cuda or "13.0", run["actor_rollout_ref.rollout.name"] == "sglang"
+    # The plugin has set CUDA_HOME, if the lock's compiler is installed.
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    nvcc = shutil.which(f"{home}/bin/nvcc" if home else "nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-    release = re.search(r"release ([\d.]+)", _output(nvcc, "--version")) if nvcc else None
+    nvcc = shutil.which(f"{home}/bin/nvcc" if home else "nvcc") or "/usr/local/cuda/bin/nvcc"
+    release = re.search(r"release ([\d.]+)", _output(nvcc, "--version"))
     if sglang and (release is None or release[1].split(".")[0] != cuda.split(".")[0]):
-        toolkit = f"cuda-toolkit-{cuda.replace('.', '-')}"
         yield (
-            f"nvcc is {release[1] if release else 'missing'}, and torch is built for CUDA {cuda}. From NVIDIA's "
-            f"repository, run: apt-get install {toolkit}; or take the Docker image (docs/gpu.md)."
+            f"{nvcc} is {release[1] if release else 'missing'}, and torch is built for CUDA {cuda}. The GPU packages "
+            f"have its compiler. Run: unset CUDA_HOME CUDA_PATH; {machine.GPU_SET}"
         )
     # nvcc calls g++, unless a variable names another.
     chosen = re.search(r"-ccbin[ =](\S+)", os.environ.get("NVCC_PREPEND_FLAGS", ""))
     host = chosen[1] if chosen else os.environ.get("NVCC_CCBIN") or "g++"
     compiler = _output(host, "-dumpfullversion").strip()
-    if sglang and compiler.split(".")[0] in ("", FAILING_GCC):
+    if sglang and compiler.split(".")[0] in ("", "12"):  # which refuses a template in SGLang 0.5.12's activation.cuh
         yield (
-            f"{host} is {compiler or 'missing'}, and SGLang's kernels need one that compiles them, as 11 does and 12 "
-            "does not. Run: apt-get install g++-11; export NVCC_PREPEND_FLAGS='-ccbin g++-11'"
+            f"{host} is {compiler or 'missing'}, and SGLang's kernels need one that compiles them, as 11, 13 and 14 do "
+            "and 12 does not. Run: apt-get install g++-11; export NVCC_PREPEND_FLAGS='-ccbin g++-11'"
         )
     if not shutil.which(os.environ.get("CXX", "c++")):
         yield "there is no c++. Run: apt-get install g++"
@@ -226,6 +233,45 @@ def _compilers(run: RunConfig) -> Findings:
         yield "there is no ninja. Run: pip install ninja"
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         yield f"there is no Python.h. Run: apt-get install python{sysconfig.get_python_version()}-dev"
+
+
+def _kernels(run: RunConfig, console: Console) -> Iterator[tuple[Status, str]]:
+    """Compile what SGLang and flashinfer compile for this run's model, unless their caches have it."""
+    here = torch.cuda.is_available()
+    card = "{}.{}".format(*torch.cuda.get_device_capability()) if here else os.environ.get("FLASHINFER_CUDA_ARCH_LIST")
+    if card is None or run["actor_rollout_ref.rollout.name"] != "sglang" or find_spec("flashinfer") is None:
+        yield "fail", "this needs SGLang and a GPU; or its name: export FLASHINFER_CUDA_ARCH_LIST=9.0 (H100) or 12.0."
+        return
+    from flashinfer.jit import cascade, gen_batch_decode_module, gen_batch_prefill_module, sampling
+    from sglang.jit_kernel import activation, clamp_position, kvcache, norm, resolve_future_token_ids, rope
+    from sglang.jit_kernel.utils import override_jit_cuda_arch
+
+    shape, bf16, tokens = read_shape(run["actor_rollout_ref.model.path"]), torch.bfloat16, torch.int64
+    row = 2 * shape.kv // run["actor_rollout_ref.rollout.tensor_model_parallel_size"]
+    # Queries, keys and values, outputs, indices; no positions, window or cap (flashinfer_backend.py in SGLang).
+    attention = (bf16, bf16, bf16, torch.int32, shape.head_dim, shape.head_dim, 0, False, False)
+    prefills = ("fa2", "fa3") if card.startswith("9.") else ("fa2",)
+    builds: list[tuple[Any, ...]] = [
+        ("silu_and_mul", activation._jit_activation_module, bf16),
+        ("clamp_position", clamp_position._jit_clamp_position_module, tokens),
+        ("resolve_future_token_ids", resolve_future_token_ids._jit_resolve_future_token_ids_module, tokens),
+        ("rope", rope._jit_fused_rope_module, True, shape.head_dim, bf16),
+        ("qknorm", norm._jit_qknorm_module, shape.head_dim, bf16),
+        ("store_cache", kvcache._jit_kvcache_module, row),
+        ("merge_state", cascade.gen_cascade_module().build, False),
+        ("sampling", sampling.gen_sampling_module().build, False),
+        *((f"prefill ({name})", gen_batch_prefill_module(name, *attention, False).build, False) for name in prefills),
+    ]
+    if shape.heads // shape.kv_heads < 4:  # with more, SGLang decodes with the kernels for prefill
+        builds.append(("decode", gen_batch_decode_module(*attention).build, False))
+    with override_jit_cuda_arch(*map(int, card.split("."))):
+        for name, build, *arguments in track(builds, "compiling", console=console, transient=True):
+            start = monotonic()
+            try:
+                build(*arguments)
+                yield "ok", f"{name}: {monotonic() - start:.0f} s"
+            except RuntimeError as error:  # with all that ninja printed
+                yield "fail", f"{name}: {(re.search('.*error.*', str(error)) or [error])[0]}"
 
 
 def _memory(run: RunConfig) -> Findings:
@@ -236,11 +282,10 @@ def _memory(run: RunConfig) -> Findings:
         yield "warn", f"not planned: {error}"
         return
     needed = (setup.host * run["trainer.n_gpus_per_node"] + setup.helpers * PROCESS) / GIB
+    advice = ". Take a machine with more, or less of it: without gpu_80g's offload, or with lora."
+    enough = get_system_memory() >= needed * GIB
     text = f"this machine has {get_system_memory() / GIB:.0f} GiB, and a run needs {needed:.0f} (medserl plan)"
-    if get_system_memory() < needed * GIB:
-        yield "warn", f"{text}. Take a machine with more, or less of it: without gpu_80g's offload, or with lora."
-    else:
-        yield "ok", text
+    yield ("ok", text) if enough else ("warn", text + advice)
 
 
 def _output(*command: str) -> str:
@@ -283,7 +328,8 @@ def _dry_run(run: RunConfig) -> Findings:
     from medserl_agentloop.testing.mock_engine import MockSGLangEngine
     from medserl_agentloop.testing.tiny import build_agent_loop
 
-    tokenizer, file = tokenizer_of(run.config.actor_rollout_ref.model), parquet_files(run, "data.train_files")[0]
+    tokenizer = machine.tokenizer_of(run.config.actor_rollout_ref.model)
+    file = machine.parquet_files(run, "data.train_files")[0]
     facts = read_parquet(file).slice(0, 1).to_pylist()[0]["extra_info"]
     engine = MockSGLangEngine(lambda prompt, sampling: "no answer", tokenizer)
 

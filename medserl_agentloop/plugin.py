@@ -21,7 +21,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from medserl_agentloop import backends
+from medserl_agentloop import backends, compiler
 from medserl_agentloop.paths import resource, visible
 
 VERSION, VERL_VERSION = version("medserl-agentloop"), "0.9.1"
@@ -50,6 +50,7 @@ RESOLVERS = {  # what recipes may write
 def register() -> None:
     """Register everything with verl. Runs when this module is imported, once per process."""
     check_verl_version(verl.__version__)
+    compiler.use_wheels()
     try:
         for name, resolver in RESOLVERS.items():
             OmegaConf.register_new_resolver(name, resolver, replace=True)

@@ -40,6 +40,13 @@ def problem(check: str, changes: dict[str, Any], recipe: str = "own_notes") -> s
     return "\n".join(CHECKS[check](run_of(changes, recipe)))
 
 
+def trained(folder: Path, step: int) -> dict[str, Any]:
+    """A run whose last checkpoint is there."""
+    (folder / f"global_step_{step}").mkdir(parents=True)
+    (folder / LATEST).write_text(str(step))
+    return {"trainer.default_local_dir": str(folder)}
+
+
 def has_packages(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     monkeypatch.setattr(machine, "find_spec", lambda name: name if name in packages else None)
     monkeypatch.setattr(machine, "distributions", lambda name: [name] if name in packages else [])
@@ -149,9 +156,7 @@ def test_the_recipes_callback_refuses_what_is_missing_and_prints_warnings(
 
 def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path, files: dict[str, Any]) -> None:
     folder = home / "runs" / "quickstart"
-    (folder / "global_step_3").mkdir(parents=True)
-    (folder / LATEST).write_text("3")
-    here = {"trainer.default_local_dir": str(folder), "data.train_files": "train.parquet"}
+    here = {**trained(folder, 3), "data.train_files": "train.parquet"}
     pq.write_table(pa.table({"row": range(64)}), "train.parquet")
     (folder / "run_config.yaml").write_text(config_text(run_of(here).config))
     assert problem("checkpoints", here) == problem("checkpoints", {**here, "trainer.total_epochs": 7}) == ""
@@ -189,20 +194,15 @@ def test_a_last_checkpoint_that_is_none_is_told(home: Path, text: str) -> None:
 
 
 def test_a_damaged_line_of_the_games_is_named_before_ray(home: Path) -> None:
-    folder, records = home / "checkpoints", home / "run"
-    (folder / "global_step_2").mkdir(parents=True)
-    (folder / LATEST).write_text("2")
+    records = home / "run"
     records.mkdir()
     (records / "games.jsonl").write_text('{"step": 1}\n{"step": \n{"step": 2}\n')
-    run = {"trainer.default_local_dir": str(folder), "selfplay.records": str(records)}
+    run = {**trained(home / "checkpoints", 2), "selfplay.records": str(records)}
     assert f"{records}/games.jsonl, line 2 has no step, so the run cannot be resumed" in problem("checkpoints", run)
 
 
 def test_a_run_that_is_finished_says_at_once_how_to_go_on(home: Path) -> None:
-    folder = home / "runs" / "quickstart"
-    (folder / "global_step_12").mkdir(parents=True)
-    (folder / LATEST).write_text("12")
-    here = {"trainer.default_local_dir": str(folder)}
+    here = trained(home / "runs" / "quickstart", 12)
     assert "has trained 12 steps, and trainer.total_training_steps=12: nothing is left" in problem("checkpoints", here)
     assert problem("checkpoints", {**here, "trainer.total_training_steps": 13}) == ""
     assert problem("checkpoints", {**here, "trainer.val_only": True}) == ""

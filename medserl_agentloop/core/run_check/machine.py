@@ -50,8 +50,7 @@ def gpus(run: RunConfig) -> Iterator[str]:
     """The GPUs are on this machine, unless the run has a cluster of Ray's."""
     present, needed = torch.cuda.device_count(), run["trainer.n_gpus_per_node"]
     if run["trainer.device"] == "cuda" and stays_here(run) and present < needed:
-        built = bool(torch.version.cuda or torch.version.hip)
-        install = "" if built else f"; torch {torch.__version__} is built without CUDA. Run {GPU_SET} (docs/gpu.md)"
+        install = f"; torch {torch.__version__} is built without CUDA. Run {GPU_SET}" * (torch.version.cuda is None)
         yield (
             f"this run needs {needed} GPU{'s' * (needed > 1)} (trainer.device=cuda, trainer.n_gpus_per_node={needed}), "
             f"and torch sees {present} on this machine (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')})"
@@ -102,12 +101,10 @@ def packages(run: RunConfig) -> Iterator[str]:
         and not any(distributions(name="flash-attn"))
     ):
         attention, fused = f"{MODEL}.override_config.attn_implementation", f"{MODEL}.use_fused_kernels"
-        lacking = []
         # With the package kernels, Transformers downloads the same attention (modeling_utils.py).
-        if run[attention] in (None, "flash_attention_2") and not is_kernels_available():
-            lacking.append(f"+{attention}=sdpa (slower, and not run on a GPU)")
-        # logprobs_from_logits_v2 in verl/utils/torch_functional.py.
-        if not run[fused]:
+        attends = run[attention] not in (None, "flash_attention_2") or is_kernels_available()
+        lacking = [] if attends else [f"+{attention}=sdpa (slower, and not run on a GPU)"]
+        if not run[fused]:  # logprobs_from_logits_v2 in verl/utils/torch_functional.py
             lacking.append(f"{fused}=True (without it, verl takes log-probs in bf16, one token after another)")
         if lacking:
             yield (
