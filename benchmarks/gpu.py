@@ -8,16 +8,16 @@ It needs no download: it writes a model with random weights, and rows. It starts
 - the same command again, which must go on at the next step,
 - verl's own single-turn GRPO with the same settings, on as many sequences, prompt tokens and generated tokens.
 
-``--part`` makes one of these alone, and the table of all parts so far; ``resume`` needs the folder of ``game``.
-
-Every turn is as long as its budget, so that tokens are equal. The folder gets ``gpu.json``, ``gpu.md`` (the table) and
-the logs. Exits with 1 where a run failed or a claim does not hold. ``--size tiny --engine embedded`` needs no GPU.
+``--part`` makes one of these alone, and the table of all parts so far; ``resume`` needs the folder of ``game``. Every
+turn is as long as its budget, so that tokens are equal. ``--engine none`` has parts of its own (``gpu_none.py``).
+Exits with 1 where a run failed or a claim does not hold. ``--size tiny --engine embedded`` needs no GPU.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,29 +28,30 @@ import torch
 import typer
 import verl  # noqa: F401  # loads the plugin, without which SGLang's environment for CPUs has no models
 from gpu_game import Relay, write_model, write_rows
-from gpu_run import FOLDER, PHASES, SAMPLED_EVERY_S, Ran, cards, machine, run
+from gpu_run import FOLDER, MAIN_PPO, PHASES, SAMPLED_EVERY_S, Ran, cards, machine, run
 from omegaconf import OmegaConf
-from rich.console import Console
-from rich.table import Table
 
 REPEATS = 4  # rollout.n
 LR = 1e-4  # moves weights by more than bf16 rounds them, so that a push that is left out shows
 
-COLUMNS = ["figure", "self-play", "verl's GRPO", "ratio", "how it was measured"]
-Size, Engine = Literal["qwen3_4b", "tiny"], Literal["sglang", "vllm", "embedded"]
+Size, Engine = Literal["qwen3_4b", "qwen3_0_6b", "tiny"], Literal["sglang", "vllm", "embedded", "none"]
 PARTS = {"certificate": ("certified", "control"), "game": ("game",), "resume": ("resumed",), "grpo": ("single",)}
-Part = Literal["certificate", "game", "resume", "grpo"]
+ENGINE_PARTS = ("isolation", "phases", "traffic", "loss")
+WORLD_OF_ONE = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
+WORLD_OF_ONE |= {"WG_BACKEND": "ray", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # as verl's controller sets it
+Part = Literal["certificate", "game", "resume", "grpo", "isolation", "phases", "traffic", "loss"]
 
 
 def recipes(size: Size, engine: Engine, gib: float) -> list[str]:
     """The recipes for a model on a card with so much memory; ValueError for what cannot run."""
     if size == "tiny":
         if engine == "vllm":
-            raise ValueError("--size tiny runs on the CPU: take --engine embedded or sglang")
+            raise ValueError("--size tiny runs on the CPU: take --engine embedded, sglang or none")
         return ["own_notes", *["sglang_cpu"] * (engine == "sglang")]
     if engine == "embedded" or not gib:
-        raise ValueError("--size qwen3_4b needs a GPU that nvidia-smi shows, and --engine sglang or vllm")
-    return ["qwen3_4b", *["gpu_80g"] * (gib < 90), *["gpu_141g"] * (gib > 130), *["vllm"] * (engine == "vllm")]
+        raise ValueError(f"--size {size} needs a GPU that nvidia-smi shows, and --engine sglang, vllm or none")
+    card = ["gpu_80g"] * (gib < 90) + ["gpu_141g"] * (gib > 130)
+    return [size, *card * (size == "qwen3_4b"), *["vllm"] * (engine == "vllm")]
 
 
 def overrides(
@@ -125,54 +126,41 @@ class Figure:
         return [self.what, *shown, f"{a / b:.2f}" if a and b else "", self.how]
 
 
+def measured(ran: Ran, sequences: int, generated: float | None, gpu: bool) -> dict[str, tuple[Any, str]]:
+    """What a step of a run takes and gives, and how it was measured, by row of the table."""
+    step, tokens = ran.number("timing_s/step"), ran.number("perf/total_num_tokens")
+    seconds = step and step - (ran.number("timing_s/save_checkpoint") or 0.0)
+    steps, by = "verl, median of the steps after the first", "by seconds of a step"
+    first, last = (ran.at(step, "training/rollout_probs_diff_mean") for step in (0, -1))
+    used = f"{'the card' if gpu else 'resident memory of all processes'}, every {SAMPLED_EVERY_S} s"
+    peak = f"verl: {'peak of torch' if gpu else 'resident memory of its process'}"
+    phases = {phase: (ran.number(f"timing_s/{phase}"), steps) for phase in PHASES}
+    phases["gen"] = phases["gen"][0], "verl; its own buffer looks for answers every 2 s, self-play's every 0.1 s"
+    return {
+        "sequences in a step": (sequences, "as set"),
+        "tokens in a step": (tokens, steps),
+        "of these generated": (generated, steps),
+        "seconds of a step, without checkpoint": (seconds, steps),
+        **{f"seconds of {phase}": taken for phase, taken in phases.items()},
+        "sequences a second": (seconds and sequences / seconds, by),
+        "tokens a second": (seconds and tokens and tokens / seconds, by),
+        "MFU": (ran.number("perf/mfu/actor") if gpu else "none", "verl: update of the actor; none on a CPU"),
+        "peak GiB in use": (max(ran.used_gib, default=None), used),
+        "peak GiB of the trainer": (ran.at(-1, "actor/perf/max_memory_allocated_gb"), peak),
+        "prompt tokens from the prefix cache": (ran.cache and ran.cache[0] / ran.cache[1], "counters of the servers"),
+        "rollout against actor, step 1": (first, "verl: difference of probabilities, mean"),
+        "rollout against actor, last step": (last, "verl: difference of probabilities, mean"),
+    }
+
+
 def speed(game: Ran, single: Ran, sequences: int, gpu: bool) -> Iterator[Figure]:
-    """What a step takes and gives, in both runs."""
-
-    def both(what: str, of: Callable[[Ran], float | str | None], how: str) -> Figure:
-        return Figure(what, of(game), of(single), how)
-
-    def seconds(ran: Ran) -> float | None:
-        step = ran.number("timing_s/step")
-        return step and step - (ran.number("timing_s/save_checkpoint") or 0.0)
-
-    def tokens(ran: Ran) -> float | None:
-        return ran.number("perf/total_num_tokens")
-
-    def per_second(ran: Ran, amount: float | None) -> float | None:
-        taken = seconds(ran)
-        return amount / taken if amount and taken else None
-
-    steps = "verl, median of the steps after the first"
+    """The rows of both runs. Phases that neither of them has are left out."""
     trained = [game.number(f"selfplay/{role}/trained_tokens") or 0.0 for role in Relay.roles]
     answered = single.number("response_length/mean")
-    yield Figure("sequences in a step", sequences, sequences, "as set")
-    yield both("tokens in a step", tokens, steps)
-    yield Figure("of these generated", sum(trained) or None, answered and answered * sequences, steps)
-    yield both("seconds of a step, without checkpoint", seconds, steps)
-    notes = {
-        "gen": "verl; its own buffer looks for answers every 2 s, self-play's every 0.1 s",
-        "save_checkpoint": "verl; the run of GRPO saves none",
-    }
-    for phase in PHASES:
-        if game.number(f"timing_s/{phase}") or single.number(f"timing_s/{phase}"):
-            seconds_of = f"seconds of {phase}"
-            yield both(seconds_of, lambda ran, name=phase: ran.number(f"timing_s/{name}"), notes.get(phase, steps))
-    yield both("sequences a second", lambda ran: per_second(ran, sequences), "sequences by seconds of a step")
-    yield both("tokens a second", lambda ran: per_second(ran, tokens(ran)), "tokens by seconds of a step")
-    how = "verl: update of the actor" if gpu else "verl's peak rate of a CPU is a constant"
-    yield both("MFU", lambda ran: ran.number("perf/mfu/actor") if gpu else "none", how)
-    sampled = "the card" if gpu else "resident memory of all processes"
-    sampled += f", every {SAMPLED_EVERY_S} s; none may meet a short phase"
-    for phase in PHASES:
-        if game.peak(phase) or single.peak(phase):
-            yield both(f"peak GiB in {phase}", lambda ran, name=phase: ran.peak(name), sampled)
-    name, how = "actor/perf/max_memory_allocated_gb", "torch's peak" if gpu else "resident memory of its process"
-    yield both("peak GiB of the trainer", lambda ran: ran.at(-1, name), f"verl: {how}")
-    how = "counters of the servers" if game.cache or single.cache else "the rollout has no counter of it"
-    yield both("prompt tokens from the prefix cache", lambda ran: ran.cache and ran.cache[0] / ran.cache[1], how)
-    name, how = "training/rollout_probs_diff_mean", "verl: difference of probabilities, mean"
-    yield both("rollout against actor, step 1", lambda ran: ran.at(0, name), how)
-    yield both("rollout against actor, last step", lambda ran: ran.at(-1, name), how)
+    others = measured(single, sequences, answered and answered * sequences, gpu)
+    for what, (value, how) in measured(game, sequences, sum(trained) or None, gpu).items():
+        if value or others[what][0] or not what.endswith(PHASES):
+            yield Figure(what, value, others[what][0], how)
 
 
 @dataclass(frozen=True)
@@ -245,8 +233,10 @@ class Proofs:
 
 def main(
     output: Annotated[Path, typer.Option(help="New folder for the model, logs, a checkpoint and the figures.")],
-    size: Annotated[Size, typer.Option(help="qwen3_4b on a GPU, or the quickstart's player on the CPU.")] = "qwen3_4b",
-    engine: Annotated[Engine, typer.Option(help="The rollout; embedded is Transformers on the CPU.")] = "sglang",
+    size: Annotated[Size, typer.Option(help="A Qwen3 on a GPU, or the quickstart's player on the CPU.")] = "qwen3_4b",
+    engine: Annotated[
+        Engine, typer.Option(help="The rollout; embedded is Transformers on the CPU, none measures training.")
+    ] = "sglang",
     steps: Annotated[int, typer.Option(min=2, help="Steps of the game and of GRPO; the first one warms up.")] = 4,
     games: Annotated[int, typer.Option(min=2 * REPEATS, help=f"Games of a step, {REPEATS} of each row.")] = 64,
     note: Annotated[int, typer.Option(min=8, help="Tokens of a note.")] = 190,
@@ -255,78 +245,88 @@ def main(
     more: Annotated[list[str] | None, typer.Argument(help="More overrides of verl's config, for all runs.")] = None,
 ) -> None:
     """Measure a game and verl's own GRPO on equal tokens, on random weights; write gpu.json and gpu.md."""
-    output, gpus, console, failed = output.resolve(), cards(), Console(), list[str]()
+    output, gpus, failed = output.resolve(), cards(), list[str]()
     try:
         names = recipes(size, engine, float(gpus[0]["memory.total"]) / 1024 if gpus else 0.0)
         if games % REPEATS:
             raise ValueError(f"--games {games} is no multiple of {REPEATS}")
+        if part and (part in PARTS) == (engine == "none"):
+            raise ValueError(f"--part {part} is none of {', '.join(ENGINE_PARTS if engine == 'none' else PARTS)}")
         output.mkdir(parents=True, exist_ok=part is not None)
     except (ValueError, FileExistsError) as error:
         raise typer.BadParameter(str(error)) from None
-    console.print(f"{output}: writing a model with random weights, and rows")
+    print(f"{output}: writing a model with random weights, and rows")
     if not (output / "model").exists():
         write_model(size, output / "model")
-    prompt = write_rows(output, games, note, turn)
-    commands, gpu = overrides(output, names, engine, games, prompt, turn), size == "qwen3_4b"
+    chosen: dict[str, Any] = {"size": size, "engine": engine, "recipes": "+".join(names)}
 
-    runs: dict[str, Ran] = {}
-
-    def play(name: str, command: str, last: int, good: Callable[[Ran], bool], *changes: str, **options: Any) -> None:
-        kept = output / f"{name}.ran.json"
-        if part is not None and name not in PARTS[part]:
-            if kept.exists():
-                runs[name] = Ran(**json.loads(kept.read_text(encoding="utf-8")))
-            return
-        console.print(f"{name}: verl's main_ppo, {output / name}.log")
-        steps = f"trainer.total_training_steps={last}"
-        runs[name] = ran = run(output, name, [*commands[command], steps, *(more or ()), *changes], gpu=gpu, **options)
-        kept.write_text(json.dumps(asdict(ran), default=str), encoding="utf-8")
+    def make(
+        name: str, command: Sequence[str], good: Callable[[Ran], bool] = lambda ran: not ran.code, **options: Any
+    ) -> Ran:
+        print(f"{name}: {output / name}.log")
+        started = time.monotonic()
+        ran = run(output, name, [*command, *(more or ())], gpu=size != "tiny", **options)
+        print(f"{name} took {time.monotonic() - started:.0f} s")
         if not good(ran):
             tail = ran.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
             ended = f"{name} ended with exit code {ran.code} after {len(ran.steps)} steps. {ran.log} ends with"
             failed.append("\n".join([ended, *tail]))
-            console.print(failed[-1], style="red", markup=False, highlight=False)
+            print(failed[-1])
+        return ran
 
-    def whole(ran: Ran) -> bool:
-        return ran.code == 0
+    if engine == "none":
+        for name in [part] if part else ENGINE_PARTS:
+            command = [str(FOLDER / "gpu_none.py"), name, str(output), ",".join(names)]
+            make(name, [*command, f"actor_rollout_ref.model.path={output / 'model'}"], **WORLD_OF_ONE)
+        kept = [output / f"{name}.json" for name in ENGINE_PARTS]
+        figures = [
+            Figure(*row) for file in kept if file.exists() for row in json.loads(file.read_text(encoding="utf-8"))
+        ]
+        columns = ["figure", "measured", "limit or plan", "ratio", "how it was measured, or compared"]
+    else:
+        prompt = write_rows(output, games, note, turn)
+        chosen |= {"games": games, "steps": steps, "tokens of a prompt": prompt, "tokens of a turn": turn}
+        commands, runs = overrides(output, names, engine, games, prompt, turn), dict[str, Ran]()
 
-    save, no_save = f"trainer.save_freq={steps}", "trainer.save_freq=-1"
-    for name, module in (("certified", ""), ("control", "broken_roles")):  # of tests/training: positions do not restart
-        play(
-            name, "relay", steps, lambda _, name=name: (output / name / "certificate.json").exists(),
-            "selfplay.certify=only", f"trainer.default_local_dir={output}/{name}", VERL_USE_EXTERNAL_MODULES=module,
-        )  # fmt: skip
-    play("game", "relay", steps + 1, lambda ran: len(ran.steps) == steps, save, kill_after=steps)
-    play("resumed", "relay", steps + 1, whole, no_save)
-    play("single", "single", steps, whole, no_save)
+        def play(name: str, command: str, last: int, *changes: str, **options: Any) -> None:
+            kept = output / f"{name}.ran.json"
+            if part is None or name in PARTS[part]:
+                steps = f"trainer.total_training_steps={last}"
+                runs[name] = make(name, [*MAIN_PPO, *commands[command], steps, *changes], **options)
+                kept.write_text(json.dumps(asdict(runs[name]), default=str), encoding="utf-8")
+            elif kept.exists():
+                runs[name] = Ran(**json.loads(kept.read_text(encoding="utf-8")))
 
-    game, single = (runs.get(name, Ran(output / f"{name}.log")) for name in ("game", "single"))
-    figures = [*speed(game, single, games, gpu), *Proofs(output, runs, games).figures()]
+        save, no_save = f"trainer.save_freq={steps}", "trainer.save_freq=-1"
+        for name, module in (
+            ("certified", ""),
+            ("control", "broken_roles"),
+        ):  # tests/training: positions do not restart
+            only = ("selfplay.certify=only", f"trainer.default_local_dir={output}/{name}")
+            written = output / name / "certificate.json"
+            play(name, "relay", steps, *only, good=lambda _, it=written: it.exists(), VERL_USE_EXTERNAL_MODULES=module)
+        play("game", "relay", steps + 1, save, good=lambda ran: len(ran.steps) == steps, kill_after=steps)
+        play("resumed", "relay", steps + 1, no_save)
+        play("single", "single", steps, no_save)
+        game, single = (runs.get(name, Ran(output / f"{name}.log")) for name in ("game", "single"))
+        figures = [*speed(game, single, games, size != "tiny"), *Proofs(output, runs, games).figures()]
+        columns = ["figure", "self-play", "verl's GRPO", "ratio", "how it was measured"]
+
     broken = [f"{figure.what}: {figure.selfplay or figure.how}" for figure in figures if not figure.holds]
     failed += broken
     facts = machine()
     facts["cards"] = [f"{card['name']}, {card['memory.total']} MiB, driver {card['driver_version']}" for card in gpus]
-    chosen = {"size": size, "engine": engine, "recipes": "+".join(names), "games": games, "steps": steps}
-    chosen |= {"tokens of a prompt": prompt, "tokens of a turn": turn}
-    results = {
-        "machine": facts,
-        "settings": chosen,
-        "figures": [asdict(figure) for figure in figures],
-        "failed": failed,
-    }
+    rows = [asdict(figure) for figure in figures]
+    results = {"machine": facts, "settings": chosen, "figures": rows, "failed": failed}
     (output / "gpu.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
     where = facts["cards"][0] if gpus else f"{facts['cores']} CPU cores"
     said = f"Measured on {where}; verl {facts['verl']}, torch {facts['torch']}; "
     said += f"{', '.join(f'{key} {value}' for key, value in chosen.items())}."
-    rows, table = [COLUMNS, ["---"] * len(COLUMNS), *(figure.cells for figure in figures)], Table(*COLUMNS, title=said)
-    lines = [said, "", *(f"| {' | '.join(row)} |" for row in rows)]
-    (output / "gpu.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    for row in rows[2:]:
-        table.add_row(*row)
-    console.print(table)
-    for sentence in broken:
-        console.print(sentence, style="red", markup=False, highlight=False)
+    cells = [columns, ["---"] * len(columns), *(figure.cells for figure in figures)]
+    text = "\n".join([said, "", *(f"| {' | '.join(row)} |" for row in cells)])
+    (output / "gpu.md").write_text(text + "\n", encoding="utf-8")
+    print(text, *broken, sep="\n")
     sys.exit(bool(failed))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from medserl_agentloop.core.interaction import AGENT_NAME, Interaction, Prompt, Turn, place
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.planning import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "assets" / "tiny_player"
@@ -85,15 +86,17 @@ class Relay(Interaction[Game, Record]):
 
 
 def model_config(size: str) -> Any:
-    """Transformers' config of Qwen3-4B, as it is published, or of the quickstart's player. No token ends a turn."""
+    """Transformers' config of a Qwen3, as it is published, or of the quickstart's player. No token ends a turn."""
     from transformers import Qwen3Config
 
     if size == "tiny":
         return Qwen3Config.from_pretrained(TOKENIZER, eos_token_id=None)
+    shape = PUBLISHED[size.replace("_", "-").replace("0-6", "0.6")]
     return Qwen3Config(
-        hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
-        num_key_value_heads=8, head_dim=128, vocab_size=151936, max_position_embeddings=40960,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, tie_word_embeddings=True,
+        hidden_size=shape.hidden, intermediate_size=shape.intermediate, num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
+        vocab_size=shape.vocab, max_position_embeddings=shape.max_tokens, tie_word_embeddings=shape.tied,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     )  # fmt: skip
 
 

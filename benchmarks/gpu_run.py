@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +24,7 @@ import psutil
 
 FOLDER = Path(__file__).resolve().parent
 SAMPLED_EVERY_S = 0.5
+MAIN_PPO = ("-m", "verl.trainer.main_ppo")
 PHASES = (
     *("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor"),
     *("save_checkpoint", "update_weights"),
@@ -35,28 +36,15 @@ PACKAGES = (
 )
 
 
-def version_of(package: str) -> str:
-    """The version of a package, or that it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def machine() -> dict[str, Any]:
     """What the figures depend on. No names of machines or folders."""
-    cpu = Path("/proc/cpuinfo")
-    models = [line.partition(":")[2].strip() for line in cpu.read_text().splitlines() if line.startswith("model name")]
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": models[0] if models else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "load": round(os.getloadavg()[0], 1),
-        "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "threads": os.environ.get("OMP_NUM_THREADS", ""),
-        **{package: version_of(package) for package in PACKAGES},
+        **{each.name.lower(): each.version for each in distributions() if each.name.lower() in PACKAGES},
     }
 
 
@@ -106,21 +94,18 @@ def prefix_cache(file: Path) -> tuple[float, float] | None:
 
 @dataclass
 class Ran:
-    """A run that is over: verl's metrics by step, when each ended, and what was sampled beside it."""
+    """A run that is over: verl's metrics by step, and what was sampled beside it."""
 
     log: Path
     code: int = 0
     steps: list[dict[str, Any]] = field(default_factory=list)
-    ends: list[float] = field(default_factory=list)
-    used_gib: list[tuple[float, float]] = field(default_factory=list)
+    used_gib: list[float] = field(default_factory=list)
     cache: tuple[float, float] | None = None
 
     def read(self, metrics: Path) -> None:
-        """Take in the steps that verl's file logger has written since the last time."""
+        """Take in the steps that verl's file logger has written."""
         lines = metrics.read_text(encoding="utf-8").split("\n")[:-1] if metrics.exists() else []
-        for line in lines[len(self.steps) :]:
-            self.steps.append(json.loads(line)["data"])
-            self.ends.append(metrics.stat().st_mtime)
+        self.steps = [json.loads(line)["data"] for line in lines]
 
     def number(self, name: str) -> float | None:
         """The median of a metric over all steps but the first; None if verl did not report it."""
@@ -131,25 +116,15 @@ class Ran:
         """A metric of one step, by its place in the list."""
         return self.steps[step].get(name) if self.steps else None
 
-    def peak(self, phase: str) -> float | None:
-        """The most GiB that were sampled in a phase. Phases lie before the end of a step, by their timings."""
-        used = []
-        for end, step in zip(self.ends, self.steps, strict=True):
-            for name in reversed(PHASES):
-                start = end - step.get(f"timing_s/{name}", 0.0)
-                used += [gib for when, gib in self.used_gib if name == phase and start <= when < end]
-                end = start
-        return max(used, default=None)
-
 
 def run(output: Path, name: str, command: Sequence[str], *, gpu: bool, kill_after: int = 0, **env: str) -> Ran:
-    """Run verl to its end, or until it has logged step ``kill_after``, which it does after the checkpoint."""
+    """Run Python to its end, or until verl has logged step ``kill_after``, which it does after the checkpoint."""
     ran, metrics, servers = Ran(output / f"{name}.log"), output / f"{name}.jsonl", output / "servers.yml"
     servers.unlink(missing_ok=True)
     modules = [FOLDER.parent, FOLDER, FOLDER.parent / "tests" / "training", os.environ.get("PYTHONPATH")]
     env |= {"PYTHONPATH": os.pathsep.join(str(folder) for folder in modules if folder), "RAY_ADDRESS": "local"}
     env |= {"VERL_FILE_LOGGER_PATH": str(metrics), **({} if gpu else {"VERL_PLATFORM": "cpu"})}
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *command]
+    command = [sys.executable, *command]
     with ran.log.open("w", encoding="utf-8") as log:
         process = psutil.Popen(
             command, cwd=output, env=os.environ | env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -160,7 +135,7 @@ def run(output: Path, name: str, command: Sequence[str], *, gpu: bool, kill_afte
             time.sleep(SAMPLED_EVERY_S)
             with suppress(psutil.NoSuchProcess):
                 family |= set(process.children(recursive=True))
-            ran.used_gib.append((time.time(), used_gib(family, gpu)))
+            ran.used_gib.append(used_gib(family, gpu))
             ran.cache = prefix_cache(servers) or ran.cache
             ran.read(metrics)
     finally:

@@ -113,7 +113,7 @@ def test_a_part_runs_alone_and_the_table_has_those_before_it(tmp_path: Path, mon
 
     def ends(output: Path, name: str, command: list[str], **options: Any) -> Ran:
         started.append(name)
-        return Ran(output / f"{name}.log", steps=[{"timing_s/step": 1.0}] * STEPS, ends=[0.0] * STEPS)
+        return Ran(output / f"{name}.log", steps=[{"timing_s/step": 1.0}] * STEPS)
 
     monkeypatch.setattr(gpu, "run", ends)
     measured: list[list[str]] = []
@@ -161,9 +161,23 @@ def test_without_a_gpu_and_on_the_wrong_engine_it_says_what_to_write() -> None:
         gpu.main(**SMALL | {"output": Path("/nowhere"), "games": 9})  # type: ignore[arg-type]
 
 
-def test_the_random_model_is_as_large_as_the_published_one() -> None:
+@pytest.mark.parametrize(("size", "parameters"), [("qwen3_4b", 4_022_468_096), ("qwen3_0_6b", 596_049_920)])
+def test_the_random_model_is_as_large_as_the_published_one(size: str, parameters: int) -> None:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(model_config("qwen3_4b"))
-    assert sum(weight.numel() for weight in model.parameters()) == 4_022_468_096
+        model = AutoModelForCausalLM.from_config(model_config(size))
+    assert sum(weight.numel() for weight in model.parameters()) == parameters
+
+
+@pytest.mark.slow
+def test_the_engine_alone_is_measured_without_a_rollout(tmp_path: Path) -> None:
+    """``gpu_none.py``, part by part: the table keeps those before."""
+    for part, rows in (("isolation", ("isolation", "control: no restart")), ("loss", ("loop over rows", "chunks"))):
+        with pytest.raises(SystemExit) as end:
+            gpu.main(**SMALL | {"output": tmp_path / "out", "engine": "none", "part": part}, more=None)
+        table = (tmp_path / "out" / "gpu.md").read_text()
+        assert not end.value.code and all(row in table for row in rows), table
+    assert "isolation, bf16, sdpa, positions restart | 0 " in table
+    with pytest.raises(typer.BadParameter, match="isolation, phases"):
+        gpu.main(**SMALL | {"output": tmp_path / "out", "engine": "none", "part": "game"}, more=None)

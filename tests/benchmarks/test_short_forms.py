@@ -16,11 +16,12 @@ SHORT_FORMS = {
 RUN_ELSEWHERE = {  # they need a process, a training run, SGLang or a browser, which other tests have anyway
     "adapters": "tests/backends/test_role_adapters.py",
     "gpu": "tests/benchmarks/test_gpu.py",
+    "gpu_none": "tests/benchmarks/test_gpu.py",
     "plan_memory": "tests/planning/test_arithmetic.py",
     "prefix_reuse": "tests/sglang_cpu/test_prefix_reuse.py",
     "report_page": "tests/report/test_page.py",
 }
-NOT_RUN = {"start"}  # it only times the start of real runs, which other tests have anyway
+NOT_RUN = {"start", "gpu_bundle"}  # it only times the start of real runs, which other tests have anyway; downloads
 
 
 def test_every_benchmark_is_run_by_a_test() -> None:
