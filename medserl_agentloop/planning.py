@@ -515,8 +515,7 @@ def plan(
 
 
 def _table(plan: Plan) -> Table:
-    usable = plan.card.memory / GIB
-    title = f"Memory of one GPU, {usable:.1f} GiB usable, from the second step on"
+    title = f"Memory of one GPU, {plan.card.memory / GIB:.1f} GiB usable, from the second step on"
     table = Table("phase", "GiB", "share", "largest parts", box=None, title=title, title_justify="left")
     for phase, parts in plan.phases.items():
         total, largest = sum(parts.values()), sorted(parts.items(), key=lambda part: -part[1])[:5]

@@ -95,11 +95,8 @@ def packages(run: RunConfig) -> Iterator[str]:
             if find_spec(name) is None:
                 yield f"{key}={name}: the package {name} is not installed. Run: {PACKAGES[name]}"
     # By distribution: SGLang brings flash-attn-4, whose module is flash_attn, too.
-    if (
-        run["trainer.device"] == "cuda"
-        and run[f"{ACTOR}.strategy"] in FSDP
-        and not any(distributions(name="flash-attn"))
-    ):
+    on_gpu = run["trainer.device"] == "cuda" and run[f"{ACTOR}.strategy"] in FSDP
+    if on_gpu and not any(distributions(name="flash-attn")):
         attention, fused = f"{MODEL}.override_config.attn_implementation", f"{MODEL}.use_fused_kernels"
         # With the package kernels, Transformers downloads the same attention (modeling_utils.py).
         attends = run[attention] not in (None, "flash_attention_2") or is_kernels_available()
