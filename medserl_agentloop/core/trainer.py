@@ -212,7 +212,8 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         batch = super()._compute_old_log_prob(batch, metrics)
         fields = ("rollout_log_probs", "old_log_probs", "response_mask")
         log_probs = token_columns.read_columns(batch, *fields)
-        if self.on_policy and "rollout_log_probs" in log_probs:
+        recomputed = "actor/entropy" in metrics  # with verl's bypass_mode, old log-probs are the rollout's own
+        if self.on_policy and recomputed and "rollout_log_probs" in log_probs:
             columns = log_probs.to_padded_tensor(0)
             metrics.update(token_columns.context_leak_metrics(*(columns[name] for name in fields)))
         return batch

@@ -265,6 +265,19 @@ def test_positions_restart_in_every_context_before_verl_reads_them(monkeypatch: 
     }
 
 
+@pytest.mark.parametrize("recomputed", [True, False])
+def test_old_log_probs_that_are_the_rollout_s_own_are_not_compared_with_it(
+    monkeypatch: pytest.MonkeyPatch, recomputed: bool
+) -> None:
+    columns = dict.fromkeys(("rollout_log_probs", "old_log_probs"), torch.zeros(4))
+    row = {"context_lengths": torch.tensor([3, 2]), "response_mask": torch.tensor([1, 1, 0, 1]), **columns}
+    monkeypatch.setattr(PPOTrainer, "_compute_old_log_prob", lambda self, batch, metrics: batch)
+    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer.selfplay, metrics = SimpleNamespace(adapters="shared"), {"actor/entropy": 1.0} if recomputed else {}
+    trainer._compute_old_log_prob(queued({"game": row}, monkeypatch, game=5), metrics)
+    assert ("selfplay/context_leak" in metrics) is recomputed
+
+
 def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"context_lengths": torch.tensor([4, 3, 2]), "role_ids": torch.tensor([1, 1, 0, 2, 2, 0, 0])}
     rows = {"game": row, "padding": dict(row)}  # verl copies a row, but its response is one masked token
