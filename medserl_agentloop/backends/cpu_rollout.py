@@ -47,9 +47,9 @@ Asked = tuple[cpu_sampling.SamplingRequest, asyncio.Future[TokenOutput]]
 class CpuRolloutServer:
     """The server's methods, by the names verl calls them. Runs as a Ray actor; a plain object in tests.
 
-    A request's random numbers depend on ``rollout.seed``, the replica, the weights' step, the prompt and how often that
-    prompt has come, not on when it comes and which requests it shares a batch with: games race each other, and a run
-    shall repeat itself all the same. Of two games with the same prompt the first to ask gets the first draw.
+    A request's random numbers depend on ``rollout.seed``, the replica, the weights' step, its name and prompt, and how
+    often these have come, not on when it comes and which requests it shares a batch with: games race each other, and a
+    run shall repeat itself all the same. With ``rollout.full_determinism`` the names of a run repeat, too.
     """
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int = 0) -> None:
@@ -73,7 +73,7 @@ class CpuRolloutServer:
         self._decode = model_config.tokenizer.decode if model_config.tokenizer is not None else None
         self.replica_rank = replica_rank
         self.global_steps: int | None = None  # training step of the loaded weights; None until the first push
-        self._seen_since_push: Counter[tuple[int, ...]] = Counter()  # prompts
+        self._seen_since_push: Counter[tuple[str, tuple[int, ...]]] = Counter()  # requests' names and prompts
         self._queue: asyncio.Queue[tuple[cpu_sampling.SamplingSettings, Asked]] = asyncio.Queue()
         self._model_lock = asyncio.Lock()  # weights never change in the middle of a completion
         self._serving: asyncio.Task[None] | None = None
@@ -92,7 +92,7 @@ class CpuRolloutServer:
         max_tokens = self._token_budget(request_id, len(prompt), params)
         settings = cpu_sampling.SamplingSettings.from_params(params)
         answer: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
-        request = cpu_sampling.SamplingRequest(prompt, max_tokens, self._generator_for(tuple(prompt)))
+        request = cpu_sampling.SamplingRequest(prompt, max_tokens, self._generator_for(request_id, tuple(prompt)))
         self._queue.put_nowait((settings, (request, answer)))
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
@@ -112,10 +112,10 @@ class CpuRolloutServer:
             )
         return budget
 
-    def _generator_for(self, prompt: tuple[int, ...]) -> torch.Generator:
+    def _generator_for(self, *asked: Any) -> torch.Generator:
         # The step is part of the seed so that a resumed run draws what the uninterrupted one would have.
-        key = f"{self.config.seed}/{self.replica_rank}/{self.global_steps}/{self._seen_since_push[prompt]}/{prompt}"
-        self._seen_since_push[prompt] += 1
+        key = f"{self.config.seed}/{self.replica_rank}/{self.global_steps}/{self._seen_since_push[asked]}/{asked}"
+        self._seen_since_push[asked] += 1
         return torch.Generator().manual_seed(random.Random(key).getrandbits(63))
 
     async def _serve(self) -> None:

@@ -67,12 +67,14 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         interaction = self._shared.interaction
         game = interaction.new_game(row["extra_info"])
         record = game.record
-        seats = _Seats(self._shared, self.server_manager, record, sampling_params)
+        record.uid, record.session = str(row.get("uid", "")), int(row.get("session_id", 0))
+        # verl's random uid would give a run other draws than its repetition.
+        name = f"{row.get('global_steps', 0)}-{row.get('index', record.uid)}-{record.session}"
+        seats = _Seats(self._shared, self.server_manager, record, sampling_params, name)
         await play_game(interaction, game, dict.fromkeys(interaction.roles, seats))
         await interaction.ask_base_model(record, self._shared.base)
 
         record.context = self._shared.config.context
-        record.uid, record.session = str(row.get("uid", "")), int(row.get("session_id", 0))
         # verl's metrics cast both versions to int; a server that names none played the row's step.
         fallback = int(row.get("global_steps", 0))
         record.policy_version = min((oldest for oldest, _ in seats.versions), default=fallback)
@@ -89,8 +91,11 @@ class _Seats:
 
     name = ""
 
-    def __init__(self, shared: _Shared, server: Any, record: GameRecord, sampling_params: dict[str, Any]) -> None:
+    def __init__(
+        self, shared: _Shared, server: Any, record: GameRecord, sampling_params: dict[str, Any], game: str
+    ) -> None:
         self._shared, self._server, self._record, self._sampling_params = shared, server, record, sampling_params
+        self._game = game if shared.rollout.full_determinism else uuid4().hex
         isolated, asks_log_probs = shared.config.context == "isolated", bool(sampling_params.get("logprobs"))
         self.trajectory = Trajectory(shared.interaction.roles, isolated, asks_log_probs)
         self._begun, self._reserved = 0, 0  # turns, and tokens of those that are being generated
@@ -124,7 +129,7 @@ class _Seats:
         if turn.role in self._shared.adapters:
             sampling_params["adapter"] = self._shared.adapters[turn.role]
         generation = self._server.generate(
-            request_id=uuid4().hex, prompt_ids=said_before + prompt.ids, sampling_params=sampling_params
+            request_id=f"{self._game}-{number}", prompt_ids=said_before + prompt.ids, sampling_params=sampling_params
         )
         limit = self._shared.config.turn_timeout_s
         # Its place, and the tokens that it may have, before others begin beside it.

@@ -56,6 +56,14 @@ class SelfPlayReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is untyp
         result: float = super()._wait_for_next_poll(partition_id, last_debug_time)
         return result
 
+    def _materialize_batch(
+        self, partition_id: str, prompts: list[str], games: dict[str, dict[str, Any]]
+    ) -> KVBatchMeta:
+        """verl's batch in the order of its rows, not in that in which games ended: a run shall repeat itself."""
+        rows = {uid: number for number, uid in enumerate(self.prompt_global_steps[partition_id])}
+        in_order = sorted(games, key=lambda key: (rows.get(key.split("_")[0], -1), *map(int, key.split("_")[1:])))
+        return super()._materialize_batch(partition_id, prompts, {key: games[key] for key in in_order})
+
 
 class SelfPlayReplayBufferAsync(SelfPlayReplayBuffer, ReplayBufferAsync):  # type: ignore[misc]
     """The same for asynchronous training."""

@@ -175,12 +175,12 @@ def make_server(model_path: Path, model: Any = None, *, steps: int | None = 3, *
     return server
 
 
-def ask(server: CpuRolloutServer, *calls: tuple[list[int], dict[str, Any]]) -> list[Any]:
-    """Send the calls at the same time; an error takes the place of its answer."""
+def ask(server: CpuRolloutServer, *calls: tuple[list[int], dict[str, Any]], names: str = "abcdefgh") -> list[Any]:
+    """Send the calls at the same time, by these names; an error takes the place of its answer."""
 
     async def all_calls() -> list[Any]:
         return await asyncio.gather(
-            *(server.generate(prompt, params, f"request-{i}") for i, (prompt, params) in enumerate(calls)),
+            *(server.generate(*call, name) for call, name in zip(calls, names, strict=False)),
             return_exceptions=True,
         )
 
@@ -308,20 +308,17 @@ def test_a_sampling_error_reaches_every_request_and_is_logged_once(
     assert len(caplog.records) == 1
 
 
-def test_draws_follow_seed_step_and_prompt_and_neither_order_nor_company(model_path: Path, model: Any) -> None:
-    calls = [(prompt, {"max_tokens": 12, "ignore_eos": True}) for prompt in (PROMPTS[0], PROMPTS[1], PROMPTS[0])]
+def test_draws_follow_seed_step_name_and_prompt_and_neither_order_nor_company(model_path: Path, model: Any) -> None:
+    prompts = {"a": PROMPTS[0], "b": PROMPTS[1], "c": PROMPTS[0]}
 
-    def answers(order: tuple[int, ...] = (0, 1, 2), **config: Any) -> dict[tuple[int, ...], list[list[int]]]:
-        outputs = ask(make_server(model_path, model, **{"seed": 1, **config}), *(calls[i] for i in order))
-        found: dict[tuple[int, ...], list[list[int]]] = {}
-        for i, output in zip(order, outputs, strict=True):
-            found.setdefault(tuple(calls[i][0]), []).append(output.token_ids)
-        return found
+    def answers(order: str = "aabc", **config: Any) -> list[tuple[str, list[int]]]:
+        calls = [(prompts[name], {"max_tokens": 12, "ignore_eos": True}) for name in order]
+        outputs = ask(make_server(model_path, model, **{"seed": 1, **config}), *calls, names=order)
+        return sorted((name, output.token_ids) for name, output in zip(order, outputs, strict=True))
 
-    assert answers() == answers((1, 2, 0)) == answers((2, 0, 1))
+    assert answers() == answers("bcaa") == answers("caba")
     assert answers(seed=2) != answers() != answers(steps=4)
-    first, second = answers()[tuple(PROMPTS[0])]
-    assert first != second
+    assert len({tuple(tokens) for _, tokens in answers()}) == 4
 
 
 def test_verl_finds_replica_and_adapter_once_registered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,6 +205,15 @@ def test_a_wait_for_games_polls_often_and_ends_where_the_check_finds_something(
     assert polls[:2] == ["poll", "check"] and polls[-1] == "check"
     assert polls.count("poll") > polls.count("check") == 2
 
+    # Games that end in any order make one batch.
+    listed = {key: {"is_prompt": True, "status": "finished", "global_steps": 1} for key in ("f", "b")}
+    listed |= {key: {"seq_len": 9} for key in ("b_10_0", "f_2_0", "b_9_0", "f_0_0")}
+    monkeypatch.undo()
+    monkeypatch.setattr("transfer_queue.kv_list", lambda: {"train": listed})
+    monkeypatch.setattr("transfer_queue.kv_clear", lambda **asked: None)
+    batch, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=2)
+    assert batch.keys == ["f_0_0", "f_2_0", "b_9_0", "b_10_0"]
+
 
 # --- the columns that know contexts and roles ---
 
