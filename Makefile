@@ -19,8 +19,8 @@ SGLANG_VENV ?= .venv-sglang
 # And so has the set for GPUs, which is tested here without one: 10 GB.
 SHIPPED_VENV ?= .venv-shipped
 
-RECIPE := quickstart
-RUN := runs/$(RECIPE)
+RECIPES := quickstart
+RUN := runs/quickstart
 DATA := data/quickstart
 
 # Two processes, which take the files of tests in the order of tests/conftest.py.
@@ -78,7 +78,7 @@ test-learn: $(VENV)/.dev
 	$(BIN)/python -m pytest -m learn --capture=no
 
 quickstart-sglang: sglang-env
-	@$(MAKE) --no-print-directory VENV=$(SGLANG_VENV) RECIPE=quickstart_sglang quickstart
+	@$(MAKE) --no-print-directory VENV=$(SGLANG_VENV) RECIPES='[quickstart,sglang_cpu]' RUN=runs/quickstart_sglang quickstart
 
 test-sglang: sglang-env
 	@echo "== tests of the SGLang rollout"
@@ -151,5 +151,5 @@ $(DATA)/train.parquet: experiments/clinic.py $(wildcard prompts/brief/*/*.jinja)
 
 $(RUN)/.complete: | $(DATA)/train.parquet
 	@echo "== training"
-	$(BIN)/python -m verl.trainer.main_ppo +recipes=$(RECIPE)
+	$(BIN)/python -m verl.trainer.main_ppo '+recipes=$(RECIPES)' trainer.experiment_name=$(notdir $(RUN))
 	touch $@

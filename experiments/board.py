@@ -3,7 +3,8 @@
     python -m experiments.board SET ... --train medec_ms_train_pairs.jsonl [--answers FOLDER]
 
 A set is a file that ``medserl score --reference`` takes; MedErrBench's are also cut by difficulty. Where the folder of
-answers holds SET's name with ``.txt``, a submission, its scores are in the table too. Nothing of the data is written.
+answers holds a folder with SET's name, as ``medserl evaluate --output FOLDER/SET`` leaves it, the scores of its
+``submission.txt`` are in the table too. Nothing of the data is written.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ def parts(path: Path) -> Iterator[tuple[str, list[ReferenceNote]]]:
 
 
 def shares(notes: Sequence[ReferenceNote], training: Sequence[ReferenceNote]) -> list[str]:
-    """Flag accuracy and sentence accuracy of the floors that the table shows."""
+    """Flag accuracy and sentence accuracy of the floors that the table shows; those of "always no error" are equal."""
     found = floors(notes, training)
     cells = []
     for name in ("always no error", "last sentence is wrong", "bag of words"):
         measures = found[name].measures  # type: ignore[union-attr]
-        cells.append(f"{measures['flag_accuracy'].value:.2f} / {measures['sentence_accuracy'].value:.2f}")
+        both = [f"{measures[of].value:.2f}" for of in ("flag_accuracy", "sentence_accuracy")]
+        cells.append(" / ".join(dict.fromkeys(both)) if name == "always no error" else " / ".join(both))
     return cells
 
 
@@ -54,7 +56,7 @@ def main() -> None:
     trained_on = [(name, note.text) for name, note in zip(names, taught, strict=True)]
     rows = []
     for path in arguments.sets:
-        answers = arguments.answers / f"{path.stem}.txt" if arguments.answers else None
+        answers = arguments.answers / path.stem / "submission.txt" if arguments.answers else None
         for name, notes in parts(path):
             training, _ = read_training(arguments.train, notes)
             near = {text_id for text_id, *_ in near_duplicates([(n.text_id, n.text) for n in notes], trained_on)}

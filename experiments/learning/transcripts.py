@@ -2,6 +2,8 @@
 
 Called by ``experiments.learning.train_tiny_player`` for the warm starts of the small players. They are
 imperfect on purpose: some errors are taught as safe, so that self-play has something to learn.
+``python -m experiments.learning.transcripts FOLDER`` writes the novice's last lesson for verl's SFT trainer, before
+``+recipes=learn_smollm2``: the turns of the quickstart's games, each role in its own context.
 """
 
 from __future__ import annotations
@@ -9,6 +11,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+import typer
 
 from experiments.clinic import (
     Note,
@@ -20,6 +26,9 @@ from experiments.clinic import (
     with_error,
 )
 from experiments.learning.attack_check import error_detail
+from medserl_agentloop.data.rows import Row, write_parquet
+from medserl_agentloop.data.sft import SFT_SCHEMA
+from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 
 
@@ -272,3 +281,25 @@ def _kind(sentence: Sentence) -> ErrorType:
     if sentence.kind is None:
         raise ValueError(f"{sentence.text!r} is the finding; only facts are changed or corrected")
     return sentence.kind
+
+
+def conversations(seed: int, profile: str) -> Iterator[Row]:
+    """An endless stream of rows for verl's SFT trainer, with the prompts of a profile."""
+    prompts, lesson = load_profile(profile), replace(CURRICULA["novice"][1], shared=0.0)
+    for turn in transcripts(seed, lesson):
+        if turn.category is not Category.ADVERSARIAL_HARMFUL:
+            question = prompts.messages(turn.role, turn.category, turn.note)
+            answer = {"role": "assistant", "content": turn.answer}
+            yield {"messages": [*question, answer], "game_role": turn.role.value, "category": turn.category.value}
+
+
+def main(folder: Path, train: int = 4000, val: int = 64, seed: int = 1, profile: str = "brief") -> None:
+    """Write sft_train.parquet and sft_val.parquet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = conversations(seed, profile)
+    for split, count in (("train", train), ("val", val)):
+        write_parquet(list(islice(rows, count)), folder / f"sft_{split}.parquet", SFT_SCHEMA)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -63,12 +63,12 @@ def test_folders_that_are_called_like_the_packages_are_not_taken_for_them(
     assert sglang_cpu.is_installed() is before
 
 
-def run_of(*overrides: str, recipe: str = "quickstart_sglang") -> RunConfig:
+def run_of(*overrides: str, recipe: str = "[quickstart,sglang_cpu]") -> RunConfig:
     config = compose_run(f"+recipes={recipe}", *overrides)
     return RunConfig(config, SelfPlayConfig.from_run(config))
 
 
-@pytest.mark.parametrize("recipe", ["quickstart_sglang", "cpu_smollm2", "quickstart"])
+@pytest.mark.parametrize("recipe", ["[quickstart,sglang_cpu]", "cpu_smollm2", "learn_smollm2", "quickstart"])
 def test_the_recipes_leave_every_turn_its_tokens(untouched: None, recipe: str) -> None:
     assert not list(sglang_on_cpu(run_of(recipe=recipe)))
 
