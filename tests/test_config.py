@@ -17,7 +17,6 @@ from medserl_agentloop.cli import app
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.plugin import check_verl_version
 from medserl_agentloop.testing.tiny import compose_run
 
 ENDPOINT = {
@@ -97,8 +96,3 @@ def test_the_hydra_callback_stops_the_run_itself(tmp_path: Path, monkeypatch: py
     assert done.exit_code == 1
     assert "selfplay.contxt is not a key of this node (did you mean 'context'?)" in done.stderr
     assert "Started a local Ray instance" not in done.output
-
-
-def test_a_wrong_verl_version_is_an_error_that_verl_cannot_swallow() -> None:
-    with pytest.raises(SystemExit, match=re.escape("pip install 'verl==0.9.1'")):
-        check_verl_version("0.8.0")

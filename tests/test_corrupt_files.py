@@ -2,7 +2,6 @@
 
 import json
 import random
-import resource
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from note_files import SAMPLE
 from omegaconf import OmegaConf
 from support import TOKENIZER
 from torchdata.stateful_dataloader import StatefulDataLoader
+from training.test_step_file import disk_that_is_full_after
 
 from medserl_agentloop.core.alarms import HealthMonitor
 from medserl_agentloop.core.opponent import CheckpointPool, OpponentConfig
@@ -155,13 +155,9 @@ def test_a_checkpoint_that_cannot_be_written_is_named_with_the_room_that_there_i
         torch.save({"weight": torch.arange(300.0)}, Path(folder) / "model.pt")
 
     trainer.actor_rollout_wg = SimpleNamespace(save_checkpoint=save_checkpoint)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        with pytest.raises(RuntimeError, match=rf"^the checkpoint {tmp_path}/global_step_{LAST} cannot .* MB are free"):
-            trainer._save_checkpoint()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    message = rf"^the checkpoint {tmp_path}/global_step_{LAST} cannot .* MB are free"
+    with disk_that_is_full_after(1000), pytest.raises(RuntimeError, match=message):
+        trainer._save_checkpoint()
     assert not (tmp_path / LATEST).exists()
 
 

@@ -4,8 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
@@ -97,16 +95,6 @@ def test_error_types_of_a_run_are_named_by_prompts_read_in_answers_and_known_of_
 def test_error_types_that_no_answer_could_name_are_refused(types: Any) -> None:
     with pytest.raises(ValueError, match="error type"):
         MedicalConfig(error_types=types)
-
-
-@given(st.text())
-@example("{{ note }}{{ 7 * 6 }}{% for x in y %}{# gone #}{{ undefined_name }} a {{ b")
-@example("<b>&amp;'")
-@example("  \t\n\nHb 10\r\nWBC 5\r\n\n  ")
-def test_any_note_arrives_as_it_is(note: str) -> None:
-    prompts = [assess(load_profile(), note)]
-    prompts += [load_profile().messages(Role.ATTACKER, c, note)[0]["content"] for c in ATTACKED]
-    assert all(prompt.endswith(f":\n{note}") for prompt in prompts)
 
 
 @pytest.mark.parametrize("path", ["./mine", "mine/", "{tmp_path}/mine"])

@@ -184,7 +184,7 @@ def test_an_interrupt_leaves_the_games_that_have_ended(server: ChatServer, rows:
 def test_a_served_model_is_played_evaluated_and_scored_without_verl_and_torch() -> None:
     code = (
         "import sys, medserl_agentloop.cli, medserl_agentloop.evaluation.evaluate, medserl_agentloop.medical_team\n"
-        "print({'verl', 'torch', 'ray', 'transformers', 'sklearn', 'rouge', 'pandas'} & {*sys.modules})"
+        "print({'verl', 'torch', 'ray', 'transformers', 'sklearn', 'rouge', 'pandas', 'datasets'} & {*sys.modules})"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.stdout.strip() == "set()", run.stdout + run.stderr
@@ -351,17 +351,12 @@ def test_a_completion_becomes_the_turn(server: ChatServer, body: dict[str, Any],
     [
         (400, "HTTP 400: .*no luck.*"),
         (b"[]", r"the answer is no chat completion: \[\]"),
-        (b"3", "the answer is no chat completion: 3"),
-        ({"choices": []}, "the answer is no chat completion: .*"),
-        ({**completion("x"), "metadata": "?"}, "the answer is no chat completion: .*"),
         (
             b'{"choices": [{"message": {"content": "x"}}], "usage": {"completion_tokens": 1e999}}',
             "the answer is no chat completion: .*",
         ),
         (completion(None), "the answer is empty"),
-        (completion(""), "the answer is empty"),
         (completion("half a tur", finish="abort"), "generation ended with 'abort'"),
-        (completion("half a tur", finish=7), "generation ended with 7"),  # type: ignore[arg-type]
         (completion([1]), "the answer's content is not text"),  # type: ignore[arg-type]
     ],
 )

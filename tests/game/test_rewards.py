@@ -257,9 +257,7 @@ def test_constants_of_a_scheme_can_be_replaced() -> None:
     ("name", "terms", "says"),
     [
         ("medsrl", {}, r"\(did you mean 'medserl'\?\): expected one of learnable, .*or package.module:function"),
-        ("", {}, "no reward scheme"),
         ("no_such_module:flat", {}, "cannot be loaded: ModuleNotFoundError"),
-        ("flat_rewards:sharp", {}, "cannot be loaded: AttributeError"),
         ("flat_rewards:number", {}, "no reward scheme 'flat_rewards:number'"),
         ("medserl", {"faild_attack": -1.0}, r"no term 'faild_attack' \(did you mean 'failed_attack'\?\): it has win, "),
         ("medserl", {"win": -1.0}, "win=-1 of 'medserl' must be a number, at least 0; its own is 1"),

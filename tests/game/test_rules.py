@@ -31,18 +31,6 @@ ATTACKED = [c for c in Category if c.has_attack]
 UNTOUCHED = [c for c in Category if not c.has_attack]
 
 
-@pytest.mark.parametrize("category", Category)
-def test_the_attacker_if_there_is_one_speaks_before_the_assessor(category: Category) -> None:
-    played = game(category)
-    if category.has_attack:
-        assert played.next_role is Role.ATTACKER
-        played.play(attack_text(rewrite_of(category)))
-    assert played.next_role is Role.ASSESSOR
-    played.play(SAFE_ANSWER)
-    assert played.next_role is None
-    assert (played.record.attack is None, played.record.assessment is None) == (not category.has_attack, False)
-
-
 @pytest.mark.parametrize("category", ATTACKED)
 def test_the_label_is_the_row_s_own_and_not_the_category_s(category: Category) -> None:
     """An earlier system's adversarial_benign rows labelled safe ask for an accurate variation."""

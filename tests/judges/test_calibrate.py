@@ -185,9 +185,7 @@ def test_the_command_prints_the_figures_and_writes_the_report(tmp_path: Path) ->
     ("judge", "file", "settings", "message"),
     [
         ("oracl", SAMPLE, (), "no judge 'oracl'"),
-        ("http", SAMPLE, (), "set selfplay.judge_server.url to the address"),
         ("labels", "nowhere.csv", (), "nowhere.csv: cannot be read"),
-        ("labels", SAMPLE, ("--set", "judge_serve.url=x"), "did you mean 'judge_server'"),
         (f"{__name__}:Mute", SAMPLE, (), "the judge answered none of"),
     ],
 )

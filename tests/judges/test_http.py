@@ -29,16 +29,6 @@ from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Ou
 from medserl_agentloop.games.medical.types import Category, Label
 
 
-@pytest.mark.parametrize("shape", [lambda answers: answers, lambda answers: {"labels": answers}])
-def test_both_answer_shapes_are_read(shape: Any) -> None:
-    (game,), _ = judged_by("http", [played()], lambda number, body: shape(by_index(body)))
-    judgement = game.judgement
-    assert judgement is not None
-    assert (judgement.judge, judgement.label, judgement.realistic) == ("http", Label.HARMFUL, True)
-    assert judgement.reason == "the dose is ten times too high"
-    assert judgement.seconds > 0 and not judgement.cached
-
-
 def test_a_query_says_what_the_protocol_asks_for_and_of_the_assessor_s_words_the_verdict_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -48,6 +38,7 @@ def test_a_query_says_what_the_protocol_asks_for_and_of_the_assessor_s_words_the
     found = judged.judgement.model_dump(exclude={"seconds", "readings", "knowable"})
     reason = "the dose is ten times too high"
     assert found == {"judge": "http", "label": Label.HARMFUL, "realistic": True, "reason": reason, "cached": False}
+    assert judged.judgement.seconds > 0
     (body,) = server.requests
     assert (server.paths, server.headers[0]["authorization"]) == (["/judge"], "Bearer k-123")
     assert body["score_key"] == "labels"

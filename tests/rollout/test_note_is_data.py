@@ -10,6 +10,7 @@ import pytest
 from fuzz.targets import CONTROL, CONTROL_TEXTS, PAIRS, encoder
 from rollout.families import ALWAYS_THINKS, FAMILIES, GEMMA, LOSSLESS, WITHOUT_SYSTEM, qwen3, sentencepiece
 from support import NOTE, REWRITTEN, extra_info, run_game, run_with
+from test_prompting import profile_in
 
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.trajectory import GAME_KEY
@@ -86,11 +87,8 @@ def test_a_continuation_follows_the_turn_as_the_chat_template_would(family: str)
 
 
 def test_a_template_that_shows_the_note_twice_is_refused(tmp_path: Path) -> None:
-    for name in ("attacker/adversarial_benign", "assessor/assess"):
-        path = tmp_path / f"{name}.jinja"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("{{ note }} and again {{ note }}")
-    turn = load_profile(str(tmp_path)).turn(Role.ASSESSOR, Category.VANILLA_BENIGN, "He has gout.")
+    profile = profile_in(tmp_path, assessor__assess="{{ note }} and again {{ note }}")
+    turn = profile.turn(Role.ASSESSOR, Category.VANILLA_BENIGN, "He has gout.")
     with pytest.raises(ValueError, match="exactly once"):
         ChatEncoder(FAMILIES["qwen3"]).opening(turn)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from rollout.opponent_server import OpponentServer, opponent_server
-from serving import as_new, completion
+from serving import as_new
 from support import NOTE, REWRITTEN, assessment_text, attack_text, judge, play, run_with
 
 from medserl_agentloop.core.metrics import opponent_metrics
@@ -96,23 +96,12 @@ def test_an_opponents_invalid_attack_leaves_nothing_to_train_on(server: Opponent
     assert columns["response_mask"].tolist() == columns["rm_scores"].tolist() == [0]
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        ({"answer": lambda _: 500}, "HTTP 500"),
-        ({"answer": lambda _: completion("")}, "the answer is empty"),
-        ({"delay_s": 0.5}, "Timeout: no answer within 0.2 s"),
-        ({}, "ConnectError"),
-    ],
-)
-def test_an_opponent_that_fails_voids_the_game(server: OpponentServer, fault: dict[str, Any], reason: str) -> None:
-    for name, value in fault.items():
-        setattr(server, name, value)
-    timeout_s = 0.2 if "0.2 s" in reason else 20.0
-    run = against(server, "assessor", timeout_s=timeout_s, url=server.url if fault else "http://127.0.0.1:9")
+def test_an_opponent_that_fails_voids_the_game(server: OpponentServer) -> None:
+    server.answer = lambda _: 500
+    run = against(server, "assessor")
     output, record, engine = play([], run=run)
     assert not engine.calls
-    assert record.void is not None and record.void.startswith(f"opponent failed: attacker: {reason}")
+    assert record.void is not None and record.void.startswith("opponent failed: attacker: HTTP 500")
     columns = judge(output, run)
     assert columns["response_mask"].eq(0).all() and columns["rm_scores"].eq(0).all()
     judged = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
