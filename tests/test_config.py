@@ -69,8 +69,8 @@ def test_the_recipes_bring_a_critic_where_the_estimator_reads_its_values(estimat
 
 def test_an_anchor_is_accepted_with_either_way_to_a_reference_policy() -> None:
     for key in ("actor_rollout_ref__actor__use_kl_loss", "algorithm__use_kl_in_reward"):
-        anchored = check_run(run_with(selfplay__anchor__assessor=0.1, **{key: True}))
-        assert anchored.anchors == {"assessor": 0.1}
+        anchored = check_run(run_with(selfplay__anchor__assessor=0.1, selfplay__anchor_end=0.5, **{key: True}))
+        assert [anchored.anchors(done) for done in (0.0, 1.0)] == [{"assessor": 0.1}, {"assessor": 0.05}]
 
 
 def test_runs_against_opponents_that_can_play_are_accepted() -> None:

@@ -1,7 +1,8 @@
-"""Self-play in Kuhn poker, measured: ``python -m experiments.kuhn_poker.run``.
+"""Self-play in Kuhn poker, measured: ``python -m experiments.kuhn_poker.run [ARM SEED]``.
 
-Trains with three estimators and three seeds, computes the exploitability of every checkpoint, and writes
-``figures/exploitability.csv`` and ``.svg``. What is in the file already is not run again.
+Trains every arm with three seeds, or one arm with one seed, and writes the policies of the checkpoints to
+``figures/policies.csv``. All numbers of the page are computed from them. What is in the file already is not run again,
+and with open-spiel installed it gets the solution of CFR, for comparison.
 """
 
 from __future__ import annotations
@@ -11,30 +12,49 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from experiments.kuhn_poker.exploitability import information_sets, nash_conv, policy_of
+from experiments.kuhn_poker.exploitability import (
+    Place,
+    average_policy,
+    information_sets,
+    nash_conv,
+    policy_of,
+    value_of,
+)
 from experiments.pages import with_table
 
 FIGURES = Path(__file__).parent / "figures"
-TABLE = FIGURES / "exploitability.csv"
-ESTIMATORS = ("role_rae", "role_reinforce_pp", "reinforce_plus_plus")
+TABLE = FIGURES / "policies.csv"
+NO_ANCHOR = ("algorithm.adv_estimator=role_rae", "selfplay.anchor={first: 0.0, second: 0.0}")
+ARMS = {
+    **{name: (f"algorithm.adv_estimator={name}",) for name in ("role_rae", "role_reinforce_pp", "reinforce_plus_plus")},
+    "no anchor": NO_ANCHOR,
+}
+"""The overrides of each arm; ``reinforce_plus_plus`` is verl's own estimator."""
+SOLVED = "CFR"
 SEEDS = (0, 1, 2)
+STEPS = 120
 PAGE = Path(__file__).with_name("README.md")
 START = Path("models/kuhn_poker")
 
+Runs = dict[tuple[str, int], dict[int, dict[Place, float]]]
+"""By arm and seed, the policy by step."""
 
-def train(estimator: str, seed: int, folder: Path) -> None:
-    """One run of ``+recipes=kuhn_poker``; the last of verl's three estimators is its own, for comparison."""
+
+def train(arm: str, seed: int, folder: Path) -> None:
+    """One run of ``+recipes=kuhn_poker``; a run that was broken off goes on."""
     command = [
         *(sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=kuhn_poker"),
-        f"algorithm.adv_estimator={estimator}",
+        *ARMS[arm],
         f"data.seed={seed}",
         f"actor_rollout_ref.actor.data_loader_seed={seed}",
         f"actor_rollout_ref.rollout.seed={seed}",
+        f"trainer.total_training_steps={STEPS}",
         "selfplay.certify=warn",  # verl's own estimator does not keep the roles apart
         f"trainer.default_local_dir={folder}",
     ]
@@ -45,85 +65,102 @@ def train(estimator: str, seed: int, folder: Path) -> None:
         )
 
 
-def measure(folder: Path) -> dict[int, float]:
-    """NashConv by step, the model that the run started from being step 0."""
+def measure(folder: Path) -> dict[int, dict[Place, float]]:
+    """The policy by step, the model that the run started from being step 0."""
     by_step = {}
     for model in (START, *folder.glob("global_step_*/actor/huggingface")):
         step = 0 if model == START else int(model.parts[-3].removeprefix("global_step_"))
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-        by_step[step] = nash_conv(policy_of(loaded, AutoTokenizer.from_pretrained(START)))
+        by_step[step] = policy_of(loaded, AutoTokenizer.from_pretrained(START))
     return dict(sorted(by_step.items()))
 
 
-def read() -> dict[tuple[str, int], dict[int, float]]:
-    """What was measured before: by estimator and seed, NashConv by step."""
-    runs: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
+def read() -> Runs:
+    """What was measured before."""
+    runs: Runs = defaultdict(dict)
     if TABLE.exists():
         with TABLE.open(encoding="utf-8") as file:
             for row in csv.DictReader(file):
-                runs[row["estimator"], int(row["seed"])][int(row["step"])] = float(row["nash_conv"])
+                policy = {(card, moves): float(row[f"{card} {moves}".strip()]) for card, moves in information_sets()}
+                runs[row["arm"], int(row["seed"])][int(row["step"])] = policy
     return dict(runs)
 
 
-def write(runs: dict[tuple[str, int], dict[int, float]]) -> None:
-    """Write the table."""
+def write(runs: Runs) -> None:
+    """Write the table: probabilities of the active move, bet or call, by card and moves so far."""
     FIGURES.mkdir(exist_ok=True)
     with TABLE.open("w", encoding="utf-8", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
-        out.writerow(["estimator", "seed", "step", "nash_conv"])
-        for (estimator, seed), by_step in sorted(runs.items()):
-            out.writerows([estimator, seed, step, f"{value:.4f}"] for step, value in by_step.items())
+        out.writerow(["arm", "seed", "step", *(" ".join(place).strip() for place in information_sets())])
+        for (arm, seed), by_step in sorted(runs.items()):
+            for step, policy in by_step.items():
+                out.writerow([arm, seed, step, *(f"{policy[place]:.5f}" for place in information_sets())])
 
 
-def draw(runs: dict[tuple[str, int], dict[int, float]]) -> None:
-    """Draw exploitability by step, a panel for each estimator and a line for each seed."""
+def draw(runs: Runs) -> None:
+    """Draw NashConv by step, a panel for each arm; each seed has a line, and a dashed one for the average so far."""
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, len(ESTIMATORS), figsize=(10, 3.2), sharey=True)
-    for panel, estimator in zip(panels, ESTIMATORS, strict=True):
-        panel.axhline(
-            nash_conv(dict.fromkeys(information_sets(), 0.5)), color="grey", linestyle=":", label="uniform play"
-        )
+    figure, panels = plt.subplots(1, len(ARMS), figsize=(12, 3.2), sharey=True)
+    for panel, arm in zip(panels, ARMS, strict=True):
+        uniform = nash_conv(dict.fromkeys(information_sets(), 0.5))
+        panel.axhline(uniform, color="grey", linestyle=":", label="uniform play")
         panel.axhline(0, color="grey", linewidth=0.8, label="equilibrium")
         for (name, seed), by_step in sorted(runs.items()):
-            if name == estimator:
-                panel.plot(list(by_step), list(by_step.values()), marker="o", markersize=3, label=f"seed {seed}")
-        panel.set_title(estimator, fontsize=10)
+            steps = list(by_step)
+            if name == SOLVED:
+                solved = [nash_conv(policy) for policy in by_step.values()]
+                panel.plot(steps, solved, color="black", linewidth=0.8, label="CFR, by iteration")
+            if name == arm:
+                policies = list(by_step.values())
+                last = [nash_conv(policy) for policy in policies]
+                (line,) = panel.plot(steps, last, linewidth=1, label=f"seed {seed}")
+                so_far = [nash_conv(average_policy(policies[: n + 1])) for n in range(len(steps))]
+                panel.plot(steps, so_far, color=line.get_color(), linestyle="--", linewidth=1)
+        panel.set_title(arm, fontsize=10)
         panel.set_xlabel("step")
+        panel.set_xlim(0, STEPS)
     panels[0].set_ylabel("NashConv, chips per game")
     panels[0].legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(FIGURES / "exploitability.svg", metadata={"Date": None})
 
 
-def table(runs: dict[tuple[str, int], dict[int, float]]) -> str:
-    """Best, average and last NashConv of each run, as a table of the page."""
+def table(runs: Runs) -> str:
+    """Each run's NashConv, and value and traits of its average policy, as a table of the page."""
     if not runs:
         return "Nothing has been measured yet."
     lines = ["![NashConv by step](figures/exploitability.svg)\n"]
-    lines += ["| estimator | seed | start | best | average | last |", "|---|---|---|---|---|---|"]
-    for (estimator, seed), by_step in sorted(runs.items()):
-        start, *later = (by_step[step] for step in sorted(by_step))
-        numbers = (start, min(later), sum(later) / len(later), later[-1])
-        lines.append(f"| `{estimator}` | {seed} | " + " | ".join(f"{number:.3f}" for number in numbers) + " |")
+    lines += ["| arm | seed | steps | last | average | of the second half | value | J bets | J calls | K calls |"]
+    lines += ["|---|" + "---:|" * 9]
+    for (arm, seed), by_step in sorted(runs.items(), key=lambda run: (run[0][0] == SOLVED, run[0])):
+        policies = list(by_step.values())
+        average = average_policy(policies)
+        late = average_policy([policy for step, policy in by_step.items() if step > max(by_step) / 2])
+        numbers = [nash_conv(policies[-1]), nash_conv(average), nash_conv(late), value_of(late)]
+        numbers += [late[place] for place in (("J", ""), ("J", "bet"), ("K", "bet"))]
+        written = " | ".join(f"{number:.3f}" for number in numbers)
+        lines.append(f"| `{arm}` | {seed} | {max(by_step)} | {written} |")
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(arm: str | None = None, seed: str | None = None) -> None:
     """Run what is missing, and write table and picture."""
+    wanted = [(name, number) for number in SEEDS for name in ARMS] if arm is None else [(arm, int(seed or 0))]
+    for name, number in wanted:
+        if (name, number) not in read():
+            folder = Path("runs") / "kuhn_poker" / f"{name.replace(' ', '_')}_{number}"
+            if not (folder / f"global_step_{STEPS}").exists():
+                train(name, number, folder)
+            write(read() | {(name, number): measure(folder)})
+    if (SOLVED, 0) not in read() and find_spec("pyspiel"):
+        from experiments.kuhn_poker.solution import cfr
+
+        write(read() | {(SOLVED, 0): cfr(range(0, STEPS + 1, 5))})
     runs = read()
-    for seed in SEEDS:
-        for estimator in ESTIMATORS:
-            if (estimator, seed) in runs:
-                continue
-            folder = Path("runs") / "kuhn_poker" / f"{estimator}_{seed}"
-            train(estimator, seed, folder)
-            runs[estimator, seed] = measure(folder)
-            write(runs)
-            print(estimator, seed, {step: round(value, 3) for step, value in runs[estimator, seed].items()}, flush=True)
     draw(runs)
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), "nash_conv", table(runs)), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -1,6 +1,7 @@
 """A tiny model that plays Kuhn poker by the rules and otherwise at random. Writes ``models/kuhn_poker``.
 
-It is taught both legal moves at each of the twelve information sets, equally often, and to name its card.
+It is taught one random policy of the twelve information sets after the other, so that it learns to tell them apart, and
+at last both legal moves equally often. A model that was only taught the last cannot find its card in forty steps.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from experiments.kuhn_poker.exploitability import context_of, information_sets, nash_conv, policy_of, said_as
-from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.interaction import Prompt, Turn
-from medserl_agentloop.games.kuhn_poker import ACTIONS, CARDS
+from medserl_agentloop.games.kuhn_poker import ACTIONS
 from medserl_agentloop.testing.tiny import tiny_tokenizer
 
-STEPS = 400
+STEPS, RANDOM, OF_ONE_POLICY = 4000, 3400, 170
+"""Steps in all, those on random policies, and how many of them each random policy gets."""
 
 
 def main(folder: str = "models/kuhn_poker") -> None:
@@ -49,21 +49,21 @@ def main(folder: str = "models/kuhn_poker") -> None:
         for place in information_sets()
         for move in ACTIONS["bet" in place[1].split()]
     ]
-    # Without these it would not look at its card, and forty steps are too few to find out that cards matter.
-    question = {"role": "user", "content": "You hold {}. Which card?"}
-    for card in CARDS:
-        prompt = Prompt(({**question, "content": question["content"].format(card)},))
-        lessons += [(ChatEncoder(tokenizer).opening(Turn("first", prompt, 8)).ids, said_as(card, tokenizer))] * 4
     width = max(len(context) + len(answer) for context, answer in lessons)
     ids = torch.full((len(lessons), width), tokenizer.pad_token_id)
-    labels = torch.full((len(lessons), width), -100)
+    said = torch.zeros(len(lessons), width)
     for row, (context, answer) in enumerate(lessons):
         ids[row, : len(context) + len(answer)] = torch.tensor(context + answer)
-        labels[row, len(context) : len(context) + len(answer)] = torch.tensor(answer)
+        said[row, len(context) : len(context) + len(answer)] = 1
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     for step in range(STEPS):
-        loss = model(ids, attention_mask=(ids != tokenizer.pad_token_id).long(), labels=labels).loss
+        if step % OF_ONE_POLICY == 0:
+            active = torch.rand(len(lessons) // 2) if step < RANDOM else torch.full((len(lessons) // 2,), 0.5)
+            chances = torch.stack([1 - active, active], 1).flatten()
+        logits = model(ids, attention_mask=(ids != tokenizer.pad_token_id).long()).logits[:, :-1]
+        log_probs = (logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0] * said[:, 1:]).sum(-1)
+        loss = -(chances * log_probs).mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -122,6 +122,9 @@ class SelfPlayConfig(BaseModel):
         "included; needs use_kl_loss of the actor. Both roles share weights: an untrained role's parse rate fell from "
         "1.00 to 0.88 within 80 steps without an anchor.",
     )
+    anchor_end: Share = Field(
+        default=1.0, description="Factor of the anchors in the last step; they fall, or rise, evenly over the run."
+    )
     turn_timeout_s: float | None = Field(
         default=3600.0,
         gt=0,
@@ -156,9 +159,10 @@ class SelfPlayConfig(BaseModel):
         """Whether the live policy plays ``role``; an opponent does otherwise."""
         return self.opponent.kind == "live" or self.trains(role)
 
-    @property
-    def anchors(self) -> dict[str, float]:
-        return {role: value for role, value in self.anchor.items() if value}
+    def anchors(self, done: float = 0.0) -> dict[str, float]:
+        """Coefficients of the roles that have one, when this share of the run is ``done``."""
+        factor = 1 + (self.anchor_end - 1) * done
+        return {role: value * factor for role, value in self.anchor.items() if value}
 
     def longest_turn(self, prompt_tokens: int) -> int | None:
         """Most tokens of a turn that answers a first prompt of this length; None if the game does not say."""

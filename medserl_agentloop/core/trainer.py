@@ -230,7 +230,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         batch = super()._compute_ref_log_prob(batch, metrics)
         # verl leaves it for whoever computes next: the critic, which knows no adapter, and the actor's update.
         batch.extra_info.pop("no_lora_adapter", None)
-        if anchors := self.selfplay.anchors:
+        if anchors := self.selfplay.anchors(self.global_steps / self.total_training_steps):
             token_columns.write_anchor(
                 batch, {self.game.roles.index(role) + 1: value for role, value in anchors.items()}
             )

@@ -40,6 +40,11 @@ class KuhnRecord(GameRecord):
     cards: tuple[str, str]
     moves: tuple[str, ...] = ()
 
+    @property
+    def kind(self) -> str:
+        """The deal: most of what a player wins or loses on average is luck with the cards."""
+        return "".join(self.cards)
+
 
 class KuhnGame:
     """One game in progress."""

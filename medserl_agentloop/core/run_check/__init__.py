@@ -135,7 +135,7 @@ def _estimator(run: RunConfig) -> Iterator[str]:
             f"algorithm.adv_estimator={name} compares the games of one prompt, and with {ROLLOUT}.n=1 there is only "
             f"one, so all advantages would be 0. Set {ROLLOUT}.n to 2 or more."
         )
-    if run.selfplay.anchors and not need_reference_policy(run.config):
+    if run.selfplay.anchors() and not need_reference_policy(run.config):
         yield (
             f"selfplay.anchor needs the reference policy. Set {ACTOR}.use_kl_loss=True, with {ACTOR}.kl_loss_coef=0.0 "
             "if the anchor shall be the only KL term."
