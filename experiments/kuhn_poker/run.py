@@ -1,8 +1,8 @@
-"""Self-play in Kuhn poker, measured: ``python -m experiments.kuhn_poker.run [ARM SEED]``.
+"""Self-play in Kuhn poker, measured: ``python -m experiments.kuhn_poker.run [ARM SEED | measure]``.
 
-Trains every arm with three seeds, or one arm with one seed, and writes the policies of the checkpoints to
-``figures/policies.csv``. All numbers of the page are computed from them. What is in the file already is not run again,
-and with open-spiel installed it gets the solution of CFR, for comparison.
+Trains every arm with three seeds, or one arm with one seed, or measures how far the runs have come, and writes the
+policies of the checkpoints to ``figures/policies.csv``. All numbers of the page are computed from them. A run that is
+whole in the file is not run again, and with open-spiel installed the file gets the solution of CFR, for comparison.
 """
 
 from __future__ import annotations
@@ -134,24 +134,30 @@ def table(runs: Runs) -> str:
     lines += ["| arm | seed | steps | last | average | of the second half | value | J bets | J calls | K calls |"]
     lines += ["|---|" + "---:|" * 9]
     for (arm, seed), by_step in sorted(runs.items(), key=lambda run: (run[0][0] == SOLVED, run[0])):
+        if arm == SOLVED:  # its policies are averages already
+            by_step = {max(by_step): by_step[max(by_step)]}
         policies = list(by_step.values())
         average = average_policy(policies)
         late = average_policy([policy for step, policy in by_step.items() if step > max(by_step) / 2])
-        numbers = [nash_conv(policies[-1]), nash_conv(average), nash_conv(late), value_of(late)]
-        numbers += [late[place] for place in (("J", ""), ("J", "bet"), ("K", "bet"))]
+        numbers = [nash_conv(policies[-1]), nash_conv(average), nash_conv(late), value_of(average)]
+        numbers += [average[place] for place in (("J", ""), ("J", "bet"), ("K", "bet"))]
         written = " | ".join(f"{number:.3f}" for number in numbers)
         lines.append(f"| `{arm}` | {seed} | {max(by_step)} | {written} |")
     return "\n".join(lines)
 
 
 def main(arm: str | None = None, seed: str | None = None) -> None:
-    """Run what is missing, and write table and picture."""
-    wanted = [(name, number) for number in SEEDS for name in ARMS] if arm is None else [(arm, int(seed or 0))]
+    """Run what is missing, and write table and picture; ``measure`` only reads how far all runs have come."""
+    wanted = [(name, number) for number in SEEDS for name in ARMS]
+    if arm in ARMS:
+        wanted = [(arm, int(seed or 0))]
     for name, number in wanted:
-        if (name, number) not in read():
-            folder = Path("runs") / "kuhn_poker" / f"{name.replace(' ', '_')}_{number}"
-            if not (folder / f"global_step_{STEPS}").exists():
-                train(name, number, folder)
+        folder = Path("runs") / "kuhn_poker" / f"{name.replace(' ', '_')}_{number}"
+        if STEPS in read().get((name, number), {}):
+            continue
+        if arm != "measure" and not (folder / f"global_step_{STEPS}").exists():
+            train(name, number, folder)
+        if folder.exists():
             write(read() | {(name, number): measure(folder)})
     if (SOLVED, 0) not in read() and find_spec("pyspiel"):
         from experiments.kuhn_poker.solution import cfr

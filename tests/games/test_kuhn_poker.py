@@ -131,6 +131,7 @@ def test_the_page_shows_what_was_measured() -> None:
     assert with_table(page, "nash_conv", table(read())) == page, "run python -m experiments.kuhn_poker.run"
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_self_play_with_an_anchor_learns_to_look_at_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
