@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import pyspiel
+from importlib import import_module
+from typing import Any
 
 from experiments.kuhn_poker.exploitability import Place, Policy, information_sets
 from medserl_agentloop.games.kuhn_poker import CARDS
 
+pyspiel: Any = import_module("pyspiel")  # it has no types
 GAME = pyspiel.load_game("kuhn_poker")
 
 

@@ -27,11 +27,8 @@ class Answers:
 
     def __init__(self, model: str) -> None:
         tokenizer = AutoTokenizer.from_pretrained(model)
-        rows = [
-            (exact.context_of(place, tokenizer), exact.said_as(move, tokenizer))
-            for place in PLACES
-            for move in ACTIONS["bet" in place[1].split()]
-        ]
+        moves = [(place, move) for place in PLACES for move in ACTIONS["bet" in place[1].split()]]
+        rows = [(exact.context_of(place, tokenizer), exact.said_as(move, tokenizer)) for place, move in moves]
         width = max(len(context) + len(answer) for context, answer in rows)
         self.ids = torch.full((len(rows), width), tokenizer.pad_token_id)
         self.said = torch.zeros(len(rows), width)
@@ -49,8 +46,7 @@ class Answers:
 
 def play(cards: tuple[str, str], chances: list[list[float]], rng: random.Random) -> tuple[list[tuple[int, int]], int]:
     """The moves of a game, each as the numbers of its place and its answer, and what the first player wins."""
-    made: list[tuple[int, int]] = []
-    moves: tuple[str, ...] = ()
+    made, moves = list[tuple[int, int]](), tuple[str, ...]()
     while (won := winnings(cards, moves)) is None:
         mover = len(moves) % 2
         at = PLACES.index((cards[mover], " ".join(moves)))
