@@ -2,30 +2,25 @@
 
 from collections.abc import Mapping
 from itertools import permutations
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from real_runs import SMALL, Run
 from rollout.opponent_server import opponent_server
 from support import TOKENIZER, judge, run_game
 
-from experiments.kuhn_poker import warm_start
 from experiments.kuhn_poker.exploitability import Policy, average_policy, information_sets, nash_conv, value_of
-from experiments.kuhn_poker.run import PAGE, measure, read, table
+from experiments.kuhn_poker.run import PAGE, read, table
 from experiments.pages import with_table
 from medserl_agentloop.core.certificate import CertificateError, _short_samples
 from medserl_agentloop.core.interaction import Interaction, Prompt, Turn, place
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.trajectory import GAME_KEY
-from medserl_agentloop.games.kuhn_poker import ACTIONS, KuhnGame, KuhnRecord, rows, winnings
+from medserl_agentloop.games.kuhn_poker import ACTIONS, KuhnGame, KuhnRecord, winnings
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
 from medserl_agentloop.testing.tiny import compose_run
 
@@ -129,24 +124,6 @@ def test_an_opponent_remembers_its_own_conversation() -> None:
 def test_the_page_shows_what_was_measured() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert with_table(page, "nash_conv", table(read())) == page, "run python -m experiments.kuhn_poker.run"
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_self_play_with_an_anchor_learns_to_look_at_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth of a run of experiments/kuhn_poker; a player who bets and calls with every card has 0.667."""
-    monkeypatch.chdir(tmp_path)
-    warm_start.main()
-    pq.write_table(pa.Table.from_pylist(rows() * 4), "deals.parquet")
-    data = [f"data.{part}_files={tmp_path}/deals.parquet" for part in ("train", "val")]
-    size = [f"{key}={OmegaConf.select(RUN, key)}" for key in (small.partition("=")[0] for small in SMALL)]
-    # The rate and the anchor as they are in the first twelve steps of the long run.
-    steps = ["trainer.total_training_steps=12", "trainer.save_freq=12", "selfplay.anchor_end=0.9"]
-    steps += ["actor_rollout_ref.actor.optim.min_lr_ratio=1.0"]
-    Run(tmp_path, *data, *size, *steps, recipe="kuhn_poker").wait()
-    by_step = {step: nash_conv(policy) for step, policy in measure(tmp_path / "run").items()}
-    assert by_step[0] > 0.9 and by_step[12] < 0.5, by_step
 
 
 # --- several conversations of a role: a context, a reward and credit of its own for each ---
