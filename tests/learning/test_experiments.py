@@ -83,7 +83,7 @@ def test_a_short_run_is_taught_trained_measured_and_written_by_both_experiments(
     for step, temperature in product((0, 1), (0.0, 1.0)):
         assert rates.balanced(step, temperature).items == 24
         assert rates.share("attacker/valid_decoys", step, temperature).items == 12
-    attacked = sum(game.attack is not None for game in read_games(folder / GAMES_FILE))
+    attacked = sum(game.attack is not None and game.void is None for game in read_games(folder / GAMES_FILE))
     assert in_training("headline", "attacker", "valid_rate", slice(0, None), results).items == attacked > 0
     logged = pd.read_csv(results / "headline_steps.csv")
     assert (logged["training/rollout_probs_diff_max"] < AGREEMENT).all() and (logged["actor/grad_norm"] > 0).all()
