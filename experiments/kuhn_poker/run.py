@@ -38,7 +38,7 @@ ARMS = {
 """The overrides of each arm; ``reinforce_plus_plus`` is verl's own estimator."""
 SOLVED = "CFR"
 SEEDS = (0, 1, 2)
-STEPS = 120
+STEPS = 200
 PAGE = Path(__file__).with_name("README.md")
 START = Path("models/kuhn_poker")
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from game.builders import CLEAN_NOTE, ERROR_NOTE, spec
 from pydantic_core import from_json
-from rollout.families import FAMILIES, LOSSLESS, WITHOUT_SYSTEM
+from rollout.families import FAMILIES, WITHOUT_SYSTEM
 
 from medserl_agentloop.core.chat import ChatClient
 from medserl_agentloop.core.client import NoAnswer, ServerOptions
@@ -266,13 +266,10 @@ def templates(data: bytes) -> None:
     inside = prompt.ids[len(before) : len(prompt.ids) - len(after)]
     assert prompt.ids == [*before, *inside, *after]
     assert len(inside) == prompt.data_tokens
-    if family in LOSSLESS:
-        assert CONTROL[family].keys().isdisjoint(inside)
-        # ▁ is how SentencePiece writes a blank: it cannot tell the two apart.
-        expected = without_switches(note.replace("▁", " ") if family in WITHOUT_SYSTEM else note)
-        assert tokenizer.backend_tokenizer.decode(inside, skip_special_tokens=False) == expected
-    else:  # BERT has a word for what it cannot read, which opens and closes nothing
-        assert not {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id} & set(inside)
+    assert CONTROL[family].keys().isdisjoint(inside)
+    # ▁ is how SentencePiece writes a blank: it cannot tell the two apart.
+    expected = without_switches(note.replace("▁", " ") if family in WITHOUT_SYSTEM else note)
+    assert tokenizer.backend_tokenizer.decode(inside, skip_special_tokens=False) == expected
     served = as_data(note)  # for a chat server
     assert not any(token in served for token in CONTROL_TEXTS) and not SWITCH.search(served.replace(JOINER, ""))
 

@@ -3,7 +3,7 @@ are kept, what the chat template does. Built in memory."""
 
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from medserl_agentloop.paths import resource
@@ -41,10 +41,6 @@ MISTRAL = (
     "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + eos_token }}"
     "{% else %}{{ raise_exception('Only user and assistant roles are supported') }}{% endif %}{% endfor %}"
 )
-BERT = (
-    "{{ cls_token }}{% for m in messages %}{{ m['role'] + ' : ' + m['content'] + sep_token }}{% endfor %}"
-    "{% if add_generation_prompt %}assistant : {% endif %}"
-)
 
 
 def _finished(backend: Tokenizer, special: dict[str, str], markers: list[str], template: str) -> Any:
@@ -71,18 +67,6 @@ def sentencepiece(template: str, markers: list[str]) -> Any:
     return _finished(backend, special, markers, template)
 
 
-def wordpiece() -> Any:
-    """BERT's kind: lower case, cut at punctuation, white space lost. No chat model, but no text may escape it."""
-    special = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
-    characters = [chr(c) for c in range(33, 127)]
-    vocabulary = {t: n for n, t in enumerate([*special.values(), *characters, *(f"##{c}" for c in characters), "the"])}
-    backend = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
-    return _finished(backend, special, [], BERT)
-
-
 def qwen3(template: str = QWEN3) -> Any:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
@@ -95,7 +79,5 @@ FAMILIES: dict[str, Any] = {
     "tiny_player": AutoTokenizer.from_pretrained(resource("assets/tiny_player")),
     "gemma": sentencepiece(GEMMA, ["<start_of_turn>", "<end_of_turn>", "\n\n"]),
     "mistral": sentencepiece(MISTRAL, ["[INST]", "[/INST]"]),
-    "bert": wordpiece(),
 }
-LOSSLESS = {"qwen3", "llama3", "tiny_player", "gemma", "mistral"}
 WITHOUT_SYSTEM = {"gemma", "mistral"}

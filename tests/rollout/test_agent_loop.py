@@ -158,6 +158,13 @@ def test_the_games_of_a_worker_share_what_is_read_from_its_config() -> None:
     assert other._shared.config.budget.assessor == 7
 
 
+def test_a_game_that_is_played_again_asks_by_the_same_names() -> None:
+    """The embedded server's draws follow them."""
+    games = [play([attack_text(), assessment_text()]) for _ in range(2)]
+    names, again = ([call.request_id for call in engine.calls] for _, _, engine in games)
+    assert names == again and len({*names}) == 2
+
+
 # --- what config and profile say of a turn ---
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fuzz.targets import CONTROL, CONTROL_TEXTS, PAIRS, encoder
-from rollout.families import ALWAYS_THINKS, FAMILIES, GEMMA, LOSSLESS, WITHOUT_SYSTEM, qwen3, sentencepiece
+from rollout.families import ALWAYS_THINKS, FAMILIES, GEMMA, WITHOUT_SYSTEM, qwen3, sentencepiece
 from support import NOTE, REWRITTEN, extra_info, run_game, run_with
 from test_prompting import profile_in
 
@@ -23,8 +23,7 @@ from medserl_agentloop.testing.mock_engine import MockSGLangEngine
 TEXT = "".join(CONTROL_TEXTS)
 
 
-# Decoded, BERT's prompts are another text.
-@pytest.mark.parametrize(("family", "profile"), [(f, p) for f, p in PAIRS if f in LOSSLESS])
+@pytest.mark.parametrize(("family", "profile"), PAIRS)
 @pytest.mark.parametrize("role", Role)
 def test_the_constant_parts_are_the_chat_template_s(family: str, profile: str, role: Role) -> None:
     tokenizer, note = FAMILIES[family], "He has gout."
