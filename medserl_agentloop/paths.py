@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
@@ -120,6 +121,15 @@ def _longest_text(array: Any) -> int:
     return max(map(_longest_text, nested if isinstance(nested, list) else [nested]), default=0)
 
 
+def each_key_once(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """``object_pairs_hook`` for JSON: a ValueError for a key that occurs twice, of which json would keep the last."""
+    values = dict(items)
+    if len(values) < len(items):
+        key = Counter(key for key, _ in items).most_common(1)[0][0]
+        raise ValueError(f"key {shown(key)} occurs twice")
+    return values
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of ``path`` when the block ends well; otherwise ``path`` stays as it was.
@@ -201,6 +211,13 @@ def differs_from_manifest(path: Path) -> bool:
 
 
 # -- what the commands print ---------------------------------------------------------------------------------------
+
+
+def shown(value: str) -> str:
+    """A value for a message; a long one is described, because it may be a patient's note."""
+    if not value.strip():
+        return "an empty cell"
+    return ascii(value) if len(value) <= 40 else f"a text of {len(value)} characters"
 
 
 def visible(text: str) -> str:

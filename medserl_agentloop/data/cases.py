@@ -14,6 +14,7 @@ from functools import cached_property
 
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import Category
+from medserl_agentloop.paths import shown
 
 NEAR_DUPLICATE = 0.5  # Jaccard similarity of two notes' sets of 4-grams
 MEDEC_UW = "medec_uw"
@@ -170,10 +171,3 @@ def near_duplicates(
     for name, text in notes:
         for number, similarity in sorted(index.matches(text), key=lambda match: (-match[1], match[0]))[:1]:
             yield name, others[number][0], similarity
-
-
-def shown(value: str) -> str:
-    """A value for a message; a long one is described, because it may be a patient's note."""
-    if not value.strip():
-        return "an empty cell"
-    return ascii(value) if len(value) <= 40 else f"a text of {len(value)} characters"

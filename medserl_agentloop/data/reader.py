@@ -23,23 +23,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ftfy import TextFixerConfig, fix_encoding
 
-from medserl_agentloop.data.cases import (
-    MEDEC_UW,
-    Case,
-    EditTag,
-    MedecFormatError,
-    NearDuplicateIndex,
-    contradictions,
-    shown,
-)
+from medserl_agentloop.data.cases import MEDEC_UW, Case, EditTag, MedecFormatError, NearDuplicateIndex, contradictions
 from medserl_agentloop.data.sentences import numbered_sentences, sentences_on_one_line
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, Label, known_type
-from medserl_agentloop.paths import LONGEST_NOTE, regular_file
+from medserl_agentloop.paths import LONGEST_NOTE, each_key_once, regular_file, shown
 
 COLUMNS = (
     "Text ID",
@@ -583,7 +575,7 @@ def _objects(text: str, intake: _Intake, keys: tuple[str, ...]) -> Iterator[tupl
             intake.report.dropped_empty += 1
             continue
         try:
-            values = json.loads(line, object_pairs_hook=_once)
+            values = json.loads(line, object_pairs_hook=each_key_once)
             if not isinstance(values, dict):
                 raise ValueError(f"found a JSON {type(values).__name__}")
         except (ValueError, RecursionError) as error:
@@ -596,11 +588,3 @@ def _objects(text: str, intake: _Intake, keys: tuple[str, ...]) -> Iterator[tupl
             if not isinstance(values.get(key), str | None):
                 cells.refuse(key, "write a JSON string")
         yield row, cells, [value for key, value in values.items() if key not in keys and isinstance(value, str)]
-
-
-def _once(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(items)
-    if len(values) < len(items):  # json would keep the last value
-        key = Counter(key for key, _ in items).most_common(1)[0][0]
-        raise ValueError(f"key {shown(key)} occurs twice")
-    return values

@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from omegaconf import DictConfig
-
 from medserl_agentloop.core.alarms import Rule, common_rules
 from medserl_agentloop.core.chat import BASE, BaseModelChat
 from medserl_agentloop.core.encoding import ChatEncoder
@@ -42,6 +40,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     trained_role_won = staticmethod(measured.trained_role_won)
     validation_numbers = staticmethod(measured.validation_numbers)
     check_run = staticmethod(judge_problems)
+    startup_lines = staticmethod(judge_lines)
     columns = GAMES
     headline = ("selfplay/assessor/recall", "selfplay/assessor/false_positive_rate", "selfplay/shortcut/index")
     same_run = ("profile", "error_types", "reward", "reward_terms", "judge")
@@ -182,10 +181,6 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         self, sources: Sequence[str], facts: Mapping[str, Sequence[Any]]
     ) -> Iterable[tuple[dict[str, float], str]]:
         return measured.official_scores(self._notes, sources, facts) if facts.keys() >= set(measured.TEXTS) else ()
-
-    @classmethod
-    def startup_lines(cls, config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
-        return judge_lines(selfplay)
 
     @classmethod
     def sections(cls, record: MedicalRecord, prompts: Sequence[Mapping[str, Any]] = ()) -> list[Section]:

@@ -260,11 +260,9 @@ class ErrorRates:
 def corrected(scheme: RewardScheme, rates: ErrorRates) -> RewardScheme:
     """A scheme whose rewards are, on average over the judge's errors, those of ``scheme`` under the true label.
 
-    With ``r(y)`` the rewards under label ``y``, ``s`` the sensitivity and ``p`` the specificity, a note that
-    is called harmful earns ``(p r(harmful) - (1 - s) r(safe)) / (s + p - 1)`` and one that is called safe
-    ``(s r(safe) - (1 - p) r(harmful)) / (s + p - 1)``: the estimator of Natarajan et al., Learning with Noisy
-    Labels (NeurIPS 2013), lemma 1. Components are combined by name; one that a label does not have is 0
-    there. Example, s = p = 0.8: +1 if harmful, -1 if safe, called harmful: 0.8 / 0.6 + 0.2 / 0.6 = 1.667.
+    The estimator of Natarajan et al. (NeurIPS 2013), lemma 1; docs/judges.md has its two formulas. Components are
+    combined by name; one that a label does not have is 0 there. Example, sensitivity and specificity 0.8: +1 if
+    harmful, -1 if safe, called harmful: 0.8 / 0.6 + 0.2 / 0.6 = 1.667.
 
     Untouched notes and games without a judgement are scored as they are. A ValueError if the judge says too little.
     """

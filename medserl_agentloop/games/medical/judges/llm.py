@@ -28,7 +28,7 @@ from medserl_agentloop.games.medical.edits import changed_runs, one_line, same_s
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import REASON_CHARACTERS, Judgement, MedicalRecord, Reading
 from medserl_agentloop.games.medical.types import Label
-from medserl_agentloop.paths import resource
+from medserl_agentloop.paths import each_key_once, resource
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +74,9 @@ def read_answer(text: str, kind: type[Answer]) -> Answer:
         answer = fenced.group(1)
     try:
         # In two steps: pydantic's own reader takes the last of two values for one key.
-        return kind.model_validate(json.loads(answer, object_pairs_hook=_object))
+        return kind.model_validate(json.loads(answer, object_pairs_hook=each_key_once))
     except (ValueError, RecursionError):  # a ValidationError is a ValueError
         raise BadAnswer(f"not the JSON that was asked for: {one_line(answer)[:100]!r}") from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
-    """A JSON object; None for one that has a key twice, and so says two things."""
-    return dict(pairs) if len(dict(pairs)) == len(pairs) else None
 
 
 def shown_notes(presented: str, original: str) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.paths import regular_file, replacing
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from medserl_agentloop.core.run_check import RunConfig
 
 _NODE = JudgeServer.node
@@ -225,7 +227,7 @@ def unanswered(config: MedicalConfig) -> str | None:
     return None
 
 
-def judge_lines(selfplay: MedicalConfig) -> Iterator[str]:
+def judge_lines(config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
     """What a run says once of its judge: that it does not answer yet, and how good it is."""
     if reason := unanswered(selfplay):
         yield f"warning: the judge gave no answer to a first question ({reason}); games that it does not judge are void"
