@@ -182,17 +182,15 @@ def test_the_command_prints_the_figures_and_writes_the_report(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("judge", "file", "settings", "message"),
+    ("judge", "file", "message"),
     [
-        ("oracl", SAMPLE, (), "no judge 'oracl'"),
-        ("labels", "nowhere.csv", (), "nowhere.csv: cannot be read"),
-        (f"{__name__}:Mute", SAMPLE, (), "the judge answered none of"),
+        ("oracl", SAMPLE, "no judge 'oracl'"),
+        ("labels", "nowhere.csv", "nowhere.csv: cannot be read"),
+        (f"{__name__}:Mute", SAMPLE, "the judge answered none of"),
     ],
 )
-def test_what_cannot_be_measured(
-    judge: str, file: Any, settings: tuple[str, ...], message: str, tmp_path: Path
-) -> None:
-    result, output = command(tmp_path, judge, "--input", file, *settings)
+def test_what_cannot_be_measured(judge: str, file: Any, message: str, tmp_path: Path) -> None:
+    result, output = command(tmp_path, judge, "--input", file)
     assert result.exit_code == 2 and message in " ".join(result.output.split())
     assert not output.exists()
 

@@ -129,18 +129,9 @@ def test_a_failure_s_reason_is_one_short_line() -> None:
 # --- the judge's report: what it says, what it refuses, and the corrected reward ---
 
 
-MINE = f"{__name__}:Believer"
+MINE = f"{__name__}:Doubter"
 MY_JUDGE = MedicalConfig(judge=MINE)
 LLM = {"selfplay__judge": "llm", "selfplay__judge_server": {"url": "http://localhost/v1", "model": "judge-9b"}}
-
-
-class Believer:
-    """A user's own judge, which takes every note for harmful."""
-
-    name = "believer"
-
-    async def judge(self, record: MedicalRecord) -> Judgement:
-        return Judgement(judge=self.name, label=Label.HARMFUL)
 
 
 def report(
@@ -196,7 +187,7 @@ def test_a_run_says_how_good_its_judge_is_or_that_nobody_knows(
 
 def test_the_report_of_another_judge_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = report(tmp_path, MedicalConfig(judge="labels"))
-    refused(r'of another judge: judge is "labels" there and ".*Believer" in this run', **mine(path))
+    refused(r'of another judge: judge is "labels" there and ".*Doubter" in this run', **mine(path))
     check_run(run_with(**mine(path), **ANY))
     for changes, message in (
         ({"model": "judge-4b"}, 'model is "judge-4b" there and "judge-9b" in this run'),
@@ -262,8 +253,8 @@ def test_the_reward_manager_corrects_for_the_rates_of_the_report(tmp_path: Path,
     totals = {role: sum(components.values()) for role, components in record.rewards.items()}
     assert result["reward_score"] == pytest.approx(sum(totals.values()))
     assert result["reward_extra_info"]["attacker_reward"] == totals[Role.ATTACKER]
-    # Called harmful: 8/7 of the reward under "harmful" less 1/7 of that under "safe".
-    expected = (0.8 - -0.1) / 0.7 if verdict == "harmful" else -(0.8 - -0.1) / 0.7
+    # Called safe: 9/7 of the reward under "safe" less 2/7 of that under "harmful".
+    expected = (0.9 - -0.2) / 0.7 if verdict == "safe" else -(0.9 - -0.2) / 0.7
     assert record.rewards[Role.ASSESSOR]["game"] == pytest.approx(expected)
     untouched, _ = asyncio.run(reward(manager, played(category=Category.VANILLA_HARMFUL)))
     assert untouched.rewards == medserl(untouched)

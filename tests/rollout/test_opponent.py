@@ -1,6 +1,5 @@
 """Games against a frozen model, and the pool of earlier checkpoints: what is asked, what stays out of the tensors."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,8 +7,6 @@ from typing import Any
 
 import pytest
 from game.builders import finished
-from hypothesis import given
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from rollout.opponent_server import OpponentServer, opponent_server
 from serving import as_new
@@ -205,14 +202,6 @@ def test_metrics_are_of_games_with_an_opponent_only() -> None:
         "selfplay/opponent/failed": 0.0,
         "selfplay/opponent/trained_role_win_rate": 0.5,
     }
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR]))))
-def test_a_resumed_pool_is_the_one_that_was_saved(results: list[tuple[int, Outcome]]) -> None:
-    pool, resumed = (CheckpointPool(OpponentConfig(kind="pool"), "nowhere", "model") for _ in range(2))
-    record(pool, [met(f"global_step_{step}", outcome) for step, outcome in results])
-    resumed.state = json.loads(json.dumps(pool.state))
-    assert resumed.state == pool.state
 
 
 def test_the_server_is_given_the_chosen_checkpoint_once_per_change_or_restart(

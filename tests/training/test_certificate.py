@@ -127,9 +127,8 @@ def test_estimators_that_add_up_both_roles_are_not_certified(estimator: str) -> 
     def estimate(rewards: torch.Tensor, roles: torch.Tensor) -> torch.Tensor:
         groups = np.array(GROUPS, dtype=object)
         columns = {"token_level_rewards": rewards, "response_mask": (roles > 0).long(), "index": groups}
-        advantages: torch.Tensor = get_adv_estimator_fn(estimator)(**columns, config=OmegaConf.create({"gamma": 1.0}))[
-            0
-        ]
+        config = OmegaConf.create({"gamma": 1.0})
+        advantages: torch.Tensor = get_adv_estimator_fn(estimator)(**columns, config=config)[0]
         return advantages
 
     measure = credit(estimator, assigned(estimate), ROLE_IDS, IDS)
