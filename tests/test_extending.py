@@ -43,11 +43,11 @@ def test_the_rewards_of_the_page_pay() -> None:
 
 
 def test_the_profile_of_the_page_has_all_that_it_needs(tmp_path: Path) -> None:
-    [tree] = re.findall(r"```\n(mine/\n.*?)```", PAGE, re.S)
-    files = [line.split()[0] for line in tree.splitlines()[1:]]
-    for file in files:
+    page = (Path(__file__).parents[1] / "docs" / "prompts.md").read_text(encoding="utf-8")
+    [tree] = re.findall(r"```\n(mine/\n.*?)```", page, re.S)
+    for file in [line.split()[0] for line in tree.splitlines()[1:] if "optional" not in line]:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text("Read this: {{ note }}" if file.endswith(".jinja") else "parser: medserl\n")
+        (tmp_path / file).write_text("Read this: {{ note }}")
     profile = load_profile(str(tmp_path))
     for role in Role:
         [message] = profile.messages(role, Category.ADVERSARIAL_BENIGN, "He is well.")
