@@ -192,7 +192,7 @@ def calibrate(
 
 def calibrate_reader(config: MedicalConfig, notes: Sequence[_Known]) -> tuple[reports.JudgedGroup, ...]:
     """Have the reader of ``selfplay.blind`` read all notes, each as often as in a run; a ValueError if it cannot."""
-    reader = BlindReader.from_config(config)
+    reader = BlindReader(config)
     games = [known.game() for known in notes]
     every: list[list[Reading]] = asyncio.run(_all_of(reader.read, games, config.judge_server.concurrency))
     lost = [reading.failed for readings in every for reading in readings if reading.failed is not None]

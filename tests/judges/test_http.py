@@ -22,8 +22,8 @@ from support import extra_info, run_with
 from medserl_agentloop.core.client import AnswerCache
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
-from medserl_agentloop.games.medical.config import JudgeServer
-from medserl_agentloop.games.medical.judges.llm import BlindReader, LlmJudge, judge_template
+from medserl_agentloop.games.medical.config import BlindGate, JudgeServer, MedicalConfig
+from medserl_agentloop.games.medical.judges.llm import BlindReader, LlmJudge
 from medserl_agentloop.games.medical.judges.protocol import HttpJudge
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, Label
@@ -199,7 +199,8 @@ def test_half_a_character_in_a_reason_costs_neither_the_judgement_nor_the_cache(
 
     with serving(reply) as server:
         options = server.model_options(cache=str(tmp_path))
-        judge, reader = LlmJudge(options, PAIR), BlindReader(options, judge_template("medserl", "blind"), 1)
+        config = MedicalConfig(judge_server=options, blind=BlindGate(readings=1))
+        judge, reader = LlmJudge(options, PAIR), BlindReader(config)
         for cached in (False, True):
             judgement = asyncio.run(judge.judge(played()))
             (reading,) = asyncio.run(reader.read(played()))

@@ -106,7 +106,7 @@ def build_judge(
     chosen = judge_class(config.judge)
     asked = {"base": base} if config.asks_base and config.judge == "llm" else {}
     judge = chosen.from_config(config, **asked) if hasattr(chosen, "from_config") else chosen()
-    reads = BlindReader.from_config(config, base).read if config.blind.readings else None
+    reads = BlindReader(config, base).read if config.blind.readings else None
     return GatedJudge(judge, reads, config.blind.needed)
 
 

@@ -184,17 +184,12 @@ class LlmJudge:
 
 
 class BlindReader:
-    """Asks a model about the presented note alone, several times; a ValueError says which option it lacks."""
+    """Asks a run's model about the presented note alone, several times; a ValueError says which option it lacks."""
 
-    def __init__(self, server: JudgeServer, wording: str, readings: int, base: BaseModelChat | None = None) -> None:
-        self._readings = readings
+    def __init__(self, config: MedicalConfig, base: BaseModelChat | None = None) -> None:
+        server, wording = config.blind.reader(config.judge_server), judge_template(config.profile, "blind")
+        self._readings = config.blind.readings
         self._model = _Model(server, wording, Finding, base)
-
-    @classmethod
-    def from_config(cls, config: MedicalConfig, base: BaseModelChat | None = None) -> BlindReader:
-        """The reader of a run, worded as its judge is."""
-        wording = judge_template(config.profile, "blind")
-        return cls(config.blind.reader(config.judge_server), wording, config.blind.readings, base)
 
     async def read(self, record: MedicalRecord) -> list[Reading]:
         return await asyncio.gather(*(self._reading(record, number) for number in range(self._readings)))

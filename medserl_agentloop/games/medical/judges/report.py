@@ -167,7 +167,7 @@ def _server_problems(selfplay: MedicalConfig, reward_model: bool) -> Iterator[st
     elif selfplay.judge in ("http", "llm"):
         build_judge(selfplay, *(("localhost:1", "served") if reward_model else ()))
     elif blind.readings:
-        BlindReader.from_config(selfplay)
+        BlindReader(selfplay)
 
 
 def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[str]:
