@@ -1,4 +1,4 @@
-"""Settings for self-play in Kuhn poker, in minutes: ``python -m experiments.kuhn_poker.stand_in --anchor 0.2``.
+"""Settings for self-play in Kuhn poker, in minutes: ``python -m experiments.kuhn_poker.stand_in --beta1 0.9``.
 
 Trains the shipped model as a run does, with ``role_rae``, an anchor and one update of sampled games a step, but asks
 the model only for its twelve policies, in one batch, and draws whole answers. verl has no part in it.
@@ -63,7 +63,7 @@ def train(options: argparse.Namespace, seed: int) -> list[exact.Policy]:
     rng = random.Random(seed)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     answers = Answers(options.model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(options.beta1, options.beta2))
     start = answers.log_probs(model).detach()
     baselines: dict[tuple[int, tuple[str, str]], float] = {}
     policies: list[exact.Policy] = []
@@ -91,7 +91,8 @@ def train(options: argparse.Namespace, seed: int) -> list[exact.Policy]:
         anchor = options.anchor * (1 + (options.anchor_end - 1) * done) * ((-apart).exp() + apart - 1)  # low_var_kl
         loss = (times * anchor - paid * log_probs).sum() / (times * answers.tokens).sum()
         least = options.min_lr_ratio
-        optimizer.param_groups[0]["lr"] = options.lr * (least + (1 - least) * (1 + math.cos(math.pi * done)) / 2)
+        falling = least + (1 - least) * (1 + math.cos(math.pi * done)) / 2
+        optimizer.param_groups[0]["lr"] = options.lr * falling * min(1.0, step / options.warmup)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -102,8 +103,8 @@ def train(options: argparse.Namespace, seed: int) -> list[exact.Policy]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="models/kuhn_poker")
-    numbers = {"steps": 120, "games": 240, "lr": 1e-3, "min-lr-ratio": 0.05, "anchor": 0.4, "anchor-end": 0.2}
-    for name, default in {**numbers, "rae-decay": 0.95, "seeds": 3}.items():
+    numbers = {"steps": 200, "games": 240, "lr": 7e-4, "min-lr-ratio": 0.05, "warmup": 5, "beta1": 0.0, "beta2": 0.95}
+    for name, default in {**numbers, "anchor": 0.2, "anchor-end": 0.5, "rae-decay": 0.95, "seeds": 3}.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     options = parser.parse_args()
     torch.set_num_threads(1)  # small matrices: more threads only wait for each other

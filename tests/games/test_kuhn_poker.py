@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import permutations
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from real_runs import Run, printed_by
 from rollout.opponent_server import opponent_server
 from support import TOKENIZER, judge, run_game
 
+from experiments.kuhn_poker import warm_start
 from experiments.kuhn_poker.exploitability import Policy, average_policy, information_sets, nash_conv, value_of
-from experiments.kuhn_poker.run import PAGE, read, table
+from experiments.kuhn_poker.run import PAGE, measure, read, table
 from experiments.pages import with_table
 from medserl_agentloop.core.certificate import CertificateError, _short_samples
 from medserl_agentloop.core.interaction import Interaction, Prompt, Turn, place
@@ -124,6 +127,22 @@ def test_an_opponent_remembers_its_own_conversation() -> None:
 def test_the_page_shows_what_was_measured() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert with_table(page, "nash_conv", table(read())) == page, "run python -m experiments.kuhn_poker.run"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_self_play_learns_to_look_at_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short form of the page's runs. Betting and calling with every card has 0.667."""
+    monkeypatch.chdir(tmp_path)  # the start lies in models/
+    warm_start.main()
+    printed_by(tmp_path, "-m", "medserl_agentloop.games.kuhn_poker", "data/kuhn_poker/deals.parquet")
+    changed = ["data.train_batch_size=12", "actor_rollout_ref.actor.ppo_mini_batch_size=12"]
+    changed += ["actor_rollout_ref.rollout.n=8", "trainer.total_training_steps=24", "trainer.save_freq=24"]
+    changed += [f"actor_rollout_ref.actor.optim.{key}" for key in ("lr=1e-3", "lr_warmup_steps=2", "min_lr_ratio=0.1")]
+    Run(tmp_path, *changed, "selfplay.anchor={first: 0.3, second: 0.3}", recipe="kuhn_poker").wait()
+    start, end = (nash_conv(policy) for policy in measure(tmp_path / "run").values())
+    assert start > 0.9 and end < 0.5
 
 
 # --- several conversations of a role: a context, a reward and credit of its own for each ---
