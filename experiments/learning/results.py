@@ -138,10 +138,10 @@ def headline_table(folder: Path = FIGURES) -> Table:
     return [*table, ["rules broken, all attacks in the run's own ten steps", DECODING[1.0], *map(str, own)]]
 
 
-def longer_table(folder: Path = FIGURES) -> Table:
-    """What becomes of the attacker when the headline run goes on."""
-    table = _by_step("longer", {name: HEADLINE_LINES[name] for name in LONGER_LINES}, folder)
-    rates = Rates.of("longer", folder)
+def longer_table(experiment: str = "longer", folder: Path = FIGURES) -> Table:
+    """What becomes of the attacker when the headline run goes on, without an anchor or with one."""
+    table = _by_step(experiment, {name: HEADLINE_LINES[name] for name in LONGER_LINES}, folder)
+    rates = Rates.of(experiment, folder)
     doses = [[DECODING[t], *(str(chosen(rates, "dose", step, t)) for step in rates.steps)] for t in DECODING]
     return [*table, *(["attacker, doses among its errors", *row] for row in doses)]
 
@@ -266,6 +266,7 @@ TABLES: dict[str, Callable[..., Table]] = {
     "quickstart": quickstart_table,
     "headline": headline_table,
     "longer": longer_table,
+    "longer_anchored": partial(longer_table, "longer_anchored"),
     "kinds": kinds_table,
     "runs": runs_table,
     "estimators": estimators_table,

@@ -128,6 +128,15 @@ EXPERIMENTS = {
     "quickstart": Experiment(measured=(8,)),
     "headline": Experiment(measured=(20,), temperatures=(1.0, 0.0)),
     "longer": Experiment(("trainer.total_training_steps=60",), measured=(20, 40), temperatures=(1.0, 0.0)),
+    "longer_anchored": Experiment(
+        (
+            *("trainer.total_training_steps=60", "actor_rollout_ref.actor.use_kl_loss=True"),
+            "actor_rollout_ref.actor.kl_loss_coef=0.0",
+            f"selfplay.anchor={{attacker: {ANCHOR}, assessor: {ANCHOR}}}",
+        ),
+        measured=(20, 40),
+        temperatures=(1.0, 0.0),
+    ),
     "reinforce_plus_plus": _ablation("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.certify=warn"),
     "shared": _ablation("selfplay.context=shared"),
     "adapter_shared": Experiment((*LORA, "actor_rollout_ref.model.lora.merge=True"), measured=(20,)),
