@@ -13,6 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 if __name__ == "__main__":  # what verl's single controller sets for a worker, in a world of one
@@ -25,7 +26,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from medserl_agentloop.core.columns import TOKEN_ROLES, restarted, token_roles
+from medserl_agentloop.core.columns import TOKEN_ROLES, restarted, selfplay_loss, token_roles
 from medserl_agentloop.core.config import ROLE_ADAPTERS
 from medserl_agentloop.testing.tiny import compose_run
 
@@ -45,6 +46,7 @@ def worker(name: str) -> Any:
             lora[ROLE_ADAPTERS] = {"attacker": True, "assessor": True}
     made = ActorRolloutRefWorker(config=run.actor_rollout_ref, role="actor")
     made.init_model()
+    made.set_loss_fn(partial(selfplay_loss, made.loss_fn.keywords["config"]))
     return made
 
 

@@ -51,6 +51,7 @@ from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec,
 from medserl_agentloop.paths import resource
 
 WORDS, WORDS_PER_SENTENCE, REASONING_WORDS = 120, 12, 200  # notes of MEDEC's median length
+REUSED = "update with selfplay.reuse_log_probs"
 PLAYER = str(resource("assets/tiny_player"))
 
 
@@ -175,10 +176,16 @@ def model_parts(count: int, tokens: int) -> dict[str, Callable[[], Any]]:
         tensordict_utils.assign_non_tensor(made, micro_batch_size_per_gpu=2)  # as in recipes/tiny.yaml
         return made
 
+    def update_with_its_own_log_probs() -> None:
+        made = rows()
+        made["rollout_log_probs"] = made.pop("old_log_probs")
+        trainer.update_actor(made)
+
     return {
         "generation": generate,
         "log-probs": lambda: trainer.compute_log_prob(rows()),
         "update": lambda: trainer.update_actor(rows()),
+        REUSED: update_with_its_own_log_probs,
     }
 
 
@@ -228,6 +235,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = cpu_seconds(model_parts(options.games, options.tokens), options.rounds)
+    reused = model.pop(REUSED)
     whole = sum(model.values())
     larger = {"games": {"games": 8 * options.games}, "notes": {"times_as_long": 8}, "turns": {"turns": 8}}
     sizes = {"": {}, **larger}
@@ -250,6 +258,8 @@ def main() -> None:
     total = sum(seconds[part, ""] for part in names)
     table.add_row("the game, all parts", f"{1000 * total:.1f}", f"{total / whole:.2%}", *[""] * len(larger))
     Console(width=130).print(table)
+    two = model["log-probs"] + model["update"]
+    print(f"log-probs and update {two:.2f} s, {REUSED} {reused:.2f} s, {two / reused:.2f} x")
     one, beside = cpu_seconds(assessments(4, options.tokens), options.rounds).values()
     print(f"4 games of 4 assessments: one after another {one:.2f} s, side by side {beside:.2f} s, {one / beside:.2f} x")
 

@@ -183,6 +183,7 @@ class Setup:
     game_tokens: float = 0.0  # on average, and how many of them are generated
     generated_tokens: float = 0.0
     epochs: int = 1  # passes of the update over a batch
+    reuses_log_probs: bool = False  # the actor's log-probs have no pass of their own
     helpers: int = 0  # processes on the host that play, reward and load
 
     def __post_init__(self) -> None:
@@ -214,7 +215,9 @@ def phases(setup: Setup, card: Card) -> dict[str, Parts]:
     generating = {"server's weights": weights, "KV cache": pool - weights, "server's graphs": graphs} if pool else {}
     kept = {"server's graphs"} | ({"server's weights"} if setup.base_stays else set())
     beside = {part: size for part, size in generating.items() if part in kept or not setup.pool_freed}
-    by_phase = {"generation": generating, "log-probs, actor": beside | setup.actor.inference()} if setup.plays else {}
+    by_phase = {"generation": generating} if setup.plays else {}
+    if setup.plays and not setup.reuses_log_probs:
+        by_phase["log-probs, actor"] = beside | setup.actor.inference()
     if setup.reference:
         by_phase["log-probs, reference"] = beside | setup.reference.inference()
     for who, engine in setup.trained.items():
@@ -247,7 +250,7 @@ def seconds(setup: Setup, card: Card, gpus: int) -> dict[str, float]:
 
     times = {"generation": setup.games * setup.generated_tokens / servers / decoded} if setup.plays else {}
     for who, engine in (("actor", setup.actor), ("reference", setup.reference)):
-        if engine and setup.plays:
+        if engine and setup.plays and not (engine is setup.actor and setup.reuses_log_probs):
             times[f"log-probs, {who}"] = forward(engine, 1, engine.infer_tokens)
     for who, engine in setup.trained.items():
         passes = setup.epochs * (4 if engine.checkpointing else 3) + (who == "critic")  # and one for the values
@@ -462,6 +465,7 @@ def _setup(run: RunConfig, shapes: dict[str, Shape]) -> Setup:
         game_tokens=game_tokens,
         generated_tokens=generated,
         epochs=_whole(run, f"{_ACTOR}.ppo_epochs"),
+        reuses_log_probs=run.selfplay.reuse_log_probs,
         helpers=sum(_whole(run, key) for key in _HELPERS) + 4,
     )
 

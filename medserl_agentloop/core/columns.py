@@ -24,6 +24,8 @@ from medserl_agentloop.core.records import GameRecord
 ANCHOR_COLUMN = "anchor_coef"
 """(B, T) coefficient of each token's KL to the reference policy; absent in runs without an anchor."""
 
+DIFF_MEAN, DIFF_MAX = "rollout_probs_diff_mean", "rollout_probs_diff_max"  # verl's names, after "training/"
+
 TOKEN_ROLES = "token_roles"
 """Column (T,) of the role in whose context each token stands, prompts included, counted from 1; 0 is nobody's."""
 
@@ -97,19 +99,26 @@ def selfplay_loss(
 
     The anchor is normalised as verl's token-mean policy loss is, so a coefficient weighs a token of an untrained role
     like one of a trained role. KL per token is estimated as ``actor.kl_loss_type`` says. A mini-batch without a trained
-    token, because all of its games are void, costs 0 where verl's own loss would divide by their number.
+    token, because all of its games are void, costs 0 where verl's own loss would divide by their number. Old log-probs
+    that nobody wrote are those of this pass, and are compared with the rollout's.
     """
+    log_prob, compared = no_padding_2_padding(model_output["log_probs"], data), {}
     if not data["batch_num_tokens"]:
-        return 0.0 * no_padding_2_padding(model_output["log_probs"], data).sum(), {}
+        return 0.0 * log_prob.sum(), {}
+    if "old_log_probs" not in data:
+        own, columns = log_prob.detach(), data.select("rollout_log_probs", "response_mask").to_padded_tensor(0)
+        data = data.copy().update({"old_log_probs": response_to_nested(own, data["response_mask"])})
+        apart = (columns["rollout_log_probs"].exp() - own.exp()).abs() * (columns["response_mask"] > 0)
+        mean = apart.sum() / data["batch_num_tokens"] * data["dp_size"]
+        compared = {DIFF_MEAN: Metric(value=mean, aggregation=AggregationType.SUM), DIFF_MAX: apart.max().item()}
     loss, metrics = ppo_loss(config, model_output, data, dp_group)
     if ANCHOR_COLUMN not in data:
-        return loss, metrics
+        return loss, metrics | compared
     columns = data.select(ANCHOR_COLUMN, "ref_log_prob").to_padded_tensor()
-    log_prob = no_padding_2_padding(model_output["log_probs"], data)
     kl = kl_penalty(logprob=log_prob, ref_logprob=columns["ref_log_prob"], kl_penalty=config.kl_loss_type)
     anchor = (columns[ANCHOR_COLUMN] * kl).sum() / data["batch_num_tokens"] * data["dp_size"]
     metrics["anchor_kl_loss"] = Metric(value=anchor, aggregation=AggregationType.SUM)
-    return loss + anchor, metrics
+    return loss + anchor, metrics | compared
 
 
 def stacked(rows: Sequence[torch.Tensor], response_mask: torch.Tensor) -> torch.Tensor:

@@ -131,6 +131,11 @@ class SelfPlayConfig(BaseModel):
         description="Seconds a generated turn may take, queueing included, before its game is void; null: no limit.",
     )
     credit: CreditSettings = Field(default=CreditSettings(), description="Advantages of the roles.")
+    reuse_log_probs: bool = Field(
+        default=False,
+        description="true: the update's own forward pass gives the old log-probs, which saves a pass over the batch. "
+        "For one mini-batch and one epoch; context_leak is then not measured in each step, nor is entropy.",
+    )
     opponent: OpponentConfig = Field(default=OpponentConfig(), description="Who plays the role that is not trained.")
     certify: Literal["stop", "warn", "only"] = Field(
         default="stop",

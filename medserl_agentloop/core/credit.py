@@ -70,8 +70,9 @@ class RoleCredit:
 
         correction = algorithm.get("rollout_correction", None)
         corrects = correction is not None and not correction.get("bypass_mode", False)
+        known = {"rollout_log_probs", "old_log_probs"} <= set(data.batch.keys())
         # verl's correction refuses a batch without a trained token, e.g. one whose games are all void.
-        if corrects and "rollout_log_probs" in data.batch and data.batch["response_mask"].any():
+        if corrects and known and data.batch["response_mask"].any():
             data, correction_metrics = compute_rollout_correction_and_add_to_batch(data, correction)
             metrics |= correction_metrics
 

@@ -217,6 +217,8 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         token_columns.restart_positions(batch)
         if self.selfplay.adapters == "per_role":
             token_columns.write_token_roles(batch)
+        if self.selfplay.reuse_log_probs:
+            return batch
         batch = super()._compute_old_log_prob(batch, metrics)
         fields = ("rollout_log_probs", "old_log_probs", "response_mask")
         log_probs = token_columns.read_columns(batch, *fields)
@@ -243,6 +245,13 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         kl_controller = self.kl_ctrl_in_reward if self.config.algorithm.use_kl_in_reward else None
         batch, credit_metrics = self.credit.assign(batch, self.interaction.repeated_roles, kl_controller)
         metrics.update(credit_metrics)
+        return batch
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._update_actor(batch, metrics)
+        for name in (token_columns.DIFF_MEAN, token_columns.DIFF_MAX):
+            if f"actor/{name}" in metrics:
+                metrics[f"training/{name}"] = metrics.pop(f"actor/{name}")
         return batch
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:

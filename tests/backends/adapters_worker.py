@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 from adapters import batch, game
+from adapters import worker as all_weights
 from omegaconf import open_dict
 from safetensors.torch import save_file
 from tensordict import TensorDict
 from verl.utils import tensordict_utils
 from verl.workers.config import RolloutConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.utils.padding import response_from_nested
 
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER, adapter_states
@@ -108,6 +110,21 @@ async def answers(worker: Any, updates: int) -> dict[str, list[list[Any]]]:
     return found
 
 
+def gradients_with(old_log_probs: str) -> list[torch.Tensor]:
+    """Of one update of all weights, with old log-probs that are any, computed before, or the update's own."""
+    worker, rows = all_weights("all weights"), row()
+    if old_log_probs == "own":
+        rows["rollout_log_probs"] = rows.pop("old_log_probs")
+    if old_log_probs == "computed":
+        found = worker.compute_log_prob(rows.copy())["log_probs"]
+        rows["old_log_probs"] = response_from_nested(found, rows["response_mask"])
+    gradients = []
+    weights = list(worker.actor.engine.module.parameters())
+    worker.actor.engine.optimizer.step = lambda: gradients.extend(weight.grad.full_tensor() for weight in weights)
+    worker.update_actor(rows)
+    return gradients
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
@@ -123,6 +140,8 @@ def main() -> None:
     found["gradients_of_the_first_alone"] = gradients(engine(both), row((1,)))
     found["gradients"] = gradients(engine(both), row())
     found["gradients_beside_a_huge_one"] = gradients(engine(both), row(advantage_of_the_second=1e7))
+    computed, own, others = map(gradients_with, ("computed", "own", "any"))
+    found["own_log_probs"] = [all(map(torch.equal, computed, of)) for of in (own, others)]
     found["frozen"] = changed(engine({"attacker": 1, "assessor": 0}), (1, 2))
     found["at_a_quarter"] = changed(engine({"attacker": 1, "assessor": 0.25}), (1, 2))
     one = engine({})

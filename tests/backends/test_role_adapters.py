@@ -53,6 +53,10 @@ def apart(found: dict[str, Any], adapters: tuple[Path, Path], packed_row: str = 
     return largest
 
 
+def test_the_update_s_own_log_probs_give_the_gradients_of_those_computed_before_bit_for_bit(found: Any) -> None:
+    assert found["own_log_probs"] == [True, False]  # the second is with others, which count
+
+
 def test_the_exported_adapters_give_the_engine_s_log_probs_in_plain_peft(folder: Path, found: dict[str, Any]) -> None:
     attacker, assessor = (folder / "actor" / ADAPTERS_FOLDER / role for role in ("attacker", "assessor"))
     assert apart(found, (attacker, assessor)) < AGREEMENT

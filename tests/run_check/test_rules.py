@@ -24,6 +24,11 @@ PER_ROLE = {f"{MODEL}.lora_rank": 8, "selfplay.adapters": "per_role"}
 NEEDS = "selfplay.adapters=per_role needs"
 SEVERAL = {f"{ACTOR}.ppo_mini_batch_size": 4}
 """Four mini-batches in a step of the quickstart."""
+REUSE = {"selfplay.reuse_log_probs": True}
+NEEDED_BEFORE = (
+    *(SEVERAL, {f"{ACTOR}.ppo_epochs": 2}, {"algorithm.adv_estimator": "grpo"}, {"algorithm.use_kl_in_reward": True}),
+    *({f"{CORRECTION}.rollout_is": "token"}, {f"{CORRECTION}.bypass_mode": True}),
+)
 DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": True}
 
 
@@ -58,6 +63,7 @@ DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": True}
         ({**SEVERAL, f"{ACTOR}.shuffle": False}, f"{ACTOR}.ppo_mini_batch_size=4): verl keeps the order in which"),
         ({**SEVERAL, **GAE, "critic.ppo_mini_batch_size": 4, "critic.shuffle": False}, "Set critic.shuffle=True"),
         ({**DYNAMIC, f"{ACTOR}.ppo_max_token_len_per_gpu": 8000}, "Set it to 8192 or more"),
+        *(({**REUSE, **wrong}, f"It does not go with {next(iter(wrong))}=") for wrong in NEEDED_BEFORE),
         ({f"{ACTOR}.checkpoint.async_save": True}, f"Set {ACTOR}.checkpoint.async_save=False"),
         ({f"{ACTOR}.checkpoint.save_contents": ["hf_model"]}, "load_contents=[hf_model] has no model: a killed run"),
         # asynchronous training
@@ -84,6 +90,7 @@ def test_a_run_that_could_not_be_trusted_is_refused_with_its_remedy(changes: dic
         {**DYNAMIC, f"{ACTOR}.ppo_max_token_len_per_gpu": 8192},
         {f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.rollout_is_threshold": "0.5_5.0"},
         {f"{CORRECTION}.bypass_mode": True},
+        REUSE,
         {f"{ACTOR}.shuffle": False},  # with one mini-batch
         {"algorithm.adv_estimator": "role_rae", f"{ROLLOUT}.n": 1},
         {"trainer.save_freq": -1, f"{ACTOR}.checkpoint.save_contents": ["hf_model"]},

@@ -264,7 +264,7 @@ def test_positions_restart_in_every_context_before_verl_reads_them(monkeypatch: 
 
     monkeypatch.setattr(PPOTrainer, "_compute_old_log_prob", compute)
     trainer: Any = object.__new__(SelfPlayTrainerSync)
-    trainer.selfplay = SimpleNamespace(adapters="shared")
+    trainer.selfplay = SimpleNamespace(adapters="shared", reuse_log_probs=False)
     trainer._compute_old_log_prob(batch, {})
     assert read == {
         "two": [0, 1, 2, 0, 1],
@@ -282,7 +282,8 @@ def test_old_log_probs_that_are_the_rollout_s_own_are_not_compared_with_it(
     row = {"context_lengths": torch.tensor([3, 2]), "response_mask": torch.tensor([1, 1, 0, 1]), **columns}
     monkeypatch.setattr(PPOTrainer, "_compute_old_log_prob", lambda self, batch, metrics: batch)
     trainer: Any = object.__new__(SelfPlayTrainerSync)
-    trainer.selfplay, metrics = SimpleNamespace(adapters="shared"), {"actor/entropy": 1.0} if recomputed else {}
+    trainer.selfplay = SimpleNamespace(adapters="shared", reuse_log_probs=False)
+    metrics = {"actor/entropy": 1.0} if recomputed else {}
     trainer._compute_old_log_prob(queued({"game": row}, monkeypatch, game=5), metrics)
     assert ("selfplay/context_leak" in metrics) is recomputed
 

@@ -237,8 +237,20 @@ def _without_effect(run: RunConfig) -> Iterator[str]:
 
 
 def _batches(run: RunConfig) -> Iterator[str]:
-    """Every mini-batch holds games of all kinds, and the longest game fits in a micro-batch."""
+    """Mini-batches have all kinds of games, micro-batches the longest; old log-probs are there when they are read."""
     batch, longest = run["data.train_batch_size"], run["data.max_prompt_length"] + run["data.max_response_length"]
+    readers = {
+        f"{ACTOR}.ppo_mini_batch_size": run[f"{ACTOR}.ppo_mini_batch_size"] < batch,
+        f"{ACTOR}.ppo_epochs": run[f"{ACTOR}.ppo_epochs"] > 1,
+        "algorithm.adv_estimator": run["algorithm.adv_estimator"] not in NORMALIZATIONS,
+        "algorithm.use_kl_in_reward": run["algorithm.use_kl_in_reward"],
+        **{f"{CORRECTION}.{of}": run[f"{CORRECTION}.{of}"] for of in ("bypass_mode", "rollout_is", "rollout_rs")},
+    }
+    if run.selfplay.reuse_log_probs and (wrong := [key for key, reads in readers.items() if reads]):
+        yield (
+            "selfplay.reuse_log_probs=true is for one mini-batch, one epoch and an estimator of roles, without a "
+            f"correction or KL in the reward. It does not go with {', '.join(f'{key}={run[key]}' for key in wrong)}."
+        )
     for engine in run.engines:
         prefix = "log_prob_" if engine == REF else "ppo_"
         size, budget = run[f"{engine}.ppo_mini_batch_size"] or batch, f"{engine}.{prefix}max_token_len_per_gpu"
