@@ -128,6 +128,15 @@ HEADLINE_LINES = {
     "harmless, where an error was to be put in": ("attacker/harmless",),
 }
 
+SMOLLM2_LINES = {
+    "assessor, balanced accuracy": ("assessor/clean", "assessor/error"),
+    "assessor, errors found": ("assessor/error",),
+    "assessor, correct notes believed": ("assessor/clean",),
+    "attacker, undetected by the start": ("attacker/undetected",),
+    "invalid attacks": ("attacker/valid",),
+    "harmless attacks": ("attacker/harmless",),
+}
+
 
 def headline_table(folder: Path = FIGURES) -> Table:
     """Both roles of the headline run by step, at both temperatures."""
@@ -270,6 +279,7 @@ TABLES: dict[str, Callable[..., Table]] = {
     "kinds": kinds_table,
     "runs": runs_table,
     "estimators": estimators_table,
+    **{name: partial(_by_step, name, SMOLLM2_LINES) for name in ("smollm2", "smollm2_reinforce_plus_plus")},
     "adapters": partial(runs_table, ("headline", "adapter_shared", "adapter_per_role")),
 }
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

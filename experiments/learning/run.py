@@ -10,18 +10,22 @@ lying oracle.
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
 import multiprocessing
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -31,7 +35,8 @@ from experiments.learning.measure import Case, Measurement, Rate, held_out_cases
 from experiments.learning.results import ESTIMATORS, FIGURES, ROOT
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.judge_calibration import calibrate, known_edits
-from medserl_agentloop.evaluation.local_models import load_player
+from medserl_agentloop.evaluation.local_models import find_weights, load_player
+from medserl_agentloop.evaluation.play import Model, model_at
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges.report import write_report
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -42,9 +47,12 @@ from medserl_agentloop.paths import resource
 MIXES = {
     "data/learn": "adversarial_benign=3,decoy_benign=2",
     "data/learn_unchecked": "adversarial_benign=3,vanilla_benign=2",
+    "data/learn_untouched": "adversarial_benign=1,vanilla_benign=1",
 }
 RUNS = Path("runs/learn")
 PROFILE = "brief"
+NOVICE = resource("assets/novice")
+SMOLLM2 = Path("runs/learn_smollm2_sft/global_step_100/huggingface")
 CASES_SEED = 90_001
 LIAR = "experiments.learning.lying_oracle:LyingOracle"
 LIAR_REPORT = "data/learn/lying_oracle.json"
@@ -79,11 +87,14 @@ class Experiment:
     """One kind of run.
 
     Attributes:
-        overrides: What is changed in ``recipes/quickstart.yaml``.
+        overrides: What is changed in the recipe.
         data: Folder of the notes.
         measured: Steps whose checkpoints are measured; the last one always is.
         temperatures: What they are measured at; 0 is greedy.
         with_games: Whether they also play themselves.
+        recipe: What is run.
+        start: The player that training starts from, which is also the frozen opponent.
+        served: Whether players are measured behind SGLang servers: a larger one takes its turns too slowly otherwise.
     """
 
     overrides: tuple[str, ...] = ()
@@ -91,10 +102,18 @@ class Experiment:
     measured: tuple[int, ...] = ()
     temperatures: tuple[float, ...] = (1.0,)
     with_games: bool = True
+    recipe: str = "quickstart"
+    start: Path = NOVICE
+    served: bool = False
 
 
 def _ablation(*overrides: str) -> Experiment:
     return Experiment((*overrides, f"trainer.total_training_steps={ABLATION_STEPS}"))
+
+
+def _smollm2(*overrides: str) -> Experiment:
+    measured: Any = {"measured": (10,), "temperatures": (1.0, 0.0), "with_games": False}
+    return Experiment(overrides, "data/learn_untouched", **measured, recipe="learn_smollm2", start=SMOLLM2, served=True)
 
 
 def _one_role(estimator: str, role: str) -> Experiment:
@@ -155,6 +174,10 @@ EXPERIMENTS = {
     "lying_oracle_corrected": _ablation(*CORRECTED),
     "lying_oracle_more_games": _ablation(f"selfplay.judge={LIAR}", *MORE_GAMES),
     "lying_oracle_corrected_more_games": _ablation(*CORRECTED, *MORE_GAMES),
+    "smollm2": _smollm2(),
+    "smollm2_reinforce_plus_plus": _smollm2(
+        *("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.reuse_log_probs=false", "selfplay.certify=warn")
+    ),
     **{f"{e}_{role}": _one_role(e, role) for e in ESTIMATORS for role in ("attacker", "assessor")},
 }
 
@@ -187,12 +210,14 @@ def calibrate_liar(report: Path) -> None:
 
 def training_command(experiment: str, seed: int, extra: Iterable[str] = ()) -> list[str]:
     """The ``main_ppo`` command of one run."""
+    kind = EXPERIMENTS[experiment]
     return [
-        *(sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=quickstart"),
-        *(() if experiment == "quickstart" else LEARN),
-        *EXPERIMENTS[experiment].overrides,
-        f"data.train_files={EXPERIMENTS[experiment].data}/train.parquet",
-        f"data.val_files={EXPERIMENTS[experiment].data}/val.parquet",
+        *(sys.executable, "-m", "verl.trainer.main_ppo", f"+recipes={kind.recipe}"),
+        *(LEARN if kind.recipe == "quickstart" and experiment != "quickstart" else ()),
+        *kind.overrides,
+        f"actor_rollout_ref.model.path={kind.start}",
+        f"data.train_files={kind.data}/train.parquet",
+        f"data.val_files={kind.data}/val.parquet",
         f"data.seed={seed}",
         f"actor_rollout_ref.actor.data_loader_seed={seed}",
         f"actor_rollout_ref.rollout.seed={seed}",
@@ -224,27 +249,63 @@ def train_and_measure(experiment: str, seed: int, extra: list[str], count: int) 
     train(f"{experiment} {seed}", RUNS / experiment / str(seed), training_command(experiment, seed, extra))
     torch.set_num_threads(1)
     cases, kind = held_out_cases(count, CASES_SEED), EXPERIMENTS[experiment]
-    start = Experiment(temperatures=(1.0, 0.0))
-    _measured_once(RUNS / "novice" / str(seed) / "rates_0.csv", resource("assets/novice"), seed, start, cases)
+    start = replace(kind, temperatures=(1.0, 0.0), with_games=not kind.served)
+    _measured_once(_start_rates(kind, seed), kind.start, seed, start, cases)
     folder = RUNS / experiment / str(seed)
     last = max(int(json.loads(line)["step"]) for line in (folder / "metrics.jsonl").read_text().splitlines())
     for step in sorted({last, *(step for step in kind.measured if step < last)}):
         _measured_once(folder / f"rates_{step}.csv", folder / f"global_step_{step}", seed, kind, cases)
 
 
+def _start_rates(kind: Experiment, seed: int) -> Path:
+    return RUNS / ("novice" if kind.start == NOVICE else kind.recipe) / str(seed) / "rates_0.csv"
+
+
 def _measured_once(output: Path, model: Path, seed: int, kind: Experiment, cases: list[Case]) -> None:
     if output.exists():
         return
-    profile = load_profile(PROFILE)
-    frozen, player = load_player(resource("assets/novice")), load_player(model)
-    rows = []
-    for temperature in kind.temperatures:
-        measurement = Measurement(frozen, cases, profile, temperature, seed)
-        rates = measurement.each_role(player) + (measurement.games(player) if kind.with_games else [])
-        rows += [(temperature, rate.measure, rate.hits, rate.items) for rate in rates]
-        console.print(f"{output}: temperature {temperature:g}, {_summary(rates)}", soft_wrap=True)
     output.parent.mkdir(parents=True, exist_ok=True)
+    profile, rows = load_profile(PROFILE), []
+    with ExitStack() as servers:
+        frozen, player = (
+            servers.enter_context(_served(folder, output.with_suffix(".log"))) if kind.served else load_player(folder)
+            for folder in (kind.start, model)
+        )
+        for temperature in kind.temperatures:
+            measurement = Measurement(frozen, cases, profile, temperature, seed)
+            rates = measurement.each_role(player) + (measurement.games(player) if kind.with_games else [])
+            rows += [(temperature, rate.measure, rate.hits, rate.items) for rate in rates]
+            console.print(f"{output}: temperature {temperature:g}, {_summary(rates)}", soft_wrap=True)
     _write_csv(output, ("temperature", "measure", "hits", "items"), rows)
+
+
+@contextmanager
+def _served(folder: Path, log: Path) -> Iterator[Model]:
+    """The model in a Hugging Face folder, or in that of a checkpoint, behind an SGLang server on the CPU."""
+    weights = find_weights(folder)
+    weights = weights / "huggingface" if weights.name == "actor" else weights
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "medserl_agentloop.backends.sglang_cpu", f"--model-path={weights}"]
+    command += [f"--port={port}", "--served-model-name=player", "--dtype=bfloat16", "--sleep-on-idle"]
+    command += ["--context-length=1024", "--max-total-tokens=32768"]
+    with (
+        log.open("a") as lines,
+        subprocess.Popen(command, stdout=lines, stderr=lines, start_new_session=True) as server,
+    ):
+        try:
+            player = model_at(f"http://localhost:{port}", "player", {}, timeout_s=900.0)
+            while True:
+                if server.poll() is not None:
+                    raise RuntimeError(f"the server of {weights} has ended; read {log}")
+                with suppress(ValueError):
+                    asyncio.run(player.check())
+                    break
+                time.sleep(1)
+            yield player
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
 
 
 def _summary(rates: list[Rate]) -> str:
@@ -259,7 +320,7 @@ def collect(experiment: str, seeds: Iterable[int], results: Path) -> None:
     steps: list[tuple[object, ...]] = []
     for seed in seeds:
         folder = RUNS / experiment / str(seed)
-        files = [RUNS / "novice" / str(seed) / "rates_0.csv", *folder.glob("rates_*.csv")]
+        files = [_start_rates(EXPERIMENTS[experiment], seed), *folder.glob("rates_*.csv")]
         for file in sorted(files, key=lambda f: int(f.stem.split("_")[1])):
             with file.open(newline="") as lines:
                 rates += [(seed, file.stem.split("_")[1], *row) for row in list(csv.reader(lines))[1:]]

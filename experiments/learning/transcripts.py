@@ -94,6 +94,8 @@ _ATTACK_SHARES = {
     Category.ADVERSARIAL_HARMFUL: 0.40,
     Category.DECOY_BENIGN: 0.15,
 }
+# Of verl's SFT rows: the quickstart's games, three injections to two rewordings, and as many assessments.
+GAMES = {Role.ASSESSOR: 0.5, Category.ADVERSARIAL_BENIGN: 0.3, Category.DECOY_BENIGN: 0.2}
 _REWORD_SHARE = 0.3  # of the attacks on a wrong note; the others change what is wrong
 _SCRAMBLED_FACTS = 0.75  # share of the facts that are wrong in a note for copying practice
 
@@ -284,13 +286,15 @@ def _kind(sentence: Sentence) -> ErrorType:
 
 
 def conversations(seed: int, profile: str) -> Iterator[Row]:
-    """An endless stream of rows for verl's SFT trainer, with the prompts of a profile."""
+    """An endless stream of rows for verl's SFT trainer, with the prompts of a profile, in the shares of ``GAMES``."""
     prompts, lesson = load_profile(profile), replace(CURRICULA["novice"][1], shared=0.0)
-    for turn in transcripts(seed, lesson):
-        if turn.category is not Category.ADVERSARIAL_HARMFUL:
-            question = prompts.messages(turn.role, turn.category, turn.note)
-            answer = {"role": "assistant", "content": turn.answer}
-            yield {"messages": [*question, answer], "game_role": turn.role.value, "category": turn.category.value}
+    rng, stream = random.Random(seed), transcripts(seed, lesson)
+    while True:
+        [wanted] = rng.choices(list(GAMES), list(GAMES.values()))
+        turn = next(turn for turn in stream if (turn.category if turn.role is Role.ATTACKER else turn.role) is wanted)
+        question = prompts.messages(turn.role, turn.category, turn.note)
+        answer = {"role": "assistant", "content": turn.answer}
+        yield {"messages": [*question, answer], "game_role": turn.role.value, "category": turn.category.value}
 
 
 def main(folder: Path, train: int = 4000, val: int = 64, seed: int = 1, profile: str = "brief") -> None:

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import verl  # noqa: F401  (its plugin makes torchvision importable, which peft needs where SGLang is installed)
 from peft import PeftModel
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer

@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 SHORT_FORMS = {
     "cpu_step": ("--games 8 --rounds 1 --tokens 8", ("model: update", "records: write and read", "side by side")),
-    "data_prep": ("--rows 300", ("rows/s",)),
 }
 RUN_ELSEWHERE = {  # they need a process, a training run, SGLang or a browser, which other tests have anyway
     "adapters": "tests/backends/test_role_adapters.py",
@@ -21,7 +20,8 @@ RUN_ELSEWHERE = {  # they need a process, a training run, SGLang or a browser, w
     "prefix_reuse": "tests/sglang_cpu/test_prefix_reuse.py",
     "report_page": "tests/report/test_page.py",
 }
-NOT_RUN = {"start", "gpu_bundle"}  # it only times the start of real runs, which other tests have anyway; downloads
+# They only time real runs, which other tests have anyway; the last one downloads.
+NOT_RUN = {"start", "smollm2_step", "gpu_bundle"}
 
 
 def test_every_benchmark_is_run_by_a_test() -> None:

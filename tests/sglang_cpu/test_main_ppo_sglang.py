@@ -4,10 +4,13 @@ import re
 import time
 from pathlib import Path
 
+import get_smollm2
 import psutil
 import pytest
 import torch
-from real_runs import AGREEMENT, GAMES_PER_STEP, Run, environment
+from medec.builders import run as in_this_process
+from note_files import SAMPLE
+from real_runs import AGREEMENT, CERTIFIED, GAMES_PER_STEP, Run, environment
 from transformers import AutoModelForCausalLM
 
 from medserl_agentloop.core.step_file import GAMES_FILE
@@ -140,3 +143,18 @@ def test_an_adapter_for_each_role_reaches_the_engine_in_every_step(tmp_path: Pat
         largest[push] = max(differences)
     assert largest[""] < AGREEMENT
     assert largest["swapped"] > 100 * largest[""]
+
+
+def test_a_pretrained_model_plays_two_steps_in_the_toy_clinic(tmp_path: Path) -> None:
+    get_smollm2.main(tmp_path / "smollm2")
+    rows = ("--input", SAMPLE, "--profile", "brief", "--mix", "adversarial_benign=3,decoy_benign=2")
+    assert in_this_process("medec_to_parquet", *rows, "--output", tmp_path / "data").exit_code == 0
+    files = (f"data.{split}_files={tmp_path}/data/{split}.parquet" for split in ("train", "val"))
+    overrides = (f"actor_rollout_ref.model.path={tmp_path}/smollm2", "trainer.total_training_steps=2")
+    run = start(tmp_path, (*files,), *overrides, "trainer.save_freq=-1", recipe="learn_smollm2")
+    run.wait()
+    assert run.steps_of_games() == dict.fromkeys((1, 2), GAMES_PER_STEP)
+    assert any(CERTIFIED in line and "holds" in line for line in run.lines())
+    for step in run.metrics:
+        print(", ".join(f"{name} {value:.3g}" for name, value in step.items() if name.startswith("timing_s/")))
+        assert step["training/rollout_probs_diff_mean"] < 0.01  # bf16 in two implementations
