@@ -22,6 +22,7 @@ RUNS = {
     "the recipe": [],
     "SGLang's scheduler never sleeps": [f"{ROLLOUT}.engine_kwargs.sglang.sleep_on_idle=false"],
     "log-probs in a pass of their own": ["selfplay.reuse_log_probs=false"],
+    "glibc gives memory back": [f"~hydra.job.env_set.MALLOC_{of}_THRESHOLD_" for of in ("MMAP", "TRIM")],
     "update in fp32": [f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=fp32"],
 }
 PHASES = ("gen", "old_log_prob", "update_actor", "update_weights", "step")

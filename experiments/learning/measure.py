@@ -20,7 +20,8 @@ from experiments.clinic import (
     sample_clean_note,
 )
 from experiments.learning.attack_check import error_detail
-from medserl_agentloop.evaluation.play import Model, play_match
+from medserl_agentloop.evaluation.local_models import LocalModel
+from medserl_agentloop.evaluation.play import play_match
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
@@ -76,14 +77,14 @@ class Measurement:
         seed: Of all draws.
     """
 
-    frozen: Model
+    frozen: LocalModel
     cases: Sequence[Case]
     profile: PromptProfile
     temperature: float
     seed: int
     _attacks: dict[tuple[int, Category], dict[int, Any]] = field(default_factory=lambda: defaultdict(dict), init=False)
 
-    def each_role(self, player: Model) -> list[Rate]:
+    def each_role(self, player: LocalModel) -> list[Rate]:
         """A player's assessor on known notes, and its attacker against the frozen assessor.
 
         Returns:
@@ -97,7 +98,7 @@ class Measurement:
         attacked = self._play(player, self.frozen, Category.ADVERSARIAL_BENIGN)
         return [*_assessor_rates(assessed, self.cases), *attacker_rates(attacked)]
 
-    def found(self, player: Model) -> list[Rate]:
+    def found(self, player: LocalModel) -> list[Rate]:
         """Valid attacks found: the frozen attacker's (``assessor/frozen_attacks``) and its own (``self/attacks``)."""
         defended = self._play(self.frozen, player, Category.ADVERSARIAL_BENIGN)
         injections = self._play(player, player, Category.ADVERSARIAL_BENIGN)
@@ -106,7 +107,7 @@ class Measurement:
             _rate("self/attacks", [_found(g) for g in injections if _is_valid(g)]),
         ]
 
-    def games(self, player: Model) -> list[Rate]:
+    def games(self, player: LocalModel) -> list[Rate]:
         """A player's assessor against the frozen attacker, and the player against itself in isolated contexts.
 
         Returns:
@@ -120,7 +121,7 @@ class Measurement:
             _rate("self/decoys", [_right(g) for g in decoys if _is_valid(g)]),
         ]
 
-    def _play(self, attacker: Model, assessor: Model, *categories: Category) -> list[MedicalRecord]:
+    def _play(self, attacker: LocalModel, assessor: LocalModel, *categories: Category) -> list[MedicalRecord]:
         """Games of all cases; an attacker's turns are played once and serve against every assessor."""
         specs = [spec_of(case, category, i) for i, case in enumerate(self.cases) for category in categories]
         return asyncio.run(

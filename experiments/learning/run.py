@@ -10,19 +10,15 @@ lying oracle.
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import json
 import multiprocessing
 import os
-import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,8 +31,7 @@ from experiments.learning.measure import Case, Measurement, Rate, held_out_cases
 from experiments.learning.results import ESTIMATORS, FIGURES, ROOT
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.judge_calibration import calibrate, known_edits
-from medserl_agentloop.evaluation.local_models import find_weights, load_player
-from medserl_agentloop.evaluation.play import Model, model_at
+from medserl_agentloop.evaluation.local_models import LocalModel, load_player
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges.report import write_report
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -94,7 +89,7 @@ class Experiment:
         with_games: Whether they also play themselves.
         recipe: What is run.
         start: The player that training starts from, which is also the frozen opponent.
-        served: Whether players are measured behind SGLang servers: a larger one takes its turns too slowly otherwise.
+        dtype: What players are measured in.
     """
 
     overrides: tuple[str, ...] = ()
@@ -104,7 +99,7 @@ class Experiment:
     with_games: bool = True
     recipe: str = "quickstart"
     start: Path = NOVICE
-    served: bool = False
+    dtype: torch.dtype = torch.float32
 
 
 def _ablation(*overrides: str) -> Experiment:
@@ -113,7 +108,8 @@ def _ablation(*overrides: str) -> Experiment:
 
 def _smollm2(*overrides: str) -> Experiment:
     measured: Any = {"measured": (10,), "temperatures": (1.0, 0.0), "with_games": False}
-    return Experiment(overrides, "data/learn_untouched", **measured, recipe="learn_smollm2", start=SMOLLM2, served=True)
+    played: Any = {"recipe": "learn_smollm2", "start": SMOLLM2, "dtype": torch.bfloat16}
+    return Experiment(overrides, "data/learn_untouched", **measured, **played)
 
 
 def _one_role(estimator: str, role: str) -> Experiment:
@@ -249,7 +245,7 @@ def train_and_measure(experiment: str, seed: int, extra: list[str], count: int) 
     train(f"{experiment} {seed}", RUNS / experiment / str(seed), training_command(experiment, seed, extra))
     torch.set_num_threads(1)
     cases, kind = held_out_cases(count, CASES_SEED), EXPERIMENTS[experiment]
-    start = replace(kind, temperatures=(1.0, 0.0), with_games=not kind.served)
+    start = replace(kind, temperatures=(1.0, 0.0), with_games=kind.with_games or kind.start == NOVICE)
     _measured_once(_start_rates(kind, seed), kind.start, seed, start, cases)
     folder = RUNS / experiment / str(seed)
     last = max(int(json.loads(line)["step"]) for line in (folder / "metrics.jsonl").read_text().splitlines())
@@ -264,48 +260,21 @@ def _start_rates(kind: Experiment, seed: int) -> Path:
 def _measured_once(output: Path, model: Path, seed: int, kind: Experiment, cases: list[Case]) -> None:
     if output.exists():
         return
-    output.parent.mkdir(parents=True, exist_ok=True)
     profile, rows = load_profile(PROFILE), []
-    with ExitStack() as servers:
-        frozen, player = (
-            servers.enter_context(_served(folder, output.with_suffix(".log"))) if kind.served else load_player(folder)
-            for folder in (kind.start, model)
-        )
-        for temperature in kind.temperatures:
-            measurement = Measurement(frozen, cases, profile, temperature, seed)
-            rates = measurement.each_role(player) + (measurement.games(player) if kind.with_games else [])
-            rows += [(temperature, rate.measure, rate.hits, rate.items) for rate in rates]
-            console.print(f"{output}: temperature {temperature:g}, {_summary(rates)}", soft_wrap=True)
+    frozen, player = _player(kind.start, kind), _player(model, kind)
+    for temperature in kind.temperatures:
+        measurement = Measurement(frozen, cases, profile, temperature, seed)
+        rates = measurement.each_role(player) + (measurement.games(player) if kind.with_games else [])
+        rows += [(temperature, rate.measure, rate.hits, rate.items) for rate in rates]
+        console.print(f"{output}: temperature {temperature:g}, {_summary(rates)}", soft_wrap=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
     _write_csv(output, ("temperature", "measure", "hits", "items"), rows)
 
 
-@contextmanager
-def _served(folder: Path, log: Path) -> Iterator[Model]:
-    """The model in a Hugging Face folder, or in that of a checkpoint, behind an SGLang server on the CPU."""
-    weights = find_weights(folder)
-    weights = weights / "huggingface" if weights.name == "actor" else weights
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "medserl_agentloop.backends.sglang_cpu", f"--model-path={weights}"]
-    command += [f"--port={port}", "--served-model-name=player", "--dtype=bfloat16", "--sleep-on-idle"]
-    command += ["--context-length=1024", "--max-total-tokens=32768"]
-    with (
-        log.open("a") as lines,
-        subprocess.Popen(command, stdout=lines, stderr=lines, start_new_session=True) as server,
-    ):
-        try:
-            player = model_at(f"http://localhost:{port}", "player", {}, timeout_s=900.0)
-            while True:
-                if server.poll() is not None:
-                    raise RuntimeError(f"the server of {weights} has ended; read {log}")
-                with suppress(ValueError):
-                    asyncio.run(player.check())
-                    break
-                time.sleep(1)
-            yield player
-        finally:
-            os.killpg(server.pid, signal.SIGKILL)
+def _player(folder: Path, kind: Experiment) -> LocalModel:
+    player = load_player(folder)
+    player.model.to(kind.dtype)
+    return player
 
 
 def _summary(rates: list[Rate]) -> str:

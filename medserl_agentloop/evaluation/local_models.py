@@ -96,8 +96,7 @@ def load_model(weights: Path) -> tuple[Any, Any]:
         start = base_of(folder) or folder
         try:
             model, loading = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32, output_loading_info=True)
-            with_tokenizer = folder if (folder / "tokenizer_config.json").exists() else start
-            tokenizer = AutoTokenizer.from_pretrained(with_tokenizer)
+            tokenizer = AutoTokenizer.from_pretrained(folder if (folder / "tokenizer_config.json").exists() else start)
         except (OSError, ValueError) as error:
             raise ValueError(f"{weights} cannot be loaded as a model: {error}") from None
         if missing := sorted(loading["missing_keys"]):

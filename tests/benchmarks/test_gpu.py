@@ -100,10 +100,8 @@ def test_a_part_that_dies_is_named_with_the_end_of_its_log_and_the_others_still_
     assert end.value.code
     results, printed = json.loads((tmp_path / "out" / "gpu.json").read_text()), capsys.readouterr().out
     for name in ("certified", "control", "game", "resumed", "single"):
-        assert any(
-            f"{name} ended with exit code 7" in said and f"the cause of {name}" in said for said in results["failed"]
-        )
-        assert f"the cause of {name}" in printed
+        [said] = [line for line in results["failed"] if f"{name} ended with exit code 7" in line]
+        assert f"the cause of {name}" in said and f"the cause of {name}" in printed
     assert all(figure["selfplay"] in (None, "none", GAMES) for figure in results["figures"])
     assert "not measured" in (tmp_path / "out" / "gpu.md").read_text()
 
@@ -120,14 +118,11 @@ def test_a_part_runs_alone_and_the_table_has_those_before_it(tmp_path: Path, mon
     for part in ("game", "grpo"):
         with pytest.raises(SystemExit):
             gpu.main(**SMALL | {"output": tmp_path / "out", "part": part}, more=None)
-        [row] = [
-            r for r in (tmp_path / "out" / "gpu.md").read_text().splitlines() if r.startswith("| seconds of a step")
-        ]
+        table = (tmp_path / "out" / "gpu.md").read_text().splitlines()
+        [row] = [line for line in table if line.startswith("| seconds of a step")]
         measured.append([cell.strip() for cell in row.split("|")[2:4]])
     assert started == ["game", "single"] and measured == [["1", "not measured"], ["1", "1"]]
-    [row] = [
-        r for r in (tmp_path / "out" / "gpu.md").read_text().splitlines() if r.startswith("| isolation of contexts")
-    ]
+    [row] = [line for line in table if line.startswith("| isolation of contexts")]
     assert "this part has not run yet" in row
 
 
