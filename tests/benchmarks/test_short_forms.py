@@ -18,7 +18,7 @@ RUN_BY = {
     "prefix_reuse": "tests/sglang_cpu/test_prefix_reuse.py",
     "report_page": "tests/report/test_page.py",
 }
-# They only time real runs, which other tests have anyway; the last one downloads.
+# They only time what other tests run anyway; the last one downloads.
 NOT_RUN = {"start", "smollm2_step", "gpu_bundle"}
 
 
