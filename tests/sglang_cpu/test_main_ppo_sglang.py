@@ -147,7 +147,7 @@ def test_an_adapter_for_each_role_reaches_the_engine_in_every_step(tmp_path: Pat
 
 def test_a_pretrained_model_plays_two_steps_in_the_toy_clinic(tmp_path: Path) -> None:
     get_smollm2.main(tmp_path / "smollm2")
-    rows = ("--input", SAMPLE, "--profile", "brief", "--mix", "adversarial_benign=3,decoy_benign=2")
+    rows = ("--input", SAMPLE, "--profile", "brief", "--mix", "adversarial_benign=1,vanilla_benign=1")
     assert in_this_process("medec_to_parquet", *rows, "--output", tmp_path / "data").exit_code == 0
     files = (f"data.{split}_files={tmp_path}/data/{split}.parquet" for split in ("train", "val"))
     overrides = (f"actor_rollout_ref.model.path={tmp_path}/smollm2", "trainer.total_training_steps=2")
