@@ -6,7 +6,7 @@ hash of the files it was drawn from, so that a test can tell an old one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +35,10 @@ from experiments.learning.results import (
 )
 
 BLUE, ORANGE, GREEN, GREY = "#2f6fb0", "#d9722e", "#3a9150", "#8a8a8a"
+SMOLLM2 = {
+    "smollm2": ("credit per role", "-"),
+    "smollm2_reinforce_plus_plus": ("verl's REINFORCE++", ":"),
+}
 KIND_COLOURS = ("#b8cfe5", "#8fb4d6", "#5b8fc0", "#f0c09a", "#e0904f", "#a8480f")
 STYLE: Any = {  # matplotlib's names of settings are literal types
     "svg.hashsalt": "medserl",
@@ -91,20 +95,23 @@ def headline(folder: Path) -> None:
     save(figure, folder / "headline.svg", "headline")
 
 
-def both_roles(name: str, folder: Path) -> None:
-    """Both roles of a run by step, at temperature 1."""
-    rates = Rates.of(name, folder)
+def both_roles(runs: Mapping[str, tuple[str, str]], folder: Path) -> None:
+    """Both roles by step at temperature 1, in one or more runs, each with its label and the style of its lines."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 2.8), sharey=True)
-    curve(left, rates, ("assessor/clean", "assessor/error"), 1.0, "", BLUE)
-    curve(right, rates, ("attacker/undetected",), 1.0, "", ORANGE)
+    for name, (label, style) in runs.items():
+        rates = Rates.of(name, folder)
+        curve(left, rates, ("assessor/clean", "assessor/error"), 1.0, label, BLUE, style)
+        curve(right, rates, ("attacker/undetected",), 1.0, label, ORANGE, style)
     left.set_title("Assessor: verdicts that are right")
     right.set_title("Attacker: errors that the starting player misses")
     left.set_ylabel("%")
     for axes in (left, right):
-        axes.set_ylim(40, 101)
+        axes.set_ylim(*((0, 101) if len(runs) > 1 else (40, 101)))
         axes.margins(x=0)
         axes.set_xlabel("self-play step of 64 games")
-    save(figure, folder / f"{name}.svg", name)
+        if len(runs) > 1:
+            axes.legend(loc="lower right")
+    save(figure, folder / f"{next(iter(runs))}.svg", *runs)
 
 
 def dots(axes: Any, names: Sequence[str], shares: Sequence[Share], title: str, colour: str) -> None:
@@ -169,11 +176,11 @@ def save(figure: Any, path: Path, *experiments: str) -> None:
 
 
 PICTURES: dict[str, Callable[[Path], None]] = {
-    "quickstart": partial(both_roles, "quickstart"),
+    "quickstart": partial(both_roles, {"quickstart": ("", "-")}),
     "headline": headline,
     "ablations": ablations,
     "estimators": estimators,
-    "smollm2": partial(both_roles, "smollm2"),
+    "smollm2": partial(both_roles, SMOLLM2),
 }
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

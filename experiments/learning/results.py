@@ -279,7 +279,7 @@ TABLES: dict[str, Callable[..., Table]] = {
     "kinds": kinds_table,
     "runs": runs_table,
     "estimators": estimators_table,
-    "smollm2": partial(_by_step, "smollm2", SMOLLM2_LINES),
+    **{name: partial(_by_step, name, SMOLLM2_LINES) for name in ("smollm2", "smollm2_reinforce_plus_plus")},
     "adapters": partial(runs_table, ("headline", "adapter_shared", "adapter_per_role")),
 }
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
