@@ -17,22 +17,20 @@ from time import process_time
 import torch
 import typer
 import verl  # noqa: F401  (its plugin makes torchvision importable where SGLang is installed)
+from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
+from medserl_agentloop.paths import resource
+
 CONTEXT = 128
-KEPT = {f"MALLOC_{of}_THRESHOLD_": "4294967296" for of in ("MMAP", "TRIM")}
-WAYS = {
-    "as in the recipe": "",
-    "glibc gives memory back": "gives back",
-    "log-probs in a pass of their own": "own pass",
-    "fp32": "fp32",
-}
+GLIBC, OWN_PASS, FP32 = "without glibc's settings", "with log-probs in a pass of their own", "in fp32"
+WAYS = ("the recipe", GLIBC, OWN_PASS, FP32)
 
 
 def measure(model_path: Path, way: str, tokens: int, rounds: int) -> float:
     """Seconds of processor time of one micro-batch, the mean of some after one that warms up."""
     torch.set_num_threads(1)
-    dtype = torch.float32 if way == "fp32" else torch.bfloat16
+    dtype = torch.float32 if way == FP32 else torch.bfloat16
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype)
     inputs = {
         "input_ids": torch.randint(model.config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0)),
@@ -45,7 +43,7 @@ def measure(model_path: Path, way: str, tokens: int, rounds: int) -> float:
         return -torch.nn.functional.cross_entropy(logits, inputs["input_ids"][0, 1:], reduction="none")
 
     def step() -> None:
-        if way == "own pass":
+        if way == OWN_PASS:
             with torch.no_grad():
                 log_probs()
         log_probs().mean().backward()
@@ -62,11 +60,12 @@ def main(model: Path = Path("models/smollm2"), tokens: int = 2048, rounds: int =
     if way is not None:
         print(measure(model, way, tokens, rounds))
         return
+    settings = OmegaConf.load(resource("recipes/learn_smollm2.yaml")).hydra.job.env_set
     recipe = 0.0
-    for name, changed in WAYS.items():
+    for name in WAYS:
         command = [sys.executable, __file__, f"--model={model}", f"--tokens={tokens}", f"--rounds={rounds}"]
-        env = {**os.environ, **({} if changed == "gives back" else KEPT)}
-        run = subprocess.run([*command, f"--way={changed}"], env=env, stdout=subprocess.PIPE, text=True, check=True)
+        env = {**os.environ, **({} if name == GLIBC else settings)}
+        run = subprocess.run([*command, f"--way={name}"], env=env, stdout=subprocess.PIPE, text=True, check=True)
         seconds = float(run.stdout.splitlines()[-1])
         recipe = recipe or seconds
         print(f"{name}: {seconds / recipe:.2f} x, {1000 * seconds / tokens:.1f} ms a token", flush=True)

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -107,9 +107,16 @@ def _ablation(*overrides: str) -> Experiment:
 
 
 def _smollm2(*overrides: str) -> Experiment:
-    measured: Any = {"measured": (10,), "temperatures": (1.0, 0.0), "with_games": False}
-    played: Any = {"recipe": "learn_smollm2", "start": SMOLLM2, "dtype": torch.bfloat16}
-    return Experiment(overrides, "data/learn_untouched", **measured, **played)
+    return Experiment(
+        overrides,
+        data="data/learn_untouched",
+        measured=(10,),
+        temperatures=(1.0, 0.0),
+        with_games=False,
+        recipe="learn_smollm2",
+        start=SMOLLM2,
+        dtype=torch.bfloat16,
+    )
 
 
 def _one_role(estimator: str, role: str) -> Experiment:

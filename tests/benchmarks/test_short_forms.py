@@ -1,4 +1,4 @@
-"""Every script in ``benchmarks/`` is run by a test to its end, in a short form that takes its whole path."""
+"""A test runs each script in ``benchmarks/``, in a short form."""
 
 import os
 import subprocess
@@ -6,11 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import smollm2_step
+
+from medserl_agentloop.paths import resource
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 RUN_BY = {
     "cpu_step": "tests/benchmarks/test_short_forms.py",
+    "smollm2_step": "tests/benchmarks/test_short_forms.py",
     "adapters": "tests/backends/test_role_adapters.py",
     "gpu": "tests/benchmarks/test_gpu.py",
     "gpu_none": "tests/benchmarks/test_gpu.py",
@@ -18,8 +22,7 @@ RUN_BY = {
     "prefix_reuse": "tests/sglang_cpu/test_prefix_reuse.py",
     "report_page": "tests/report/test_page.py",
 }
-# They only time what other tests run anyway; the last one downloads.
-NOT_RUN = {"start", "smollm2_step", "gpu_bundle"}
+NOT_RUN = {"start", "gpu_bundle"}  # it only times the start of real runs, which other tests have anyway; downloads
 
 
 def test_every_benchmark_is_run_by_a_test() -> None:
@@ -35,3 +38,10 @@ def test_the_benchmark_of_a_step_runs_to_its_end() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, "COLUMNS": "130"})
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert all(line in done.stdout for line in ("model: update", "records: write and read", "side by side"))
+
+
+def test_an_update_takes_time_in_every_way_that_is_compared() -> None:
+    took = [
+        smollm2_step.measure(resource("assets/tiny_player"), way, tokens=256, rounds=1) for way in smollm2_step.WAYS
+    ]
+    assert min(took) > 0
