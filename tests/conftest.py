@@ -85,7 +85,6 @@ LONGEST = (
     "test_main_ppo_nodes.py",
     "test_main_ppo_certificate.py",
     "learning/test_experiments.py",
-    "games/test_kuhn_poker.py",
     "test_main_ppo_health.py",
     "benchmarks/test_gpu.py",
     "backends/test_role_adapters.py",

@@ -129,8 +129,7 @@ def test_the_page_shows_what_was_measured() -> None:
     assert with_table(page, "nash_conv", table(read())) == page, "run python -m experiments.kuhn_poker.run"
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.learn
 @pytest.mark.timeout(900)
 def test_self_play_learns_to_look_at_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The short form of the page's runs. Betting and calling with every card has 0.667."""
