@@ -106,7 +106,7 @@ def both_roles(runs: Mapping[str, tuple[str, str]], folder: Path) -> None:
     right.set_title("Attacker: errors that the starting player misses")
     left.set_ylabel("%")
     for axes in (left, right):
-        axes.set_ylim(*((0, 101) if len(runs) > 1 else (40, 101)))
+        axes.set_ylim(0 if len(runs) > 1 else 40, 101)
         axes.margins(x=0)
         axes.set_xlabel("self-play step of 64 games")
         if len(runs) > 1:

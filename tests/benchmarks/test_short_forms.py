@@ -22,7 +22,7 @@ RUN_BY = {
     "prefix_reuse": "tests/sglang_cpu/test_prefix_reuse.py",
     "report_page": "tests/report/test_page.py",
 }
-NOT_RUN = {"start", "gpu_bundle"}  # it only times the start of real runs, which other tests have anyway; downloads
+NOT_RUN = {"start", "gpu_bundle"}  # the first times what other tests run anyway, the second downloads
 
 
 def test_every_benchmark_is_run_by_a_test() -> None:
@@ -41,7 +41,5 @@ def test_the_benchmark_of_a_step_runs_to_its_end() -> None:
 
 
 def test_an_update_takes_time_in_every_way_that_is_compared() -> None:
-    took = [
-        smollm2_step.measure(resource("assets/tiny_player"), way, tokens=256, rounds=1) for way in smollm2_step.WAYS
-    ]
-    assert min(took) > 0
+    for way in smollm2_step.WAYS:
+        assert smollm2_step.measure(resource("assets/tiny_player"), way, tokens=256, rounds=1) > 0
