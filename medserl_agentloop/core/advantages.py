@@ -224,22 +224,6 @@ def role_rloo(tokens: _RoleTokens, settings: CreditSettings, baselines: Baseline
 
 
 @_role_estimator
-def role_opo(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines) -> _Credit:
-    """On-policy optimal baseline within each role (arXiv 2505.23585): RLOO's groups, long turns weigh more.
-
-    ``A_it = R_i - sum of L_j R_j / sum of L_j`` over the group, ``L`` being the number of the role's own
-    tokens (verl's own counts those of both roles). ``gamma`` has no part in it.
-
-    Example: the role earns 1 with 1 token and 5 with 3: baseline (1 + 15) / 4 = 4, so A = -3 and 1.
-    """
-    advantages, lengths = torch.zeros_like(tokens.earned), torch.tensor(tokens.lengths, dtype=torch.float64)
-    for group in tokens.comparable():
-        earned, weights = tokens.earned[group], lengths[group]
-        advantages[group] = earned - (weights * earned).sum() / weights.sum()
-    return tokens.normalized(tokens.per_token(advantages)), None
-
-
-@_role_estimator
 def role_rae(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines) -> _Credit:
     """Role-conditioned advantage estimation of SPIRAL (arXiv 2506.24119), a kind being what the paper calls a game.
 

@@ -53,7 +53,6 @@ NORMALIZATIONS: Mapping[str, tuple[Normalization, ...]] = {
     "role_gae": ("batch", "kind", "mean", "none"),
     # The group is the centre already. `mean` stops there (Dr. GRPO); `none` would be role_reinforce_pp with `none`.
     "role_grpo": ("group", "mean", "batch", "kind"),
-    "role_opo": ("none", "batch", "kind"),  # as role_rloo
     # Whitening within a kind would take off again what the baseline, one per kind, put in.
     "role_rae": ("none", "mean", "batch"),
     "role_reinforce_pp": ("batch", "kind", "mean", "none"),

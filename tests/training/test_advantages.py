@@ -240,11 +240,6 @@ class Reference:
         others = (sum(peers) - self.total[row]) / (len(peers) - 1) if len(peers) > 1 else self.total[row]
         return [self.total[row] - others] * len(self.own[row])
 
-    def role_opo(self, row: int, how: str) -> list[float]:
-        weights = [len(self.own[other]) for other in self.group(row)]
-        baseline = float(np.average(self.peers(row), weights=weights))
-        return [self.total[row] - baseline] * len(self.own[row])
-
     def role_rae(self, row: int, how: str) -> list[float]:
         baseline = self.state.get(self.role, {}).get(self.batch.kinds[row], 0.0)
         return [self.total[row] - baseline] * len(self.own[row])

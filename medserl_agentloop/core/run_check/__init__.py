@@ -130,7 +130,7 @@ def _estimator(run: RunConfig) -> Iterator[str]:
             f"selfplay.train={train} needs an estimator that knows roles, and algorithm.adv_estimator={name} does "
             f"not{did_you_mean(name, NORMALIZATIONS)}. Set it to one of {', '.join(NORMALIZATIONS)}."
         )
-    if name in ("role_grpo", "role_rloo", "role_opo") and run[f"{ROLLOUT}.n"] == 1:
+    if name in ("role_grpo", "role_rloo") and run[f"{ROLLOUT}.n"] == 1:
         yield (
             f"algorithm.adv_estimator={name} compares the games of one prompt, and with {ROLLOUT}.n=1 there is only "
             f"one, so all advantages would be 0. Set {ROLLOUT}.n to 2 or more."
