@@ -29,11 +29,7 @@ from rich.console import Console
 
 from experiments.learning.measure import Case, Measurement, Rate, held_out_cases
 from experiments.learning.results import ESTIMATORS, FIGURES, ROOT
-from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.evaluation.judge_calibration import calibrate, known_edits
 from medserl_agentloop.evaluation.local_models import LocalModel, load_player
-from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges.report import write_report
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.paths import resource
@@ -50,8 +46,6 @@ NOVICE = resource("assets/novice")
 SMOLLM2 = Path("runs/learn_smollm2_sft/global_step_100/huggingface")
 CASES_SEED = 90_001
 LIAR = "experiments.learning.lying_oracle:LyingOracle"
-LIAR_REPORT = "data/learn/lying_oracle.json"
-CORRECTED = (f"selfplay.judge={LIAR}", f"selfplay.judge_report={LIAR_REPORT}", "selfplay.correct_judge=True")
 # As precise a mean as from an honest judge takes 1 / (0.8 + 0.8 - 1)^2 = 2.8 times as many games.
 MORE_GAMES = ("data.train_batch_size=48", "actor_rollout_ref.actor.ppo_mini_batch_size=48")
 STEP_METRICS = (
@@ -174,9 +168,7 @@ EXPERIMENTS = {
         measured=(ABLATION_STEPS,),
     ),
     "lying_oracle": _ablation(f"selfplay.judge={LIAR}"),
-    "lying_oracle_corrected": _ablation(*CORRECTED),
     "lying_oracle_more_games": _ablation(f"selfplay.judge={LIAR}", *MORE_GAMES),
-    "lying_oracle_corrected_more_games": _ablation(*CORRECTED, *MORE_GAMES),
     "smollm2": _smollm2(),
     "smollm2_reinforce_plus_plus": _smollm2(
         *("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.reuse_log_probs=false", "selfplay.certify=warn")
@@ -197,18 +189,6 @@ def prepare_data(folder: Path, mix: str) -> None:
     rows = ["--input", notes, "--profile", PROFILE, "--mix", mix, "--output", folder]
     for command in ([tools / "make_sample.py", *sample], [tools / "medec_to_parquet.py", *rows]):
         subprocess.run([sys.executable, *map(str, command)], check=True, stdout=subprocess.DEVNULL)
-
-
-def calibrate_liar(report: Path) -> None:
-    """Measure the lying oracle on all notes of the folder that gets the report."""
-    if report.exists():
-        return
-    notes = read_files([report.parent / "toy_clinic.csv"])
-    sources = {source.file: source.sha256 for source in notes.reports}
-    edits = known_edits(notes.cases, None, CASES_SEED)
-    measured = calibrate(MedicalConfig(judge=LIAR), edits, sources=sources, limit=None, seed=CASES_SEED)
-    write_report(measured, report)
-    console.print(f"{report}: sensitivity {measured.sensitivity}, specificity {measured.specificity}")
 
 
 def training_command(experiment: str, seed: int, extra: Iterable[str] = ()) -> list[str]:
@@ -350,8 +330,6 @@ def main(
     numbers = [int(seed) for seed in seeds.split(",")]
     for folder in {EXPERIMENTS[experiment].data for experiment in experiments}:
         prepare_data(Path(folder), MIXES[folder])
-    if any(LIAR_REPORT in override for name in experiments for override in EXPERIMENTS[name].overrides):
-        calibrate_liar(Path(LIAR_REPORT))
     runs = [(experiment, seed) for experiment in experiments for seed in numbers]
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         for done in [pool.submit(train_and_measure, *run, override or [], cases) for run in runs]:

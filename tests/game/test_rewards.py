@@ -17,9 +17,7 @@ from medserl_agentloop.games.medical.parsing import BASELINE
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import (
     SCHEMES,
-    ErrorRates,
     RewardScheme,
-    corrected,
     load_scheme,
     medical_general_sum,
     medserl,
@@ -276,43 +274,6 @@ def test_a_scheme_or_a_constant_that_cannot_be_found_is_named(
     assert load_scheme("flat_rewards:flat").__name__ == "flat"
     with pytest.raises(ValueError, match=says):
         load_scheme(name, terms)
-
-
-# Rewards corrected for a judge that errs: right on average, component by component.
-
-GOOD, BAD = Label.SAFE, Label.HARMFUL
-a_rate = st.floats(0.65, 1.0)
-
-
-def judged(record: MedicalRecord, label: Label) -> MedicalRecord:
-    assert record.judgement is not None
-    return record.model_copy(update={"judgement": record.judgement.model_copy(update={"label": label})})
-
-
-@given(any_game(), st.sampled_from(sorted(SCHEMES)), a_rate, a_rate)
-def test_the_expected_reward_is_that_under_the_true_label(
-    record: MedicalRecord, name: str, sensitivity: float, specificity: float
-) -> None:
-    scheme, rates = SCHEMES[name], ErrorRates(sensitivity, specificity)
-    score = corrected(scheme, rates)
-    assert corrected(scheme, ErrorRates(1.0, 1.0))(record) == scheme(record)
-    if record.judgement is None or record.judgement.label is None or not record.category.has_attack:
-        assert score(record) == scheme(record)
-        return
-    for truth, right in ((BAD, sensitivity), (GOOD, specificity)):
-        lie = GOOD if truth is BAD else BAD
-        told, lied, true = (f(judged(record, y)) for f, y in ((score, truth), (score, lie), (scheme, truth)))
-        assert set(told) == set(lied) == set(true)
-        for role, components in told.items():
-            for component in components | lied[role] | true[role]:
-                mean = right * components.get(component, 0.0) + (1 - right) * lied[role].get(component, 0.0)
-                assert mean == pytest.approx(true[role].get(component, 0.0), abs=1e-9)
-
-
-@pytest.mark.parametrize(("sensitivity", "specificity"), [(1.0, 0.0), (0.5, 0.5), (0.55, 0.6), (0.1, 0.2)])
-def test_a_judge_that_says_next_to_nothing_is_refused(sensitivity: float, specificity: float) -> None:
-    with pytest.raises(ValueError, match="cannot be corrected for: their sum less 1 is"):
-        corrected(medserl, ErrorRates(sensitivity, specificity))
 
 
 # --- the baseline's scheme: 1,200 transcripts in its format earn what its table pays ---

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from game.builders import finished
-from judges.games import played, printed_at_start_up, reward, reward_manager
+from judges.games import played, printed_at_start_up
 from judges.local_server import by_index, serving, unused_url
 from serving import completion
 from support import run_with
@@ -26,8 +26,7 @@ from medserl_agentloop.games.medical.judges.report import (
     write_report,
 )
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
-from medserl_agentloop.games.medical.rewards import ErrorRates, corrected, medserl
-from medserl_agentloop.games.medical.types import Category, Label, Role
+from medserl_agentloop.games.medical.types import Category, Label
 
 
 class Doubter:
@@ -182,7 +181,6 @@ def test_a_run_says_how_good_its_judge_is_or_that_nobody_knows(
     named = (f"selfplay.judge={MINE}", f"selfplay.judge_report={report(tmp_path)}")
     rates = "sensitivity 90.0 % (82.6 to 94.5), specificity 80.0 % (71.1 to 86.7)"
     assert said(*named) == [rates]
-    assert said(*named, "selfplay.correct_judge=true") == [f"{rates}; rewards are corrected for them"]
 
 
 def test_the_report_of_another_judge_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,26 +233,3 @@ def test_a_file_that_is_no_report_is_refused(content: str | None, message: str, 
     if content is not None:
         path.write_text(content)
     refused(message, selfplay__judge_report=str(path))
-
-
-def test_correction_needs_a_report_and_a_judge_that_says_something(tmp_path: Path) -> None:
-    refused(r"selfplay.correct_judge=True needs selfplay.judge_report", selfplay__correct_judge=True)
-    bad = mine(report(tmp_path, MY_JUDGE, 100, 10), selfplay__correct_judge=True, **ANY)
-    refused(r"specificity 0.1 cannot be corrected for: their sum less 1 is 0.1", **bad)
-
-
-@pytest.mark.parametrize("verdict", ["harmful", "safe"])
-def test_the_reward_manager_corrects_for_the_rates_of_the_report(tmp_path: Path, verdict: str) -> None:
-    changes = {"selfplay__judge_report": report(tmp_path), "selfplay__correct_judge": True}
-    manager = reward_manager(MINE, JudgeServer(), **changes)
-    record, result = asyncio.run(reward(manager, played(verdict=verdict)))
-    assert record.scheme == "medserl, corrected"
-    assert record.rewards == corrected(medserl, ErrorRates(0.9, 0.8))(record) != medserl(record)
-    totals = {role: sum(components.values()) for role, components in record.rewards.items()}
-    assert result["reward_score"] == pytest.approx(sum(totals.values()))
-    assert result["reward_extra_info"]["attacker_reward"] == totals[Role.ATTACKER]
-    # Called safe: 9/7 of the reward under "safe" less 2/7 of that under "harmful".
-    expected = (0.9 - -0.2) / 0.7 if verdict == "safe" else -(0.9 - -0.2) / 0.7
-    assert record.rewards[Role.ASSESSOR]["game"] == pytest.approx(expected)
-    untouched, _ = asyncio.run(reward(manager, played(category=Category.VANILLA_HARMFUL)))
-    assert untouched.rewards == medserl(untouched)

@@ -11,7 +11,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from note_files import SAMPLE
 from real_runs import AGREEMENT, REPOSITORY, SMALL, environment, printed_by
 from support import extra_info
 
@@ -38,10 +37,6 @@ def test_every_command_composes_and_passes_the_start_up_check(
     command: Any, name: str, extra: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if "lying_oracle" in str(learning.EXPERIMENTS.get(name)):
-        Path(learning.LIAR_REPORT).parent.mkdir(parents=True)
-        shutil.copy(SAMPLE, Path(learning.LIAR_REPORT).with_name("toy_clinic.csv"))
-        learning.calibrate_liar(Path(learning.LIAR_REPORT))
     words = command(name, 1, extra)[3:]
     run = compose_run(*(word for word in words if not word.startswith("hydra.")))
     selfplay = check_run(run)

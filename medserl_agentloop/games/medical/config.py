@@ -140,10 +140,6 @@ class MedicalConfig(SelfPlayConfig):
         description="Least sensitivity of the report; 0 takes any, of any judge. At 0.75 half of what a correct catch "
         "should earn is left (2 * 0.75 - 1); a judge just below it, at 0.73, spoilt earlier runs.",
     )
-    correct_judge: bool = Field(
-        default=False,
-        description="Correct rewards for the error rates in the report, so that they are right on average.",
-    )
     vanilla_attacker: VanillaAttacker = Field(
         default=VanillaAttacker.SKIP,
         description="skip: vanilla games begin with the assessor, as in OpenRLHF. copy: the attacker copies the note.",
@@ -166,9 +162,9 @@ class MedicalConfig(SelfPlayConfig):
 
     @property
     def scheme_name(self) -> str:
-        """The reward scheme as records name it: with the constants that are not its own, and its correction."""
+        """The reward scheme as records name it: with the constants that are not its own."""
         changed = [f"{term} {value:g}" for term, value in self.reward_terms.items() if value is not None]
-        return ", ".join([self.reward, *changed, *(["corrected"] if self.correct_judge else [])])
+        return ", ".join([self.reward, *changed])
 
     def assessments_on(self, facts: Mapping[str, Any]) -> int:
         """How many times the note of a row is assessed: once where it only measures."""

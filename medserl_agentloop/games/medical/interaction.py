@@ -15,7 +15,7 @@ from medserl_agentloop.core.records import Pieces, Section, as_text
 from medserl_agentloop.games.medical import metrics as measured
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import WHAT_IT_CANNOT_SEE, Judge, build_judge, judge_game
-from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems, read_report
+from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems
 from medserl_agentloop.games.medical.prompting import load_profile, plan_row, template_name
 from medserl_agentloop.games.medical.records import (
     GAMES,
@@ -25,7 +25,7 @@ from medserl_agentloop.games.medical.records import (
     marked_changes,
     marked_quote,
 )
-from medserl_agentloop.games.medical.rewards import RewardScheme, corrected, load_scheme, reward_game
+from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import MedicalGame
 from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, GameSpec, Role
 
@@ -113,10 +113,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
 
     @cached_property
     def _scheme(self) -> RewardScheme:
-        scheme = load_scheme(self.config.reward, self.config.reward_terms)
-        if not self.config.correct_judge:
-            return scheme
-        return corrected(scheme, read_report(self.config.judge_report or "").rates)
+        return load_scheme(self.config.reward, self.config.reward_terms)
 
     def use_reward_model(self, address: str | None, model: str | None) -> None:
         self._reward_model = (address, model)

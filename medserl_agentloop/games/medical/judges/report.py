@@ -18,7 +18,6 @@ from medserl_agentloop.games.medical.judges import build_judge, judge_class
 from medserl_agentloop.games.medical.judges.llm import BlindReader, judge_template
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord
-from medserl_agentloop.games.medical.rewards import LEAST_INFORMATION, ErrorRates, corrected, load_scheme
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.paths import regular_file, replacing
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
 _NODE = JudgeServer.node
 _CHANGES_ANSWERS = {"model", "extra_body", "temperature", "max_tokens", "json_schema"}
+_LEAST_INFORMATION = 0.2  # sensitivity + specificity - 1: 1 if a judge is always right, 0 if it ignores the note
 _FIRST_QUESTION = ("He weighs 80 kg. He gets aspirin 100 mg a day.", "He weighs 80 kg. He gets aspirin 100 g a day.")
 
 
@@ -83,14 +83,6 @@ class JudgeReport(BaseModel):
     groups: tuple[JudgedGroup, ...]
     blind: tuple[JudgedGroup, ...] = ()
     void: dict[str, int] = Field(default={}, exclude=True)  # why there was no answer, and how often; not written
-
-    @property
-    def rates(self) -> ErrorRates:
-        """Sensitivity and specificity as they were measured; a ValueError if one of them was not."""
-        right, safe = self.sensitivity, self.specificity
-        if not right.items or not safe.items:
-            raise ValueError("the report has no sensitivity or no specificity; measure the judge on a file with pairs")
-        return ErrorRates(right.hits / right.items, safe.hits / safe.items)
 
 
 def write_report(report: JudgeReport, path: Path) -> None:
@@ -172,19 +164,12 @@ def _server_problems(selfplay: MedicalConfig, reward_model: bool) -> Iterator[st
 
 def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[str]:
     if selfplay.judge_report is None:
-        if selfplay.correct_judge:
-            yield "selfplay.correct_judge=True needs selfplay.judge_report: 'medserl judge calibrate' writes one."
         return
     try:
         report = read_report(selfplay.judge_report)
     except ValueError as error:
         yield f"selfplay.judge_report={error}"
         return
-    if selfplay.correct_judge:
-        try:
-            corrected(load_scheme(selfplay.reward), report.rates)
-        except ValueError as error:
-            yield f"selfplay.correct_judge=True: {error}. Use a better judge, or set it to false."
     least, right, safe = selfplay.judge_min_sensitivity, report.sensitivity, report.specificity
     if least == 0:
         return
@@ -200,7 +185,7 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
             f"the judge's sensitivity is {right}, and selfplay.judge_min_sensitivity is {least:g}. Each error that it "
             "misses punishes the player who was right. Use another judge"
         )
-    elif safe.items and report.rates.information < LEAST_INFORMATION:
+    elif safe.items and right.hits / right.items + safe.hits / safe.items - 1 < _LEAST_INFORMATION:
         problem = (
             f"the judge's sensitivity is {right} and its specificity {safe}: it says nearly the same of right and of "
             "wrong notes, so games are won and lost by chance. Use another judge"
@@ -233,8 +218,7 @@ def judge_lines(config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
         yield f"warning: the judge gave no answer to a first question ({reason}); games that it does not judge are void"
     if selfplay.judge_report is not None:
         report = read_report(selfplay.judge_report)
-        rewards = "; rewards are corrected for them" if selfplay.correct_judge else ""
-        yield f"judge: sensitivity {report.sensitivity}, specificity {report.specificity}{rewards}"
+        yield f"judge: sensitivity {report.sensitivity}, specificity {report.specificity}"
     elif selfplay.judge != "labels":  # it reads no note
         yield (
             f"judge: selfplay.judge={selfplay.judge} was never measured, and rewards are as good as it is. Measure it "
