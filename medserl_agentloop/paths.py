@@ -61,7 +61,7 @@ def find_object(
 
 
 LONGEST_NOTE = 100_000  # characters, wherever one is read; MEDEC's longest has a few thousand
-_LARGEST_CHUNK = 1 << 28
+_LARGEST_GROUP = 1 << 28
 _LARGEST_PROMPT = 2 * LONGEST_NOTE  # a parquet file holds prompts as well
 
 
@@ -92,13 +92,13 @@ def _measured_table(path: Path) -> Any:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(regular_file(path))
-    groups = (file.metadata.row_group(at) for at in range(file.metadata.num_row_groups))
-    for chunk in (group.column(at) for group in groups for at in range(group.num_columns)):
-        # A character has at most four bytes.
-        if (size := chunk.total_uncompressed_size) > min(_LARGEST_CHUNK, (1 + chunk.num_values) * 4 * _LARGEST_PROMPT):
+    for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
+        # A character has at most four bytes. Of a damaged file group.column() would end the process: a C++ exception.
+        most = (1 + group.num_rows) * group.num_columns * 4 * _LARGEST_PROMPT
+        if (size := group.total_byte_size) > min(_LARGEST_GROUP, most):
             raise ValueError(
-                f"{path}: column {chunk.path_in_schema} has {size >> 20} MiB for {chunk.num_values} values; a note has "
-                f"at most {LONGEST_NOTE:,} characters, and a row group of a column {_LARGEST_CHUNK >> 20} MiB."
+                f"{path}: a row group has {size >> 20} MiB for {group.num_rows} rows; a note has at most "
+                f"{LONGEST_NOTE:,} characters, and a row group {_LARGEST_GROUP >> 20} MiB."
             )
     leaves = (file.schema.column(at) for at in range(len(file.schema)))
     texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
