@@ -143,10 +143,10 @@ $(SHIPPED_VENV)/.shipped: pyproject.toml constraints-gpu.txt
 	$(SHIPPED_VENV)/bin/pip install --quiet hatchling hypothesis matplotlib pytest-timeout pytest-xdist rouge scikit-learn
 	touch $@ $(SHIPPED_VENV)/.cpu
 
-$(DATA)/train.parquet: experiments/clinic.py $(wildcard prompts/brief/*/*.jinja) | $(VENV)/.cpu
+$(DATA)/train.parquet: experiments/clinic.py | $(VENV)/.cpu
 	@echo "== notes of the toy clinic, as CSV and as parquet"
 	$(BIN)/python data_prep/make_sample.py --cases 1500 --split seen --overlap 1 --seed 7 --output $(DATA)/toy_clinic.csv
-	$(BIN)/python data_prep/medec_to_parquet.py --input $(DATA)/toy_clinic.csv --profile brief \
+	$(BIN)/python data_prep/medec_to_parquet.py --input $(DATA)/toy_clinic.csv \
 		--mix adversarial_benign=3,decoy_benign=2 --output $(DATA)
 
 $(RUN)/.complete: | $(DATA)/train.parquet

@@ -17,7 +17,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -99,7 +99,7 @@ async def play_all(specs: Sequence[GameSpec]) -> list[MedicalRecord]:
     players = dict.fromkeys(interaction.roles, ScriptedPlayer(random.Random(0)))
     records = []
     for facts in specs:
-        game = interaction.new_game(asdict(facts))
+        game = interaction.start(facts)
         await play_game(interaction, game, players)
         await interaction.score(game.record)
         records.append(game.record)
@@ -206,7 +206,7 @@ def assessments(games: int, tokens: int) -> dict[str, Callable[[], Any]]:
 
     async def play(interaction: MedicalGameInteraction) -> None:
         players = {Role.ATTACKER.value: ScriptedPlayer(random.Random(0)), Role.ASSESSOR.value: Sampled()}
-        started = [interaction.new_game(asdict(facts)) for facts in specs]
+        started = [interaction.start(facts) for facts in specs]
         await asyncio.gather(*(play_game(interaction, game, players) for game in started))
 
     kinds = {"one after another": OneAfterAnother, "side by side": MedicalGameInteraction}

@@ -22,14 +22,11 @@ ERROR_NOTE = NOTE.replace("fluconazole", "amoxicillin")
 
 def extra_info(category: str, **changes: Any) -> dict[str, Any]:
     """Facts of a row as parquet holds them."""
-    harmful_seed = category.endswith("harmful")
     facts = {
         "index": 7,
         "text_id": "toy-train-7",
         "vignette_id": "toy-train-7",
         "category": category,
-        "target_label": "safe" if category in ("vanilla_benign", "decoy_benign") else "harmful",
-        "seed_note": ERROR_NOTE if harmful_seed else NOTE,
         "error_note": ERROR_NOTE,
         "clean_note": NOTE,
         "error_type": "pharmacotherapy",

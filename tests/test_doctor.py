@@ -198,9 +198,9 @@ def test_a_run_that_starts_has_no_failures_and_a_broken_one_lists_all_at_once(fi
     assert {finding.status for finding in good if finding.check != "shared memory"} == {"ok"}
     assert {finding.check for finding in good} >= {"config", "versions", "GPU", "model", "data", "dry run"}
     assert "1 turn(s) by a script, " in good[-1].text
-    broken = {**files, "selfplay.profile": "classic", "trainer.logger": ["swanlab"]}
+    broken = {**files, "data.max_prompt_length": 9, "trainer.logger": ["swanlab"]}
     failed = {finding.check: finding.text for finding in diagnose(run_of(broken).config, schema())}
-    assert "--profile classic" in failed["data"]
+    assert "data.max_prompt_length=9" in failed["data"]
     assert "the package swanlab is not installed" in failed["packages"]
     refused = {
         finding.check: finding.status for finding in diagnose(run_of({"trainer.use_v1": False}).config, schema())

@@ -81,7 +81,7 @@ def test_error_types_of_a_run_are_named_by_prompts_read_in_answers_and_known_of_
     assert "error_type: dosage or drug_interaction" in said["medserl"]
 
     medical = MedicalGameInteraction(MedicalConfig(error_types=types))
-    facts = {"category": "vanilla_harmful", "target_label": "harmful", "seed_note": NOTE}
+    facts = {"category": "vanilla_harmful", "error_note": NOTE}
     for answered, known in (("Drug interaction", "drug_interaction"), ("diagnosis", None)):
         game = medical.new_game(facts | {"error_type": answered})
         fields = f"verdict: harmful\nsentence: He rests.\nerror_type: {answered}\ncorrection: He runs."

@@ -145,6 +145,8 @@ def spec_of(case: Case, category: Category, index: int) -> GameSpec:
         category=category,
         target_label=category.default_target_label,
         seed_note=case.wrong if harmful else case.clean,
+        error_note=case.wrong if harmful else None,
+        clean_note=None if harmful else case.clean,
         error_sentence=case.wrong_sentence,
         index=index,
     )

@@ -186,7 +186,7 @@ def prepare_data(folder: Path, mix: str) -> None:
         return
     tools, notes = ROOT / "data_prep", folder / "toy_clinic.csv"
     sample = ["--cases", "1500", "--split", "seen", "--overlap", "1", "--seed", "7", "--output", notes]
-    rows = ["--input", notes, "--profile", PROFILE, "--mix", mix, "--output", folder]
+    rows = ["--input", notes, "--mix", mix, "--output", folder]
     for command in ([tools / "make_sample.py", *sample], [tools / "medec_to_parquet.py", *rows]):
         subprocess.run([sys.executable, *map(str, command)], check=True, stdout=subprocess.DEVNULL)
 

@@ -133,8 +133,8 @@ class Interaction(GameHooks[R], ABC, Generic[G, R]):
         turn = self.next_turn(self.new_game(facts))
         return [] if turn is None else [turn]
 
-    def plan(self, facts: Mapping[str, Any], prompt: Sequence[Message], encoder: Any) -> tuple[int, int]:
-        """Check one row of a data set, its ``extra_info`` and its column ``prompt``, with the run's ``ChatEncoder``.
+    def plan(self, facts: Mapping[str, Any], encoder: Any) -> tuple[int, int]:
+        """Check one row of a data set, its ``extra_info``, with the run's ``ChatEncoder``.
 
         Returns the tokens of the first prompt, and the most that the response can take as verl counts it; ValueError if
         the row cannot be played says why and what to do.
@@ -142,6 +142,15 @@ class Interaction(GameHooks[R], ABC, Generic[G, R]):
         turns = self.sample_turns(facts)
         prompts = [len(encoder.opening(turn).ids) for turn in turns]
         return prompts[0], sum(turn.max_tokens for turn in turns) + sum(prompts[1:])
+
+
+LIMITS = ("max_prompt_length", "max_response_length")
+"""Keys of verl's ``data`` that limit the two numbers of :meth:`Interaction.plan`."""
+
+
+def overlong(planned: tuple[int, int], data: Mapping[str, Any]) -> list[str]:
+    """The limits of verl's ``data`` that a planned row exceeds."""
+    return [limit for limit, tokens in zip(LIMITS, planned, strict=True) if tokens > data[limit]]
 
 
 class NoReplyError(Exception):

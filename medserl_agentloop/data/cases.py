@@ -68,6 +68,10 @@ class Case:
         """Every source row that belongs to the case."""
         return (self.case_id, self.twin_text_id) if self.twin_text_id else (self.case_id,)
 
+    def text_id(self, harmful: bool) -> str:
+        """Id of the source row that holds the error note, or the clean one."""
+        return self.twin_text_id if self.twin_text_id and self.clean_from_twin and not harmful else self.case_id
+
     @cached_property
     def subset(self) -> str:
         """``medec_uw`` if a note has MEDEC-UW's marks, else by the prefix of the id: ``medec_ms``, or the prefix."""

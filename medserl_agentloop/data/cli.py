@@ -22,8 +22,7 @@ from medserl_agentloop.data.cases import near_duplicates
 from medserl_agentloop.data.checkout import profile_files
 from medserl_agentloop.data.reader import ReadReport, read_files
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import VanillaAttacker
-from medserl_agentloop.paths import MANIFEST, all_or_none, errors_in_one_line, plain, resource, say
+from medserl_agentloop.paths import MANIFEST, all_or_none, errors_in_one_line, plain, say
 
 if TYPE_CHECKING:
     from medserl_agentloop.data.verify import Report
@@ -32,8 +31,6 @@ SHOWN = 3  # ids in a line of the summary
 
 app = typer.Typer(no_args_is_help=True, help="Make data files from MEDEC's notes, and check them.")
 
-Profile = Annotated[str, Option(help=conversion.PROFILE)]
-ErrorTypes = Annotated[str | None, Option(help=conversion.TYPES)]
 UwAgreement = Annotated[bool, Option("--i-have-the-uw-agreement", help=conversion.UW_AGREEMENT)]
 
 
@@ -91,7 +88,7 @@ def convert(options: conversion.ConvertOptions) -> None:
     unused = options.rows is None and len(made.train) + len(made.val) < available
     if unused and options.mix == conversion.DEFAULT_MIX and conversion.mix_of(read.cases):
         _say(f"--mix {conversion.AS_GIVEN} keeps all {available} rows, each in the category that the input names")
-    _say(f"mix {conversion.format_mix(mix)}, seed {options.seed}, profile {options.profile}")
+    _say(f"mix {conversion.format_mix(mix)}, seed {options.seed}")
     for name, written in (("train", made.train), ("val", made.val)):
         of = conversion.labels_of(written)
         labels = f"presented notes {of['harmful']} harmful, {of['safe']} safe"
@@ -102,25 +99,15 @@ def convert(options: conversion.ConvertOptions) -> None:
 @app.command()
 def verify(
     files: Annotated[list[Path], Argument(help="Parquet files that are used together.")],
-    tokenizer: Annotated[
-        str | None, Option(help="Folder of the model's tokenizer; default: the tiny player's, if it is installed.")
-    ] = None,
-    profile: Annotated[
-        str | None, Option(help="Prompt profile the files were written with; default: what their manifest says.")
-    ] = None,
-    vanilla_attacker: Annotated[
-        VanillaAttacker | None, Option(help="What they were written with; default: what their manifest says.")
-    ] = None,
 ) -> None:
     """Check that files can be trained on: opened by verl, every row complete, playable and free of leaks.
 
-    The exit code is 0 if every check holds, 1 if one fails, 2 if a file, the tokenizer or the profile cannot be read.
+    The exit code is 0 if every check holds, 1 if one fails, 2 if a file cannot be read.
     """
     from medserl_agentloop.data.verify import verify_files
 
     with errors_in_one_line("error"):
-        loaded = conversion.load_tokenizer(tokenizer or str(resource("assets/tiny_player")))
-        report = verify_files(files, loaded, profile, vanilla_attacker)
+        report = verify_files(files)
     _print_report(report)
     raise typer.Exit(0 if report.ok else 1)
 
@@ -136,8 +123,8 @@ def sft(
     ] = None,
     val_fraction: Annotated[float, Option(help="Share of cases for validation, 0 to 1.")] = 0.1,
     seed: Annotated[int, Option(help="Seed of the split and the order.")] = 42,
-    profile: Profile = "medserl",
-    error_types: ErrorTypes = None,
+    profile: Annotated[str, Option(help="Prompt profile of the messages: a name or a folder.")] = "medserl",
+    error_types: Annotated[str | None, Option(help="The run's selfplay.error_types, with commas between them.")] = None,
     splits_of: Annotated[
         Path | None, Option(help="Folder written by medserl data convert: every case keeps the split it has there.")
     ] = None,
@@ -196,8 +183,6 @@ def sft(
 def evaluation_rows(
     inputs: Annotated[list[Path], Option("--input", help="MEDEC's CSV. Repeatable.")],
     output: Annotated[Path, Option(help="Parquet file to write.")],
-    profile: Profile = "medserl",
-    error_types: ErrorTypes = None,
     name: Annotated[str, Option(help="What the metrics call the set; by default each note's collection.")] = "",
     first_index: Annotated[
         int, Option(min=0, max=2**62, help="Index of the first row; indices of files used together must differ.")
@@ -208,8 +193,7 @@ def evaluation_rows(
     with errors_in_one_line("error"):
         if output.suffix != ".parquet":
             raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
-        prompts = load_profile(profile, error_types)
-        rows, read = conversion.build_eval_rows(inputs, prompts=prompts, first_index=first_index, name=name)
+        rows, read = conversion.build_eval_rows(inputs, first_index=first_index, name=name)
         conversion.refuse_uw(read, i_have_the_uw_agreement)
         with all_or_none(output.parent) as place:
             conversion.write_parquet(rows, place / output.name)
@@ -236,7 +220,7 @@ def profile(
                 (place / name).write_text(text, encoding="utf-8", newline="\n")
     if not any("<answer>" in text for name, text in files.items() if name.startswith("attacker")):
         _say("note: the attacker is not told of <answer>, and nothing else is read: write it into the templates")
-    _say(f"{output}: a profile with the prompts of {source}; use it with --profile and selfplay.profile")
+    _say(f"{output}: a profile with the prompts of {source}; use it with selfplay.profile")
 
 
 @app.command()
@@ -298,9 +282,9 @@ def _print_report(report: Report) -> None:
         _say(problem)
     if hidden := (report.failures + report.warnings).total() - len(report.problems):
         _say(f"and {hidden} more of the same kinds")
-    numbers = ["rows", "harmful", "safe", "longest prompt"]
+    numbers = ["rows", "harmful", "safe"]
     files = [[name, *(counts[number] for number in numbers)] for name, counts in report.files.items()]
-    _show("Files", ["file", *numbers[:-1], "longest prompt, tokens"], files)
+    _show("Files", ["file", *numbers], files)
     results = []
     for check in Check:
         counts = {"failed": report.failures[check], "warnings": report.warnings[check]}

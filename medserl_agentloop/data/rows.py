@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from functools import partial
 from importlib.metadata import version
-from itertools import product
 from math import gcd, lcm
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import AGENT_NAME as AGENT_NAME
 from medserl_agentloop.data.cases import MEDEC_UW, Case, EditTag, MedecFormatError, near_duplicates
 from medserl_agentloop.data.reader import ReadReport, ReadResult, read_files
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, GameSpec, Label, Role, VanillaAttacker
+from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, GameSpec, Label
 from medserl_agentloop.paths import MANIFEST, all_or_none, sha256_of
 
 # Three of the four categories present a harmful note, so the safe one has three shares.
@@ -41,10 +38,8 @@ AS_GIVEN = "as-given"  # the mix of an input whose rows name their categories: e
 # Far above the indices of training files, so that evaluation rows can be used with them in one run.
 FIRST_INDEX = 1_000_000_000
 UW_AGREEMENT = "Accept MEDEC-UW rows; you have signed its data use agreement."
-PROFILE = "Prompt profile: a name, or the path of a folder."
-TYPES = "The run's selfplay.error_types, with commas between them, for its prompts; default: MEDEC's five."
 _NOT_FOR_TRAINING = "not for training: it shares a note with a case that was given for validation"
-_PACKAGES = ("medserl-agentloop", "pyarrow", "numpy", "jinja2")
+_PACKAGES = ("medserl-agentloop", "pyarrow")
 _ROW_GROUP = 2000
 
 
@@ -61,7 +56,8 @@ CASE_FACTS = (
 )
 _FACTS = {
     "index": "int64",
-    **_texts("split", "subset", "text_id", "vignette_id", "category", "target_label", "seed_note"),
+    **_texts("split", "subset", "text_id", "vignette_id", "category"),
+    "target_label": "string",  # only where it is not the category's own
     **_texts("error_note", "clean_note", "error_type", "error_sentence", "corrected_sentence"),
     "error_sentence_id": "int64",
     "sentences": pa.list_(pa.struct({"id": "int64", "text": "string"})),
@@ -72,7 +68,7 @@ SCHEMA: Any = pa.schema(
         **_texts("data_source", "agent_name"),
         "prompt": MESSAGES,
         "ability": "string",
-        "reward_model": pa.struct(_texts("style", "ground_truth")),
+        "reward_model": pa.struct(_texts("style")),  # verl's dumps of rollouts ask for the column
         "extra_info": pa.struct(_FACTS),
     }
 )
@@ -96,16 +92,10 @@ class RowPlan(BaseModel):
         0.1, ge=0, le=1, allow_inf_nan=False, description="Share of cases for validation, unless --val-input has them."
     )
     seed: int = Field(42, description="Seed of the split, the choice and the order.")
-    profile: str = Field("medserl", description=PROFILE)
-    error_types: str | None = Field(None, description=TYPES)
     adversarial_benign: Label = Field(
         Label.HARMFUL,
         description="What an adversarial_benign game asks for: a note with an error, or one that is reworded and safe, "
         "as in the OpenRLHF system.",
-    )
-    vanilla_attacker: VanillaAttacker = Field(
-        VanillaAttacker.SKIP,
-        description="Whether the attacker copies the note in vanilla games, as the run's selfplay key says.",
     )
 
     def __init__(self, **values: Any) -> None:
@@ -141,8 +131,6 @@ class ConvertOptions(RowPlan):
         None, description="Leave out cases that are nearly the same as one of this file. Repeatable."
     )
     repair_encoding: bool = Field(False, description="Put right UTF-8 that was read as another encoding.")
-    max_prompt_tokens: int | None = Field(None, ge=1, description="Leave out, and name, cases with longer prompts.")
-    tokenizer: str | None = Field(None, description="Name or folder of the tokenizer that counts.")
     dry_run: bool = Field(False, description="Show the summary and write nothing.")
     i_have_the_uw_agreement: bool = Field(False, description=UW_AGREEMENT)
     drop_medec_uw: bool = Field(False, description="Leave out MEDEC-UW rows, and count them.")
@@ -167,8 +155,8 @@ class SplitRows:
 
 def labels_of(rows: Sequence[Row]) -> dict[str, int]:
     """Rows by the label of the note that is presented."""
-    of = Counter(row["reward_model"]["ground_truth"] for row in rows)
-    return {label.value: of[label.value] for label in Label}
+    of = Counter(GameSpec.from_extra_info(row["extra_info"]).target_label for row in rows)
+    return {label.value: of[label] for label in Label}
 
 
 def parse_mix(text: str) -> dict[Category, int]:
@@ -221,8 +209,6 @@ def convert_files(options: ConvertOptions) -> tuple[ReadResult, SplitRows]:
         likest = {case_id: f"{other} (4-gram Jaccard {similarity:.2f})" for case_id, other, similarity in matches}
         exclusions["near-duplicate of a case to stay clear of"] += likest.items()
         cases = [case for case in cases if case.case_id not in likest]
-    if options.max_prompt_tokens is not None:
-        cases = _without_overlong(cases, options, options.max_prompt_tokens, exclusions)
     try:
         made = build_rows(cases, options, exclusions, val_ids)
     except ValueError as error:
@@ -250,41 +236,6 @@ def refuse_uw(read: ReadResult, agreed: bool) -> None:
         )
 
 
-def _without_overlong(cases: Sequence[Case], options: ConvertOptions, limit: int, exclusions: Exclusions) -> list[Case]:
-    """The cases whose first prompts have at most ``limit`` tokens, template included, in every category they serve."""
-    if options.tokenizer is None:
-        raise ValueError("--max-prompt-tokens needs --tokenizer: the name or folder of the model to train.")
-    prompts = load_profile(options.profile, options.error_types)
-    encoder = ChatEncoder(load_tokenizer(options.tokenizer))
-    overlong: dict[str, str] = {}
-    for case, category in product(cases, options.shares(cases)):
-        if note := seed_note(case, category):
-            task = GameSpec(category, options.label_of(category), note).task
-            turn = prompts.turn(category.first_role(options.vanilla_attacker), task, note)
-            length = len(encoder.opening(turn).ids)
-            if length > limit:
-                overlong[case.case_id] = f"{category.value}: {length} tokens, limit {limit}"
-    exclusions["overlong prompt"] += overlong.items()
-    return [case for case in cases if case.case_id not in overlong]
-
-
-def load_tokenizer(path: str) -> Any:
-    """A model's tokenizer; a ValueError if it cannot be loaded, or has no chat template."""
-    # Imported here: it takes seconds, and conversion needs it for --max-prompt-tokens alone.
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except Exception as error:  # the library's errors have no common base
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(
-            f"tokenizer {path}: cannot be loaded ({reason}); give --tokenizer the folder or name of the model to train."
-        ) from error
-    if not tokenizer.chat_template:
-        raise ValueError(f"tokenizer {path}: it has no chat template; give --tokenizer that of an instruct model.")
-    return tokenizer
-
-
 def write_parquet(rows: list[Row], path: Path, schema: Any = SCHEMA) -> None:
     """Write rows; no rows give a file with the columns alone."""
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, row_group_size=_ROW_GROUP)
@@ -292,13 +243,6 @@ def write_parquet(rows: list[Row], path: Path, schema: Any = SCHEMA) -> None:
 
 def _write(options: ConvertOptions, made: SplitRows, sources: Sequence[ReadReport]) -> None:
     """Write all three files into the output folder, or none; the same data set gives the same bytes."""
-    for row in (*made.train, *made.val):
-        # A profile that forgets the note would train on nothing.
-        if row["extra_info"]["seed_note"] not in row["prompt"][-1]["content"]:
-            raise ValueError(
-                f"the prompt of {row['extra_info']['text_id']} does not contain its note; "
-                "write {{ note }} in every template of the profile."
-            )
     with all_or_none(options.output) as place:
         outputs = {}
         for split, rows in (("train", made.train), ("val", made.val)):
@@ -329,7 +273,7 @@ def build_rows(
     More ``exclusions`` are added. ``val_ids`` are the cases that were given for validation: they are the validation
     split, whatever the plan's fraction. If the plan cannot be met, a ValueError says what to change.
     """
-    mix, profile = plan.shares(cases), load_profile(plan.profile, plan.error_types)
+    mix = plan.shares(cases)
     exclusions = defaultdict(list) if exclusions is None else exclusions
     splits = _split(_usable(cases, mix, exclusions), plan, val_ids, exclusions)
     val_share = plan.val_fraction if val_ids is None else len(splits["val"]) / max(1, sum(map(len, splits.values())))
@@ -350,8 +294,7 @@ def build_rows(
         reports[name] = {"cases": len(members), "unused_cases": len(unused), "eligible": eligible, "rows": counts}
         for case, category in chosen:
             index = len(made["train"]) + len(made["val"])
-            game = GameSpec(category, plan.label_of(category), seed_note(case, category) or "", index=index)
-            made[name].append(_parquet_row(case, game, category.first_role(plan.vanilla_attacker), name, profile))
+            made[name].append(_parquet_row(case, category, index, name, plan.label_of(category)))
     main = "val" if plan.val_fraction == 1 and val_ids is None else "train"
     if missing := [category.value for category in mix if not reports[main]["eligible"][category]]:
         raise ValueError(f"no case for {main} can serve {', '.join(missing)}: give more input, or change --mix.")
@@ -368,24 +311,23 @@ def seed_note(case: Case, category: Category) -> str | None:
     return None if case.edit_tag is EditTag.NO_OP else case.error_note
 
 
-def _parquet_row(case: Case, game: GameSpec, role: Role, split: str, profile: PromptProfile) -> Row:
-    """The row of a game on a case, with ``role``'s turn first."""
-    category, label, note = game.category, game.target_label.value, game.seed_note
-    from_twin = case.clean_from_twin and category.seed_label is Label.SAFE
+def _parquet_row(case: Case, category: Category, index: int, split: str, label: Label | None = None) -> Row:
+    """The row of a game on a case; ``label`` is that of the presented note, by default the category's own."""
+    harmful = category.seed_label is Label.HARMFUL
     return {
         "data_source": f"{case.subset}/{category.value}",
         "agent_name": AGENT_NAME,
-        "prompt": profile.messages(role, game.task, note),
+        # The note alone, for verl: the run renders the prompts of the profile that it has.
+        "prompt": [{"role": "user", "content": (case.error_note if harmful else case.clean_note) or ""}],
         "ability": "medical_error_detection",
-        "reward_model": {"style": "rule", "ground_truth": label},
+        "reward_model": {"style": "rule"},
         "extra_info": {
-            "index": game.index,
+            "index": index,
             "split": split,
-            "text_id": case.twin_text_id if from_twin else case.case_id,
+            "text_id": case.text_id(harmful),
             "vignette_id": case.case_id,
             "category": category.value,
-            "target_label": label,
-            "seed_note": note,
+            "target_label": None if label in (None, category.default_target_label) else label.value,
             "sentences": [{"id": number, "text": text} for number, text in case.sentences.items()],
             "edit_tag": case.edit_tag.value,
             **{name: getattr(case, name) for name in ("subset", "pair_source", *CASE_FACTS)},
@@ -482,24 +424,30 @@ def _choose(members: list[Case], counts: dict[Category, int], rng: random.Random
 
 
 def build_eval_rows(
-    paths: Sequence[Path], *, prompts: PromptProfile | None = None, first_index: int = FIRST_INDEX, name: str = ""
+    paths: Sequence[Path], *, first_index: int = FIRST_INDEX, name: str = ""
 ) -> tuple[list[Row], ReadResult]:
     """One assessor turn for every row of MEDEC's files and its sisters', in their order, and the account of the files.
 
-    ``name`` is what the metrics call the set: by default, each note's collection. Published figures are computed on
-    the text as it was published, so unlike in training rows nothing is stripped, repaired or left out here. A
+    ``name`` is what the metrics call the set: by default, each note's collection.
+    """
+    read = read_published(paths)
+    rows: list[Row] = []
+    for index, case in enumerate(read.cases, start=first_index):
+        category = Category.VANILLA_BENIGN if case.error_note is None else Category.VANILLA_HARMFUL
+        row = _parquet_row(case, category, index, EVAL_SPLIT)
+        row["data_source"] = f"{name or case.subset}_eval/{category.value}"
+        rows.append(row)
+    return rows, read
+
+
+def read_published(paths: Sequence[Path]) -> ReadResult:
+    """Every row of MEDEC's files and its sisters' as a case of its own.
+
+    Published figures are computed on the text as it was published, so nothing is stripped, repaired or left out. A
     MedecFormatError names file, row and column where a file is not right.
     """
     for path in paths:
         if path.suffix.lower() not in (".csv", ".json"):
             wanted = "MEDEC's or MedErrBench's .csv files, or MedRECT's .json"
             raise MedecFormatError(f"{path}: evaluation rows are made from {wanted}; give such a file.")
-    read = read_files(paths, as_published=True)
-    rows: list[Row] = []
-    for index, case in enumerate(read.cases, start=first_index):
-        category = Category.VANILLA_BENIGN if case.error_note is None else Category.VANILLA_HARMFUL
-        game = GameSpec(category, category.seed_label, case.error_note or case.clean_note or "", index=index)
-        row = _parquet_row(case, game, Role.ASSESSOR, EVAL_SPLIT, prompts or load_profile())
-        row["data_source"] = f"{name or case.subset}_eval/{category.value}"
-        rows.append(row)
-    return rows, read
+    return read_files(paths, as_published=True)

@@ -1,7 +1,7 @@
 """Is a parquet file fit to train on? Opened as verl opens it, every row checked. Called by ``medserl data verify``.
 
-The columns must be those of ``SCHEMA``, and the medical game itself plans every row, as it does when a run starts. What
-only a look at several rows shows is checked here.
+The columns must be those of ``SCHEMA``, and the facts of every row those of a game. Lengths depend on the run: it
+measures them when it starts.
 
 Does anything but its medical content tell a row's label? No classifier is trained. For each feature of a row (white
 space and length of its note, its place in the file; ids reach no prompt) every rule "harmful on this side of a cut,
@@ -28,14 +28,10 @@ from typing import Any
 import numpy as np
 from scipy.stats import hypergeom
 
-from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.data.cases import Case, contradictions, near_duplicates
 from medserl_agentloop.data.rows import AGENT_NAME, CASE_FACTS, SCHEMA, Row
-from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import ERROR_TYPES, GameSpec, Label, VanillaAttacker
+from medserl_agentloop.games.medical.types import GameSpec, Label
 from medserl_agentloop.paths import DIFFERS, MANIFEST, differs_from_manifest, in_manifest, read_parquet
 
 SHOWN_PER_CHECK = 3  # problems kept in words, for each check of each file; the rest is counted
@@ -54,7 +50,7 @@ _REMEDIES = {
     _PLACE: "shuffle the rows with a seed",
     "the note's length": "take the notes of both labels from the same cases",
 }
-_MAY_BE_ABSENT = ("error_note", "clean_note", "error_type", "error_sentence", "corrected_sentence")
+_MAY_BE_ABSENT = ("target_label", "error_note", "clean_note", "error_type", "error_sentence", "corrected_sentence")
 
 
 class Check(str, Enum):
@@ -62,8 +58,8 @@ class Check(str, Enum):
 
     MANIFEST = "files are those of their manifest"
     SCHEMA = "columns, and no missing values"
-    PLAYABLE = "every row can be played, with the prompt it has"
-    LABELS = "labels"
+    FACTS = "facts of every row"
+    SENTENCES = "sentences of the notes"
     INDEX = "unique indices"
     SPLITS = "no case in two splits"
     BALANCE = "balance of presented labels"
@@ -95,17 +91,13 @@ class Report:
             self.problems.append((check, f"{'warning' if warning else 'failed'}: {where}: {message}."))
 
 
-def verify_files(
-    paths: Sequence[Path], tokenizer: Any, profile: str | None = None, vanilla_attacker: VanillaAttacker | None = None
-) -> Report:
+def verify_files(paths: Sequence[Path]) -> Report:
     """Check every row of files that are used together, e.g. train, validation and evaluation rows.
 
-    ``tokenizer`` is that of the model to train; the last two are by default what a file's manifest says. A ValueError
-    says that a file is missing or is not parquet, or that the profile does not exist.
+    A ValueError says that a file is missing or is not parquet.
     """
     report = Report()
     first: dict[tuple[str, str], tuple[str, str]] = {}
-    encoder = ChatEncoder(tokenizer)
     same_name = len({path.name for path in paths}) < len(paths)
     for path, schema in [(path, _schema_of(path)) for path in paths]:
         name = str(path) if same_name else path.name
@@ -114,14 +106,8 @@ def verify_files(
             report.add(Check.SCHEMA, name, None, message)
         if differs_from_manifest(path):
             report.add(Check.MANIFEST, name, None, DIFFERS)
-        prompts = profile or in_manifest(path, "--profile") or "medserl"
-        types: Any = in_manifest(path, "--error-types") or ERROR_TYPES
-        load_profile(prompts)  # its error is about the option, not about a row
-        copying = vanilla_attacker or VanillaAttacker(in_manifest(path, "--vanilla-attacker") or "skip")
-        config = MedicalConfig(profile=prompts, error_types=types, vanilla_attacker=copying, judge="llm")
-        game = MedicalGameInteraction(config, encoder)
-        dataset = _open_as_verl(path, tokenizer)
-        counts = report.files[name] = Counter({"rows": len(dataset), "longest prompt": 0})
+        dataset = _open_as_verl(path)
+        report.files[name] = Counter({"rows": len(dataset)})
         specs: list[GameSpec] = []
         cases: dict[tuple[str, str | None], Case] = {}
         for number in () if wrong else range(len(dataset)):
@@ -131,26 +117,22 @@ def verify_files(
                 continue
             try:
                 dataset[number]
-                tokens, _ = game.plan(row["extra_info"], row["prompt"], encoder)
+                spec = GameSpec.from_extra_info(row["extra_info"])
             except Exception as error:  # verl raises anything on a damaged row
-                report.add(Check.PLAYABLE, name, number, str(error).rstrip("."))
+                report.add(Check.FACTS, name, number, str(error).rstrip("."))
                 continue
-            spec = GameSpec.from_extra_info(row["extra_info"])
             specs.append(spec)
             facts = {name: row["extra_info"][name] for name in CASE_FACTS}
             sentences = {sentence["id"]: sentence["text"] for sentence in row["extra_info"]["sentences"]}
             cases.setdefault((spec.vignette_id, spec.error_note), Case(spec.vignette_id, sentences=sentences, **facts))
-            counts["longest prompt"] = max(counts["longest prompt"], tokens)
-            for message in _wrong_labels(row, spec):
-                report.add(Check.LABELS, name, number, f"{message}; {REMAKE}")
             for check, message in _repeated(first, spec, row["extra_info"]["split"], f"{name}, row {number}"):
                 report.add(check, name, number, message)
         only_eval = not wrong and all("_eval/" in source for source in dataset.dataframe["data_source"])
         contradicting, refusal = contradictions(cases.values())  # sentences that are not in their notes
         if refusal:
-            report.add(Check.LABELS, name, None, f"{refusal}; {REMAKE}, its columns put right")
+            report.add(Check.SENTENCES, name, None, f"{refusal}; {REMAKE}, its columns put right")
         for case_id, why in () if refusal else contradicting.items():
-            report.add(Check.LABELS, name, None, f"case {case_id!a}: {why}", warning=True)
+            report.add(Check.SENTENCES, name, None, f"case {case_id!a}: {why}", warning=True)
         _check_labels(report, name, specs, only_eval)
     _check_near_duplicates(report, first)
     report.unchecked = _unchecked(report, paths, {split for split, _ in first.values()})
@@ -180,8 +162,8 @@ def _wrong_columns(schema: Any) -> Iterator[str]:
             yield f"column {name!r} is {is_type}, and it should be {should_be}; {REMAKE}"
 
 
-def _open_as_verl(path: Path, tokenizer: Any) -> Any:
-    """verl's own dataset of one file, nothing filtered."""
+def _open_as_verl(path: Path) -> Any:
+    """verl's own data set of one file, nothing filtered."""
     import datasets
     from omegaconf import OmegaConf
     from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -190,13 +172,13 @@ def _open_as_verl(path: Path, tokenizer: Any) -> Any:
     datasets.disable_progress_bars()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            return RLHFDataset(os.fspath(path), tokenizer, config)
+            return RLHFDataset(os.fspath(path), None, config)
     finally:
         datasets.enable_progress_bars()
 
 
 def _wrong_values(row: Row) -> str:
-    """What a row lacks, or that another agent loop plays it; empty if neither. The game itself checks its facts."""
+    """Return what a row lacks, or that another agent loop plays it; empty if neither."""
     facts = row["extra_info"] or {}
     missing = [name for name in SCHEMA.names if row[name] is None]
     missing += [f"extra_info.{name}" for name, value in facts.items() if value is None and name not in _MAY_BE_ABSENT]
@@ -205,18 +187,6 @@ def _wrong_values(row: Row) -> str:
     if row["agent_name"] != AGENT_NAME:
         return f"agent_name is {row['agent_name']!a}, not {AGENT_NAME!r}, the agent loop that plays these rows"
     return ""
-
-
-def _wrong_labels(row: Row, spec: GameSpec) -> Iterator[str]:
-    """Where a row's labels do not agree with the game that its facts describe."""
-    truth, target, category = row["reward_model"]["ground_truth"], spec.target_label, spec.category
-    if truth != target.value:
-        yield f"reward_model.ground_truth is {truth!a} although extra_info.target_label is {target.value!r}"
-    if not category.has_attack and target is not category.seed_label:
-        yield f"a {category.value} row presents its seed note as it is, so its label cannot be {target.value!r}"
-    key = "error_note" if category.seed_label is Label.HARMFUL else "clean_note"
-    if getattr(spec, key) not in (None, spec.seed_note):
-        yield f"seed_note is not the row's {key}, from which a {category.value} game starts"
 
 
 def _repeated(

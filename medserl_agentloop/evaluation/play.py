@@ -10,7 +10,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -186,8 +186,6 @@ def start_games(
     for row in rows.take(random.Random(seed).sample(range(len(rows)), len(rows))[:count]).to_pylist():
         try:
             games.append(interaction.new_game(row["extra_info"] or {}))
-            if row.get("prompt") and isinstance(interaction, MedicalGameInteraction):
-                interaction.check_prompt(row["extra_info"], row["prompt"])
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
     if isinstance(config, MedicalConfig):
@@ -271,7 +269,7 @@ async def play_match(
 ) -> list[MedicalRecord]:
     """A game per spec, as :func:`play_games` does it; ``attacks`` are those against another assessor."""
     interaction = MedicalGameInteraction(config)
-    games = [interaction.new_game(asdict(spec)) for spec in specs]
+    games = [interaction.start(spec) for spec in specs]
     players = {Role.ATTACKER.value: attacker, Role.ASSESSOR.value: assessor}
     known = {} if attacks is None else {Role.ATTACKER.value: attacks}
     if budgets is None:

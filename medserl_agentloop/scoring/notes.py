@@ -45,10 +45,11 @@ class ReferenceNote:
 
     @classmethod
     def from_extra_info(cls, facts: Mapping[str, Any]) -> ReferenceNote:
+        """The note of an evaluation row, which shows the error note where there is one."""
         return cls(
             text_id=facts["text_id"],
-            text=facts["seed_note"],
-            flag=facts["target_label"] == "harmful",
+            text=facts["clean_note"] if facts["error_note"] is None else facts["error_note"],
+            flag=facts["error_note"] is not None,
             error_type=facts["error_type"],
             sentence_id=int(facts["error_sentence_id"]),
             correction=facts["corrected_sentence"],

@@ -21,7 +21,6 @@ from game.builders import CLEAN_NOTE, ERROR_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, a
 from hypothesis import given
 from hypothesis import strategies as st
 from invoking import invoke
-from note_files import SAMPLE
 from serving import completion
 from typer.testing import Result
 
@@ -66,17 +65,6 @@ def test_a_batch_is_played_judged_scored_and_written(server: ChatServer, rows: P
         assert record.players == dict.fromkeys(roles, MODEL)
         assert record.assessment is not None and record.assessment.tokens == 12
     assert len(server.requests) == 12 + 6
-
-
-def test_data_of_another_profile_is_refused(server: ChatServer, tmp_path: Path) -> None:
-    convert = ("data", "convert", "--input", SAMPLE, "--output", tmp_path / "brief", "--profile", "brief")
-    assert invoke(*convert).exit_code == 0
-    data, output = tmp_path / "brief" / "val.parquet", tmp_path / "games.jsonl"
-    result = run(server, data, output, "--games", "2")
-    assert result.exit_code == 2 and not output.exists()
-    assert "its prompt is not the one that --profile medserl --vanilla-attacker skip gives it" in result.output
-    server.answer = good_player
-    assert run(server, data, output, "--games", "2", "--profile", "brief").exit_code == 0
 
 
 def test_a_server_without_answers_makes_games_void(server: ChatServer, rows: Path, tmp_path: Path) -> None:

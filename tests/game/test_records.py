@@ -144,18 +144,19 @@ def test_a_game_without_a_valid_attack_and_a_judged_assessment_has_no_verdict(
 
 # The facts of a parquet row, as the game reads them.
 
-ROW = {"category": "vanilla_benign", "target_label": "safe", "seed_note": "A note.", "index": 41, "text_id": "ms-7"}
+ROW = {"category": "vanilla_benign", "clean_note": "A note.", "index": 41, "text_id": "ms-7"}
 
 
 @pytest.mark.parametrize("error_type", ["", "Lab / Serum value"])
 def test_a_row_is_read_with_absent_facts_and_a_type_of_ones_own_as_nothing(error_type: str) -> None:
     facts = GameSpec.from_extra_info({**ROW, "error_note": None, "error_type": error_type, "error_sentence": ""})
-    assert facts == GameSpec(Category.VANILLA_BENIGN, Label.SAFE, "A note.", text_id="ms-7", index=41)
+    note = "A note."
+    assert facts == GameSpec(Category.VANILLA_BENIGN, Label.SAFE, note, clean_note=note, text_id="ms-7", index=41)
 
 
 def test_a_longer_note_than_any_is_refused_without_being_quoted() -> None:
     with pytest.raises(ValueError, match="at most 100000 characters") as caught:
-        GameSpec.from_extra_info({**ROW, "seed_note": "x" * 100_001})
+        GameSpec.from_extra_info({**ROW, "clean_note": "x" * 100_001})
     assert len(str(caught.value)) < 400
 
 
@@ -165,7 +166,7 @@ def test_a_full_row_is_read() -> None:
         "error_type": "causalOrganism", "error_sentence": "es", "corrected_sentence": "cs", "vignette_id": "v",
     }  # fmt: skip
     spec = GameSpec.from_extra_info(facts)
-    assert asdict(spec) == facts
+    assert asdict(spec) == facts | {"seed_note": "E"}
     assert (spec.category, spec.error_type) == (Category.ADVERSARIAL_HARMFUL, ErrorType.CAUSAL_ORGANISM)
 
 
@@ -175,10 +176,9 @@ def test_a_full_row_is_read() -> None:
         ("category", "adversarial", [c.value for c in Category]),
         ("category", None, [c.value for c in Category]),
         ("target_label", "benign", ["safe", "harmful"]),
-        ("seed_note", "", ["valid string"]),
-        ("seed_note", None, ["valid string"]),
-        ("seed_note", 5, ["valid string"]),
-        ("clean_note", ["C"], ["valid string"]),
+        ("target_label", "harmful", ["shows its note as it is"]),
+        *(("clean_note", value, ["valid string"]) for value in ("", None, 5)),
+        ("error_note", ["C"], ["valid string"]),
         ("error_sentence", 1.5, ["valid string"]),
         ("index", "x", ["valid integer"]),
     ],

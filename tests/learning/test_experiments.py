@@ -90,7 +90,7 @@ def test_the_leak_of_a_shared_context_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = random.Random(7)
-    rows = [extra_info("adversarial_benign", seed_note=sample_clean_note(rng).text) for _ in range(4)]
+    rows = [extra_info("adversarial_benign", clean_note=sample_clean_note(rng).text) for _ in range(4)]
     pq.write_table(pa.Table.from_pylist([{"extra_info": row} for row in rows]), tmp_path / "notes.parquet")
     monkeypatch.setattr(sys, "argv", ["context_leak", "--data", str(tmp_path / "notes.parquet")])
     context_leak.main()

@@ -17,9 +17,7 @@ from medserl_agentloop.data.cases import Case, MedecFormatError
 from medserl_agentloop.data.reader import COLUMNS, read_files
 from medserl_agentloop.data.rows import SCHEMA, RowPlan, build_rows
 from medserl_agentloop.data.verify import Check, Report, verify_files
-from medserl_agentloop.testing.tiny import tiny_tokenizer
 
-TOKENIZER = tiny_tokenizer()
 OPENING = "Patient number {n} came in with a cough and a temperature of 38.{n} degrees since Monday."
 CATEGORIES = ["vanilla_harmful", "adversarial_harmful", "adversarial_benign", *["vanilla_benign"] * 3]
 
@@ -103,8 +101,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def verify(*paths: Path, **options: Any) -> Report:
-    return verify_files(paths, TOKENIZER, **options)
+def verify(*paths: Path) -> Report:
+    return verify_files(paths)
 
 
 def assert_found(report: Report, check: Check, *parts: str) -> None:

@@ -9,17 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from medec.builders import TOKENIZER, pair, run
+from medec.builders import pair, run
 
 from medserl_agentloop.data.reader import COLUMNS
-
-
-@pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Folder of a tokenizer."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    TOKENIZER.save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture

@@ -29,11 +29,8 @@ from medec.builders import (
 from note_files import SAMPLE
 
 from medserl_agentloop.data.cases import EditTag
-from medserl_agentloop.data.verify import Check, verify_files
-from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import Category, GameSpec, VanillaAttacker
+from medserl_agentloop.data.verify import Check
 from medserl_agentloop.paths import PACKAGE
-from medserl_agentloop.testing.tiny import tiny_tokenizer
 
 FILES = ["manifest.json", "train.parquet", "val.parquet"]
 
@@ -43,39 +40,6 @@ def ids_in(path: Path) -> set[str]:
 
 
 # --- the files ---
-
-
-@pytest.mark.parametrize("profile", ["medserl", "classic", "baseline"])
-@pytest.mark.parametrize("vanilla_attacker", ["skip", "copy"])
-def test_first_prompts_are_those_of_profile_and_vanilla_attacker(convert, pairs, tmp_path, profile, vanilla_attacker):
-    options = ("--profile", profile, "--vanilla-attacker", vanilla_attacker)
-    assert convert("--input", pairs, *options).exit_code == 0
-    path = tmp_path / "out" / "train.parquet"
-    for row in pq.read_table(path).to_pylist():
-        spec = GameSpec.from_extra_info(row["extra_info"])
-        role = spec.category.first_role(VanillaAttacker(vanilla_attacker))
-        assert row["prompt"] == load_profile(profile).messages(role, spec.category, spec.seed_note)
-    tokenizer = tiny_tokenizer()
-    for given in VanillaAttacker:
-        report = verify_files([path], tokenizer, profile=profile, vanilla_attacker=given)
-        assert (Check.PLAYABLE in report.failures) == (given.value != vanilla_attacker)
-    assert verify_files([path], tokenizer).ok, "the manifest says what they were written with"
-
-
-def test_rows_may_ask_for_a_safe_variation_and_name_error_types_of_ones_own(convert, pairs, tmp_path):
-    given = ("--profile", "baseline", "--mix", "adversarial_benign=1,adversarial_harmful=1")
-    types = ("--error-types", "dosage, diagnosis")
-    asked = {}
-    for name, options in {"safe": ("--adversarial-benign", "safe"), "wrong": types}.items():
-        result = convert("--input", pairs, *given, *options, output=name)
-        assert result.exit_code == 0, result.output
-        rows = pq.read_table(tmp_path / name / "train.parquet").to_pylist()
-        asked[name] = [row for row in rows if row["extra_info"]["category"] == "adversarial_benign"]
-        assert verify_files([tmp_path / name / "train.parquet"], tiny_tokenizer()).ok
-        assert {row["reward_model"]["ground_truth"] for row in asked[name]} == {"safe" if name == "safe" else "harmful"}
-    assert all("No finding, number, drug" in row["prompt"][0]["content"] for row in asked["safe"])
-    assert all("concern the dosage or the diagnosis." in row["prompt"][0]["content"] for row in asked["wrong"])
-    assert_one_sentence(convert("--input", pairs, "--error-types", "a,A"), "each once")
 
 
 def test_manifest_and_summary_account_for_sources_outputs_and_every_exclusion(convert, write_csv, tmp_path):
@@ -144,17 +108,6 @@ def test_overlap_counts_the_notes_of_each_file_that_are_nearly_another_s(write_c
     ]
 
 
-def test_overlong_prompts_are_left_out_and_listed(convert, write_pairs, write_csv, tokenizer, tmp_path):
-    """Case 15: overlong rows; only notes that a case has are measured."""
-    pairs = write_pairs(pair(0, incorrect_note="word " * 4000), *(pair(n) for n in range(1, 20)))
-    limit = ("--max-prompt-tokens", 8000, "--tokenizer", tokenizer, "--mix", "vanilla_harmful=1", "--val-fraction", 0)
-    assert convert("--input", pairs, "--input", write_csv(error_row(0, Corrected_Text="NA")), *limit).exit_code == 0
-    assert pq.read_metadata(tmp_path / "out/train.parquet").num_rows == 20
-    (overlong,) = (e for e in manifest_of(tmp_path / "out")["exclusions"] if e["reason"] == "overlong prompt")
-    assert [row["id"] for row in overlong["rows"]] == ["ms-train-0"]
-    assert overlong["rows"][0]["detail"].startswith("vanilla_harmful: ")
-
-
 # --- what is refused ---
 
 
@@ -164,23 +117,11 @@ def test_overlong_prompts_are_left_out_and_listed(convert, write_pairs, write_cs
         (["--mix", "vanilla=1"], "'vanilla=1' is no category with its share"),
         (["--rows", "5000"], "can have at most about"),
         (["--val-fraction", "2"], "--val-fraction is 2.0: Input should be less than or equal to 1"),
-        (["--profile", "nonsense"], "no prompt profile 'nonsense'"),
-        (["--max-prompt-tokens", "10"], "needs --tokenizer"),
-        (["--max-prompt-tokens", "10", "--tokenizer", "./absent"], "tokenizer ./absent: cannot be loaded"),
     ],
 )
 def test_bad_options_end_with_one_sentence(convert, pairs, arguments, part):
     assert_one_sentence(convert("--input", pairs, *arguments), part)
     assert_one_sentence(convert("--input", pairs, output=pairs.name), "cannot be written (Not a directory)")
-
-
-def test_profile_that_does_not_show_the_note_is_an_error(convert, pairs, tmp_path):
-    for name in ("assessor/assess", *(f"attacker/{category.value}" for category in Category if category.has_attack)):
-        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "mine" / f"{name}.jinja").write_text("Play.")
-    part = "does not contain its note; write {{ note }} in every template"
-    assert_one_sentence(convert("--input", pairs, "--profile", tmp_path / "mine"), part)
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_example_of_own_notes_converts_and_holds_and_the_pair_of_the_page_is_read(convert, write_pairs, tmp_path):

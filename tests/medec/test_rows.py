@@ -9,9 +9,8 @@ import pytest
 from medec.builders import clean_row, error_row, pair
 
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, build_rows, parse_mix
-from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import Category, Role
+from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, build_rows, labels_of, parse_mix
+from medserl_agentloop.games.medical.types import Category, GameSpec
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ def test_the_mix_is_met_exactly_and_its_labels_balance(cases):
     shares = {"vanilla_harmful": 1, "adversarial_harmful": 1, "vanilla_benign": 3, "adversarial_benign": 1}
     for rows, times in ((games.train, 10), (games.val, 3)):  # 30 and 10 cases
         assert counts(rows) == {name: times * share for name, share in shares.items()}
-        labels = Counter(row["reward_model"]["ground_truth"] for row in rows)
+        labels = labels_of(rows)
         assert labels["harmful"] == labels["safe"]
     games = build_rows(cases, plan(rows=47))
     assert len(games.train) + len(games.val) == 47
@@ -60,7 +59,7 @@ def test_case_serves_a_category_once_and_one_split_only(cases):
     assert len({(i["vignette_id"], i["category"]) for i in infos}) == len(infos)
     again = [*cases[:20], *(replace(case, case_id=f"again-{i}") for i, case in enumerate(cases[:20]))]
     for each in (cases, again):
-        games, names = build_rows(each, plan()), ("error_note", "clean_note", "seed_note")
+        games, names = build_rows(each, plan()), ("error_note", "clean_note")
         notes = [{row["extra_info"][name] for row in rows for name in names} for rows in (games.train, games.val)]
         assert notes[0].isdisjoint(notes[1])
     chain = [replace(case, clean_note=cases[at + 1].error_note) for at, case in enumerate(cases[:8])]
@@ -76,19 +75,15 @@ def test_same_seed_gives_the_same_rows_whatever_the_input_order(cases):
 
 
 @pytest.mark.parametrize("category", list(Category))
-def test_row_starts_from_the_categorys_note_with_its_role_prompt(cases, category):
+def test_row_is_the_case_and_names_its_note_and_label_once(cases, category):
     row = build_rows(cases, plan(f"{category.value}=1")).train[0]
     info = row["extra_info"]
     note = info["error_note"] if category.value.endswith("harmful") else info["clean_note"]
-    role = Role.ATTACKER if category.has_attack else Role.ASSESSOR
-    assert info["seed_note"] == note
-    assert row["prompt"] == load_profile("medserl").messages(role, category, note)
-    assert row["reward_model"] == {"style": "rule", "ground_truth": category.default_target_label.value}
+    assert row["prompt"] == [{"role": "user", "content": note}] and GameSpec.from_extra_info(info).seed_note == note
+    assert (info["target_label"], info["error_type"]) == (None, "diagnosis")
     assert row["data_source"] == f"medec_ms/{category.value}"
-    assert (info["target_label"], info["error_type"]) == (category.default_target_label.value, "diagnosis")
-    told = row["prompt"][0]["content"].replace("error_type: diagnosis, management", "")
-    assert not any(word in told.lower() for word in (info["text_id"], "medec"))
-    assert category.has_attack or "diagnosis" not in told
+    safe = build_rows(cases, plan("adversarial_benign=1", adversarial_benign="safe")).train[0]["extra_info"]
+    assert safe["target_label"] == "safe" and GameSpec.from_extra_info(safe).task is Category.DECOY_BENIGN
 
 
 def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs):

@@ -30,7 +30,7 @@ from medserl_agentloop.paths import sha256_of
         ("prompt", [json.dumps(row["prompt"]) for row in good_rows()]),
         ("prompt", [[{"role": "user", "text": "Play."}]] * 60),
         ("reward_model", [0.5] * 60),
-        ("reward_model", [{"ground_truth": "harmful"}] * 60),
+        ("reward_model", [{"style": "rule", "ground_truth": "harmful"}] * 60),  # as earlier versions wrote it
         *(("extra_info", [value] * 60) for value in (1, "{}", ["a"], None)),
         ("index", range(60)),  # one column more
     ],
@@ -43,30 +43,16 @@ def test_a_column_of_another_type_is_named(tmp_path: Path, column: str, values: 
     assert_found(report, Check.SCHEMA, f"train.parquet: column {column!r} is ", ", and it should be ", "again with")
 
 
-NOTE = good_row(3)["extra_info"]["seed_note"]
-OTHER_PROMPT = "its prompt is not the one that --profile medserl --vanilla-attacker skip gives it"
-
-
-def message(role: str, content: str | None) -> list[dict[str, Any]]:
-    return [{"role": role, "content": content}]
-
-
 @pytest.mark.parametrize(
     ("key", "value", "check", "part"),
     [
         ("agent_name", "single_turn_agent", Check.SCHEMA, "agent_name is 'single_turn_agent', not 'medserl_selfplay'"),
         ("agent_name", None, Check.SCHEMA, "agent_name has no value"),
-        ("prompt", [], Check.PLAYABLE, OTHER_PROMPT),
-        ("prompt", good_row(4)["prompt"], Check.PLAYABLE, OTHER_PROMPT),
-        ("prompt", message("user", f"ms-train-3: {NOTE}"), Check.PLAYABLE, OTHER_PROMPT),
-        ("reward_model", {"style": "rule", "ground_truth": "harmful"}, Check.LABELS, "target_label is 'safe'"),
-        ("reward_model", {"style": "rule", "ground_truth": "0.5"}, Check.LABELS, "ground_truth is '0.5'"),
-        ("reward_model", {"style": "rule", "ground_truth": None}, Check.LABELS, "ground_truth is None"),
         ("reward_model", None, Check.SCHEMA, "reward_model has no value"),
-        ("extra_info.target_label", "maybe", Check.PLAYABLE, "is 'maybe': Input should be 'safe' or 'harmful'"),
+        ("extra_info.target_label", "maybe", Check.FACTS, "is 'maybe': Input should be 'safe' or 'harmful'"),
         ("extra_info.category", None, Check.SCHEMA, "extra_info.category has no value"),
-        ("extra_info.seed_note", None, Check.SCHEMA, "extra_info.seed_note has no value"),
-        ("extra_info.clean_note", "Another note.", Check.LABELS, "seed_note is not the row's clean_note"),
+        ("extra_info.target_label", "harmful", Check.FACTS, "a vanilla_benign game shows its note as it is"),
+        ("extra_info.clean_note", None, Check.FACTS, "extra_info['clean_note'] is None"),
         ("extra_info", None, Check.SCHEMA, "extra_info"),
     ],
 )
@@ -90,7 +76,7 @@ def test_exchanged_notes_or_sentences_are_told(tmp_path: Path, exchanged: range,
         facts = rows[number]["extra_info"]
         facts |= {"error_sentence": facts["corrected_sentence"], "corrected_sentence": facts["error_sentence"]}
     report = verify(write(tmp_path / "train.parquet", rows))
-    assert (report.failures[Check.LABELS], report.warnings[Check.LABELS]) == (failures, warnings)
+    assert (report.failures[Check.SENTENCES], report.warnings[Check.SENTENCES]) == (failures, warnings)
     assert "the error sentence is not in the error note" in report.problems[0][1]
 
 
@@ -98,7 +84,7 @@ def test_exchanged_notes_or_sentences_are_told(tmp_path: Path, exchanged: range,
 def test_a_small_file_with_a_huge_note_is_refused_before_it_is_read(tmp_path: Path, rows: int) -> None:
     """20 kB that took 22 GB: one note of 200 MB, which the file stores once for all its rows."""
     note = "word " * (40_000_000 // rows)
-    facts = pa.array([{"seed_note": note}]).take(pa.array([0] * rows))
+    facts = pa.array([{"error_note": note}]).take(pa.array([0] * rows))
     pq.write_table(pa.table({"extra_info": facts}), path := tmp_path / "train.parquet", compression="zstd")
     del facts, note
     assert path.stat().st_size < 50_000
@@ -106,14 +92,6 @@ def test_a_small_file_with_a_huge_note_is_refused_before_it_is_read(tmp_path: Pa
     with pytest.raises(ValueError, match=r"train\.parquet: .*a note has at most 100,000 characters"):
         verify(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
-
-
-def test_wrong_label_of_a_note_that_is_presented_as_it_is(tmp_path: Path) -> None:
-    rows = good_rows(12)
-    row = next(r for r in rows if r["extra_info"]["category"] == "vanilla_benign")
-    row["reward_model"]["ground_truth"] = row["extra_info"]["target_label"] = "harmful"
-    report = verify(write(tmp_path / "train.parquet", rows))
-    assert_found(report, Check.LABELS, "a vanilla_benign row presents its seed note as it is")
 
 
 # --- several rows and files ---
@@ -136,8 +114,7 @@ def test_similar_notes_on_two_sides_under_ids_of_their_own_are_a_warning(tmp_pat
     twin = next(row for row in good_rows(12) if row["extra_info"]["category"] == "vanilla_harmful")
     twin["extra_info"] |= {"index": 99, "split": "val", "vignette_id": "rows-2", "error_sentence": None}
     note = twin["extra_info"]["error_note"].replace("He was", "She was")
-    twin["extra_info"] |= {"seed_note": note, "error_note": note}
-    twin["prompt"][0]["content"] = twin["prompt"][0]["content"].replace("He was", "She was")
+    twin["extra_info"]["error_note"] = note
     report = verify(write(tmp_path / "train.parquet", train), write(tmp_path / "val.parquet", [*val, twin]))
     assert report.ok and report.warnings[Check.SPLITS] == 1
     ((_, warning),) = report.problems
@@ -156,11 +133,7 @@ def test_one_label_only_is_a_warning(tmp_path: Path) -> None:
 
 def with_trailing_blanks(rows: list[dict[str, Any]], blank: str) -> list[dict[str, Any]]:
     for row in rows:
-        facts = row["extra_info"]
-        facts["error_note"] += blank
-        if facts["category"].endswith("harmful"):
-            facts["seed_note"] += blank
-            row["prompt"][0]["content"] += blank
+        row["extra_info"]["error_note"] += blank
     return rows
 
 
@@ -176,7 +149,7 @@ def test_white_space_that_tells_the_label(tmp_path: Path, blank: str, feature: s
 
 
 def test_order_that_tells_the_label(tmp_path: Path) -> None:
-    rows = sorted(good_rows(), key=lambda row: row["extra_info"]["target_label"])
+    rows = sorted(good_rows(), key=lambda row: row["extra_info"]["category"] != "vanilla_benign")
     report = verify(write(tmp_path / "train.parquet", rows))
     assert_found(report, Check.LEAKS, "the row's place in the file tells the target_label", "shuffle")
 
@@ -228,34 +201,33 @@ def test_nothing_tells_the_label_in_converted_rows(files, games):
 # --- the command ---
 
 
-def test_what_was_checked_holds_and_what_was_not_says_so(tokenizer: str, tmp_path: Path) -> None:
+def test_what_was_checked_holds_and_what_was_not_says_so(tmp_path: Path) -> None:
     train = write(tmp_path / "train.parquet", good_rows())
-    result = run("verify_parquet", train)  # with the tiny player's tokenizer
+    result = run("verify_parquet", train)
     assert result.exit_code == 0, result.output
     assert result.stdout.count("not checked: ") == 2  # no manifest, one split
     assert result.stdout.count("holds") == len(Check) - 2
     val = write(tmp_path / "val.parquet", good_rows(12, 60, "val"))
     outputs = {path.name: {"sha256": sha256_of(path)} for path in (train, val)}
     (tmp_path / "manifest.json").write_text(json.dumps({"outputs": outputs}))
-    result = run("verify_parquet", train, val, "--tokenizer", tokenizer)
+    result = run("verify_parquet", train, val)
     assert result.exit_code == 0 and result.stdout.count("holds") == len(Check)
     report = verify(train, val)
-    assert min(counts.pop("longest prompt") for counts in report.files.values()) > 100
     assert report.files[val.name] == {"rows": 12, "harmful": 6, "safe": 6} and not report.problems
 
 
-def test_exit_code_is_1_and_the_first_rows_are_named_for_bad_files(tokenizer: str, tmp_path: Path) -> None:
+def test_exit_code_is_1_and_the_first_rows_are_named_for_bad_files(tmp_path: Path) -> None:
     rows = good_rows()
     for row in rows[9:19]:
         row["agent_name"] = "other"
-    result = run("verify_parquet", write(tmp_path / "train.parquet", rows), "--tokenizer", tokenizer)
+    result = run("verify_parquet", write(tmp_path / "train.parquet", rows))
     assert result.exit_code == 1
     assert "failed: train.parquet, row 9: agent_name is 'other'" in result.stdout
     assert result.stdout.count("failed: train.parquet, row") == 3
     assert "and 7 more of the same kinds" in result.stdout and "failed: 10" in result.stdout
 
 
-def test_exit_code_is_2_for_what_cannot_be_read(tokenizer: str, tmp_path: Path) -> None:
+def test_exit_code_is_2_for_what_cannot_be_read(tmp_path: Path) -> None:
     good = write(tmp_path / "good.parquet", good_rows(12))
     write(tmp_path / "empty.parquet", [])
     content = bytearray(good.read_bytes())
@@ -268,7 +240,5 @@ def test_exit_code_is_2_for_what_cannot_be_read(tokenizer: str, tmp_path: Path) 
         ([tmp_path / "empty.parquet"], "has no rows"),
         ([tmp_path / "damaged.parquet"], "damaged.parquet: cannot be read as parquet ("),
         ([tmp_path / "sft_train.parquet"], "sft_train.parquet: the file has conversations for a warm start"),
-        ([good, "--profile", "nonsense"], "no prompt profile 'nonsense'"),
     ):
-        assert_one_sentence(run("verify_parquet", *arguments, "--tokenizer", tokenizer), part)
-    assert_one_sentence(run("verify_parquet", good, "--tokenizer", tmp_path / "nowhere"), "nowhere: cannot be loaded")
+        assert_one_sentence(run("verify_parquet", *arguments), part)

@@ -205,7 +205,7 @@ def test_what_a_note_has_more_tokens_of_as_text_never_takes_the_assessor_s_room(
     before, _, after = f"<think>x</think>\n<note>{LONG_NOTE}</note>".partition("candida")
     start, end = (tokenizer.encode(text, add_special_tokens=False) for text in (f"{before}giardia", after))
     attack = [*start, *many, *end, tokenizer.eos_token_id]
-    _, record, engine = play([attack, assessment_text()], run=run, tokenizer=tokenizer, seed_note=LONG_NOTE)
+    _, record, engine = play([attack, assessment_text()], run=run, tokenizer=tokenizer, clean_note=LONG_NOTE)
     assert record.void is None and record.attack is not None and record.attack.invalid is invalid
     budgets = [call.sampling_params["max_tokens"] for call in engine.calls[1:]]
     assert budgets == ([] if invalid else [run.selfplay.budget.assessor])
@@ -440,7 +440,7 @@ def test_the_longest_game_fits_into_its_plan() -> None:
     row = extra_info("adversarial_benign")
     first = game.next_turn(game.new_game(row))
     assert first is not None
-    prompt, response = game.plan(row, first.prompt.filled(), ChatEncoder(TOKENIZER))
+    prompt, response = game.plan(row, ChatEncoder(TOKENIZER))
     run = run_with(
         selfplay__assessments=K,
         actor_rollout_ref__rollout__response_length=response,

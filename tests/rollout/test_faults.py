@@ -46,7 +46,7 @@ def batch() -> TensorDict:
     messages = [load_profile().messages(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, note) for note in NOTES]
     columns = {
         "raw_prompt": messages,
-        "extra_info": [extra_info("adversarial_benign", index=n, seed_note=note) for n, note in enumerate(NOTES)],
+        "extra_info": [extra_info("adversarial_benign", index=n, clean_note=note) for n, note in enumerate(NOTES)],
         "uid": list(map(str, range(GAMES))),
         "index": list(range(GAMES)),
         "data_source": ["tests"] * GAMES,
@@ -200,9 +200,9 @@ def test_a_reward_worker_that_dies_costs_its_games_which_are_counted_and_pays_no
 
 @pytest.mark.parametrize("category", ["adversarial_benign", "vanilla_benign"])
 def test_a_row_without_a_note_is_refused_before_a_game_and_in_it(tmp_path: Any, category: str) -> None:
-    facts = row(category)["extra_info"] | {"seed_note": " \n\t"}
-    with pytest.raises(ConfigError, match=r"rows\.parquet row 0: .*extra_info\['seed_note'\]"):
+    facts = row(category)["extra_info"] | {"clean_note": " \n\t"}
+    with pytest.raises(ConfigError, match=r"rows\.parquet row 0: .*extra_info\['clean_note'\]"):
         check(tmp_path, [row(category, extra_info=facts)])
     for note in ("", " \n\t", None):
-        with pytest.raises(ValueError, match=r"row 7 .*seed_note"):
-            play([], category, seed_note=note)
+        with pytest.raises(ValueError, match=r"row 7 .*clean_note"):
+            play([], category, clean_note=note)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support import NOTE, TOKENIZER, extra_info
+from verl.trainer.ppo.utils import create_rl_dataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from medserl_agentloop.core.config import ConfigError
@@ -29,15 +30,13 @@ SELFPLAY = MedicalConfig()
 
 
 def row(category: str, **changes: Any) -> dict[str, Any]:
-    facts = extra_info(category)
-    role = Role.ATTACKER if Category(category).has_attack else Role.ASSESSOR
     return {
         "data_source": f"toy/{category}",
         "agent_name": AGENT_NAME,
-        "prompt": load_profile("medserl").messages(role, Category(category), facts["seed_note"]),
+        "prompt": [{"role": "user", "content": NOTE}],
         "ability": "medical_error_detection",
-        "reward_model": {"style": "rule", "ground_truth": facts["target_label"]},
-        "extra_info": {**facts, "split": "train", "sentences": []},
+        "reward_model": {"style": "rule"},
+        "extra_info": {**extra_info(category), "split": "train", "sentences": []},
         **changes,
     }
 
@@ -60,33 +59,22 @@ def check(
     return check_dataset(dataset, "rows.parquet", game, ENCODER, config)
 
 
-def copied(category: str) -> dict[str, Any]:
-    """A vanilla row that begins with an attacker who copies the note."""
-    note = extra_info(category)["seed_note"]
-    return row(category, prompt=load_profile("medserl").messages(Role.ATTACKER, Category(category), note))
-
-
-ASKS_FOR_A_DECOY = load_profile("medserl").messages(Role.ATTACKER, Category.DECOY_BENIGN, NOTE)
-VARIATION = row("adversarial_benign", prompt=ASKS_FOR_A_DECOY)  # a decoy, whatever its category is called
+VARIATION = row("adversarial_benign")  # a decoy, whatever its category is called
 VARIATION["extra_info"]["target_label"] = "safe"
 EVALUATED = row("vanilla_benign")
 EVALUATED["extra_info"]["split"] = "eval"
 COPY = MedicalConfig(vanilla_attacker=VanillaAttacker.COPY)
-OTHER_PROMPT = "row 0: its prompt is not the one that --profile medserl"
 
 
 @pytest.mark.parametrize(
     ("made", "options", "message"),
     [
         (row("vanilla_benign", agent_name="other"), {}, "row 0: agent_name is 'other', expected 'medserl_selfplay'"),
-        (row("vanilla_benign", prompt=[{"role": "user", "content": "{{ note }}"}]), {}, OTHER_PROMPT),
         (row("decoy_benign"), {}, "decoy_benign games need a judge"),
         (VARIATION, {}, "decoy_benign games need a judge"),
-        (row("adversarial_benign"), {"prompt": 10}, r"longest row needs \d+ tokens, but data.max_prompt_length"),
-        (row("adversarial_benign"), {"response": 10}, r"longest row needs \d+ tokens, but data.max_response"),
-        (copied("vanilla_benign"), {}, f"{OTHER_PROMPT} --vanilla-attacker skip gives it"),
-        (row("vanilla_harmful"), {"selfplay": COPY}, r"--vanilla-attacker copy gives it. Write the file again"),
-        (copied("vanilla_harmful"), {"selfplay": COPY}, None),
+        (row("adversarial_benign"), {"prompt": 10}, r"row 0 needs up to \d+ tokens, but data.max_prompt_length"),
+        (row("adversarial_benign"), {"response": 10}, r"row 0 needs up to \d+ tokens, but data.max_response"),
+        (row("vanilla_harmful"), {"selfplay": COPY}, None),
         (EVALUATED, {"selfplay": COPY}, None),  # begins with the assessor whatever the run does
         (VARIATION, {"selfplay": MedicalConfig(judge="http")}, None),
     ],
@@ -99,6 +87,40 @@ def test_a_row_that_cannot_be_played_is_named_with_its_remedy(
         return
     with pytest.raises(ConfigError, match=message):
         check(tmp_path, [made], **options)
+
+
+def test_rows_of_an_earlier_version_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    old = extra_info("vanilla_benign") | {"seed_note": NOTE, "target_label": "safe"}
+    with pytest.raises(ValueError, match=r"earlier version, which stored prompts\. Write the file again"):
+        MedicalGameInteraction(SELFPLAY, ENCODER).plan(old, ENCODER)
+
+
+@pytest.mark.parametrize("profile", ["medserl", "brief", "baseline", "classic"])
+def test_every_profile_plays_the_same_rows(tmp_path: Path, profile: str) -> None:
+    rows = [row(category.value) for category in Category]
+    selfplay = MedicalConfig(profile=profile, judge="http", vanilla_attacker=VanillaAttacker.COPY)
+    assert "plays all of its 5 rows" in check(tmp_path, rows, selfplay=selfplay)
+
+
+def test_filter_overlong_prompts_leaves_out_rows_by_their_games(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The prompt of the assessor alone, in its run's profile, is longer than the column ``prompt``."""
+    rows = [row("vanilla_benign"), row("vanilla_benign"), row("adversarial_benign")]
+    rows[1]["extra_info"]["clean_note"] = f"{NOTE} {NOTE}"
+    write_parquet(rows, path := tmp_path / "rows.parquet")
+    run = compose_run("+recipes=own_notes", f"data.train_files={path}")
+    game = MedicalGameInteraction(MedicalConfig.from_run(run), ENCODER)
+    lengths = [game.plan(each["extra_info"], ENCODER) for each in rows]
+    run.data.max_prompt_length, run.data.max_response_length = lengths[0]
+    run.data.filter_overlong_prompts = True
+    dataset = create_rl_dataset(run.data.train_files, run.data, TOKENIZER, None)
+    assert [facts["category"] for facts in dataset.dataframe["extra_info"]] == ["vanilla_benign"]
+    assert "rows.parquet: data.filter_overlong_prompts leaves out 2 of 3 rows" in capsys.readouterr().out
+    run.data.filter_overlong_prompts = False
+    everything = create_rl_dataset(run.data.train_files, run.data, TOKENIZER, None)
+    with pytest.raises(ConfigError, match=r"row 1, 2 needs up to .*data\.filter_overlong_prompts=true"):
+        check_dataset(everything, "rows.parquet", game, ENCODER, run.data)
 
 
 def problems(config: Any) -> list[str]:

@@ -28,11 +28,12 @@ from transformers.utils import is_kernels_available
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.interaction import AGENT_NAME, Interaction
+from medserl_agentloop.core.interaction import AGENT_NAME, LIMITS, Interaction, overlong
 from medserl_agentloop.core.run_check import ACTOR, FSDP, MODEL, ROLLOUT, RunConfig
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, RunFiles
 from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet, regular_file, sha256_of
 
+OWN_DATASET = "pkg://medserl_agentloop.core.dataset"  # data.custom_cls.path in recipes/core.yaml
 ROWS_AT_START = 500  # of a data file, looked at before Ray starts: about a second
 SAME_RUN = ("selfplay.game", "selfplay.context", f"{MODEL}.path", f"{ACTOR}.optim.lr", "algorithm.adv_estimator")
 """Keys that decide what a run learns, besides its game's (``GameHooks.same_run``). Which role trains may change."""
@@ -200,7 +201,7 @@ def data(run: RunConfig) -> Iterator[str]:
                 rows += table.num_rows
                 if absent := {"prompt", "extra_info"} - set(table.column_names):
                     yield f"{key}={file} has no column {', '.join(sorted(absent))}. {CONVERT}."
-                elif game is not None and node.custom_cls.path is None:
+                elif game is not None and node.custom_cls.path in (None, OWN_DATASET):
                     dataset = SimpleNamespace(dataframe=Dataset(table))
                     check_dataset(dataset, f"{key}={file}", game, encoder, node, ROWS_AT_START)
         except ConfigError as error:
@@ -326,24 +327,29 @@ def check_dataset(
     agents = rows["agent_name"] if "agent_name" in rows.column_names else [None] * len(rows)
     kinds: list[str] = []
     longest = [0, 0]
-    everything = list(enumerate(zip(agents, rows["prompt"], rows["extra_info"], strict=True)))
+    too_long: dict[str, list[int]] = {}
+    everything = list(enumerate(zip(agents, rows["extra_info"], strict=True)))
     if most is not None:
-        everything = sorted(nlargest(most, everything, key=lambda row: len(str(row[1][2]))), key=itemgetter(0))
-    for number, (agent, prompt, facts) in everything:
+        everything = sorted(nlargest(most, everything, key=lambda row: len(str(row[1][1]))), key=itemgetter(0))
+    for number, (agent, facts) in everything:
         where = f"{name} row {number}"
         if agent != AGENT_NAME:
             raise ConfigError(f"{where}: agent_name is {agent!r}, expected {AGENT_NAME!r}. {CONVERT}.")
         try:
-            longest = list(map(max, longest, game.plan(facts, list(prompt), encoder)))
+            needed = game.plan(facts, encoder)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
+        longest = list(map(max, longest, needed))
+        for limit in overlong(needed, data):
+            too_long.setdefault(limit, []).append(number)
         kinds.append(game.new_game(facts).record.kind)
-    for key, needed in zip(("max_prompt_length", "max_response_length"), longest, strict=True):
-        if needed > data[key]:
-            raise ConfigError(
-                f"{name}: its longest row needs {needed} tokens, but data.{key}={data[key]}. Set data.{key} to at "
-                f"least {needed}, or plan shorter turns."
-            )
+    for limit, numbers in too_long.items() if not data.filter_overlong_prompts else ():
+        most_tokens = longest[LIMITS.index(limit)]
+        shown, more = ", ".join(map(str, numbers[:3])), f" and {len(numbers) - 3} more" * (len(numbers) > 3)
+        raise ConfigError(
+            f"{name}: row {shown}{more} needs up to {most_tokens} tokens, but data.{limit}={data[limit]}. Set it to at "
+            f"least {most_tokens}, plan shorter turns, or leave such rows out with data.filter_overlong_prompts=true."
+        )
     counted = ", ".join(f"{count} {kind}".strip() for kind, count in sorted(Counter(kinds).items()))
     return (
         f"{name}: plays all of its {len(rows)} rows ({counted}); longest prompt {longest[0]} of "

@@ -107,8 +107,7 @@ class MedicalConfig(SelfPlayConfig):
     profile: str = Field(default="medserl", description="Prompt profile: a folder of prompts/, or a path.")
     error_types: Annotated[tuple[str, ...], BeforeValidator(checked_types)] = Field(
         default=ERROR_TYPES,
-        description="Types of errors that prompts name, answers may give and recall is measured by. Data is written "
-        "for the same ones (--error-types).",
+        description="Types of errors that prompts name, answers may give and recall is measured by.",
     )
     train: Literal["both", "attacker", "assessor"] = Field(
         default="both", description="Whose tokens the loss sees. The other role still plays."

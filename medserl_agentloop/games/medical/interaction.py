@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from medserl_agentloop.core.alarms import Rule, common_rules
 from medserl_agentloop.core.chat import BASE, BaseModelChat
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.interaction import Interaction, Message, Prompt, Turn
+from medserl_agentloop.core.interaction import Interaction, Prompt, Turn
 from medserl_agentloop.core.records import Pieces, Section, as_text
 from medserl_agentloop.games.medical import metrics as measured
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -27,7 +28,7 @@ from medserl_agentloop.games.medical.records import (
 )
 from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import MedicalGame
-from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, GameSpec, Role
+from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 
 
 class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
@@ -62,8 +63,12 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         self._notes: measured.Notes = {}
 
     def new_game(self, facts: Mapping[str, Any]) -> MedicalGame:
+        return self.start(GameSpec.from_extra_info(facts, self.config.error_types), facts)
+
+    def start(self, spec: GameSpec, facts: Mapping[str, Any] = MappingProxyType({})) -> MedicalGame:
+        """Start a game; ``facts`` are those of its row, if it has one."""
         game = MedicalGame(
-            GameSpec.from_extra_info(facts, self.config.error_types),
+            spec,
             self.config.edits,
             self._profile.parser,
             vanilla_attacker=self.config.vanilla_attacker.on(facts),
@@ -133,27 +138,15 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         record.scheme = self.config.scheme_name
         reward_game(record, self._scheme)
 
-    def plan(self, facts: Mapping[str, Any], prompt: Sequence[Message], encoder: ChatEncoder) -> tuple[int, int]:
-        spec, here = GameSpec.from_extra_info(facts), self.config.vanilla_attacker.on(facts)
+    def plan(self, facts: Mapping[str, Any], encoder: ChatEncoder) -> tuple[int, int]:
+        spec = GameSpec.from_extra_info(facts)
         if spec.task is Category.DECOY_BENIGN and self.config.judge == "labels":
             raise ValueError(
                 "decoy_benign games need a judge that reads the note, because selfplay.judge=labels "
                 "cannot see a real error in a decoy. Take the category out of the data or set another judge."
             )
-        self.check_prompt(facts, prompt)
+        here = self.config.vanilla_attacker.on(facts)
         return plan_row(spec, self.config, encoder, here, self.config.assessments_on(facts))
-
-    def check_prompt(self, facts: Mapping[str, Any], prompt: Sequence[Message]) -> None:
-        """ValueError if a row was written for other prompts than those that are played."""
-        spec, here = GameSpec.from_extra_info(facts), self.config.vanilla_attacker.on(facts)
-        if list(prompt) != self._profile.messages(spec.category.first_role(here), spec.task, spec.seed_note):
-            options = f"--profile {self.config.profile} --vanilla-attacker {here.value}"
-            if self.config.error_types != ERROR_TYPES:
-                options += f" --error-types {','.join(self.config.error_types)}"
-            raise ValueError(
-                f"its prompt is not the one that {options} gives it. Write the file again with them, or set "
-                "selfplay.profile and selfplay.vanilla_attacker to those it was written with."
-            )
 
     def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
         """An attack on the row's note, and an assessment of the same note."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import Enum, StrEnum
 from typing import Annotated, Any
 
@@ -102,7 +102,7 @@ class Category(str, Enum):
 
     @property
     def default_target_label(self) -> Label:
-        """Label of the presented note if the attack succeeds. Rows store their own; data preparation uses this one."""
+        """Label of the presented note if the attack succeeds; a row may have another one."""
         return Label.HARMFUL if self is Category.ADVERSARIAL_BENIGN else self.seed_label
 
     def first_role(self, vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP) -> Role:
@@ -112,7 +112,7 @@ class Category(str, Enum):
 
 @dataclass(frozen=True)
 class GameSpec:
-    """The facts of one game, as a parquet row's ``extra_info`` holds them; those of the case's error where known."""
+    """The facts of one game: a case, what is asked for, and those of the case's error where known."""
 
     category: Category
     target_label: Label  # what the presented note is if the attack is valid
@@ -135,26 +135,44 @@ class GameSpec:
 
     @classmethod
     def from_extra_info(cls, extra_info: Mapping[str, Any], error_types: Sequence[str] = ERROR_TYPES) -> GameSpec:
-        """The facts of one parquet row, in a game with these error types; a ValueError names row and key."""
+        """The facts of one parquet row, in a game with these error types; a ValueError names row and key.
+
+        The row holds the case. The game starts from the note that its category names, and ``target_label`` is the
+        category's own unless the row has another.
+        """
         again = "Write the file again with medserl data convert."
         if not isinstance(extra_info, Mapping):
             raise ValueError(f"extra_info is of type {type(extra_info).__name__}, not the facts of a game. {again}")
+        row = f"row {extra_info.get('index', '?')} (text_id {extra_info.get('text_id', '?')})"
+        if "seed_note" in extra_info:
+            raise ValueError(f"{row} was written by an earlier version, which stored prompts. {again}")
         # An optional fact that a row does not have may be empty text there.
-        required = {key: extra_info.get(key) for key in ("category", "target_label", "seed_note")}
-        facts = {key: value if str(value).strip() else None for key, value in required.items()}
-        facts |= {key: extra_info[key] for key in _OPTIONAL_FACTS if extra_info.get(key) not in (None, "")}
+        facts = {key: value for key in _FACTS if (value := extra_info.get(key)) is not None and str(value).strip()}
+        facts.setdefault("category", None)
+        key_of = {"seed_note": "clean_note"}
+        if facts["category"] in {category.value for category in Category}:
+            category = Category(facts["category"])
+            if category.seed_label is Label.HARMFUL:
+                key_of["seed_note"] = "error_note"
+            facts["seed_note"] = facts.get(key_of["seed_note"])
+            facts.setdefault("target_label", category.default_target_label)
         # Other types are in the user's file and in scores; prompts and rewards know those of the game.
         facts["error_type"] = known_type(str(facts.get("error_type") or ""), error_types)
         try:
-            return _GAME_SPEC.validate_python(facts)
+            spec: GameSpec = _GAME_SPEC.validate_python(facts)
         except ValidationError as error:
             first = error.errors()[0]
-            key = str(first["loc"][0])
+            key = key_of.get(str(first["loc"][0]), str(first["loc"][0]))
             raise ValueError(
-                f"row {extra_info.get('index', '?')} (text_id {extra_info.get('text_id', '?')}): "
-                f"extra_info[{key!r}] is {extra_info.get(key)!r:.100}: {first['msg']}. {again}"
+                f"{row}: extra_info[{key!r}] is {extra_info.get(key)!r:.100}: {first['msg']}. {again}"
             ) from None
+        if not spec.category.has_attack and spec.target_label is not spec.category.seed_label:
+            raise ValueError(
+                f"{row}: extra_info['target_label'] is {spec.target_label.value!r}, and a {spec.category.value} game "
+                f"shows its note as it is. {again}"
+            )
+        return spec
 
 
 _GAME_SPEC = TypeAdapter(GameSpec)
-_OPTIONAL_FACTS = [field.name for field in fields(GameSpec) if field.default is not MISSING]
+_FACTS = [field.name for field in fields(GameSpec) if field.name != "seed_note"]
