@@ -134,6 +134,41 @@ def test_only_requests_lost_in_a_row_open_the_circuit_and_one_trial_at_a_time_fo
     assert not breaker.is_open
 
 
+# --- proxies ---
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "all_proxy"])
+def test_loopback_goes_past_every_proxy_which_would_read_the_key(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_KEY", KEY)
+    monkeypatch.setenv(variable, "socks5://127.0.0.1:9")  # not even built: httpx lacks a package for it
+    with serving(lambda number, body: number) as server:
+        for number, host in enumerate(("127.0.0.1", "localhost", "127.1")):
+            assert ask(server.url.replace("127.0.0.1", host), api_key_env="TEST_KEY") == number
+
+
+@pytest.mark.parametrize("answer", [Status(502), Status(403), b"<html>"])
+def test_a_failure_behind_a_proxy_names_it_without_its_password(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reply = failing(answer) if isinstance(answer, Exception) else lambda number, body: answer
+    with serving(reply) as proxy:
+        address = proxy.url.removeprefix("http://")
+        for place in (address, f"http://anna:{QUOTED}@{address}"):
+            monkeypatch.setenv("http_proxy", place)
+            with pytest.raises(NoAnswer) as error:
+                ask("http://judge.invalid:8001")
+            assert f"{address}; see no_proxy)" in str(error.value) and QUOTED not in str(error.value)
+        assert proxy.paths == ["http://judge.invalid:8001/path"] * 2
+
+
+@pytest.mark.parametrize("proxy", ["socks5://anna:hunter2@host", "ftp://anna:hunter2@host", "http://anna:hunter2/@h"])
+def test_a_proxy_that_cannot_be_used_is_not_repeated(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("all_proxy", proxy)
+    with pytest.raises(ValueError, match="https_proxy or all_proxy cannot be used") as error:
+        ServerOptions(url="https://judge.invalid").client()
+    assert "hunter2" not in str(error.value)
+
+
 # --- answers ---
 
 

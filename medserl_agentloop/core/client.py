@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import re
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -18,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
+from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
 import diskcache
@@ -48,11 +50,11 @@ class Unreachable(NoAnswer):
 
 
 class Refused(NoAnswer):
-    """The server does not want this request and answers with the HTTP ``status``."""
+    """The server refuses this request with an HTTP ``status`` and ``words``; ``way`` names a proxy between."""
 
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(f"HTTP {status}: {words}".removesuffix(": "))
-        self.status = status
+    def __init__(self, status: int, words: str, way: str) -> None:
+        super().__init__(f"HTTP {status}: {shown(words)}".removesuffix(": ") + way)
+        self.status, self.words = status, words
 
 
 class BadAnswer(NoAnswer):
@@ -180,6 +182,8 @@ class HttpClient:
         address, key = options.address(), options.api_key()
         self.url = str(address.copy_with(userinfo=b""))
         secrets = (key.rpartition(" ")[2], address.password)
+        http_client, proxy = _http_client(address)
+        self._way = f" (through the proxy {without_credentials(proxy)}; see no_proxy)" if proxy else ""
         self._secrets = [secret for secret in secrets if len(secret) >= _SHORTEST_SECRET]
         self._breaker = options.breaker()
         self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -189,10 +193,7 @@ class HttpClient:
             # A key with its scheme in front ("Basic ...") is sent as it is.
             default_headers={"Authorization": key if " " in key else f"Bearer {key}"} if key else {},
             timeout=options.timeout_s,
-            # A connection that is kept would belong to one event loop. Loading certificates takes 40 ms.
-            http_client=httpx.AsyncClient(
-                limits=httpx.Limits(max_keepalive_connections=0), verify=address.scheme == "https"
-            ),
+            http_client=http_client,
         )
 
     @property
@@ -215,11 +216,11 @@ class HttpClient:
             response = await self._response(send, path, tries)
         text = self._without_key(response.text)
         if not response.is_success:
-            raise Refused(response.status_code, shown(text))
+            raise Refused(response.status_code, text, self._way)
         try:
             return from_json(text)
         except ValueError:
-            raise BadAnswer(f"the answer is not JSON: {shown(text)!r}") from None
+            raise BadAnswer(f"the answer is not JSON: {shown(text)!r}{self._way}") from None
 
     async def _response(self, send: Callable[..., Awaitable[httpx.Response]], path: str, tries: int) -> httpx.Response:
         import openai
@@ -240,12 +241,25 @@ class HttpClient:
             reason = f"{type(cause).__name__}: {shown(self._without_key(str(cause)))}".removesuffix(": ")
         except TimeoutError:
             reason = f"Timeout: no answer within {longest:g} s{self.options.slow_server}"
-        raise Unreachable(f"{reason} ({tries} {'try' if tries == 1 else 'tries'})")
+        raise Unreachable(f"{reason} ({tries} {'try' if tries == 1 else 'tries'}){self._way}")
 
     def _without_key(self, words: str) -> str:
         for secret in self._secrets:
             words = words.replace(secret, "***")
         return words
+
+
+def _http_client(address: httpx.URL) -> tuple[httpx.AsyncClient, str]:
+    """A client for one address, and the environment's proxy on the way; none leads to this machine: it sees the key."""
+    past = re.fullmatch(r"localhost|127[.\d]+|::1", address.host) or proxy_bypass(address.host)
+    proxy = "" if past else getproxies().get(address.scheme) or getproxies().get("all") or ""
+    proxy = proxy if "://" in proxy or not proxy else f"http://{proxy}"
+    # A connection that is kept would belong to one event loop. Loading certificates takes 40 ms.
+    limits, verify = httpx.Limits(max_keepalive_connections=0), address.scheme == "https" and httpx.create_ssl_context()
+    try:
+        return httpx.AsyncClient(limits=limits, verify=verify, proxy=proxy or None, trust_env=False), proxy
+    except (ImportError, ValueError, httpx.InvalidURL):  # without its words, which may repeat a password
+        raise ValueError(f"{address.scheme}_proxy or all_proxy cannot be used (SOCKS needs socksio)") from None
 
 
 def blocking(request: Coroutine[Any, Any, T]) -> T:
