@@ -35,7 +35,14 @@ def as_new(server: T) -> T:
     return server
 
 
-def completion(content: str | None, *, finish: str | None = "stop", **message: Any) -> dict[str, Any]:
+def refusal(field: str, other: str | None = None) -> dict[str, Any]:
+    """The words of OpenAI, with status 400, about a field that a model does not take, or not with this value."""
+    words = f"Unsupported parameter: '{field}' is not supported with this model."
+    words += f" Use '{other}' instead." if other else ""
+    return {"error": {"message": words, "type": "invalid_request_error", "param": field, "code": "unsupported_value"}}
+
+
+def completion(content: str | list[Any] | None, *, finish: str | None = "stop", **message: Any) -> dict[str, Any]:
     """A chat completion as SGLang and vLLM write it."""
     said = {"role": "assistant", "content": content, **message}
     return {"choices": [{"index": 0, "message": said, "finish_reason": finish}], "usage": {"completion_tokens": 12}}

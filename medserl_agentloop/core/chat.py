@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,10 +16,18 @@ from medserl_agentloop.core.control_text import CONTROL_TOKEN, END_THINK, JOINER
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Message, NoReplyError, Reply, Turn, as_untrusted
 
+logger = logging.getLogger(__name__)
+
 PATH = "/chat/completions"  # of the requests, under the base of the API
 TEMPLATE_KWARGS = "chat_template_kwargs"  # the arguments of the chat template, in a request's ``extra_body``
 BASE = "base"  # in the place of a server's ``url``: the base model of the run
 ABORTED = ("abort", "aborted")  # stop reasons of a turn that the engine gave up: SGLang's, and verl's own word
+_ENDED, _CUT = ("stop", None, "eos_token", "eos", "stop_sequence"), ("length", "model_length")  # finish reasons
+_UNKNOWN_FIELD = re.compile("un(supported|known|recognized)|not (support|permit|allow)", re.I)  # by a refusal
+_ALL_REASONING = (
+    ": the server put all of it into its reasoning. Start it without a reasoning parser, or switch thinking off "
+    f"(extra_body {TEMPLATE_KWARGS}.enable_thinking=false)"
+)
 
 
 class ChatClient:
@@ -50,33 +59,44 @@ class ChatClient:
             body["messages"].append({"role": "assistant", "content": prefix})
             body |= {"add_generation_prompt": False, "continue_final_message": True}  # by SGLang's and vLLM's names
         body |= {**fields, **self.http.options.extra_body}
-        return self._read(await self.http.post(PATH, {k: v for k, v in body.items() if v is not None}), prefix)
+        body = {name: value for name, value in body.items() if value is not None}
+        try:
+            return self._read(await self.http.post(PATH, body), prefix)
+        except Refused as refusal:  # OpenAI's newer models take no max_tokens and one temperature
+            named = sorted({*re.findall(r"\w+", refusal.words)} & (body.keys() - {"model", "messages"}))
+            if named and _UNKNOWN_FIELD.search(refusal.words):
+                instead = re.findall(r"[Uu]se '(\w+)' instead", refusal.words)
+                changes = [f"{name}=null" for name in named] + [f"{new}={body[named[0]]}" for new in instead]
+                option = f"+{node}.extra_body." if (node := self.http.options.node) else "--extra-body "
+                refusal.args = (f"{refusal}; add {' '.join(option + change for change in changes)}",)
+            raise
 
     def _read(self, answer: Any, prefix: str) -> Reply:
         """The turn in a chat completion. A server that parses reasoning sends it apart; it is part of the turn."""
         try:
             choice = answer["choices"][0]
             message = choice["message"]
-            content = message.get("content") or ""
-            reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+            said = message.get("content") or ""
+            chunks: list[Any] = said if isinstance(said, list) else [{"type": "text", "text": said}]
+            content = "".join(chunk["text"] for chunk in chunks if chunk["type"] == "text")
+            thoughts = [part["text"] for chunk in chunks if chunk["type"] == "thinking" for part in chunk["thinking"]]
+            reasoning = "".join([message.get("reasoning_content") or message.get("reasoning") or "", *thoughts])
             tokens = int((answer.get("usage") or {}).get("completion_tokens") or 0)
             weights = (answer.get("metadata") or {}).get("weight_version")
             finish = choice.get("finish_reason")
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
             raise BadAnswer(f"the answer is no chat completion: {shown(str(answer))}") from None
-        if not isinstance(content, str) or not isinstance(reasoning, str):
-            raise BadAnswer("the answer's content is not text")
-        if finish not in ("stop", "length", None):  # a content filter's "content_filter", an engine's "abort"
+        if finish not in (*_ENDED, *_CUT):  # a content filter's "content_filter", an engine's "abort"
             raise BadAnswer(f"generation ended with {shown(repr(finish))}")
+        if not content and not (reasoning and finish in _CUT):
+            raise BadAnswer("the answer is empty" + (_ALL_REASONING if reasoning else ""))
         if reasoning:
             opening = "" if prefix.rstrip().endswith(THINK) else THINK
             # Cut off while it reasoned: nothing closed the reasoning.
-            closing = f"{END_THINK}\n" if content or finish != "length" else ""
+            closing = f"{END_THINK}\n" if content else ""
             content = f"{opening}{reasoning}{closing}{content}"
-        if not content:
-            raise BadAnswer("the answer is empty")
         model, weights = str(answer.get("model") or ""), None if weights is None else str(weights)
-        return Reply(content.replace(JOINER, ""), tokens, finish == "length", prefix, model, weights)
+        return Reply(content.replace(JOINER, ""), tokens, finish in _CUT, prefix, model, weights)
 
 
 class ServedModel(ChatClient):
@@ -85,23 +105,25 @@ class ServedModel(ChatClient):
     def __init__(self, http: HttpClient, *, special_tokens: Iterable[str] = (), **fields: Any) -> None:
         super().__init__(http, special_tokens)
         self.name, self.url = str(http.options.model), http.url  # without credentials
-        self._fields = fields
+        self._names, self._fields = {"", self.name}, fields
 
-    async def check(self) -> None:
-        """Ask the server for its models; a ValueError shows a wrong address or name before the first game."""
-        url, served = f"{self.url}/models", []
+    async def check(self) -> dict[str, str]:
+        """Ask for what the server says of its weights; a ValueError shows a wrong address or key."""
+        url, served, model = f"{self.url}/models", dict[str, Any](), str(self.http.options.model)
         with suppress(BadAnswer, KeyError, TypeError):  # not every server lists its models
             try:
-                served = [str(model["id"]) for model in (await self.http.get("/models"))["data"]]
+                served = {str(each["id"]): each for each in (await self.http.get("/models"))["data"]}
             except Refused as refusal:
                 if refusal.status in (401, 403):
-                    remedy = "name the environment variable of the API key with --api-key-env"
-                    raise ValueError(f"{url} answers {refusal.status}; {remedy}") from None
+                    raise ValueError(f"{url}: HTTP {refusal.status}; name a variable with --api-key-env") from None
             except Unreachable as error:
-                remedy = "give the base of an OpenAI-compatible API"
-                raise ValueError(f"no server answers at {url} ({error}); {remedy}") from None
-        if served and (model := self.http.options.model) not in served:
-            raise ValueError(f"{url} does not list the model {model!r}; --model is one of {', '.join(served)}")
+                raise ValueError(f"no server answers at {url} ({error}); name the base of such an API") from None
+        if served and model not in served:  # it may know other names, too
+            logger.warning("%s does not list %s; it is asked for. Listed: %s", url, model, shown(", ".join(served)))
+        says = dict(served.get(model, {}))
+        with suppress(NoAnswer, TypeError, ValueError):  # SGLang's
+            says |= await self.http.get(f"{str(self.http.options.url).removesuffix('/v1')}/model_info")
+        return {name: shown(str(says[name])) for name in ("root", "model_path", "weight_version") if says.get(name)}
 
     async def reply(self, turn: Turn, messages: Sequence[Message], **fields: Any) -> Reply:
         """Take a turn, or raise :class:`NoReplyError`; ``fields`` of this request win over the others."""
@@ -125,7 +147,11 @@ class ServedModel(ChatClient):
         role = turn.role if turn.conversation is None else f"{turn.role}/{turn.conversation}"
         key = f"{seed}/{role}/{text}" + (f"/{number}" if number else "")
         own_seed = zlib.crc32(key.encode(errors="replace")) >> 1
-        return await self.reply(turn, messages, max_tokens=budget, temperature=temperature, seed=own_seed)
+        reply = await self.reply(turn, messages, max_tokens=budget, temperature=temperature, seed=own_seed)
+        if reply.model not in self._names:
+            self._names.add(reply.model)
+            logger.warning("%s answers as %s, asked for %s", self.url, shown(reply.model), self.http.options.model)
+        return reply
 
     def count(self, text: str) -> int:
         """About as many tokens as ``text`` takes: two for a word."""

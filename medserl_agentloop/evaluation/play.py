@@ -44,6 +44,7 @@ MODEL_HELP = (
     "A folder (Hugging Face, LoRA adapter, a run of verl's or one of its checkpoints), played on the CPU; "
     "or the address of an OpenAI-compatible server, e.g. http://localhost:30000."
 )
+EXTRA_BODY = typer.Option("--extra-body", help="KEY=VALUE in all requests to a server; max_tokens=null takes one out.")
 
 
 def play(
@@ -62,6 +63,7 @@ def play(
     seed: Annotated[int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")] = 0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
+    extra_body: Annotated[list[str] | None, EXTRA_BODY] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")] = None,
 ) -> None:
     """Let a model play games, judge and score them, and write their records.
@@ -75,7 +77,7 @@ def play(
         named = {"game": game, "profile": profile, "judge": judge, "reward": reward}
         interaction, started = start_games(run, SelfPlayConfig, named, settings, data, games, seed)
         asking = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
-        player = model_at(model, served, template_of(run), **asking)
+        player = model_at(model, served, template_of(run), extra_body=extra_body, **asking)
         # The game does not know how long its texts are for this model, so the option says the turns' budget.
         budgets, players = dict.fromkeys(interaction.roles, max_tokens), dict.fromkeys(interaction.roles, player)
         drawn: Any = {"temperature": temperature, "seed": seed, "concurrency": concurrency}
@@ -144,15 +146,19 @@ def new_file(output: Path | None, command: str, model: str, served: str | None) 
 
 def model_at(place: str, served: str | None, template_kwargs: Mapping[str, Any], **options: Any) -> Model:
     """The model in a folder, or the one that the server at ``place`` (with ``/v1`` or not) calls ``served``."""
+    fields = options.pop("extra_body", None) or []  # KEY=VALUE each
     if place.startswith(("http://", "https://")):
         if served is None:
             raise ValueError("a server needs --model, the name of the model it serves")
         base = place.strip().rstrip("/")
         base = base if "/" in base.partition("://")[2] else f"{base}/v1"
-        extra = {TEMPLATE_KWARGS: dict(template_kwargs)} if template_kwargs else {}
+        if wrong := [field for field in fields if "=" not in field]:
+            raise ValueError(f"--extra-body {wrong[0]}: expected KEY=VALUE")
+        template = {TEMPLATE_KWARGS: dict(template_kwargs)} if template_kwargs else {}
+        extra: Any = OmegaConf.to_container(OmegaConf.merge(template, OmegaConf.from_dotlist(fields)))
         return ServedModel(ServerOptions(url=base, model=served, extra_body=extra, **options).client(PATH))
-    if served is not None:
-        raise ValueError("--model names the model of a server, whose address begins with http:// or https://")
+    if served is not None or fields:
+        raise ValueError("--model and --extra-body are for a server, whose address begins with http:// or https://")
     from medserl_agentloop.evaluation.local_models import load_player  # loads verl
 
     return load_player(place, template_kwargs)
@@ -252,7 +258,7 @@ async def play_games(
         done(number, game.record)
         return game.record
 
-    for model in players.values():
+    for model in {id(model): model for model in players.values()}.values():
         await model.check()
     return await asyncio.gather(*(one(number, game) for number, game in enumerate(games)))
 
@@ -317,6 +323,7 @@ def probe(
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
     seed: Annotated[int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")] = 0,
     output: Annotated[Path | None, typer.Option(help="New file for the games; else probe/ beside the run.")] = None,
+    extra_body: Annotated[list[str] | None, EXTRA_BODY] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")] = None,
 ) -> None:
     """Play every note several times without training, and say which settings follow."""
@@ -326,7 +333,7 @@ def probe(
         named = {"profile": profile, "judge": judge}
         interaction, games = start_games(run, MedicalConfig, named, settings, data, notes, seed)
         asking = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
-        player = model_at(model, served, template_of(run), **asking)
+        player = model_at(model, served, template_of(run), extra_body=extra_body, **asking)
         rows = [game.record.spec for game in games] * samples
         drawn: Any = {"temperature": temperature, "seed": seed, "concurrency": concurrency}
         with written(output, len(rows), notes, console) as done:

@@ -29,6 +29,7 @@ from medserl_agentloop.core.client import without_credentials
 from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile, lock_folder
+from medserl_agentloop.evaluation import play
 from medserl_agentloop.evaluation.play import Model, model_at, play_match, run_config, run_of, start_games, template_of
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, read_games
@@ -105,6 +106,7 @@ def tournament(
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a server.")] = 16,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the servers' API key.")] = None,
+    extra_body: Annotated[list[str] | None, play.EXTRA_BODY] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")] = None,
 ) -> None:
     """Let attackers and assessors play each other on the same notes: who finds whose errors, and what was forgotten.
@@ -143,6 +145,7 @@ def tournament(
             "temperature": temperature,
             "seed": seed,
             "template": template_of(run),
+            "extra_body": extra_body or None,
             "selfplay": interaction.config.model_dump(mode="json"),
         }
         attacked = {number: spec for number, spec in enumerate(rows) if spec.category.has_attack}
@@ -180,7 +183,8 @@ async def _play(
 
     @lru_cache(maxsize=2)  # large models do not all fit into memory
     def model_of(entry: _Entry) -> Model:
-        model = model_at(entry.place, entry.served, asked["template"], **asking)
+        fields = asked["extra_body"] if entry.served else None
+        model = model_at(entry.place, entry.served, asked["template"], extra_body=fields, **asking)
         model.name = entry.name
         return model
 

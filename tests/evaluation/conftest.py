@@ -28,6 +28,7 @@ class ChatServer:
     def __init__(self) -> None:
         self.answer: Callable[..., Answer] = lambda role, prompt: "?"
         self.models: Answer = {"data": [{"id": MODEL}]}
+        self.info: Answer = 404  # SGLang's word on its weights
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.url = ""
@@ -42,6 +43,10 @@ class ChatServer:
         @app.get("/v1/models")
         def models() -> Response:
             return response(self.models)
+
+        @app.get("/model_info")
+        def info() -> Response:
+            return response(self.info)
 
         @app.post("/v1/chat/completions")
         def chat(body: dict[str, Any], request: Request) -> Response:
@@ -78,13 +83,13 @@ def server(_server: ChatServer) -> ChatServer:
     return as_new(_server)
 
 
-def run_at(folder: Path, steps: int = 1, **config: Any) -> Path:
-    """A run's folder: its config, and a checkpoint of the tiny player after each step."""
+def run_at(folder: Path, steps: int = 1, player: str = "tiny_player", **config: Any) -> Path:
+    """A run's folder: its config, and a checkpoint of a player after each step."""
     folder.mkdir(parents=True)
     (folder / CONFIG_FILE).write_text(json.dumps(config))
     for step in range(1, steps + 1):
         (folder / f"global_step_{step}").mkdir()
-        (folder / f"global_step_{step}" / "actor").symlink_to(resource("assets/tiny_player"))
+        (folder / f"global_step_{step}" / "actor").symlink_to(resource(f"assets/{player}"))
     (folder / LATEST).write_text(str(steps))
     return folder
 

@@ -17,16 +17,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from evaluation.conftest import MODEL, ChatServer, run_at
+from fastapi.responses import JSONResponse
 from game.builders import CLEAN_NOTE, ERROR_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text, finished
 from hypothesis import given
 from hypothesis import strategies as st
 from invoking import invoke
-from serving import completion
+from serving import completion, refusal
 from typer.testing import Result
 
 from medserl_agentloop.core.chat import ChatClient, ServedModel
 from medserl_agentloop.core.client import NoAnswer, ServerOptions, blocking
-from medserl_agentloop.core.interaction import Prompt, Reply, place
+from medserl_agentloop.core.interaction import NoReplyError, Prompt, Reply, place
 from medserl_agentloop.evaluation.play import model_at, note_shares, settings_that_follow
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
 from medserl_agentloop.games.kuhn_poker import rows as kuhn_rows
@@ -102,7 +103,7 @@ def test_scheme_edit_limits_and_key_come_from_the_options(
         (["--games", "13"], "holds 12 rows; --games can be at most that"),
         (["--data", "/nonesuch.parquet"], "/nonesuch.parquet: cannot be read"),
         (["--data", __file__], "cannot be read as parquet"),
-        (["--model", "other"], "does not list the model 'other'"),
+        (["--extra-body", "max_tokens"], "--extra-body max_tokens: expected KEY=VALUE"),
         (["--reward", "medsrl"], "selfplay.reward: no reward scheme 'medsrl' .did you mean 'medserl'"),
         (["--judge", "nonesuch"], "no judge 'nonesuch'"),
         (["--profile", "nonesuch"], "no prompt profile 'nonesuch'"),
@@ -308,7 +309,11 @@ def test_control_tokens_of_a_note_reach_a_server_broken_and_all_other_words_as_t
 # --- what an answer becomes ---
 
 
-OPEN = "Sure. <think>\n"
+OPEN, WHY = "Sure. <think>\n", "<think>why</think>\nx"
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
 
 
 @pytest.mark.parametrize(
@@ -317,10 +322,14 @@ OPEN = "Sure. <think>\n"
         (completion("x"), "", Reply("x", 12, False)),
         (completion("x", finish="length"), "", Reply("x", 12, True)),
         (completion("x", finish=None), "", Reply("x", 12, False)),
-        (completion("x", reasoning_content="why"), "", Reply("<think>why</think>\nx", 12, False)),
-        (completion("x", reasoning="why"), "", Reply("<think>why</think>\nx", 12, False)),
+        (completion("x", reasoning_content="why"), "", Reply(WHY, 12, False)),
+        (completion("x", reasoning="why"), "", Reply(WHY, 12, False)),
         (completion("x", reasoning="why"), OPEN, Reply("why</think>\nx", 12, prefill=OPEN)),
         (completion(None, finish="length", reasoning_content="why"), "", Reply("<think>why", 12, True)),
+        (completion("x", finish="eos_token"), "", Reply("x", 12, False)),
+        (completion("x", finish="model_length"), "", Reply("x", 12, True)),
+        (completion([text("x"), text("y")]), "", Reply("xy", 12, False)),
+        (completion([{"type": "thinking", "thinking": [text("why")]}, text("x")]), "", Reply(WHY, 12, False)),
         ({**completion("x"), "usage": None}, "", Reply("x", 0, False)),
         (
             {**completion("x"), "model": "m-7b", "metadata": {"weight_version": 3}},
@@ -345,7 +354,12 @@ def test_a_completion_becomes_the_turn(server: ChatServer, body: dict[str, Any],
         ),
         (completion(None), "the answer is empty"),
         (completion("half a tur", finish="abort"), "generation ended with 'abort'"),
-        (completion([1]), "the answer's content is not text"),  # type: ignore[arg-type]
+        (completion([1]), "the answer is no chat completion: .*"),
+        (completion([{"type": "text"}]), "the answer is no chat completion: .*"),
+        (
+            completion(None, reasoning_content="{}"),
+            "the answer is empty: the server put all of it into its reasoning.*",
+        ),
     ],
 )
 def test_no_usable_answer_says_why(server: ChatServer, answer: Any, reason: str) -> None:
@@ -406,7 +420,6 @@ def test_the_address_may_come_with_its_path_or_without(server: ChatServer, suffi
     ("models", "refusal"),
     [
         *((silent, None) for silent in ({"data": [{"id": MODEL}]}, 404, b"<html>", {"data": []}, {"models": 3})),
-        ({"data": [{"id": "other-1b"}]}, "--model is one of other-1b"),
         (401, "with --api-key-env"),
     ],
 )
@@ -414,3 +427,55 @@ def test_a_server_that_says_it_cannot_play_is_refused(server: ChatServer, models
     server.models = models
     with pytest.raises(ValueError, match=refusal) if refusal else nullcontext():
         play(server.url, ServedModel.check)
+
+
+def test_an_alias_is_asked_for_and_another_model_s_answer_is_said(
+    server: ChatServer, rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.models = {"data": [{"id": "other-1b"}]}
+    server.answer = lambda role, prompt: {**completion(good_player(role, prompt)), "model": "other-1b\x1b[1m"}
+    assert run(server, rows, tmp_path / "games.jsonl", "--games", "4").exit_code == 0
+    listed, answered = caplog.messages
+    assert listed.endswith(f"does not list {MODEL}; it is asked for. Listed: other-1b")
+    assert answered.endswith(f"answers as other-1b\\x1b[1m, asked for {MODEL}")
+
+
+# --- servers that refuse fields of a request ---
+
+REMEDY = ["max_tokens=null", "max_completion_tokens=77"]
+REFUSALS = [
+    (refusal("max_tokens", "max_completion_tokens"), REMEDY),
+    (refusal("temperature"), ["temperature=null"]),
+    ({"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "not permitted"}]}, ["seed=null"]),
+    ({"message": "'max_tokens' is too large: the model's context is 8192 tokens"}, []),
+]
+
+
+@pytest.mark.parametrize(("words", "remedy"), REFUSALS)
+def test_a_refused_field_is_told_with_the_option_that_helps(
+    server: ChatServer, words: dict[str, Any], remedy: list[str]
+) -> None:
+    server.answer = lambda role, prompt: JSONResponse(words, 400)
+    with pytest.raises(NoReplyError) as error:
+        reply(server.url, turn(), temperature=0.0, seed=3)
+    said = "; add " + " ".join(f"--extra-body {change}" for change in remedy)
+    assert str(error.value).endswith(said) if remedy else "; add" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "command", ["play --games 4", "probe --notes 2 --samples 2", "tournament --games 12", f"evaluate --notes {SAMPLE}"]
+)
+def test_every_command_adds_fields_to_its_requests_and_takes_some_out(
+    server: ChatServer, rows: Path, tmp_path: Path, command: str
+) -> None:
+    server.answer = good_player
+    name, *options = command.split()
+    place = (f"{MODEL}@{server.url}",) if name == "tournament" else (server.url, "--model", MODEL)
+    data = () if name == "evaluate" else ("--data", rows)
+    added = ("max_tokens=null", "max_completion_tokens=9", "chat_template_kwargs.enable_thinking=false")
+    fields = [part for field in added for part in ("--extra-body", field)]
+    done = invoke(name, *place, *options, *data, *fields, "--output", tmp_path / "out")
+    assert done.exit_code == 0 and server.requests, done.output
+    for body in server.requests:
+        assert (body["max_completion_tokens"], body["chat_template_kwargs"]) == (9, {"enable_thinking": False})
+        assert "max_tokens" not in body

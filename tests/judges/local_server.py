@@ -21,9 +21,10 @@ class Reset(Exception):
 
 @dataclass
 class Status(Exception):
-    """Raised by a reply: the answer is this HTTP status."""
+    """Raised by a reply: the answer is this HTTP status, with these words."""
 
     code: int
+    words: Any = None
 
 
 Reply = Callable[[int, Any], Any]
@@ -85,7 +86,7 @@ def serving(reply: Reply) -> Iterator[LocalServer]:
                 self.connection.close()
                 return
             except Status as error:
-                status, answer = error.code, {"error": "as the test wants it"}
+                status, answer = error.code, error.words or {"error": "as the test wants it"}
             content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")

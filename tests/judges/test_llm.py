@@ -16,7 +16,7 @@ from judges.games import judged_by, played, reward_all, reward_manager
 from judges.local_server import Status, serving
 from omegaconf import OmegaConf
 from pydantic import ValidationError
-from serving import completion
+from serving import completion, refusal
 from support import TOKENIZER, assessment_text, attack_text, judge, play, run_with
 from verl.trainer.ppo.reward import load_reward_manager
 
@@ -79,6 +79,23 @@ def test_a_server_without_json_schema_is_asked_without_from_then_on() -> None:
             assert reward_all(manager, [played(number)])[0].outcome is Outcome.CORRECT_DETECTION
     assert [body.get("temperature") for body in server.requests] == [0.0] * 3
     assert ["response_format" in body for body in server.requests] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (completion(None, reasoning_content=PRESENT), "the server put all of it into its reasoning"),
+        (Status(400, refusal("temperature")), "add +selfplay.judge_server.extra_body.temperature=null"),
+    ],
+)
+def test_judge_says_what_to_set_where_a_server_hides_or_refuses(answer: Any, reason: str) -> None:
+    def reply(number: int, body: Any) -> Any:
+        if isinstance(answer, Status):
+            raise answer
+        return answer
+
+    (game,), _ = judged_by("llm", [played()], reply)
+    assert reason in str(game.void)
 
 
 def test_verl_s_own_reward_model_server_is_asked_where_no_url_is_given() -> None:
