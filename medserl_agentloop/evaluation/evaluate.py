@@ -13,6 +13,7 @@ import platform
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
 from statistics import fmean, stdev
@@ -24,13 +25,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from medserl_agentloop.core.chat import ServedModel
+from medserl_agentloop.core.client import blocking
 from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import CONFIG_FILE, StepFile, lock_folder
 from medserl_agentloop.data.cases import near_duplicates
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.sentences import with_numbers
-from medserl_agentloop.evaluation import score
+from medserl_agentloop.evaluation import play, score
 from medserl_agentloop.evaluation.play import MODEL_HELP, Model, model_at, output_of, run_config, run_of, template_of
 from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.games.medical.metrics import prediction, quoted_sentence
@@ -73,6 +75,8 @@ def evaluate(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
     tries: Annotated[int, typer.Option(min=1, help="Requests for one answer of a server.")] = 4,
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
+    extra_body: Annotated[list[str] | None, play.EXTRA_BODY] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Put earlier answers aside, and ask for all again.")] = False,
     slow: Annotated[bool, typer.Option("--slow", help="Let a model of more than 1B answer on the CPU.")] = False,
     twins: Annotated[bool, typer.Option("--twins", help="Also ask about both notes of each case.")] = False,
     shortcuts: Annotated[bool, typer.Option("--shortcuts", help="Also ask about changes of no medicine.")] = False,
@@ -93,7 +97,7 @@ def evaluate(
     """
     console = Console()
     sampling = {"temperature": temperature, "samples": samples, "max_tokens": max_tokens, "seed": seed}
-    with errors_in_one_line(stopped="the same command goes on after the answers so far"):
+    with errors_in_one_line(stopped="the same command, without --fresh, goes on after the answers so far"):
         if samples > 1 and temperature == 0:
             raise ValueError(f"--samples {samples} needs a --temperature above 0; at 0 all of them are equal")
         reference = score.read_reference(notes)
@@ -109,33 +113,33 @@ def evaluate(
         training = score.read_training(train, reference.notes) if train else ([], 0)
         known = read_files(except_overlap_with).cases if except_overlap_with else []
         trained_on = [(case.case_id, text) for case in known for text in case.notes]
-        near = {
-            name for name, *_ in near_duplicates([(note.text_id, note.text) for note in reference.notes], trained_on)
-        }
+        published = [(note.text_id, note.text) for note in reference.notes]
+        near = {name for name, *_ in near_duplicates(published, trained_on)}
         run = run_config(model)
         game = run.get("selfplay", {})
         trained_with = game.get("profile")
         prompts = load_profile(profile or trained_with or "medserl", tuple(game.get("error_types", ERROR_TYPES)))
         template_kwargs = template_of(run) | dict(OmegaConf.from_dotlist(template or []))
         asking = {"api_key_env": api_key_env, "timeout_s": timeout, "retries": tries - 1, "concurrency": concurrency}
-        if Path(model).is_dir() and not slow:
-            from medserl_agentloop.evaluation.local_models import refuse_large
+        if Path(model).is_dir():
+            from medserl_agentloop.evaluation.local_models import facts_of, refuse_large  # loads verl
 
-            refuse_large(Path(model))
-        player = model_at(model, served, template_kwargs, **asking)
+            if not slow:
+                refuse_large(Path(model))
+        player = model_at(model, served, template_kwargs, extra_body=extra_body, **asking)
         output = output or output_of("evaluation", model, served) / "+".join(path.stem for path in notes)
         source = "" if profile or not trained_with else f" (of {run_of(model)}/{CONFIG_FILE})"
         say(console, f"prompt profile: {prompts.folder.name}{source}")
         if isinstance(player, ServedModel):
-            facts = {"name": player.name, "server": player.url}
+            facts = {"name": player.name, "server": player.url, **blocking(player.check())}
         else:
-            from medserl_agentloop.evaluation.local_models import facts_of
-
             player.batch, facts = concurrency, facts_of(Path(model))
-        identity = [facts.get("sha256", facts), template_kwargs]
+        identity = [facts.get("sha256", facts), template_kwargs, *(extra_body or ())]
         questions = [(note.text, sample) for asked in sets.values() for note in asked for sample in range(samples)]
         with lock_folder(output, wait_s=0):
-            replies, failed = asyncio.run(ask(player, identity, prompts, questions, sampling, output / CACHE, console))
+            cache = StepFile(output / CACHE)
+            cache.cut_after(-1 if fresh else 0)  # a killed process left a line half-written
+            replies, failed = asyncio.run(ask(player, identity, prompts, questions, sampling, cache, console))
         if failed and not allow_missing:
             raise ValueError(
                 f"{len(failed)} of {len(set(questions))} requests got no answer (the first: "
@@ -143,6 +147,11 @@ def evaluate(
                 "or let the notes count as wrong with --allow-missing"
             )
         predictions, lines = read_answers(sets, replies, samples, prompts.parser)
+        # The notes are in none of the files; answers may quote them.
+        (output / ANSWERS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        if not any(one is not None and one.parsed for of_set in predictions.values() for one in of_set):
+            cut = f"{sum(line['truncated'] for line in lines)} are cut off by --max-tokens {max_tokens}"
+            raise ValueError(f"no score: none of {len(lines)} answers can be read, {cut}. See {output / ANSWERS}")
         said = {name: [one for one in of_set if one is not None] for name, of_set in predictions.items()}
         scorers = NEURAL_SCORERS if neural else SCORERS
         grades = {name: [grade(reference.notes, said[name], scorers)] for name in sets if name != TWINS}
@@ -150,13 +159,14 @@ def evaluate(
         messages = prompts.messages(Role.ASSESSOR, _ANY_CATEGORY, "{{ note }}")
         prompt = json.dumps([messages, prompts.settings.model_dump(mode="json")], sort_keys=True)
         results = score.report_on(reference, {facts["name"]: grades[PUBLISHED]}, *training, seed=seed) | {
-            "model": facts,
+            "model": facts | {"answers_as": sorted({reply.model for reply in replies.values()} - {""})},
             "prompts": {
                 "profile": prompts.folder.name,
                 "sha256": hashlib.sha256(prompt.encode()).hexdigest(),
                 "chat_template": template_kwargs,
             },
             "sampling": sampling,
+            "extra_body": extra_body or [],
             "requests_without_answer": len(failed),
             "versions": {"python": platform.python_version()}
             | {package.name: package.version for package in distributions() if package.name in _PACKAGES},
@@ -168,8 +178,6 @@ def evaluate(
             graded = [grade(rest.notes, said[PUBLISHED], scorers)]
             results["without_overlap"] = score.report_on(rest, {facts["name"]: graded}, *training, seed=seed)
         write_submission(output / SUBMISSION, said[PUBLISHED])
-        # The notes are in none of the files; answers may quote them.
-        (output / ANSWERS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         (output / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     console.print(score.tables(results))
     if except_overlap_with:
@@ -184,13 +192,11 @@ async def ask(
     profile: PromptProfile,
     questions: Sequence[Question],
     sampling: Mapping[str, Any],
-    cache: Path,
+    cache: StepFile,
     console: Console,
 ) -> tuple[dict[Question, Reply], dict[Question, str]]:
     """Answers by question, known ones from the cache, and why others have none. ``identity`` is part of its keys."""
-    file = StepFile(cache)
-    file.cut_after(0)  # a killed process left a line half-written
-    known = {line["key"]: Reply(**line["reply"]) for line in file.read()} if cache.exists() else {}
+    known = {line["key"]: line for line in cache.read()} if cache.path.exists() else {}
     asked = list(dict.fromkeys(questions))
     turns = [profile.turn(Role.ASSESSOR, _ANY_CATEGORY, note) for note, _ in asked]
     keys, temperature = [], sampling["temperature"]
@@ -198,7 +204,10 @@ async def ask(
         drawn = [temperature, sampling["seed"], sample] if temperature else []
         request = [identity, turn.prompt.filled(), turn.prefix, turn.stop, sampling["max_tokens"], drawn]
         keys.append(hashlib.sha256(json.dumps(request).encode()).hexdigest())
-    replies = {question: known[key] for question, key in zip(asked, keys, strict=True) if key in known}
+    found = {question: known[key] for question, key in zip(asked, keys, strict=True) if key in known}
+    replies = {question: Reply(**line["reply"]) for question, line in found.items()}
+    if made := sorted(line.get("made", "at an unknown time") for line in found.values()):
+        say(console, f"{len(made)} of {len(asked)} answers were made {made[0]} to {made[-1]}; --fresh asks again")
     failed: dict[Question, str] = {}
     options = {"budget": sampling["max_tokens"], "temperature": temperature, "seed": sampling["seed"]}
     progress = Progress(console=console)
@@ -211,10 +220,10 @@ async def ask(
             failed[asked[number]] = str(reason)
         else:
             replies[asked[number]] = reply
-            file.append([{"step": 0, "key": keys[number], "reply": asdict(reply)}])
+            made = f"{datetime.now(UTC):%F %H:%M UTC}"
+            cache.append([{"step": 0, "key": keys[number], "made": made, "reply": asdict(reply)}])
         progress.advance(bar)
 
-    await model.check()
     with progress:
         await asyncio.gather(*(one(number) for number, question in enumerate(asked) if question not in replies))
     return replies, failed

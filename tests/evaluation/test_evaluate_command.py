@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,8 +15,10 @@ import torch
 from evaluation.conftest import MODEL, ChatServer, run_at
 from evaluation.shards import save_shards
 from invoking import invoke
+from note_files import SAMPLE
 from peft import LoraConfig, get_peft_model
 from scoring.builders import write_reference
+from serving import completion
 from support import assessment_text, extra_info
 from typer.testing import Result
 from verl.model_merger.base_model_merger import ModelMergerConfig
@@ -105,7 +108,7 @@ def test_a_model_that_knows_everything_scores_so(server: ChatServer, notes: Path
     assert measures(found)["flag_accuracy"] == measures(found)["sentence_accuracy"] == measures(found)["f1"] == 1.0
     reference = read_reference([notes])
     assert found["reference"]["sha256"] == reference.sha256
-    assert found["model"] == {"name": MODEL, "server": f"{server.url}/v1"}
+    assert found["model"] == {"name": MODEL, "server": f"{server.url}/v1", "answers_as": []}
     assert found["prompts"]["profile"] == "medserl" and len(found["prompts"]["sha256"]) == 64
     assert found["sampling"] == {"temperature": 0.0, "samples": 1, "max_tokens": 1024, "seed": 0}
     assert {"python", "verl", "medserl-agentloop"} <= found["versions"].keys()
@@ -131,7 +134,7 @@ def test_notes_trained_on_are_left_out_of_a_second_score(server: ChatServer, not
 
 @pytest.mark.parametrize("profile", ["medserl", "classic", "brief"])
 def test_a_server_reads_the_tokens_of_validation(server: ChatServer, notes: Path, tmp_path: Path, profile: str) -> None:
-    results(server, notes, tmp_path, "--profile", profile)
+    evaluate(server.url, notes, tmp_path, "--model", MODEL, "--profile", profile)  # whatever is read in the answers
     encoder, prompts = ChatEncoder(TOKENIZER), load_profile(profile)
     published = [note.text for note in read_reference([notes]).notes]
     assert published[0].endswith(" \n") and published[1].startswith(" ")
@@ -162,14 +165,50 @@ def test_only_the_same_request_is_answered_from_the_cache(server: ChatServer, no
     thinking_off = ("--template", "enable_thinking=false")
     for options, sets_asked in (
         *((("--profile", profile), 1), (("--profile", same), 1), (("--profile", other), 2)),
-        *((("--max-tokens", 900), 3), (("--temperature", 0.5), 4), (("--profile", "classic"), 5)),
-        *((thinking_off, 6), (("--profile", other), 6)),
+        *((("--max-tokens", 900), 3), (("--temperature", 0.5), 4), (("--profile", "brief"), 5)),
+        *((thinking_off, 6), (("--profile", other), 6), (("--extra-body", "top_k=1"), 7), (("--fresh",), 8), ((), 8)),
     ):
         prompts = results(server, notes, tmp_path, *options)["prompts"]
         assert len(server.requests) == sets_asked * 2 * CASES
         assert prompts["chat_template"] == ({"enable_thinking": False} if options is thinking_off else {})
-    assert server.requests[-1]["chat_template_kwargs"] == {"enable_thinking": False}
+    assert server.requests[6 * 2 * CASES - 1]["chat_template_kwargs"] == {"enable_thinking": False}
     assert "chat_template_kwargs" not in server.requests[0]
+
+
+@pytest.mark.parametrize("field", ["model_path", "weight_version", "root"])
+def test_other_weights_by_their_server_are_asked_anew(
+    server: ChatServer, notes: Path, tmp_path: Path, field: str
+) -> None:
+    for said, requests in (("step 1", 1), ("step 2", 2), ("step 1", 2)):
+        if field == "root":  # vLLM's
+            server.models = {"data": [{"id": MODEL, field: said}]}
+        else:
+            server.info = {field: said, "is_generation": True}
+        assert results(server, notes, tmp_path)["model"][field] == said
+        assert len(server.requests) == requests * 2 * CASES
+
+
+def test_answers_of_the_cache_are_counted_and_dated(server: ChatServer, notes: Path, tmp_path: Path) -> None:
+    server.answer = lambda role, prompt: {**completion(knows(role, prompt)), "model": "toy-4b-2026"}
+    assert "--fresh asks again" not in evaluate(server.url, notes, tmp_path, "--model", MODEL).output
+    again = evaluate(server.url, notes, tmp_path, "--model", MODEL)
+    assert re.search(r"16 of 16 answers were made 20\S+ \S+ UTC to 20\S+ \S+ UTC; --fresh asks again", again.output)
+    assert json.loads((tmp_path / "results.json").read_text())["model"]["answers_as"] == ["toy-4b-2026"]
+
+
+@pytest.mark.parametrize("answer", ["I cannot say.", completion(None, reasoning_content="It is wrong.")])
+def test_an_evaluation_without_a_readable_answer_has_no_score(
+    server: ChatServer, notes: Path, tmp_path: Path, answer: Any
+) -> None:
+    server.answer = lambda role, prompt: answer
+    done = evaluate(server.url, notes, tmp_path, "--model", MODEL)
+    said = (
+        "no score: none of 16 answers can be read"
+        if isinstance(answer, str)
+        else "put all of it into its reasoning. Start it"
+    )
+    assert done.exit_code == 2 and said in done.output and not (tmp_path / "results.json").exists()
+    assert evaluate(server.url, notes, tmp_path, "--model", MODEL, "--allow-missing").exit_code == 2
 
 
 def test_requests_without_an_answer_cost_the_table_and_are_asked_again_and_unreadable_answers_are_wrong(
@@ -204,7 +243,7 @@ def test_requests_without_an_answer_cost_the_table_and_are_asked_again_and_unrea
         (lambda role, prompt: assessment_text("safe"), 0.0, -0.5),
         (lambda role, prompt: assessment_text("harmful"), 0.0, 0.5),
         (lambda role, prompt: "?" if "Patient 0" in prompt else knows(role, prompt), 1 - 1 / CASES, 0.0),
-        (lambda role, prompt: "?", 0.0, None),
+        (lambda role, prompt: knows(role, prompt) if note_of(prompt) != note_of(prompt).strip() else "?", 0.0, None),
     ],
 )
 def test_twins_tell_medicine_from_suspicion(
@@ -244,9 +283,11 @@ def test_shortcuts_show_what_a_model_goes_by(server: ChatServer, notes: Path, tm
 
 def test_a_run_is_asked_with_its_own_prompts_and_each_checkpoint_keeps_its_results(notes: Path, tmp_path: Path) -> None:
     template = {"apply_chat_template_kwargs": {"enable_thinking": False}}
-    run = run_at(tmp_path / "run", 2, selfplay={"profile": "brief"}, data=template)
+    run = run_at(tmp_path / "run", 2, "novice", selfplay={"profile": "brief"}, data=template)
+    known = tmp_path / "notes.csv"  # of the sort that it was trained on
+    known.write_text(SAMPLE.read_text().partition("toy-train-3,")[0])
     for model in (run / "global_step_1", run):
-        done = invoke("evaluate", model, "--notes", notes, "--max-tokens", 6)
+        done = invoke("evaluate", model, "--notes", known, "--max-tokens", 60)
         assert done.exit_code == 0 and f"prompt profile: brief (of {run}/run_config.yaml)" in done.output, done.output
     for step in ("global_step_1", "global_step_2"):
         found = json.loads((run / "evaluation" / step / "notes" / "results.json").read_text())
@@ -267,7 +308,8 @@ NOWHERE = ("http://127.0.0.1:9", "--model", "x")
 @pytest.mark.parametrize(
     ("arguments", "file", "says"),
     [
-        (("nowhere", "--model", "x"), "notes.csv", "--model names the model of a server"),
+        (("nowhere", "--model", "x"), "notes.csv", "--model and --extra-body are for a server"),
+        (("nowhere", "--extra-body", "x=1"), "notes.csv", "--model and --extra-body are for a server"),
         (("nowhere",), "notes.csv", "neither a folder nor an address"),
         (NOWHERE[:1], "notes.csv", "a server needs --model"),
         (NOWHERE, "notes.csv", "no server answers at http://127.0.0.1:9/v1/models"),
