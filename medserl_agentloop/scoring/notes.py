@@ -115,7 +115,7 @@ def read_submission(path: Path, text_ids: Collection[str]) -> tuple[dict[str, Pr
         parts = _LINE.fullmatch(line.strip())
         if parts is None:
             if line.strip():
-                problems.append(f"line {number}: is not 'text-id flag sentence-id correction'; ignored")
+                problems.append(f"line {number}: is not 'text-id flag sentence-id correction' (single blanks); ignored")
             continue
         text_id = parts["text_id"]
         if text_id not in known:
@@ -128,8 +128,8 @@ def read_submission(path: Path, text_ids: Collection[str]) -> tuple[dict[str, Pr
         correction = re.sub(r"\\[\\nr]", lambda escape: _UNESCAPES[escape[0]], text)
         predictions[text_id] = Prediction(text_id, flag == 1, sentence_id, correction, parsed=flag in (0, 1))
     if not predictions:
-        example = 'ms-test-0 1 4 "The corrected sentence."'
-        raise ValueError(f"{path}: none of its lines begins with the id of a note in the reference, as in: {example}")
+        wanted, found = 'ms-test-0 1 4 "The corrected sentence."', (problems or ["it has no lines"])[0]
+        raise ValueError(f"{path}: no line is read as one on a note of the reference, as in: {wanted} ({found})")
     problems += [f"{text_id} has no line; counts as wrong" for text_id in text_ids if text_id not in predictions]
     return predictions, problems
 

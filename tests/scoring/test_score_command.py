@@ -113,7 +113,7 @@ def test_published_results_stand_beside_medec_s_own_notes_alone(submissions: lis
         (["missing.txt"], "missing.txt: No such file"),
         (["{folder}"], "the folder holds no .txt files"),
         (["{submission}", "{submission}"], "is given twice"),
-        (["{reference}"], "none of its lines begins with the id"),
+        (["{reference}"], "no line is read as one on a note of the reference"),
         (
             ["{submission}", "--reference", "{submission}"],
             "evaluation rows are made from MEDEC's or MedErrBench's .csv files",
