@@ -22,6 +22,7 @@ from game.builders import CLEAN_NOTE, ERROR_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, a
 from hypothesis import given
 from hypothesis import strategies as st
 from invoking import invoke
+from note_files import SAMPLE
 from serving import completion, refusal
 from typer.testing import Result
 
