@@ -1,6 +1,7 @@
 """MEDEC data in any known format -> cases, with an account of every row.
 
-- MEDEC's nine columns as CSV, one row per note, error rows and their clean twins. MedErrBench has them too.
+- MEDEC's nine columns as CSV, one row per note, error rows and their clean twins. MedErrBench has them too. Own notes
+  may leave out where the error stands.
 - MedRECT's JSON: a list of notes with the same facts under names of its own, sentences numbered from 1.
 - One JSON object per line: a pair of an error note and its corrected note.
 - One OpenRLHF row per line, ``{prompt, completion, data_type}`` or ``{vanilla, adversarial, completion, data_type}``: a
@@ -19,6 +20,7 @@ import hashlib
 import io
 import json
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +33,7 @@ from medserl_agentloop.data.cases import MEDEC_UW, Case, EditTag, MedecFormatErr
 from medserl_agentloop.data.sentences import numbered_sentences, sentences_on_one_line
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, Label, known_type
-from medserl_agentloop.paths import LONGEST_NOTE, each_key_once, regular_file, shown
+from medserl_agentloop.paths import LONGEST_NOTE, each_key_once, regular_file, shown, visible
 
 COLUMNS = (
     "Text ID",
@@ -44,6 +46,9 @@ COLUMNS = (
     "Corrected Sentence",
     "Corrected Text",
 )
+_SHORT_NAMES = {"Text ID": "id", "Text": "note", "Error Flag": "haserror", "Corrected Text": "corrected"}
+_PLACE_OF_ERROR = {"Sentences", "Error Sentence ID", "Error Sentence", "Corrected Sentence"}
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 REQUIRED_KEYS = ("note_id", "incorrect_note", "correct_note")
 _PAIR_KEYS = (*REQUIRED_KEYS, "error_type", "error_sentence", "corrected_sentence")
 _WITH_BOTH_NOTES = ("game_category", "error_note", "clean_note", "error_type")
@@ -342,32 +347,53 @@ def _csv_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, st
     """Place and cells by column of every record after the header that is not empty."""
     file = intake.report.file
     csv.field_size_limit(_LARGEST_CELL)
+    delimiter = max(_DELIMITERS, key=text.partition("\n")[0].count)
     # newline="" leaves the line ends inside quoted cells to the CSV parser; strict finds open quotes.
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     row = 0
     try:
-        header = [name.strip() for name in next(reader, ())]
-        times = Counter(header)
-        problems = [f"column {name!r} is missing" for name in COLUMNS if name not in times]
-        problems += [f"column {shown(name)} occurs twice" for name in sorted(times) if name and times[name] > 1]
+        written = [name.strip() for name in next(reader, ())]
+        header = _columns_of(written)
+        absent, times = [name for name in COLUMNS if name not in header], Counter(header)
+        problems = [f"column {shown(name)} occurs twice" for name in sorted(times) if name and times[name] > 1]
+        if not _PLACE_OF_ERROR <= {*absent} <= _PLACE_OF_ERROR | {"Error Type"}:
+            problems = [f"column {name!r} is missing" for name in absent] + problems
         if problems:
             raise MedecFormatError(
-                f"{file}, header: {problems[0]}; the first row must name MEDEC's nine columns: {', '.join(COLUMNS)}."
+                f"{file}, header: {problems[0]}; the first row must name MEDEC's nine columns: {', '.join(COLUMNS)}. "
+                "For notes of your own, id, note, has_error and corrected are enough."
             )
+        renamed = [f"{old} is {new}" for old, new in zip(written, header, strict=True) if old != new]
+        remarks = [f"cells are separated by {_DELIMITERS[delimiter]}"] if delimiter != "," else []
+        remarks += [", ".join(renamed)] if renamed else []
+        remarks += [f"no {', '.join(absent)}"] if absent else []
+        if remarks:
+            print(visible(f"{file}, header, as it is understood: {'; '.join(remarks)}"), file=sys.stderr)
         for row, cells in enumerate(reader, start=1):
             place = f"{file}, row {row}"
             if not any(cell.strip() for cell in cells):
                 intake.report.dropped_empty += 1
             elif len(cells) == len(header):
-                yield place, dict(zip(header, cells, strict=True))
+                yield place, dict.fromkeys(absent, "NA") | dict(zip(header, cells, strict=True))
             else:
                 intake.problems.append(
                     f"{place}: found {len(cells)} cells under a header of {len(header)} columns; "
-                    "put cells that contain commas, quotes or line breaks in double quotes."
+                    f"put cells that contain {_DELIMITERS[delimiter]}, quotes or line breaks in double quotes."
                 )
     except csv.Error as error:
         instead = 'close every quoted cell and write a quote inside it as ""'
         intake.problems.append(f"{file}, row {row + 1}: not valid CSV ({error}); {instead}.")
+
+
+def _columns_of(header: Sequence[str]) -> list[str]:
+    """``header`` with MEDEC's names, compared without case, blanks and underscores where none is spelt like MEDEC's."""
+    plain = [re.sub(r"[\s_]", "", name).lower() for name in header]
+    names = list(header)
+    for column in set(COLUMNS) - set(header):
+        own = column.replace(" ", "").lower()
+        own = own if own in plain else _SHORT_NAMES.get(column)
+        names = [column if found == own else name for name, found in zip(names, plain, strict=True)]
+    return names
 
 
 def _medrect_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, str]]]:
@@ -409,7 +435,8 @@ def _case_of_row(cells: _Cells, sha256: str) -> Case:
     error_sentence, corrected_sentence, corrected_text = texts = [
         cells.text(column) for column in ("Error Sentence", "Corrected Sentence", "Corrected Text")
     ]
-    if has_error != (number >= 0) and not cells.problems:
+    placed = sentences or error_sentence or corrected_sentence or not has_error
+    if placed and has_error != (number >= 0) and not cells.problems:
         what = "an error: write the number of the wrong sentence, or flag 0"
         instead = f"the row's flag says that it has {what if has_error else 'no error: write -1, or flag 1'}"
         cells.refuse("Error Sentence ID", instead)

@@ -450,4 +450,11 @@ def read_published(paths: Sequence[Path]) -> ReadResult:
         if path.suffix.lower() not in (".csv", ".json"):
             wanted = "MEDEC's or MedErrBench's .csv files, or MedRECT's .json"
             raise MedecFormatError(f"{path}: evaluation rows are made from {wanted}; give such a file.")
-    return read_files(paths, as_published=True)
+    read = read_files(paths, as_published=True)
+    for case in read.cases:
+        if case.error_note is not None and case.error_sentence_id < 0:
+            raise MedecFormatError(
+                f"{case.case_id!a} does not say which sentence is wrong, so answers on it cannot be scored; "
+                "fill in its Sentences and Error Sentence ID."
+            )
+    return read

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from dataclasses import replace
 
 import pytest
 from medec.builders import clean_row, error_row, message_of, pair, read_one
@@ -10,6 +12,7 @@ from note_files import OFFICIAL, PAIRS, medec_file
 
 from medserl_agentloop.data.cases import EditTag, MedecFormatError
 from medserl_agentloop.data.reader import COLUMNS, read_files, repair_encoding
+from medserl_agentloop.data.rows import build_eval_rows
 from medserl_agentloop.data.sentences import numbered_sentences, with_numbers
 
 # --- any file ---
@@ -41,6 +44,8 @@ def test_real_files_give_all_their_pairs_and_twins(name, counts, misread):
         ("notes.csv", ",".join(COLUMNS).encode(), "the input has no notes: give a MEDEC file with at least one row"),
         ("notes.jsonl", "\u00a0\n\u00a0".encode(), "the input has no notes: give a MEDEC file with at least one row"),
         ("short.csv", ",".join(COLUMNS[:-1]).encode(), "short.csv, header: column 'Corrected Text' is missing"),
+        ("bars.csv", "|".join(COLUMNS[:-1]).encode(), "bars.csv, header: column 'Corrected Text' is missing"),
+        ("own.csv", b"id,note,has_error", "For notes of your own, id, note, has_error and corrected are enough."),
         ("twice.csv", ",".join([*COLUMNS, "Text"]).encode(), "twice.csv, header: column 'Text' occurs twice"),
         ("open.csv", f'{",".join(COLUMNS)}\nms-test-9,"open'.encode(), "not valid CSV"),
         ("ragged.csv", f"{','.join(COLUMNS)}\nms-test-9,text".encode(), "row 1: found 2 cells"),
@@ -50,6 +55,33 @@ def test_file_that_cannot_be_read_says_why(tmp_path, name, content, part):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     assert part in message_of(tmp_path / name)
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("spelt", [lambda name: name.lower().replace(" ", "_"), str.upper, lambda name: name])
+def test_columns_spelt_in_another_way_are_read_and_said(write_csv, capsys, delimiter, spelt):
+    path = write_csv(error_row(0), clean_row(1))
+    case = read_one(path)
+    assert capsys.readouterr().err == ""
+    rows = list(csv.reader(path.open(newline="")))
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows(
+            [[*map(spelt, rows[0]), "id"], *([*row, 0] for row in rows[1:])]
+        )
+    assert replace(read_one(path), source_sha256=case.source_sha256) == case
+    said = capsys.readouterr().err
+    assert ("semicolons" in said or "tabs" in said) == (delimiter != ",")
+    assert (f"{spelt('Text ID')} is Text ID" in said) == (spelt("Text ID") != "Text ID")
+
+
+def test_own_notes_need_four_columns(tmp_path, capsys):
+    (tmp_path / "own.csv").write_text("id,note,has_error,corrected\na-1,It is gout.,1,It is flu.\na-2,It is flu.,0,\n")
+    (case,) = read_files([tmp_path / "own.csv"]).cases
+    assert (case.error_note, case.clean_note, case.text_ids) == ("It is gout.", "It is flu.", ("a-1", "a-2"))
+    said = capsys.readouterr().err
+    assert "has_error is Error Flag" in said and "no Sentences, Error Type, Error Sentence ID" in said
+    with pytest.raises(MedecFormatError, match="'a-1' does not say which sentence is wrong"):
+        build_eval_rows([tmp_path / "own.csv"])
 
 
 def test_duplicate_ids_are_an_error_across_files(write_csv, write_pairs):
