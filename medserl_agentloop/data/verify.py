@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from scipy.stats import hypergeom
 
 from medserl_agentloop.data.cases import Case, contradictions, near_duplicates
@@ -99,11 +100,17 @@ def verify_files(paths: Sequence[Path]) -> Report:
     report = Report()
     first: dict[tuple[str, str], tuple[str, str]] = {}
     same_name = len({path.name for path in paths}) < len(paths)
-    for path, schema in [(path, _schema_of(path)) for path in paths]:
+    schemas = [(path, _schema_of(path)) for path in paths]
+    for path, schema in schemas:
         name = str(path) if same_name else path.name
         wrong = list(_wrong_columns(schema))
         for message in wrong:
             report.add(Check.SCHEMA, name, None, message)
+        if not wrong and not schema.equals(schemas[0][1]):
+            message = (
+                f"its types are not those of {paths[0].name}, such as large_string for string, so verl cannot load"
+            )
+            report.add(Check.SCHEMA, name, None, f"{message} both in one list of files; {REMAKE}", warning=True)
         if differs_from_manifest(path):
             report.add(Check.MANIFEST, name, None, DIFFERS)
         dataset = _open_as_verl(path)
@@ -158,8 +165,22 @@ def _wrong_columns(schema: Any) -> Iterator[str]:
     types, expected = ({column.name: column.type for column in columns} for columns in (schema, SCHEMA))
     for name in expected | types:
         is_type, should_be = types.get(name, "missing"), expected.get(name, "missing")
-        if is_type != should_be:
+        if "missing" in (is_type, should_be) or not _holds_the_same(is_type, should_be):
             yield f"column {name!r} is {is_type}, and it should be {should_be}; {REMAKE}"
+
+
+def _holds_the_same(kind: Any, expected: Any) -> bool:
+    """Whether columns of both types have the same values in Python; a field that is empty in all rows may be null."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_struct(kind) and pa.types.is_struct(expected):
+        fields, others = ({field.name: field.type for field in each} for each in (kind, expected))
+        return fields.keys() == others.keys() and all(
+            pa.types.is_null(fields[name]) or _holds_the_same(fields[name], others[name]) for name in others
+        )
+    if pa.types.is_large_list(kind) or pa.types.is_list(kind):
+        return pa.types.is_list(expected) and _holds_the_same(kind.value_type, expected.value_type)
+    return kind == (pa.large_string() if pa.types.is_large_string(kind) and expected == pa.string() else expected)
 
 
 def _open_as_verl(path: Path) -> Any:
@@ -242,9 +263,14 @@ def _unchecked(report: Report, paths: Sequence[Path], splits: set[str]) -> dict[
     """What says nothing about the files although it found nothing wrong."""
     loose = [path.name for path in paths if in_manifest(path) is None]
     files = report.files.values()
+    unseen = ", ".join(name for name, file in report.files.items() if not file["longest prompt"])
+    unseen = f"no row of {unseen} could be looked at" if unseen else ""
     why = {
         Check.MANIFEST: f"no {MANIFEST} beside it names {', '.join(loose)}" if loose else "",
-        Check.SPLITS: "all rows are of one split" if len(splits) < 2 else "",
+        Check.PLAYABLE: "" if report.failures[Check.PLAYABLE] else unseen,
+        Check.LABELS: unseen,
+        Check.INDEX: unseen,
+        Check.SPLITS: unseen or ("all rows are of one split" if len(splits) < 2 else ""),
         Check.BALANCE: "" if any(file["harmful"] + file["safe"] for file in files) else "no row has a label",
         Check.LEAKS: "" if any(file["harmful"] and file["safe"] for file in files) else "no file has both labels",
     }

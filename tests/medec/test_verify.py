@@ -43,6 +43,40 @@ def test_a_column_of_another_type_is_named(tmp_path: Path, column: str, values: 
     assert_found(report, Check.SCHEMA, f"train.parquet: column {column!r} is ", ", and it should be ", "again with")
 
 
+def test_types_that_hold_the_same_are_the_same(tmp_path: Path) -> None:
+    """As pandas 3 writes texts, with a category, and a field that is empty in all rows."""
+    small = write(tmp_path / "val.parquet", good_rows(12, 60, "val"))
+    rows = [row for row in good_rows() if not row["extra_info"].update(error_type=None)]
+    large = pa.schema([pa.field(column.name, large_texts(column.type)) for column in SCHEMA])
+    table = pa.Table.from_pylist(rows, schema=large)
+    facts = pa.array([row["extra_info"] for row in rows])
+    assert pa.types.is_null(facts.type.field("error_type").type)
+    table = table.set_column(5, "extra_info", facts).set_column(
+        1, "agent_name", table["agent_name"].dictionary_encode()
+    )
+    pq.write_table(table, tmp_path / "train.parquet")
+    report = verify(tmp_path / "train.parquet")
+    assert report.ok and not report.warnings and not {Check.FACTS, Check.SENTENCES, Check.INDEX} & {*report.unchecked}
+    report = verify(small, tmp_path / "train.parquet")
+    assert report.ok and "warning: train.parquet: its types are not those of val.parquet" in report.problems[0][1]
+
+
+def large_texts(kind: Any) -> Any:
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, large_texts(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.large_list(large_texts(kind.value_type))
+    return pa.large_string() if pa.types.is_string(kind) else kind
+
+
+def test_a_check_that_looked_at_no_row_does_not_hold(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(good_rows(), schema=SCHEMA).drop_columns("ability")
+    pq.write_table(table, tmp_path / "train.parquet")
+    report = verify(tmp_path / "train.parquet")
+    assert [*report.failures] == [Check.SCHEMA] and {*Check} - {Check.SCHEMA} == {*report.unchecked}
+    assert report.unchecked[Check.SENTENCES] == "no row of train.parquet could be looked at"
+
+
 @pytest.mark.parametrize(
     ("key", "value", "check", "part"),
     [
