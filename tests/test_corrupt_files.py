@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from evaluation.shards import save_shards
 from game.builders import finished
+from invoking import invoke
 from medec.builders import run as command
 from note_files import SAMPLE
 from omegaconf import OmegaConf
@@ -24,12 +26,13 @@ from medserl_agentloop.core.alarms import HealthMonitor
 from medserl_agentloop.core.opponent import CheckpointPool, OpponentConfig
 from medserl_agentloop.core.run_check import RunConfig, machine
 from medserl_agentloop.core.run_check.machine import LATEST
-from medserl_agentloop.core.step_file import STATE_FILE, StepFile, load_state, save_state
+from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, STATE_FILE, StepFile, load_state, save_state
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 from medserl_agentloop.evaluation.local_models import load_model
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.records import Outcome, read_games
+from medserl_agentloop.report import metrics
 from medserl_agentloop.testing.tiny import compose_run, tiny_model
 
 draws = pytest.mark.parametrize("draws", [200, pytest.param(1000, marks=pytest.mark.mutate)])
@@ -77,7 +80,7 @@ def test_a_damaged_games_file_loses_no_game_without_a_word(games: StepFile, draw
         try:
             found = list(read_games(games.path))
         except ValueError as error:
-            assert f"{games.path}, line " in str(error) and "is not a game record" in str(error)
+            assert re.match(rf"{games.path}, line \d+ (is not a game record|is not JSON|is no JSON object)", str(error))
         else:
             differ = [now != then for now, then in zip(found, whole, strict=False)]
             assert sum(differ) <= (0 if cut else 1)  # a letter in a text, or a figure
@@ -89,6 +92,48 @@ def test_a_damaged_games_file_loses_no_game_without_a_word(games: StepFile, draw
         else:
             assert removed <= 1  # the last line, if it is cut off or says another step
             assert good.startswith(games.path.read_bytes()) or not cut
+
+
+@pytest.mark.parametrize("command", ["show", "report", "compare"])
+@pytest.mark.parametrize("name", [GAMES_FILE, METRICS_FILE])
+def test_half_a_last_line_is_left_out_and_said(games: StepFile, command: str, name: str) -> None:
+    """A run that was killed, or copied while it wrote."""
+    StepFile(games.path.with_name(METRICS_FILE)).append({"step": s, "actor/grad_norm": 0.5} for s in (1, 2, 3))
+    file = games.path.with_name(name)
+    file.write_bytes(whole := file.read_bytes()[:-9])
+    run = games.path.parent
+    done = invoke(command, run, *([run] if command == "compare" else []))
+    number = whole.count(b"\n") + 1
+    assert (done.exit_code, f"{file} ends within line {number}: it is left out" in done.stderr) == (0, True), (
+        done.output
+    )
+    played = 12 - (name == GAMES_FILE)
+    assert {"show": f"of {played}", "report": f"{played} games", "compare": f"| {played} "}[command] in done.stdout
+    file.write_bytes(whole + b"\n")  # within the file a line may not be half
+    assert invoke(command, run, *([run] if command == "compare" else [])).exit_code == 2
+
+
+HOSTILE: dict[str, Any] = {
+    "a sum beyond numbers": [{"rewards": {"attacker": {"a": 1e308, "b": 1e308}}}],
+    "names in one game": [{"rewards": {"assessor": {str(n): 0.0 for n in range(200_000)}}}],
+    "names in many games": [{"rewards": {"attacker": {f"{g}.{n}": 0.0 for n in range(100)}}} for g in range(60)],
+}
+
+
+@pytest.mark.parametrize("command", ["show", "report", "compare"])
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_rewards_that_no_table_takes_are_named_with_their_line(games: StepFile, command: str, kind: str) -> None:
+    rows = [finished(Outcome.CORRECT_DETECTION, step=LAST).to_json() | changes for changes in HOSTILE[kind]]
+    games.append(rows)
+    done = invoke(command, games.path, *([games.path] if command == "compare" else []))
+    assert done.exit_code == 2 and re.search(rf"{GAMES_FILE}, line \d+ (brings|is not)", done.stderr), done.output
+
+
+def test_metrics_with_too_many_names_are_named_with_their_line(games: StepFile) -> None:
+    file = StepFile(games.path.with_name(METRICS_FILE))
+    file.append([{"step": 1, "a": 1.0}, {"step": 2, **{str(n): 1.0 for n in range(200_000)}}])
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 brings the names of numbers to 200,002"):
+        metrics(games.path.parent)
 
 
 @draws

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from medserl_agentloop.core.step_file import from_line
-from medserl_agentloop.paths import regular_file, visible
+from medserl_agentloop.core.step_file import StepFile
+from medserl_agentloop.paths import visible
 
 Rewards = dict[str, dict[str, float]]
 """For each role that is rewarded, its components by name; a role's reward is their sum."""
@@ -110,14 +110,13 @@ R = TypeVar("R", bound=GameRecord)
 
 
 def read_games(path: str | Path, record: type[R]) -> Iterator[R]:
-    """The game records of a file, in order; a ValueError names file and line of what is none."""
-    with regular_file(Path(path)).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
-                yield record.model_validate(from_line(line))
-            except ValueError as error:  # not UTF-8, not JSON, or not a record
-                raise ValueError(f"{path}, line {number} is not a game record: {error}") from None
+    """The game records of a file, in order, as :meth:`StepFile.read` has them; a ValueError names what is none."""
+    # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
+    for number, row in enumerate(StepFile(path).read(), start=1):
+        try:
+            yield record.model_validate(row)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number} is not a game record: {error}") from None
 
 
 # -- how games are shown -------------------------------------------------------------------------------------------
@@ -167,7 +166,8 @@ class Section(NamedTuple):
 
     def known(self) -> dict[str, str]:
         held = ((name, value) for name, value in self.facts.items() if value not in (None, "", [], {}))
-        return {name: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for name, v in held}
+        shown = ((name, round(value, 4) if isinstance(value, float) else value) for name, value in held)
+        return {name: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for name, v in shown}
 
     def as_text(self) -> str:
         """All but title and what is folded, with changes as ``[-…-]`` and ``{+…+}``, for people to read."""

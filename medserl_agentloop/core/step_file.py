@@ -12,6 +12,7 @@ import math
 import os
 import re
 import secrets
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +23,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
 
-from medserl_agentloop.paths import replacing
+from medserl_agentloop.paths import regular_file, replacing, visible
 
 GAMES_FILE = "games.jsonl"
 METRICS_FILE = "metrics.jsonl"
@@ -60,7 +61,6 @@ class StepFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
         """Each line and what it holds, {} if it is half written; ValueError if a step is missing or goes back."""
@@ -102,6 +102,7 @@ class StepFile:
     def append(self, objects: Iterable[dict[str, Any]]) -> None:
         """Write one line per object and wait until they are on disk; an OSError names the file."""
         lines = b"".join(map(to_line, objects))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with self.path.open("ab") as file:
                 file.write(lines)
@@ -112,12 +113,18 @@ class StepFile:
             raise
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The objects, in order; a ValueError names file and line of what is no JSON object."""
-        with self.path.open("rb") as file:
+        """The objects, in order; a ValueError names file and line of what is no JSON object.
+
+        Half a last line, of a file that was copied or left while it was written, is left out and said.
+        """
+        with regular_file(self.path).open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
                     row = from_line(line)
                 except ValueError as error:
+                    if number > 1 and not line.endswith(b"\n"):
+                        print(visible(f"{self.path} ends within line {number}: it is left out"), file=sys.stderr)
+                        return
                     raise ValueError(f"{self.path}, line {number} is not JSON: {error}") from None
                 if not isinstance(row, dict):
                     raise ValueError(f"{self.path}, line {number} is no JSON object")

@@ -9,6 +9,7 @@ What a game adds to the fields of every record, its own class says: ``columns`` 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -31,6 +32,7 @@ from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FI
 from medserl_agentloop.games import DEFAULT
 from medserl_agentloop.paths import plain, visible
 
+MOST_NAMES = 5_000  # of metrics, or of reward components, in a file
 PART = 1000  # games that are held at a time where a frame is made, besides those that complete a step
 
 GameClass: TypeAlias = Any  # a class of games, which is not made here: a ``type[Interaction]``
@@ -47,10 +49,21 @@ def metrics(run: str | Path) -> pd.DataFrame:
     path = Path(run) / METRICS_FILE
     if not path.exists():
         raise ValueError(f"{path} does not exist: give the folder of a run (selfplay.records)")
-    rows = list(StepFile(path).read())
+    rows, names = [], set[str]()
+    for number, row in enumerate(StepFile(path).read(), start=1):
+        rows.append(row)
+        names.update(row)
+        _refuse_many(names, f"{path}, line {number}")
     if not rows:
         raise ValueError(f"{path} holds no metrics yet")
-    return pd.DataFrame(rows).groupby("step").last().astype("Float64", errors="ignore")
+    by_step = pd.DataFrame(rows).groupby("step").last().astype("Float64", errors="ignore")
+    return by_step.drop(columns="steps", errors="ignore")  # of the whole run, not of a step
+
+
+def _refuse_many(names: set[Any], place: str) -> None:
+    """Raise ValueError for a file with more names than a table can have as columns within minutes."""
+    if len(names) > MOST_NAMES:
+        raise ValueError(f"{place} brings the names of numbers to {len(names):,}: a file may have {MOST_NAMES:,}")
 
 
 def parts(records: Iterable[GameRecord]) -> Iterator[list[GameRecord]]:
@@ -106,7 +119,18 @@ def read_run(run: str | Path) -> tuple[GameClass, Iterator[Any]]:
     needed = {field for field, info in game.Record.model_fields.items() if info.is_required()}
     if name is None and not needed <= next(StepFile(file).read()).keys():
         game = _AnyGame
-    return game, read_games(file, game.Record)
+    return game, _addable(file, read_games(file, game.Record))
+
+
+def _addable(file: Path, records: Iterable[GameRecord]) -> Iterator[GameRecord]:
+    """The records; a ValueError names the line where rewards have too many names, or add up to no number."""
+    names: set[Any] = set()
+    for number, record in enumerate(records, start=1):
+        names.update((role, part) for role, parts in record.rewards.items() for part in (None, *parts))
+        _refuse_many(names, f"{file}, line {number}")
+        if not all(math.isfinite(sum(parts.values())) for parts in record.rewards.values()):
+            raise ValueError(f"{file}, line {number} is not a game record: its rewards add up to no number")
+        yield record
 
 
 def games_frame(records: Sequence[GameRecord], game: GameClass) -> pd.DataFrame:

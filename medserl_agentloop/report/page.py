@@ -23,7 +23,7 @@ from rich.progress import track
 
 from medserl_agentloop.core.alarms import METRIC_PREFIX
 from medserl_agentloop.core.records import GameRecord
-from medserl_agentloop.core.step_file import PROMPTS_FILE, StepFile
+from medserl_agentloop.core.step_file import METRICS_FILE, PROMPTS_FILE, StepFile
 from medserl_agentloop.paths import PACKAGE, regular_file, replacing
 from medserl_agentloop.report import GameClass, games_file, games_frame, metrics, read_run, reward_columns
 
@@ -108,7 +108,7 @@ def run_names(runs: Sequence[Path]) -> list[str]:
 
 def _lines(file: Path) -> int:
     with regular_file(file).open("rb") as lines:
-        return sum(1 for _ in lines)
+        return sum(line.endswith(b"\n") for line in lines)
 
 
 def sample(run: Path, share: float) -> tuple[GameClass, list[GameRecord]]:
@@ -132,10 +132,8 @@ def _is_filter(name: str, words: Sequence[str | None]) -> bool:
 
 def _by_step(run: Path) -> dict[str, Any]:
     """Metrics, alarms and checkpoints of a run, as far as it has them."""
-    try:
-        frame = metrics(run)
-    except ValueError:
-        frame = pd.DataFrame()
+    file = run / METRICS_FILE
+    frame = metrics(run) if file.is_file() and file.stat().st_size else pd.DataFrame()
     alarms = {n.removeprefix(METRIC_PREFIX): frame[n].dropna().index for n in frame if n.startswith(METRIC_PREFIX)}
     saved = [re.fullmatch(r"global_step_(\d+)", path.name) for path in (run.iterdir() if run.is_dir() else ())]
     return {

@@ -92,7 +92,7 @@ def test_what_a_log_of_the_openrlhf_system_does_not_say_is_not_measured(tmp_path
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        (b'{"step": 1, "loss": 1}\n{', "line 2 is not JSON: Expecting"),
+        (b'{"step": 1, "loss": 1}\n{\n', "line 2 is not JSON: Expecting"),
         (b'{"loss": 1}\n', "line 1 is neither a turn nor the metrics of a step: it has neither game_role nor step"),
         (b'{"game_role": "judge", "game_idx": 1, "reward": 1}\n', "Input should be 'attacker' or 'assessor'"),
         (b"[]\n", "line 1 is no JSON object"),
@@ -107,7 +107,7 @@ def test_a_log_with_a_line_that_cannot_be_read_is_named_with_the_line(tmp_path: 
 @pytest.mark.parametrize("broken", [GAMES_FILE, METRICS_FILE])
 def test_a_run_that_cannot_be_read_is_named_with_the_line(tmp_path: Path, broken: str) -> None:
     with (run(tmp_path / "run") / broken).open("a") as file:
-        file.write("{")
+        file.write("{\n")
     (tmp_path / "empty").mkdir()
     for side, says in (("run", rf"{broken}, line \d is not"), ("empty", "is no run: nei"), ("none", "does not exist")):
         with pytest.raises(ValueError, match=says):
