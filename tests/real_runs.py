@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -140,7 +140,10 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        return list(StepFile(self.folder / "run" / METRICS_FILE).read())
+        by_step: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+        for row in StepFile(self.folder / "run" / METRICS_FILE).read():
+            by_step[row["step"]].update(row)
+        return list(by_step.values())
 
     def steps_of_games(self) -> Counter[int]:
         return Counter(game.step for game in read_games(self.folder / "run" / GAMES_FILE))

@@ -133,6 +133,7 @@ def test_the_validation_at_the_end_of_a_run_equals_evaluate_on_its_last_checkpoi
     assert {"flag_accuracy", "sentence_accuracy", "f1", "recall", "rouge_1"} <= measures.keys()
     official = {name.rpartition("toy_eval/")[2]: value for name, value in logged.items() if "toy_eval/" in name}
     assert {name: official[name] for name in measures} == measures
+    assert whole.metrics[-1]["val-core/toy_eval/f1"] == official["f1"]
     for group, of_group in scores["groups"]["error type"].items():
         assert official[f"error_type/{group}/flag_accuracy"] == of_group["measures"]["flag_accuracy"]["value"]
     for floor in results["floors"]:

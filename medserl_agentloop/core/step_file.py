@@ -187,7 +187,7 @@ class RunFiles:
         for missing in list(self.missing(step)):
             print(f"[medserl] warning: {missing}", flush=True)
         for file in (self.games, self.metrics):
-            if removed := file.cut_after(step):
+            if removed := file.cut_after(step or -1):  # what was measured before the first step is measured anew
                 done = "removed" if file.path.stat().st_size else "moved aside"
                 print(f"[medserl] {file.path}: {done} {removed} lines of steps after {step}", flush=True)
 
@@ -197,7 +197,9 @@ class RunFiles:
         for line, row in self.games.lines():
             held[row.get("step", 0)] += 1
             half = b"" if row else line
-        played = {row["step"]: int(row.get("selfplay/games", 0)) for _, row in self.metrics.lines() if row}
+        played = Counter[int]()
+        for row in (row for _, row in self.metrics.lines() if row):  # a step's validation has a line of its own
+            played[row["step"]] += int(row.get("selfplay/games", 0))
         # The files of a run that began at another one's checkpoint begin later.
         steps = range(min([*played, *filter(None, held)], default=1), step + 1)
         if unknown := [str(number) for number in steps if number not in played]:

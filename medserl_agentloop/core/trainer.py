@@ -136,6 +136,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         for numbers, line in self.interaction.validation_scores(sources, facts):
             metrics.update(numbers)
             print(f"[medserl] {line}", flush=True)
+        self.files.metrics.append([{"step": self.global_steps, **measured.step_numbers(metrics, {})}])
         return metrics
 
     def _save_checkpoint(self) -> None:

@@ -10,6 +10,7 @@ What a game adds to the fields of every record, its own class says: ``columns`` 
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -64,6 +65,11 @@ def _refuse_many(names: set[Any], place: str) -> None:
     """Raise ValueError for a file with more names than a table can have as columns within minutes."""
     if len(names) > MOST_NAMES:
         raise ValueError(f"{place} brings the names of numbers to {len(names):,}: a file may have {MOST_NAMES:,}")
+
+
+def official_scores(names: Iterable[str]) -> list[str]:
+    """Those metrics that are scores of a validation set as a whole; verl's own are by category."""
+    return [name for name in names if re.fullmatch("val-core/[^/]+/[^/]+", name)]
 
 
 def parts(records: Iterable[GameRecord]) -> Iterator[list[GameRecord]]:
@@ -196,12 +202,15 @@ def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
     console.print(render_game(shown, game, title=f"game {place} of {total}"))
     if (run / METRICS_FILE).exists():
         by_step = metrics(run)
-        ends = by_step.iloc[[0, -1] if len(by_step) > 1 else [0]]
-        table = Table("metric", *(f"step {step}" for step in ends.index), title="metrics")
-        for name in headline_metrics(game, game.roles or shown.rewards):
-            if name in ends and ends[name].notna().any():
-                table.add_row(name, *("" if pd.isna(value) else f"{value:.4g}" for value in ends[name]))
-        console.print(table)
+        scores = official_scores(by_step)
+        for title, names in (("metrics", headline_metrics(game, game.roles or shown.rewards)), ("validation", scores)):
+            known = by_step.filter(names).dropna(how="all").dropna(axis="columns", how="all")
+            ends = known.iloc[[0, -1] if len(known) > 1 else [0] * len(known)]
+            table = Table("metric", *(f"step {step}" for step in ends.index), title=title)
+            for name in ends:
+                table.add_row(plain(name), *("" if pd.isna(value) else f"{value:.4g}" for value in ends[name]))
+            if len(known):
+                console.print(table)
         console.print(plain(f"all metrics: {run / METRICS_FILE}"))
     console.print(plain(f"all games: {games_file(run)}"))
 

@@ -446,7 +446,7 @@ function curves() {
 }
 
 function drawPlots() {
-  const { rewards, metrics, filters } = state.data;
+  const { rewards, metrics, filters, scores } = state.data;
   const runs = column("run").words;
   const byRun = runs.map((_, code) => state.shown.filter((game) => column("run").codes[game] === code));
   const perRun = (make) => runs.flatMap((run, code) => (byRun[code].length ? make(run, byRun[code], code) : []));
@@ -457,17 +457,18 @@ function drawPlots() {
   const metric = [which, ...rest].join(":");
   const color = (name, code) => (rewards.includes(name) ? roleColor(name.replace(/_reward$/, "")) : PALETTE[code % PALETTE.length]);
   const drawMeans = (names) => lineChart(perRun((run, games, code) => names.map((name) => line(name, run, code, means(name, games), color(name, code)))), runs);
-  const drawMetric = () => lineChart(runs.map((run, code) => {
-    const values = metrics[run].names[metric] ?? [];
+  const drawMetrics = (names) => lineChart(names.flatMap((name, place) => runs.map((run, code) => {
+    const values = metrics[run].names[name] ?? [];
     const points = metrics[run].steps.map((step, i) => [step, values[i]]).filter(([, x]) => typeof x === "number");
-    return { ...line(metric, run, code, new Map(points), color(metric, code)), name: named(metric, run) };
-  }), runs);
-  const draw = { roles: () => drawMeans(rewards), mean: () => drawMeans([which]), dots: () => scatter(which, rest[0], state.shown), metric: drawMetric };
+    return { name: named(name.replace("val-core/", ""), run), points: new Map(points), color: PALETTE[(names.length > 1 ? place : code) % PALETTE.length], dash: DASHES[code % DASHES.length] };
+  })), runs);
+  const draw = { roles: () => drawMeans(rewards), mean: () => drawMeans([which]), dots: () => scatter(which, rest[0], state.shown), metric: () => drawMetrics([metric]) };
 
   const crossed = filters.filter((name) => column(name).words.length > 1).map((name) => [words(name), name]);
   state.plots.down ||= (crossed.find(([, name]) => name !== "outcome" && name !== "run") ?? ["", "outcome"])[1];
   byId("plots").replaceChildren(
     ...perRun((run, games) => [figure([named("outcomes by step", run)], shareChart(games))]),
+    scores.length ? figure(["validation: official scores by step"], drawMetrics(scores)) : "",
     figure([chooser("curve", "what to draw", curves())], draw[kind]()),
     crossed.length > 1 ? figure(["games: ", chooser("down", "rows", crossed), " by ", chooser("across", "columns", crossed)],
       [crossTable(state.plots.down, state.plots.across, state.shown)]) : "",

@@ -37,6 +37,7 @@ def write_run(folder: Path, records: list[MedicalRecord]) -> Path:
         {"step": n, "actor/grad_norm": n / 10, **({"selfplay/alarm/no_signal": 1.0} if n == 2 else {})}
         for n in range(1, 7)
     )
+    StepFile(folder / METRICS_FILE).append([{"step": 6, "val-core/panel/f1": 0.5, "val-aux/panel/recall": 0.25}])
     (folder / "global_step_3").mkdir()
     return folder
 
@@ -90,7 +91,8 @@ def test_the_page_opens_offline_on_a_game_that_fooled_the_assessor(view: Any) ->
     assert view.inner_text("#count") == "12 of 12 games"
     assert view.locator(".row").count() == 12
     assert "missed error" in view.inner_text("h2")
-    assert view.locator("#plots svg[role=img]").count() == 2
+    assert view.locator("#plots svg[role=img]").count() == 3
+    assert "validation: official scores by step" in view.inner_text("#plots")
     assert "alarm: point at it for its name" in view.inner_text("#plots") and "checkpoint" in view.inner_text("#plots")
     heads = view.locator("#head span").all_text_contents()
     assert heads == ["step", "category", "outcome", "attacker reward", "assessor reward"]

@@ -24,7 +24,7 @@ from medserl_agentloop.games.kuhn_poker import KuhnPoker
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import visible
-from medserl_agentloop.report import games, show_run
+from medserl_agentloop.report import games, metrics, show_run
 
 game = partial(paid, Outcome.CORRECT_DETECTION, step=1)
 
@@ -47,7 +47,16 @@ def test_the_first_and_last_step_stand_side_by_side(tmp_path: Path) -> None:
     StepFile(tmp_path / METRICS_FILE).append({"step": s, "actor/grad_norm": s / 10} for s in (1, 2, 3))
     text = shown(tmp_path, [game(step=step) for step in (1, 2, 3)])
     assert "step 1" in text and "step 3" in text and "step 2" not in text.split("metric")[1]
-    assert "0.1" in text and "0.3" in text
+    assert "0.1" in text and "0.3" in text and "validation" not in text
+    scores = {"val-core/panel/f1": 0.25, "val-core/panel/vanilla_benign/acc/mean@1": 0.75}
+    file = StepFile(tmp_path / "validated" / METRICS_FILE)
+    file.append([{"step": 0, **scores}, {"step": 1, "steps": 3, "actor/grad_norm": 0.1}, {"step": 1, **scores}])
+    text = shown(tmp_path / "validated", [game(step=1)])
+    assert (
+        re.search(r"validation.*step 0 . step 1.*panel/f1 . 0\.25   . 0\.25  ", text, re.DOTALL)
+        and "mean@1" not in text
+    )
+    assert text.count("step 0") == 1 and "steps" not in metrics(tmp_path / "validated")
     StepFile(tmp_path / "of one step" / METRICS_FILE).append([{"step": 4, "actor/grad_norm": 1.0}])
     one = shown(tmp_path / "of one step", [game(step=4)])
     assert one.count("step 4 ") == 2  # the game's, and one column

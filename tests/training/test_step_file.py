@@ -207,7 +207,8 @@ def test_a_resumed_run_says_which_games_and_steps_its_files_have_lost(
     tmp_path: Path, games: bytes | None, metrics: int, warnings: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = RunFiles(tmp_path)
-    files.metrics.append({"step": n + 1, "selfplay/games": 2.0} for n in range(metrics))
+    for step in range(1, metrics + 1):
+        files.metrics.append([{"step": step, "selfplay/games": 2.0}, {"step": step, "val-core/panel/f1": 0.5}])
     if games is not None:
         files.games.path.write_bytes(games)
     files.resume_after(2)

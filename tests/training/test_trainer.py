@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from functools import partial
+from math import nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,7 @@ from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.credit import RoleCredit, equal_role_tokens
 from medserl_agentloop.core.metrics import staleness_metrics, step_line, step_numbers
 from medserl_agentloop.core.records import GameRecord
+from medserl_agentloop.core.step_file import RunFiles
 from medserl_agentloop.core.trainer import PPOTrainer, SelfPlayReplayBuffer, SelfPlayTrainerSync
 from medserl_agentloop.games.kuhn_poker import KuhnPoker
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
@@ -46,6 +48,16 @@ NAMES = MedicalGameInteraction.roles
 def test_verl_finds_the_trainer_and_takes_it_for_its_synchronous_one() -> None:
     trainer = object.__new__(get_trainer_cls("selfplay_sync"))
     assert isinstance(trainer, SelfPlayTrainerSync) and trainer.verl_mode == "sync"
+
+
+def test_validation_metrics_are_in_the_run_s_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PPOTrainer, "_val_metrics_update", lambda *_: {"val-aux/num_turns/max": 2, "val-core/x": nan})
+    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    scores = {"val-core/panel/f1": 0.5}, "validation on panel"
+    trainer.interaction = SimpleNamespace(validation_scores=lambda sources, facts: [scores])
+    trainer.files, trainer.global_steps = RunFiles(tmp_path), 0
+    trainer._val_metrics_update([], [], {})
+    assert list(trainer.files.metrics.read()) == [{"step": 0, "val-aux/num_turns/max": 2.0, "val-core/panel/f1": 0.5}]
 
 
 def test_what_games_gave_up_on_is_aborted_before_the_engine_goes_to_sleep() -> None:
