@@ -54,12 +54,13 @@ def report(
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
     b: Annotated[str, typer.Argument(metavar="B", help="What it is compared with.")],
+    steps: Annotated[str | None, typer.Option(help="Only games of these steps, such as 1-16.")] = None,
 ) -> None:
     """Compare two runs as Markdown: rewards, outcomes, format, speed and memory."""
     from medserl_agentloop.report import compare as comparison
 
     with errors_in_one_line():
-        sections = comparison.compare(comparison.read_side(a), comparison.read_side(b))
+        sections = comparison.compare(comparison.read_side(a, steps), comparison.read_side(b, steps))
     console = Console(width=None if sys.stdout.isatty() else 1000)  # a file has no edge at which to break lines
     for title, columns, rows, note in sections:
         table = Table(*columns, box=box.MARKDOWN)

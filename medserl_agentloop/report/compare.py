@@ -6,9 +6,10 @@ definition. What a side did not write down is "not measured", never 0.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
 from statistics import mean, stdev
@@ -29,6 +30,7 @@ NOT_MEASURED = "not measured"
 _CLOCK = "_runtime"  # seconds since the start, in every row of W&B's history
 _STEPS = ("step", "global_step", "train/global_step", "_step")
 _SECONDS = "timing_s/step"
+_PLACES = ("session", "policy_version")  # numbers of which no mean says anything, beside the step
 CLOSE = 0.1  # means of rewards that differ by no more than this share count as the same
 MEMORY = {
     "device memory, peak GB": "actor/perf/max_memory_allocated_gb",
@@ -49,6 +51,19 @@ class _MeasuredRun:
     def roles(self) -> list[str]:
         return [name.removesuffix("_reward") for name in report.reward_columns(self.games)]
 
+    @property
+    def steps(self) -> tuple[int, int] | None:
+        """The first and the last one of its games; None if they have none."""
+        steps = self.games["step"].dropna()
+        return None if steps.empty else (int(steps.min()), int(steps.max()))
+
+    def within(self, first: int, last: int) -> _MeasuredRun:
+        """The run without its games and metrics of other steps."""
+        games = self.games[self.games["step"].between(first, last).fillna(False)]
+        if games.empty:
+            raise ValueError(f"{self.name} has no games of steps {first} to {last}: give --steps that both sides have")
+        return replace(self, games=games, metrics=self.metrics.loc[first:last])
+
 
 Side = Sequence[_MeasuredRun]
 
@@ -62,8 +77,14 @@ class _Section(NamedTuple):
     note: str
 
 
-def read_side(side: str) -> Side:
-    """The runs of one side: a run's folder, a folder of such folders, a log, or a pattern of these; or a ValueError."""
+def read_side(side: str, steps: str | None = None) -> Side:
+    """The runs of one side: a run's folder, a folder of such folders, a log, or a pattern of these; or a ValueError.
+
+    ``steps`` such as ``1-3`` leave out the others.
+    """
+    wanted = re.fullmatch(r"(\d+)-(\d+)", steps or "0-0")
+    if wanted is None:
+        raise ValueError(f"--steps {steps}: write the first and the last, such as 1-16")
     runs: list[Path] = []
     for path in map(Path, sorted(glob(side)) or [side]):
         if not path.exists():
@@ -72,7 +93,8 @@ def read_side(side: str) -> Side:
         if not inside:
             raise ValueError(f"{path} is no run: neither it nor a folder in it holds {GAMES_FILE}")
         runs += [path] if path in inside else inside
-    return [_read(run) for run in runs]
+    measured = (_read(run) for run in runs)
+    return [run.within(int(wanted[1]), int(wanted[2])) if steps else run for run in measured]
 
 
 def _read(path: Path) -> _MeasuredRun:
@@ -96,8 +118,7 @@ def _read(path: Path) -> _MeasuredRun:
 
 def _is_compared(name: str, values: pd.Series) -> bool:
     """Whether a column of the games is held; a run may have a million of them, so texts are not."""
-    of_role = name.endswith(("_reward", "_tokens")) and not name.startswith("reward/")
-    return name in ("step", "outcome") or of_role or values.dtype == "boolean"
+    return name == "outcome" or (values.dtype in ("boolean", "Int64", "Float64") and name not in _PLACES)
 
 
 class _LoggedTurn(BaseModel):
@@ -150,28 +171,41 @@ def _columns_of(turn: _LoggedTurn) -> dict[str, Any]:
 
 
 def compare(a: Side, b: Side) -> list[_Section]:
-    return [_runs(a, b), _rewards(a, b), _rates(a, b), _speed(a, b)]
+    return [_runs(a, b), _numbers(a, b), _rates(a, b), _speed(a, b)]
 
 
 def _runs(a: Side, b: Side) -> _Section:
     rows = [
-        (side, run.name, str(len(run.games)), run.schemes or "not recorded")
+        (side, run.name, " to ".join(map(str, run.steps or ["?"])), str(len(run.games)), run.schemes or "not recorded")
         for side, runs in (("A", a), ("B", b))
         for run in runs
     ]
     note = "Several runs of a side are its seeds: their games are pooled, and ± is the deviation between them."
     if len({run.schemes for run in (*a, *b)}) > 1:
         note += " The reward schemes differ or are not recorded: rewards compare only under one."
-    return _Section("Runs", ["side", "run", "games", "reward scheme"], rows, note)
+    if len(steps := {run.steps for run in (*a, *b)} - {None}) > 1:
+        first, last = max(first for first, _ in steps), min(last for _, last in steps)
+        same = f": --steps {first}-{last} compares the same ones" if first <= last else ""
+        note += (
+            f" Warning: the runs have games of different steps, and what differs may be the time they trained{same}."
+        )
+    return _Section("Runs", ["side", "run", "steps", "games", "reward scheme"], rows, note)
 
 
-def _rewards(a: Side, b: Side) -> _Section:
+def _numbers(a: Side, b: Side) -> _Section:
+    """Rewards of the roles, their components, then every other number of a game."""
     rows = []
-    for role in dict.fromkeys(role for run in (*a, *b) for role in run.roles):
-        none, column = pd.Series(dtype=float), f"{role}_reward"
+    every = pd.concat([run.games.head(0) for run in (*a, *b)])
+    named = {role: f"{role}_reward" for run in (*a, *b) for role in run.roles}
+    named |= {": ".join(name.split("/", 2)[1:]): name for name in sorted(every) if name.startswith("reward/")}
+    others = every.select_dtypes("number").columns.difference([*named.values(), "step"])
+    for title, column in (named | {name.replace("_", " "): name for name in others}).items():
+        none = pd.Series(dtype=float)
         sides = [[run.games.get(column, none).dropna().astype(float) for run in runs] for runs in (a, b)]
         x, y = (pd.concat(rewards) for rewards in sides)
-        row = [role]
+        if x.empty and y.empty:
+            continue
+        row = [title]
         for rewards, pooled in zip(sides, (x, y), strict=True):
             seeds = f"; seeds {_spread([each.mean() for each in rewards if len(each)])}" if len(rewards) > 1 else ""
             cell = f"{pooled.mean():.4f}, {pooled.std(ddof=0):.4f} ({len(pooled)}{seeds})"
@@ -184,12 +218,13 @@ def _rewards(a: Side, b: Side) -> _Section:
         close = ["mean of A is 0", ""] if share is None else [f"{share:.1%}", "yes" if share <= CLOSE else "no"]
         test = "{:.3f}, {:.2g}".format(*ks_2samp(x, y)[:2])
         rows.append([*row, f"{difference:+.4f}", *close, test])
-    columns = ["role", "A: mean, sd (games)", "B", "B - A", "relative", f"within {CLOSE:.0%}", "KS test: D, p"]
+    columns = ["mean of", "A: mean, sd (games)", "B", "B - A", "relative", f"within {CLOSE:.0%}", "KS test: D, p"]
     note = (
-        "Over the games that reward the role; the relative difference is that of the means, over the mean of A. The "
-        "Kolmogorov-Smirnov test takes games for independent. Those of one prompt group are not: its p is too small."
+        "Over the games that reward the role, or have the number; the relative difference is that of the means, over "
+        "the mean of A. The Kolmogorov-Smirnov test takes games for independent. Those of one prompt group are not: "
+        "its p is too small."
     )
-    return _Section("Rewards", columns, rows, note)
+    return _Section("Rewards and other numbers", columns, rows, note)
 
 
 def _counts(side: Side, outcomes: Sequence[str]) -> dict[str, tuple[int, int]]:

@@ -55,6 +55,25 @@ def test_a_run_and_itself_are_the_same(tmp_path: Path) -> None:
     assert rows["CPU memory, peak GB"] == [NOT_MEASURED, NOT_MEASURED, ""]
 
 
+def test_components_and_a_game_s_own_numbers_have_rows(tmp_path: Path) -> None:
+    rows = tables(run(tmp_path, "medserl"), tmp_path)
+    assert rows["assessor: game"][0] == "0.0000, 1.0000 (4)" and rows["attacker: format"][2] == "+0.0000"
+    assert rows["changed words"][0] == "2.0000, 0.0000 (8)" and rows["attacker tokens"][0] == "10.0000, 0.0000 (8)"
+    assert not {"step", "session", "policy version"} & rows.keys()
+
+
+def test_other_steps_are_warned_of_and_can_be_left_out(tmp_path: Path) -> None:
+    long, short = run(tmp_path / "long"), run(tmp_path / "short")
+    StepFile(long / GAMES_FILE).append([paid(Outcome.MISSED_ERROR, load_scheme("zero_sum"), step=16).to_json()])
+    (runs, *_) = compare(read_side(str(long)), read_side(str(short)))
+    assert [row[2] for row in runs.rows] == ["1 to 16", "1 to 2"]
+    assert "Warning: the runs have games of different steps" in runs.note and "--steps 1-2 compares" in runs.note
+    done = invoke("compare", long, short, "--steps", "1-2")
+    assert done.exit_code == 0 and "Warning" not in done.output and "1 to 16" not in done.output
+    for wrong, says in (("3-16", "short has no games of steps 3 to 16"), ("3", "--steps 3: write the first")):
+        assert says in invoke("compare", long, short, "--steps", wrong).output
+
+
 def test_means_within_a_tenth_and_intervals_that_do_not_overlap_are_told(tmp_path: Path) -> None:
     caught = run(tmp_path / "a", outcomes=[Outcome.CORRECT_DETECTION] * 10)
     missed = run(tmp_path / "b", outcomes=[Outcome.MISSED_ERROR] * 10)

@@ -188,7 +188,7 @@ def test_several_runs_stand_side_by_side(viewed: Callable[..., Any], tmp_path: P
     view = viewed(*runs)
     assert ", ".join(names) in view.title()
     figures = view.locator("#plots figure")
-    assert figures.count() == 3  # all games ended alike, so there is nothing to cross
+    assert figures.count() == 4  # all games ended alike, so there is nothing to cross
     for place, name in enumerate(names):
         assert f"outcomes by step, {name}" in figures.nth(place).inner_text()
         assert f"step {steps[name]}" in figures.nth(place).locator("svg").inner_html()
