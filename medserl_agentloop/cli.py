@@ -54,7 +54,7 @@ def report(
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
     b: Annotated[str, typer.Argument(metavar="B", help="What it is compared with.")],
-    steps: Annotated[str | None, typer.Option(help="Only games of these steps, such as 1-16.")] = None,
+    steps: Annotated[tuple[int, int] | None, typer.Option(help="First and last step of the games to compare.")] = None,
 ) -> None:
     """Compare two runs as Markdown: rewards, outcomes, format, speed and memory."""
     from medserl_agentloop.report import compare as comparison

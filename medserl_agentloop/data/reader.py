@@ -353,7 +353,12 @@ def _csv_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, st
     row = 0
     try:
         written = [name.strip() for name in next(reader, ())]
-        header = _columns_of(written)
+        plain = {re.sub(r"[\s_]", "", name).lower(): name for name in reversed(written)}
+        spelt = {
+            name: plain.get(name.replace(" ", "").lower(), plain.get(_SHORT_NAMES.get(name, ""))) for name in COLUMNS
+        }
+        names = {found: name for name, found in spelt.items() if name not in written}
+        header = [names.get(name, name) for name in written]
         absent, times = [name for name in COLUMNS if name not in header], Counter(header)
         problems = [f"column {shown(name)} occurs twice" for name in sorted(times) if name and times[name] > 1]
         if not _PLACE_OF_ERROR <= {*absent} <= _PLACE_OF_ERROR | {"Error Type"}:
@@ -363,12 +368,10 @@ def _csv_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, st
                 f"{file}, header: {problems[0]}; the first row must name MEDEC's nine columns: {', '.join(COLUMNS)}. "
                 "For notes of your own, id, note, has_error and corrected are enough."
             )
-        renamed = [f"{old} is {new}" for old, new in zip(written, header, strict=True) if old != new]
-        remarks = [f"cells are separated by {_DELIMITERS[delimiter]}"] if delimiter != "," else []
-        remarks += [", ".join(renamed)] if renamed else []
-        remarks += [f"no {', '.join(absent)}"] if absent else []
+        remarks = [f"{old} is {new}" for old, new in zip(written, header, strict=True) if old != new]
+        remarks += [f"no {name}" for name in absent] + [f"{_DELIMITERS[delimiter]} between cells"] * (delimiter != ",")
         if remarks:
-            print(visible(f"{file}, header, as it is understood: {'; '.join(remarks)}"), file=sys.stderr)
+            print(visible(f"{file}, header, as it is understood: {', '.join(remarks)}"), file=sys.stderr)
         for row, cells in enumerate(reader, start=1):
             place = f"{file}, row {row}"
             if not any(cell.strip() for cell in cells):
@@ -383,17 +386,6 @@ def _csv_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, st
     except csv.Error as error:
         instead = 'close every quoted cell and write a quote inside it as ""'
         intake.problems.append(f"{file}, row {row + 1}: not valid CSV ({error}); {instead}.")
-
-
-def _columns_of(header: Sequence[str]) -> list[str]:
-    """``header`` with MEDEC's names, compared without case, blanks and underscores where none is spelt like MEDEC's."""
-    plain = [re.sub(r"[\s_]", "", name).lower() for name in header]
-    names = list(header)
-    for column in set(COLUMNS) - set(header):
-        own = column.replace(" ", "").lower()
-        own = own if own in plain else _SHORT_NAMES.get(column)
-        names = [column if found == own else name for name, found in zip(names, plain, strict=True)]
-    return names
 
 
 def _medrect_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, str]]]:
@@ -435,8 +427,8 @@ def _case_of_row(cells: _Cells, sha256: str) -> Case:
     error_sentence, corrected_sentence, corrected_text = texts = [
         cells.text(column) for column in ("Error Sentence", "Corrected Sentence", "Corrected Text")
     ]
-    placed = sentences or error_sentence or corrected_sentence or not has_error
-    if placed and has_error != (number >= 0) and not cells.problems:
+    placed = sentences or error_sentence or corrected_sentence
+    if has_error != (number >= 0) and not cells.problems and (placed or not has_error):
         what = "an error: write the number of the wrong sentence, or flag 0"
         instead = f"the row's flag says that it has {what if has_error else 'no error: write -1, or flag 1'}"
         cells.refuse("Error Sentence ID", instead)

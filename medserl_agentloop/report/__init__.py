@@ -10,7 +10,6 @@ What a game adds to the fields of every record, its own class says: ``columns`` 
 from __future__ import annotations
 
 import math
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -50,26 +49,13 @@ def metrics(run: str | Path) -> pd.DataFrame:
     path = Path(run) / METRICS_FILE
     if not path.exists():
         raise ValueError(f"{path} does not exist: give the folder of a run (selfplay.records)")
-    rows, names = [], set[str]()
-    for number, row in enumerate(StepFile(path).read(), start=1):
-        rows.append(row)
-        names.update(row)
-        _refuse_many(names, f"{path}, line {number}")
+    rows = list(StepFile(path).read())
     if not rows:
         raise ValueError(f"{path} holds no metrics yet")
+    if (names := len(set().union(*rows))) > MOST_NAMES:
+        raise ValueError(f"{path} has numbers of {names:,} names: a table takes {MOST_NAMES:,}")
     by_step = pd.DataFrame(rows).groupby("step").last().astype("Float64", errors="ignore")
     return by_step.drop(columns="steps", errors="ignore")  # of the whole run, not of a step
-
-
-def _refuse_many(names: set[Any], place: str) -> None:
-    """Raise ValueError for a file with more names than a table can have as columns within minutes."""
-    if len(names) > MOST_NAMES:
-        raise ValueError(f"{place} brings the names of numbers to {len(names):,}: a file may have {MOST_NAMES:,}")
-
-
-def official_scores(names: Iterable[str]) -> list[str]:
-    """Those metrics that are scores of a validation set as a whole; verl's own are by category."""
-    return [name for name in names if re.fullmatch("val-core/[^/]+/[^/]+", name)]
 
 
 def parts(records: Iterable[GameRecord]) -> Iterator[list[GameRecord]]:
@@ -133,7 +119,10 @@ def _addable(file: Path, records: Iterable[GameRecord]) -> Iterator[GameRecord]:
     names: set[Any] = set()
     for number, record in enumerate(records, start=1):
         names.update((role, part) for role, parts in record.rewards.items() for part in (None, *parts))
-        _refuse_many(names, f"{file}, line {number}")
+        if len(names) > MOST_NAMES:
+            raise ValueError(
+                f"{file}, line {number} brings rewards to {len(names):,} names: a table takes {MOST_NAMES:,}"
+            )
         if not all(math.isfinite(sum(parts.values())) for parts in record.rewards.values()):
             raise ValueError(f"{file}, line {number} is not a game record: its rewards add up to no number")
         yield record
@@ -202,7 +191,8 @@ def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
     console.print(render_game(shown, game, title=f"game {place} of {total}"))
     if (run / METRICS_FILE).exists():
         by_step = metrics(run)
-        scores = official_scores(by_step)
+        # Three parts: of a set as a whole; verl's own are by category.
+        scores = list(by_step.filter(regex="^val-core/[^/]+/[^/]+$"))
         for title, names in (("metrics", headline_metrics(game, game.roles or shown.rewards)), ("validation", scores)):
             known = by_step.filter(names).dropna(how="all").dropna(axis="columns", how="all")
             ends = known.iloc[[0, -1] if len(known) > 1 else [0] * len(known)]

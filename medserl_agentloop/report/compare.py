@@ -6,7 +6,6 @@ definition. What a side did not write down is "not measured", never 0.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -77,14 +76,11 @@ class _Section(NamedTuple):
     note: str
 
 
-def read_side(side: str, steps: str | None = None) -> Side:
+def read_side(side: str, steps: tuple[int, int] | None = None) -> Side:
     """The runs of one side: a run's folder, a folder of such folders, a log, or a pattern of these; or a ValueError.
 
-    ``steps`` such as ``1-3`` leave out the others.
+    ``steps``, the first and the last, leave out the others.
     """
-    wanted = re.fullmatch(r"(\d+)-(\d+)", steps or "0-0")
-    if wanted is None:
-        raise ValueError(f"--steps {steps}: write the first and the last, such as 1-16")
     runs: list[Path] = []
     for path in map(Path, sorted(glob(side)) or [side]):
         if not path.exists():
@@ -94,7 +90,7 @@ def read_side(side: str, steps: str | None = None) -> Side:
             raise ValueError(f"{path} is no run: neither it nor a folder in it holds {GAMES_FILE}")
         runs += [path] if path in inside else inside
     measured = (_read(run) for run in runs)
-    return [run.within(int(wanted[1]), int(wanted[2])) if steps else run for run in measured]
+    return [run.within(*steps) if steps else run for run in measured]
 
 
 def _read(path: Path) -> _MeasuredRun:
@@ -185,10 +181,8 @@ def _runs(a: Side, b: Side) -> _Section:
         note += " The reward schemes differ or are not recorded: rewards compare only under one."
     if len(steps := {run.steps for run in (*a, *b)} - {None}) > 1:
         first, last = max(first for first, _ in steps), min(last for _, last in steps)
-        same = f": --steps {first}-{last} compares the same ones" if first <= last else ""
-        note += (
-            f" Warning: the runs have games of different steps, and what differs may be the time they trained{same}."
-        )
+        same = f": --steps {first} {last} compares the same ones" if first <= last else ""
+        note += f" Warning: their games are of different steps, which may be all that differs{same}."
     return _Section("Runs", ["side", "run", "steps", "games", "reward scheme"], rows, note)
 
 

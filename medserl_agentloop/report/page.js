@@ -431,22 +431,24 @@ function figure(caption, children) {
   return element("figure", {}, element("figcaption", {}, ...caption), ...children);
 }
 
+const metricNames = () => [...new Set(Object.values(state.data.metrics).flatMap(({ names }) => Object.keys(names)))].sort();
+
 // What can be drawn by step, by its id, which has a kind before the colon: its label.
 function curves() {
-  const { rewards, components, shares, numbers, metrics } = state.data;
-  const metricNames = [...new Set(Object.values(metrics).flatMap(({ names }) => Object.keys(names)))].sort();
+  const { rewards, components, shares, numbers } = state.data;
   return [
     ["rewards of the roles", "roles"],
     ...components.map((name) => [words(name), "mean:" + name]),
     ...shares.map((name) => [`share: ${words(name)}`, "mean:" + name]),
     ...numbers.map((name) => [`mean: ${words(name)}`, "mean:" + name]),
     ...numbers.flatMap((name) => rewards.map((reward) => [`${words(name)} against ${words(reward)}`, `dots:${name}:${reward}`])),
-    ...metricNames.map((name) => [name, "metric:" + name]),
+    ...metricNames().map((name) => [name, "metric:" + name]),
   ];
 }
 
 function drawPlots() {
-  const { rewards, metrics, filters, scores } = state.data;
+  const { rewards, metrics, filters } = state.data;
+  const scores = metricNames().filter((name) => /^val-core\/[^/]+\/[^/]+$/.test(name)); // of a set as a whole
   const runs = column("run").words;
   const byRun = runs.map((_, code) => state.shown.filter((game) => column("run").codes[game] === code));
   const perRun = (make) => runs.flatMap((run, code) => (byRun[code].length ? make(run, byRun[code], code) : []));

@@ -25,15 +25,7 @@ from medserl_agentloop.core.alarms import METRIC_PREFIX
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import METRICS_FILE, PROMPTS_FILE, StepFile
 from medserl_agentloop.paths import PACKAGE, regular_file, replacing
-from medserl_agentloop.report import (
-    GameClass,
-    games_file,
-    games_frame,
-    metrics,
-    official_scores,
-    read_run,
-    reward_columns,
-)
+from medserl_agentloop.report import GameClass, games_file, games_frame, metrics, read_run, reward_columns
 
 MOST_GAMES = 20_000  # more games than this are drawn as a sample: a browser holds about so many texts
 CHUNK = 250
@@ -51,7 +43,6 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
     runs_coded = {"words": names, "codes": [place for place, _ in shown]}  # by place, for page.js draws them in order
     numbers = frame.select_dtypes("number").round(4)
     values = {name: {"values": [None if pd.isna(x) else float(x) for x in numbers[name]]} for name in numbers}
-    by_run = {name: _by_step(run) for name, run in zip(names, runs, strict=True)}
     columns = {
         "played": played,
         "games": len(shown),
@@ -63,9 +54,8 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
         "shares": list(frame.select_dtypes("boolean")),
         "numbers": [name for name in numbers if name not in ("step", "session") and "reward" not in name],
         "rewards": reward_columns(frame),
-        "scores": sorted({name for run in by_run.values() for name in official_scores(run["names"])}),
         "components": [name for name in frame if name.startswith("reward/")],
-        "metrics": by_run,
+        "metrics": {name: _by_step(run) for name, run in zip(names, runs, strict=True)},
     }
     blocks = [("columns", _packed(json.dumps(columns, separators=(",", ":"), allow_nan=False)))]
     prompts = [prompts_of(run) for run in runs]

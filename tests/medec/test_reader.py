@@ -79,7 +79,7 @@ def test_own_notes_need_four_columns(tmp_path, capsys):
     (case,) = read_files([tmp_path / "own.csv"]).cases
     assert (case.error_note, case.clean_note, case.text_ids) == ("It is gout.", "It is flu.", ("a-1", "a-2"))
     said = capsys.readouterr().err
-    assert "has_error is Error Flag" in said and "no Sentences, Error Type, Error Sentence ID" in said
+    assert "has_error is Error Flag" in said and "no Sentences, no Error Type, no Error Sentence ID" in said
     with pytest.raises(MedecFormatError, match="'a-1' does not say which sentence is wrong"):
         build_eval_rows([tmp_path / "own.csv"])
 
