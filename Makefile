@@ -44,10 +44,10 @@ help:
 	echo "make format      install, reformat the code"
 	echo "make clean       remove the environment and what the quickstart made"
 
-quickstart: $(RUN)/.complete
+quickstart: $(RUN)/.complete | $(DATA)/new/val.parquet
 	@$(BIN)/medserl show $(RUN)
 	$(BIN)/medserl report $(RUN) --output $(RUN)/report.html
-	$(BIN)/python -m experiments.learning.both_roles $(RUN)
+	$(BIN)/medserl progress $(RUN) --data $(DATA)/new/val.parquet --games 400
 
 test: $(VENV)/.dev
 	@echo "== tests"
@@ -148,6 +148,12 @@ $(DATA)/train.parquet: experiments/clinic.py | $(VENV)/.cpu
 	$(BIN)/python data_prep/make_sample.py --cases 1500 --split seen --overlap 1 --seed 7 --output $(DATA)/toy_clinic.csv
 	$(BIN)/python data_prep/medec_to_parquet.py --input $(DATA)/toy_clinic.csv \
 		--mix adversarial_benign=3,decoy_benign=2 --output $(DATA)
+
+$(DATA)/new/val.parquet: | $(DATA)/train.parquet
+	@echo "== new notes, in wordings and with facts that no training file has"
+	$(BIN)/python data_prep/make_sample.py --cases 200 --split held_out --overlap 1 --seed 90001 --output $(DATA)/new_notes.csv
+	$(BIN)/python data_prep/medec_to_parquet.py --input $(DATA)/new_notes.csv --profile brief --val-fraction 1 \
+		--mix adversarial_benign=1,vanilla_benign=1 --output $(DATA)/new
 
 $(RUN)/.complete: | $(DATA)/train.parquet
 	@echo "== training"

@@ -21,10 +21,9 @@ PACKAGE = ("hydra_plugins", "medserl_agentloop", "prompts", "recipes", "tool_con
 PARTS = ("assets", "data_prep", "experiments", *PACKAGE)
 FILES = ("Makefile", "pyproject.toml", "constraints-cpu.txt")
 SMALLER = {
-    "Makefile": (("--cases 1500", "--cases 100"),),
+    "Makefile": (("--cases 1500", "--cases 100"), ("--cases 200", "--cases 20"), ("--games 400", "--games 40")),
     "recipes/quickstart.yaml": (("_steps: 16", "_steps: 1"), ("save_freq: 4", "save_freq: 1")),
     "recipes/tiny.yaml": (("_size: 16", "_size: 8"), ("n: 4", "n: 2")),
-    "experiments/learning/both_roles.py": (("] = 200", "] = 20"),),
 }
 """What is made smaller in the copy. The commands are those of the pages; runs that they start end after a step."""
 NOTES = 100
@@ -41,7 +40,7 @@ NOT_RUN = {
     "hf download": "needs the hub",
     "HF_HUB_CACHE=": "needs the packages of transformers[serving]",
     "medserl show runs/quickstart": "make quickstart does it",
-    "python -m experiments.learning.both_roles": "make quickstart does it",
+    "medserl progress": "make quickstart does it",
     "medserl evaluate runs/quickstart": "the README has it",
     "medserl play": SERVED,
     "medserl show runs/played.jsonl": SERVED,

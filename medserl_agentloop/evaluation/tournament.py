@@ -336,7 +336,7 @@ def tables(results: pd.DataFrame, rated: dict[str, dict[str, float]], players: S
         ("assessors, %", "assessor", "measure", of_assessors),
     ):
         cells = shown[shown.measure.isin(measures)].pivot(index=rows, columns=columns, values="cell")
-        if columns == "measure":
+        if columns == "measure" and rated:
             cells = cells.join(pd.Series(rated[rows], dtype=float).map("{:+.0f}".format).rename("rating"), how="outer")
         cells = cells.reindex([name for name in players if name in cells.index]).fillna("")
         cells = cells[[name for name in (*players, "rating", *measures) if name in cells]]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,20 @@ def test_a_run_is_its_checkpoints_and_says_profile_judge_and_notes(notes: Path, 
     assert done.exit_code == 0, done.output
     settings = json.loads((run / "tournament" / "tournament.json").read_text())["settings"]["selfplay"]
     assert (settings["profile"], settings["judge"]) == ("brief", ORACLE)
+
+
+def test_progress_plays_both_ends_of_a_run_in_both_roles(notes: Path, tmp_path: Path) -> None:
+    node = {"profile": "brief", "judge": ORACLE, "budget": {"attacker_reasoning": 40, "assessor": 60}}
+    start = {"model": {"path": NOVICE}}
+    run = run_at(tmp_path / "run", 2, selfplay=node, data={"val_files": str(notes)}, actor_rollout_ref=start)
+    done = invoke("progress", run, "--games", 6)
+    assert done.exit_code == 0, done.output
+    matrix = done.output.split("attacks that are valid and not found")[1].splitlines()[4:6]
+    assert [re.findall(r"\w+(?= *│)|\d+ \[", line)[0] for line in matrix] == ["start", "end"]
+    assert all(line.count("[") == 2 for line in matrix) and "false alarms, untouched" in done.output
+    assert f"start is {NOVICE}, end is {run}/global_step_2" in done.output
+    nothing = run_at(tmp_path / "none", 0, data={"val_files": str(notes)}, actor_rollout_ref=start)
+    assert "holds no checkpoint" in invoke("progress", nothing).output
 
 
 def game(attacker: str, assessor: str, outcome: Outcome, uid: int, **changes: Any) -> MedicalRecord:
