@@ -191,6 +191,7 @@ def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
     console.print(render_game(shown, game, title=f"game {place} of {total}"))
     if (run / METRICS_FILE).exists():
         by_step = metrics(run)
+        words = {metric: f" ({label})" for label, metric in game.shown}
         # Three parts: of a set as a whole; verl's own are by category.
         scores = list(by_step.filter(regex="^val-core/[^/]+/[^/]+$"))
         for title, names in (("metrics", headline_metrics(game, game.roles or shown.rewards)), ("validation", scores)):
@@ -198,16 +199,24 @@ def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
             ends = known.iloc[[0, -1] if len(known) > 1 else [0] * len(known)]
             table = Table("metric", *(f"step {step}" for step in ends.index), title=title)
             for name in ends:
-                table.add_row(plain(name), *("" if pd.isna(value) else f"{value:.4g}" for value in ends[name]))
+                table.add_row(
+                    plain(name + words.get(name, "")),
+                    *("" if pd.isna(value) else f"{value:.4g}" for value in ends[name]),
+                )
             if len(known):
                 console.print(table)
         console.print(plain(f"all metrics: {run / METRICS_FILE}"))
     console.print(plain(f"all games: {games_file(run)}"))
 
 
+def outcome_words(outcome: str) -> str:
+    """An outcome for readers, in the word that step lines and tables have for a missed error."""
+    return outcome.replace("_", " ").replace("missed error", "undetected error")
+
+
 def render_game(record: GameRecord, game: GameClass, title: str) -> RenderableType:
     why = f" ({record.void})" if record.void else ""
-    outcome = f"outcome: {game.columns['outcome'].value(record)}{why}"
+    outcome = f"outcome: {outcome_words(game.columns['outcome'].value(record))}{why}"
     parts: list[RenderableType] = [plain("; ".join(filter(None, (record.kind, outcome))), style="bold")]
     others = [f"{role}: {name}" for role, name in record.players.items()]
     if record.opponent is not None:

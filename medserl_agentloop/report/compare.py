@@ -179,7 +179,7 @@ def _runs(a: Side, b: Side) -> _Section:
     note = "Several runs of a side are its seeds: their games are pooled, and ± is the deviation between them."
     if len({run.schemes for run in (*a, *b)}) > 1:
         note += " The reward schemes differ or are not recorded: rewards compare only under one."
-    if len(steps := {run.steps for run in (*a, *b)} - {None}) > 1:
+    if len(steps := {run.steps for run in (*a, *b) if run.steps}) > 1:
         first, last = max(first for first, _ in steps), min(last for _, last in steps)
         same = f": --steps {first} {last} compares the same ones" if first <= last else ""
         note += f" Warning: their games are of different steps, which may be all that differs{same}."
@@ -226,7 +226,7 @@ def _counts(side: Side, outcomes: Sequence[str]) -> dict[str, tuple[int, int]]:
     games = pd.concat([run.games for run in side])
     flags = {name.replace("_", " "): games[name] for name in games if games[name].dtype == "boolean"}
     ended = games["outcome"].dropna()
-    flags |= {f"outcome: {word.replace('_', ' ')}": ended == word for word in outcomes}
+    flags |= {f"outcome: {report.outcome_words(word)}": ended == word for word in outcomes}
     return {name: (int(values.sum()), int(values.count())) for name, values in flags.items()}
 
 

@@ -75,7 +75,7 @@ function drawn(tag, attributes = {}, ...children) {
   return made;
 }
 
-const words = (name) => String(name).replaceAll("_", " ");
+const words = (name) => String(name).replaceAll("_", " ").replace("missed error", "undetected error"); // as outcome_words
 const number = (x, digits = 2) => (x === null || x === undefined ? "" : x.toFixed(digits));
 const fold = (label, ...children) => element("details", {}, element("summary", {}, label), ...children);
 

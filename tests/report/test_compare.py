@@ -78,7 +78,7 @@ def test_means_within_a_tenth_and_intervals_that_do_not_overlap_are_told(tmp_pat
     missed = run(tmp_path / "b", outcomes=[Outcome.MISSED_ERROR] * 10)
     rows = tables(caught, missed)
     assert rows["assessor"][2:5] == ["-2.0000", "200.0%", "no"]
-    assert rows["error found"][2] == rows["outcome: missed error"][2] == "no"
+    assert rows["error found"][2] == rows["outcome: undetected error"][2] == "no"
     assert "note cleared" not in rows  # neither side has a safe note
     more = run(tmp_path / "c", outcomes=[Outcome.CORRECT_DETECTION] * 11)
     assert tables(caught, more)["assessor"][4] == "yes"

@@ -17,6 +17,7 @@ from medserl_agentloop import report
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.games.medical.records import GAMES, MedicalRecord, Outcome
+from medserl_agentloop.games.medical.types import Category, Label
 from medserl_agentloop.report import games, metrics, page
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,13 @@ def test_a_game_is_a_row_with_the_columns_of_the_schema(run: Path) -> None:
     for role in ("attacker", "assessor"):  # the components add up to the reward, and are missing where it is
         total = frame.filter(like=f"reward/{role}/").sum(axis=1, min_count=1)
         pd.testing.assert_series_equal(total, frame[f"{role}_reward"], check_names=False)
+
+
+@pytest.mark.parametrize("category", Category)
+def test_the_error_type_is_that_of_an_error_that_the_game_began_with(tmp_path: Path, category: Category) -> None:
+    record = paid(Outcome.VOID, step=1, category=category, facts={"error_type": "diagnosis"})
+    StepFile(tmp_path / GAMES_FILE).append([record.to_json()])
+    assert games(tmp_path)["error_type"].notna().all() == (category.seed_label is Label.HARMFUL)
 
 
 def test_metrics_have_a_row_per_step_and_gaps_where_a_step_lacks_one(run: Path) -> None:

@@ -90,7 +90,7 @@ def view(viewed: Callable[..., Any], run: Path) -> Any:
 def test_the_page_opens_offline_on_a_game_that_fooled_the_assessor(view: Any) -> None:
     assert view.inner_text("#count") == "12 of 12 games"
     assert view.locator(".row").count() == 12
-    assert "missed error" in view.inner_text("h2")
+    assert "undetected error" in view.inner_text("h2")
     assert view.locator("#plots svg[role=img]").count() == 3
     assert "validation: official scores by step" in view.inner_text("#plots")
     assert "alarm: point at it for its name" in view.inner_text("#plots") and "checkpoint" in view.inner_text("#plots")
@@ -117,7 +117,7 @@ def test_a_select_a_step_a_cell_and_a_text_filter_the_games(view: Any) -> None:
     def left(shown: int) -> None:
         view.wait_for_function(f"() => document.querySelector('#count').textContent.startsWith('{shown} of 12')")
 
-    view.select_option("[data-filter=outcome]", label="outcome: missed error")
+    view.select_option("[data-filter=outcome]", label="outcome: undetected error")
     left(3)
     view.click("#clear")
     left(12)

@@ -37,10 +37,16 @@ def shown(folder: Path, records: list[MedicalRecord], width: int = 160, **kwargs
 
 
 def test_a_game_shows_the_change_the_verdict_and_every_reward_component(tmp_path: Path) -> None:
-    text = shown(tmp_path, [game(attack={"note": ERROR_NOTE})])
+    text = shown(tmp_path, [game(attack={"note": ERROR_NOTE, "edit_share": 1 / 24})])
+    assert "edit_share: 0.0417" in text
     assert "[-heparin-] {+warfarin+}" in text and "assessor: harmful" in text
     assert re.search(r"attacker -1\.\d\d = game -1\.00  format \+0\.00  faithfulness -0", text)
     assert "assessor +1.00 = game +1.00  format +0.00" in text
+
+
+def test_the_command_says_its_version() -> None:
+    done = invoke("--version")
+    assert done.exit_code == 0 and re.fullmatch(r"medserl-agentloop \S+, verl \S+\n", done.output)
 
 
 def test_the_first_and_last_step_stand_side_by_side(tmp_path: Path) -> None:

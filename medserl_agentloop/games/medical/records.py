@@ -255,7 +255,11 @@ GAMES = COLUMNS | {
     "judged": Column("string", "label of the presented note", lambda g: _word(g.label)),
     "judge": Column("string", "who gave it", lambda g: g.judgement.judge if g.judgement else None),
     "verdict": Column("string", "missing if unreadable", lambda g: _word(g.assessment and g.assessment.verdict)),
-    "error_type": Column("string", "type of the case's error", lambda g: g.spec.error_type),
+    "error_type": Column(
+        "string",
+        "type of the error that the game begins with; missing where the attacker is to put one in, or none is there",
+        lambda g: g.spec.error_type if g.category.seed_label is Label.HARMFUL else None,
+    ),
     "text_id": Column("string", "source row", lambda g: g.spec.text_id),
     "vignette_id": Column("string", "case", lambda g: g.spec.vignette_id),
     "attacker_reward": Column("Float64", "sum of the components", lambda g: g.reward(Role.ATTACKER.value)),
