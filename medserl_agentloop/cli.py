@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich import box
@@ -21,8 +20,8 @@ from medserl_agentloop.evaluation.evaluate import evaluate
 from medserl_agentloop.evaluation.judge_calibration import app as judge_app
 from medserl_agentloop.evaluation.play import play, probe
 from medserl_agentloop.evaluation.score import score
-from medserl_agentloop.evaluation.tournament import tournament
-from medserl_agentloop.paths import errors_in_one_line, plain, say, visible
+from medserl_agentloop.evaluation.tournament import entries, tournament
+from medserl_agentloop.paths import errors_in_one_line, plain, visible
 from medserl_agentloop.planning import plan
 
 _SIDE = "Folder of a run or of several (its seeds), a log of the OpenRLHF system (.jsonl), or a pattern in quotes."
@@ -75,35 +74,19 @@ def progress(
     run: Annotated[Path, typer.Argument(help="Folder of a run that has saved a checkpoint.")],
     data: Annotated[Path | None, typer.Option(help="Parquet file of games; else the run's data.val_files.")] = None,
     games: Annotated[int, typer.Option(min=1, help="Rows to draw.")] = 200,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder; else progress/STEP in the run's.")
+    ] = None,
 ) -> None:
     """Let a run's first player and its last play each other.
 
-    In both roles, on the same notes, at temperature 1, with the run's judge and prompts. Medical games only.
+    It is medserl tournament --ends: both roles on the same notes, with the run's judge and prompts.
     """
-    from medserl_agentloop.evaluation.play import model_at, play_match, run_config, start_games, template_of
-    from medserl_agentloop.evaluation.tournament import entries, shares, tables
-    from medserl_agentloop.games.medical.config import MedicalConfig
-
-    console, records = Console(), list[Any]()
     with errors_in_one_line():
-        config, ends = run_config(run), entries(str(run))
-        if len(ends) < 2:
-            raise ValueError(f"{run} holds no checkpoint, or its start is not here: give a run's folder that has both")
-        once = ["vanilla_attacker=skip", "assessments=1"]
-        game, started = start_games(config, MedicalConfig, {}, once, data, games, seed=0)
-        specs = [each.record.spec for each in started]
-        attacked, untouched = ([s for s in specs if s.category.has_attack is has] for has in (True, False))
-        players = [model_at(entry.place, None, template_of(config)) for entry in (ends[0], ends[-1])]
-        players[0].name, players[1].name = names = ["start", "end"]
-        for attacker, known in ((player, dict[int, Any]()) for player in players):
-            for assessor in players:  # an attacker's turns serve against both, and nobody attacks untouched notes
-                rows = attacked + untouched * (assessor is attacker)
-                drawn: Any = {"temperature": 1.0, "seed": 0, "attacks": known}
-                played = asyncio.run(play_match(attacker, assessor, rows, game.config, **drawn))
-                records += [record.model_copy(update={"uid": str(n)}) for n, record in enumerate(played)]
-        for table in tables(shares(records), {}, names):
-            console.print(table)
-    say(console, f"{run}: start is {ends[0].place}, end is {ends[-1].place}")
+        if len(ends := entries(str(run), ends=True)) < 2:
+            raise ValueError(f"{run} lacks a checkpoint, or what it began with: give the folder of a run with both")
+    output = output or run / "progress" / ends[-1].name.rpartition("/")[2]
+    tournament([str(run)], output, data=data, games=games, ends=True)
 
 
 def certify(

@@ -65,8 +65,11 @@ def named(text: str) -> tuple[str, str]:
     return name, place
 
 
-def entries(text: str) -> list[_Entry]:
-    """The players that an argument of the command means, oldest first; a ValueError if there is no such folder."""
+def entries(text: str, ends: bool = False) -> list[_Entry]:
+    """The players that an argument of the command means, oldest first, or the two ``ends`` of a run.
+
+    A ValueError if there is no such folder.
+    """
     name, place = named(text)
     served, at, address = place.partition("@http")
     if at:
@@ -81,7 +84,8 @@ def entries(text: str) -> list[_Entry]:
         return [_Entry(name, place)]
     start = run_config(folder).get("actor_rollout_ref", {}).get("model", {}).get("path", "")
     first = [_Entry(f"{name}/0", start, line=name)] if start and Path(start).is_dir() else []
-    return first + [_Entry(f"{name}/{step}", str(steps[step]), line=name) for step in sorted(steps)]
+    line = first + [_Entry(f"{name}/{step}", str(steps[step]), line=name) for step in sorted(steps)]
+    return [line[0], line[-1]] if ends and len(line) > 1 else line
 
 
 def tournament(
@@ -98,6 +102,7 @@ def tournament(
     attackers: Annotated[list[str] | None, typer.Option("--attacker", help="A player of this role alone.")] = None,
     assessors: Annotated[list[str] | None, typer.Option("--assessor", help="A player of this role alone.")] = None,
     data: Annotated[Path | None, typer.Option(help="Parquet file of games; else the run's data.val_files.")] = None,
+    ends: Annotated[bool, typer.Option("--ends", help="Of a run only its start and its last checkpoint.")] = False,
     games: Annotated[int, typer.Option(min=1, help="Rows to draw, those to attack and untouched ones.")] = 100,
     seed: Annotated[int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")] = 0,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature of all players.")] = 1.0,
@@ -118,11 +123,9 @@ def tournament(
     console = Console()
     groups = (players or [], attackers or [], assessors or [])
     with errors_in_one_line(stopped="the same command goes on after the pairings so far"):
-        both, attacking, assessing = ([entry for text in group for entry in entries(text)] for group in groups)
+        both, attacking, assessing = ([entry for text in group for entry in entries(text, ends)] for group in groups)
         everyone = both + attacking + assessing
         attacking, assessing = both + attacking, both + assessing
-        if find_spec("sklearn") is None:
-            raise ValueError("ratings need scikit-learn: pip install 'medserl-agentloop[eval]'")
         if not attacking or not assessing:
             raise ValueError("name at least one player, or an --attacker and an --assessor")
         ((name, count),) = Counter(entry.name for entry in everyone).most_common(1)
@@ -209,7 +212,9 @@ def _conclude(output: Path, asked: dict[str, Any], everyone: Sequence[_Entry], c
     if len(void) == len(records):
         raise ValueError(f"all games are void, the first because of: {void[0]}")
     results = shares(records)
-    rated = ratings(results)
+    rated = ratings(results) if find_spec("sklearn") else {}
+    if not rated:
+        say(console, "no ratings: they need scikit-learn (pip install 'medserl-agentloop[eval]')")
     lines = [[e.name for e in everyone if e.line == line] for line in dict.fromkeys(e.line for e in everyone)]
     of_lines = [result for line in lines if (result := newest(results, line))]
     results.to_csv(output / TABLE, index=False)

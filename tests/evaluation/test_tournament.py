@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from typer.testing import Result
 
 from experiments.learning.measure import held_out_cases, spec_of
 from medserl_agentloop.data.rows import write_parquet
+from medserl_agentloop.evaluation import tournament as module
 from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.evaluation.play import play_match
 from medserl_agentloop.evaluation.tournament import entries, newest, ratings, shares, tables
@@ -158,18 +158,20 @@ def test_a_run_is_its_checkpoints_and_says_profile_judge_and_notes(notes: Path, 
     assert (settings["profile"], settings["judge"]) == ("brief", ORACLE)
 
 
-def test_progress_plays_both_ends_of_a_run_in_both_roles(notes: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rated", [True, False])
+def test_progress_is_a_tournament_between_the_ends_of_a_run(
+    notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rated: bool
+) -> None:
+    if not rated:
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
     node = {"profile": "brief", "judge": ORACLE, "budget": {"attacker_reasoning": 40, "assessor": 60}}
     start = {"model": {"path": NOVICE}}
     run = run_at(tmp_path / "run", 2, selfplay=node, data={"val_files": str(notes)}, actor_rollout_ref=start)
     done = invoke("progress", run, "--games", 6)
-    assert done.exit_code == 0, done.output
-    matrix = done.output.split("attacks that are valid and not found")[1].splitlines()[4:6]
-    assert [re.findall(r"\w+(?= *│)|\d+ \[", line)[0] for line in matrix] == ["start", "end"]
-    assert all(line.count("[") == 2 for line in matrix) and "false alarms, untouched" in done.output
-    assert f"start is {NOVICE}, end is {run}/global_step_2" in done.output
-    nothing = run_at(tmp_path / "none", 0, data={"val_files": str(notes)}, actor_rollout_ref=start)
-    assert "holds no checkpoint" in invoke("progress", nothing).output
+    assert done.exit_code == 0 and "valid errors found, %" in done.output, done.output
+    assert {game.players["assessor"] for game in records(run / "progress" / "2")} == {"run/0", "run/2"}
+    assert ("rating" in done.output.split("attackers, %")[1]) == rated == ("need scikit-learn" not in done.output)
+    assert "lacks a checkpoint" in invoke("progress", run_at(tmp_path / "none", 0)).output
 
 
 def game(attacker: str, assessor: str, outcome: Outcome, uid: int, **changes: Any) -> MedicalRecord:

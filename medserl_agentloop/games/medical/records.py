@@ -257,7 +257,7 @@ GAMES = COLUMNS | {
     "verdict": Column("string", "missing if unreadable", lambda g: _word(g.assessment and g.assessment.verdict)),
     "error_type": Column(
         "string",
-        "type of the error that the game begins with; missing where the attacker is to put one in, or none is there",
+        "type of the seed note's error; the attacker may put in one of another type",
         lambda g: g.spec.error_type if g.category.seed_label is Label.HARMFUL else None,
     ),
     "text_id": Column("string", "source row", lambda g: g.spec.text_id),
