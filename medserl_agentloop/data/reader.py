@@ -354,10 +354,9 @@ def _csv_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, st
     try:
         written = [name.strip() for name in next(reader, ())]
         plain = {re.sub(r"[\s_]", "", name).lower(): name for name in reversed(written)}
-        spelt = {
-            name: plain.get(name.replace(" ", "").lower(), plain.get(_SHORT_NAMES.get(name, ""))) for name in COLUMNS
-        }
-        names = {found: name for name, found in spelt.items() if name not in written}
+        alike = {name: plain.get(name.replace(" ", "").lower()) for name in COLUMNS}
+        alike |= {name: alike[name] or plain.get(short) for name, short in _SHORT_NAMES.items()}
+        names = {found: name for name, found in alike.items() if name not in written}
         header = [names.get(name, name) for name in written]
         absent, times = [name for name in COLUMNS if name not in header], Counter(header)
         problems = [f"column {shown(name)} occurs twice" for name in sorted(times) if name and times[name] > 1]

@@ -75,7 +75,9 @@ def test_columns_spelt_in_another_way_are_read_and_said(write_csv, capsys, delim
 
 
 def test_own_notes_need_four_columns(tmp_path, capsys):
-    (tmp_path / "own.csv").write_text("id,note,has_error,corrected\na-1,It is gout.,1,It is flu.\na-2,It is flu.,0,\n")
+    (tmp_path / "own.csv").write_text(
+        ",id,note,has_error,corrected\n0,a-1,It is gout.,1,It is flu.\n1,a-2,It is flu.,0,\n"
+    )
     (case,) = read_files([tmp_path / "own.csv"]).cases
     assert (case.error_note, case.clean_note, case.text_ids) == ("It is gout.", "It is flu.", ("a-1", "a-2"))
     said = capsys.readouterr().err
