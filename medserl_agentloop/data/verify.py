@@ -168,7 +168,7 @@ def _wrong_columns(schema: Any) -> Iterator[str]:
 
 
 def _holds_the_same(kind: Any, expected: Any) -> bool:
-    """Whether Python gets the same values: pandas may write large_string, categories, null for a field of None."""
+    """Compare types by what Python reads: pandas may write large_string, categories, and null for a field of None."""
     spelt = re.sub(r"dictionary<values=(\w+), indices=\w+, ordered=\d>", r"\1", str(kind).replace("large_", ""))
     spelt, wanted = (re.sub(r"list<\w+", "list<", text) for text in (spelt, str(expected)))
     return re.fullmatch(re.escape(wanted).replace("string", "(string|null)"), spelt) is not None

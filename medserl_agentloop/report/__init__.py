@@ -54,6 +54,9 @@ def metrics(run: str | Path) -> pd.DataFrame:
         raise ValueError(f"{path} holds no metrics yet")
     if (names := len(set().union(*rows))) > MOST_NAMES:
         raise ValueError(f"{path} has numbers of {names:,} names: a table takes {MOST_NAMES:,}")
+    for number, row in enumerate(rows, start=1):
+        if "step" not in row or not all(isinstance(value, int | float | None) for value in row.values()):
+            raise ValueError(f"{path}, line {number} has no step, or something else than numbers")
     by_step = pd.DataFrame(rows).groupby("step").last().astype("Float64", errors="ignore")
     return by_step.drop(columns="steps", errors="ignore")  # of the whole run, not of a step
 
