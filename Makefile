@@ -152,7 +152,7 @@ $(DATA)/train.parquet: experiments/clinic.py | $(VENV)/.cpu
 $(DATA)/new/val.parquet: | $(DATA)/train.parquet
 	@echo "== new notes, in wordings and with facts that no training file has"
 	$(BIN)/python data_prep/make_sample.py --cases 200 --split held_out --overlap 1 --seed 90001 --output $(DATA)/new_notes.csv
-	$(BIN)/python data_prep/medec_to_parquet.py --input $(DATA)/new_notes.csv --profile brief --val-fraction 1 \
+	$(BIN)/python data_prep/medec_to_parquet.py --input $(DATA)/new_notes.csv --val-fraction 1 \
 		--mix adversarial_benign=1,vanilla_benign=1 --output $(DATA)/new
 
 $(RUN)/.complete: | $(DATA)/train.parquet

@@ -254,12 +254,12 @@ def _unchecked(report: Report, paths: Sequence[Path], splits: set[str]) -> dict[
     """What says nothing about the files although it found nothing wrong."""
     loose = [path.name for path in paths if in_manifest(path) is None]
     files = report.files.values()
-    unseen = ", ".join(name for name, file in report.files.items() if not file["longest prompt"])
+    unseen = ", ".join(name for name, file in report.files.items() if not file["harmful"] + file["safe"])
     unseen = f"no row of {unseen} could be looked at" if unseen else ""
     why = {
         Check.MANIFEST: f"no {MANIFEST} beside it names {', '.join(loose)}" if loose else "",
-        Check.PLAYABLE: "" if report.failures[Check.PLAYABLE] else unseen,
-        Check.LABELS: unseen,
+        Check.FACTS: "" if report.failures[Check.FACTS] else unseen,
+        Check.SENTENCES: unseen,
         Check.INDEX: unseen,
         Check.SPLITS: unseen or ("all rows are of one split" if len(splits) < 2 else ""),
         Check.BALANCE: "" if any(file["harmful"] + file["safe"] for file in files) else "no row has a label",
