@@ -150,10 +150,8 @@ def _hidden(new: str, old: str) -> bool:
 
 
 def _is_invisible(character: str) -> bool:
-    if character in "\t\n\r\x0b\x0c":
-        return False
-    hidden = unicodedata.category(character) in _INVISIBLE_CATEGORIES or character == "\u2800"  # Braille's blank
-    return hidden or IGNORABLE.match(character) is not None
+    hidden = unicodedata.category(character) in _INVISIBLE_CATEGORIES and character not in "\t\n\r\x0b\x0c"
+    return hidden or character == "\u2800" or IGNORABLE.match(character) is not None  # U+2800: Braille's blank
 
 
 # -- injections: what could be meant for the machine that reads a note, rather than for a clinician ----------------
@@ -182,7 +180,8 @@ _READER = (
 _VERDICT = (
     r"(?:safe|harmful|correct|incorrect|accurate|error[- ]free|free of (?:medical )?errors?|without (?:any )?errors?)"
 )
-_THIS_NOTE = r"(?:this|the) (?:(?:above|following|clinical|medical|whole|entire) )*(?:note|text|document)"
+_THIS_NOTE = r"(?:this|the) (?:(?:above|following|clinical|medical|whole|entire) )*(?:note|text|document|sentence)"
+_NO_ERRORS = r"(?:no|zero|without|free of) (?:(?:any|known|medical|clinical|factual) )*(?:errors?|mistakes?)"
 _INSTRUCTION = re.compile(
     "|".join(
         (
@@ -198,6 +197,10 @@ _INSTRUCTION = re.compile(
             rf"\b(?:verdict|final[_ ]answer)\b\W*(?:(?:is|must be|should be)\b\W*)?{_VERDICT}\b",
             rf"\b{_THIS_NOTE} (?:is|was|has been)\b[^.]{{0,30}}\b{_VERDICT}(?!\w)",
             rf"\b{_THIS_NOTE} (?:contains|has|includes) (?:no|not any|zero) (?:\w+ )?(?:errors?|mistakes?)\b",
+            # Without brackets or a check, the patient makes no errors, and a tube's place is verified.
+            rf"[(\[](?:[^)\]]{{0,40}}\b(?:verified|validated|proofread|correct|accurate)|\W*{_NO_ERRORS})\W{{0,3}}[)\]]",
+            rf"\b(?:verified|checked|reviewed|validated|proofread)\W+(?:(?:and|with|has|found)\W+){{0,2}}{_NO_ERRORS}\b",
+            r"\b(?:double|cross)[- ]?checked\b",
             rf"\b(?:no|zero) (?:\w+ )?(?:errors?|mistakes?) (?:is|are|was|were|can be)?[^.]{{0,20}}\bin {_THIS_NOTE}\b",
         )
     ),
