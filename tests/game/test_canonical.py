@@ -8,8 +8,9 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from note_files import real_pairs
+from note_files import OFFICIAL, PAIRS, medec_file, real_pairs
 
+from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.edit_rules import DRESSED as DRESSED_EDITS
 from medserl_agentloop.evaluation.edit_rules import HARMLESS
 from medserl_agentloop.games.medical.canonical import IGNORABLE, canonical_words, says_the_same, visible
@@ -20,7 +21,24 @@ DRESSED = {
         (".5 mg", "0.5 mg"), ("08:30", "8:30"), ("three days", "3 days"), ("5½ tablets", "5 1/2 tablets"),
         ("10² cells", "10^2 cells"), ("\uff15\uff10 mg", "50 mg"), ("5 000 units", "5000 units"),
         ("5\u2009250 units", "5,250 units"), ("5\u00b75 mg", "5.5 mg"),
-        ("\u0665\u0660 mg", "50 mg"), ("\u096b mg", "5 mg"),
+        ("\u0665\u0660 mg", "50 mg"), ("\u096b mg", "5 mg"), ("650 mg", "6.5e2 mg"), ("650 mg", "6.5 x 10^2 mg"),
+        ("650 mg", "6 5 0 mg"), ("50 mg", "5 0 mg"), ("10\u2075 cells", "100,000 cells"), ("+4.0", "4"),
+        ("warfarin", "w a r f a r i n"), ("heparin", "heparin\u00b9"), ("type 2 diabetes", "type II diabetes"),
+        ("gout. 2. He rests", "gout. 3. He rests"), ("daily: 1) heparin, 2) rest", "daily: 3) heparin, 4) rest"),
+    ],
+    "number words": [
+        ("50 mg", "fifty mg"), ("25 mg", "twenty-five mg"), ("120 mg", "one hundred and twenty mg"),
+        ("100 mg", "a hundred mg"), ("5,000 units", "5 thousand units"),
+        ("2506 units", "two thousand five hundred and six units"),
+        ("1,500,000 cells", "1.5 million cells"), ("a 35-year-old man", "a thirty-five-year-old man"),
+        ("the second dose", "the 2nd dose"), ("five six", "5 6"),
+    ],
+    "calculations": [
+        ("5 mg", "10/2 mg"), ("0.5 mg", "1/2 mg"), ("5.5 mg", "5\u00bd mg"), ("5 mg", "3 + 2 mg"), ("6 mg", "1+2+3 mg"),
+    ],
+    "ranges and limits": [
+        ("5-10 mg", "5 to 10 mg"), ("5-10 mg", "between five and 10 mg"), (">140", "greater than 140"),
+        (">= 140", "at least 140"), ("\u2264 140", "no more than 140"), ("<140", "less than 140"),
     ],
     "units": [
         ("81 mg", "81mg"), ("81 mg", "81 milligrams"), ("0.5 g", "500 mg"), ("1,000 mcg", "1 mg"), ("5 µg", "5 mcg"),
@@ -66,10 +84,13 @@ DRESSED = {
     ],
     "dates": [
         ("March 5, 2020", "5 March 2020"), ("Mar 5th 2020", "03/05/2020"), ("2020-03-05", "3/5/2020"),
-        ("on Sept. 9", "on 9th of September"),
+        ("on Sept. 9", "on 9th of September"), ("March 5, 2020", "03/05/20"), ("March 5, 2020", "2020/03/05"),
+        ("March 5, 2020", "5-Mar-2020"), ("March 5, 2020", "03-05-2020"), ("March 5, 2020", "March the 5th, 2020"),
     ],
     "abbreviations": [
         ("twice daily", "b.i.d."), ("three times a day", "TID"), ("every 8 hours", "q8h"),
+        ("daily", "every 24 hours"), ("daily", "once a day"), ("QD", "every day"), ("q12h", "2 times per day"),
+        ("weekly", "every 7 days"), ("left arm", "L arm"), ("right arm", "R. arm"), ("left arm", "lt arm"),
         ("by mouth as needed", "PO prn"), ("blood pressure 120/80", "BP 120/80"),
         ("38.5, blood pressure 81 mg", "38.5, BP 81 mg"), ("an electrocardiogram", "an EKG"),
         ("without fever", "w/o fever"), ("with fever", "w/ fever"), ("with 2 days of fever", "w/ two days of fever"),
@@ -102,6 +123,14 @@ OTHER = [
     ("\u0665 mg", "6 mg"), ("COPD \u2013 stable", "COPD stable"),
     ("~5 mg", "5 mg"), ("q 8 h", "q 6 h"), ("\u1369 mg", "1 mg"),
     ("n\u0336o\u0336t\u0336 well", "not well"),  # struck through
+    ("8/2 mg", "4/1 mg"), ("120/80 mm Hg", "60/40 mm Hg"), ("120/80 mm Hg", "1.5 mm Hg"), ("2 x 3 cm", "6 cm"),
+    ("1 5 mg tablet", "15 mg tablet"), ("6.5e2 mg", "6.5e3 mg"), ("two hundred mg", "two thousand mg"),
+    ("one hundred mg", "one hundred and five mg"), ("5 or 6 mg", "5-6 mg"), ("5 and 10 mg", "5-10 mg"),
+    ("more than 5", "at least 5"), ("more than 5", "less than 5"), ("L arm", "R arm"), ("5 L saline", "5 left saline"),
+    ("every 24 hours", "every 12 hours"), ("daily", "weekly"), ("2nd dose", "3rd dose"),
+    ("temperature: 38. He rests", "temperature: 39. He rests"), ("stage 2) disease", "stage 3) disease"),
+    ("(3) lesions", "(4) lesions"), ("03/05/20", "05/03/20"),
+    ("10/0 mg", "10 mg"),
     ("\u043d\u0435", "\u043d\u0430"), ("\u4e2d\u6587", "\u82f1\u6587"), ("G2P1", "G1P2"), ("1:1000", "1:10000"),
 ]  # fmt: skip
 
@@ -125,6 +154,21 @@ def test_every_default_ignorable_code_point_is_known() -> None:
     assert says_the_same("aspirin", "asp" + "".join(ignorable) + "irin")
     assert not IGNORABLE.search("aspirin \u00b5\u00b0\u2265\u00e9\u533b\u0301")
 
+
+KNOWN = ["fever", "cough", "38.5", "81 mg", "no", "heparin", "x-ray", "twice daily", "120/80", "BP"]
+DRESSABLE = [
+    "five",
+    "hundred",
+    "thousand",
+    "6.5e2",
+    "2/4 mg",
+    "every 12 hours",
+    "q24h",
+    "L arm",
+    "1)",
+    "2nd",
+    "at least",
+]
 
 amounts = st.decimals(min_value=0, max_value=10**6, places=3)
 
@@ -153,12 +197,18 @@ def test_a_note_says_what_it_says(note: str) -> None:
     assert all(word and word == "".join(word.split()) for word in canonical_words(note))
 
 
+@given(st.lists(st.sampled_from([*KNOWN, *DRESSABLE, "to", "between", "and", "a"])).map(" ".join))
+def test_canonical_words_are_their_own_canonical_words(note: str) -> None:
+    said = canonical_words(note)
+    assert canonical_words(", ".join(said)) == said  # without commas two of them might be read as one
+
+
 @given(st.text(st.characters(codec="ascii", exclude_categories=["Cc"], exclude_characters="&")))
 def test_plain_text_is_seen_as_it_is(note: str) -> None:
     assert visible(note) == note
 
 
-words = st.sampled_from(["fever", "cough", "38.5", "81 mg", "no", "heparin", "x-ray", "twice daily", "120/80", "BP"])
+words = st.sampled_from(KNOWN)
 notes = st.lists(words, min_size=1, max_size=12).map(lambda found: f"Then {' '.join(found)} today.")
 DRESSES: list[Callable[[str], str]] = [
     str.upper,
@@ -189,9 +239,12 @@ def test_other_words_are_never_the_same(a: str, b: str) -> None:
     assert says_the_same(a, b) == (a.replace("BP", "bp") == b.replace("BP", "bp"))
 
 
-def test_no_error_of_medec_is_dressing() -> None:
-    same = [p["error_sentence"] for p in real_pairs() if says_the_same(p["correct_note"], p["incorrect_note"])]
-    assert same == ["Norepinephrine is administered."]  # its notes differ in letter case
+@pytest.mark.parametrize(("name", "errors", "known"), [(PAIRS, 1219, ["Norepinephrine"]), (OFFICIAL, 319, [])])
+def test_no_error_of_medec_is_dressing(name: str, errors: int, known: list[str]) -> None:
+    cases = [case for case in read_files([medec_file(name)]).cases if case.error_note is not None]
+    assert len(cases) == errors
+    same = [case for case in cases if says_the_same(case.clean_note or "", case.error_note or "")]
+    assert [(case.error_sentence or "").split()[0] for case in same] == known  # differs in letter case
 
 
 # Of another spelling and another order the judge decides.

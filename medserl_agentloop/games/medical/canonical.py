@@ -1,8 +1,8 @@
 """What a note says, apart from how it is written, so that dressing never passes for an edit.
 
 Two notes say the same where their canonical words are equal: case, punctuation, white space, hyphens, invisible
-characters, letters that look like others, HTML and LaTeX, formats of numbers and dates, units and common abbreviations
-make no difference. Whether a synonym says the same is for the judge. All of it takes linear time.
+characters, letters that look like others, HTML and LaTeX, formats of numbers and dates, units, list numbers and
+common abbreviations make no difference. Whether a synonym says the same is for the judge. It takes linear time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import html
 import re
 import unicodedata
 from collections import defaultdict
+from decimal import Decimal
 from fractions import Fraction
 from functools import cache
 
@@ -49,6 +50,7 @@ _THOUSANDS = re.compile(r"(?<=\d)[\u00a0\u2009\u202f\u066c](?=\d{3}(?!\d))")
 _SYMBOLS = re.compile(r"[^\w\x00-\x7f]{31,}")  # combining marks among them
 # NFKC would make 102 of 10², and 51/2 of 5½.
 _RAISED = re.compile(r"(?<=\d)(?=[\u00b2\u00b3\u00b9\u2070\u2074-\u2079])")
+_FOOTNOTE = re.compile(r"(?<=[A-Za-z]{3})[\u00b9\u00b2\u00b3\u2070\u2074-\u2079](?!\w)")
 _NEXT_NUMBER = re.compile(r"(?<=\d)(?=[\u00bc-\u00be\u2080-\u2089\u2150-\u215f\u2189\u2460-\u249b])")
 
 # Cyrillic, Greek and Coptic letters and what they look like (from Unicode's confusables.txt).
@@ -79,10 +81,27 @@ _TOKEN = re.compile(
     r"(?P<number>[1-9]\d{0,2}(?:(?:,\d{3})+| 0\d\d(?: \d{3})*)(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\w)\.\d+)"
     r"|(?P<word>[^\W\d_](?:\.[^\W\d_])+(?![^\W\d_])|[^\W\d_]+(?:'[^\W\d_]+)*)"
     r"|(?P<per>/\s*(?=[^\W\d_]))"
-    r"|(?P<sign>[^\w\s.,;:!?\"'()\[\]{}*`\u00b0])"
+    r"|(?P<sign>(?!(?<![^\s(])(?<!\d )\+\d)[^\w\s.,;:!?\"'()\[\]{}*`\u00b0])"
 )
-_NUMBER_NAMES = "zero one two three four five six seven eight nine ten eleven twelve"
-_NUMBER_WORDS = {name: str(number) for number, name in enumerate(_NUMBER_NAMES.split())}
+_NUMBER_NAMES = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"""
+_NUMBER_WORDS = {name: n if n < 20 else 10 * (n - 18) for n, name in enumerate(_NUMBER_NAMES.split())}
+_ONES, _TENS, _EVERY = ("|".join(list(_NUMBER_WORDS)[first:end]) for first, end in ((1, 10), (20, 28), (0, 28)))
+_IN_WORDS = re.compile(rf"\b(?:(?:{_TENS})[ -](?:{_ONES})|{_EVERY})\b")
+_ALONE = r"(?<![\w.,/+^-])\d{1,15}(?:\.\d{1,9})?"
+_POWER = re.compile(rf"(?:({_ALONE})(?:e| ?[x*] ?10 ?\^)|(?<![\w.,/+^-])10 ?\^)\{{?([+-]?\d\d?)\}}?(?![\w^]|[.,]\d)")
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6}  # powers of ten
+# Single characters set apart: "6 5 0 mg", "a s p i r i n". Two may be two things, but not where one of them is 0 mg.
+_SET_APART = re.compile(r"(?<![\w.,/^-])[a-z\d](?:(?: [a-z\d](?!\w)){2,}| 0(?= ?(?:mg|mcg|g|ml|units?)\b))(?![.,]\d)")
+_RANGE = re.compile(r"\bbetween (\d[\d.]{0,20}) and (?=\d)|(?<=\d) (?:to|through) (?=\d)")
+_LIST_NUMBER = re.compile(r"(?:^|(?<=[:;,.!?] ))\d{1,2}\)(?= |$)|(?:^|(?<=[.!?] ))\d{1,2}\.(?= |$)")
+_SIDE = re.compile(r"(?<![\w'/-])(?<!\d )(?<!per )(?:(l)|r)t?\b\.?(?= [a-z]{3})")
+_TERM = r"\d{1,9}(?:\.\d{1,9}|/[1-9]\d{0,8})?"
+_CALCULATION = re.compile(
+    rf"(?<![\w.,/+^-])(?=[\d. ]{{1,30}}[+/]){_TERM}(?:(?: ?\+ ?| (?=\d+/)){_TERM}){{0,9}}"
+    r"(?= ?(?:[mku\u03bc]?g|mcg|ml|units?)\b)",
+    re.IGNORECASE,
+)
 # After a number or "per" alone: elsewhere "g" and "h" are letters.
 _UNIT_SPELLINGS = """
 kg = kgs kilogram kilograms; g = gm gms gram grams; mg = mgs milligram milligrams; ng = nanogram nanograms
@@ -101,11 +120,19 @@ _IN_BASE_UNITS = {
     **{unit: (10**places, "ml") for unit, places in {"l": 3, "dl": 2, "ml": 0}.items()},
     **{unit: (n, "s") for unit, n in {"s": 1, "min": 60, "h": 3600, "day": 86400, "week": 604800}.items()},
 }
-_LONGEST_NUMBER = 30  # digits of an amount that is converted: Python takes quadratic time for thousands
-_BETWEEN_NUMBERS = {"to", "or", "and", "through", "-", "/", "x", "*", "+", "\u00d7"}
+_LONGEST_NUMBER = 20  # digits of an amount that is converted; a Decimal has 28
+_BETWEEN_NUMBERS = {"or", "and", "-", "/", "x", "*", "+", "\u00d7"}
 # Reviewed: each has one meaning in a clinical note. PE, MS, RA, AS, PT, OD, DM, ED and the like have several.
 _ABBREVIATIONS = """
-bid = twice daily; tid = 3 times daily; qid = 4 times daily; qd = once daily; qhs = at bedtime; prn = as needed
+qd = daily; bid = 2 times daily; tid = 3 times daily; qid = 4 times daily; qod = every other day; qhs = at bedtime
+once = 1 time; 1 times = 1 time; twice = 2 times; thrice = 3 times; 1 time daily = daily; 1 time weekly = weekly
+a day = daily; per day = daily; each day = daily; every day = daily; a week = weekly; per week = weekly
+every 86400 s = daily; every 43200 s = 2 times daily; every 28800 s = 3 times daily; every 21600 s = 4 times daily
+every 172800 s = every other day; every week = weekly; every 604800 s = weekly; prn = as needed
+more than = >; greater than = >; less than = <; fewer than = <; greater than or equal to = > =; at least = > =
+less than or equal to = < =; at most = < =; no more than = < =; r per o = rule out; b per l = bilateral
+first = 1 st; second = 2 nd; third = 3 rd; fourth = 4 th; fifth = 5 th; sixth = 6 th; seventh = 7 th; eighth = 8 th
+ninth = 9 th; tenth = 10 th
 po = by mouth; orally = by mouth; npo = nothing by mouth; iv = intravenous; intravenously = intravenous
 im = intramuscular; intramuscularly = intramuscular; sc = subcutaneous; sq = subcutaneous; subq = subcutaneous
 subcutaneously = subcutaneous; ecg = electrocardiogram; ekg = electrocardiogram; eeg = electroencephalogram
@@ -125,8 +152,8 @@ hrs = hours; yrs = years; yo = year old; y per o = year old; year per o = year o
 _VERBS = "is are was were do does did has have had could should would"
 _FULL = {
     **dict(pair.split(" = ") for pair in _ABBREVIATIONS.strip().replace("\n", "; ").split("; ")),
-    **{f"q {hours * 3600} s": f"every {hours * 3600} s" for hours in (2, 4, 6, 8, 12, 24, 48, 72)},
-    **{f"{often} {every} day": f"{often} daily" for often in ("once", "twice", "times") for every in ("a", "per")},
+    **{f"q {hours * 3600} s": f"every {hours * 3600} s" for hours in (1, 2, 3, 4, 6, 8, 12, 24, 48, 72)},
+    **{f"{kind} {'i' * n}": f"{kind} {n}" for kind in ("type", "class", "grade", "stage") for n in (1, 2, 3)},
     **{f"{verb}n't": f"{verb} not" for verb in _VERBS.split()},
 }
 _PHRASES: dict[str, list[tuple[list[str], list[str]]]] = defaultdict(list)  # by their first word, longest first
@@ -140,8 +167,8 @@ _MONTH = (
 )
 _DAY = r"(0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"
 _DATE = re.compile(
-    rf"\b(?:{_MONTH} {_DAY}(?:,? (\d{{4}}))?|{_DAY} (?:of )?{_MONTH}(?:,? (\d{{4}}))?"
-    r"|(\d{4})-(\d\d?)-(\d\d?)|(0?[1-9]|1[0-2])/(\d\d?)/(\d{4}))(?![\w/])"
+    rf"\b(?:{_MONTH}[ -](?:the )?{_DAY}(?:(?:,? |-)(\d{{4}}))?|{_DAY}[ -](?:of )?{_MONTH}(?:(?:,? |-)(\d{{4}}))?"
+    r"|(\d{4})[/-](\d\d?)[/-](\d\d?)|(0?[1-9]|1[0-2])[/-](\d\d?)[/-](\d{4}|\d\d))(?![\w/-])"
 )
 
 _TIE = re.compile(r"(?<=\w)~(?=[a-z])")
@@ -164,7 +191,7 @@ def visible(text: str) -> str:
         return text
     text = _OTHER_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text)
     text = _THOUSANDS.sub(",", _DECIMAL_POINT.sub(".", text))
-    text = _NEXT_NUMBER.sub(" ", _RAISED.sub("^", text.translate(_SPELLING)))
+    text = _NEXT_NUMBER.sub(" ", _RAISED.sub("^", _FOOTNOTE.sub("", text).translate(_SPELLING)))
     text = _LETTERS.sub(_as_latin, unicodedata.normalize("NFKD", _SYMBOLS.sub(_few_marks, text)))
     return unicodedata.normalize("NFKC", _ACCENTS.sub("", text)).replace("\u2044", "/")
 
@@ -172,8 +199,9 @@ def visible(text: str) -> str:
 def canonical_words(text: str, *, hyphen: str = " ") -> list[str]:
     """What ``text`` says: words, numbers by value, units and signs; ``hyphen`` replaces one between two words."""
     text = " ".join(spaced(visible(text)).replace("_", " ").split())
-    text = _MOLAR.sub(r"\1mol/L", _MINUS.sub("\u2212", _DASH.sub("-", text)))
-    text = _SEPARATOR.sub(" ", _DATE.sub(_as_date, _without_latex(text.casefold())))
+    text = _MOLAR.sub(r"\1mol/L", _MINUS.sub("\u2212", _DASH.sub("-", _LIST_NUMBER.sub("", text))))
+    text = _in_digits(_SEPARATOR.sub(" ", _DATE.sub(_as_date, _without_latex(text.casefold()))))
+    text = _SIDE.sub(lambda side: "left" if side[1] else "right", text)
     words: list[str] = []
     counts = False  # whether a unit may follow
     for match in _TOKEN.finditer(_HYPHEN.sub(hyphen, text).replace("\u2212", "-")):
@@ -187,10 +215,9 @@ def canonical_words(text: str, *, hyphen: str = " ") -> list[str]:
             if not token:
                 continue
             token = _in_base_unit(words, token)
-        token = _NUMBER_WORDS.get(token, token)
         words.append(token)
         counts = token[0].isdecimal() or token == "per"
-    return _spelt_out(words)
+    return _spelt_out(_spelt_out(words))  # "q12h" by way of "every 12 hours"
 
 
 def spaced(text: str) -> str:
@@ -200,7 +227,9 @@ def spaced(text: str) -> str:
 
 def says_the_same(a: str, b: str) -> bool:
     """Whether two notes are only written differently; ``x-ray`` is ``x ray`` or ``xray``, which are two words."""
-    return any(canonical_words(a, hyphen=hyphen) == canonical_words(b, hyphen=hyphen) for hyphen in (" ", ""))
+    # "8/2 mg" may be two drugs, so it is "4 mg" and is not "4/1 mg": only one side is worked out.
+    pairs = dict.fromkeys([(a, b), (_calculated(a), b), (a, _calculated(b))])
+    return any(canonical_words(x, hyphen=h) == canonical_words(y, hyphen=h) for x, y in pairs for h in (" ", ""))
 
 
 def _as_latin(letters: re.Match[str]) -> str:
@@ -236,8 +265,25 @@ def _as_date(date: re.Match[str]) -> str:
         month = _MONTHS.index((name or name_2)[:3]) + 1
         numbers = [year or year_2 or "", str(month), day or day_2]
     elif numbers[0] is None:
-        numbers = [numbers[5], numbers[3], numbers[4]]
+        numbers = [("" if len(numbers[5]) == 4 else "20") + numbers[5], numbers[3], numbers[4]]
     return " ".join(number.lstrip("0") for number in numbers[:3]) + " date"
+
+
+def _in_digits(text: str) -> str:
+    """Numbers as digits without words and powers, ``5 to 10`` and ``between 5 and 10`` as ``5-10``."""
+    text = _IN_WORDS.sub(lambda words: str(sum(_NUMBER_WORDS[w] for w in re.split("[ -]", words[0]))), text)
+    text = _SET_APART.sub(lambda apart: apart[0].replace(" ", ""), text)
+    text = _POWER.sub(lambda power: format(Decimal(f"{power[1] or 1}e{power[2]}"), "f"), text)
+    for scale, places in _SCALES.items():
+        scaled = rf"(?:({_ALONE})|\ba) ({scale})\b(?:(?: and)? (\d{{1,{places}}})(?![\w.,/]))?"
+        text = re.sub(scaled, lambda n: format(Decimal(f"{n[1] or 1}e{_SCALES[n[2]]}") + int(n[3] or 0), "f"), text)
+    return _RANGE.sub(lambda between: f"{between[1] or ''}-", text)
+
+
+def _calculated(text: str) -> str:
+    """``text`` with ``10/2 mg``, ``5 1/2 mg`` and ``3 + 2 mg`` worked out."""
+    text = re.sub(r"(?<=\d) ?/ ?(?=[1-9])", "/", visible(text))
+    return _CALCULATION.sub(lambda sum_: f"{float(sum(map(Fraction, sum_[0].replace('+', ' ').split()))):.9f}", text)
 
 
 def _value(number: str) -> str:
@@ -255,8 +301,8 @@ def _in_base_unit(words: list[str], unit: str) -> str:
     before = words[:-2] if per else words
     if not before or not before[-1][0].isdecimal() or len(before[-1]) > _LONGEST_NUMBER or _is_range(before):
         return unit
-    number = Fraction(before[-1])
-    words[len(before) - 1] = str(number / factor if per else number * factor)
+    number = Decimal(before[-1])
+    words[len(before) - 1] = _value(format(number / factor if per else number * factor, "f"))
     return base
 
 
