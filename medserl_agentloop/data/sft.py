@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from medserl_agentloop.data.cases import Case, EditTag
 from medserl_agentloop.data.rows import MESSAGES, Exclusions, Row, RowPlan, SplitRows, build_rows
-from medserl_agentloop.games.medical.edits import same_sentence
+from medserl_agentloop.games.medical.edits import is_copy
 from medserl_agentloop.games.medical.parsing import UnwritableTurn
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, MedicalRecord, Outcome
@@ -234,7 +234,7 @@ def _why_not_taught(game: MedicalRecord, turn: AttackRecord | AssessmentRecord) 
     if game.outcome.is_right is not True:
         return WRONG
     known = game.error_sentences if game.outcome is Outcome.CORRECT_DETECTION else ()
-    named = any(same_sentence(turn.sentence or "", wrong) for wrong in known)
+    named = any(is_copy(turn.sentence or "", wrong) for wrong in known)
     return OTHER_SENTENCE if known and not named else ""
 
 

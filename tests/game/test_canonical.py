@@ -14,6 +14,7 @@ from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.edit_rules import DRESSED as DRESSED_EDITS
 from medserl_agentloop.evaluation.edit_rules import HARMLESS
 from medserl_agentloop.games.medical.canonical import IGNORABLE, canonical_words, says_the_same, visible
+from medserl_agentloop.games.medical.edits import is_copy
 
 DRESSED = {
     "numbers": [
@@ -245,6 +246,9 @@ def test_no_error_of_medec_is_dressing(name: str, errors: int, known: list[str])
     assert len(cases) == errors
     same = [case for case in cases if says_the_same(case.clean_note or "", case.error_note or "")]
     assert [(case.error_sentence or "").split()[0] for case in same] == known  # differs in letter case
+    copied = [case for case in cases if is_copy(case.corrected_sentence or "", case.error_sentence or "")]
+    assert copied == same
+    assert all(is_copy(case.error_sentence or "", case.error_sentence or "") for case in cases)
 
 
 # Of another spelling and another order the judge decides.

@@ -16,6 +16,7 @@ from medserl_agentloop.games.medical.edits import (
     exceeds,
     injections,
     instructions_in,
+    is_copy,
     is_repair,
     split_sentences,
 )
@@ -159,6 +160,22 @@ def test_a_repair_says_what_the_correction_says_in_any_spelling_and_not_what_was
     repaired: bool, error: str, correction: str, new: str
 ) -> None:
     assert is_repair(new, error, correction) is repaired
+
+
+QUOTED = "He takes the aspirin 8.1 mg daily, not twice."
+COPIES = {
+    True: [QUOTED, "2. he takes aspirin 8.10mg daily; not twice", "He takes the asprin 8.1 mg daily, not twice."],
+    False: [
+        "He takes the aspirin 81 mg daily, not twice.", "He takes the aspirin mg daily, not twice.", "",
+        "He takes the aspirin 8.1 mg daily, twice.", "He takes the aspirin 8.1 mg not daily, twice.",
+        f"{QUOTED} He rests.", "He takes aspirin.",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("copied", "quote"), [(known, quote) for known, quotes in COPIES.items() for quote in quotes])
+def test_a_copy_has_every_word_of_the_sentence_in_its_order(copied: bool, quote: str) -> None:
+    assert is_copy(quote, QUOTED) is copied
 
 
 NOTE = "He has gout. He takes 0.5 mg daily. He rests."

@@ -154,6 +154,10 @@ ASSESSMENTS = {
                 [line if line != GOOD_FIELDS[gap] else line.partition(" ")[0] for line in GOOD_FIELDS[1:]],
             )
         ),
+        *(
+            (assessment_text(*GOOD_FIELDS[:3], f"correction: {nothing}"), HARMFUL, ["no_correction"])
+            for nothing in (".", "NA", "n/a", "none", "-", "WRONG!", "Wr\u043eng.")  # the last two are the sentence
+        ),
         (assessment_text(*GOOD_FIELDS[:2], "error_type: typo", GOOD_FIELDS[3]), HARMFUL, ["no_error_type"]),
         *(
             (assessment_text(*GOOD_FIELDS, line), HARMFUL, [f"repeated_{line.partition(':')[0]}"])

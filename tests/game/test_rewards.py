@@ -154,6 +154,8 @@ WELL, TYPED = "She is well.", ErrorType.DIAGNOSIS
         ("vanilla_harmful", {"sentence": ERROR_SENTENCE.lower()[:-1]}, [ERROR_SENTENCE], None, {"sentence": 0.25}),
         ("vanilla_harmful", {"sentence": WELL}, [ERROR_SENTENCE], None, {"sentence": -0.25}),
         ("vanilla_harmful", {"sentence": None}, [ERROR_SENTENCE], None, {"sentence": -0.25}),
+        ("vanilla_harmful", {"sentence": "He takes 50 mg."}, ["He takes 500 mg."], None, {"sentence": -0.25}),
+        ("vanilla_harmful", {"sentence": "He takes mg."}, ["He takes 500 mg."], None, {"sentence": -0.25}),
         ("vanilla_harmful", {"sentence": WELL}, [ERROR_SENTENCE, WELL], None, {"sentence": 0.25}),
         ("vanilla_harmful", {"sentence": ERROR_SENTENCE}, [], None, {}),  # nobody knows which it is
         ("vanilla_harmful", {"error_type": TYPED}, [], TYPED, {"error_type": 0.125}),

@@ -83,8 +83,18 @@ def _is_slip(word: str, meant: str) -> bool:
     return OSA.distance(word, meant, score_cutoff=1) == 1 and (len(word) != len(meant) or sorted(word) == sorted(meant))
 
 
+def is_copy(quote: str, sentence: str) -> bool:
+    """Whether ``quote`` has the words of ``sentence``, in any spelling; a missing or added one may be the error."""
+    for hyphen in (" ", ""):
+        both = (canonical_words(text, hyphen=hyphen) for text in (quote, sentence))
+        said, meant = ([word for word in words if word not in ("a", "an", "the")] for words in both)
+        if len(said) == len(meant) and all(a == b or _is_slip(a, b) for a, b in zip(said, meant, strict=True)):
+            return True
+    return False
+
+
 def same_sentence(a: str, b: str) -> bool:
-    """Whether ``a`` is ``b`` up to slips of copying."""
+    """Whether ``a`` is most likely meant to be ``b``: their letters are nearly the same."""
     return fuzz.ratio(one_line(a.lower()), one_line(b.lower())) >= _SAME_SENTENCE
 
 

@@ -14,6 +14,7 @@ from inspect import signature
 from typing import Any
 
 from medserl_agentloop.core.control_text import END_THINK, THINK, reasoning_closed, reasoning_open
+from medserl_agentloop.games.medical.canonical import says_the_same
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord
 from medserl_agentloop.games.medical.types import ERROR_TYPES, Label, known_type
 from medserl_agentloop.paths import find_object
@@ -121,6 +122,7 @@ def _contradictory(verdicts: Iterable[Label | None]) -> bool:
 
 # -- medserl: reasoning in <think>, then <note> or <answer> --------------------------------------------------------
 
+_NOTHING = re.compile(r"[\W_]*+(?:n[\W_]?a|none|null)?[\W_]*", re.IGNORECASE)  # says nothing: ".", "N/A"
 _ANSWER_FIELD = re.compile(r"^[ \t]*(verdict|sentence|error_type|correction)[ \t]*:", re.MULTILINE | re.IGNORECASE)
 
 
@@ -159,7 +161,11 @@ def _medserl_assessment(text: str, prefill: str = "", error_types: Sequence[str]
         violations.append(CONTRADICTION)
     if verdict is None and body:
         violations.append("no_verdict")
-    error: dict[str, Any] = {name: fields.get(name) or None for name in ("sentence", "correction")}
+    error: dict[str, Any] = {
+        name: None if _NOTHING.fullmatch(fields.get(name, "")) else fields[name] for name in ("sentence", "correction")
+    }
+    if error["correction"] and says_the_same(error["correction"], error["sentence"] or ""):
+        error["correction"] = None
     error["error_type"] = known_type(fields.get("error_type", ""), error_types)
     if verdict is Label.HARMFUL:
         violations += [f"no_{name}" for name, value in error.items() if value is None]

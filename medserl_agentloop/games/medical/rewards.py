@@ -12,7 +12,7 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
-from medserl_agentloop.games.medical.edits import same_sentence
+from medserl_agentloop.games.medical.edits import is_copy
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, Rewards
 from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.paths import did_you_mean, find_object
@@ -95,7 +95,7 @@ def medserl(record: MedicalRecord, terms: MedserlTerms = MedserlTerms()) -> Rewa
         # Where a decoy holds a real error, error_sentences is empty: nobody knows which it is.
         if record.error_sentences:
             copied = answer.sentence or ""
-            named = any(same_sentence(copied, sentence) for sentence in record.error_sentences)
+            named = any(is_copy(copied, sentence) for sentence in record.error_sentences)
             assessor["sentence"] = terms.sentence * (named - terms.guessed)
         # Of a rewritten note nobody knows the type but a judge; the seed's type may not hold.
         if record.category is Category.VANILLA_HARMFUL and record.spec.error_type is not None:
