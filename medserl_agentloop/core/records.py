@@ -7,7 +7,6 @@ them are one table, and one is shown in sections.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +19,8 @@ from medserl_agentloop.paths import visible
 
 Rewards = dict[str, dict[str, float]]
 """For each role that is rewarded, its components by name; a role's reward is their sum."""
+
+LARGEST_REWARD = 1e15  # in float32 its square is a number still, and so is the sum of many of them
 
 
 class OpponentRecord(BaseModel):
@@ -49,7 +50,7 @@ class GameRecord(BaseModel):
     are what the tokens get, and ``rewards`` are for reading.
     """
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", validate_assignment=True)
 
     left_out: ClassVar[tuple[str, ...]] = ("turns", "turn_rewards", "versions", "finished", "seconds")
     """Fields that JSON has only where they hold something: records of before they existed look the same."""
@@ -89,10 +90,13 @@ class GameRecord(BaseModel):
         return None if components is None else sum(components.values())
 
     def void_unless_rewards_are_numbers(self) -> None:
-        """Make the game void if a reward is NaN or infinite, which would spread to all advantages of its step."""
+        """Make the game void if a reward would spoil all advantages of its step; a void game has no rewards."""
         rewards = [item for parts in (*self.rewards.values(), *self.turn_rewards.values()) for item in parts.items()]
-        if wrong := [f"reward {name!r} is no number: {value}" for name, value in rewards if not math.isfinite(value)]:
-            self.void, self.rewards, self.turn_rewards = self.void or wrong[0], {}, {}
+        for name, value in rewards:
+            if not abs(value) <= LARGEST_REWARD and self.void is None:
+                self.void = f"reward {name!r} is no number within {LARGEST_REWARD:g}: {value}"
+        if self.is_void:
+            self.rewards, self.turn_rewards = {}, {}
 
     def reward_of_turns(self, roles: Mapping[int, str]) -> dict[int, float]:
         """What each turn earns, by its number, of those whose roles are given; turns that earn nothing are left out."""

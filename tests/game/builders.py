@@ -13,7 +13,7 @@ from medserl_agentloop.games.medical.records import (
     MedicalRecord,
     Outcome,
 )
-from medserl_agentloop.games.medical.rewards import RewardScheme, medserl
+from medserl_agentloop.games.medical.rewards import RewardScheme, medserl, reward_game
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label
 
@@ -105,7 +105,8 @@ def finished(
 def paid(outcome: Outcome, pay: RewardScheme = medserl, **changes: Any) -> MedicalRecord:
     """A finished game with its rewards."""
     record = finished(outcome, **changes)
-    return record.model_copy(update={"rewards": pay(record)})
+    reward_game(record, pay)
+    return record
 
 
 @st.composite

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.parsing import BASELINE
-from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome
+from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome, Rewards
 from medserl_agentloop.games.medical.rewards import (
     SCHEMES,
     RewardScheme,
     load_scheme,
-    medical_general_sum,
     medserl,
+    reward_game,
     zero_sum,
 )
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
@@ -30,6 +30,11 @@ SLIP = ["no_reasoning"]
 PLAYED = [*DECIDED, Outcome.UNREADABLE]
 
 each_scheme = pytest.mark.parametrize("scheme", [zero_sum, medserl], ids=lambda s: s.__name__)
+
+
+def earned(record: MedicalRecord, name: str) -> Rewards:
+    reward_game(record, SCHEMES[name])
+    return record.rewards
 
 
 def total(scheme: RewardScheme, record: MedicalRecord) -> float:
@@ -220,18 +225,12 @@ def test_breaking_the_rules_never_pays_more_than_an_attack_that_counts_nor_a_har
 
 
 @given(any_game(), st.sampled_from(sorted(SCHEMES)))
-def test_a_scheme_rewards_whoever_generated_a_turn_that_counts_and_leaves_the_record_as_it_was(
-    record: MedicalRecord, name: str
-) -> None:
-    scheme, before = SCHEMES[name], record.model_dump_json()
-    rewards = scheme(record)
-    assert scheme(record) == rewards
-    assert record.model_dump_json() == before
+def test_a_scheme_rewards_whoever_generated_a_turn_that_counts(record: MedicalRecord, name: str) -> None:
+    rewards = earned(record, name)
     played = {Role.ATTACKER: record.attack, Role.ASSESSOR: record.assessment}
     assert set(rewards) == {
         role for role, turn in played.items() if turn is not None and record.outcome is not Outcome.VOID
     }
-    record.rewards = rewards
     assert all(record.reward(role) == (sum(rewards[role].values()) if role in rewards else None) for role in Role)
 
 
@@ -240,6 +239,27 @@ def flat(record):
     return {role: {"flat": 0.25} for role in record.rewards}
 number = 3
 """
+
+
+@pytest.mark.parametrize(
+    ("scheme", "says"),
+    [
+        (lambda record: {"atacker": {"game": 1.0}}, r"atacker.*\n.*should be 'attacker' or 'assessor'"),
+        (lambda record: {Role.ATTACKER: 1.0}, r"attacker\n.*should be a valid dictionary"),
+        (lambda record: {Role.ATTACKER: {"game": None}}, r"attacker.game\n.*should be a valid number"),
+        (lambda record: None, "Input should be a valid dictionary"),
+        (lambda record: record.error_sentences.append("") or {}, "changed the game's record"),
+    ],
+)
+def test_a_scheme_that_returns_no_rewards_or_changes_the_game_is_refused(scheme: RewardScheme, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        reward_game(finished(Outcome.MISSED_ERROR), scheme)
+
+
+def test_a_void_game_earns_nothing_and_its_scheme_is_not_asked() -> None:
+    record = finished(Outcome.VOID, rewards={Role.ATTACKER: {"game": 1.0}})
+    reward_game(record, lambda record: {Role.ATTACKER: {"game": 1 / 0}})
+    assert record.rewards == {}
 
 
 def test_constants_of_a_scheme_can_be_replaced() -> None:
@@ -264,8 +284,12 @@ def test_constants_of_a_scheme_can_be_replaced() -> None:
         ("zero_sum", {"failed_attack": 100.0}, "failed_attack=100 of 'zero_sum' must be a number, at most 0"),
         ("learnable", {"sentence": math.nan}, "sentence=nan of 'learnable' must be a number"),
         ("medserl", {"decoy": math.inf}, "decoy=inf of 'medserl' must be a number"),
-        ("medical_general_sum", {"realism": 1.0}, "it has none, so leave selfplay.reward_terms as it is"),
-        ("flat_rewards:flat", {"faild_attack": -1.0}, "it has none, so leave selfplay.reward_terms as it is"),
+        ("medical_general_sum", {"realism": 1.0}, "it has none. Append selfplay.reward_terms.realism=null"),
+        (
+            "flat_rewards:flat",
+            {"faild_attack": -1.0},
+            "none. Append selfplay.reward_terms.faild_attack=null to leave it out",
+        ),
     ],
 )
 def test_a_scheme_or_a_constant_that_cannot_be_found_is_named(
@@ -350,9 +374,8 @@ def test_1200_transcripts_earn_what_the_table_of_the_baseline_pays() -> None:
     compared: Counter[str] = Counter()
     seen = set()
     for record, expected in transcripts():
-        paid = medical_general_sum(record)
+        paid, plain = (earned(record, f"medical_general_sum{suffix}") for suffix in ("", "_no_cot"))
         assert {role: sum(parts.values()) for role, parts in paid.items()} == expected
-        plain = SCHEMES["medical_general_sum_no_cot"](record)
         assert {role: {**parts, "format": paid[role]["format"]} for role, parts in plain.items()} == paid
         compared.update(role.value for role in expected)
         seen |= {record.outcome, record.category, record.attack is not None and bool(record.attack.violations)}

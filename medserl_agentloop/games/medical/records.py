@@ -72,7 +72,7 @@ CLEARED = {Outcome.CORRECT_REJECTION: True, Outcome.FALSE_POSITIVE: False}
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
 
 class _Turn(_Record):
@@ -120,7 +120,8 @@ class Reading(_Record):
 class Judgement(_Record):
     """What a judge said of the presented note."""
 
-    model_config = ConfigDict(extra="ignore")  # records of earlier versions may hold votes
+    # Records of earlier versions may hold votes. A user's judge may have set a field to anything.
+    model_config = ConfigDict(extra="ignore", revalidate_instances="always")
 
     judge: str
     label: Label | None  # None if the judge abstains

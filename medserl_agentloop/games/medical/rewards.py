@@ -12,12 +12,15 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from medserl_agentloop.games.medical.edits import is_copy
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, Rewards
 from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.paths import did_you_mean, find_object
 
 RewardScheme = Callable[[MedicalRecord], Rewards]
+_REWARDS = TypeAdapter(Rewards)
 
 
 # -- zero_sum and medserl: one player's win is the other's loss, and no trick of the attacker's pays ---------------
@@ -59,8 +62,6 @@ class MedserlTerms(_ZeroSumTerms):
 
 def zero_sum(record: MedicalRecord, terms: _ZeroSumTerms = _ZeroSumTerms()) -> Rewards:
     """Assessor right +1, wrong -1, the attacker the opposite; an attack that does not count -1. Format comes on top."""
-    if record.outcome is Outcome.VOID:
-        return {}
     assessor_game = terms.win * {True: 1, False: -1, None: 0}[record.outcome.is_right]
     rewards: Rewards = {}
     if record.attack is not None:
@@ -159,8 +160,6 @@ def medical_general_sum(record: MedicalRecord, terms: GeneralSumTerms = GENERAL_
     The attacker's total is in [-2.5, 2.5], the assessor's in [-2, 2]. As in the baseline, an attack that does not count
     presents no error and has the realism bonus, and an unreadable verdict does not say that there is an error.
     """
-    if record.outcome is Outcome.VOID:
-        return {}
     present = record.label is Label.HARMFUL
     detected = record.assessment is not None and record.assessment.verdict is Label.HARMFUL
     rewards: Rewards = {}
@@ -205,7 +204,7 @@ def load_scheme(name: str, terms: Mapping[str, float | None] = {}) -> RewardSche
     known = [term for term, default in own.items() if type(default) in (int, float)]
     for term, value in changed.items():
         if term not in known:
-            has = ", ".join(known) or "none, so leave selfplay.reward_terms as it is"
+            has = f"{', '.join(known) or 'none'}. Append selfplay.reward_terms.{term}=null to leave it out"
             raise ValueError(f"reward scheme {name!r} has no term {term!r}{did_you_mean(term, known)}: it has {has}")
         reward = own[term] >= 0
         if not math.isfinite(value) or (name in SCHEMES and (value < 0 if reward else value > 0)):
@@ -219,13 +218,22 @@ def _means(of_role: list[dict[str, float]]) -> dict[str, float]:
     return {name: math.fsum(parts.get(name, 0.0) for parts in of_role) / len(of_role) for name in names}
 
 
+def _earned(record: MedicalRecord, scheme: RewardScheme) -> Rewards:
+    """What the roles earn by a scheme, which may be a user's; ValueError unless it returns that and only reads."""
+    before = record.model_copy(deep=True)
+    rewards = _REWARDS.validate_python(scheme(record))
+    if record != before:
+        raise ValueError("the reward scheme changed the game's record, which it may only read")
+    return rewards
+
+
 def reward_game(record: MedicalRecord, scheme: RewardScheme) -> None:
-    """Put into a judged game what its roles earn by ``scheme``.
+    """Put into a judged game what its roles earn by ``scheme``; one without a result earns nothing.
 
     Of several assessments each is scored as if it were the only one, and its own turn earns that. The attacker earns
     their mean, component by component, so that its rewards keep their range.
     """
-    each = [scheme(game) for game in record.by_assessment]
+    each = [_earned(game, scheme) for game in record.by_assessment] if not record.is_void else [{}]
     record.rewards, record.turn_rewards = each[0], {}
     if len(each) > 1:
         of_roles = {role: [rewards[role] for rewards in each if role in rewards] for role in Role}
