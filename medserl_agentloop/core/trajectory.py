@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
+from medserl_agentloop.core.columns import context_ids
 from medserl_agentloop.core.interaction import NO_ROLE_ID
 from medserl_agentloop.core.records import GameRecord
 
@@ -127,8 +128,8 @@ class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
     def as_dict(self) -> dict[str, Any]:
         """Columns for the TransferQueue: verl's, ``rm_scores`` (T,), ``role_ids`` (T,) and ``context_lengths``.
 
-        Each turn's reward stands on its own last token. A void game has a mask of zeros and no rewards. ValueError if
-        the reward manager did not return a scored game.
+        Each turn's reward stands on its own last token; a role without one, and a void game, has a mask of zeros.
+        ValueError if the reward manager did not return a scored game.
         """
         columns: dict[str, Any] = super().as_dict()
         role_ids = columns["role_ids"] = torch.tensor(columns["role_ids"], dtype=torch.int64)
@@ -148,9 +149,13 @@ class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
 
         rm_scores = torch.zeros(role_ids.shape, dtype=torch.float32)
         # An opponent's turns have no tokens here: what it earns is in the record alone.
-        for number, reward in record.reward_of_turns({n: role for n, (role, _) in ends.items()}).items():
+        earned = record.reward_of_turns({n: role for n, (role, _) in ends.items()})
+        for number, reward in earned.items():
             rm_scores[ends[number][1]] = reward
         columns["rm_scores"] = rm_scores
-        if record.void is not None:
-            columns["response_mask"] = torch.zeros_like(columns["response_mask"])
+        # Whitening would make a return of 0 an advantage. Rewards of turns may leave out one conversation of a role.
+        contexts = context_ids(columns["context_lengths"], len(role_ids)) if record.turn_rewards else 0
+        learners = role_ids + contexts * (role_ids.max() + 1)
+        paid = learners[[ends[number][1] for number in earned]]
+        columns["response_mask"] = columns["response_mask"] * torch.isin(learners, paid) * (record.void is None)
         return columns

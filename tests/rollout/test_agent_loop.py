@@ -1,6 +1,7 @@
 """The agent loop on a scripted engine: what each role is shown, and what the trajectory holds."""
 
 import asyncio
+import operator
 import re
 import shutil
 from dataclasses import replace
@@ -338,6 +339,21 @@ def test_each_assessment_is_paid_at_its_own_last_token_and_the_judge_is_asked_on
     scores = columns["rm_scores"].tolist()
     assert [scores[end] for end in ends(output)] == pytest.approx([attacker, right, wrong, unreadable, elsewhere])
     assert sum(score != 0 for score in scores) == 1 + K
+
+
+def readable_assessors(record: MedicalRecord) -> Any:
+    return {Role.ASSESSOR: {"kept": 0.0}} if record.assessment and record.assessment.verdict else {}
+
+
+@pytest.mark.parametrize(("said", "trained"), [(SAID[1:2], [0, 1]), (SAID[2:3], [0, 0]), (SAID, [0, 1, 1, 0, 1])])
+def test_a_conversation_that_a_scheme_leaves_out_is_masked(said: list[str], trained: list[int]) -> None:
+    run = run_with(selfplay__reward=f"{__name__}:readable_assessors", selfplay__assessments=len(said))
+    output, columns = scored(*said, run=run)
+    record = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
+    assert record.attack is not None
+    lengths = [turn.tokens for turn in (record.attack, *record.assessments)]
+    assert columns["response_mask"].sum() == sum(map(operator.mul, lengths, trained))
+    assert [columns["response_mask"][end] for end in ends(output)] == trained
 
 
 def test_assessments_are_generated_side_by_side_and_keep_their_order() -> None:
