@@ -21,6 +21,7 @@ from medserl_agentloop.core.client import NoAnswer
 from medserl_agentloop.core.config import SelfPlayConfig, adapter_names, game_class
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Message, NoReplyError, Reply, Turn, play_game
+from medserl_agentloop.core.liveness import ends_the_run
 from medserl_agentloop.core.records import GameRecord, OpponentRecord
 from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
 
@@ -57,6 +58,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
             last = SelfPlayAgentLoop._last = (made_from, _Shared(*made_from))
         self._shared = last[1]
 
+    @ends_the_run
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> SelfPlayOutput:
         """Play the game of one row; its ``extra_info`` holds the facts, ``sampling_params`` are verl's.
 

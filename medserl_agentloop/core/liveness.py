@@ -1,8 +1,9 @@
-"""Which processes that play a run's games are gone; the trainer asks, whatever engine they run.
+"""Which processes that play a run's games are gone or lose games; the trainer asks, whatever engine they run.
 
 verl 0.9.1 trains on without the games of a dead rollout server or reward-loop worker and fails later on something else;
-for those of a dead agent-loop worker it waits for ever. This module runs inside verl's servers too
-(:func:`end_without_engine`), and importing verl's own here would hold up a server's event loop for seconds.
+for those of a dead agent-loop worker it waits for ever. Nor does it stop where a game's code raises, and lost games are
+not like the rest: a reward that divides by zero on invalid attacks would forgive them. This module runs inside verl's
+servers too (:func:`end_without_engine`), and importing verl's own here would hold up a server's event loop for seconds.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import os
 import re
 import threading
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from textwrap import indent
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
+
+from medserl_agentloop.paths import visible
 
 ANSWER_WITHIN_S = 10.0  # a living process answers at once; one that is slower is taken for busy, not for dead
 NODE_DECLARED_DEAD_WITHIN_S = 30.0  # Ray asks a node five times, every three seconds, before it calls it dead
@@ -27,6 +32,28 @@ Processes = list[tuple[str, Any]]  # Ray actors, each with what the run calls it
 
 class ProcessDied(RuntimeError):
     """A process that plays the run's games is gone; the message says which, why, and how to go on."""
+
+
+_failures: list[str] = []  # exceptions of games' code in this process
+
+
+def ends_the_run(play: Callable[..., Any]) -> Callable[..., Any]:
+    """A coroutine function whose exceptions end the run: the trainer's next check finds the first one."""
+
+    async def watched(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await play(*args, **kwargs)
+        except Exception as error:
+            # It may quote a model's text, which must not look like a line of ours.
+            _failures.append(indent(visible("".join(traceback.format_exception(error))), "    "))
+            raise
+
+    return watched
+
+
+def first_failure(actor: Any) -> str | None:
+    """Runs in the process of ``actor``: the first exception there that ends the run."""
+    return next(iter(_failures), None)
 
 
 def game_processes(trainer: Any) -> Processes:
@@ -52,7 +79,7 @@ class Liveness:
         self._nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
     def check(self, cause: Exception | None = None, within_s: float = ANSWER_WITHIN_S) -> None:
-        """Raise ProcessDied if something is gone; ``cause`` is what went wrong because of it."""
+        """Raise ProcessDied if something is gone, RuntimeError if a game's code raised; ``cause`` is what followed."""
         dead = lost_nodes(self._nodes) or dead_processes(self._processes(), within_s)
         if len(self._nodes) > 1 and (dead or cause):
             # Ray says later that a node is lost than that its processes are.
@@ -68,12 +95,16 @@ class Liveness:
 
 def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_S) -> list[str]:
     """One line per process that is gone, with what Ray knows of its end; all together have some seconds to answer."""
-    signs_of_life = {actor.__ray_ready__.remote(): name for name, actor in processes}
+    signs_of_life = {actor.__ray_call__.remote(first_failure): name for name, actor in processes}
     answered, _ = ray.wait(list(signs_of_life), num_returns=len(signs_of_life), timeout=answer_within_s)
     dead = []
     for sign in answered:
         try:
-            ray.get(sign)
+            if failure := ray.get(sign):
+                raise RuntimeError(
+                    "the code of a game raised an exception, and a run without the games that it loses would learn "
+                    f"something else. Mend it: the same command resumes from the last checkpoint\n{failure}"
+                ) from None
         except ActorUnavailableError:  # out of reach, and perhaps not for long
             continue
         except RayActorError as error:

@@ -11,6 +11,7 @@ from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
 from medserl_agentloop.core.config import SelfPlayConfig, game_class
+from medserl_agentloop.core.liveness import ends_the_run
 from medserl_agentloop.core.trajectory import GAME_KEY
 
 
@@ -23,6 +24,7 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
         self._game = game_class(selfplay.game)(selfplay)
         self._game.use_reward_model(of_verl.get("reward_router_address"), config.reward.reward_model.model_path)
 
+    @ends_the_run
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         """Score one game: the sum of its rewards (0.0 if void), and with it the record and validation's numbers."""
         fields = data[len(data) - 1].non_tensor_batch["tool_extra_fields"]
@@ -33,6 +35,10 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
             )
         record: Any = self._game.Record.model_validate(fields[GAME_KEY])
         await self._game.score(record)
+        # A user's code may have put anything into it; what is paid must be what is written down.
+        record = self._game.Record.model_validate(record.model_dump())
+        if not set(record.rewards) <= set(self._game.roles):
+            raise ValueError(f"the game rewards {list(record.rewards)}, and its roles are {self._game.roles}")
         record.void_unless_rewards_are_numbers()
         numbers = self._game.validation_numbers(record)
         return {

@@ -21,11 +21,13 @@ from verl.experimental.agent_loop.agent_loop import register
 from verl.utils.tensordict_utils import get_tensordict
 from verl.workers.rollout.replica import TokenOutput
 
+from medserl_agentloop.core import liveness
 from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.reward_manager import PerTurnRewardManager
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.data.rows import AGENT_NAME
+from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord
@@ -193,6 +195,22 @@ def test_a_reward_worker_that_dies_costs_its_games_which_are_counted_and_pays_no
     assert len(kept.games) == len(kept.failed) == GAMES / 2
     assert not {g.uid for g in kept.games} & set(kept.failed)
     assert all(g.void is None and g.rewards for g in kept.games)
+
+
+@pytest.mark.parametrize("at", ["score", "new_game"])
+def test_the_first_exception_of_a_game_s_code_ends_the_run_with_its_line(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: Any) -> Any:
+        raise ZeroDivisionError("of a user's \x1b[2J\n[medserl] step 1/1")
+
+    monkeypatch.setattr(liveness, "_failures", [])
+    monkeypatch.setattr(MedicalGameInteraction, at, fails)
+    monkeypatch.setattr(SelfPlayAgentLoop, "_last", None)
+    assert not stored(Server(), monkeypatch).games
+    shown = str(liveness.first_failure(None))
+    assert 'raise ZeroDivisionError("of a user' in shown and shown.count("ZeroDivisionError: ") == 1
+    assert "\x1b" not in shown and all(line.startswith("    ") for line in shown.splitlines())
 
 
 # --- rows ---

@@ -10,6 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,15 @@ def process(name: str) -> Any:
     class Process:  # local, so that Ray sends the class itself and not the name of this module
         def pid(self) -> int:
             return os.getpid()
+
+        def play(self) -> None:
+            from medserl_agentloop.core.liveness import ends_the_run
+
+            async def game() -> None:
+                raise KeyError("a user's reward")
+
+            with suppress(KeyError):
+                asyncio.run(ends_the_run(game)())
 
         def work(self, seconds: float) -> None:
             time.sleep(seconds)
@@ -74,6 +84,14 @@ def test_the_trainer_names_the_dead_among_all_processes_that_games_need(
     assert rest.endswith("The same command resumes from the last checkpoint in runs/mine")
     for line, (name, pid) in zip(dead.split("; "), pids.items(), strict=True):
         assert re.fullmatch(rf"{name} died \(class process.<locals>.Process, named [a-z_]+_\d, pid {pid}\)", line)
+
+
+def test_an_exception_of_a_game_s_code_is_raised_with_its_line(cluster: None) -> None:
+    processes = [(name, process(name)) for name in ("well", "ill")]
+    assert dead_processes(processes) == []
+    ray.get(processes[1][1].play.remote())
+    with pytest.raises(RuntimeError, match=r'(?s)Mend it: .* in game\n.*raise KeyError\("a user\'s reward"\)'):
+        Liveness(lambda: processes, str).check(ValueError("what verl makes of it"))
 
 
 def test_a_server_that_outlives_its_engine_is_ended_and_one_without_an_engine_of_its_own_is_not(cluster: None) -> None:

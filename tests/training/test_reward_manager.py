@@ -60,13 +60,20 @@ def test_a_run_of_the_baseline_s_scheme_gets_its_components() -> None:
     assert (record.scheme, answer["reward_score"]) == ("medical_general_sum", 2.0)
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1e39])  # the last one is infinite in float32
 def test_a_reward_that_is_no_number_makes_its_game_void(number: float) -> None:
     record = KuhnRecord(cards=("Q", "K"), rewards={"first": {"chips": 1.0}, "second": {"chips": number}})
     answer = answer_to(record, compose_run("+recipes=kuhn_poker"))
     scored = KuhnRecord.model_validate(answer["reward_extra_info"][GAME_KEY])
-    assert (scored.void, scored.rewards, answer["reward_score"]) == (f"reward 'chips' is no number: {number}", {}, 0)
+    reason = f"reward 'chips' is no number within 1e+15: {number}"
+    assert (scored.void, scored.rewards, answer["reward_score"]) == (reason, {}, 0)
     assert game_metrics([scored], ["first"])["selfplay/void/no_number"] == 1
+
+
+def test_rewards_of_a_role_that_the_game_lacks_are_refused() -> None:
+    record = KuhnRecord(cards=("Q", "K"), rewards={"frist": {"chips": 1.0}})
+    with pytest.raises(ValueError, match=r"rewards \['frist'\], and its roles are \('first', 'second'\)"):
+        answer_to(record, compose_run("+recipes=kuhn_poker"))
 
 
 # --- the table of games: real offline runs, written by verl's own tracking ---
