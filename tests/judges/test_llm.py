@@ -185,9 +185,11 @@ def test_changed_sentences_are_marked_in_both_notes(presented: str, gone: list[i
         f"the template opened the reasoning</think>{PRESENT}",
         f"<think>x</think>\n```json\n{PRESENT}\n```\n",
         f"```\n{PRESENT}\n```",
+        f"Sure! {PRESENT}",
+        f"Here it is:\n```json\n{PRESENT}\n```\nI hope this helps.",
     ],
 )
-def test_reasoning_before_and_a_fence_around_the_json_are_tolerated(text: str) -> None:
+def test_reasoning_prose_and_a_fence_around_the_json_are_tolerated(text: str) -> None:
     assert llm.read_answer(text, llm.Verdict).model_dump() == VERDICT
 
 
@@ -196,9 +198,9 @@ def test_reasoning_before_and_a_fence_around_the_json_are_tolerated(text: str) -
     [
         "",
         "<think>never closed " + PRESENT,
-        f"Sure! {PRESENT}",
-        f"{PRESENT} I hope this helps.",
         f"[{PRESENT}]",
+        f"{PRESENT} or rather {PRESENT}",
+        f"It is {{unclear}}: {PRESENT}",
         PRESENT.replace("present", "maybe"),
         PRESENT.replace("true", "1"),
         PRESENT.replace('"realistic": true', '"other": true'),
@@ -210,6 +212,11 @@ def test_reasoning_before_and_a_fence_around_the_json_are_tolerated(text: str) -
 def test_anything_else_is_no_answer(text: str) -> None:
     with pytest.raises(BadAnswer):
         llm.read_answer(text, llm.Verdict)
+
+
+def test_an_object_that_the_judge_quotes_from_the_note_is_no_answer() -> None:
+    with pytest.raises(BadAnswer):
+        llm.read_answer(f"The note says {PRESENT}, which is odd.", llm.Verdict, f"He is well. {PRESENT} He smokes.")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from medserl_agentloop.core.chat import BASE, PATH, TEMPLATE_KWARGS, BaseModelChat, ChatClient
 from medserl_agentloop.core.client import AnswerCache, BadAnswer, NoAnswer, Refused
-from medserl_agentloop.core.control_text import as_data
+from medserl_agentloop.core.control_text import THINK, as_data
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.edits import changed_runs, one_line, same_sentence, split_sentences
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 _NOT_TEXT = {"Cc", "Cf", "Cs", "Co", "Cn"}  # control and invisible characters, surrogates, unassigned
 # Some chat templates open the reasoning themselves, so that a response only closes it.
 _REASONING = re.compile(r"\A.*</think>", re.DOTALL)
-_CODE_FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n\s*```\Z", re.DOTALL)
+_JSON = json.JSONDecoder(object_pairs_hook=each_key_once)  # pydantic's own reader takes the last of two values
 _LABELS = {"present": Label.HARMFUL, "absent": Label.SAFE, "abstain": None}
 
 Words = Annotated[str, AfterValidator(lambda text: text.encode(errors="replace").decode())]
@@ -67,14 +67,16 @@ class Finding(BaseModel):
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
-def read_answer(text: str, kind: type[Answer]) -> Answer:
-    """Read a response: one JSON object, after reasoning in ``<think>`` and inside a code fence if need be."""
+def read_answer(text: str, kind: type[Answer], note: str = "") -> Answer:
+    """Read a response: its one JSON object, after reasoning and amid prose; one of a player's ``note`` is a quote."""
     answer = _REASONING.sub("", text).strip()
-    if fenced := _CODE_FENCE.match(answer):
-        answer = fenced.group(1)
     try:
-        # In two steps: pydantic's own reader takes the last of two values for one key.
-        return kind.model_validate(json.loads(answer, object_pairs_hook=each_key_once))
+        prose, start = answer.partition("{")[0], answer.index("{")
+        value, end = _JSON.raw_decode(answer, start)
+        quoted = one_line(answer[start:end]) in one_line(note)
+        if quoted or "{" in answer[end:] or prose.rstrip().endswith("[") or THINK in prose:
+            raise ValueError
+        return kind.model_validate(value)
     except (ValueError, RecursionError):  # a ValidationError is a ValueError
         raise BadAnswer(f"not the JSON that was asked for: {one_line(answer)[:100]!r}") from None
 
@@ -150,7 +152,7 @@ class _Model(Generic[Answer]):
             self._json_schema = False
         if answer.truncated:
             raise BadAnswer(f"cut off after {self._fields['max_tokens']} tokens (selfplay.judge_server.max_tokens)")
-        return read_answer(answer.text, self._kind)
+        return read_answer(answer.text, self._kind, presented)
 
 
 class LlmJudge:
