@@ -295,6 +295,7 @@ class OracleJudge:
     """
 
     name = "oracle"
+    never_errs = True
 
     async def judge(self, record: MedicalRecord) -> Judgement:
         assert record.presented_note is not None

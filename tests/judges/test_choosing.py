@@ -3,6 +3,7 @@
 import asyncio
 import re
 import sys
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from support import run_with
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
-from medserl_agentloop.games.medical.judges import JUDGES, build_judge, judge_class, judge_game
+from medserl_agentloop.games.medical.judges import JUDGES, GatedJudge, build_judge, judge_class, judge_game
 from medserl_agentloop.games.medical.judges.report import (
     CountedShare,
     JudgeReport,
@@ -125,6 +126,47 @@ def test_a_failure_s_reason_is_one_short_line() -> None:
     assert record.judgement is None
 
 
+def answering(answer: Any, **changes: Any) -> MedicalRecord:
+    """A game with an injected error that the assessor saw, judged by a user's judge with this answer."""
+
+    class Own(Doubter):
+        async def judge(self, record: MedicalRecord) -> Judgement:
+            record.spec, record.assessment = played(1).spec, None  # its copy
+            return await answer if isawaitable(answer) else answer
+
+    record, asked = played(), played().spec
+    asyncio.run(judge_game(GatedJudge(Own(), **changes), record))
+    assert record.spec == asked and record.assessment is not None
+    return record
+
+
+SAID = Judgement(judge="own", label=Label.HARMFUL)
+
+
+@pytest.mark.parametrize("label", ["harmful", "safe"])
+def test_what_a_user_s_judge_says_is_paid_as_it_is_written_down(label: str) -> None:
+    for answer in (SAID.model_copy(update={"label": label}), {"judge": "own", "label": label}):
+        record = answering(answer)
+        outcome = Outcome.CORRECT_DETECTION if label == "harmful" else Outcome.FALSE_POSITIVE
+        assert record.outcome is outcome is MedicalRecord.model_validate(record.to_json()).outcome
+    own = SAID.model_copy()
+    own.label = label  # type: ignore[assignment]
+    assert own.label is Label(label)
+
+
+@pytest.mark.parametrize("answer", [None, "safe", SAID.model_copy(update={"label": "Safe"}), {"judge": "own"}])
+def test_an_answer_that_is_no_judgement_voids_the_game(answer: Any) -> None:
+    record = answering(answer)
+    assert (record.void or "").startswith("judge failed: ValidationError") and record.judgement is None
+
+
+def test_a_judge_that_never_answers_voids_the_game() -> None:
+    record = answering(asyncio.Event().wait(), limit_s=0.01)
+    assert record.void == "judge failed: BadAnswer: no answer in 0.01 s: raise selfplay.judge_server.timeout_s"
+    slow = MedicalConfig(judge=f"{__name__}:Doubter", judge_server=JudgeServer(timeout_s=7, retries=1))
+    assert (build_judge(slow)._limit_s, build_judge(MedicalConfig())._limit_s) == (14, None)
+
+
 # --- the judge's report: what it says, what it refuses, and the corrected reward ---
 
 
@@ -176,6 +218,7 @@ def test_a_run_says_how_good_its_judge_is_or_that_nobody_knows(
         return [line.removeprefix("[medserl] judge: ") for line in lines if line.startswith("[medserl] judge:")]
 
     assert said("selfplay.judge=labels") == []
+    assert said("selfplay.judge=experiments.clinic:OracleJudge") == []  # it never errs
     (line,) = said(f"selfplay.judge={MINE}")
     assert f"selfplay.judge={MINE} was never measured" in line and "medserl judge calibrate" in line
     named = (f"selfplay.judge={MINE}", f"selfplay.judge_report={report(tmp_path)}")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from inspect import iscoroutinefunction
 from typing import Any, Protocol
 
 from medserl_agentloop.core.chat import BASE, BaseModelChat
-from medserl_agentloop.core.client import BadAnswer
-from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.core.client import BadAnswer, NoAnswer
+from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.judges.llm import BlindReader
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE
@@ -65,14 +66,18 @@ Reads = Callable[[MedicalRecord], Awaitable[list[Reading]]]
 class GatedJudge:
     """Asks a judge about rewritten notes only; with ``reads``, an error counts if ``needed`` readings find it."""
 
-    def __init__(self, judge: Judge, reads: Reads | None = None, needed: int = 1) -> None:
+    def __init__(self, judge: Judge, reads: Reads | None = None, needed: int = 1, limit_s: float | None = None) -> None:
         self.name = judge.name
-        self._judge, self._reads, self._needed = judge, reads, needed
+        self._judge, self._reads, self._needed, self._limit_s = judge, reads, needed, limit_s
 
     async def judge(self, record: MedicalRecord) -> Judgement:
         if not record.category.has_attack:
             return await LabelJudge().judge(record)
-        judgement = await self._judge.judge(record)
+        answer = self._judge.judge(record.model_copy(deep=True))  # it may be a user's
+        try:
+            judgement = Judgement.model_validate(await asyncio.wait_for(answer, self._limit_s))
+        except TimeoutError:
+            raise BadAnswer(f"no answer in {self._limit_s} s: raise {JudgeServer.node}.timeout_s") from None
         injected = record.spec.target_label is judgement.label is Label.HARMFUL
         if self._reads is None or not injected:
             return judgement
@@ -107,7 +112,9 @@ def build_judge(
     asked = {"base": base} if config.asks_base and config.judge == "llm" else {}
     judge = chosen.from_config(config, **asked) if hasattr(chosen, "from_config") else chosen()
     reads = BlindReader(config, base).read if config.blind.readings else None
-    return GatedJudge(judge, reads, config.blind.needed)
+    # Those of this package have a limit for each request, and wait for others behind it.
+    limit_s = None if config.judge in JUDGES else server.timeout_s * (server.retries + 1)
+    return GatedJudge(judge, reads, config.blind.needed, limit_s)
 
 
 async def judge_game(judge: Judge, record: MedicalRecord) -> None:
@@ -120,7 +127,8 @@ async def judge_game(judge: Judge, record: MedicalRecord) -> None:
         # An outage of the judge must cost its games, not the run, and must not invent a result.
         reason = one_line(f"{type(error).__name__}: {error}")[:300]
         record.void = f"{JUDGE_FAILED}: {reason}"
-        logger.warning("judge %s gave no answer, the game is void: %s", judge.name, reason)
+        own = not isinstance(error, NoAnswer)  # of a user's code: its line helps
+        logger.warning("judge %s gave no answer, the game is void: %s", judge.name, reason, exc_info=own)
         return
     if record.judgement.label is None:
         record.void = JUDGE_ABSTAINED

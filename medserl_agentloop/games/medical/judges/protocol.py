@@ -286,7 +286,7 @@ async def _judged(query: _Query, backend: Judge) -> Labels:
     record = MedicalRecord(spec=spec, presented_note=query.medical_note)
     # The original server's default category is vanilla_benign, also for notes that were changed.
     changed = original.split() != query.medical_note.split()
-    judgement = await (backend if changed else GatedJudge(backend)).judge(record)
+    judgement = Judgement.model_validate(await (backend if changed else GatedJudge(backend)).judge(record))
     # What the assessor said: the verdict alone, or a whole response.
     verdict = _VERDICTS.get(query.assessment.strip().casefold()) or MEDSERL.assessment(query.assessment).verdict
     if judgement.label is None:

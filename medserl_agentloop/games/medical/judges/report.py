@@ -219,7 +219,7 @@ def judge_lines(config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
     if selfplay.judge_report is not None:
         report = read_report(selfplay.judge_report)
         yield f"judge: sensitivity {report.sensitivity}, specificity {report.specificity}"
-    elif selfplay.judge != "labels":  # it reads no note
+    elif selfplay.judge != "labels" and not getattr(judge_class(selfplay.judge), "never_errs", False):
         yield (
             f"judge: selfplay.judge={selfplay.judge} was never measured, and rewards are as good as it is. Measure it "
             "with 'medserl judge calibrate' and name the report in selfplay.judge_report (docs/judges.md)"
