@@ -2,17 +2,24 @@
 
 import asyncio
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from game.builders import finished
+from judges.games import played, reward
+from run_check.runs import start_up
+from support import TOKENIZER
+from verl.trainer.ppo.reward import load_reward_manager
 
+from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import build_judge
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.rewards import load_scheme, medserl
 from medserl_agentloop.games.medical.types import Category, Label, Role
+from medserl_agentloop.testing.tiny import compose_run
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 
@@ -40,6 +47,33 @@ def test_the_rewards_of_the_page_pay() -> None:
         scheme(invalid)[Role.ATTACKER]["validity"] for scheme in (load_scheme("my_rewards:gentle"), medserl)
     )
     assert usual < gentle == -1.8
+
+
+COMMANDS = [
+    shlex.split(command.replace("\\\n", ""))
+    for command in re.findall(r"python -m verl.trainer.main_ppo ((?:.*\\\n)*.*)", PAGE)
+    if ".parquet" not in command
+]
+
+
+@pytest.mark.parametrize("overrides", COMMANDS, ids=lambda overrides: overrides[1])
+def test_a_command_of_the_page_scores_a_game(overrides: list[str]) -> None:
+    run = compose_run(*overrides)
+    check_run(run)
+    record, _ = asyncio.run(reward(load_reward_manager(run, TOKENIZER), played(verdict="safe")))
+    assert record.void is None and record.rewards[Role.ATTACKER]
+    if "+selfplay.reward_terms.undetected=2" in overrides:
+        assert record.rewards == {Role.ATTACKER: {"undetected": 0.0}}
+
+
+def test_a_term_that_a_recipe_sets_is_refused_with_the_recipe() -> None:
+    with pytest.raises(SystemExit) as refused:
+        start_up("selfplay.reward=my_rewards:undetected_only", recipe="quickstart")
+    assert re.search(
+        r"no term 'decoy': it has undetected. Append selfplay.reward_terms.decoy=null to leave it out "
+        r"\(selfplay.reward_terms.decoy is set by recipes/quickstart.yaml\)",
+        str(refused.value),
+    )
 
 
 def test_the_profile_of_the_page_has_all_that_it_needs(tmp_path: Path) -> None:

@@ -132,6 +132,6 @@ def test_the_first_hour_goes_as_the_pages_say(checkout: Path) -> None:
 
     (code,) = (block for block in blocks(REPOSITORY / "docs" / "extending.md", "python") if "(Interaction)" in block)
     (checkout / "rps.py").write_text(code, encoding="utf-8")
-    said = run(checkout, "docs/extending.md")
+    said = run(checkout, "docs/extending.md", "rps")
     assert "left" in said["PYTHONPATH=. medserl show runs/rps"]
     assert rewards(checkout / "runs" / "rps") == {"win"}

@@ -41,9 +41,9 @@ def refusal(changes: Mapping[str, Any], recipe: str = "own_notes") -> str:
     return "\n".join(problems(run(changes, recipe), schema())[0])
 
 
-def start_up(*overrides: str) -> None:
-    """What the start of the run of ``own_notes`` with these overrides checks and prints."""
+def start_up(*overrides: str, recipe: str = "own_notes") -> None:
+    """What the start of the run of a recipe with these overrides checks and prints."""
     GlobalHydra.instance().clear()
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides=["+recipes=own_notes", *overrides], return_hydra_config=True)
+        config = compose("ppo_trainer", overrides=[f"+recipes={recipe}", *overrides], return_hydra_config=True)
         StartupCheck().on_run_start(config)

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from verl.trainer.ppo.utils import need_reference_policy
 
 from medserl_agentloop.core.config import NORMALIZATIONS, ConfigError, SelfPlayConfig, game_class, refuse
+from medserl_agentloop.core.run_check.composition import with_recipes
 from medserl_agentloop.paths import did_you_mean
 
 ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"
@@ -90,7 +91,7 @@ def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[st
     try:
         check_run(config)
     except ConfigError as error:
-        return str(error).splitlines(), warned
+        return with_recipes(config, str(error).splitlines()), warned
     top_p, top_k = (OmegaConf.select(config, f"{ROLLOUT}.{key}") for key in ("top_p", "top_k"))
     if top_p < 1 or top_k > 0:
         warned.append(

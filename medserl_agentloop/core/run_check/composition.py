@@ -103,6 +103,16 @@ def _origins(loader: ConfigLoaderImpl, name: str, overrides: list[str]) -> dict[
     return origins
 
 
+def with_recipes(config: DictConfig, refusals: list[str]) -> list[str]:
+    """The refusals of a run that Hydra starts, each with the recipe that set a key whose override it names."""
+    if "hydra" not in config:
+        return refusals
+    loader, hydra = GlobalHydra.instance().config_loader(), config.hydra
+    origins = _origins(loader, hydra.job.config_name, list(hydra.overrides.task))
+    named = {f"{key}=": f" ({key} is set by {file})" for key, file in origins.items() if file.startswith("recipes/")}
+    return [line + "".join(by for key, by in named.items() if key in line) for line in refusals]
+
+
 def _game_defaults(config: DictConfig) -> dict[str, Any]:
     """The values that the keys of the ``selfplay`` node have by themselves; none if there is no such game."""
     name = OmegaConf.select(config, "selfplay.game", throw_on_missing=False)
