@@ -155,7 +155,7 @@ def records(data: bytes) -> None:
     except ValueError as error:
         SEEN["refused"] += 1
         failed = len(read) + 1
-        assert f"games.jsonl, line {failed} is not a game record" in str(error)
+        assert f"games.jsonl, line {failed} is no" in str(error)
     for record in read:
         SEEN["game"] += 1
         line = to_line(record.to_json())

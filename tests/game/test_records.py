@@ -295,6 +295,8 @@ def test_all_assessments_and_their_rewards_survive_json_and_score_the_same(recor
     read = MedicalRecord.model_validate(json.loads(json.dumps(game.to_json())))
     assert read == game
     assert [each.rewards for each in read.by_assessment] == [each.rewards for each in game.by_assessment]
+    if record.is_void:
+        return
     assert SCHEMES[name](read) == SCHEMES[name](game)
     if not record.further_assessments:  # it is paid and written as if there could be no others
         assert game.rewards == SCHEMES[name](record)
