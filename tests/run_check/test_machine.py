@@ -1,6 +1,7 @@
 """What a run will need of its machine is looked for before anything starts: packages, keys, models, files."""
 
 import os
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -177,6 +178,26 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path, f
     assert "set trainer.experiment_name to a new name" in problem("checkpoints", changed)
     pq.write_table(pa.table({"row": range(65)}), "train.parquet")
     assert "or its rows changed" in problem("checkpoints", here)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("tokenizer.json", '"add_prefix_space": false', '"add_prefix_space": true'),
+        ("chat_template.jinja", "assistant", "model"),
+    ],
+)
+def test_a_tokenizer_changed_in_place_ends_a_resume(home: Path, file: str, old: str, new: str) -> None:
+    model, folder = home / "tiny_player", home / "runs" / "quickstart"
+    shutil.copytree(resource("assets/tiny_player"), model)
+    here = {**trained(folder, 3), PATH: str(model)}
+    (folder / "run_config.yaml").write_text(config_text(run_of(here).config))
+    (model / "config.json").write_text((model / "config.json").read_text() + "\n")
+    assert problem("checkpoints", here) == ""
+    before = (model / file).read_text()
+    (model / file).write_text(before.replace(old, new))
+    assert before != (model / file).read_text()
+    assert "tokenizer or chat template is no longer" in problem("checkpoints", here)
 
 
 @pytest.mark.parametrize("text", ["", "7", "\0\0", "x"])

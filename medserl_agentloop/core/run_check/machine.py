@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +39,7 @@ OWN_DATASET = "pkg://medserl_agentloop.core.dataset"  # data.custom_cls.path in 
 ROWS_AT_START = 500  # of a data file, looked at before Ray starts: about a second
 SAME_RUN = ("selfplay.game", "selfplay.context", f"{MODEL}.path", f"{ACTOR}.optim.lr", "algorithm.adv_estimator")
 """Keys that decide what a run learns, besides its game's (``GameHooks.same_run``). Which role trains may change."""
-TRAIN_HASHES = "medserl_train_files_sha256"  # where ``run_config.yaml`` has them
+TRAIN_HASHES, TOKENIZER_HASH = "medserl_train_files_sha256", "medserl_tokenizer_sha256"  # in ``run_config.yaml``
 RESERVED = 2  # positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)
 GPU_SET = "pip install --no-deps --requirement <(grep -v '^flash-attn==' constraints-gpu.txt)"
 PACKAGES = {"sglang": GPU_SET, "vllm": GPU_SET.replace("gpu", "vllm")} | {
@@ -231,6 +233,18 @@ def tokenizer_of(model: DictConfig, **options: Any) -> Any:
     return tokenizer
 
 
+def tokenizer_hash(model: DictConfig) -> str:
+    """Hash of the tokenizer and the chat template that a run's ``model`` node asks for; empty if only verl finds it."""
+    try:
+        tokenizer = tokenizer_of(model)
+    except (OSError, ValueError):
+        return ""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    words = backend.to_str() if backend else sorted(tokenizer.get_vocab().items())
+    content = json.dumps([words, tokenizer.chat_template, tokenizer.special_tokens_map])
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
 def checkpoints(run: RunConfig) -> Iterator[str]:
     """The run that it resumes, if any, is the same one, and has steps left to train."""
     folder = Path(run["trainer.default_local_dir"])
@@ -285,14 +299,19 @@ def changes(run: RunConfig) -> list[str]:
             texts.append(f"{key} was {was} and is {now}")
     if old.get(TRAIN_HASHES) and old[TRAIN_HASHES] != new[TRAIN_HASHES]:
         texts.append(f"data.train_files was {old.data.train_files} and is {new.data.train_files}, or its rows changed")
+    if old.get(TOKENIZER_HASH) and new[TOKENIZER_HASH] and old[TOKENIZER_HASH] != new[TOKENIZER_HASH]:
+        texts.append("the model's tokenizer or chat template is no longer the one it was trained with")
     return texts
 
 
 def config_text(config: DictConfig) -> str:
-    """The whole config of a run as YAML, with the hashes of its training files: what a resumed run is held against."""
+    """The whole config of a run as YAML, with hashes of the files that it reads: what a resumed run is held against."""
     run = RunConfig(config, SelfPlayConfig.from_run(config))
     files = [Path(name) for name in run.names("data.train_files")]
-    hashes = {TRAIN_HASHES: sorted(sha256_of(file) for file in files if file.is_file())}
+    hashes = {
+        TRAIN_HASHES: sorted(sha256_of(file) for file in files if file.is_file()),
+        TOKENIZER_HASH: tokenizer_hash(config.actor_rollout_ref.model),
+    }
     own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     own.selfplay = run.selfplay.model_dump(mode="json")  # with the defaults of today
     return f"{OmegaConf.to_yaml(own, resolve=True)}{OmegaConf.to_yaml(OmegaConf.create(hashes))}"
