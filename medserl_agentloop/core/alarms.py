@@ -42,14 +42,22 @@ class Rule:
     advice: str  # what to look at first
     games: str | None = "selfplay/games"  # metric that counts what the number rests on; None: one token is enough
     above: bool = True  # whether it fires above its limit, not below
-    at_once: bool = False  # whether one step is enough, whatever ``patience`` is
+    at_once: bool = False  # whether one step is enough, whatever ``patience`` is: no chance explains the number
 
 
 def common_rules(roles: Sequence[str]) -> tuple[Rule, ...]:
-    # Groups of equal rewards give group estimators no gradient; up to half of them is usual in the quickstart.
-    advice = "Raise rollout.n or the temperature, or give the rows of this role more variety."
-    rates = [(f"{role}_no_signal", f"selfplay/{role}/no_signal_rate", f"selfplay/{role}/groups") for role in roles]
-    return (*(Rule(name, rate, 0.8, advice, groups) for name, rate, groups in rates), *_RULES)
+    rules: list[Rule] = []
+    for role in roles:
+        of = f"selfplay/{role}/"
+        # Groups of equal rewards give group estimators no gradient; up to half of them is usual in the quickstart.
+        advice = "Raise rollout.n or the temperature, or give the rows of this role more variety."
+        rules.append(Rule(f"{role}_no_signal", f"{of}no_signal_rate", 0.8, advice, f"{of}groups"))
+        advice = (
+            f"See {of}violation/<kind>, and read the {role}'s responses in the games: a special token at their end is "
+            "missing from eos_token_id in the model's generation_config.json; else the model does not know the format."
+        )
+        rules.append(Rule(f"{role}_format", f"{of}format_violation_rate", 0.95, advice, f"{of}turns", at_once=True))
+    return (*rules, *_RULES)
 
 
 _RULES = (

@@ -20,6 +20,7 @@ HEALTHY = {
 }
 VALUES = {
     "attacker_wins": 0.96, "assessor_wins": 0.04, "attacker_no_signal": 0.81, "assessor_no_signal": 0.81,
+    "attacker_format": 0.96, "assessor_format": 0.96,
     "invalid_attacks": 0.49, "void_games": 0.16, "no_error_present": 0.16, "unknowable_errors": 0.79,
     "long_notes_lost": 0.11, "edit_detector": 0.41, "unseen_errors": -0.41, "rollout_mismatch": 0.051,
     "context_leak": 5.1, "lost_games": 0.03,
@@ -55,9 +56,9 @@ def test_a_limit_of_the_config_counts_and_null_switches_the_alarm_off(name: str)
     assert name in names(monitor(limits={name: -limit}).observe(HEALTHY | {BY_NAME[name].metric: 0.5}))
 
 
-def test_a_leak_fires_at_once_and_other_alarms_wait_for_their_patience() -> None:
-    report = monitor(patience=3).observe({**HEALTHY, **COUNTS, **ILL["context_leak"], **ILL["lost_games"]})
-    assert names(report) == ["context_leak"]
+def test_what_is_no_chance_fires_at_once_and_other_alarms_wait_for_their_patience() -> None:
+    ill = {**ILL["attacker_format"], **ILL["context_leak"], **ILL["lost_games"]}
+    assert names(monitor(patience=3).observe({**HEALTHY, **COUNTS, **ill})) == ["attacker_format", "context_leak"]
 
 
 @pytest.mark.parametrize("rule", [r for r in RULES if r.games], ids=lambda r: r.name)
