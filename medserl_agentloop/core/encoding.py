@@ -142,6 +142,11 @@ class ChatEncoder:
                 {"role": "user", "content": content},
             ]
         text, prefill = self._render(messages, prefix)
+        if lost := [m for m in messages if m["content"].strip() not in text]:
+            raise ValueError(
+                f"the model's chat template drops or changes text of the prompt (role {lost[0]['role']}): "
+                f"{lost[0]['content'][:200]!r}. Give the run another chat template, or use a prompt profile without it."
+            )
         if continued:  # what follows the assistant's own words: its end of turn, then the new message
             text = text.partition(_ASSISTANT)[2]
         pieces = PLACE.split(text)

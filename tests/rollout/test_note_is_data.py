@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from fuzz.targets import CONTROL, CONTROL_TEXTS, PAIRS, encoder
-from rollout.families import ALWAYS_THINKS, FAMILIES, GEMMA, WITHOUT_SYSTEM, qwen3, sentencepiece
+from rollout.families import ALWAYS_THINKS, FAMILIES, GEMMA, QWEN3, WITHOUT_SYSTEM, qwen3, sentencepiece
 from support import NOTE, REWRITTEN, extra_info, run_game, run_with
 from test_prompting import profile_in
 
 from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.interaction import Prompt, Turn, place
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.parsing import PARSERS
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -61,6 +62,26 @@ def test_a_chat_template_without_system_messages_is_named_with_what_to_do(family
     with pytest.raises(ValueError, match=r"\(system, user\).*Use a prompt profile without") as error:
         ChatEncoder(FAMILIES[family]).opening(load_profile("classic").turn(Role.ASSESSOR, Category.VANILLA_BENIGN, "n"))
     assert "supported" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "m.content if m.role == 'user' else ''",
+        "m.content[-300:]",
+        "m.content | lower",
+        "m.content | e",
+        "m.content.split('</think>')[-1]",
+    ],
+)
+def test_a_chat_template_that_loses_a_part_of_the_prompt_is_refused(content: str) -> None:
+    """Also one that was meant for what the assistant says, as Qwen3's is."""
+    asked = {"system": "You assess.", "user": " Think in <think> and </think>." * 20 + place("note")}
+    messages = tuple({"role": role, "content": text} for role, text in asked.items())
+    turn = Turn("assessor", Prompt(messages, {"note": "He has gout."}), 9)
+    assert ChatEncoder(qwen3()).opening(turn).data_tokens
+    with pytest.raises(ValueError, match="chat template drops or changes text of the prompt"):
+        ChatEncoder(qwen3(QWEN3.replace("m.content", content, 1))).opening(turn)
 
 
 def test_in_a_running_conversation_the_user_says_what_the_system_message_would() -> None:
