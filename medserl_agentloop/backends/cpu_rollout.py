@@ -70,7 +70,7 @@ class CpuRolloutServer:
         ).eval()
         self.with_adapters: Any = None  # the same model with the roles' adapters in it, from their first push on
         self.eos_token_ids = cpu_sampling.eos_token_ids(hf_config, model_config.generation_config)
-        self._decode = model_config.tokenizer.decode if model_config.tokenizer is not None else None
+        self._tokenizer = model_config.tokenizer
         self.replica_rank = replica_rank
         self.global_steps: int | None = None  # training step of the loaded weights; None until the first push
         self._seen_since_push: Counter[tuple[str, tuple[int, ...]]] = Counter()  # requests' names and prompts
@@ -161,7 +161,7 @@ class CpuRolloutServer:
             self.with_adapters.set_adapter(settings.adapter)
         with base:
             return cpu_sampling.sample_batch(
-                self.model, requests, settings, eos_token_ids=self.eos_token_ids, decode=self._decode
+                self.model, requests, settings, eos_token_ids=self.eos_token_ids, tokenizer=self._tokenizer
             )
 
     async def update_adapters(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -114,9 +115,12 @@ def sample_batch(
     settings: SamplingSettings,
     *,
     eos_token_ids: frozenset[int],
-    decode: Callable[[list[int]], str] | None = None,
+    tokenizer: Any = None,
 ) -> list[Completion]:
-    """Sample one completion per request, all with the same settings; a row that is done leaves the batch."""
+    """Sample one completion per request, all with the same settings; a row that is done leaves the batch.
+
+    Without a ``tokenizer`` no stop strings can be looked for; with one, only ids that it has a token for are drawn.
+    """
     completions = [Completion() for _ in requests]
     running = list(range(len(requests)))  # running[b] is the request that batch row b works on
     prompts = [torch.tensor(request.prompt_ids) for request in requests]
@@ -128,7 +132,10 @@ def sample_batch(
     while True:
         inputs = {"input_ids": input_ids, "attention_mask": mask, "position_ids": positions}
         logits = model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-        log_probs = processed_log_probs(logits.float(), settings)  # (B, V)
+        logits = logits.float()
+        if tokenizer is not None:
+            logits[:, _unknown_ids(tokenizer, logits.shape[-1])] = -torch.inf
+        log_probs = processed_log_probs(logits, settings)  # (B, V)
         if settings.temperature == 0:
             next_ids = log_probs.argmax(-1)
         else:
@@ -143,7 +150,7 @@ def sample_batch(
             completion.token_ids.append(token)
             completion.log_probs.append(log_prob)
             ended = token in eos_token_ids and not settings.ignore_eos
-            if ended or token in settings.stop_token_ids or _says_stop(completion.token_ids, settings, decode):
+            if ended or token in settings.stop_token_ids or _says_stop(completion.token_ids, settings, tokenizer):
                 completion.stop_reason = "completed"
             elif len(completion.token_ids) < requests[request].max_tokens:
                 unfinished.append(row)
@@ -166,13 +173,19 @@ def eos_token_ids(*configs: Any) -> frozenset[int]:
     return frozenset(number for number in ids if number is not None)
 
 
-def _says_stop(token_ids: list[int], settings: SamplingSettings, decode: Callable[[list[int]], str] | None) -> bool:
+@lru_cache(maxsize=4)
+def _unknown_ids(tokenizer: Any, size: int) -> list[int]:
+    """Ids below ``size`` that the tokenizer has no token for: many a model's vocabulary is padded to a round number."""
+    return sorted(set(range(size)).difference(tokenizer.get_vocab().values()))
+
+
+def _says_stop(token_ids: list[int], settings: SamplingSettings, tokenizer: Any) -> bool:
     if not settings.stop:
         return False
-    if decode is None:
+    if tokenizer is None:
         raise ValueError("stop strings need a tokenizer to be looked for in what is sampled")
     # A character has at most four bytes and a token at least one, so no stop string reaches further back.
-    tail = decode(token_ids[-4 * max(map(len, settings.stop)) :])
+    tail = tokenizer.decode(token_ids[-4 * max(map(len, settings.stop)) :])
     return any(string in tail for string in settings.stop)
 
 

@@ -218,7 +218,7 @@ class LocalModel:
             [request for _, request, _ in batch],
             cpu_sampling.SamplingSettings(temperature=temperature, **stop),
             eos_token_ids=cpu_sampling.eos_token_ids(self.model.config, self.model.generation_config, self.tokenizer),
-            decode=self.tokenizer.decode,
+            tokenizer=self.tokenizer,
         )
         for (_, _, answer), completion in zip(batch, completions, strict=True):
             answer.set_result(completion)

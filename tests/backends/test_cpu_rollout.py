@@ -25,6 +25,7 @@ from medserl_agentloop.backends.cpu_sampling import (
     processed_log_probs,
     sample_batch,
 )
+from medserl_agentloop.testing.tiny import tiny_model, tiny_tokenizer
 
 PROMPTS = [[5, 6, 7], [8], [20, 21, 22, 23, 24, 25, 26], [30, 31], [9, 9, 9, 9]]
 
@@ -131,13 +132,25 @@ def test_a_completion_ends_where_its_turn_says_stop(model: Any, by_token: bool) 
     token, before = free[4].token_ids[at], free[4].token_ids[at - 1]
     params = {"stop_token_ids": [token]} if by_token else {"stop": f"[{before}][{token}]"}
     settings = SamplingSettings.from_params({"temperature": 0, **params})
-    done = sample_batch(
-        model, requests(), settings, eos_token_ids=NO_EOS, decode=lambda ids: "".join(f"[{i}]" for i in ids)
-    )
+    tokenizer: Any = tiny_tokenizer()
+    tokenizer.decode = lambda ids: "".join(f"[{i}]" for i in ids)
+    done = sample_batch(model, requests(), settings, eos_token_ids=NO_EOS, tokenizer=tokenizer)
     ids = free[4].token_ids
     end = next(i for i, t in enumerate(ids) if t == token and (by_token or ids[i - 1 : i] == [before]))
     assert done[4].token_ids == ids[: end + 1]
     assert done[4].stop_reason == "completed"
+
+
+def test_ids_that_the_tokenizer_lacks_are_never_drawn() -> None:
+    """As in verl's vLLM rollout: a vocabulary may be padded, and may have holes."""
+    tokenizer: Any = tiny_tokenizer()
+    known = {number for number in tokenizer.get_vocab().values() if number != 50}
+    tokenizer.get_vocab = lambda: {str(number): number for number in known}
+    settings, padded = SamplingSettings(temperature=1.5), tiny_model(4 * len(tokenizer))
+    for given, within in ((None, False), (tokenizer, True)):
+        done = sample_batch(padded, requests(), settings, eos_token_ids=NO_EOS, tokenizer=given)
+        assert all(set(completion.token_ids) <= known for completion in done) is within
+        assert all(number > -100 for completion in done for number in completion.log_probs)
 
 
 @pytest.mark.parametrize(
