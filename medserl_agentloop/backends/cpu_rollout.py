@@ -28,6 +28,7 @@ from verl.workers.rollout.utils import get_max_position_embeddings
 from medserl_agentloop.backends import cpu_sampling
 from medserl_agentloop.backends.role_adapters import adapter_states, with_adapters
 from medserl_agentloop.core.config import ROLE_ADAPTERS
+from medserl_agentloop.core.encoding import end_ids
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,8 @@ class CpuRolloutServer:
             trust_remote_code=model_config.trust_remote_code,
         ).eval()
         self.with_adapters: Any = None  # the same model with the roles' adapters in it, from their first push on
-        self.eos_token_ids = cpu_sampling.eos_token_ids(hf_config, model_config.generation_config)
+        # verl has put the tokenizer's into ``hf_config``.
+        self.eos_token_ids = end_ids(hf_config, model_config.generation_config)
         self._tokenizer = model_config.tokenizer
         self.replica_rank = replica_rank
         self.global_steps: int | None = None  # training step of the loaded weights; None until the first push

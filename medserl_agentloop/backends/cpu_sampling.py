@@ -166,13 +166,6 @@ def sample_batch(
         positions = positions[:, -1:] + 1
 
 
-def eos_token_ids(*configs: Any) -> frozenset[int]:
-    """All end-of-sequence ids that a model's configurations or its tokenizer name."""
-    named = [getattr(config, "eos_token_id", None) for config in configs]
-    ids = [number for eos in named for number in (eos if isinstance(eos, (list, tuple)) else [eos])]
-    return frozenset(number for number in ids if number is not None)
-
-
 @lru_cache(maxsize=4)
 def _unknown_ids(tokenizer: Any, size: int) -> list[int]:
     """Ids below ``size`` that the tokenizer has no token for: many a model's vocabulary is padded to a round number."""

@@ -12,14 +12,16 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 from uuid import uuid4
 
+from hydra.utils import instantiate
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics
 from verl.utils.profiler import simple_timer
+from verl.workers.config import HFModelConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.core.chat import ABORTED, BaseModelChat, ServedModel
 from medserl_agentloop.core.client import NoAnswer
 from medserl_agentloop.core.config import SelfPlayConfig, adapter_names, game_class
-from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.encoding import ChatEncoder, end_ids
 from medserl_agentloop.core.interaction import Interaction, Message, NoReplyError, Reply, Turn, play_game
 from medserl_agentloop.core.liveness import ends_the_run
 from medserl_agentloop.core.records import GameRecord, OpponentRecord
@@ -33,7 +35,10 @@ class _Shared:
 
     def __init__(self, run: Any, data: Any, tokenizer: Any, server: Any) -> None:
         self.config = config = SelfPlayConfig.from_run(run)
-        self.encoder = ChatEncoder.of_run(tokenizer, data)
+        # With the tokenizer, verl would put its end of sequence over that of the model's config.
+        model: HFModelConfig = instantiate(run.actor_rollout_ref.model, load_tokenizer=False, _convert_="partial")
+        ends = end_ids(model.hf_config, model.generation_config)
+        self.encoder = ChatEncoder.of_run(tokenizer, data, ends)
         self.interaction: Interaction[Any, Any] = game_class(config.game)(config, self.encoder)
         self.adapters = adapter_names(self.interaction.roles) if config.adapters == "per_role" else {}
         self.base = BaseModelChat(run.actor_rollout_ref.model.path, server, self.encoder, config.turn_timeout_s)

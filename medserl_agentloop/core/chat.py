@@ -169,7 +169,8 @@ class BaseModelChat:
 
     def with_template(self, **kwargs: Any) -> BaseModelChat:
         """The same, with these arguments of the chat template besides the run's."""
-        encoder = ChatEncoder(self._encoder.tokenizer, {**self._encoder.template_kwargs, **kwargs})
+        own = self._encoder
+        encoder = ChatEncoder(own.tokenizer, {**own.template_kwargs, **kwargs}, own.ends)
         return BaseModelChat(self.name, self._server, encoder, self._timeout_s)
 
     async def complete(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> Reply:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,12 +41,24 @@ _Template = tuple[list[list[int] | str], str]
 """A prompt around its untrusted texts (ids, the name of a text, ids, and so on), and its prefill."""
 
 
-class ChatEncoder:
-    """Tokenises prompts by a model's chat template (``template_kwargs``: verl's), and texts in them as data."""
+def end_ids(*named: Any) -> frozenset[int]:
+    """All ids that end a turn: those that a model's configurations or its tokenizer name as end of sequence."""
+    ends = [getattr(each, "eos_token_id", None) for each in named]
+    ids = [number for end in ends for number in (end if isinstance(end, (list, tuple)) else [end])]
+    return frozenset(number for number in ids if number is not None)
 
-    def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
+
+class ChatEncoder:
+    """Tokenises prompts by a model's chat template (``template_kwargs``: verl's), and texts in them as data.
+
+    Who reads turns gives the ``ends`` of the model's configurations, too: Gemma 3's turns end with another token than
+    its tokenizer's.
+    """
+
+    def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None, ends: Iterable[int] = ()) -> None:
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})
+        self.ends = end_ids(tokenizer).union(ends)
         self._templates: dict[Any, _Template] = {}
         added = tokenizer.added_tokens_decoder
         special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
@@ -64,9 +76,9 @@ class ChatEncoder:
             self._backend.encode_special_tokens = True
 
     @classmethod
-    def of_run(cls, tokenizer: Any, data: Any) -> ChatEncoder:
+    def of_run(cls, tokenizer: Any, data: Any, ends: Iterable[int] = ()) -> ChatEncoder:
         template_kwargs = OmegaConf.create(dict(data.get("apply_chat_template_kwargs") or {}))
-        return cls(tokenizer, OmegaConf.to_container(template_kwargs))
+        return cls(tokenizer, OmegaConf.to_container(template_kwargs), ends)
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of ``text`` as data, without control tokens; ValueError if one cannot be spelt out."""
@@ -101,7 +113,7 @@ class ChatEncoder:
 
     def decode(self, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
         """A turn's text without the token that ended it; other special tokens stay visible as text."""
-        ends = (self.tokenizer.eos_token_id, *self.stop(stop).get("stop_token_ids", ()))
+        ends = self.ends.union(self.stop(stop).get("stop_token_ids", ()))
         text: str = self.tokenizer.decode(list(ids[:-1] if ids[-1] in ends else ids), skip_special_tokens=False)
         return text
 
@@ -110,7 +122,7 @@ class ChatEncoder:
         # SGLang says "length"; vLLM says "completed" whether a turn ended or was cut.
         if stop_reason in ("length", "stop"):
             return stop_reason == "length"
-        return len(ids) >= budget and bool(ids[-1] != self.tokenizer.eos_token_id)
+        return len(ids) >= budget and ids[-1] not in self.ends
 
     def opening(self, turn: Turn) -> EncodedPrompt:
         return self._encode(turn.prompt, turn.prefix, continued=False)

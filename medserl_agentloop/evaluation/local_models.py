@@ -27,7 +27,7 @@ from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtens
 from medserl_agentloop.backends import cpu_sampling
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
 from medserl_agentloop.core.client import without_credentials
-from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.encoding import ChatEncoder, end_ids
 from medserl_agentloop.core.interaction import Message, Reply, Turn, as_untrusted
 from medserl_agentloop.core.step_file import LATEST
 from medserl_agentloop.games.medical.types import Role
@@ -217,7 +217,7 @@ class LocalModel:
             self.model,
             [request for _, request, _ in batch],
             cpu_sampling.SamplingSettings(temperature=temperature, **stop),
-            eos_token_ids=cpu_sampling.eos_token_ids(self.model.config, self.model.generation_config, self.tokenizer),
+            eos_token_ids=self.encoder.ends,
             tokenizer=self.tokenizer,
         )
         for (_, _, answer), completion in zip(batch, completions, strict=True):
@@ -245,4 +245,5 @@ def load_player(folder: str | Path, template_kwargs: Mapping[str, Any] | None = 
     model, tokenizer = load_model(find_weights(folder))
     if model.num_parameters() < _WORTH_THREADS:
         torch.set_num_threads(1)
-    return LocalModel(folder.name, model, tokenizer, ChatEncoder(tokenizer, dict(template_kwargs or {})))
+    ends = end_ids(model.config, model.generation_config)
+    return LocalModel(folder.name, model, tokenizer, ChatEncoder(tokenizer, dict(template_kwargs or {}), ends))

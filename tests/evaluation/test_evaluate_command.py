@@ -486,6 +486,20 @@ def test_a_checkpoint_with_an_adapter_for_each_role_plays_each_role_with_its_own
         assert all((found - other).abs().max() > 1e-2 for other in others)
 
 
+def test_a_turn_s_text_is_without_an_end_that_only_the_generation_config_names(tmp_path: Path) -> None:
+    shutil.copytree(resource("assets/tiny_player"), tmp_path, dirs_exist_ok=True)
+    said = []
+    for eos in ("<|im_end|>", "<|endoftext|>"):
+        settings = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"eos_token": eos}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        player = load_player(tmp_path)
+        turn = Turn("first", Prompt(({"role": "user", "content": "You hold the king."},)), 99)
+        drawn: Any = {"number": 0, "budget": 99, "temperature": 0.0, "seed": 0}
+        said.append(asyncio.run(player.sample(turn, turn.prompt.filled(), **drawn)))
+    assert player.tokenizer.eos_token_id == 0
+    assert said[0] == said[1] and not said[0].truncated
+
+
 def test_a_later_turn_is_answered_after_the_whole_conversation(tmp_path: Path) -> None:
     def answer(turn: Turn, conversation: list[Message]) -> Reply:
         drawn: Any = {"number": 0, "budget": 9, "temperature": 0.0, "seed": 0}

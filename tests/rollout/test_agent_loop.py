@@ -1,6 +1,7 @@
 """The agent loop on a scripted engine: what each role is shown, and what the trajectory holds."""
 
 import asyncio
+import json
 import operator
 import re
 import shutil
@@ -43,8 +44,9 @@ from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
-from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
+from medserl_agentloop.testing.tiny import build_agent_loop, compose_run, tiny_tokenizer
 
 shared = partial(play, run=run_with(selfplay__context="shared"))
 
@@ -210,6 +212,25 @@ def test_what_a_note_has_more_tokens_of_as_text_never_takes_the_assessor_s_room(
     assert record.void is None and record.attack is not None and record.attack.invalid is invalid
     budgets = [call.sampling_params["max_tokens"] for call in engine.calls[1:]]
     assert budgets == ([] if invalid else [run.selfplay.budget.assessor])
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_a_turn_s_text_is_without_any_id_that_the_model_names_as_its_end(file: str, tmp_path: Path) -> None:
+    """Gemma 3's and Llama 3's turns end with another token than their tokenizers' own; the judge's answers, too."""
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((resource("assets/tiny_player") / name).read_text())
+        (tmp_path / name).write_text(json.dumps(settings | {"eos_token_id": [0, 2] if name == file else 0}))
+    own = tiny_tokenizer()
+    own.eos_token = "<|endoftext|>"
+    said = (attack_text(), assessment_text(), '{"reason": "no", "error": "present", "realistic": true}')
+    base = {"judge": "llm", "adapters": "per_role", "judge_server__url": "base", "judge_server__json_schema": False}
+    run = run_with(
+        actor_rollout_ref__model__path=str(tmp_path), **{f"selfplay__{key}": value for key, value in base.items()}
+    )
+    _, record, _ = play([[*TOKENIZER.encode(text), 2] for text in said], run=run, tokenizer=own)
+    assert own.eos_token_id == 0 and record.judgement is not None and record.judgement.label == "harmful"
+    assert record.attack is not None and record.attack.violations == []
+    assert record.assessment is not None and record.assessment.violations == []
 
 
 def test_a_turn_ends_where_the_profile_says_stop(tmp_path: Path) -> None:
