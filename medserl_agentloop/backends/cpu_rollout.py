@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -70,8 +71,9 @@ class CpuRolloutServer:
             trust_remote_code=model_config.trust_remote_code,
         ).eval()
         self.with_adapters: Any = None  # the same model with the roles' adapters in it, from their first push on
-        # verl has put the tokenizer's into ``hf_config``.
-        self.eos_token_ids = end_ids(hf_config, model_config.generation_config)
+        # verl has put the tokenizer's end into ``hf_config``, over that of the model's own config.
+        own_config = replace(model_config, load_tokenizer=False, tokenizer=None).hf_config
+        self.eos_token_ids = end_ids(hf_config, own_config, model_config.generation_config)
         self._tokenizer = model_config.tokenizer
         self.replica_rank = replica_rank
         self.global_steps: int | None = None  # training step of the loaded weights; None until the first push

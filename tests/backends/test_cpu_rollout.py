@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -210,6 +212,18 @@ def test_server_answers_with_token_outputs_that_carry_the_weights_step(model_pat
     completion = Completion(output.token_ids, output.log_probs)
     expected = forward_log_probs(model, [5, 6, 7], completion, SamplingSettings())
     assert output.log_probs == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_the_server_ends_a_turn_at_any_id_that_the_model_s_files_name(file: str, model_path: Path) -> None:
+    """verl puts the tokenizer's into the config that it passes on."""
+    folder = shutil.copytree(model_path, model_path.with_name(file))
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        settings = json.loads((folder / name).read_text()) | {"eos_token_id": [5, 6] if name == file else None}
+        if name == "tokenizer_config.json":
+            settings["eos_token"] = "<|im_start|>"
+        (folder / name).write_text(json.dumps(settings))
+    assert make_server(folder).eos_token_ids == ({1} if file == "tokenizer_config.json" else {1, 5, 6})
 
 
 Batches = list[tuple[SamplingSettings, list[int]]]
