@@ -117,10 +117,7 @@ def sample_batch(
     eos_token_ids: frozenset[int],
     tokenizer: Any = None,
 ) -> list[Completion]:
-    """Sample one completion per request, all with the same settings; a row that is done leaves the batch.
-
-    Without a ``tokenizer`` no stop strings can be looked for; with one, only ids that it has a token for are drawn.
-    """
+    """Sample one completion per request, all with the same settings; a row that is done leaves the batch."""
     completions = [Completion() for _ in requests]
     running = list(range(len(requests)))  # running[b] is the request that batch row b works on
     prompts = [torch.tensor(request.prompt_ids) for request in requests]
@@ -131,8 +128,7 @@ def sample_batch(
     cache.layers = [LayerWithRoom() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     while True:
         inputs = {"input_ids": input_ids, "attention_mask": mask, "position_ids": positions}
-        logits = model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-        logits = logits.float()
+        logits = model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()
         if tokenizer is not None:
             logits[:, _unknown_ids(tokenizer, logits.shape[-1])] = -torch.inf
         log_probs = processed_log_probs(logits, settings)  # (B, V)
@@ -175,8 +171,6 @@ def _unknown_ids(tokenizer: Any, size: int) -> list[int]:
 def _says_stop(token_ids: list[int], settings: SamplingSettings, tokenizer: Any) -> bool:
     if not settings.stop:
         return False
-    if tokenizer is None:
-        raise ValueError("stop strings need a tokenizer to be looked for in what is sampled")
     # A character has at most four bytes and a token at least one, so no stop string reaches further back.
     tail = tokenizer.decode(token_ids[-4 * max(map(len, settings.stop)) :])
     return any(string in tail for string in settings.stop)

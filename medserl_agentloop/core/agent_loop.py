@@ -15,7 +15,6 @@ from uuid import uuid4
 from hydra.utils import instantiate
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics
 from verl.utils.profiler import simple_timer
-from verl.workers.config import HFModelConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.core.chat import ABORTED, BaseModelChat, ServedModel
@@ -36,9 +35,8 @@ class _Shared:
     def __init__(self, run: Any, data: Any, tokenizer: Any, server: Any) -> None:
         self.config = config = SelfPlayConfig.from_run(run)
         # With the tokenizer, verl would put its end of sequence over that of the model's config.
-        model: HFModelConfig = instantiate(run.actor_rollout_ref.model, load_tokenizer=False, _convert_="partial")
-        ends = end_ids(model.hf_config, model.generation_config)
-        self.encoder = ChatEncoder.of_run(tokenizer, data, ends)
+        model = instantiate(run.actor_rollout_ref.model, load_tokenizer=False, _convert_="partial")
+        self.encoder = ChatEncoder.of_run(tokenizer, data, end_ids(model.hf_config, model.generation_config))
         self.interaction: Interaction[Any, Any] = game_class(config.game)(config, self.encoder)
         self.adapters = adapter_names(self.interaction.roles) if config.adapters == "per_role" else {}
         self.base = BaseModelChat(run.actor_rollout_ref.model.path, server, self.encoder, config.turn_timeout_s)

@@ -53,8 +53,8 @@ def common_rules(roles: Sequence[str]) -> tuple[Rule, ...]:
         advice = "Raise rollout.n or the temperature, or give the rows of this role more variety."
         rules.append(Rule(f"{role}_no_signal", f"{of}no_signal_rate", 0.8, advice, f"{of}groups"))
         advice = (
-            f"See {of}violation/<kind>, and read the {role}'s responses in the games: a special token at their end is "
-            "missing from eos_token_id in the model's generation_config.json; else the model does not know the format."
+            f"See {of}violation/<kind>, and read responses of this role: a special token at their end is missing from "
+            "eos_token_id in the model's generation_config.json; other text is a format that the model does not know."
         )
         rules.append(Rule(f"{role}_format", f"{of}format_violation_rate", 0.95, advice, f"{of}turns", at_once=True))
     return (*rules, *_RULES)

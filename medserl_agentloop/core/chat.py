@@ -169,8 +169,7 @@ class BaseModelChat:
 
     def with_template(self, **kwargs: Any) -> BaseModelChat:
         """The same, with these arguments of the chat template besides the run's."""
-        own = self._encoder
-        encoder = ChatEncoder(own.tokenizer, {**own.template_kwargs, **kwargs}, own.ends)
+        encoder = ChatEncoder(self._encoder.tokenizer, {**self._encoder.template_kwargs, **kwargs}, self._encoder.ends)
         return BaseModelChat(self.name, self._server, encoder, self._timeout_s)
 
     async def complete(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> Reply:

@@ -43,16 +43,14 @@ _Template = tuple[list[list[int] | str], str]
 
 def end_ids(*named: Any) -> frozenset[int]:
     """All ids that end a turn: those that a model's configurations or its tokenizer name as end of sequence."""
-    ends = [getattr(each, "eos_token_id", None) for each in named]
-    ids = [number for end in ends for number in (end if isinstance(end, (list, tuple)) else [end])]
-    return frozenset(number for number in ids if number is not None)
+    ends = [end for each in named if (end := getattr(each, "eos_token_id", None)) is not None]
+    return frozenset(number for end in ends for number in (end if isinstance(end, (list, tuple)) else [end]))
 
 
 class ChatEncoder:
     """Tokenises prompts by a model's chat template (``template_kwargs``: verl's), and texts in them as data.
 
-    Who reads turns gives the ``ends`` of the model's configurations, too: Gemma 3's turns end with another token than
-    its tokenizer's.
+    To read turns it needs the ``ends`` that the model's configurations name: Gemma 3's differ from its tokenizer's.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None, ends: Iterable[int] = ()) -> None:

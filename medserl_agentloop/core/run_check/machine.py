@@ -241,8 +241,8 @@ def tokenizer_hash(model: DictConfig) -> str:
         return ""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     words = backend.to_str() if backend else sorted(tokenizer.get_vocab().items())
-    content = json.dumps([words, tokenizer.chat_template, tokenizer.special_tokens_map])
-    return hashlib.sha256(content.encode()).hexdigest()
+    content = [words, tokenizer.chat_template, tokenizer.special_tokens_map]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def checkpoints(run: RunConfig) -> Iterator[str]:
