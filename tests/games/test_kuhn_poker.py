@@ -24,10 +24,11 @@ from medserl_agentloop.core.interaction import Interaction, Prompt, Turn, place
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.kuhn_poker import ACTIONS, KuhnGame, KuhnRecord, winnings
+from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
 from medserl_agentloop.testing.tiny import compose_run
 
-RUN = compose_run("+recipes=kuhn_poker")
+RUN = compose_run("+recipes=kuhn_poker", f"actor_rollout_ref.model.path={resource('assets/tiny_player')}")
 
 
 def equilibrium(alpha: float) -> Policy:
