@@ -14,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import sysconfig
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
@@ -37,6 +38,7 @@ from medserl_agentloop.planning import GIB, PROCESS, plan_run, read_shape
 Status = Literal["ok", "warn", "fail"]
 Findings = Iterator[str | tuple[Status, str]]
 
+LIMIT_S = 120.0  # of a check: some wait for another machine, a network drive or a driver
 BYTES_PER_PARAMETER = 12  # of a checkpoint: weights and two moments of AdamW, each in fp32
 
 
@@ -78,11 +80,19 @@ def diagnose(
 
 def _asked(checks: Mapping[str, Callable[..., Findings]], *arguments: Any) -> Iterator[CheckResult]:
     for name, check in checks.items():
-        found: list[Any]
-        try:
-            found = list(check(*arguments)) or [("ok", (check.__doc__ or "").splitlines()[0])]
-        except Exception as error:  # a broken machine breaks in its own ways; the other checks go on
-            found = [f"the check itself failed ({type(error).__name__}: {error}). Mend that first."]
+        found: list[Any] = []
+
+        def ask(check: Callable[..., Findings] = check, found: list[Any] = found) -> None:
+            try:
+                found += list(check(*arguments)) or [("ok", (check.__doc__ or "").splitlines()[0])]
+            except Exception as error:  # a broken machine breaks in its own ways; the other checks go on
+                found.append(f"the check itself failed ({type(error).__name__}: {error}). Mend that first.")
+
+        # A thread of its own, which is left behind: nothing else ends a call that waits in a library.
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(LIMIT_S)
+        found = found or [f"the check was not over after {LIMIT_S:g} s, and was given up. Find out what it waits for."]
         yield from (CheckResult(name, *(("fail", text) if isinstance(text, str) else text)) for text in found)
 
 
@@ -115,6 +125,9 @@ def _versions(device: str) -> Findings:
 
 def _ray(device: str) -> Findings:
     """The plugin, its version and verl's are the same on every node of Ray's."""
+    if dead := list(machine.cluster(None)):
+        yield from dead
+        return
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

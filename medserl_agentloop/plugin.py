@@ -89,7 +89,8 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
             run = RunConfig(config, SelfPlayConfig.from_run(config))
             # On the machine of a Ray client nothing of the run is there.
             elsewhere = str(run["ray_kwargs.ray_init.address"]).startswith("ray://")
-            refused = [] if elsewhere else [sentence for check in CHECKS.values() for sentence in check(run)]
+            checks = [CHECKS["Ray"]] if elsewhere else CHECKS.values()
+            refused = [sentence for check in checks for sentence in check(run)]
         if refused:
             # Hydra turns exceptions of callbacks into warnings; this one must stop the run.
             raise SystemExit("[medserl] " + "\n[medserl] ".join(refused))

@@ -7,7 +7,10 @@ import json
 import os
 import shutil
 import socket
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -26,10 +29,12 @@ JUDGE = {"selfplay.judge_server.url": "http://localhost:1/v1", "selfplay.judge_s
 
 
 @pytest.fixture(autouse=True)
-def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nobody has started Ray here, whatever else runs on this machine."""
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with TemporaryDirectory() as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield
 
 
 def lines(check: Any, *arguments: Any) -> str:
@@ -214,6 +219,17 @@ def test_a_check_that_breaks_does_not_hide_the_others(monkeypatch: pytest.Monkey
     broken_check = "the check itself failed (RuntimeError: odd machine). Mend that first."
     assert first == CheckResult("versions", "fail", broken_check)
     assert {finding.check for finding in others} >= {"cards", "network"}
+
+
+def test_a_check_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "LIMIT_S", 0.01)
+    (finding,) = doctor._asked({"network": lambda: iter([str(threading.Event().wait())])})
+    assert finding.status == "fail" and "was not over after 0.01 s" in finding.text
+
+
+def test_a_dead_cluster_is_named_before_ray_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    assert "no cluster of Ray's answers at 127.0.0.1:9, which RAY_ADDRESS names" in lines(doctor._ray, "cpu")
 
 
 @pytest.mark.parametrize(("status", "code"), [("warn", 0), ("fail", 1)])

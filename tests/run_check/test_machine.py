@@ -2,9 +2,12 @@
 
 import os
 import shutil
+import socket
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -13,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
+from ray._private.utils import get_ray_address_file
 from run_check.runs import run_of, start_up
 
 from medserl_agentloop.core.run_check import machine
@@ -27,14 +31,15 @@ ON_GPU = {"trainer.logger": "console", PATH: str(resource("assets/tiny_player"))
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home without keys, as the working folder, on a machine of no cluster."""
     for variable in [name for name in os.environ if name.startswith(("WANDB_", "NETRC", "RAY_"))]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    with TemporaryDirectory() as folder:  # tmp_path is too long for Ray's sockets
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield tmp_path
 
 
 def problem(check: str, changes: dict[str, Any], recipe: str = "own_notes") -> str:
@@ -54,20 +59,42 @@ def has_packages(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     monkeypatch.setattr(machine, "is_kernels_available", lambda: "kernels" in packages)
 
 
-def test_a_machine_without_enough_gpus_is_told_so(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+def current_cluster(address: str) -> Path:
+    """The file in which `ray start` leaves the address of its cluster."""
+    file = Path(get_ray_address_file(None))
+    file.parent.mkdir()
+    file.write_text(address)
+    return file
+
+
+def test_a_machine_without_enough_gpus_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     alone = problem("GPU", {}, "qwen3_4b")
     assert "this run needs 1 GPU (trainer.device=cuda" in alone and "+recipes=own_notes" in alone
     assert problem("GPU", {}) == ""
     elsewhere = ({"ray_kwargs.ray_init.address": "auto"}, {"trainer.nnodes": 2})
     assert [problem("GPU", changes, "qwen3_4b") for changes in elsewhere] == ["", ""]
-    (home / "ray").mkdir()
-    (home / "ray" / "ray_current_cluster").touch()
+    current_cluster("10.0.0.1:6379")
     assert problem("GPU", {}, "qwen3_4b") == ""  # the GPUs may be on its other machines
     monkeypatch.setenv("RAY_ADDRESS", "local")  # a cluster of the run's own
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert "needs 8 GPUs" in problem("GPU", {"trainer.n_gpus_per_node": 8}, "qwen3_4b")
     assert problem("GPU", {"trainer.n_gpus_per_node": 2}, "qwen3_4b") == ""
+
+
+def test_a_cluster_that_does_not_answer_is_named_with_who_named_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert problem("Ray", {}) == ""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = "127.0.0.1:{1}".format(*server.getsockname())
+        file = current_cluster(address)
+        assert problem("Ray", {}) == problem("Ray", {"ray_kwargs.ray_init.address": f"ray://{address}"}) == ""
+    assert f"at {address}, which {file} names" in problem("Ray", {})
+    assert "Start it, or set it to null" in problem("Ray", {"ray_kwargs.ray_init.address": address})
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert "which RAY_ADDRESS names" in problem("Ray", {}) and "unset RAY_ADDRESS" in problem("Ray", {})
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp/" + "long/" * 12)
+    assert "cannot exceed 107 bytes" in problem("Ray", {}) and "export RAY_TMPDIR=/tmp" in problem("Ray", {})
 
 
 def test_a_run_that_would_wait_for_cpus_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +177,8 @@ def test_the_recipes_callback_refuses_what_is_missing_and_prints_warnings(
 ) -> None:
     with pytest.raises(SystemExit, match=r"\[medserl\] data\.val_files: none\.parquet does not exist"):
         start_up(data[0], "data.val_files=none.parquet")
-    start_up("+ray_kwargs.ray_init.address=ray://cluster:10001")  # this machine is not the one that runs it
+    with socket.create_server(("127.0.0.1", 0)) as server:  # this machine is not the one that runs it
+        start_up("+ray_kwargs.ray_init.address=ray://127.0.0.1:{1}".format(*server.getsockname()))
     start_up(*data, "actor_rollout_ref.rollout.top_p=0.9")
     assert "[medserl] warning: actor_rollout_ref.rollout.top_p=0.9 and top_k=-1 cut" in capsys.readouterr().out
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from heapq import nlargest
@@ -24,7 +25,8 @@ import torch
 from datasets import Dataset
 from huggingface_hub import HfApi, try_to_load_from_cache
 from omegaconf import DictConfig, OmegaConf
-from ray._private.utils import get_num_cpus
+from ray._common.utils import get_default_ray_temp_dir
+from ray._private.utils import get_num_cpus, get_ray_address_file, read_ray_address, validate_socket_filepath
 from transformers import AutoTokenizer
 from transformers.utils import is_kernels_available
 
@@ -86,9 +88,40 @@ def stays_here(run: RunConfig) -> bool:
 
 def joins_a_cluster(address: str | None = None) -> bool:
     """Whether ``ray.init`` joins a cluster: by its address, or because `ray start` made this machine a part of one."""
-    if address := address or os.environ.get("RAY_ADDRESS"):
-        return address != "local"  # which starts one of its own
-    return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").exists()
+    return cluster_address(address) is not None
+
+
+def cluster_address(address: str | None = None) -> str | None:
+    """The address of the cluster that ``ray.init`` joins when it is given this one; None if it starts its own."""
+    if address in (None, "auto"):
+        address = os.environ.get("RAY_ADDRESS") or read_ray_address() or address
+    return None if address == "local" else address
+
+
+def cluster(run: RunConfig | None) -> Iterator[str]:
+    """Ray's cluster answers, or can be started; Ray itself would wait for minutes, or name something else."""
+    given = run and run["ray_kwargs.ray_init.address"]
+    address = cluster_address(given)
+    if address is None:
+        try:
+            session = f"{get_default_ray_temp_dir()}/session_YYYY-mm-dd_HH-MM-SS_ffffff_{os.getpid()}"
+            validate_socket_filepath(f"{session}/sockets/plasma_store")
+        except OSError as error:
+            yield f"Ray cannot start: {error}. TMPDIR or RAY_TMPDIR is too long; run: export RAY_TMPDIR=/tmp"
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+    except (OSError, OverflowError) as error:
+        file = get_ray_address_file(None)
+        names, remedy = f"{file} names", f"remove that file: rm {file}"
+        if given not in (None, "auto"):
+            names, remedy = "ray_kwargs.ray_init.address names", "set it to null"
+        elif os.environ.get("RAY_ADDRESS"):
+            names, remedy = "RAY_ADDRESS names", "run: unset RAY_ADDRESS"
+        yield f"no cluster of Ray's answers at {address}, which {names} ({error}). Start it, or {remedy}"
 
 
 def packages(run: RunConfig) -> Iterator[str]:
@@ -377,6 +410,7 @@ def check_dataset(
 
 
 CHECKS: dict[str, Callable[[RunConfig], Iterator[str]]] = {
+    "Ray": cluster,
     "GPU": gpus,
     "CPUs": cpus,
     "packages": packages,
