@@ -3,6 +3,9 @@
 Hydra imports every module of the ``hydra_plugins`` namespace by itself.
 """
 
+import sys
+from pathlib import Path
+
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -10,12 +13,25 @@ from omegaconf import OmegaConf
 
 from medserl_agentloop.paths import resource
 
+CONFIGS = {"main_ppo.py": "ppo_trainer", "sft_trainer_ray.py": "sft_trainer_engine"}  # of verl's programs
+
 
 class MedserlSearchPathPlugin(SearchPathPlugin):
     """Appends the folder that holds ``recipes/``; verl's own config groups come first."""
 
+    checked = False
+
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append(provider="medserl-agentloop", path=f"file://{resource('recipes').parent}")
+        config, overrides = CONFIGS.get(Path(sys.argv[0]).name), sys.argv[1:]
+        if config and not self.checked and "+recipes=" in " ".join(overrides) and overrides[0][0] != "-":
+            MedserlSearchPathPlugin.checked = True  # composing asks this plugin again
+            from medserl_agentloop.core.run_check.composition import compose_explained
+
+            try:
+                compose_explained(config, *overrides)
+            except ValueError as error:  # Hydra would say it in up to 40 lines, with "+" as its advice
+                raise SystemExit(f"[medserl] {error}") from None
 
 
 # The node takes any key, so that a misspelt one reaches the start-up check, which names the nearest right one. Hydra

@@ -39,6 +39,14 @@ DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": True}
         ({"trainer.use_v1": False}, "Set trainer.use_v1=True"),
         ({"reward.reward_manager.source": "register"}, "Set reward.reward_manager.source=importlib"),
         ({f"{SAMPLER}.custom_sampler.path": None}, f"Set {SAMPLER}.custom_sampler.path=pkg://medserl_agentloop.core."),
+        ({"algorithm.adv_estimator": "reinforce_plus"}, "(did you mean 'reinforce_plus_plus'?) is none of gae, "),
+        ({f"{ROLLOUT}.top_k": None}, f"{ROLLOUT}.top_k=null is no number, and verl's own value is -1"),
+        ({"data.train_batch_size": "many"}, "data.train_batch_size=many is no number, and verl's own value is 1024"),
+        *(({"trainer.total_training_steps": n}, f"_steps={n} trains nothing. Set a number") for n in (0, "three")),
+        (
+            {"selfplay.reward": "no_module:Own"},
+            "No module named 'no_module'. Put the folder that it is in on PYTHONPATH",
+        ),
         ({"selfplay.train": "attacker", "algorithm.adv_estimator": "grpo"}, "(did you mean 'role_grpo'?)"),
         ({"algorithm.adv_estimator": "role_grpo", f"{ROLLOUT}.n": 1}, f"Set {ROLLOUT}.n to 2 or more"),
         ({"selfplay.anchor.assessor": 0.1}, "selfplay.anchor needs the reference policy. Set actor_rollout_ref."),
@@ -149,6 +157,7 @@ def test_a_later_recipe_takes_precedence(recipes: str) -> None:
         (["qwen3_4"], "Could not load 'recipes/qwen3_4'. (did you mean 'qwen3_4b'?); the recipes are adapter_per_ro"),
         (["quickstart", "trainer.total_epoch=3"], "Could not override 'trainer.total_epoch'. (did you mean 'trainer."),
         (["quickstart", "nonsense"], "Error parsing override 'nonsense'"),
+        (["quickstart", "data.train_files=/a=b/x"], """needs quotes in quotes, 'data.train_files="/a=b/x"'"""),
     ],
 )
 def test_what_hydra_cannot_compose_is_said_in_one_line(arguments: list[str], message: str) -> None:

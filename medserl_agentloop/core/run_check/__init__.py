@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.utils import need_reference_policy
 
 from medserl_agentloop.core.config import NORMALIZATIONS, ConfigError, SelfPlayConfig, game_class, refuse
-from medserl_agentloop.core.run_check.composition import with_recipes
+from medserl_agentloop.core.run_check.composition import leaves, with_recipes
 from medserl_agentloop.paths import did_you_mean
 
 ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"
@@ -88,6 +89,8 @@ def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[st
     warned = [f"{key} is not a key of verl's config; nothing in verl reads it" for key in unknown_keys(config, schema)]
     if "selfplay" not in config:  # a warm start
         return [], warned
+    if wrong := list(_no_numbers(config, schema)):
+        return wrong, warned
     try:
         check_run(config)
     except ConfigError as error:
@@ -99,6 +102,18 @@ def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[st
             "knows of the temperature only; train with top_p=1.0 and top_k=-1"
         )
     return [], warned
+
+
+def _no_numbers(config: DictConfig, schema: DictConfig) -> Iterator[str]:
+    """Keys that are numbers in verl's config and hold something else: whoever reads them first names no key."""
+    for key, default in leaves(schema):
+        value = OmegaConf.select(config, key)
+        several = key.endswith("_threshold")  # two numbers, as text
+        if isinstance(default, (int, float)) and not (isinstance(value, (int, float)) or several):
+            yield f"{key}={'null' if value is None else value} is no number, and verl's own value is {default}."
+    steps = OmegaConf.select(config, "trainer.total_training_steps")
+    if steps is not None and not (isinstance(steps, int) and steps > 0):
+        yield f"trainer.total_training_steps={steps} trains nothing. Set a number from 1, or null for whole epochs."
 
 
 def _trainer(run: RunConfig) -> Iterator[str]:
@@ -125,8 +140,10 @@ def _trainer(run: RunConfig) -> Iterator[str]:
 
 def _estimator(run: RunConfig) -> Iterator[str]:
     """The estimator knows the roles if one is not trained, and has something to compare."""
-    name, train = run["algorithm.adv_estimator"], run.selfplay.train
-    if name not in NORMALIZATIONS and train != "both":
+    name, train, known = run["algorithm.adv_estimator"], run.selfplay.train, {*NORMALIZATIONS, *ADV_ESTIMATOR_REGISTRY}
+    if name not in known:
+        yield f"algorithm.adv_estimator={name}{did_you_mean(name, known)} is none of {', '.join(sorted(known))}."
+    elif name not in NORMALIZATIONS and train != "both":
         yield (
             f"selfplay.train={train} needs an estimator that knows roles, and algorithm.adv_estimator={name} does "
             f"not{did_you_mean(name, NORMALIZATIONS)}. Set it to one of {', '.join(NORMALIZATIONS)}."

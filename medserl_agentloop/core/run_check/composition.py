@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from hydra import compose, initialize_config_module
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -54,15 +54,23 @@ def schema_of(recipe: str) -> DictConfig:
 
 def compose_recipe(recipe: str, overrides: list[str]) -> DictConfig:
     """Compose the recipe of :func:`recipe_override` with overrides; a ValueError says why Hydra cannot."""
+    return compose_explained(config_of(recipe), recipe_override(recipe), *overrides)
+
+
+def compose_explained(config_name: str, *overrides: str) -> DictConfig:
+    """Compose one of verl's configs with overrides; a ValueError says in one line why Hydra cannot."""
     try:
-        return compose_run(recipe_override(recipe), *overrides, config_name=config_of(recipe))
+        return compose_run(*overrides, config_name=config_name)
     except (HydraException, OmegaConfBaseException) as error:
-        reason = str(error).splitlines()[0]
-        known = sorted(file.stem for file in resource("recipes").glob("*.yaml"))
-        missing = [part for part in recipe.strip("[]").split(",") if f"recipes/{part}'" in reason]
-        hint = "".join(f"{did_you_mean(part, known)}; the recipes are {', '.join(known)}" for part in missing)
-        if unknown := re.match(r"Could not override '(.*)'", reason):
-            hint = did_you_mean(unknown[1], dict(_leaves(schema_of(recipe))))
+        reason, hint = str(error).splitlines()[0], ""
+        if missing := re.search("'recipes/(.*?)'", reason):
+            known = sorted(file.stem for file in resource("recipes").glob("*.yaml"))
+            hint = f"{did_you_mean(missing[1], known)}; the recipes are {', '.join(known)}"
+        elif unknown := re.match(r"Could not override '(.*)'", reason):
+            hint = did_you_mean(unknown[1], dict(leaves(compose_run(config_name=config_name))))
+        elif isinstance(error, OverrideParseException):
+            key, equals, value = error.override.partition("=")
+            hint = f""": a value with '=', ',' or brackets needs quotes in quotes, '{key}="{value}"'""" * bool(equals)
         raise ValueError(f"{reason}{hint}") from None
 
 
@@ -70,12 +78,12 @@ def settings(recipe: str, overrides: list[str]) -> list[Setting]:
     """All values of a recipe's run with their origins (ValueError as :func:`compose_recipe`)."""
     config = compose_recipe(recipe, overrides)
     of_game = OmegaConf.create({"selfplay": _game_defaults(config)} if "selfplay" in config else {})
-    default = dict(_leaves(schema_of(recipe))) | dict(_leaves(of_game))
+    default = dict(leaves(schema_of(recipe))) | dict(leaves(of_game))
     with initialize_config_module(VERL_CONFIGS, version_base=None):
         loader = GlobalHydra.instance().config_loader()
         origins = _origins(loader, config_of(recipe), [recipe_override(recipe), *overrides])
     result = []
-    for key, value in _leaves(OmegaConf.merge(of_game, config)):
+    for key, value in leaves(OmegaConf.merge(of_game, config)):
         node = key
         while node not in origins and "." in node:  # the node above it may have been set as a whole
             node = node.rpartition(".")[0]
@@ -94,7 +102,7 @@ def _origins(loader: ConfigLoaderImpl, name: str, overrides: list[str]) -> dict[
         path = str(default.config_path)
         origin = f"{'' if path.startswith('recipes/') else VERL}{path}.yaml"
         loaded = loader._load_single_config(default, loader.repository).config
-        origins |= {key: origin for key, _ in _leaves(loaded)}
+        origins |= {key: origin for key, _ in leaves(loaded)}
     origins.pop("selfplay", None)  # the open node of hydra_plugins, which sets nothing
     for override in listed.config_overrides:
         key = override.key_or_group
@@ -123,12 +131,12 @@ def _game_defaults(config: DictConfig) -> dict[str, Any]:
     return kind.model_construct(game=name).model_dump(mode="json")
 
 
-def _leaves(node: DictConfig, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(node: DictConfig, path: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted keys and values; a list is one value, as is an empty node. What cannot be resolved stays as written."""
     for key in node:
         here, raw = f"{path}{key}", node._get_node(key)
         if isinstance(raw, DictConfig) and not raw._is_none() and not raw._is_missing() and len(raw):
-            yield from _leaves(raw, f"{here}.")
+            yield from leaves(raw, f"{here}.")
             continue
         try:
             value = node[key]
