@@ -74,7 +74,7 @@ def diagnose(
         yield from _asked({"compilers": _compilers, "memory": _memory}, run)
     if compile_on is not None:
         yield from (CheckResult("kernels", *found) for found in _kernels(run, compile_on))
-    if all(finding.status == "ok" for finding in at_start):
+    if all(finding.status != "fail" for finding in at_start):
         yield from _asked({"game": _game, "disk": _disk, "dry run": _dry_run}, run)
 
 
@@ -85,6 +85,8 @@ def _asked(checks: Mapping[str, Callable[..., Findings]], *arguments: Any) -> It
         def ask(check: Callable[..., Findings] = check, found: list[Any] = found) -> None:
             try:
                 found += list(check(*arguments)) or [("ok", (check.__doc__ or "").splitlines()[0])]
+            except ConfigError as error:
+                found.append(str(error))
             except Exception as error:  # a broken machine breaks in its own ways; the other checks go on
                 found.append(f"the check itself failed ({type(error).__name__}: {error}). Mend that first.")
 

@@ -25,13 +25,14 @@ from medserl_agentloop.core import step_file
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS
 from medserl_agentloop.core.alarms import HealthError, HealthMonitor, stop_message
 from medserl_agentloop.core.certificate import CertificateError, certify
-from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class
+from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class, refuse
 from medserl_agentloop.core.credit import RoleCredit
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.liveness import Liveness, ProcessDied, game_processes, watched
 from medserl_agentloop.core.opponent import CheckpointPool
 from medserl_agentloop.core.run_check import RunConfig, check_run, machine
 from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.paths import announce
 
 POLL_INTERVAL_S = 0.1  # verl's own buffer looks at its queue every 2 s, which is most of a tiny model's step
 CHECK_INTERVAL_S = 5.0
@@ -86,7 +87,8 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         run = RunConfig(config, self.selfplay)
         self.logs_to_wandb = "wandb" in run.names("trainer.logger")
         if self.selfplay.certify != "only":
-            changed = bool(machine.changes(run))
+            refuse(found for found in machine.checkpoints(run) if isinstance(found, str))
+            changed = any(machine.changes(run))
             self.files.open(machine.config_text(config), config.trainer.default_local_dir, changed=changed)
         self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
         self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
@@ -111,7 +113,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         for dataset, name in ((self.train_dataset, "train_files"), (self.val_dataset, "val_files")):
             machine.check_files(data[name])
             line = machine.check_dataset(dataset, f"data.{name}={data[name]}", self.interaction, encoder, data)
-            print(f"[medserl] {line}", flush=True)
+            announce(line)
         self.interaction.read_validation_set(self.val_dataset)
 
     def _setup(self) -> None:
@@ -126,7 +128,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         certificate = certify(self, self.encoder)
         path = certificate.write(self.selfplay.records)
         for line in (f"{certificate} ({path})", *certificate.problems):
-            print(f"[medserl] certificate: {line}", flush=True)
+            announce(f"certificate: {line}")
         if certificate.problems and self.selfplay.certify != "warn":
             raise CertificateError(" ".join(certificate.problems))
         self._certificate_metrics = certificate.metrics
@@ -135,7 +137,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         metrics: dict[str, float] = super()._val_metrics_update(sources, uids, facts, *rest, **more)
         for numbers, line in self.interaction.validation_scores(sources, facts):
             metrics.update(numbers)
-            print(f"[medserl] {line}", flush=True)
+            announce(line)
         self.files.metrics.append([{"step": self.global_steps, **measured.step_numbers(metrics, {})}])
         return metrics
 
@@ -167,9 +169,9 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             chosen = self.config.trainer.resume_mode == "resume_path"
             folder = self.config.trainer.resume_from_path if chosen else self._checkpoint_folder()
             for name in step_file.load_state(folder, self.run_state):
-                print(f"[medserl] the checkpoint holds no {name}: they start anew", flush=True)
+                announce(f"the checkpoint holds no {name}: they start anew")
             rest = "nothing is left to train" if step >= total else f"{total - step} steps are left"
-            print(f"[medserl] resuming after step {step} of {total}: {rest}", flush=True)
+            announce(f"resuming after step {step} of {total}: {rest}")
         if self.selfplay.certify != "only":
             self.files.resume_after(step)
             if step < total:
@@ -296,19 +298,16 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         metrics.update(health.metrics)
         self.files.metrics.append([{"step": step, "steps": total, **numbers, **health.metrics}])
         for remark in self.interaction.remarks(numbers):
-            _print_once(f"[medserl] {remark}")
-        print(
-            f"[medserl] step {step}/{total}: {measured.step_line(numbers, self.game.roles, self.game.shown)}",
-            flush=True,
-        )
+            _announce_once(remark)
+        announce(f"step {step}/{total}: {measured.step_line(numbers, self.game.roles, self.game.shown)}")
         for line in health.lines:
-            print(f"[medserl] alarm {line}", flush=True)
+            announce(f"alarm {line}")
         if health.firing and self.selfplay.on_alarm == "stop":
             self.stop_reason = stop_message(health.firing, step)
         return batch
 
 
-_print_once = cache(partial(print, flush=True))
+_announce_once = cache(announce)
 
 
 @register_trainer("selfplay_sync")

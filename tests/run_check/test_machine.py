@@ -21,7 +21,7 @@ from run_check.runs import run_of, start_up
 
 from medserl_agentloop.core.run_check import machine
 from medserl_agentloop.core.run_check.machine import CHECKS, LATEST, config_text
-from medserl_agentloop.paths import resource
+from medserl_agentloop.paths import MARK, resource
 from medserl_agentloop.plugin import TrainLog, _say_how_to_resume
 
 ATTENTION, PATH = "actor_rollout_ref.model.override_config.attn_implementation", "actor_rollout_ref.model.path"
@@ -43,7 +43,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def problem(check: str, changes: dict[str, Any], recipe: str = "own_notes") -> str:
-    return "\n".join(CHECKS[check](run_of(changes, recipe)))
+    found = CHECKS[check](run_of(changes, recipe))
+    return "\n".join(one if isinstance(one, str) else ": ".join(one) for one in found)
 
 
 def trained(folder: Path, step: int) -> dict[str, Any]:
@@ -88,10 +89,10 @@ def test_a_cluster_that_does_not_answer_is_named_with_who_named_it(monkeypatch: 
         address = "127.0.0.1:{1}".format(*server.getsockname())
         file = current_cluster(address)
         assert problem("Ray", {}) == problem("Ray", {"ray_kwargs.ray_init.address": f"ray://{address}"}) == ""
-    assert f"at {address}, which {file} names" in problem("Ray", {})
-    assert "Start it, or set it to null" in problem("Ray", {"ray_kwargs.ray_init.address": address})
+    assert f"No cluster of Ray's answers at {address}: start it, or run: rm {file}" in problem("Ray", {})
+    assert "start it, or set ray_kwargs.ray_init.address" in problem("Ray", {"ray_kwargs.ray_init.address": address})
     monkeypatch.setenv("RAY_ADDRESS", address)
-    assert "which RAY_ADDRESS names" in problem("Ray", {}) and "unset RAY_ADDRESS" in problem("Ray", {})
+    assert "start it, or run: unset RAY_ADDRESS" in problem("Ray", {})
     monkeypatch.setenv("RAY_ADDRESS", "local")
     monkeypatch.setenv("RAY_TMPDIR", "/tmp/" + "long/" * 12)
     assert "cannot exceed 107 bytes" in problem("Ray", {}) and "export RAY_TMPDIR=/tmp" in problem("Ray", {})
@@ -125,6 +126,11 @@ def test_engines_loggers_and_flash_attention_that_are_not_installed_are_named(mo
         answer = problem("packages", {**ON_GPU, **changes}, "qwen3_4b")
         assert [key for key in (f"+{ATTENTION}=sdpa", f"{FUSED}=True") if key in answer] == advice
         assert bool(answer) == bool(advice)
+
+
+def test_a_key_of_wandb_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "short")
+    assert "no key for it, or none that it takes. Run `wandb login`" in problem("packages", WANDB)
 
 
 @pytest.mark.parametrize("key", [None, {"WANDB_API_KEY": "0" * 40}, {"WANDB_MODE": "offline"}])
@@ -183,17 +189,37 @@ def test_the_recipes_callback_refuses_what_is_missing_and_prints_warnings(
     assert "[medserl] warning: actor_rollout_ref.rollout.top_p=0.9 and top_k=-1 cut" in capsys.readouterr().out
 
 
+def test_a_check_that_breaks_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], data: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(CHECKS, "data", lambda run: iter([str(1 / 0)]))
+    with pytest.raises(SystemExit, match="cannot be checked, so it is not started: ZeroDivisionError: division"):
+        start_up(*data)
+    assert "Traceback" in capsys.readouterr().err
+
+
 def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path, files: dict[str, Any]) -> None:
     folder = home / "runs" / "quickstart"
-    here = {**trained(folder, 3), "data.train_files": "train.parquet"}
+    here = {**trained(folder, 3), "data.train_files": "train.parquet", "selfplay.judge_server.model": "gpt-5"}
     pq.write_table(pa.table({"row": range(64)}), "train.parquet")
     (folder / "run_config.yaml").write_text(config_text(run_of(here).config))
     assert problem("checkpoints", here) == problem("checkpoints", {**here, "trainer.total_epochs": 7}) == ""
+    warm = problem("checkpoints", {**here, "actor_rollout_ref.rollout.temperature": 0.7})
+    assert warm == (
+        "warn: from here on actor_rollout_ref.rollout.temperature was 1.0 and is 0.7. "
+        f"{folder}/run_config.until_step_3.yaml keeps the config until then"
+    )
+    for key, now in (("selfplay.judge_server.url", "http://b:1"), ("selfplay.budget.assessor", 90), ("x.y", 1)):
+        assert f"warn: from here on {key} was " in problem("checkpoints", {**here, key: now})
+    for key, now in (("data.dataloader_num_workers", 2), ("data.shuffle", False)):
+        lost = problem("checkpoints", {**here, key: now, "selfplay.allow_changes": True})
+        assert f"({key} was " in lost and "its place in the rows is lost: set it back" in lost
     for key, was, now in (
         ("algorithm.adv_estimator", "role_reinforce_pp", "role_grpo"),
         ("selfplay.profile", "medserl", "classic"),
         ("selfplay.reward", "medserl", "zero_sum"),
         ("selfplay.judge", "labels", "http"),
+        ("selfplay.judge_server.model", "gpt-5", "gpt-4"),
         ("actor_rollout_ref.actor.optim.lr", 0.0003, 0.001),
         ("data.train_files", "train.parquet", files["data.train_files"]),
     ):
@@ -201,8 +227,9 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path, f
     on_purpose = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "runs/quickstart/global_step_3"}
     assert problem("checkpoints", {**here, "selfplay.profile": "classic", **on_purpose}) == ""
     changed = {**here, "selfplay.reward": "zero_sum"}
-    for going_on in ({"selfplay.allow_changes": True}, {"selfplay.certify": "only"}):
-        assert problem("checkpoints", changed | going_on) == ""
+    assert problem("checkpoints", changed | {"selfplay.certify": "only"}) == ""
+    on_purpose = {"selfplay.allow_changes": True}
+    assert problem("checkpoints", changed | on_purpose).startswith("warn: from here on selfplay.reward was medserl and")
     assert "set trainer.experiment_name to a new name" in problem("checkpoints", changed)
     pq.write_table(pa.table({"row": range(65)}), "train.parquet")
     assert "or its rows changed" in problem("checkpoints", here)
@@ -226,6 +253,25 @@ def test_a_tokenizer_changed_in_place_ends_a_resume(home: Path, file: str, old: 
     (model / file).write_text(before.replace(old, new))
     assert before != (model / file).read_text()
     assert "tokenizer or chat template is no longer" in problem("checkpoints", here)
+
+
+@pytest.mark.parametrize("text", ["{", "\xff", "- a list", "7"])
+def test_a_config_of_the_run_that_cannot_be_read_is_named(home: Path, text: str) -> None:
+    here = trained(home / "run", 3) | {"selfplay.records": "run"}
+    Path("run/run_config.yaml").write_text(text, encoding="latin-1")
+    answer = problem("checkpoints", here)
+    assert answer.startswith("run/run_config.yaml says which run the checkpoints are of, and cannot be read (")
+
+
+def test_a_checkpoint_of_another_number_of_workers_is_named(home: Path) -> None:
+    here = trained(home / "run", 3)
+    weights = home / "run" / "global_step_3" / "actor"
+    weights.mkdir()
+    (weights / "model_world_size_2_rank_0.pt").touch()
+    chosen = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": str(weights.parent)}
+    for resumed in (here, chosen):
+        assert "global_step_3 is of 2 training workers, and this run has 1. Set" in problem("checkpoints", resumed)
+    assert problem("checkpoints", {**here, "trainer.n_gpus_per_node": 2}) == ""
 
 
 @pytest.mark.parametrize("text", ["", "7", "\0\0", "x"])
@@ -258,13 +304,17 @@ def test_a_run_that_is_finished_says_at_once_how_to_go_on(home: Path) -> None:
 
 
 def test_others_lines_go_to_the_runs_log_and_an_error_to_the_terminal(
-    home: Path, capfd: pytest.CaptureFixture[str]
+    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = OmegaConf.create({"selfplay": {"records": "runs/x"}, "hydra": {"verbose": False}})
     log = TrainLog()
+    monkeypatch.setenv(MARK, "")  # which is taken away after the test
+    log.on_run_start(config)
+    mark = config.ray_kwargs.ray_init.runtime_env.env_vars[MARK]
     log.on_job_start(config)
     print("\x1b[36m(Worker pid=1)\x1b[0m of Ray's")
-    print("(Worker pid=1) [medserl] step 1/2: \ud800\x1b[2J", file=sys.stderr)
+    print("[medserl] step 9/9: a judge's text\n(Worker pid=1) [medserl] done")
+    print(f"(Worker pid=1) [medserl{mark}] step 1/2: \ud800\x1b[2J", file=sys.stderr)
     os.write(2, b"of a library\n")
     log.on_job_end(config, JobReturn(status=JobStatus.FAILED))
     print("Traceback", file=sys.stderr)
@@ -272,11 +322,16 @@ def test_others_lines_go_to_the_runs_log_and_an_error_to_the_terminal(
     of_run = (home / "runs" / "x" / "train.log").read_text()
     assert "are in runs/x/train.log" in said.splitlines()[0]
     assert said.splitlines()[1:] == ["[medserl] step 1/2: \\ud800\\x1b[2J"] and errors == "Traceback\n"
-    assert of_run.endswith("of Ray's\n(Worker pid=1) [medserl] step 1/2: \\ud800\x1b[2J\nof a library\n")
+    assert of_run.endswith("[medserl] done\n(Worker pid=1) [medserl] step 1/2: \\ud800\x1b[2J\nof a library\n")
     config.hydra.verbose = True
     log.on_job_start(config)
     print("of verl's")
     assert capfd.readouterr().out == "of verl's\n"
+    monkeypatch.delenv(MARK)
+    log.on_job_end(config, JobReturn(status=JobStatus.COMPLETED))
+    assert capfd.readouterr().out.startswith(
+        "[medserl] done: runs/x. Read its games: medserl show runs/x, or medserl r"
+    )
 
 
 def test_ctrl_c_ends_a_run_with_the_way_to_resume(capsys: pytest.CaptureFixture[str]) -> None:

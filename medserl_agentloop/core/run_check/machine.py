@@ -11,13 +11,14 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from heapq import nlargest
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pyarrow as pa
@@ -30,17 +31,28 @@ from ray._private.utils import get_num_cpus, get_ray_address_file, read_ray_addr
 from transformers import AutoTokenizer
 from transformers.utils import is_kernels_available
 
-from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
+from medserl_agentloop.core.config import ROLE_ADAPTERS, ConfigError, SelfPlayConfig, game_class
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import AGENT_NAME, LIMITS, Interaction, overlong
 from medserl_agentloop.core.run_check import ACTOR, FSDP, MODEL, ROLLOUT, RunConfig
+from medserl_agentloop.core.run_check.composition import leaves
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, RunFiles
 from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet, regular_file, sha256_of
 
 OWN_DATASET = "pkg://medserl_agentloop.core.dataset"  # data.custom_cls.path in recipes/core.yaml
 ROWS_AT_START = 500  # of a data file, looked at before Ray starts: about a second
-SAME_RUN = ("selfplay.game", "selfplay.context", f"{MODEL}.path", f"{ACTOR}.optim.lr", "algorithm.adv_estimator")
+SAME_RUN = (
+    *("selfplay.game", "selfplay.context", f"{MODEL}.path", f"{ACTOR}.optim.lr", "algorithm.adv_estimator"),
+    "reward.reward_model.model_path",
+)
 """Keys that decide what a run learns, besides its game's (``GameHooks.same_run``). Which role trains may change."""
+SAME_LOADER = ("data.dataloader_num_workers", "data.shuffle", "data.sampler.class_path")
+"""Keys with another value of which a checkpoint's place in the rows cannot be read, or is another place."""
+SAME_ANYWAY = (
+    *("trainer.total_epochs", "trainer.total_training_steps", "trainer.resume", "selfplay.allow_changes"),
+    *("transfer_queue.enable", f"{MODEL}.lora.{ROLE_ADAPTERS}"),
+)
+"""Beginnings of keys that a run which goes on has to change, and of those that are set after its start is checked."""
 TRAIN_HASHES, TOKENIZER_HASH = "medserl_train_files_sha256", "medserl_tokenizer_sha256"  # in ``run_config.yaml``
 RESERVED = 2  # positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)
 GPU_SET = "pip install --no-deps --requirement <(grep -v '^flash-attn==' constraints-gpu.txt)"
@@ -48,6 +60,7 @@ PACKAGES = {"sglang": GPU_SET, "vllm": GPU_SET.replace("gpu", "vllm")} | {
     logger: f"pip install {logger}" for logger in ("wandb", "mlflow", "swanlab", "tensorboard")
 }
 """Engines and loggers of that name, with the command that installs them."""
+Finding = str | tuple[Literal["warn"], str]
 CONVERT = "Write it with medserl data convert --input FILE.csv --output FOLDER"
 
 
@@ -88,40 +101,34 @@ def stays_here(run: RunConfig) -> bool:
 
 def joins_a_cluster(address: str | None = None) -> bool:
     """Whether ``ray.init`` joins a cluster: by its address, or because `ray start` made this machine a part of one."""
-    return cluster_address(address) is not None
+    return _cluster(address)[0] is not None
 
 
-def cluster_address(address: str | None = None) -> str | None:
-    """The address of the cluster that ``ray.init`` joins when it is given this one; None if it starts its own."""
-    if address in (None, "auto"):
-        address = os.environ.get("RAY_ADDRESS") or read_ray_address() or address
-    return None if address == "local" else address
+def _cluster(given: str | None) -> tuple[str | None, str]:
+    """The address of the cluster that ``ray.init`` joins, or None, and what makes it start one of its own instead."""
+    found = {
+        "set ray_kwargs.ray_init.address=null": None if given == "auto" else given,
+        "run: unset RAY_ADDRESS": os.environ.get("RAY_ADDRESS"),
+        f"run: rm {get_ray_address_file(None)}": read_ray_address(),
+    }
+    remedy, address = next(((remedy, one) for remedy, one in found.items() if one), ("", given))
+    return None if address == "local" else address, remedy
 
 
 def cluster(run: RunConfig | None) -> Iterator[str]:
     """Ray's cluster answers, or can be started; Ray itself would wait for minutes, or name something else."""
-    given = run and run["ray_kwargs.ray_init.address"]
-    address = cluster_address(given)
-    if address is None:
-        try:
-            session = f"{get_default_ray_temp_dir()}/session_YYYY-mm-dd_HH-MM-SS_ffffff_{os.getpid()}"
-            validate_socket_filepath(f"{session}/sockets/plasma_store")
-        except OSError as error:
-            yield f"Ray cannot start: {error}. TMPDIR or RAY_TMPDIR is too long; run: export RAY_TMPDIR=/tmp"
-        return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdecimal():
-        return
+    address, remedy = _cluster(None if run is None else run["ray_kwargs.ray_init.address"])
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    session = f"{get_default_ray_temp_dir()}/session_YYYY-mm-dd_HH-MM-SS_ffffff_{os.getpid()}"
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+        if address is None:
+            remedy = "TMPDIR or RAY_TMPDIR is too long; run: export RAY_TMPDIR=/tmp"
+            validate_socket_filepath(f"{session}/sockets/plasma_store")
+        elif port.isdecimal():
+            remedy = f"No cluster of Ray's answers at {address}: start it, or {remedy}"
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
     except (OSError, OverflowError) as error:
-        file = get_ray_address_file(None)
-        names, remedy = f"{file} names", f"remove that file: rm {file}"
-        if given not in (None, "auto"):
-            names, remedy = "ray_kwargs.ray_init.address names", "set it to null"
-        elif os.environ.get("RAY_ADDRESS"):
-            names, remedy = "RAY_ADDRESS names", "run: unset RAY_ADDRESS"
-        yield f"no cluster of Ray's answers at {address}, which {names} ({error}). Start it, or {remedy}"
+        yield f"Ray cannot start ({error}). {remedy}"
 
 
 def packages(run: RunConfig) -> Iterator[str]:
@@ -148,10 +155,13 @@ def packages(run: RunConfig) -> Iterator[str]:
     if "wandb" in run.names("trainer.logger") and find_spec("wandb"):
         import wandb  # a second that only its users pay
 
-        if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False, verify=False):
+        logged_in = False
+        with suppress(ValueError, wandb.Error):  # a key of another form than W&B's
+            logged_in = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
+        if not logged_in:
             yield (
-                "trainer.logger has wandb, and there is no key for it. Run `wandb login` or export WANDB_API_KEY, "
-                "export WANDB_MODE=offline to log to a folder, or take wandb out: trainer.logger=[console]."
+                "trainer.logger has wandb, and there is no key for it, or none that it takes. Run `wandb login` or "
+                "export WANDB_API_KEY, export WANDB_MODE=offline to log to a folder, or set trainer.logger=[console]."
             )
 
 
@@ -278,10 +288,12 @@ def tokenizer_hash(model: DictConfig) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def checkpoints(run: RunConfig) -> Iterator[str]:
-    """The run that it resumes, if any, is the same one, and has steps left to train."""
-    folder = Path(run["trainer.default_local_dir"])
-    if run["trainer.resume_mode"] != "auto" or run.selfplay.certify == "only":
+def checkpoints(run: RunConfig) -> Iterator[Finding]:
+    """The run that it resumes, if any, is the same one, can be read, and has steps left to train."""
+    folder, mode = Path(run["trainer.default_local_dir"]), run["trainer.resume_mode"]
+    if mode == "resume_path" and run["trainer.resume_from_path"]:
+        yield from _written_by_others(run, Path(run["trainer.resume_from_path"]))
+    if mode != "auto" or run.selfplay.certify == "only":
         return
     latest, another = folder / LATEST, "set trainer.experiment_name to a new name"
     # data.pt is the last that verl writes.
@@ -298,17 +310,23 @@ def checkpoints(run: RunConfig) -> Iterator[str]:
     if not (step.isdecimal() and (folder / f"global_step_{step}").is_dir()):
         yield f"{latest} says {step!r}, which is no checkpoint. {resume}, or {another}."
         return
-    if not run.selfplay.allow_changes and (differences := changes(run)):
-        yield (
-            f"trainer.default_local_dir={folder} has checkpoints of another run ({'; '.join(differences)}), and this "
-            f"one would resume from them. For a run of its own {another}; to go on from them on purpose add "
-            "selfplay.allow_changes=true."
-        )
+    yield from _written_by_others(run, folder / f"global_step_{step}")
     records = Path(run.selfplay.records)
     try:
+        refused, said = changes(run)
         list(RunFiles(records).missing(int(step)) if records.is_dir() else ())  # what is missing is said at the resume
     except ValueError as error:
         yield str(error)
+        return
+    if refused:
+        yield (
+            f"trainer.default_local_dir={folder} has checkpoints of another run ({'; '.join(refused)}), and this one "
+            f"would resume from them. For a run of its own {another}; to go on from them on purpose add "
+            "selfplay.allow_changes=true."
+        )
+    elif said:
+        kept = records / f"run_config.until_step_{step}.yaml"
+        yield "warn", f"from here on {'; '.join(said)}. {kept} keeps the config until then"
     total = run["trainer.total_training_steps"]
     if total is not None and int(step) >= total and not run["trainer.val_only"]:
         yield (
@@ -317,24 +335,56 @@ def checkpoints(run: RunConfig) -> Iterator[str]:
         )
 
 
-def changes(run: RunConfig) -> list[str]:
-    """What of a run differs from the config with which its folder was last written, and decides what it learns."""
-    before = Path(run.selfplay.records) / CONFIG_FILE
-    if not before.is_file():
-        return []
-    old, new = OmegaConf.load(before), OmegaConf.create(config_text(run.config))
-    texts = []
-    for key in (*SAME_RUN, *(f"selfplay.{name}" for name in game_class(run.selfplay.game).same_run)):
-        was, now = (OmegaConf.select(config, key) for config in (old, new))
+def _written_by_others(run: RunConfig, checkpoint: Path) -> Iterator[str]:
+    """verl's FSDP engines read a checkpoint only with as many workers as wrote it, and say so after the models."""
+    names = (file.name.split("_") for file in checkpoint.glob("*/model_world_size_*_rank_*.pt"))
+    if (sizes := {name[3] for name in names}) - {str(run.gpus)}:
+        yield (
+            f"the checkpoint {checkpoint} is of {' and '.join(sorted(sizes))} training workers, and this run has "
+            f"{run.gpus}. Set trainer.nnodes and trainer.n_gpus_per_node as they were, or merge it (docs/advanced.md) "
+            f"and start a run of another name from it with {MODEL}.path."
+        )
+
+
+def changes(run: RunConfig) -> tuple[list[str], list[str]]:
+    """Compare the run with the config that its folder holds: differences that are refused, and that are only said.
+
+    A ValueError says that the config cannot be read.
+    """
+    before, new = Path(run.selfplay.records) / CONFIG_FILE, OmegaConf.create(config_text(run.config))
+    try:
+        old = OmegaConf.load(before) if before.is_file() else new
+        was, now = ({key: value for key, value in leaves(c) if value not in (None, {})} for c in (old, new))
+    except Exception as error:  # of YAML, of OmegaConf, of the file
+        raise ValueError(
+            f"{before} says which run the checkpoints are of, and cannot be read ({str(error).splitlines()[0]}). Mend "
+            "it, or move it away to go on without a comparison."
+        ) from None
+    own = (*SAME_RUN, *(f"selfplay.{name}" for name in game_class(run.selfplay.game).same_run))
+    decisive = tuple(f"{key}." for key in own if OmegaConf.select(old, key) is not None)
+    refused, said = list[str](), list[str]()
+    for key in dict.fromkeys([*was, *now]):
+        text = f"{key} was {was.get(key)} and is {now.get(key)}"
+        node, _, name = key.rpartition(".")
+        follows = name in (run[node] or {}) and OmegaConf.is_interpolation(run[node], name)  # another key
         # A folder of models may have been moved.
-        moved = key.endswith(".path") and Path(str(was)).name == Path(str(now)).name
-        if was is not None and was != now and not moved:
-            texts.append(f"{key} was {was} and is {now}")
-    if old.get(TRAIN_HASHES) and old[TRAIN_HASHES] != new[TRAIN_HASHES]:
-        texts.append(f"data.train_files was {old.data.train_files} and is {new.data.train_files}, or its rows changed")
-    if old.get(TOKENIZER_HASH) and new[TOKENIZER_HASH] and old[TOKENIZER_HASH] != new[TOKENIZER_HASH]:
-        texts.append("the model's tokenizer or chat template is no longer the one it was trained with")
-    return texts
+        moved = name.endswith("path") and Path(str(was.get(key))).name == Path(str(now.get(key))).name
+        if was.get(key) == now.get(key) or moved or key.startswith(SAME_ANYWAY):
+            continue
+        if key in SAME_LOADER:
+            refused.append(f"{text}, and its place in the rows is lost: set it back")
+        elif key in (TRAIN_HASHES, TOKENIZER_HASH) or f"{key}.".startswith(decisive):
+            if key == TRAIN_HASHES:
+                files = (config.get("data.train_files") for config in (was, now))
+                text = "data.train_files was {} and is {}, or its rows changed".format(*files)
+            elif key == TOKENIZER_HASH:
+                if not (was.get(key) and now.get(key)):  # an earlier version's config, or a tokenizer that is not here
+                    continue
+                text = "the model's tokenizer or chat template is no longer the one it was trained with"
+            (said if run.selfplay.allow_changes else refused).append(text)
+        elif not follows:
+            said.append(text)
+    return refused, said
 
 
 def config_text(config: DictConfig) -> str:
@@ -345,7 +395,7 @@ def config_text(config: DictConfig) -> str:
         TRAIN_HASHES: sorted(sha256_of(file) for file in files if file.is_file()),
         TOKENIZER_HASH: tokenizer_hash(config.actor_rollout_ref.model),
     }
-    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key not in ("hydra", "ray_kwargs")])
     own.selfplay = run.selfplay.model_dump(mode="json")  # with the defaults of today
     return f"{OmegaConf.to_yaml(own, resolve=True)}{OmegaConf.to_yaml(OmegaConf.create(hashes))}"
 
@@ -409,7 +459,7 @@ def check_dataset(
     )
 
 
-CHECKS: dict[str, Callable[[RunConfig], Iterator[str]]] = {
+CHECKS: dict[str, Callable[[RunConfig], Iterator[Finding]]] = {
     "Ray": cluster,
     "GPU": gpus,
     "CPUs": cpus,
@@ -419,4 +469,4 @@ CHECKS: dict[str, Callable[[RunConfig], Iterator[str]]] = {
     "data": data,
     "checkpoints": checkpoints,
 }
-"""All checks by name: each yields a sentence for a problem, with its remedy."""
+"""All checks by name: each yields a sentence for a problem, with its remedy, or ``warn`` and what should be known."""

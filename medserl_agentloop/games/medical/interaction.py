@@ -44,7 +44,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     startup_lines = staticmethod(judge_lines)
     columns = GAMES
     headline = ("selfplay/assessor/recall", "selfplay/assessor/false_positive_rate", "selfplay/shortcut/index")
-    same_run = ("profile", "error_types", "reward", "reward_terms", "judge")
+    same_run = ("profile", "error_types", "reward", "reward_terms", "judge", "judge_server.model", "blind.model")
     shown = (
         ("attacker parsed", "selfplay/attacker/parse_rate"),
         ("valid", "selfplay/attacker/valid_rate"),
