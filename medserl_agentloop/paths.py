@@ -51,7 +51,8 @@ def find_object(
             found = resolve_name(found)
         except Exception as error:  # importing a user's module may raise anything
             missing = str(getattr(error, "name", "")).partition(".")[0]
-            hint = f". {CHECKOUT_ONLY}" if missing == "experiments" else ""
+            hint = ". Put the folder that it is in on PYTHONPATH" * isinstance(error, ModuleNotFoundError)
+            hint = f". {CHECKOUT_ONLY}" if missing == "experiments" else hint
             raise ValueError(f"{kind} {name!r} cannot be loaded: {type(error).__name__}: {error}{hint}") from error
     if isinstance(found, str) or not fits(found):
         raise ValueError(
@@ -230,6 +231,14 @@ def visible(text: str) -> str:
         return text
     hidden = {c for c in text if c not in "\n\t" and (category(c).startswith("C") or c in "\u2028\u2029")}
     return "".join(ascii(c)[1:-1] if c in hidden else c for c in text.expandtabs(4))
+
+
+MARK = "MEDSERL_MARK"  # of the environment: what tells a line of a run from text of a model or a server
+
+
+def announce(line: str) -> None:
+    """Print a line that goes to the terminal of a run, whichever of its processes says it."""
+    print(f"[medserl{os.environ.get(MARK, '')}] {line}", flush=True)
 
 
 def plain(text: str, style: str = "") -> Text:

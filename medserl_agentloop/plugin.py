@@ -7,8 +7,15 @@ of a run. It swallows what a plugin raises (logged at DEBUG), so what is wrong i
 from __future__ import annotations
 
 import io
+import logging
 import os
+import secrets
+import signal
 import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -20,12 +27,12 @@ from hydra import compose
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
+from ray._private.worker import _post_init_hooks
 
 from medserl_agentloop import backends, compiler
-from medserl_agentloop.paths import resource, visible
+from medserl_agentloop.paths import MARK, announce, resource, visible
 
 VERSION, VERL_VERSION = version("medserl-agentloop"), "0.9.1"
-_ANNOUNCED = "MEDSERL_ANNOUNCED"  # inherited by Ray's processes, so that one run says it once
 
 
 def check_verl_version(found: str) -> None:
@@ -55,6 +62,9 @@ def register() -> None:
         for name, resolver in RESOLVERS.items():
             OmegaConf.register_new_resolver(name, resolver, replace=True)
         backends.register()
+        if "recipes=" in " ".join(sys.argv):  # the check of the run says what is missing for it
+            warnings.filterwarnings("ignore", r"\w+ engine is not available", module=r"verl\.workers\.engine")
+            logging.getLogger("verl.plugin.platform.platform_manager").setLevel(logging.ERROR)
         if ray.is_initialized():  # a process of a run; anywhere else these imports would cost seconds
             from verl.experimental.agent_loop.agent_loop import register as register_agent_loop
 
@@ -67,9 +77,20 @@ def register() -> None:
     except Exception as error:
         print(f"[medserl] the plugin failed to load, self-play cannot run: {error!r}", file=sys.stderr, flush=True)
         raise
-    if _ANNOUNCED not in os.environ:
-        os.environ[_ANNOUNCED] = "1"
-        print(f"[medserl] medserl-agentloop {VERSION} loaded into verl {verl.__version__}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _or_no_run() -> Iterator[None]:
+    """End the run with any exception: Hydra makes a warning of one in a callback, and starts what was not checked."""
+    try:
+        yield
+    except Exception as error:
+        from medserl_agentloop.core.config import ConfigError
+
+        if not isinstance(error, ConfigError):
+            traceback.print_exc()
+            error = RuntimeError(f"the run cannot be checked, so it is not started: {type(error).__name__}: {error}")
+        raise SystemExit("[medserl] " + "\n[medserl] ".join(str(error).splitlines())) from None
 
 
 class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
@@ -78,33 +99,34 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
     def __init__(self, platform: str | None = None) -> None:
         self.platform = platform
 
+    @_or_no_run()
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
-        from medserl_agentloop.core.config import SelfPlayConfig, game_class
+        from medserl_agentloop.core.config import SelfPlayConfig, game_class, refuse
         from medserl_agentloop.core.run_check import RunConfig, problems
         from medserl_agentloop.core.run_check.machine import CHECKS
 
+        announce(f"medserl-agentloop {VERSION} loaded into verl {verl.__version__}")
         _choose_platform(self.platform)
         refused, warned = problems(config, compose(config.hydra.job.config_name))
-        if not refused:
-            run = RunConfig(config, SelfPlayConfig.from_run(config))
-            # On the machine of a Ray client nothing of the run is there.
-            elsewhere = str(run["ray_kwargs.ray_init.address"]).startswith("ray://")
-            checks = [CHECKS["Ray"]] if elsewhere else CHECKS.values()
-            refused = [sentence for check in checks for sentence in check(run)]
-        if refused:
-            # Hydra turns exceptions of callbacks into warnings; this one must stop the run.
-            raise SystemExit("[medserl] " + "\n[medserl] ".join(refused))
-        for warning in warned:
-            print(f"[medserl] warning: {warning}", flush=True)
+        refuse(refused)
+        run = RunConfig(config, SelfPlayConfig.from_run(config))
+        # On the machine of a Ray client nothing of the run is there.
+        elsewhere = str(run["ray_kwargs.ray_init.address"]).startswith("ray://")
+        found = [one for check in ([CHECKS["Ray"]] if elsewhere else CHECKS.values()) for one in check(run)]
+        refuse(one for one in found if isinstance(one, str))
+        for warning in [*warned, *(one[1] for one in found)]:
+            announce(f"warning: {warning}")
         for line in game_class(run.selfplay.game).startup_lines(config, run.selfplay):
-            print(f"[medserl] {line}", flush=True)
+            announce(line)
         sys.excepthook = partial(_say_how_to_resume, sys.excepthook, config.trainer.default_local_dir)
+        # Ray's core aborts the process at SIGTERM, and takes the signal when it starts.
+        _post_init_hooks.append(partial(signal.signal, signal.SIGTERM, signal.default_int_handler))
 
 
 def _say_how_to_resume(others: Any, folder: str, kind: type[BaseException], error: Any, trace: Any) -> None:
-    """Ctrl-C ends a run with one line; everything else is said as before."""
+    """Ctrl-C and SIGTERM end a run with one line; everything else is said as before."""
     if issubclass(kind, KeyboardInterrupt):
-        print(f"[medserl] stopped. The same command resumes from the last checkpoint in {folder}", flush=True)
+        announce(f"stopped. The same command resumes from the last checkpoint in {folder}")
     else:
         others(kind, error, trace)
 
@@ -116,9 +138,20 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
     ``hydra.verbose=true`` leaves everything on the terminal.
     """
 
+    before: tuple[TextIO, TextIO, int, int] | None = None
+
+    @_or_no_run()
+    def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
+        """Give the run's own lines a mark that no text of a model or a server can hold, in all its processes."""
+        if not config.hydra.verbose:
+            os.environ[MARK] = f":{secrets.token_hex(8)}"
+            # A cluster that is there already does not inherit this environment.
+            node = "ray_kwargs.ray_init.runtime_env.env_vars"
+            OmegaConf.update(config, f"{node}.{MARK}", os.environ[MARK], force_add=True)
+
+    @_or_no_run()
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
         """Ray writes its workers' lines to ``sys.stdout`` and ``sys.stderr``; its own processes inherit 1 and 2."""
-        self.before: tuple[TextIO, TextIO, int, int] | None = None
         if config.hydra.verbose:
             return
         path = Path(config.selfplay.records) / "train.log"
@@ -127,13 +160,16 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
         sys.stderr.flush()
         self.before = sys.stdout, sys.stderr, os.dup(1), os.dup(2)
         log = _OwnLinesToo(path.open("ab"), encoding="utf-8", errors="backslashreplace", line_buffering=True)
-        log.terminal = self.before[2]
+        log.terminal, log.mark = self.before[2], os.environ[MARK]
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         sys.stdout = sys.stderr = log
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
         """Hydra prints the error of a run that failed after this."""
+        folder = config.selfplay.records
+        if job_return.status is JobStatus.COMPLETED and config.selfplay.get("certify") != "only":
+            announce(f"done: {folder}. Read its games: medserl show {folder}, or medserl report {folder} for a page")
         if self.before is not None and job_return.status is JobStatus.FAILED:
             sys.stdout, sys.stderr, *files = self.before
             for number, file in zip((1, 2), files, strict=True):
@@ -141,21 +177,23 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
 
 
 class _OwnLinesToo(io.TextIOWrapper):
-    """A log file whose lines of this package are written to a terminal, too. A model's text may be among them."""
+    """A log file whose lines with the run's mark are written to a terminal, too; a model's text may be among them."""
 
     terminal: int
+    mark: str
 
     def write(self, text: str) -> int:
         for line in text.splitlines():
-            _, own, said = line.partition("[medserl] ")
+            _, own, said = line.partition(f"[medserl{self.mark}] ")
             if own:
-                os.write(self.terminal, f"{own}{visible(said)}\n".encode())
-        return super().write(text)
+                os.write(self.terminal, f"[medserl] {visible(said)}\n".encode())
+        return super().write(text.replace(f"[medserl{self.mark}] ", "[medserl] "))
 
 
 class WarmStartCheck(StartupCheck):
     """The same for the recipes of verl's SFT trainer."""
 
+    @_or_no_run()
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
         job = config.hydra.job
         if job.config_name != "sft_trainer_engine":
@@ -169,7 +207,7 @@ class WarmStartCheck(StartupCheck):
         from medserl_agentloop.core.run_check import problems
 
         for warning in problems(config, compose(job.config_name))[1]:
-            print(f"[medserl] warning: {warning}", flush=True)
+            announce(f"warning: {warning}")
 
 
 def _choose_platform(name: str | None) -> None:

@@ -17,8 +17,10 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from fastapi import FastAPI
 from rich.console import Console
 from run_check.runs import run_of, schema
+from serving import serving
 from typer.testing import CliRunner
 
 from medserl_agentloop import compiler, doctor
@@ -180,9 +182,13 @@ def test_a_host_without_memory_for_the_plan_is_found(monkeypatch: pytest.MonkeyP
     assert lines(doctor._memory, run_of(offloaded, "qwen3_4b")).startswith("warn: ")
 
 
-def test_a_judge_that_does_not_answer_or_was_not_measured_is_a_warning() -> None:
-    answer = lines(doctor._game, run_of({**JUDGE, "selfplay.judge": "llm"}))
-    assert "warn: the judge gave no answer to a first question (Unreachable: ConnectError" in answer
+def test_a_judge_that_does_not_listen_fails_and_one_that_was_not_measured_is_a_warning() -> None:
+    (found,) = doctor._asked({"game": doctor._game}, run_of({**JUDGE, "selfplay.judge": "llm"}))
+    assert found.status == "fail" and "judge_server.url=http://localhost:1/v1 cannot be connected to" in found.text
+    with serving(FastAPI()) as address:
+        there = JUDGE | {"selfplay.judge": "llm", "selfplay.judge_server.url": address}
+        answer = lines(doctor._game, run_of(there))
+    assert "warn: the judge gave no answer to a first question (" in answer
     assert "warn: judge: selfplay.judge=llm was never measured" in answer
 
 
@@ -229,7 +235,9 @@ def test_a_check_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_dead_cluster_is_named_before_ray_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
-    assert "no cluster of Ray's answers at 127.0.0.1:9, which RAY_ADDRESS names" in lines(doctor._ray, "cpu")
+    assert "No cluster of Ray's answers at 127.0.0.1:9: start it, or run: unset RAY_ADDRESS" in lines(
+        doctor._ray, "cpu"
+    )
 
 
 @pytest.mark.parametrize(("status", "code"), [("warn", 0), ("fail", 1)])

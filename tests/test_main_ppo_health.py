@@ -4,7 +4,9 @@ import json
 import re
 
 import pytest
+from fastapi import FastAPI
 from real_runs import ADAPTERS, AGREEMENT, CERTIFIED, GAMES_PER_STEP, Run
+from serving import serving
 
 from medserl_agentloop.core.step_file import GAMES_FILE
 from medserl_agentloop.games.medical.records import JUDGE_FAILED, read_games
@@ -14,14 +16,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def run(data: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    with pytest.MonkeyPatch.context() as monkeypatch:
+    with pytest.MonkeyPatch.context() as monkeypatch, serving(FastAPI()) as judge:  # which knows no question
         monkeypatch.setenv("WANDB_MODE", "offline")
         run = Run(
             tmp_path_factory.mktemp("health"),
             *data,
             *ADAPTERS,
             "selfplay.judge=http",
-            "selfplay.judge_server.url=http://127.0.0.1:9",
+            f"selfplay.judge_server.url={judge}",
             "selfplay.judge_server.retries=0",
             "trainer.total_training_steps=4",
             "trainer.logger=[console,wandb]",
@@ -30,7 +32,7 @@ def run(data: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Run:
             "selfplay.alarms.limits.rollout_mismatch=1e-12",  # float32 noise is above it
             "selfplay.alarms.limits={attacker_no_signal: null, void_games: null}",
         )
-    run.process.wait(timeout=400)
+        run.process.wait(timeout=400)
     return run
 
 

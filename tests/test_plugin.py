@@ -1,12 +1,14 @@
-"""The plugin loads with verl, says so once, costs little, and is never silently absent."""
+"""The plugin loads with verl, without a word, costs little, and is never silently absent."""
 
+import re
 import subprocess
 import sys
 
 import pytest
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from real_runs import environment
 
-pytestmark = pytest.mark.slow
+from hydra_plugins.medserl_searchpath import MedserlSearchPathPlugin
 
 WRONG_VERSION = """
 import builtins, io
@@ -25,26 +27,44 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 PLAIN = """
-import subprocess, sys, verl
+import sys, verl
+assert "medserl_agentloop.plugin" in sys.modules
 print("trainer imported:", "verl.trainer.ppo.v1" in sys.modules, flush=True)
-subprocess.run([sys.executable, "-c", "import verl"], check=True)
 from verl.plugin.platform import get_platform
 print("platform:", get_platform().vendor_name)
 """
 
 
-def test_importing_verl_loads_the_plugin_and_says_so_once_for_all_processes_of_a_run() -> None:
+@pytest.mark.slow
+def test_importing_verl_loads_the_plugin_which_only_a_run_says() -> None:
     run = python(PLAIN)
     assert run.returncode == 0, run.stderr
-    assert run.stderr.count("[medserl] medserl-agentloop 0.1.0 loaded into verl 0.9.1") == 1
-    assert "loaded into verl" not in run.stdout
+    assert "[medserl]" not in run.stdout + run.stderr
     # No trainer outside a run, and the CPU platform is never detected.
     assert {"trainer imported: False", "platform: nvidia"} <= set(run.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_another_verl_is_an_error_with_the_right_version_and_not_silence() -> None:
     run = python(WRONG_VERSION)
     assert run.returncode != 0
     assert "verl went on" not in run.stdout
     assert "needs verl 0.9.1, but verl 0.8.0 is installed" in run.stderr
     assert "pip install 'verl==0.9.1'" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("+recipes=quickstrat", "'recipes/quickstrat' (did you mean 'quickstart'?); the recipes are "),
+        ("trainer.total_epoch=1", "'trainer.total_epoch'. (did you mean 'trainer.total_epochs'?)"),
+        ("data.train_files=/a=b", """quotes in quotes, 'data.train_files="/a=b"'"""),
+    ],
+)
+def test_an_override_that_hydra_cannot_compose_is_one_line_before_the_run(override: str, message: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["/verl/trainer/main_ppo.py", "+recipes=quickstart", override])
+        patch.setattr(MedserlSearchPathPlugin, "checked", False)
+        with pytest.raises(SystemExit, match=re.escape(message)) as refused:
+            MedserlSearchPathPlugin().manipulate_search_path(ConfigSearchPathImpl())
+    assert "\n" not in str(refused.value)

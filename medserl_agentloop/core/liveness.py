@@ -22,7 +22,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from medserl_agentloop.paths import visible
+from medserl_agentloop.paths import announce, visible
 
 ANSWER_WITHIN_S = 10.0  # a living process answers at once; one that is slower is taken for busy, not for dead
 NODE_DECLARED_DEAD_WITHIN_S = 30.0  # Ray asks a node five times, every three seconds, before it calls it dead
@@ -89,7 +89,7 @@ class Liveness:
             dead = lost_nodes(self._nodes) or dead
         if dead:
             message = f"{'; '.join(dead)} {self._where()}"
-            print(f"[medserl] {message}", flush=True)
+            announce(message)
             raise ProcessDied(message) from cause
 
 
@@ -148,7 +148,7 @@ def end_without_engine(server: Any) -> None:
     engine.update({process.name: process for process in multiprocessing.active_children()})
     crashed = [f"{name} (pid={p.pid}) crashed with exit code {p.exitcode}" for name, p in engine.items() if p.exitcode]
     if crashed:
-        print(f"[medserl] the engine's process {', '.join(crashed)}; so its server ends", flush=True)
+        announce(f"the engine's process {', '.join(crashed)}; so its server ends")
         os._exit(1)
 
 

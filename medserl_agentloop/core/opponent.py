@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions, blocking, shown
 from medserl_agentloop.core.records import GameRecord
+from medserl_agentloop.paths import announce
 
 POOL_VERSION = "global_step_"  # how the versions of a checkpoint pool begin; verl names its checkpoint folders so
 
@@ -118,9 +119,9 @@ class CheckpointPool:
                 text = f"selfplay.opponent.url={self.config.url} could not load {entries[version]}: {error}"
                 if self._current is None:
                     raise RuntimeError(f"{text}. It must be an SGLang server that sees this path.") from error
-                print(f"[medserl] warning: {text}; step {step} meets what it has loaded", flush=True)
+                announce(f"warning: {text}; step {step} meets what it has loaded")
                 return {**metrics, SWAP_FAILED: 1.0}
-            print(f"[medserl] step {step}: the opponent is {version} (of {len(entries)})", flush=True)
+            announce(f"step {step}: the opponent is {version} (of {len(entries)})")
             self._current = version
         return {**metrics, OPPONENT_STEP: float(version.removeprefix(POOL_VERSION))}
 

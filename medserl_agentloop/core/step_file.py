@@ -23,7 +23,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
 
-from medserl_agentloop.paths import regular_file, replacing, visible
+from medserl_agentloop.paths import announce, regular_file, replacing, visible
 
 GAMES_FILE = "games.jsonl"
 METRICS_FILE = "metrics.jsonl"
@@ -43,7 +43,7 @@ def lock_folder(folder: str | Path, wait_s: float = 30.0) -> AbstractContextMana
     except Timeout:
         raise ValueError(f"another process writes to {folder}: end it, or give this one a folder of its own") from None
     except (OSError, NotImplementedError) as error:  # a file system without locks
-        print(f"[medserl] warning: {folder} cannot be locked ({error}): let no second run write to it", flush=True)
+        announce(f"warning: {folder} cannot be locked ({error}): let no second run write to it")
         return nullcontext()
 
 
@@ -185,11 +185,11 @@ class RunFiles:
     def resume_after(self, step: int) -> None:
         """Cut off what steps after the checkpoint of ``step`` wrote, and say so, and what is missing before."""
         for missing in list(self.missing(step)):
-            print(f"[medserl] warning: {missing}", flush=True)
+            announce(f"warning: {missing}")
         for file in (self.games, self.metrics):
             if removed := file.cut_after(step or -1):  # what was measured before the first step is measured anew
                 done = "removed" if file.path.stat().st_size else "moved aside"
-                print(f"[medserl] {file.path}: {done} {removed} lines of steps after {step}", flush=True)
+                announce(f"{file.path}: {done} {removed} lines of steps after {step}")
 
     def missing(self, step: int) -> Iterator[str]:
         """What the files lack of the steps up to the checkpoint of ``step``, in sentences; raises as ``lines``."""

@@ -102,9 +102,8 @@ def test_a_first_question_shows_whether_the_judge_answers(capsys: pytest.Capture
         assert len(server.requests) == 2
     assert unanswered(config("labels", None)) is None
     assert unanswered(config("llm", None)) is None  # verl's own, which is not up yet
-    printed = printed_at_start_up(capsys, "selfplay.judge=http", f"selfplay.judge_server.url={unused_url()}")
-    (line,) = [line for line in printed if "warning" in line]
-    assert line.startswith("[medserl] warning: the judge gave no answer to a first question (Unreachable: ConnectError")
+    with pytest.raises(SystemExit, match=r"cannot be connected to .*Start the judge first"):
+        printed_at_start_up(capsys, "selfplay.judge=http", f"selfplay.judge_server.url={unused_url()}")
 
 
 def test_games_with_nothing_to_judge_are_left_alone() -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, ValidationError, computed_field
 
 from medserl_agentloop.core.chat import BASE, TEMPLATE_KWARGS
 from medserl_agentloop.core.client import blocking
+from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.games.medical.config import BlindGate, JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges import build_judge, judge_class
@@ -214,7 +215,12 @@ def unanswered(config: MedicalConfig) -> str | None:
 
 def judge_lines(config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
     """What a run says once of its judge: that it does not answer yet, and how good it is."""
-    if reason := unanswered(selfplay):
+    if "ConnectError" in (reason := unanswered(selfplay) or ""):
+        raise ConfigError(
+            f"{_NODE}.url={selfplay.judge_server.url} cannot be connected to ({reason}). Start the judge first, or "
+            "name the address at which it listens."
+        )
+    if reason:
         yield f"warning: the judge gave no answer to a first question ({reason}); games that it does not judge are void"
     if selfplay.judge_report is not None:
         report = read_report(selfplay.judge_report)
