@@ -24,7 +24,8 @@ class MedserlSearchPathPlugin(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append(provider="medserl-agentloop", path=f"file://{resource('recipes').parent}")
         config, overrides = CONFIGS.get(Path(sys.argv[0]).name), sys.argv[1:]
-        if config and not self.checked and "+recipes=" in " ".join(overrides) and overrides[0][0] != "-":
+        options = any(one.startswith("-") for one in overrides)
+        if config and "+recipes=" in " ".join(overrides) and not (options or self.checked):
             MedserlSearchPathPlugin.checked = True  # composing asks this plugin again
             from medserl_agentloop.core.run_check.composition import compose_explained
 

@@ -23,6 +23,7 @@ from time import monotonic
 from typing import Any, Literal, NamedTuple
 
 import torch
+import verl  # noqa: F401  first: in a worker of Ray's its plugin imports the trainer, which imports what follows here
 from omegaconf import DictConfig
 from packaging.requirements import Requirement
 from ray._private.utils import get_system_memory
@@ -56,7 +57,7 @@ def diagnose(
     """The findings of all checks, as they come; without a config only the machine's. ``compile_on`` shows progress."""
     device = config.trainer.device if config is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     checks = {"versions": _versions, "cards": _cards, "shared memory": _shared_memory, "network": _network}
-    yield from _asked(checks | ({"Ray": _ray} if ray or machine.joins_a_cluster() else {}), device)
+    yield from _asked(checks | ({"Ray": _ray} if ray or machine.cluster_of()[0] else {}), device)
     if config is None or "selfplay" not in config:
         if compile_on is not None:
             yield CheckResult(

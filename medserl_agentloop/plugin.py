@@ -27,7 +27,6 @@ from hydra import compose
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
-from ray._private.worker import _post_init_hooks
 
 from medserl_agentloop import backends, compiler
 from medserl_agentloop.paths import MARK, announce, resource, visible
@@ -101,6 +100,8 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
 
     @_or_no_run()
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
+        from ray._private.worker import _post_init_hooks
+
         from medserl_agentloop.core.config import SelfPlayConfig, game_class, refuse
         from medserl_agentloop.core.run_check import RunConfig, problems
         from medserl_agentloop.core.run_check.machine import CHECKS

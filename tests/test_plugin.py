@@ -45,6 +45,12 @@ def test_importing_verl_loads_the_plugin_which_only_a_run_says() -> None:
 
 
 @pytest.mark.slow
+def test_a_worker_that_the_doctor_asks_has_the_trainer() -> None:
+    worker = "import ray; ray.is_initialized = lambda: True; from medserl_agentloop import doctor; doctor._in_worker()"
+    assert python(worker).returncode == 0
+
+
+@pytest.mark.slow
 def test_another_verl_is_an_error_with_the_right_version_and_not_silence() -> None:
     run = python(WRONG_VERSION)
     assert run.returncode != 0

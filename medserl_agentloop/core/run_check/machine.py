@@ -96,20 +96,15 @@ def cpus(run: RunConfig) -> Iterator[str]:
 
 def stays_here(run: RunConfig) -> bool:
     """Whether all processes of a run are on this machine."""
-    return not joins_a_cluster(run["ray_kwargs.ray_init.address"]) and run["trainer.nnodes"] == 1
+    return cluster_of(run["ray_kwargs.ray_init.address"])[0] is None and run["trainer.nnodes"] == 1
 
 
-def joins_a_cluster(address: str | None = None) -> bool:
-    """Whether ``ray.init`` joins a cluster: by its address, or because `ray start` made this machine a part of one."""
-    return _cluster(address)[0] is not None
-
-
-def _cluster(given: str | None) -> tuple[str | None, str]:
+def cluster_of(given: str | None = None) -> tuple[str | None, str]:
     """The address of the cluster that ``ray.init`` joins, or None, and what makes it start one of its own instead."""
     found = {
         "set ray_kwargs.ray_init.address=null": None if given == "auto" else given,
         "run: unset RAY_ADDRESS": os.environ.get("RAY_ADDRESS"),
-        f"run: rm {get_ray_address_file(None)}": read_ray_address(),
+        f"run: rm {get_ray_address_file(None)}": read_ray_address(),  # by `ray start`
     }
     remedy, address = next(((remedy, one) for remedy, one in found.items() if one), ("", given))
     return None if address == "local" else address, remedy
@@ -117,7 +112,7 @@ def _cluster(given: str | None) -> tuple[str | None, str]:
 
 def cluster(run: RunConfig | None) -> Iterator[str]:
     """Ray's cluster answers, or can be started; Ray itself would wait for minutes, or name something else."""
-    address, remedy = _cluster(None if run is None else run["ray_kwargs.ray_init.address"])
+    address, remedy = cluster_of(None if run is None else run["ray_kwargs.ray_init.address"])
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     session = f"{get_default_ray_temp_dir()}/session_YYYY-mm-dd_HH-MM-SS_ffffff_{os.getpid()}"
     try:
