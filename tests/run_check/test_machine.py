@@ -19,8 +19,10 @@ from omegaconf import OmegaConf
 from ray._private.utils import get_ray_address_file
 from run_check.runs import run_of, start_up
 
+from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import machine
 from medserl_agentloop.core.run_check.machine import CHECKS, LATEST, config_text
+from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 from medserl_agentloop.paths import MARK, resource
 from medserl_agentloop.plugin import TrainLog, _say_how_to_resume
 
@@ -231,6 +233,8 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path, f
     on_purpose = {"selfplay.allow_changes": True}
     assert problem("checkpoints", changed | on_purpose).startswith("warn: from here on selfplay.reward was medserl and")
     assert "set trainer.experiment_name to a new name" in problem("checkpoints", changed)
+    with pytest.raises(ConfigError, match="has checkpoints of another run"):  # where the start is not checked
+        SelfPlayTrainerSync(run_of(changed).config)
     pq.write_table(pa.table({"row": range(65)}), "train.parquet")
     assert "or its rows changed" in problem("checkpoints", here)
 

@@ -364,7 +364,8 @@ def changes(run: RunConfig) -> tuple[list[str], list[str]]:
         follows = name in (run[node] or {}) and OmegaConf.is_interpolation(run[node], name)  # another key
         # A folder of models may have been moved.
         moved = name.endswith("path") and Path(str(was.get(key))).name == Path(str(now.get(key))).name
-        if was.get(key) == now.get(key) or moved or key.startswith(SAME_ANYWAY):
+        unknown = key == TRAIN_HASHES and not was.get(key)  # where only verl finds the files
+        if was.get(key) == now.get(key) or moved or unknown or key.startswith(SAME_ANYWAY):
             continue
         if key in SAME_LOADER:
             refused.append(f"{text}, and its place in the rows is lost: set it back")
