@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 from ray._private.utils import get_ray_address_file
+from ray._private.worker import _post_init_hooks
 from run_check.runs import run_of, start_up
 
 from medserl_agentloop.core.config import ConfigError
@@ -189,6 +191,9 @@ def test_the_recipes_callback_refuses_what_is_missing_and_prints_warnings(
         start_up("+ray_kwargs.ray_init.address=ray://127.0.0.1:{1}".format(*server.getsockname()))
     start_up(*data, "actor_rollout_ref.rollout.top_p=0.9")
     assert "[medserl] warning: actor_rollout_ref.rollout.top_p=0.9 and top_k=-1 cut" in capsys.readouterr().out
+    before = signal.getsignal(signal.SIGTERM)
+    _post_init_hooks.pop()()  # once Ray has started, SIGTERM ends the run as Ctrl-C does
+    assert signal.signal(signal.SIGTERM, before) is signal.default_int_handler
 
 
 def test_a_check_that_breaks_ends_the_run(
