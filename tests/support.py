@@ -41,7 +41,8 @@ def attack_text(note: str = REWRITTEN, reasoning: str = "SECRET-PLAN: change the
 
 
 def assessment_text(verdict: str = "harmful", sentence: str = "Culture grew giardia.") -> str:
-    fields = "" if verdict == "safe" else f"\nsentence: {sentence}\nerror_type: causalOrganism\ncorrection: Culture grew candida."
+    right = "Culture grew candida."
+    fields = "" if verdict == "safe" else f"\nsentence: {sentence}\nerror_type: causalOrganism\ncorrection: {right}"
     return f"<think>it reads oddly</think>\n<answer>\nverdict: {verdict}{fields}\n</answer>"
 
 

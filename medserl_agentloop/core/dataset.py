@@ -13,6 +13,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from medserl_agentloop.core.config import SelfPlayConfig, game_class
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import overlong
+from medserl_agentloop.paths import announce
 
 
 class SelfPlayDataset(RLHFDataset):  # type: ignore[misc]  # verl is untyped
@@ -29,9 +30,8 @@ class SelfPlayDataset(RLHFDataset):  # type: ignore[misc]  # verl is untyped
         game = game_class(selfplay.game)(selfplay, encoder)
         rows = list(dataframe["extra_info"])
         fitting = [number for number, facts in enumerate(rows) if not overlong(game.plan(facts, encoder), self.config)]
-        print(
-            f"[medserl] {', '.join(self.data_files)}: data.filter_overlong_prompts leaves out "
-            f"{len(rows) - len(fitting)} of {len(rows)} rows",
-            flush=True,
+        announce(
+            f"{', '.join(self.data_files)}: data.filter_overlong_prompts leaves out {len(rows) - len(fitting)} of "
+            f"{len(rows)} rows"
         )
         return dataframe.select(fitting)
