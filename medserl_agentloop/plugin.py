@@ -171,6 +171,7 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
         folder = config.selfplay.records
         if job_return.status is JobStatus.COMPLETED and config.selfplay.get("certify") != "only":
             announce(f"done: {folder}. Read its games: medserl show {folder}, or medserl report {folder} for a page")
+            announce(f"its first player against its last: medserl progress {folder}")
         if self.before is not None and job_return.status is JobStatus.FAILED:
             sys.stdout, sys.stderr, *files = self.before
             for number, file in zip((1, 2), files, strict=True):
