@@ -133,7 +133,7 @@ class SelfPlayConfig(BaseModel):
     reuse_log_probs: bool = Field(
         default=False,
         description="true: the update's own forward pass gives the old log-probs, which saves a pass over the batch. "
-        "For one mini-batch and one epoch; context_leak is then not measured in each step, nor is entropy.",
+        "For one mini-batch and one epoch. Entropy is then measured with actor.calculate_entropy only.",
     )
     opponent: OpponentConfig = Field(default=OpponentConfig(), description="Who plays the role that is not trained.")
     certify: Literal["stop", "warn", "only"] = Field(

@@ -228,7 +228,8 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         recomputed = "actor/entropy" in metrics  # with verl's bypass_mode, old log-probs are the rollout's own
         if self.on_policy and recomputed and "rollout_log_probs" in log_probs:
             columns = log_probs.to_padded_tensor(0)
-            metrics.update(token_columns.context_leak_metrics(*(columns[name] for name in fields)))
+            gaps = token_columns.context_gaps(*(columns[name] for name in fields))
+            metrics.update(token_columns.context_leak_metrics(gaps))
         return batch
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -252,9 +253,10 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._update_actor(batch, metrics)
-        for name in (token_columns.DIFF_MEAN, token_columns.DIFF_MAX):
-            if f"actor/{name}" in metrics:
-                metrics[f"training/{name}"] = metrics.pop(f"actor/{name}")
+        if f"actor/{token_columns.GAPS[0]}" in metrics:  # this pass gave the old log-probs, too
+            metrics.update({f"training/{name}": metrics.pop(f"actor/{name}") for name in token_columns.DIFFS})
+            gaps = {name: metrics.pop(f"actor/{name}") for name in token_columns.GAPS}
+            metrics.update(token_columns.context_leak_metrics(gaps))
         return batch
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:

@@ -28,6 +28,7 @@ REUSE = {"selfplay.reuse_log_probs": True}
 NEEDED_BEFORE = (
     *(SEVERAL, {f"{ACTOR}.ppo_epochs": 2}, {"algorithm.adv_estimator": "grpo"}, {"algorithm.use_kl_in_reward": True}),
     *({f"{CORRECTION}.rollout_is": "token"}, {f"{CORRECTION}.bypass_mode": True}),
+    {f"{ROLLOUT}.calculate_log_probs": False},
 )
 DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": True}
 

@@ -12,7 +12,7 @@ from make_reference import METRICS
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
 from medserl_agentloop.core.alarms import METRIC_PREFIX
 from medserl_agentloop.core.certificate import Certificate, Measure
-from medserl_agentloop.core.columns import context_leak_metrics, role_token_metrics
+from medserl_agentloop.core.columns import context_gaps, context_leak_metrics, role_token_metrics
 from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics, staleness_metrics
 from medserl_agentloop.core.opponent import POOL_METRICS
@@ -102,7 +102,7 @@ def produced() -> frozenset[str]:
     )
     metrics |= role_token_metrics({"advantage": ones, "entropy": ones}, ones, role_ids, ROLES)
     metrics |= staleness_metrics(3, [2, 1])
-    metrics |= context_leak_metrics(torch.ones(1, 3), torch.ones(1, 3), torch.tensor([[1, 0, 1]]))
+    metrics |= context_leak_metrics(context_gaps(torch.ones(1, 3), torch.ones(1, 3), torch.tensor([[1, 0, 1]])))
     metrics |= Certificate([Measure("isolation", "actor", 0.0, 0.1, {}, "")], 0, 2, 1.0).metrics
     batch = RoleBatch(ones, ones, role_ids, ROLES, groups=["a"], kinds=["vanilla_benign"], values=ones)
     for estimator in ROLE_ESTIMATORS.values():

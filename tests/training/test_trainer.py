@@ -1,5 +1,6 @@
 """The trainer's own tensor work and columns, and the loss that reads the anchor's; its runs are in test_main_ppo.py."""
 
+import math
 from contextlib import nullcontext
 from functools import partial
 from math import nan
@@ -26,6 +27,7 @@ from medserl_agentloop.core.certificate import CERTIFICATE_FILE, Certificate, Ce
 from medserl_agentloop.core.columns import (
     ANCHOR_COLUMN,
     TOKEN_ROLES,
+    context_gaps,
     context_leak_metrics,
     role_token_metrics,
     selfplay_loss,
@@ -138,18 +140,18 @@ MASK = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]])
 def test_the_leak_metric_compares_later_contexts_with_the_first_ones() -> None:
     rollout = torch.zeros(2, 6)
     actor = torch.where(MASK > 0, 0.01, 9.0)
-    assert context_leak_metrics(rollout, actor, MASK)["selfplay/context_leak"] == pytest.approx(1.0)
+    assert context_leak_metrics(context_gaps(rollout, actor, MASK))["selfplay/context_leak"] == pytest.approx(1.0)
 
     actor[0, 4:] = 0.2
-    metrics = context_leak_metrics(rollout, actor, MASK)
+    metrics = context_leak_metrics(context_gaps(rollout, actor, MASK))
     assert metrics["selfplay/context_leak"] == pytest.approx(20.0)
     assert metrics["selfplay/log_prob_gap/first_context"] == pytest.approx(0.01)
     assert metrics["selfplay/context_leak_games"] == 1
 
     actor = torch.zeros(2, 6)
     actor[0, 4] = 5e-7  # less than float32 can tell
-    assert context_leak_metrics(rollout, actor, MASK)["selfplay/context_leak"] < 1
-    assert context_leak_metrics(torch.zeros(1, 6), torch.ones(1, 6), MASK[1:]) == {}  # no second context
+    assert context_leak_metrics(context_gaps(rollout, actor, MASK))["selfplay/context_leak"] < 1
+    assert context_leak_metrics(context_gaps(torch.zeros(1, 6), torch.ones(1, 6), MASK[1:])) == {}  # no second context
 
 
 ROLES = torch.tensor([[1, 1, 0, 0, 2, 2], [2, 2, 2, 0, 0, 0]])
@@ -333,20 +335,25 @@ def nested(rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
-def micro_batch(trained_tokens: int, anchor: list[list[float]] | None = None) -> tuple[dict[str, Any], TensorDict]:
-    """Two games of 4 and 2 response tokens behind prompts of 1, as verl's engine passes them."""
-    lengths = (4, 2)
+def micro_batch(
+    trained_tokens: int,
+    anchor: list[list[float]] | None = None,
+    lengths: tuple[int, ...] = (4, 2),
+    **columns: list[list[float]],
+) -> tuple[dict[str, Any], TensorDict]:
+    """Games of so many response tokens behind prompts of 1, as verl's engine passes them."""
     rows = {
-        "prompts": [torch.zeros(1, dtype=torch.long)] * 2,
+        "prompts": [torch.zeros(1, dtype=torch.long)] * len(lengths),
         "responses": [torch.zeros(n, dtype=torch.long) for n in lengths],
         "response_mask": [torch.tensor([1] + [0] * (n - 1)) for n in lengths],
         "old_log_probs": [torch.full((n,), -1.0) for n in lengths],
         "ref_log_prob": [torch.full((n,), -1.5) for n in lengths],
         "advantages": [torch.ones(n) for n in lengths],
+        **{name: list(map(torch.tensor, column)) for name, column in columns.items()},
     }
     if anchor is not None:
         rows[ANCHOR_COLUMN] = list(map(torch.tensor, anchor))
-    data = TensorDict({name: nested(column) for name, column in rows.items()}, batch_size=2)
+    data = TensorDict({name: nested(column) for name, column in rows.items()}, batch_size=len(lengths))
     tensordict_utils.assign_non_tensor(data, dp_size=1, batch_num_tokens=trained_tokens, global_batch_size=2)
     log_probs = nested([torch.full((n + 1,), -1.0, requires_grad=True) for n in lengths])
     return {"log_probs": log_probs}, data
@@ -365,3 +372,26 @@ def test_the_anchor_adds_its_share_of_kl_per_trained_token_to_verls_loss() -> No
 def test_a_mini_batch_without_trained_tokens_costs_nothing_and_can_be_differentiated() -> None:
     loss, metrics = selfplay_loss(CONFIG, *micro_batch(trained_tokens=0))
     assert loss.item() == 0 and loss.requires_grad and metrics == {}
+
+
+def test_the_update_s_own_pass_measures_the_leak_with_an_untrained_role_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A game of two contexts of which the later is trained, a void game, and padding with the columns of its copy."""
+    output, data = micro_batch(
+        trained_tokens=1,
+        lengths=(4, 2, 1),
+        response_mask=[[0, 0, 0, 1], [0, 0], [0]],
+        role_ids=[[1, 1, 0, 2], [1, 2], [1, 1, 0, 2]],
+        rollout_log_probs=[[-1.1, -1.1, 0.0, -1.5], [-9.0, -9.0], [-9.0]],
+    )
+    del data["old_log_probs"]
+    _, metrics = selfplay_loss(CONFIG, output, data)
+    of_verl = {f"actor/{name}": getattr(of, "aggregate", lambda of=of: of)() for name, of in metrics.items()}
+    monkeypatch.setattr(PPOTrainer, "_update_actor", lambda self, batch, metrics: metrics.update(of_verl))
+    found: dict[str, Any] = {}
+    object.__new__(SelfPlayTrainerSync)._update_actor(None, found)
+    assert found["selfplay/log_prob_gap/first_context"] == pytest.approx(0.1, abs=1e-6)
+    assert found["selfplay/context_leak"] == pytest.approx(5.0, abs=1e-4)
+    assert found["selfplay/context_leak_games"] == 1
+    apart = math.exp(-1.0) - math.exp(-1.5)
+    assert [found[f"training/{name}"] for name in columns.DIFFS] == pytest.approx([apart] * 2)
+    assert not {f"actor/{name}" for name in (*columns.GAPS, *columns.DIFFS)} & set(found)

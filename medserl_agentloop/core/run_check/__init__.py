@@ -263,11 +263,13 @@ def _batches(run: RunConfig) -> Iterator[str]:
         "algorithm.adv_estimator": run["algorithm.adv_estimator"] not in NORMALIZATIONS,
         "algorithm.use_kl_in_reward": run["algorithm.use_kl_in_reward"],
         **{f"{CORRECTION}.{of}": run[f"{CORRECTION}.{of}"] for of in ("bypass_mode", "rollout_is", "rollout_rs")},
+        f"{ROLLOUT}.calculate_log_probs": not run[f"{ROLLOUT}.calculate_log_probs"],
     }
     if run.selfplay.reuse_log_probs and (wrong := [key for key, reads in readers.items() if reads]):
         yield (
             "selfplay.reuse_log_probs=true is for one mini-batch, one epoch and an estimator of roles, without a "
-            f"correction or KL in the reward. It does not go with {', '.join(f'{key}={run[key]}' for key in wrong)}."
+            f"correction or KL in the reward. It does not go with {', '.join(f'{key}={run[key]}' for key in wrong)}: set "
+            "it to false."
         )
     for engine in run.engines:
         prefix = "log_prob_" if engine == REF else "ppo_"
