@@ -268,8 +268,8 @@ def _batches(run: RunConfig) -> Iterator[str]:
     if run.selfplay.reuse_log_probs and (wrong := [key for key, reads in readers.items() if reads]):
         yield (
             "selfplay.reuse_log_probs=true is for one mini-batch, one epoch and an estimator of roles, without a "
-            f"correction or KL in the reward. It does not go with {', '.join(f'{key}={run[key]}' for key in wrong)}: set "
-            "it to false."
+            f"correction or KL in the reward. It does not go with {', '.join(f'{key}={run[key]}' for key in wrong)}. "
+            "Set it to false."
         )
     for engine in run.engines:
         prefix = "log_prob_" if engine == REF else "ppo_"
