@@ -25,6 +25,7 @@ from verl.utils.torch_functional import logprobs_from_logits_v2
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from medserl_agentloop import planning
+from medserl_agentloop.planning.arithmetic import HOST_GB_S, phases, seconds
 
 GPU, FLASH = torch.cuda.is_available(), find_spec("flash_attn") is not None
 DEVICE, NODE = "cuda" if GPU else "cpu", "actor_rollout_ref"
@@ -70,6 +71,7 @@ def claims() -> Rows:
 def phases_of_a_step() -> Rows:
     """Seconds and peak of each phase with one micro-batch, beside the plan of the same without a server."""
     settings, marks = [f"{NODE}.actor.use_kl_loss=true", f"{NODE}.actor.use_dynamic_bsz=true"], [now_and_peak()]
+    settings.append("selfplay.reuse_log_probs=false")
     actor, reference = (worker(run_of(*settings), role) for role in ("actor", "ref"))
     adam = actor.actor.engine.optimizer_step
 
@@ -89,7 +91,7 @@ def phases_of_a_step() -> Rows:
         memory = torch.cuda.get_device_properties(0).total_memory / planning.GIB if GPU else 96
         plan = planning.plan_run(run_of(*settings, *shorter, *(f"{NODE}.{limit}" for limit in limits)), memory)
         alone = replace(plan.setup, pool=0.0, games=1, game_tokens=tokens)
-        peaks, seconds = planning.phases(alone, plan.card), planning.seconds(alone, plan.card, 1)
+        peaks, times = phases(alone, plan.card), seconds(alone, plan.card, 1)
         for phase, compute in work.items():
             for _ in range(2):  # the first one warms up
                 rows = [game((tokens // GAMES // 4,) * 4, seed, {1: 1.0, 2: -1.0}) for seed in range(GAMES)]
@@ -100,7 +102,7 @@ def phases_of_a_step() -> Rows:
                 marks.append(now_and_peak())
             for name, start, end in zip((phase, "optimizer step, actor"), marks, marks[1:], strict=False):
                 planned = sum(size for part, size in peaks[name].items() if part != "CUDA contexts") / planning.GIB
-                yield f"seconds of {name}, {tokens} tokens", end[0] - start[0], seconds.get(name), "medserl plan"
+                yield f"seconds of {name}, {tokens} tokens", end[0] - start[0], times.get(name), "medserl plan"
                 yield f"peak GiB of {name}, {tokens} tokens", end[1], planned, "torch's allocator; medserl plan"
 
 
@@ -112,7 +114,8 @@ def pinned_traffic() -> Rows:
         there.copy_(source)
         started = now_and_peak()[0]
         there.copy_(source)
-        yield f"GB/s {way}", len(host) / 1e9 / (now_and_peak()[0] - started), planning.HOST_GB_S, "assumed by the plan"
+        speed = len(host) / 1e9 / (now_and_peak()[0] - started)
+        yield f"GB/s {way}", speed, HOST_GB_S, "assumed by the plan"
 
 
 def log_probs_of_tokens() -> Rows:

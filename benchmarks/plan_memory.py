@@ -13,7 +13,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from verl.utils.torch_functional import logprobs_from_logits_v2
 
-from medserl_agentloop.planning import Engine, Shape
+from medserl_agentloop.planning.arithmetic import Engine, Shape
 
 TOKENS = 256
 SIZES = (

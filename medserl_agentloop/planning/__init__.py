@@ -1,270 +1,33 @@
 """``medserl plan``: a recipe's memory by phase, time and disk on a GPU that need not be there.
 
-First arithmetic alone: ``tests/planning`` compares its counts with torch's own, and its sums with the peaks of real
-steps on a CPU. Then what it is fed with from a run's config.
+What the arithmetic is fed with from a run's config, and what the command prints.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from math import ceil, log2
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from medserl_agentloop.paths import errors_in_one_line
+from medserl_agentloop.planning.arithmetic import DECODING, TRAINING, Card, Engine, Setup, Shape, phases, seconds
+from medserl_agentloop.planning.arithmetic import GIB as GIB
+from medserl_agentloop.planning.arithmetic import PROCESS as PROCESS
 
 if TYPE_CHECKING:
     from medserl_agentloop.core.run_check import RunConfig
-
-GIB = 2**30
-CONTEXTS, GRAPHS, PREFILL_GRAPHS = 1.0 * GIB, 2.5 * GIB, 1.5 * GIB
-"""CUDA contexts of trainer and server with their libraries; the server's CUDA graphs for decoding and its workspace;
-SGLang's graphs for prefill of up to 8,192 tokens, which it does without where it serves adapters: assumed."""
-PROCESS = 0.75 * GIB
-"""Memory of the host for a process that has imported torch and verl: assumed. 0.3 to 0.5 were measured without CUDA."""
-TRAINING, DECODING, HOST_GB_S = 0.35, 0.5, 25.0
-"""Shares of a card's peak rates that are reached, and GB/s between host and GPU: assumed."""
-
-Parts: TypeAlias = dict[str, float]
-"""Bytes by name."""
-
-
-@dataclass
-class Shape:
-    """A dense decoder of the Llama family, by the numbers of its ``config.json``."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    tied: bool
-    qk_norm: bool
-    max_tokens: int
-
-    def __post_init__(self) -> None:
-        self.q, self.kv = self.heads * self.head_dim, self.kv_heads * self.head_dim  # numbers of a token
-        self.kv_bytes = 2 * self.layers * 2 * self.kv  # of the KV cache for one token, in 16 bits
-        attention = 2 * self.hidden * (self.q + self.kv) + self.qk_norm * 2 * self.head_dim
-        self.layer_parameters = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
-
-    def saved_in_layer(self, dtype: int) -> int:
-        """Bytes that one layer saves for the backward pass for each token, with flash attention; ``dtype`` in bytes."""
-        normed = 2 * self.hidden + self.qk_norm * (self.q + self.kv)  # in fp32, and in the dtype
-        others = 2 * self.hidden + 2 * (self.q + self.kv) + 4 * self.intermediate
-        scalars = 2 + self.heads + self.qk_norm * (self.heads + self.kv_heads)
-        return normed * (4 + dtype) + others * dtype + 4 * scalars
-
-    def saved_outside(self, dtype: int) -> int:
-        """The same for what is beside the layers, logits excepted."""
-        return 12 + 2 * self.head_dim * dtype + self.hidden * (4 + 2 * dtype)
-
-
-@dataclass
-class Engine:
-    """A model that FSDP trains or, as the reference, only reads."""
-
-    shape: Shape
-    workers: int = 1  # GPUs that share its weights
-    weight_bytes: int = 4  # of a weight, its gradient and each of Adam's states
-    compute_bytes: int = 2
-    lora_rank: int = 0  # of an adapter on all linear layers
-    outputs: int = 0  # of the head: 1 for a critic, 0 for the vocabulary
-    checkpointing: bool = True
-    foreach: bool = True  # Adam takes the square roots of all states at once: torch's default on a GPU, unless fused
-    fused_loss: bool = True  # flash-attn's cross entropy, which works in place
-    chunk: int = 0  # tokens of which verl's fused kernels have the logits at once, in fp32; 0 for all of a micro-batch
-    scaled: bool = False  # a temperature other than 1 makes a copy of the logits
-    param_offload: bool = False
-    optimizer_offload: bool = False
-    on_cpu: bool = False  # FSDP2's CPU offload policy, which verl sets for every reference
-    gathers: bool = True  # FSDP's copies, in the dtype that computes
-    update_tokens: int = 0  # of the largest micro-batch on one GPU
-    infer_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        shape = self.shape
-        self.head = self.outputs or shape.vocab
-        self.tied = shape.tied and not self.outputs  # the head is the embedding, too
-        self.outer = (shape.vocab + (not self.tied) * self.head + 1) * shape.hidden  # parameters beside the layers
-        sides = 4 * shape.hidden + 2 * shape.q + 2 * shape.kv + 3 * (shape.hidden + shape.intermediate)
-        adapter = shape.layers * self.lora_rank * sides
-        self.parameters = shape.layers * shape.layer_parameters + self.outer + adapter
-        self.trained = adapter or self.parameters
-        self.checkpoint = self.weight_bytes * (self.parameters + 2 * self.trained)  # weights and Adam's states, on disk
-        # What FSDP gathers: all outside the layers, and two layers, one of them ahead.
-        gathered = self.gathers * (self.outer + 2 * shape.layer_parameters) * self.compute_bytes
-        self.working: Parts = {"FSDP copies": gathered}
-
-    @property
-    def pinned(self) -> float:
-        """Pinned memory for each byte in it: PyTorch rounds every tensor there up to a power of two."""
-        shape = self.shape
-        sides = [shape.q] * 2 + [shape.kv] * 2 + [shape.intermediate] * 3
-        sizes = [shape.hidden * side / self.workers for side in [shape.vocab, *sides * shape.layers]]
-        return sum(2.0 ** ceil(log2(size)) for size in sizes) / sum(sizes)
-
-    def share(self, parameters: int) -> float:
-        """Bytes that one worker's part of so many numbers takes on its GPU."""
-        return 0.0 if self.on_cpu else parameters * self.weight_bytes / self.workers
-
-    def resident(self, *, weights: bool = False, adam: bool = False) -> Parts:
-        """What lies on the GPU, offloaded parts only where they are asked for."""
-        return {
-            "weights": self.share(self.parameters) * (weights or not self.param_offload),
-            "Adam": self.share(2 * self.trained) * (adam or not self.optimizer_offload),
-        }
-
-    def update(self) -> Parts:
-        """Parts of the backward pass at its peak: at the logits, in the last layer, or at the embedding."""
-        shape, dtype, tokens = self.shape, self.compute_bytes, self.update_tokens
-        # Without flash-attn, verl's logprobs_from_logits_v2 saves log-probs in fp32; gradients by row, then as a whole.
-        logits = tokens * self.head * (dtype * (1 + self.scaled) + (not self.fused_loss) * (4 + 2 * dtype))
-        if self.chunk:  # _fused_linear_for_ppo_bwd in verl/utils/experimental/torch_functional.py
-            logits = self.chunk * self.head * (2 * dtype + 4 * 4)
-        layer = tokens * shape.saved_in_layer(dtype)
-        each = tokens * shape.hidden * dtype if self.checkpointing else layer
-        saved = {"activations": float(shape.layers * each + tokens * shape.saved_outside(dtype))}
-        # Its gradients in the wide MLP, and what checkpointing computes again.
-        work = 2.0 * tokens * shape.intermediate * dtype + self.checkpointing * layer
-        # Autograd adds up both gradients of a tied embedding when it has them.
-        embedding = float(shape.vocab * shape.hidden * dtype * (not self.lora_rank))
-        peak = max(
-            saved | {"logits": float(logits)},
-            saved | {"layer at work": work, "embedding's gradients": self.tied * embedding},
-            {"embedding's gradients": (3 if self.tied else 1) * embedding},
-            key=lambda parts: sum(parts.values()),
-        )
-        return self.working | {"gradients": self.share(self.trained)} | peak
-
-    def inference(self) -> Parts:
-        """Parts of a pass without gradients."""
-        widest = max((not self.chunk) * self.head * (1 + self.scaled), 3 * self.shape.intermediate)
-        return self.working | {"logits or layer": float(self.infer_tokens * self.compute_bytes * widest)}
-
-    def optimizer_step(self) -> Parts:
-        """Parts of Adam's step beside weights and states."""
-        gradients = self.share(self.trained)
-        return {"gradients": gradients, "Adam's square roots": self.foreach * gradients}
-
-
-@dataclass(frozen=True)
-class Card:
-    """A GPU: bytes that programs can take, TFLOP/s in bf16, GB/s of its memory."""
-
-    name: str
-    memory: float
-    tflops: float
-    bandwidth: float
-
-
-@dataclass
-class Setup:
-    """All that the plan reads from a run's config."""
-
-    actor: Engine
-    reference: Engine | None = None
-    critic: Engine | None = None
-    pool: float = 0.0  # gpu_memory_utilization; 0 for the embedded CPU server, and where nothing is generated
-    pool_of_free: bool = True  # of what is free when the server starts (SGLang), or of the card (vLLM)
-    pool_freed: bool = True  # free_cache_engine
-    base_stays: bool = False  # on the server, beside adapters, when its pool is freed
-    tensor_parallel: int = 1
-    concurrent: int = 1  # most games at once on one server
-    games: int = 1  # in a step
-    longest_game: int = 0
-    game_tokens: float = 0.0  # on average, and how many of them are generated
-    generated_tokens: float = 0.0
-    epochs: int = 1  # passes of the update over a batch
-    reuses_log_probs: bool = False  # the actor's log-probs have no pass of their own
-    helpers: int = 0  # processes on the host that play, reward and load
-
-    def __post_init__(self) -> None:
-        self.plays = self.generated_tokens > 0  # a warm start trains on conversations that are there
-        self.trained = {"actor": self.actor} | ({"critic": self.critic} if self.critic else {})
-
-    @property
-    def host(self) -> float:
-        """Bytes on the host for each GPU, without those of the helpers."""
-        # SGLang keeps its weights there while it sleeps, and verl loads the actor there before it is moved.
-        copies = 2 * self.pool_of_free * bool(self.pool) / self.tensor_parallel
-        total = self.actor.parameters * (copies + self.actor.weight_bytes) + 4 * PROCESS
-        for engine in filter(None, (self.actor, self.critic, self.reference)):
-            held = engine.param_offload * engine.parameters + engine.optimizer_offload * 2 * engine.trained
-            if engine.on_cpu:
-                held = engine.parameters + (engine is not self.reference) * 3 * engine.trained
-            total += held * engine.weight_bytes / engine.workers * engine.pinned
-        return total
-
-
-def phases(setup: Setup, card: Card) -> dict[str, Parts]:
-    """What lies on one GPU in each phase of a step, from the second step on."""
-    # SGLang takes a share of what is free when it starts (model_runner_kv_cache_mixin.py): weights that are not
-    # offloaded are there by then. Adam's states come with the first step.
-    there = sum(engine.resident()["weights"] for engine in setup.trained.values())
-    pool = setup.pool * (card.memory - setup.pool_of_free * (CONTEXTS + there))
-    weights = 2 * setup.actor.parameters / setup.tensor_parallel
-    graphs = GRAPHS + PREFILL_GRAPHS * (setup.pool_of_free and not setup.base_stays)
-    generating = {"server's weights": weights, "KV cache": pool - weights, "server's graphs": graphs} if pool else {}
-    kept = {"server's graphs"} | ({"server's weights"} if setup.base_stays else set())
-    beside = {part: size for part, size in generating.items() if part in kept or not setup.pool_freed}
-    by_phase = {"generation": generating} if setup.plays else {}
-    if setup.plays and not setup.reuses_log_probs:
-        by_phase["log-probs, actor"] = beside | setup.actor.inference()
-    if setup.reference:
-        by_phase["log-probs, reference"] = beside | setup.reference.inference()
-    for who, engine in setup.trained.items():
-        by_phase[f"update, {who}"] = beside | engine.update()
-        by_phase[f"optimizer step, {who}"] = beside | engine.optimizer_step()
-    by_phase["checkpoint, actor"] = beside
-    for name, parts in by_phase.items():
-        for who, engine in setup.trained.items():
-            steps = name.endswith(who) and name.startswith(("update", "optimizer"))
-            for part, size in engine.resident(weights=name.endswith(who), adam=steps).items():
-                parts = parts | {part if who == "actor" else f"{part} of the critic": size}
-        by_phase[name] = {part: size for part, size in (parts | {"CUDA contexts": CONTEXTS}).items() if size}
-    return by_phase
-
-
-def seconds(setup: Setup, card: Card, gpus: int) -> dict[str, float]:
-    """Seconds of a step by phase."""
-    tokens, weights = setup.games * setup.game_tokens, 2 * setup.actor.parameters
-    servers = max(1, gpus // setup.tensor_parallel)
-    at_once = max(1.0, min(setup.games / servers, setup.concurrent))
-    # A decoding step reads the weights once, and the KV cache of all games in flight: half a game each, on average.
-    read = weights + at_once * setup.actor.shape.kv_bytes * setup.game_tokens / 2
-    decoded = at_once * card.bandwidth * 1e9 * setup.tensor_parallel * DECODING / read
-    host = HOST_GB_S * 1e9
-
-    def forward(engine: Engine, passes: int, micro_batch: int) -> float:
-        compute = passes * 2 * engine.parameters * tokens / (card.tflops * 1e12 * TRAINING * gpus)
-        read = engine.parameters * engine.weight_bytes / engine.workers * tokens / gpus / max(1, micro_batch)
-        return compute + engine.on_cpu * min(passes, 2) * read / host
-
-    times = {"generation": setup.games * setup.generated_tokens / servers / decoded} if setup.plays else {}
-    for who, engine in (("actor", setup.actor), ("reference", setup.reference)):
-        if engine and setup.plays and not (engine is setup.actor and setup.reuses_log_probs):
-            times[f"log-probs, {who}"] = forward(engine, 1, engine.infer_tokens)
-    for who, engine in setup.trained.items():
-        passes = setup.epochs * (4 if engine.checkpointing else 3) + (who == "critic")  # and one for the values
-        moved = 2 * (engine.param_offload * engine.parameters + engine.optimizer_offload * 2 * engine.trained)
-        times[f"update, {who}"] = forward(engine, passes, engine.update_tokens)
-        times[f"update, {who}"] += moved * engine.weight_bytes / engine.workers / host
-    return times
-
 
 PUBLISHED = {
     "qwen3-0.6b": Shape(1024, 3072, 28, 16, 8, 128, 151936, tied=True, qk_norm=True, max_tokens=40960),
     "qwen3-1.7b": Shape(2048, 6144, 28, 16, 8, 128, 151936, tied=True, qk_norm=True, max_tokens=40960),
     "qwen3-4b": Shape(2560, 9728, 36, 32, 8, 128, 151936, tied=True, qk_norm=True, max_tokens=40960),
     "qwen3-8b": Shape(4096, 12288, 36, 32, 8, 128, 151936, tied=False, qk_norm=True, max_tokens=40960),
+    "qwen3-32b": Shape(5120, 25600, 64, 64, 8, 128, 151936, tied=False, qk_norm=True, max_tokens=40960),
 }
 """By the beginning of a model's name; quoted from the config.json that Qwen publishes with it."""
 
@@ -275,9 +38,11 @@ CARDS = {24: ("RTX 4090", 165, 1008), 48: ("L40S", 362, 864), 80: ("H100 SXM", 9
 USABLE, FULL, TIGHT = 0.985, 0.95, 0.9
 """Shares, assumed: of a card's memory that programs get; of that, how much a plan may fill, and what is tight."""
 
-NOTE, INSTRUCTIONS, FILLED, ATTACKED = 190, 500, 0.5, 0.5
+NOTE, INSTRUCTIONS, FILLED, ATTACKED, RESERVED = 190, 500, 0.5, 0.5, 0.7
 """Assumed: tokens of a note (124 words in MEDEC) and of a prompt without it; share of its budget that a turn uses;
-share of games with an attack."""
+share of games with an attack; share of a turn's budget for which SGLang keeps room when the turn begins."""
+ANSWER, THOUGHT, JUDGE = 150, 450, "qwen3-32b"
+"""Assumed: tokens of a judge's answer, and of its reasoning before it; its model, where nothing here knows it."""
 
 _BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 _ACTOR, _REF, _CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
@@ -297,7 +62,7 @@ class Plan:
 
     card: Card
     setup: Setup
-    phases: dict[str, Parts]
+    phases: dict[str, dict[str, float]]
     seconds: dict[str, float]
 
     def __post_init__(self) -> None:
@@ -307,6 +72,10 @@ class Plan:
         self.cache = self.phases.get("generation", {}).get("KV cache", 0.0)
         self.longest_game = self.setup.longest_game * self.setup.actor.shape.kv_bytes if self.setup.pool else 0
         self.fits = self.cache >= self.longest_game and self.peak <= FULL * self.card.memory
+
+
+def _published(path: str) -> Shape | None:
+    return next((shape for name, shape in PUBLISHED.items() if Path(path).name.lower().startswith(name)), None)
 
 
 def read_shape(path: str, folder: Path | None = None) -> Shape:
@@ -319,9 +88,8 @@ def read_shape(path: str, folder: Path | None = None) -> Shape:
 
     local = folder or Path(path).expanduser()
     if not (local / "config.json").is_file():
-        known = [name for name in PUBLISHED if Path(path).name.lower().startswith(name)]
-        if known and folder is None:
-            return PUBLISHED[known[0]]
+        if folder is None and (known := _published(path)):
+            return known
         raise ValueError(
             f"the model {path}: there is no {local / 'config.json'}, and it is none of {', '.join(PUBLISHED)}. "
             "Name the folder of its config.json: --model-config FOLDER."
@@ -393,6 +161,7 @@ def _fsdp_engine(run: RunConfig, strategy: str, fsdp: str, model: str, optim: st
         param_offload=bool(run[f"{fsdp}.param_offload"]),
         optimizer_offload=bool(run[f"{fsdp}.optimizer_offload"]),
         on_cpu=bool(run[f"{fsdp}.offload_policy"]),
+        hf_copy="hf_model" in run.names(f"{optim.removesuffix('optim')}checkpoint.save_contents"),
     )
 
 
@@ -407,6 +176,7 @@ def _engine(run: RunConfig, name: str, shape: Shape) -> Engine:
         lora_rank=run.lora_rank * (name == _ACTOR) * (2 if run.selfplay.adapters == "per_role" else 1),
         outputs=int(name == _CRITIC),
         scaled=run[f"{_ROLLOUT}.temperature"] != 1 and name != _CRITIC,
+        entropy=name == _ACTOR and bool(run[f"{name}.calculate_entropy"] or run[f"{name}.entropy_coeff"]),
         on_cpu=reads or engine.on_cpu,
         update_tokens=_tokens(run, *ppo, sharing) if ppo else 0,
         infer_tokens=_tokens(run, own, f"{passes}_{_LIMIT}", f"{passes}_{_SIZE}", sharing),
@@ -432,8 +202,30 @@ def _warm_start_setup(run: RunConfig, shape: Shape) -> Setup:
     )
 
 
+def _judge(run: RunConfig, games: int, base: Shape) -> dict[str, Any]:
+    """The fields of the model that reads rewritten notes, as far as the config says."""
+    from medserl_agentloop.core.chat import BASE, TEMPLATE_KWARGS
+
+    selfplay: Any = run.selfplay
+    if getattr(selfplay, "judge", None) not in ("llm", "http"):
+        return {}
+    server, apart = selfplay.judge_server, selfplay.judge_server.url != BASE
+    shape = _published(server.model or str(run["reward.reward_model.model_path"])) or PUBLISHED[JUDGE]
+    # A schema leaves no room for reasoning.
+    thinks = not server.json_schema and server.extra_body.get(TEMPLATE_KWARGS, {}).get("enable_thinking", True)
+    return {
+        "judge": shape if apart else base,
+        "judge_gb_s": CARDS[80][2] * apart,
+        "judge_at_once": server.concurrency * run["reward.num_workers"] if apart else run[f"{_ROLLOUT}.max_num_seqs"],
+        "answers": ATTACKED * games * (1 + selfplay.blind.readings),
+        "answer_tokens": ANSWER + THOUGHT * thinks,
+    }
+
+
 def _setup(run: RunConfig, shapes: dict[str, Shape]) -> Setup:
     """What the arithmetic needs of a run; a ValueError names the key that does not fit, and what to write."""
+    from verl.trainer.ppo.utils import need_reference_policy
+
     if _WARM_START in run.config:
         return _warm_start_setup(run, shapes[_WARM_START])
     engines = {name: _engine(run, name, shapes[name]) for name in run.engines}
@@ -444,28 +236,40 @@ def _setup(run: RunConfig, shapes: dict[str, Shape]) -> Setup:
                 f"data.max_prompt_length + data.max_response_length = {longest}, and {key} allows {most} tokens. Set "
                 f"data.max_response_length={most - run['data.max_prompt_length']} or less."
             )
+    reads = {} if run.selfplay.reuse_log_probs else {"actor": engines[_ACTOR]}
+    if need_reference_policy(run.config):  # with LoRA, the actor without its adapter
+        reads["reference" if _REF in engines else "reference in actor"] = engines.get(_REF, engines[_ACTOR])
+    games = _whole(run, "data.train_batch_size") * _whole(run, f"{_ROLLOUT}.n")
     selfplay: Any = run.selfplay
     game_tokens, generated = FILLED * longest, FILLED * longest / 2  # of a game, and of them those generated
+    chain, reserved = generated / FILLED, RESERVED * longest
     if hasattr(selfplay, "budget"):
         generated = ATTACKED * (FILLED * selfplay.budget.attacker_reasoning + NOTE)
         generated += selfplay.assessments * FILLED * selfplay.budget.assessor
         game_tokens = generated + (ATTACKED + selfplay.assessments) * (INSTRUCTIONS + NOTE)
+        turns = selfplay.budget.attacker(NOTE), selfplay.budget.assessor
+        chain, reserved = sum(turns), INSTRUCTIONS + NOTE + RESERVED * max(turns)
+    sglang, adapters = run[f"{_ROLLOUT}.name"] != "vllm", run.lora_rank > 0 and not run[f"{_MODEL}.lora.merge"]
+    piecewise_off = bool(run[f"{_ROLLOUT}.engine_kwargs.sglang.disable_piecewise_cuda_graph"])
     return Setup(
         engines[_ACTOR],
-        engines.get(_REF),
+        reads,
         engines.get(_CRITIC),
         pool=0.0 if run[f"{_ROLLOUT}.name"] == "cpu_hf" else float(run[f"{_ROLLOUT}.gpu_memory_utilization"]),
-        pool_of_free=run[f"{_ROLLOUT}.name"] != "vllm",
+        pool_of_free=sglang,
         pool_freed=bool(run[f"{_ROLLOUT}.free_cache_engine"]),
-        base_stays=run.lora_rank > 0 and not run[f"{_MODEL}.lora.merge"],
+        base_stays=adapters,
+        prefill_graphs=sglang and not adapters and not piecewise_off,
         tensor_parallel=_whole(run, f"{_ROLLOUT}.tensor_model_parallel_size"),
         concurrent=_whole(run, f"{_ROLLOUT}.max_num_seqs"),
-        games=_whole(run, "data.train_batch_size") * _whole(run, f"{_ROLLOUT}.n"),
+        games=games,
         longest_game=longest,
         game_tokens=game_tokens,
         generated_tokens=generated,
+        chain=chain,
+        reserved=reserved,
+        **_judge(run, games, shapes[_ACTOR]),
         epochs=_whole(run, f"{_ACTOR}.ppo_epochs"),
-        reuses_log_probs=run.selfplay.reuse_log_probs,
         helpers=sum(_whole(run, key) for key in _HELPERS) + 4,
     )
 
@@ -541,8 +345,8 @@ A step: {sum(plan.seconds.values()):.0f} s ({spent})
 in {setup.games} {_GAME[not setup.plays]}s of {setup.game_tokens:,.0f} tokens{generated}
 A checkpoint: {written} on disk. The host holds {setup.host / GIB:.0f} GiB for each GPU{helpers}.
 Computed by medserl plan. Peak rates: quoted from the data sheet of the {plan.card.name}. Assumed: the shares of them \
-that are reached ({TRAINING:.0%} in training, {DECODING:.0%} in decoding), tokens of a game, CUDA contexts and graphs. \
-Not counted: traffic between GPUs, the judge.
+that are reached ({TRAINING:.0%} in training, {DECODING:.0%} in decoding), tokens of games and answers, a judge on an \
+{CARDS[80][0]} unless it is the base, moving weights, CUDA contexts and graphs. Not counted: traffic between GPUs.
 {fits if plan.fits else f"It does not fit: a plan may fill {FULL:.0%} of the card."} \
 The peak is {plan.peak / GIB:.1f} GiB, in {plan.worst}."""
     if plan.cache < plan.longest_game:
