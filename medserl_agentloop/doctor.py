@@ -29,7 +29,6 @@ from packaging.requirements import Requirement
 from ray._private.utils import get_system_memory
 from rich.console import Console
 from rich.progress import track
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
 from medserl_agentloop.core.run_check import RunConfig, machine, problems
@@ -40,7 +39,6 @@ Status = Literal["ok", "warn", "fail"]
 Findings = Iterator[str | tuple[Status, str]]
 
 LIMIT_S = 120.0  # of a check: some wait for another machine, a network drive or a driver
-BYTES_PER_PARAMETER = 12  # of a checkpoint: weights and two moments of AdamW, each in fp32
 
 
 class CheckResult(NamedTuple):
@@ -326,11 +324,13 @@ def _disk(run: RunConfig) -> Findings:
     if not (exists.is_dir() and os.access(exists, os.W_OK)):
         yield f"{exists} is no folder that can be written to. Set trainer.default_local_dir to another."
         return
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(run["actor_rollout_ref.model.path"]))
-    size = sum(weight.numel() for weight in model.parameters()) * BYTES_PER_PARAMETER / GIB
+    try:
+        size = sum(engine.checkpoint for engine in plan_run(run, 96).setup.trained.values()) / GIB
+    except ValueError as error:
+        yield "warn", f"not planned: {error}"
+        return
     keep, saves = run["trainer.max_actor_ckpt_to_keep"], run["trainer.save_freq"] > 0
-    needed = saves * size * ((keep or 1) + 1)  # a new checkpoint is written before the oldest is removed
+    needed = saves * size * max(keep or 1, 2)  # one stays whole until another is written
     free = shutil.disk_usage(exists).free / GIB
     text = f"{folder}: {free:.0f} GiB free; checkpoints of {size:.1f} GiB, {keep or 'all'} kept, need {needed:.1f}"
     if free < needed:

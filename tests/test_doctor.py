@@ -196,6 +196,11 @@ def test_a_disk_too_small_for_the_checkpoints_is_found(monkeypatch: pytest.Monke
     here = {"trainer.default_local_dir": str(tmp_path)}
     assert "2 kept, need 0.0" in lines(doctor._disk, run_of(here))
     assert lines(doctor._disk, run_of({**here, "trainer.max_actor_ckpt_to_keep": None})).startswith("warn: ")
+    for recipe, size in {
+        "qwen3_4b": "45.0 GiB, 2 kept, need 89.9",
+        "[qwen3_4b,lora]": "15.7 GiB, 2 kept, need 31.",
+    }.items():
+        assert f"checkpoints of {size}" in lines(doctor._disk, run_of(here, recipe))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1024**2))
     assert "fail: " in (full := lines(doctor._disk, run_of(here)))
     assert "trainer.max_actor_ckpt_to_keep to fewer" in full
