@@ -7,6 +7,8 @@ CARDS = {
     "verl_script": 96,
     "openrlhf_script": 96,
     "qwen3_4b,gpu_80g": 80,
+    "qwen3_4b,gpu_80g,first_run": 80,
+    "qwen3_4b,colocate_async": 96,
     "qwen3_4b,gpu_141g": 141,
     "qwen3_4b,lora": 80,
     "qwen3_4b,lora,adapter_per_role": 80,
@@ -15,9 +17,11 @@ CARDS = {
     "qwen3_4b,vllm,judge_by_verl": 96,
     "qwen3_4b,gpu_80g algorithm.adv_estimator=role_gae": 80,
     "qwen3_4b trainer.n_gpus_per_node=8 actor_rollout_ref.rollout.gpu_memory_utilization=0.6": 80,
+    "qwen3_4b trainer.n_gpus_per_node=7 data.train_batch_size=63 actor_rollout_ref.actor.ppo_mini_batch_size=63": 80,
+    "qwen3_4b,judge_by_verl trainer.n_gpus_per_node=4 reward.reward_model.n_gpus_per_node=4": 80,
     "qwen3_4b trainer.n_gpus_per_node=8 trainer.nnodes=2": 80,
 }
 """GB of the card by recipes and overrides."""
 
-PARTS = {part for recipe in CARDS for part in recipe.split()[0].split(",")[1:]}
+PARTS = {part for recipe in CARDS for part in recipe.split()[0].split(",")[1:]} - {"colocate_async"}
 """Recipes that are no runs of their own."""

@@ -8,7 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from transformers.modeling_utils import AttentionInterface
 
 from benchmarks import plan_memory
-from medserl_agentloop.planning import PUBLISHED, Engine, Shape
+from medserl_agentloop.planning import PUBLISHED
+from medserl_agentloop.planning.arithmetic import Engine, Shape
 
 
 def model_of(shape: Shape, dtype: torch.dtype = torch.float32) -> Any:

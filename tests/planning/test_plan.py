@@ -5,8 +5,10 @@ import re
 from functools import cache
 
 import pytest
+from omegaconf import OmegaConf
 from planning.gpu_recipes import CARDS
 from typer.testing import CliRunner
+from verl.utils.config import validate_config
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.run_check import RunConfig, check_run
@@ -30,6 +32,8 @@ def test_a_recipe_starts_and_fits_its_card(recipe: str, monkeypatch: pytest.Monk
         monkeypatch.setenv(name, "http://localhost:30000/v1")
     run = run_of(recipe)
     check_run(run.config)
+    OmegaConf.resolve(resolved := run.config.copy())
+    validate_config(resolved, use_reference_policy=True, use_critic=False)  # verl's own: batches divide among GPUs
     assert plan_run(run, CARDS[recipe]).fits
 
 
@@ -40,7 +44,7 @@ def test_a_recipe_starts_and_fits_its_card(recipe: str, monkeypatch: pytest.Monk
         (["data.train_batch_size=many"], r"^data\.train_batch_size=many is no whole number\. Write one"),
         ([LONG], r"max_token_len_per_gpu=\d+ holds no game of 401024 .* Set it to 401024 or more"),
         (
-            [LONG, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=500000"],
+            [LONG, *(f"actor_rollout_ref.{of}_max_token_len_per_gpu=500000" for of in ("actor.ppo", "ref.log_prob"))],
             r"path=\S+ allows 40960 tokens\. Set data\.max_response_length=39936",
         ),
         (["actor_rollout_ref.actor.fsdp_config.model_dtype=fp7"], "model_dtype=fp7 is no dtype of verl's. Write one"),
@@ -97,6 +101,37 @@ def test_sharding_offload_and_lora_take_what_they_say() -> None:
     rows, chunks = (run_of("qwen3_4b", sdpa, f"actor_rollout_ref.model.use_fused_kernels={on}") for on in (False, True))
     assert plan_run(rows, 80).phases["update, actor"]["logits"] > 20 * GIB
     assert "logits" not in plan_run(chunks, 80).phases["update, actor"]  # the widest moment is elsewhere
+
+
+def test_a_step_counts_the_judge_its_thoughts_the_chain_of_a_game_and_the_reference_of_lora() -> None:
+    base = ("selfplay.judge_server.url=base", "selfplay.judge_server.json_schema=false")
+    quiet = "+selfplay.judge_server.extra_body={chat_template_kwargs: {enable_thinking: false}}"
+    adapters = "qwen3_4b,lora,adapter_per_role"
+    thinks, answers = (plan_run(run_of(adapters, *base, *more), 80).seconds for more in ((), (quiet,)))
+    assert thinks["judge"] > 3 * answers["judge"] > 0
+    assert answers["log-probs, reference in actor"] > 10
+    eight = ("trainer.n_gpus_per_node=8", "actor_rollout_ref.rollout.gpu_memory_utilization=0.6")
+    few, fewer = (
+        plan_run(run_of("qwen3_4b", *eight, f"data.train_batch_size={n}"), 80).seconds["generation"] for n in (64, 32)
+    )
+    assert 0.8 * few < fewer < few  # with 32 games on a card, and with 16, the longest one decides
+    assert plan_run(run_of("qwen3_4b", *eight), 80).seconds["sleep, wake, push"] == pytest.approx(8, abs=0.1)
+    small, large = (
+        plan_run(run_of("qwen3_4b,gpu_80g", f"actor_rollout_ref.rollout.gpu_memory_utilization={share}"), 80)
+        for share in (0.3, 0.8)
+    )
+    assert small.seconds["generation"] > 1.2 * large.seconds["generation"]
+
+
+def test_an_entropy_term_and_fsdp_s_buffers_take_what_they_say() -> None:
+    plain, entropy = (
+        plan_run(run_of("qwen3_4b", f"actor_rollout_ref.actor.entropy_coeff={coefficient}"), 96).phases["update, actor"]
+        for coefficient in (0.0, 0.01)
+    )
+    assert entropy["logits"] == 3 * plain["logits"]
+    step = plan_run(run_of("qwen3_4b"), 96).phases["optimizer step, actor"]
+    assert (plain["gradients"] - step["gradients"]) / GIB == pytest.approx(1.8, abs=0.05)  # on their way, in fp32
+    assert plain["FSDP copies"] / GIB == pytest.approx(2.0, abs=0.05)
 
 
 def test_beside_adapters_the_base_stays_on_the_server_while_the_roles_are_trained() -> None:
