@@ -51,7 +51,7 @@ from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec,
 from medserl_agentloop.paths import resource
 
 WORDS, WORDS_PER_SENTENCE, REASONING_WORDS = 120, 12, 200  # notes of MEDEC's median length
-REUSED = "update with selfplay.reuse_log_probs"
+REUSED, LARGE = "update with selfplay.reuse_log_probs", "log-probs in one micro-batch"
 PLAYER = str(resource("assets/tiny_player"))
 
 
@@ -171,9 +171,9 @@ def model_parts(count: int, tokens: int) -> dict[str, Callable[[], Any]]:
         ]
         cpu_sampling.sample_batch(player, requests, settings, eos_token_ids=frozenset())
 
-    def rows() -> Any:
+    def rows(size: int = 2) -> Any:  # 2 as in recipes/tiny.yaml
         made = batch(games)
-        tensordict_utils.assign_non_tensor(made, micro_batch_size_per_gpu=2)  # as in recipes/tiny.yaml
+        tensordict_utils.assign_non_tensor(made, micro_batch_size_per_gpu=size)
         return made
 
     def update_with_its_own_log_probs() -> None:
@@ -185,6 +185,7 @@ def model_parts(count: int, tokens: int) -> dict[str, Callable[[], Any]]:
         "generation": generate,
         "log-probs": lambda: trainer.compute_log_prob(rows()),
         "update": lambda: trainer.update_actor(rows()),
+        LARGE: lambda: trainer.compute_log_prob(rows(count)),
         REUSED: update_with_its_own_log_probs,
     }
 
@@ -235,7 +236,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = cpu_seconds(model_parts(options.games, options.tokens), options.rounds)
-    reused = model.pop(REUSED)
+    reused, large = model.pop(REUSED), model.pop(LARGE)
     whole = sum(model.values())
     larger = {"games": {"games": 8 * options.games}, "notes": {"times_as_long": 8}, "turns": {"turns": 8}}
     sizes = {"": {}, **larger}
@@ -259,6 +260,7 @@ def main() -> None:
     table.add_row("the game, all parts", f"{1000 * total:.1f}", f"{total / whole:.2%}", *[""] * len(larger))
     Console(width=130).print(table)
     two = model["log-probs"] + model["update"]
+    print(f"log-probs {model['log-probs']:.2f} s, {LARGE} {large:.2f} s, {model['log-probs'] / large:.2f} x")
     print(f"log-probs and update {two:.2f} s, {REUSED} {reused:.2f} s, {two / reused:.2f} x")
     one, beside = cpu_seconds(assessments(4, options.tokens), options.rounds).values()
     print(f"4 games of 4 assessments: one after another {one:.2f} s, side by side {beside:.2f} s, {one / beside:.2f} x")
