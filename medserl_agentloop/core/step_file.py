@@ -57,12 +57,13 @@ def resume_wandb_run(folder: Path, *, resumed: bool) -> None:
     os.environ.setdefault("WANDB_RESUME", "allow")
 
 
-def remove_old_checkpoints(folder: Path, step: int, keep: int | None) -> None:
+def remove_old_checkpoints(folder: str | Path, step: int, keep: int | None) -> None:
     """Make room for the checkpoint of ``step``; ``keep`` are left with it. verl forgets those of before a resume.
 
     As verl does (utils/checkpoint/checkpoint_manager.py): weights alone are removed, and one checkpoint stays whole
     until the new one is. None keeps all.
     """
+    folder = Path(folder)
     found = (path.parent.name.removeprefix("global_step_") for path in folder.glob("global_step_*/actor"))
     before = sorted(number for number in map(int, filter(str.isdecimal, found)) if number < step)
     latest = path.read_text(encoding="utf-8").strip() if (path := folder / LATEST).is_file() else ""

@@ -143,10 +143,8 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
 
     def _save_checkpoint(self) -> None:
         try:
-            trainer = self.config.trainer
-            step_file.remove_old_checkpoints(
-                Path(trainer.default_local_dir), self.global_steps, trainer.max_actor_ckpt_to_keep
-            )
+            own = self.config.trainer
+            step_file.remove_old_checkpoints(own.default_local_dir, self.global_steps, own.max_actor_ckpt_to_keep)
             step_file.save_state(self._checkpoint_folder(), self.run_state)
             super()._save_checkpoint()
         except Exception as error:  # on a full disk torch says "unexpected pos", and names no file
