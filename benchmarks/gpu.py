@@ -90,7 +90,7 @@ def overrides(
         }
         return [f"{key}={value}" for key, value in {**values, **own}.items()]
 
-    game = {"selfplay.game": "gpu_game:Relay"}
+    game = {"selfplay.game": "gpu_game:Relay", "selfplay.reuse_log_probs": False}  # as much work as single turns
     single = {
         "algorithm.adv_estimator": "grpo",
         f"{rollout}.agent.agent_loop_config_path": "null",
