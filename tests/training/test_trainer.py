@@ -123,6 +123,11 @@ def test_a_claim_that_does_not_hold_ends_a_run_unless_it_is_only_to_warn(
         (KuhnPoker, {"selfplay/void_rate": 0.25}, "void 0.25"),
         (
             KuhnPoker,
+            {"training/rollout_probs_diff_mean": 1e-3, "training/rollout_probs_diff_max": 0.4},
+            "rollout/actor prob diff 0.001",
+        ),
+        (
+            KuhnPoker,
             {"selfplay/first/reward": -0.5, "selfplay/second/reward": 0.5, "selfplay/illegal_rate": 0.1},
             "illegal 0.1, first reward -0.5, second reward 0.5",
         ),
