@@ -15,10 +15,9 @@ CONTEXTS, GRAPHS, PREFILL_GRAPHS = 1.0 * GIB, 2.5 * GIB, 1.5 * GIB
 SGLang's graphs for prefill of up to 8,192 tokens, which it does without where it serves adapters: assumed."""
 PROCESS = 0.75 * GIB
 """Memory of the host for a process that has imported torch and verl: assumed. 0.3 to 0.5 were measured without CUDA."""
-TRAINING, DECODING, HOST_GB_S = 0.35, 0.5, 25.0
-"""Shares of a card's peak rates that are reached, and GB/s between host and GPU: assumed."""
-PUSH_GB_S = 2.0
-"""GB of fp32 weights for which sleep, wake and push take a second: assumed."""
+TRAINING, DECODING, HOST_GB_S, PUSH_GB_S = 0.35, 0.5, 25.0, 2.0
+"""Shares of a card's peak rates that are reached; GB/s between host and GPU, and of fp32 weights in sleep, wake and
+push: assumed."""
 
 Parts: TypeAlias = dict[str, float]
 """Bytes by name."""
@@ -241,8 +240,9 @@ def phases(setup: Setup, card: Card) -> dict[str, Parts]:
 
 def playing(setup: Setup, card: Card, gpus: int) -> dict[str, float]:
     """Seconds of generation, of the judge after it, and of moving weights to the server."""
-    servers, gb_s = max(1, gpus // setup.tensor_parallel), card.bandwidth * setup.tensor_parallel
-    room = served(setup, card).get("KV cache", 0.0) * setup.tensor_parallel / setup.actor.shape.kv_bytes
+    shape, sharing = setup.actor.shape, setup.tensor_parallel
+    servers, gb_s = max(1, gpus // sharing), card.bandwidth * sharing
+    room = served(setup, card).get("KV cache", 0.0) * sharing / shape.kv_bytes
     at_once = min(setup.concurrent, room / setup.reserved) if room else setup.concurrent
 
     def decoding(model: Shape, gb_s: float, asked: float, tokens: float, at_once: float, chain: float) -> float:
@@ -252,8 +252,8 @@ def playing(setup: Setup, card: Card, gpus: int) -> dict[str, float]:
         read = steps * 2 * Engine(model).parameters + asked * tokens * setup.game_tokens / 2 * model.kv_bytes
         return read / (gb_s * 1e9 * DECODING)
 
-    own = setup.games / servers, setup.generated_tokens
-    times = {"generation": decoding(setup.actor.shape, gb_s, *own, at_once, setup.chain)}
+    own = setup.games / servers, setup.generated_tokens, at_once, setup.chain
+    times = {"generation": decoding(shape, gb_s, *own)}
     if judge := setup.judge:  # a verdict, then the readings; on a card of its own while games are played
         how = setup.answer_tokens, setup.judge_at_once, 2 * setup.answer_tokens
         if setup.judge_gb_s:
