@@ -84,13 +84,17 @@ def test_the_arithmetic_of_qwen3_4b_without_its_savings() -> None:
     assert adam / GIB == pytest.approx(75, abs=0.1)
     assert sum(plan.phases["generation"].values()) > plan.card.memory  # in step 2, when Adam's states are there
     assert plan.setup.actor.checkpoint / GIB == pytest.approx(45, abs=0.1)
+    copies = run_of("qwen3_4b", "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]")
+    assert plan_run(copies, 96).setup.actor.checkpoint / GIB == pytest.approx(60, abs=0.1)
     assert not plan.fits and plan_run(run, 96).fits  # tight
 
 
 def test_sharding_offload_and_lora_take_what_they_say() -> None:
     one, eight = (plan_run(run_of("qwen3_4b", f"trainer.n_gpus_per_node={gpus}"), 80) for gpus in (1, 8))
     assert eight.phases["checkpoint, actor"]["Adam"] * 8 == one.phases["checkpoint, actor"]["Adam"]
-    offloaded = plan_run(run_of("qwen3_4b,gpu_80g"), 80)
+    offloaded, safe = (plan_run(run_of(f"qwen3_4b,gpu_80g{part}"), 80) for part in ("", ",first_run"))
+    graphs = [plan.phases["generation"]["server's graphs"] / GIB for plan in (offloaded, safe)]
+    assert graphs == [4.0, 2.5]  # without those for prefill
     assert "Adam" not in offloaded.phases["generation"]
     assert offloaded.setup.host > one.setup.host
     assert plan_run(run_of("qwen3_4b,lora"), 80).phases["optimizer step, actor"]["Adam"] < GIB
