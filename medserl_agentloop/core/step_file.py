@@ -69,7 +69,7 @@ def remove_old_checkpoints(folder: str | Path, step: int, keep: int | None) -> N
     latest = path.read_text(encoding="utf-8").strip() if (path := folder / LATEST).is_file() else ""
     for number in before[: -max(keep - 1, 1)] if keep else ():
         if str(number) != latest:  # which may be an older one that was chosen
-            print(f"[medserl] removing the checkpoint of step {number} (trainer.max_actor_ckpt_to_keep)", flush=True)
+            announce(f"removing the checkpoint of step {number} (trainer.max_actor_ckpt_to_keep)")
             for engine in ("actor", "critic"):
                 shutil.rmtree(folder / f"global_step_{number}" / engine, ignore_errors=True)
 
