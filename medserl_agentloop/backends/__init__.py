@@ -10,9 +10,11 @@ import os
 from functools import partial
 from importlib import import_module
 from pkgutil import resolve_name
+from typing import Any
 
 ROLLOUT_NAME = "cpu_hf"
 PLATFORM_NAME = "cpu"
+SGLANG = "medserl_agentloop.backends.sglang_adapters"
 
 
 def register() -> None:
@@ -41,7 +43,22 @@ def register_adapters() -> None:
     from medserl_agentloop.backends import sglang_cpu
 
     import_module("medserl_agentloop.backends.engines")
-    sglang = "medserl_agentloop.backends.sglang_adapters"
-    RolloutReplicaRegistry.register("sglang", lambda: import_module(sglang).load_replica())
+    RolloutReplicaRegistry.register("sglang", load_replica)
     if not sglang_cpu.is_chosen():
-        _ROLLOUT_REGISTRY[("sglang", "async")] = f"{sglang}.ServerAdapter"
+        _ROLLOUT_REGISTRY[("sglang", "async")] = f"{SGLANG}.ServerAdapter"
+
+
+def load_replica() -> type:
+    """verl's SGLang replica, with servers that serve adapters."""
+    import ray
+    from verl.workers.rollout.replica import _load_sglang
+
+    # First: verl sets SGLang's flag of a process without a GPU while it imports the server.
+    replica, server = _load_sglang(), import_module(SGLANG).AdapterServer
+
+    class AdapterReplica(replica):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.server_class = ray.remote(server)
+
+    return AdapterReplica

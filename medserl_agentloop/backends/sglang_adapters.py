@@ -12,10 +12,8 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 from safetensors.torch import save_file
-from verl.workers.rollout.replica import _load_sglang
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter as SGLangServerAdapter
 
@@ -61,17 +59,6 @@ class AdapterServer(SGLangHttpServer):  # type: ignore[misc]  # verl is untyped
         if self.config.free_cache_engine:
             await asyncio.sleep(GRACE_S)
         await super().sleep()
-
-
-def load_replica() -> type:
-    """verl's SGLang replica, with servers that serve adapters."""
-
-    class AdapterReplica(_load_sglang()):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.server_class = ray.remote(AdapterServer)
-
-    return AdapterReplica
 
 
 class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]

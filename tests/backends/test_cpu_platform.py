@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -89,3 +91,16 @@ def test_a_gpu_run_gets_the_engine_and_the_replica_that_know_adapters(monkeypatc
         monkeypatch.setattr(FSDPEngineWithLMHead, "_build_module", lambda self, built=model: built)
         assert engine._build_module(object.__new__(engine)).config._attn_implementation == expected
     assert _ROLLOUT_REGISTRY[("sglang", "async")] == "medserl_agentloop.backends.sglang_adapters.ServerAdapter"
+
+
+def test_verl_sets_sglangs_flag_before_the_servers_module_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, server = ModuleType(backends.SGLANG), type("AdapterServer", (), {})
+    module.AdapterServer = server  # type: ignore[attr-defined]
+
+    def load() -> type:
+        monkeypatch.setitem(sys.modules, backends.SGLANG, module)  # from here on it can be imported
+        return type("SGLangReplica", (), {})
+
+    monkeypatch.setattr("verl.workers.rollout.replica._load_sglang", load)
+    monkeypatch.setattr("ray.remote", lambda served: served)
+    assert backends.load_replica()().server_class is server
