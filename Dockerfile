@@ -2,13 +2,19 @@
 # CUDA 13, torch 2.11, SGLang with its kernels, and flash-attn 2.8.3. Not built here.
 #
 #   docker build --tag medserl .
-#   docker run --rm -it --gpus all --network host --shm-size 10g --volume "$PWD/data:/workspace/data" medserl
+#   docker run --rm -it --gpus all --network host --shm-size 10g --volume "$PWD/data:/workspace/data" \
+#       --volume medserl-cache:/root/.cache medserl
 FROM verlai/verl:sgl0512.latest
 
 WORKDIR /workspace
 COPY constraints-gpu.txt .
-# Everything else in the versions of the lock file. What is built for CUDA stays as the image has it.
+RUN apt-get update && apt-get install --yes libnuma1
+# Everything else in the versions of the lock file. What is built for CUDA stays as the image has it. What Debian installed
+# has no list of files, so pip cannot replace it, only install before it; of others that would leave two versions.
 RUN grep -vE '^(#|torch|triton|nvidia-|cuda-|cupy-|flash|sgl)' constraints-gpu.txt > rest.txt \
+    && pip list --path /usr/lib/python3/dist-packages --format freeze | sed 'y/_/-/; s/^/^/; s/==.*/==/' > debian.txt \
+    && (grep -if debian.txt rest.txt > over.txt || true) \
+    && pip install --no-cache-dir --no-deps --ignore-installed --requirement over.txt \
     && pip install --no-cache-dir --no-deps --requirement rest.txt
 
 COPY . medserl-agentloop
