@@ -9,8 +9,8 @@ FROM verlai/verl:sgl0512.latest
 WORKDIR /workspace
 COPY constraints-gpu.txt .
 RUN apt-get update && apt-get install --yes libnuma1
-# Everything else in the versions of the lock file. What is built for CUDA stays as the image has it. What Debian installed
-# has no list of files, so pip cannot replace it, only install before it; of others that would leave two versions.
+# Everything else in the versions of the lock file. What is built for CUDA stays as the image has it. pip cannot remove what
+# Debian installed, so --ignore-installed puts ours before it on the path. Of pip's own packages it would leave two versions.
 RUN grep -vE '^(#|torch|triton|nvidia-|cuda-|cupy-|flash|sgl)' constraints-gpu.txt > rest.txt \
     && pip list --path /usr/lib/python3/dist-packages --format freeze | sed 'y/_/-/; s/^/^/; s/==.*/==/' > debian.txt \
     && (grep -if debian.txt rest.txt > over.txt || true) \

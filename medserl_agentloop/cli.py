@@ -136,6 +136,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON array instead of lines.")] = False,
     ray: Annotated[bool, typer.Option(help="Start Ray, if no cluster is running, and look at its workers.")] = False,
     compile_: Annotated[bool, typer.Option("--compile", help="Compile what the first start would: minutes.")] = False,
+    engine: Annotated[bool, typer.Option(help="Start SGLang as the run would, without the run: minutes.")] = False,
 ) -> None:
     """Check whether a run can start and last on this machine.
 
@@ -147,7 +148,8 @@ def doctor(
     with errors_in_one_line():
         composed = compose_recipe(recipe, overrides or []) if recipe else None
     console, findings = Console(quiet=as_json), list[CheckResult]()
-    for finding in diagnose(composed, schema_of(recipe or ""), ray=ray, compile_on=console if compile_ else None):
+    shown = {"compile_on": console if compile_ else None, "start_on": console if engine else None}
+    for finding in diagnose(composed, schema_of(recipe or ""), ray=ray, **shown):
         findings.append(finding)
         style = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.status]
         start = Text(f"{finding.status:4}  {finding.check}: ", style)

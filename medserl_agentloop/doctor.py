@@ -32,11 +32,13 @@ from rich.progress import track
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
 from medserl_agentloop.core.run_check import RunConfig, machine, problems
+from medserl_agentloop.engine_check import engine, libraries
 from medserl_agentloop.paths import read_parquet
 from medserl_agentloop.planning import GIB, PROCESS, plan_run, read_shape
 
 Status = Literal["ok", "warn", "fail"]
 Findings = Iterator[str | tuple[Status, str]]
+_On = Console | None
 
 LIMIT_S = 120.0  # of a check: some wait for another machine, a network drive or a driver
 
@@ -50,17 +52,15 @@ class CheckResult(NamedTuple):
 
 
 def diagnose(
-    config: DictConfig | None, schema: DictConfig, *, ray: bool = False, compile_on: Console | None = None
+    config: DictConfig | None, schema: DictConfig, *, ray: bool = False, compile_on: _On = None, start_on: _On = None
 ) -> Iterator[CheckResult]:
-    """The findings of all checks, as they come; without a config only the machine's. ``compile_on`` shows progress."""
+    """The findings of all checks, as they come; without a config only the machine's. The two consoles show progress."""
     device = config.trainer.device if config is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     checks = {"versions": _versions, "cards": _cards, "shared memory": _shared_memory, "network": _network}
     yield from _asked(checks | ({"Ray": _ray} if ray or machine.cluster_of()[0] else {}), device)
     if config is None or "selfplay" not in config:
-        if compile_on is not None:
-            yield CheckResult(
-                "kernels", "fail", "--compile needs the recipe of a run, whose model says what is compiled."
-            )
+        if compile_on or start_on:
+            yield CheckResult("config", "fail", "--compile and --engine need the recipe of a run, for its model.")
         return
     yield from _asked({"config": _config}, config, schema)
     try:
@@ -70,9 +70,11 @@ def diagnose(
     at_start = list(_asked(machine.CHECKS, run))
     yield from at_start
     if device == "cuda" and machine.stays_here(run):
-        yield from _asked({"compilers": _compilers, "memory": _memory}, run)
+        yield from _asked({"compilers": _compilers, "libraries": libraries, "memory": _memory}, run)
     if compile_on is not None:
         yield from (CheckResult("kernels", *found) for found in _kernels(run, compile_on))
+    if start_on is not None:
+        yield from (CheckResult("SGLang", *found) for found in engine(run, start_on))
     if all(finding.status != "fail" for finding in at_start):
         yield from _asked({"game": _game, "disk": _disk, "dry run": _dry_run}, run)
 
@@ -257,21 +259,18 @@ def _kernels(run: RunConfig, console: Console) -> Iterator[tuple[Status, str]]:
         yield "fail", "this needs SGLang and a GPU; or its name: export FLASHINFER_CUDA_ARCH_LIST=9.0 (H100) or 12.0."
         return
     from flashinfer.jit import cascade, gen_batch_decode_module, gen_batch_prefill_module, sampling
-    from sglang.jit_kernel import activation, clamp_position, kvcache, norm, resolve_future_token_ids, rope
+    from sglang.jit_kernel.kvcache import can_use_store_cache
+    from sglang.jit_kernel.norm import can_use_fused_inplace_qknorm
     from sglang.jit_kernel.utils import override_jit_cuda_arch
 
-    shape, bf16, tokens = read_shape(run["actor_rollout_ref.model.path"]), torch.bfloat16, torch.int64
+    shape, bf16 = read_shape(run["actor_rollout_ref.model.path"]), torch.bfloat16
     row = 2 * shape.kv // run["actor_rollout_ref.rollout.tensor_model_parallel_size"]
     # Queries, keys and values, outputs, indices; no positions, window or cap (flashinfer_backend.py in SGLang).
     attention = (bf16, bf16, bf16, torch.int32, shape.head_dim, shape.head_dim, 0, False, False)
     prefills = ("fa2", "fa3") if card.startswith("9.") else ("fa2",)
-    builds: list[tuple[Any, ...]] = [
-        ("silu_and_mul", activation._jit_activation_module, bf16),
-        ("clamp_position", clamp_position._jit_clamp_position_module, tokens),
-        ("resolve_future_token_ids", resolve_future_token_ids._jit_resolve_future_token_ids_module, tokens),
-        ("rope", rope._jit_fused_rope_module, True, shape.head_dim, bf16),
-        ("qknorm", norm._jit_qknorm_module, shape.head_dim, bf16),
-        ("store_cache", kvcache._jit_kvcache_module, row),
+    builds: list[tuple[Any, ...]] = [  # SGLang has more small kernels, which it compiles on a GPU only (--engine)
+        ("qknorm", can_use_fused_inplace_qknorm, shape.head_dim, bf16),
+        ("store_cache", can_use_store_cache, row),
         ("merge_state", cascade.gen_cascade_module().build, False),
         ("sampling", sampling.gen_sampling_module().build, False),
         *((f"prefill ({name})", gen_batch_prefill_module(name, *attention, False).build, False) for name in prefills),
@@ -282,7 +281,8 @@ def _kernels(run: RunConfig, console: Console) -> Iterator[tuple[Status, str]]:
         for name, build, *arguments in track(builds, "compiling", console=console, transient=True):
             start = monotonic()
             try:
-                build(*arguments)
+                if build(*arguments) is False:  # SGLang logs the reason
+                    raise RuntimeError("SGLang's error is above")
                 yield "ok", f"{name}: {monotonic() - start:.0f} s"
             except RuntimeError as error:  # with all that ninja printed
                 yield "fail", f"{name}: {(re.search('.*error.*', str(error)) or [error])[0]}"

@@ -23,7 +23,7 @@ from run_check.runs import run_of, schema
 from serving import serving
 from typer.testing import CliRunner
 
-from medserl_agentloop import compiler, doctor
+from medserl_agentloop import compiler, doctor, engine_check
 from medserl_agentloop.cli import app
 from medserl_agentloop.doctor import CheckResult, diagnose
 
@@ -149,6 +149,7 @@ def test_compilers_that_the_first_start_lacks_are_named_with_a_command(
         os.environ["CUDA_HOME"] = named
         compiler.use_wheels()
         assert os.environ["CUDA_HOME"] == (named or str(wheels))
+        assert os.environ["LD_LIBRARY_PATH"] == f"/usr/lib/own:{wheels}/lib"
         assert (wheels / "lib64" / "stubs" / "libcuda.so").exists() != bool(named)
     said = {f"{wheels}/bin/nvcc": nvcc, "g++": gcc}
     monkeypatch.setattr(doctor, "_output", lambda command, *options: said.get(command, ""))
@@ -170,9 +171,46 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (home / file).parent.mkdir(parents=True, exist_ok=True)
         (home / file).touch()
     monkeypatch.setattr(compiler.sysconfig, "get_path", lambda name: str(tmp_path))
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        monkeypatch.setenv(name, "")
+    for name, value in {"CUDA_HOME": "", "CUDA_PATH": "", "LD_LIBRARY_PATH": "/usr/lib/own"}.items():
+        monkeypatch.setenv(name, value)
     return home
+
+
+def test_a_compiled_package_that_does_not_load_is_named_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = {
+        "sgl_kernel": "libnuma.so.1: cannot open shared object file",
+        "flash_attn_2_cuda": "/site-packages/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda",
+    }
+    for name, error in errors.items():
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError({error!r})")
+    (tmp_path / "torch.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    kernels, attention = engine_check.libraries(run_of({}, "qwen3_4b"))
+    assert kernels.startswith(f"sgl_kernel does not load: ImportError: {errors['sgl_kernel']}. Try: apt-get install")
+    assert f"{errors['flash_attn_2_cuda']}. Try: pip install" in attention and "/torch2.11/simple/" in attention
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("", "it said nothing"),
+        ("Traceback\n  File\nRuntimeError: odd\n", "RuntimeError: odd"),
+        ("torch.OutOfMemoryError: CUDA out of memory.\nRuntimeError: died", "rollout.gpu_memory_utilization"),
+        ("python: error while loading shared libraries: libcudart.so.13: cannot open shared object", "constraints-gpu"),
+        ("Scheduler watchdog timeout (self.watchdog_timeout=300)\nkilled", "sglang.watchdog_timeout=1800"),
+    ],
+)
+def test_an_engine_that_does_not_start_gives_its_reason_and_a_remedy(said: str, answer: str) -> None:
+    assert answer in engine_check._reason(said)
+
+
+@pytest.mark.parametrize("recipe", ["qwen3_4b", "own_notes"])
+def test_an_engine_that_cannot_start_here_is_not_started_and_says_so(recipe: str) -> None:
+    ((status, text),) = engine_check.engine(run_of({}, recipe), Console())
+    assert status == "warn" and "not started: this needs a run with SGLang, and for a recipe of a GPU" in text
 
 
 def test_a_host_without_memory_for_the_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,15 @@ import pytest
 import torch
 from live_sglang import LiveSGLang
 from real_runs import AGREEMENT
+from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
+from medserl_agentloop import engine_check
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
+from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.core.run_check import RunConfig
 from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.paths import resource
@@ -174,3 +178,9 @@ def test_weights_go_through_shared_memory_where_it_has_room(tmp_path: Path, monk
     assert sglang_adapters.place_for(free) is None
     monkeypatch.setattr(sglang_adapters, "SHARED_MEMORY", tmp_path / "none")
     assert sglang_adapters.place_for(1) is None
+
+
+def test_doctor_starts_the_engine_with_the_settings_of_the_run(tmp_path: Path) -> None:
+    config = compose_run("+recipes=[own_notes,sglang_cpu]", f"selfplay.records={tmp_path}")
+    ((status, text),) = engine_check.engine(RunConfig(config, SelfPlayConfig.from_run(config)), Console(quiet=True))
+    assert status == "ok" and text.startswith("started, generated a token, after "), text

@@ -1,0 +1,132 @@
+"""``medserl doctor``: whether the compiled packages of a GPU run load, and with ``--engine`` whether SGLang starts.
+
+A child process starts verl's own server with the settings of the run: with random weights, if the run pushes its own
+(verl's ``load_format: dummy``). It gives its memory back, takes it again and generates a token. Not run on a GPU here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from medserl_agentloop.backends.sglang_cpu import SWITCH
+from medserl_agentloop.compiler import show_loader
+from medserl_agentloop.core.run_check import ROLLOUT, RunConfig, machine
+from medserl_agentloop.planning import GIB
+
+LOG_FILE = "engine.log"  # beside the run's train.log
+LIMIT_S = 1800.0  # a first start compiles
+DONE, LAST = "[engine] ", "generated a token"
+REMEDIES = {
+    "libnuma": "apt-get install libnuma1 (in conda: conda install numactl)",
+    r"libcuda\.so": "start it where nvidia-smi shows a GPU, a container with --gpus all",
+    "flash_attn": "pip install --no-deps --force-reinstall flash-attn==2.8.3 --extra-index-url "
+    "https://verl-project.github.io/verl-wheelhouse/cu130/torch2.11/simple/",
+    "cannot open shared|undefined symbol": machine.GPU_SET,
+    "[Ww]atchdog": f"medserl doctor RECIPE --compile, and +{ROLLOUT}.engine_kwargs.sglang.watchdog_timeout=1800",
+    "[Oo]ut of memory": f"end what nvidia-smi shows, or lower {ROLLOUT}.gpu_memory_utilization",
+    "[Nn]ot enough memory|pool size": f"end what nvidia-smi shows, or raise {ROLLOUT}.gpu_memory_utilization",
+    "no kernel image|attention.backend": f"+{ROLLOUT}.engine_kwargs.sglang.attention_backend=triton",
+    "ninja|nvcc": "medserl doctor RECIPE --compile, which names the kernel",
+}
+"""Signs in an error, with what to try."""
+
+
+def libraries(run: RunConfig) -> Iterator[str]:
+    """SGLang's kernels load beside the hook of its memory saver, and flash-attn beside this torch."""
+    environment = dict(os.environ)
+    if find_spec("torch_memory_saver") and torch.version.cuda:
+        from torch_memory_saver import configure_subprocess
+
+        with configure_subprocess():  # as SGLang starts its scheduler
+            environment = dict(os.environ)
+    imports = {name: f"import torch, {name}" for name in ("sgl_kernel", "flash_attn_2_cuda") if find_spec(name)}
+    if not torch.cuda.is_available() and "sgl_kernel" in imports:
+        # The compiler's stand-in for the driver, which has none of its functions.
+        show_loader(Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "lib", "stubs"), environment)
+        imports["sgl_kernel"] = f"import os, sys; sys.setdlopenflags(os.RTLD_LAZY); {imports['sgl_kernel']}"
+    # verl takes an ImportError of flash-attn for a missing package, and Transformers reads only its metadata.
+    for name, code in imports.items():
+        command = [sys.executable, "-c", code]
+        child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=55)
+        if child.returncode:
+            yield f"{name} does not load: {_reason(child.stderr)}"
+
+
+def _reason(said: str) -> str:
+    """The first error in what a process said that has a remedy, with it; else the last error."""
+    lines = [line[:300] for line in said.splitlines() if line.strip()] or ["it said nothing"]
+    # A traceback's lines of code are indented.
+    errors = [line for line in lines if re.search(r"^\S.*(\.so[.\d]*: |[Ee]rror|atchdog)", line)] or lines[-1:]
+    for error in errors:
+        for sign, remedy in REMEDIES.items():
+            if re.search(sign, error):
+                return f"{error}. Try: {remedy}"
+    return errors[-1]
+
+
+def engine(run: RunConfig, console: Console) -> Iterator[tuple[Any, str]]:
+    """SGLang starts as in the run, gives its memory back and takes it again, and generates a token."""
+    if run[f"{ROLLOUT}.name"] != "sglang" or (run["trainer.device"] == "cuda" and not torch.cuda.is_available()):
+        yield "warn", "not started: this needs a run with SGLang, and for a recipe of a GPU one that torch sees."
+        return
+    log = Path(run.selfplay.records, LOG_FILE)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    config = OmegaConf.to_yaml(run.config.actor_rollout_ref, resolve=True).encode()
+    environment = os.environ | ({SWITCH: "1"} if run["trainer.device"] == "cpu" else {})
+    command, start = [sys.executable, "-m", __name__], monotonic()
+    waiting = console.status(f"SGLang starts, and its log is {log}")
+    with log.open("wb") as file, waiting, suppress(subprocess.TimeoutExpired):
+        subprocess.run(
+            command, input=config, stdout=file, stderr=file, env=environment, timeout=LIMIT_S, start_new_session=True
+        )
+    said = log.read_text(errors="replace")
+    done = re.findall(f"^{re.escape(DONE)}(.*)", said, re.M)
+    text = f"{', '.join(done) or 'not started'}, after {monotonic() - start:.0f} s"
+    yield ("ok", text) if LAST in done else ("fail", f"{text}: {_reason(said)}; its log is {log}")
+
+
+async def _serve(node: Any) -> None:
+    """Start the server of a run's ``actor_rollout_ref`` and use it as a step does; prints what is done."""
+    from verl.workers.rollout.replica import RolloutMode
+
+    from medserl_agentloop.backends.sglang_adapters import AdapterServer
+
+    cards = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    # Colocated: the only mode in which the server takes back what it gave without a trainer's push.
+    server = AdapterServer(node.rollout, node.model, RolloutMode.COLOCATED, [], 0, 0, 1, cards, 0)
+    await server.launch_server()
+    print(f"{DONE}started", flush=True)
+    if node.rollout.free_cache_engine:
+        free = torch.cuda.mem_get_info()[0]
+        await server.sleep()
+        print(f"{DONE}gave {(torch.cuda.mem_get_info()[0] - free) / GIB:.1f} GiB back", flush=True)
+        await server.wake_up()
+        print(f"{DONE}took them again", flush=True)
+    await server.generate(list(range(8)), {"max_new_tokens": 1, "logprobs": True}, "doctor")
+    print(DONE + LAST, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.new_event_loop().run_until_complete(_serve(OmegaConf.create(sys.stdin.read())))
+    except Exception:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os.killpg(0, signal.SIGKILL)  # SGLang's own processes, too
