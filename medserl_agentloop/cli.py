@@ -137,13 +137,14 @@ def doctor(
     ray: Annotated[bool, typer.Option(help="Start Ray, if no cluster is running, and look at its workers.")] = False,
     compile_: Annotated[bool, typer.Option("--compile", help="Compile what the first start would: minutes.")] = False,
     engine: Annotated[bool, typer.Option(help="Start SGLang as the run would, without the run: minutes.")] = False,
+    bundle: Annotated[Path | None, typer.Option(help="A zip for others: findings, versions, config and logs.")] = None,
 ) -> None:
     """Check whether a run can start and last on this machine.
 
     Every problem comes with a remedy. The exit code is 1 if one blocks the run.
     """
     from medserl_agentloop.core.run_check.composition import compose_recipe, schema_of
-    from medserl_agentloop.doctor import CheckResult, diagnose
+    from medserl_agentloop.doctor import CheckResult, diagnose, write_bundle
 
     with errors_in_one_line():
         composed = compose_recipe(recipe, overrides or []) if recipe else None
@@ -156,6 +157,10 @@ def doctor(
         console.print(start, plain(finding.text), sep="", soft_wrap=True)
     if as_json:
         typer.echo(json.dumps([finding._asdict() for finding in findings], indent=2))
+    if bundle is not None:
+        with errors_in_one_line():
+            write_bundle(bundle, findings, composed)
+        console.print(f"{bundle}: read it before you send it", soft_wrap=True)
     raise typer.Exit(1 if any(finding.status == "fail" for finding in findings) else 0)
 
 

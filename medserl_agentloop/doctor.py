@@ -15,16 +15,18 @@ import socket
 import subprocess
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, requires, version
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NamedTuple
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import torch
 import verl  # noqa: F401  first: in a worker of Ray's its plugin imports the trainer, which imports what follows here
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from packaging.requirements import Requirement
 from ray._private.utils import get_system_memory
 from rich.console import Console
@@ -32,6 +34,7 @@ from rich.progress import track
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
 from medserl_agentloop.core.run_check import RunConfig, machine, problems
+from medserl_agentloop.core.step_file import GAMES_FILE
 from medserl_agentloop.engine_check import engine, libraries
 from medserl_agentloop.paths import read_parquet
 from medserl_agentloop.planning import GIB, PROCESS, plan_run, read_shape
@@ -41,6 +44,9 @@ Findings = Iterator[str | tuple[Status, str]]
 _On = Console | None
 
 LIMIT_S = 120.0  # of a check: some wait for another machine, a network drive or a driver
+BUNDLED, LEFT_OUT = 2_000_000, "[a line with words of the data]"  # last characters of a log
+SECRET = re.compile("KEY|TOKEN|SECRET|PASS")  # in names of environment variables
+KEYS = (r"(?<=://)[^/\s@]+(?=@)", r"\b(?:hf_|sk-)[\w-]{16,}", r"(?<=Bearer )\S+")
 
 
 class CheckResult(NamedTuple):
@@ -356,3 +362,34 @@ def _dry_run(run: RunConfig) -> Findings:
     output = asyncio.run(play())
     tokens = len(output.prompt_ids) + len(output.response_ids)
     yield "ok", f"a game on row 0 of {file}: {len(engine.calls)} turn(s) by a script, {tokens} tokens"
+
+
+def write_bundle(path: Path, findings: Sequence[CheckResult], config: DictConfig | None) -> None:
+    """Write a zip for those who help: findings, versions, config and logs.
+
+    Without keys, and without lines that have five words in a row of the run's data or latest games.
+    """
+    versions = sorted(f"{found.name}=={found.version}" for found in distributions())
+    files = {"findings.txt": "\n".join(map("  ".join, findings)), "versions.txt": "\n".join(versions)}
+    files["nvidia-smi.txt"], private = _output("nvidia-smi"), set[tuple[str, ...]]()
+    if config is not None and "selfplay" in config:
+        run, folder = RunConfig(config, SelfPlayConfig.model_construct()), Path(config.selfplay.records)
+        files["config.yaml"] = OmegaConf.to_yaml(config)
+        for file in (*folder.glob("*.log"), *folder.glob("*.yaml")):
+            files[file.name] = file.read_text("utf-8", "replace")[-BUNDLED:]
+        data = [*machine.parquet_files(run, "data.train_files"), *machine.parquet_files(run, "data.val_files")]
+        texts = [str(row) for file in data for row in read_parquet(file)["extra_info"].to_pylist()]
+        for file in folder.glob(GAMES_FILE):
+            with file.open(encoding="utf-8", errors="replace") as games:
+                texts += deque(games, 2000)
+        private = {words for text in texts for words in _fives(text)}
+    secrets = [re.escape(value) for name, value in os.environ.items() if SECRET.search(name) and len(value) > 7]
+    with ZipFile(path, "w", ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            lines = (LEFT_OUT if private.intersection(_fives(line)) else line for line in text.splitlines())
+            archive.writestr(name, re.sub("|".join([*KEYS, *secrets]), "***", "\n".join(lines)))
+
+
+def _fives(text: str) -> Iterator[tuple[str, ...]]:
+    words = re.findall(r"[^\W\d]\w*", text)
+    return zip(*(words[start:] for start in range(5)), strict=False)

@@ -7,8 +7,9 @@ import json
 import os
 import shutil
 import socket
-import threading
 from collections.abc import Iterator
+import threading
+import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from typer.testing import CliRunner
 from medserl_agentloop import compiler, doctor, engine_check
 from medserl_agentloop.cli import app
 from medserl_agentloop.doctor import CheckResult, diagnose
+from medserl_agentloop.paths import read_parquet
 
 JUDGE = {"selfplay.judge_server.url": "http://localhost:1/v1", "selfplay.judge_server.model": "m"}
 
@@ -211,6 +213,27 @@ def test_an_engine_that_does_not_start_gives_its_reason_and_a_remedy(said: str, 
 def test_an_engine_that_cannot_start_here_is_not_started_and_says_so(recipe: str) -> None:
     ((status, text),) = engine_check.engine(run_of({}, recipe), Console())
     assert status == "warn" and "not started: this needs a run with SGLang, and for a recipe of a GPU" in text
+
+
+def test_a_bundle_has_the_log_without_keys_notes_and_games(
+    files: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run_of({**files, "selfplay.records": str(tmp_path)}).config
+    note = read_parquet(Path(files["data.train_files"]))["extra_info"][0].as_py()["seed_note"]
+    log = [
+        "RuntimeError: CUDA error",
+        f"cannot read {note!r}",
+        "GET http://me:pass@host",
+        "the key-of-a-judge, hf_" + 16 * "a",
+    ]
+    (tmp_path / "train.log").write_text("\n".join([*log, "a turn of this very run was odd"]))
+    (tmp_path / "games.jsonl").write_text('{"text": "a turn of this very run"}\n')
+    monkeypatch.setenv("JUDGE_API_KEY", "key-of-a-judge")
+    doctor.write_bundle(tmp_path / "run.zip", [CheckResult("disk", "fail", "full. Free some.")], config)
+    with zipfile.ZipFile(tmp_path / "run.zip") as bundle:
+        assert set(bundle.namelist()) == {"findings.txt", "versions.txt", "nvidia-smi.txt", "config.yaml", "train.log"}
+        kept = bundle.read("train.log").decode().splitlines()
+    assert kept == [log[0], doctor.LEFT_OUT, "GET http://***@host", "the ***, ***", doctor.LEFT_OUT]
 
 
 def test_a_host_without_memory_for_the_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
