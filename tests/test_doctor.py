@@ -178,7 +178,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def test_a_compiled_package_that_does_not_load_is_named_with_a_remedy(
+def test_compiled_package_that_does_not_load_is_named_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors = {
@@ -205,17 +205,17 @@ def test_a_compiled_package_that_does_not_load_is_named_with_a_remedy(
         ("Scheduler watchdog timeout (self.watchdog_timeout=300)\nkilled", "sglang.watchdog_timeout=1800"),
     ],
 )
-def test_an_engine_that_does_not_start_gives_its_reason_and_a_remedy(said: str, answer: str) -> None:
+def test_engine_that_does_not_start_gives_its_reason_and_a_remedy(said: str, answer: str) -> None:
     assert answer in engine_check._reason(said)
 
 
 @pytest.mark.parametrize("recipe", ["qwen3_4b", "own_notes"])
-def test_an_engine_that_cannot_start_here_is_not_started_and_says_so(recipe: str) -> None:
+def test_engine_that_cannot_start_here_is_not_started_and_says_so(recipe: str) -> None:
     ((status, text),) = engine_check.engine(run_of({}, recipe), Console())
     assert status == "warn" and "not started: this needs a run with SGLang, and for a recipe of a GPU" in text
 
 
-def test_a_bundle_has_the_log_without_keys_notes_and_games(
+def test_bundle_has_the_log_without_keys_notes_and_games(
     files: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = run_of({**files, "selfplay.records": str(tmp_path)}).config

@@ -93,7 +93,7 @@ def test_a_gpu_run_gets_the_engine_and_the_replica_that_know_adapters(monkeypatc
     assert _ROLLOUT_REGISTRY[("sglang", "async")] == "medserl_agentloop.backends.sglang_adapters.ServerAdapter"
 
 
-def test_verl_sets_sglangs_flag_before_the_servers_module_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sglangs_flag_is_set_before_the_servers_module_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     module, server = ModuleType(backends.SGLANG), type("AdapterServer", (), {})
     module.AdapterServer = server  # type: ignore[attr-defined]
 
