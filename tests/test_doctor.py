@@ -7,9 +7,9 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator
 import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
