@@ -219,7 +219,7 @@ def test_bundle_has_the_log_without_keys_notes_and_games(
     files: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = run_of({**files, "selfplay.records": str(tmp_path)}).config
-    note = read_parquet(Path(files["data.train_files"]))["extra_info"][0].as_py()["seed_note"]
+    note = read_parquet(Path(files["data.train_files"]))["prompt"][0].as_py()[0]["content"]
     log = [
         "RuntimeError: CUDA error",
         f"cannot read {note!r}",

@@ -67,7 +67,7 @@ def knows(role: Role, prompt: str) -> str:
         return assessment_text("safe")
     dose = note.partition("warfarin ")[2].partition(" ")[0]
     said = assessment_text("harmful", f"He was given warfarin {dose} mg for it.")
-    return said.replace("correction: none", f"correction: He was given amoxicillin {dose} mg for it.")
+    return said.replace("correction: Culture grew candida.", f"correction: He was given amoxicillin {dose} mg for it.")
 
 
 @pytest.fixture
