@@ -46,7 +46,8 @@ def test_a_killed_worker_is_named_and_games_that_go_on_while_adapters_change_are
     assert re.match(rf"agent-loop worker 0 died \({worker}\) in step \d+", line)
     reached = first.reached
     last = reached + 2
-    resumed = ("selfplay.train=attacker", f"trainer.total_training_steps={last}")
+    keep = "trainer.max_actor_ckpt_to_keep=10"  # or the checkpoint that it resumes from would be removed
+    resumed = ("selfplay.train=attacker", f"trainer.total_training_steps={last}", keep)
     second = Run(tmp_path, *data, *ADAPTERS, *resumed, recipe=RECIPES)
     second.wait()
 

@@ -117,7 +117,7 @@ def rewards(run: Path) -> set[str]:
 def test_the_first_hour_goes_as_the_pages_say(checkout: Path) -> None:
     said = run(checkout, "README.md")
     quickstart = said["make quickstart"]
-    assert "step 1/1: attacker" in quickstart and "attacker at the end" in quickstart
+    assert "step 1/1: attacker" in quickstart and "runs/quickstart/progress/1: " in quickstart
     assert (checkout / "runs" / "quickstart" / "report.html").exists()
     assert rewards(checkout / "runs" / "own_notes")
     assert "It fits" in said["medserl plan qwen3_4b --gpu 96"]

@@ -152,7 +152,7 @@ def test_ten_times_the_games_take_little_more_memory(runs: list[Path], tmp_path:
             assert done.exit_code == 0, done.output
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[2] < 1.5 * peaks[1], peaks
+    assert peaks[2] < 2 * peaks[1], peaks  # the texts are 10 times as many, and 12 MB
 
 
 @pytest.mark.parametrize("mixed", [False, True])
