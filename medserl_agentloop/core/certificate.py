@@ -28,6 +28,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import no_padding_2_padding, response_from_nested, response_to_nested
 
 from medserl_agentloop.core import columns as token_columns
+from medserl_agentloop.core import loss as losses
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Turn
 from medserl_agentloop.core.records import GameRecord
@@ -168,7 +169,7 @@ def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
         try:
             log_probs, metrics = _pass(trainer, columns, compute_log_prob, "log_probs", compute_loss=True)
         finally:
-            workers.set_loss_fn(partial(token_columns.selfplay_loss, trainer.actor_config))
+            workers.set_loss_fn(partial(losses.selfplay_loss, trainer.actor_config))
         if trainer.selfplay.context == "isolated":
             measures.append(isolation("actor", log_probs, games))
             if trainer.use_reference_policy:
@@ -327,7 +328,7 @@ def probe_loss(
         probe = data.copy().update(nested)
         with torch.enable_grad():
             output = {"log_probs": torch.nested.nested_tensor_from_jagged(leaf, log_probs.offsets())}
-            loss, _ = token_columns.selfplay_loss(config, output, probe)
+            loss, _ = losses.selfplay_loss(config, output, probe)
             (gradient,) = torch.autograd.grad(loss, leaf)
         by_row: torch.Tensor = no_padding_2_padding(gradient, data)
         return by_row

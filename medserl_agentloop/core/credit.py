@@ -5,7 +5,7 @@ The trainer calls it in place of verl's ``_compute_advantage``; the estimators a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.workers.utils.padding import response_to_nested
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
-from medserl_agentloop.core.columns import context_ids, read_columns, role_token_metrics, stacked, write_columns
+from medserl_agentloop.core.columns import context_ids, read_columns, stacked, write_columns
 from medserl_agentloop.core.config import SelfPlayConfig
 
 _READ = (
@@ -116,3 +116,20 @@ def equal_role_tokens(advantages: torch.Tensor, mask: torch.Tensor, role_ids: to
     for role, count in zip(roles.tolist(), counts.tolist(), strict=True):
         scaled[trained == role] *= counts.sum().item() / (len(roles) * count)
     return scaled
+
+
+def role_token_metrics(
+    columns: Mapping[str, torch.Tensor], response_mask: torch.Tensor, role_ids: torch.Tensor, roles: Sequence[str]
+) -> dict[str, float]:
+    """Mean and spread of (B, T) columns over a role's trained tokens, their number, and their share of |advantage|."""
+    metrics: dict[str, float] = {}
+    signal = columns["advantage"].abs() * (response_mask > 0)
+    for number, role in enumerate(roles, start=1):
+        own = (role_ids == number) & (response_mask > 0)
+        metrics[f"selfplay/{role}/trained_tokens"] = float(own.sum())
+        if signal.any():
+            metrics[f"selfplay/{role}/signal_share"] = (signal[own].sum() / signal.sum()).item()
+        for name, column in columns.items() if own.any() else ():
+            metrics[f"selfplay/{role}/{name}_mean"] = column[own].mean().item()
+            metrics[f"selfplay/{role}/{name}_std"] = column[own].std(unbiased=False).item()
+    return metrics

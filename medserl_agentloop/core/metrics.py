@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from medserl_agentloop.core.records import GameRecord
+
+if TYPE_CHECKING:
+    import torch
 
 _VOID_CLASSES = {
     "generation failed": "failed",  # first: the server's own words follow it
@@ -75,6 +78,21 @@ def lost_games_metrics(expected: int, played: int) -> dict[str, float]:
     """Games that a step asked for and did not get, because the worker that played them crashed."""
     lost = max(0, expected - played)
     return {"selfplay/lost_rate": lost / expected} | ({"selfplay/lost_games": float(lost)} if lost else {})
+
+
+def turn_metrics(
+    records: Sequence[GameRecord], role_ids: Sequence[torch.Tensor], roles: Sequence[str]
+) -> dict[str, float]:
+    """How many turns the policy took as each role in games that count, and their mean length; ``role_ids`` are (T,)."""
+    metrics = {}
+    counted = [ids for record, ids in zip(records, role_ids, strict=True) if not record.is_void]
+    for number, role in enumerate(roles, start=1):
+        own = [(ids == number).int() for ids in counted]
+        turns = sum(int((ids.diff(prepend=ids.new_zeros(1)) > 0).sum()) for ids in own)
+        if turns:
+            metrics[f"selfplay/{role}/turns"] = float(turns)
+            metrics[f"selfplay/{role}/tokens"] = sum(int(ids.sum()) for ids in own) / turns
+    return metrics
 
 
 def staleness_metrics(step: int, versions: Iterable[int | None]) -> dict[str, float]:

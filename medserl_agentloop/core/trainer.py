@@ -20,6 +20,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.config import omega_conf_to_dataclass
 
 from medserl_agentloop.core import columns as token_columns
+from medserl_agentloop.core import loss as losses
 from medserl_agentloop.core import metrics as measured
 from medserl_agentloop.core import step_file
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS
@@ -120,7 +121,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         super()._setup()
         # Workers start with verl's own loss and no knowledge of roles.
         self.actor_config = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
-        self.actor_rollout_wg.set_loss_fn(partial(token_columns.selfplay_loss, self.actor_config))
+        self.actor_rollout_wg.set_loss_fn(partial(losses.selfplay_loss, self.actor_config))
         self._certify()
 
     def _certify(self) -> None:
@@ -230,8 +231,8 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         recomputed = "actor/entropy" in metrics  # with verl's bypass_mode, old log-probs are the rollout's own
         if self.on_policy and recomputed and "rollout_log_probs" in log_probs:
             columns = log_probs.to_padded_tensor(0)
-            gaps = token_columns.context_gaps(*(columns[name] for name in fields))
-            metrics.update(token_columns.context_leak_metrics(gaps))
+            gaps = losses.context_gaps(*(columns[name] for name in fields))
+            metrics.update(losses.context_leak_metrics(gaps))
         return batch
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -255,10 +256,10 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._update_actor(batch, metrics)
-        if f"actor/{token_columns.GAPS[0]}" in metrics:  # this pass gave the old log-probs, too
-            metrics.update({f"training/{name}": metrics.pop(f"actor/{name}") for name in token_columns.DIFFS})
-            gaps = {name: metrics.pop(f"actor/{name}") for name in token_columns.GAPS}
-            metrics.update(token_columns.context_leak_metrics(gaps))
+        if f"actor/{losses.GAPS[0]}" in metrics:  # this pass gave the old log-probs, too
+            metrics.update({f"training/{name}": metrics.pop(f"actor/{name}") for name in losses.DIFFS})
+            gaps = {name: metrics.pop(f"actor/{name}") for name in losses.GAPS}
+            metrics.update(losses.context_leak_metrics(gaps))
         return batch
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:
@@ -269,7 +270,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             record.step = self.global_steps
         self.files.games.append(record.to_json() for record in records)
         # First, because a game's own metrics may count its turns in another way.
-        metrics.update(token_columns.turn_metrics(records, list(columns["role_ids"].unbind()), self.game.roles))
+        metrics.update(measured.turn_metrics(records, list(columns["role_ids"].unbind()), self.game.roles))
         metrics.update(self.interaction.metrics(records))
         if not self.on_policy:
             metrics.update(measured.staleness_metrics(self.global_steps, [record.policy_version for record in records]))

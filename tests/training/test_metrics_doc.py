@@ -12,8 +12,9 @@ from make_reference import METRICS
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
 from medserl_agentloop.core.alarms import METRIC_PREFIX
 from medserl_agentloop.core.certificate import Certificate, Measure
-from medserl_agentloop.core.columns import context_gaps, context_leak_metrics, role_token_metrics
 from medserl_agentloop.core.config import CreditSettings
+from medserl_agentloop.core.credit import role_token_metrics
+from medserl_agentloop.core.loss import context_gaps, context_leak_metrics
 from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics, staleness_metrics
 from medserl_agentloop.core.opponent import POOL_METRICS
 from medserl_agentloop.core.records import OpponentRecord

@@ -21,22 +21,14 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.losses import ppo_loss
 
-from medserl_agentloop.core import columns
+from medserl_agentloop.core import columns, loss
 from medserl_agentloop.core import trainer as core_trainer
 from medserl_agentloop.core.certificate import CERTIFICATE_FILE, Certificate, CertificateError, Measure
-from medserl_agentloop.core.columns import (
-    ANCHOR_COLUMN,
-    TOKEN_ROLES,
-    context_gaps,
-    context_leak_metrics,
-    role_token_metrics,
-    selfplay_loss,
-    stacked,
-    turn_metrics,
-)
+from medserl_agentloop.core.columns import ANCHOR_COLUMN, TOKEN_ROLES, stacked
 from medserl_agentloop.core.config import SelfPlayConfig
-from medserl_agentloop.core.credit import RoleCredit, equal_role_tokens
-from medserl_agentloop.core.metrics import staleness_metrics, step_line, step_numbers
+from medserl_agentloop.core.credit import RoleCredit, equal_role_tokens, role_token_metrics
+from medserl_agentloop.core.loss import context_gaps, context_leak_metrics, selfplay_loss
+from medserl_agentloop.core.metrics import staleness_metrics, step_line, step_numbers, turn_metrics
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import RunFiles
 from medserl_agentloop.core.trainer import PPOTrainer, SelfPlayReplayBuffer, SelfPlayTrainerSync
@@ -398,5 +390,5 @@ def test_the_update_s_own_pass_measures_the_leak_with_an_untrained_role_too(monk
     assert found["selfplay/context_leak"] == pytest.approx(5.0, abs=1e-4)
     assert found["selfplay/context_leak_games"] == 1
     apart = math.exp(-1.0) - math.exp(-1.5)
-    assert [found[f"training/{name}"] for name in columns.DIFFS] == pytest.approx([apart] * 2)
-    assert not {f"actor/{name}" for name in (*columns.GAPS, *columns.DIFFS)} & set(found)
+    assert [found[f"training/{name}"] for name in loss.DIFFS] == pytest.approx([apart] * 2)
+    assert not {f"actor/{name}" for name in (*loss.GAPS, *loss.DIFFS)} & set(found)
