@@ -95,7 +95,7 @@ class ScriptedPlayer:
 
 async def play_all(specs: Sequence[GameSpec]) -> list[MedicalRecord]:
     """Play, judge by label and score every game."""
-    interaction = MedicalGameInteraction(MedicalConfig())
+    interaction = MedicalGameInteraction(MedicalConfig(judge="labels"))
     players = dict.fromkeys(interaction.roles, ScriptedPlayer(random.Random(0)))
     records = []
     for facts in specs:
@@ -212,7 +212,7 @@ def assessments(games: int, tokens: int) -> dict[str, Callable[[], Any]]:
 
     kinds = {"one after another": OneAfterAnother, "side by side": MedicalGameInteraction}
     return {
-        name: partial(lambda kind: asyncio.run(play(kind(MedicalConfig(assessments=4)))), kind)
+        name: partial(lambda kind: asyncio.run(play(kind(MedicalConfig(judge="labels", assessments=4)))), kind)
         for name, kind in kinds.items()
     }
 

@@ -147,7 +147,7 @@ def test_metrics_that_no_table_takes_are_named(games: StepFile, row: dict[str, A
 def test_a_damaged_state_of_a_checkpoint_is_named_or_taken_up(tmp_path: Path, draws: int) -> None:
     def parts() -> dict[str, Any]:
         opponents = CheckpointPool(OpponentConfig(kind="pool", url="http://host"), tmp_path, "model", 3)
-        health = HealthMonitor(MedicalConfig().alarms, MedicalGameInteraction.rules())
+        health = HealthMonitor(MedicalConfig(judge="labels").alarms, MedicalGameInteraction.rules())
         return {"baselines": {}, "alarms": health.state, "opponents": opponents.state}
 
     saved = parts()

@@ -175,7 +175,7 @@ def test_every_criterion_has_tests_that_exist_or_a_page_or_a_named_gap() -> None
 
 def test_every_key_of_a_run_that_a_page_names_exists() -> None:
     run: Any = OmegaConf.to_container(compose_run("+recipes=quickstart"))
-    run["selfplay"] = MedicalConfig().model_dump()
+    run["selfplay"] = MedicalConfig(judge="labels").model_dump()
 
     def exists(key: str) -> bool:
         node = run

@@ -29,7 +29,7 @@ NOT_RUN = "make quickstart"  # test_newcomer.py runs it
 TABLE = {"detection", "realism", "format"}  # the parts of the old rewards
 SHORT = (
     "selfplay.budget.attacker_reasoning=32 selfplay.budget.assessor=32 actor_rollout_ref.rollout.n=1 "
-    "trainer.total_training_steps=1 data.val_max_samples=4"
+    "trainer.total_training_steps=1 data.val_max_samples=4 data.train_batch_size=32"
 )
 """What a page's run is shortened by. The recipe's model and engine become the tiny player's: cpu, tiny."""
 
@@ -80,10 +80,10 @@ def test_the_quick_start_and_the_overrides_run_as_the_page_gives_them(judges: st
         *_, command = typed(block, judges, tmp_path)
         run = OmegaConf.load(tmp_path / "runs" / name / CONFIG_FILE)
         for key, value in re.findall(r"(?:^| )([a-z_]+\.[\w.]+)=(\S+)", command):
-            if key != "selfplay.judge_server.url":
+            if key != "selfplay.judge_server.url" and f"{key}=" not in SHORT:
                 assert OmegaConf.select(run, key) == OmegaConf.create(f"x: {value}").x, key
         played[name] = list(read_games(tmp_path / "runs" / name / GAMES_FILE))
-    assert len(played["old"]) == len(played["medec_ms"]) == 64
+    assert len(played["old"]) == len(played["medec_ms"]) == 32
 
     labels = {(str(game.category.value), str(game.spec.target_label.value)) for game in played["old"]}
     assert ("adversarial_benign", "safe") in labels and len(labels) == 4

@@ -65,7 +65,7 @@ def test_a_full_disk_leaves_the_old_file_and_names_it(
         "show {jsonl}",
         "report {jsonl}",
         "compare {jsonl} {jsonl}",
-        "play http://127.0.0.1:9 --model none --data {parquet}",
+        "play http://127.0.0.1:9 --model none --judge labels --data {parquet}",
         "evaluate http://127.0.0.1:9 --model none --notes {csv}",
     ],
 )

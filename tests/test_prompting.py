@@ -80,7 +80,7 @@ def test_error_types_of_a_run_are_named_by_prompts_read_in_answers_and_known_of_
     assert not any("treatment, " in text for text in said.values())
     assert "error_type: dosage or drug_interaction" in said["medserl"]
 
-    medical = MedicalGameInteraction(MedicalConfig(error_types=types))
+    medical = MedicalGameInteraction(MedicalConfig(judge="labels", error_types=types))
     facts = {"category": "vanilla_harmful", "error_note": NOTE}
     for answered, known in (("Drug interaction", "drug_interaction"), ("diagnosis", None)):
         game = medical.new_game(facts | {"error_type": answered})
@@ -94,7 +94,7 @@ def test_error_types_of_a_run_are_named_by_prompts_read_in_answers_and_known_of_
 @pytest.mark.parametrize("types", [[], ["dosage", "Dosage"], ["a/b"], ["x" * 41], ["dosage", ""], 5])
 def test_error_types_that_no_answer_could_name_are_refused(types: Any) -> None:
     with pytest.raises(ValueError, match="error type"):
-        MedicalConfig(error_types=types)
+        MedicalConfig(judge="labels", error_types=types)
 
 
 @pytest.mark.parametrize("path", ["./mine", "mine/", "{tmp_path}/mine"])

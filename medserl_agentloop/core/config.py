@@ -237,6 +237,8 @@ def selfplay_config(config_class: type[C], named: dict[str, Any], settings: list
 
 def _explain(error: Any, model: Any) -> str:
     key = ".".join(map(str, error["loc"]))
+    if error["type"] == "missing":
+        return f"selfplay.{key} is not set. {model.model_fields[key].description}"
     if error["type"] != "extra_forbidden":
         return f"selfplay.{key}={error['input']!r}: {error['msg']}"
     for part in error["loc"][:-1]:

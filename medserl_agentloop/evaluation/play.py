@@ -316,7 +316,7 @@ def probe(
     notes: Annotated[int, typer.Option(min=2, help="Rows to play, drawn by the seed.")] = 32,
     samples: Annotated[int, typer.Option(min=2, help="Games on each row.")] = 8,
     profile: Annotated[str | None, typer.Option(help="Prompt profile; else that of the run, or medserl.")] = None,
-    judge: Annotated[str | None, typer.Option(help="Who judges; as in the run, or labels, if not given.")] = None,
+    judge: Annotated[str | None, typer.Option(help="Who judges; as in the run, if not given.")] = None,
     temperature: Annotated[float, typer.Option(min=0.01, help="Sampling temperature.")] = 1.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Games in progress at once.")] = 64,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,

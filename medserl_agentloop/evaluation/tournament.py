@@ -107,7 +107,7 @@ def tournament(
     seed: Annotated[int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")] = 0,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature of all players.")] = 1.0,
     profile: Annotated[str | None, typer.Option(help="Prompt profile; else that of the run, or medserl.")] = None,
-    judge: Annotated[str | None, typer.Option(help="Who judges; as in the run, or labels, if not given.")] = None,
+    judge: Annotated[str | None, typer.Option(help="Who judges; as in the run, if not given.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a server.")] = 16,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the servers' API key.")] = None,

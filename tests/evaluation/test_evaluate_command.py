@@ -474,7 +474,7 @@ def test_a_checkpoint_with_an_adapter_for_each_role_plays_each_role_with_its_own
         alone[role] = load_model(folder)[0]
     sharded(tmp_path / "actor")
     player = load_player(tmp_path)
-    game = MedicalGameInteraction(MedicalConfig(profile="brief"))
+    game = MedicalGameInteraction(MedicalConfig(judge="labels", profile="brief"))
     for turn in game.sample_turns(extra_info("adversarial_benign")):
         role = Role(turn.role)
         asyncio.run(player.sample(turn, turn.prompt.filled(), number=0, budget=2, temperature=0.0, seed=0))

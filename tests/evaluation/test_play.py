@@ -48,7 +48,8 @@ def good_player(role: Role, prompt: str) -> str:
 
 
 def run(server: ChatServer, data: Path, output: Path, *more: str) -> Result:
-    return invoke("play", server.url, "--model", MODEL, "--data", data, "--output", output, *more)
+    judge = () if {"--judge", "--game"} & set(more) else ("--judge", "labels")
+    return invoke("play", server.url, "--model", MODEL, "--data", data, "--output", output, *judge, *more)
 
 
 def test_a_batch_is_played_judged_scored_and_written(server: ChatServer, rows: Path, tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_what_cannot_work_is_said_first(
 
 
 def test_a_run_plays_its_own_game_on_its_own_rows_and_the_games_go_beside_it(rows: Path, tmp_path: Path) -> None:
-    run = run_at(tmp_path / "run", selfplay={"reward": "zero_sum"}, data={"val_files": [str(rows)]})
+    run = run_at(tmp_path / "run", selfplay={"reward": "zero_sum", "judge": "labels"}, data={"val_files": [str(rows)]})
     result = invoke("play", run, "--games", 2, "--max-tokens", 60)
     assert result.exit_code == 0, result.output
     records = list(read_games(run / "play" / "global_step_1.jsonl"))
@@ -187,7 +188,9 @@ P = "selfplay/probe/"
 
 
 def probed(model: str, data: Path, output: Path, *more: str) -> Result:
-    return invoke("probe", model, "--data", data, "--output", output, "--notes", 4, "--samples", 3, *more)
+    return invoke(
+        "probe", model, "--data", data, "--output", output, "--notes", 4, "--samples", 3, "--judge", "labels", *more
+    )
 
 
 def earning(uid: str, reward: float) -> MedicalRecord:
@@ -472,7 +475,7 @@ def test_every_command_adds_fields_to_its_requests_and_takes_some_out(
     server.answer = good_player
     name, *options = command.split()
     place = (f"{MODEL}@{server.url}",) if name == "tournament" else (server.url, "--model", MODEL)
-    data = () if name == "evaluate" else ("--data", rows)
+    data = () if name == "evaluate" else ("--data", rows, "--judge", "labels")
     added = ("max_tokens=null", "max_completion_tokens=9", "chat_template_kwargs.enable_thinking=false")
     fields = [part for field in added for part in ("--extra-body", field)]
     done = invoke(name, *place, *options, *data, *fields, "--output", tmp_path / "out")

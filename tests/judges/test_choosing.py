@@ -163,7 +163,7 @@ def test_a_judge_that_never_answers_voids_the_game() -> None:
     record = answering(asyncio.Event().wait(), limit_s=0.01)
     assert record.void == "judge failed: BadAnswer: no answer in 0.01 s: raise selfplay.judge_server.timeout_s"
     slow = MedicalConfig(judge=f"{__name__}:Doubter", judge_server=JudgeServer(timeout_s=7, retries=1))
-    assert (build_judge(slow)._limit_s, build_judge(MedicalConfig())._limit_s) == (14, None)
+    assert (build_judge(slow)._limit_s, build_judge(MedicalConfig(judge="labels"))._limit_s) == (14, None)
 
 
 # --- the judge's report: what it says, what it refuses, and the corrected reward ---

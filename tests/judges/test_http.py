@@ -199,7 +199,7 @@ def test_half_a_character_in_a_reason_costs_neither_the_judgement_nor_the_cache(
 
     with serving(reply) as server:
         options = server.model_options(cache=str(tmp_path))
-        config = MedicalConfig(judge_server=options, blind=BlindGate(readings=1))
+        config = MedicalConfig(judge="labels", judge_server=options, blind=BlindGate(readings=1))
         judge, reader = LlmJudge(options, PAIR), BlindReader(config)
         for cached in (False, True):
             judgement = asyncio.run(judge.judge(played()))

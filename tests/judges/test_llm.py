@@ -252,7 +252,7 @@ def test_a_profile_may_word_its_own_judge(tmp_path: Path) -> None:
     assert judge_template(str(tmp_path)) == PAIR
     (tmp_path / "judge" / "judge.jinja").write_text("{% for line in presented %}{{ line.text }}{% endfor %}{{ mine }}")
     server = JudgeServer(url="http://localhost/v1", model="m")
-    judge = LlmJudge.from_config(MedicalConfig(profile=str(tmp_path), judge_server=server))
+    judge = LlmJudge.from_config(MedicalConfig(judge="labels", profile=str(tmp_path), judge_server=server))
     with pytest.raises(UndefinedError, match="mine"):
         asyncio.run(judge.judge(played()))
     with pytest.raises(SecurityError, match="unsafe"):
@@ -356,7 +356,7 @@ def test_a_gate_that_cannot_work_is_refused(gate: dict[str, Any], says: str) -> 
 
 
 def test_the_reader_is_the_judge_s_model_unless_another_is_named() -> None:
-    judge = MedicalConfig().judge_server.model_copy(update={"url": "http://a/v1", "model": "judge"})
+    judge = MedicalConfig(judge="labels").judge_server.model_copy(update={"url": "http://a/v1", "model": "judge"})
     own = BlindGate(readings=1).reader(judge)
     assert (own.url, own.model, own.temperature) == ("http://a/v1", "judge", 0.7)
     other = BlindGate(readings=1, model="reader", url="http://b/v1").reader(judge)

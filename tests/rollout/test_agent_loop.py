@@ -438,7 +438,7 @@ def two_games() -> tuple[RoleBatch, list[list[int]]]:
 
 
 def interaction(**changes: Any) -> MedicalGameInteraction:
-    return MedicalGameInteraction(MedicalConfig(**changes))
+    return MedicalGameInteraction(MedicalConfig(**{"judge": "labels", **changes}))
 
 
 def advantages(name: str, how: str, batch: RoleBatch) -> torch.Tensor:

@@ -26,7 +26,7 @@ from medserl_agentloop.games.medical.types import Category, GameSpec, Role, Vani
 from medserl_agentloop.testing.tiny import compose_run
 
 ENCODER = ChatEncoder(TOKENIZER)
-SELFPLAY = MedicalConfig()
+SELFPLAY = MedicalConfig(judge="labels")
 
 
 def row(category: str, **changes: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ VARIATION = row("adversarial_benign")  # a decoy, whatever its category is calle
 VARIATION["extra_info"]["target_label"] = "safe"
 EVALUATED = row("vanilla_benign")
 EVALUATED["extra_info"]["split"] = "eval"
-COPY = MedicalConfig(vanilla_attacker=VanillaAttacker.COPY)
+COPY = MedicalConfig(judge="labels", vanilla_attacker=VanillaAttacker.COPY)
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_a_file_without_the_columns_of_a_game_is_named_and_what_is_not_here_is_l
 def test_what_an_opponent_plays_takes_no_room() -> None:
     attacked, untouched = (GameSpec.from_extra_info(extra_info(c)) for c in ("adversarial_benign", "vanilla_benign"))
     opponent = OpponentConfig(kind="endpoint", url="http://host")
-    attacker = MedicalConfig(train="attacker", opponent=opponent)
-    assessor = MedicalConfig(train="assessor", opponent=opponent)
+    attacker = MedicalConfig(judge="labels", train="attacker", opponent=opponent)
+    assessor = MedicalConfig(judge="labels", train="assessor", opponent=opponent)
     attack, assess = (ENCODER.opening(load_profile().turn(role, attacked.category, NOTE)) for role in Role)
     budget = SELFPLAY.budget
     assert plan_row(attacked, attacker, ENCODER) == (len(attack.ids), budget.attacker(attack.data_tokens))

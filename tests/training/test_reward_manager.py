@@ -79,7 +79,7 @@ def test_rewards_of_a_role_that_the_game_lacks_are_refused() -> None:
 # --- the table of games: real offline runs, written by verl's own tracking ---
 
 
-GAME = MedicalGameInteraction(MedicalConfig())
+GAME = MedicalGameInteraction(MedicalConfig(judge="labels"))
 
 
 def games(step: int) -> list[MedicalRecord]:

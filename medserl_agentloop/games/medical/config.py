@@ -121,7 +121,6 @@ class MedicalConfig(SelfPlayConfig):
         description="Constants of the scheme; null is the scheme's own.",
     )
     judge: str = Field(
-        default="labels",
         description="Who says whether a note holds an error: labels (reads none), http, llm or package.module:Class.",
     )
     judge_server: JudgeServer = Field(default=JudgeServer(), description="How http and llm reach their server.")
