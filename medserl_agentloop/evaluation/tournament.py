@@ -9,17 +9,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import track
@@ -43,7 +40,6 @@ RESULTS = "tournament.json"
 TABLE = "tournament.csv"
 _BY = ["attacker", "assessor"]
 SIGNIFICANT = 0.05
-ELO = 400 / math.log(10)  # rating points of a factor e in the odds: 400 points are a factor of ten, as in chess
 
 
 class _Entry(NamedTuple):
@@ -212,15 +208,12 @@ def _conclude(output: Path, asked: dict[str, Any], everyone: Sequence[_Entry], c
     if len(void) == len(records):
         raise ValueError(f"all games are void, the first because of: {void[0]}")
     results = shares(records)
-    rated = ratings(results) if find_spec("sklearn") else {}
-    if not rated:
-        say(console, "no ratings: they need scikit-learn (pip install 'medserl-agentloop[eval]')")
     lines = [[e.name for e in everyone if e.line == line] for line in dict.fromkeys(e.line for e in everyone)]
     of_lines = [result for line in lines if (result := newest(results, line))]
     results.to_csv(output / TABLE, index=False)
-    numbers = {"void": len(void), "shares": results.to_dict("records"), "ratings": rated, "newest": of_lines}
+    numbers = {"void": len(void), "shares": results.to_dict("records"), "newest": of_lines}
     (output / RESULTS).write_text(json.dumps({"settings": asked, **numbers}, indent=1), encoding="utf-8")
-    for table in tables(results, rated, [entry.name for entry in everyone]):
+    for table in tables(results, [entry.name for entry in everyone]):
         console.print(table)
     for result in of_lines:
         forgotten = [
@@ -284,23 +277,6 @@ def _is_as_asked(game: MedicalRecord) -> bool:
     return judged is not None and judged.label is game.spec.target_label and judged.realistic is not False
 
 
-def ratings(results: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Elo ratings around 0 by role and player; each pairing gets half a won and half a lost game on top."""
-    import pandas as pd
-    from sklearn.linear_model import LogisticRegression
-
-    pairs = results[results.measure == "success"]
-    attackers, assessors = sides = [pd.get_dummies(pairs[role], dtype=float) for role in _BY]
-    who = np.hstack([attackers, -assessors])
-    model = LogisticRegression(max_iter=1000).fit(
-        np.vstack([who, who]),
-        [1] * len(pairs) + [0] * len(pairs),
-        sample_weight=np.concatenate([pairs.hits, pairs.games - pairs.hits]) + 0.5,
-    )
-    points = iter([round(ELO * value, 1) for value in model.coef_[0].tolist()])
-    return {role: {name: next(points) for name in dummies} for role, dummies in zip(_BY, sides, strict=True)}
-
-
 def newest(results: pd.DataFrame, line: Sequence[str]) -> dict[str, Any] | None:
     """The newest assessor of a line, oldest first: its worst attacker, and what it has forgotten; None if it is alone.
 
@@ -326,10 +302,8 @@ def newest(results: pd.DataFrame, line: Sequence[str]) -> dict[str, Any] | None:
     return {"assessor": last, "worst attacker": worst, "comparisons": len(tested), "forgotten": forgotten}
 
 
-def tables(results: pd.DataFrame, rated: dict[str, dict[str, float]], players: Sequence[str]) -> Iterator[Table]:
+def tables(results: pd.DataFrame, players: Sequence[str]) -> Iterator[Table]:
     """The matrices and a line for each player, shares in % with their intervals."""
-    import pandas as pd
-
     shown = results.assign(
         cell=[f"{100 * row.share:.0f} [{100 * row.low:.0f}, {100 * row.high:.0f}]" for row in results.itertuples()]
     )
@@ -340,11 +314,9 @@ def tables(results: pd.DataFrame, rated: dict[str, dict[str, float]], players: S
         ("attackers, %", "attacker", "measure", ["valid", "valid decoys"]),
         ("assessors, %", "assessor", "measure", of_assessors),
     ):
-        cells = shown[shown.measure.isin(measures)].pivot(index=rows, columns=columns, values="cell")
-        if columns == "measure" and rated:
-            cells = cells.join(pd.Series(rated[rows], dtype=float).map("{:+.0f}".format).rename("rating"), how="outer")
-        cells = cells.reindex([name for name in players if name in cells.index]).fillna("")
-        cells = cells[[name for name in (*players, "rating", *measures) if name in cells]]
+        cells = shown[shown.measure.isin(measures)].pivot(index=rows, columns=columns, values="cell").fillna("")
+        cells = cells.loc[[name for name in players if name in cells.index]]
+        cells = cells[[name for name in (*players, *measures) if name in cells]]
         table = Table(f"{rows} \\ {columns}", *(Column(plain(name)) for name in cells), title=title)
         for name, *line in cells.itertuples():
             table.add_row(plain(name), *line)

@@ -15,10 +15,9 @@ from typer.testing import Result
 
 from experiments.learning.measure import held_out_cases, spec_of
 from medserl_agentloop.data.rows import write_parquet
-from medserl_agentloop.evaluation import tournament as module
 from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.evaluation.play import play_match
-from medserl_agentloop.evaluation.tournament import entries, newest, ratings, shares, tables
+from medserl_agentloop.evaluation.tournament import entries, newest, shares
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
@@ -88,7 +87,6 @@ def test_every_attacker_meets_every_assessor_with_the_same_attacks(played: tuple
     assert results["settings"]["attackers"] == ["novice", "tiny_player"] and results["void"] == 0
     table = pd.read_csv(output / "tournament.csv")
     assert len(table) == len(results["shares"]) and table[table.measure == "success"].games.tolist() == [2] * 4
-    assert set(results["ratings"]["attacker"]) == set(results["ratings"]["assessor"]) == {"novice", "tiny_player"}
     assert "16 games: 2 attacks that are to put an error in and 0 rewordings in each of 2 x 2 pairings" in done.output
     assert "valid errors found, %" in done.output and "newest assessor tiny_player: its worst attacker" in done.output
 
@@ -158,19 +156,13 @@ def test_a_run_is_its_checkpoints_and_says_profile_judge_and_notes(notes: Path, 
     assert (settings["profile"], settings["judge"]) == ("brief", ORACLE)
 
 
-@pytest.mark.parametrize("rated", [True, False])
-def test_progress_is_a_tournament_between_the_ends_of_a_run(
-    notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rated: bool
-) -> None:
-    if not rated:
-        monkeypatch.setattr(module, "find_spec", lambda name: None)
+def test_progress_is_a_tournament_between_the_ends_of_a_run(notes: Path, tmp_path: Path) -> None:
     node = {"profile": "brief", "judge": ORACLE, "budget": {"attacker_reasoning": 40, "assessor": 60}}
     start = {"model": {"path": NOVICE}}
     run = run_at(tmp_path / "run", 2, selfplay=node, data={"val_files": str(notes)}, actor_rollout_ref=start)
     done = invoke("progress", run, "--games", 6)
     assert done.exit_code == 0 and "valid errors found, %" in done.output, done.output
     assert {game.players["assessor"] for game in records(run / "progress" / "2")} == {"run/0", "run/2"}
-    assert ("rating" in done.output.split("attackers, %")[1]) == rated == ("need scikit-learn" not in done.output)
     assert "lacks a checkpoint" in invoke("progress", run_at(tmp_path / "none", 0)).output
 
 
@@ -211,23 +203,6 @@ def test_false_alarms_are_of_correct_notes_untouched_or_validly_reworded() -> No
     assert count(found, "false alarms, decoys", assessor="x") == (1, 2) and count(found, "valid decoys", "a") == (2, 3)
     assert count(found, "false alarms, untouched", assessor="x") == (1, 1)
     assert count(found, "errors found, untouched", assessor="x") == (1, 1)
-
-
-def test_a_difference_of_ratings_is_the_odds_of_success() -> None:
-    won = {("a", "x"): 500, ("a", "y"): 909, ("b", "x"): 91, ("b", "y"): 500}
-    found = shares([g for (a, x), n in won.items() for g in match(a, x, n, 1000 - n)])
-    rated = ratings(found)
-    assert rated["attacker"]["a"] - rated["attacker"]["b"] == pytest.approx(400, rel=0.05)
-    assert rated["assessor"]["x"] - rated["assessor"]["y"] == pytest.approx(400, rel=0.05)
-    assert sum(rated["attacker"].values()) == pytest.approx(0, abs=1)
-    assert ratings(shares(match("a", "x", 20, 0)))["attacker"] == {"a": pytest.approx(0, abs=1)}  # it always won
-
-
-def test_who_read_no_untouched_note_still_has_a_rating_on_the_screen() -> None:
-    found = shares(match("a", "x", won=3, lost=5))
-    *_, last = tables(found, ratings(found), ["a", "x"])
-    assert [str(column.header) for column in last.columns] == ["assessor \\ measure", "rating"]
-    assert last.row_count == 1
 
 
 def test_an_older_attacker_that_wins_again_was_forgotten() -> None:

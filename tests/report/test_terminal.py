@@ -19,7 +19,7 @@ from rich.console import Console
 from medserl_agentloop.core.interaction import Message, Reply, Turn, play_game
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FILE, StepFile
-from medserl_agentloop.evaluation.tournament import ratings, shares, tables
+from medserl_agentloop.evaluation.tournament import shares, tables
 from medserl_agentloop.games.kuhn_poker import KuhnPoker
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Role
@@ -110,7 +110,7 @@ def test_the_names_of_served_players_are_shown_as_text() -> None:
     record = game().model_copy(update={"players": dict(zip(("attacker", "assessor"), names, strict=True))})
     out = io.StringIO()
     found = shares([record])
-    for table in tables(found, ratings(found), names):
+    for table in tables(found, names):
         Console(file=out, width=400, color_system=None).print(table)
     assert "[bold red]x[/] [/] \\x1b[31m" in out.getvalue() and not HIDDEN.search(out.getvalue())
 
