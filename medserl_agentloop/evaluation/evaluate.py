@@ -70,7 +70,7 @@ def evaluate(
     samples: Annotated[int, typer.Option(min=1, help="Answers per note, of which the majority counts.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 1024,
-    seed: Annotated[int, typer.Option(help="Of the samples and of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight, or notes in a batch.")] = 32,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
     tries: Annotated[int, typer.Option(min=1, help="Requests for one answer of a server.")] = 4,
@@ -158,7 +158,7 @@ def evaluate(
         moved = {name: compare(grades[name], grades[PUBLISHED]) for name in SHORTCUTS if name in grades}
         messages = prompts.messages(Role.ASSESSOR, _ANY_CATEGORY, "{{ note }}")
         prompt = json.dumps([messages, prompts.settings.model_dump(mode="json")], sort_keys=True)
-        results = score.report_on(reference, {facts["name"]: grades[PUBLISHED]}, *training, seed=seed) | {
+        results = score.report_on(reference, {facts["name"]: grades[PUBLISHED]}, *training) | {
             "model": facts | {"answers_as": sorted({reply.model for reply in replies.values()} - {""})},
             "prompts": {
                 "profile": prompts.folder.name,
@@ -176,7 +176,7 @@ def evaluate(
         if near:
             rest = replace(reference, notes=tuple(note for note in reference.notes if note.text_id not in near))
             graded = [grade(rest.notes, said[PUBLISHED], scorers)]
-            results["without_overlap"] = score.report_on(rest, {facts["name"]: graded}, *training, seed=seed)
+            results["without_overlap"] = score.report_on(rest, {facts["name"]: graded}, *training)
         write_submission(output / SUBMISSION, said[PUBLISHED])
         (output / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     console.print(score.tables(results))

@@ -51,8 +51,6 @@ def score(
     train: Train = None,
     neural: Neural = False,
     official_bugs: Annotated[bool, typer.Option("--official-bugs", help="Also print the published script's.")] = False,
-    resamples: Annotated[int, typer.Option(min=100, help="Draws of the bootstrap.")] = metrics.RESAMPLES,
-    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap's draws.")] = 0,
     output: Annotated[Path | None, typer.Option(help="File for all results, as JSON.")] = None,
 ) -> None:
     """Score submissions on MEDEC, with intervals, floors to beat and published results.
@@ -81,7 +79,7 @@ def score(
                 files[str(path)] = {"system": name, "sha256": sha256_of(path), "problems": problems}
                 if official_bugs:
                     official[str(path)] = official_scores(reference[0], path, scorers)
-        report = report_on(notes, grades, *training, resamples=resamples, seed=seed)
+        report = report_on(notes, grades, *training)
         if output is not None:
             results = report | {"files": files, "published_script": official}
             output.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
@@ -157,15 +155,11 @@ def report_on(
     systems: Mapping[str, Sequence[metrics.Grades]],
     training: Sequence[ReferenceNote] = (),
     training_left_out: int = 0,
-    *,
-    resamples: int = metrics.RESAMPLES,
-    seed: int = 0,
 ) -> dict[str, Any]:
     """Scores of systems, floors and differences to the first one, JSON-able; ``why`` says what is not computed."""
     first, *others = systems
-    draws: Any = {"resamples": resamples, "seed": seed}
     bounds = metrics.floors(reference.notes, training)
-    scores = {name: metrics.summarise(seeds, **draws) for name, seeds in systems.items()}
+    scores = {name: metrics.summarise(seeds) for name, seeds in systems.items()}
     is_medec = all(_OF_MEDEC.fullmatch(note.text_id) for note in reference.notes)
     return {
         "reference": {
@@ -173,12 +167,16 @@ def report_on(
             "notes": len(reference.notes),
             "dropped_empty": reference.dropped_empty,
         },
-        "settings": {**draws, "training_notes": len(training), "training_notes_left_out": training_left_out},
+        "settings": {
+            "resamples": metrics.RESAMPLES,
+            "training_notes": len(training),
+            "training_notes_left_out": training_left_out,
+        },
         "systems": {
             name: asdict(of) | {"below_floors": metrics.floors_above(of, bounds)} for name, of in scores.items()
         },
         "comparisons": [
-            {"first": first, "second": name, "differences": metrics.compare(systems[first], systems[name], **draws)}
+            {"first": first, "second": name, "differences": metrics.compare(systems[first], systems[name])}
             for name in others
         ],
         "floors": [

@@ -143,9 +143,9 @@ def _corrections(
     return sums | composites, why
 
 
-def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int = 0) -> Scores:
+def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES) -> Scores:
     """The scores of a system, means over its submissions on the same notes; no intervals without ``resamples``."""
-    weights = _weights(seeds, resamples, seed)
+    weights = _weights(seeds, resamples)
     notes = seeds[0].notes
     absent = {name: Estimate(None, why=why) for grades in seeds for name, why in grades.why.items()}
     names = [name for name in seeds[0].sums if name not in absent]
@@ -170,16 +170,14 @@ def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int 
     )
 
 
-def compare(
-    first: Sequence[Grades], second: Sequence[Grades], *, resamples: int = RESAMPLES, seed: int = 0
-) -> dict[str, dict[str, Any]]:
+def compare(first: Sequence[Grades], second: Sequence[Grades]) -> dict[str, dict[str, Any]]:
     """The first system minus the second on the same notes, by measure, JSON-able; a ValueError if the notes differ.
 
     ``value`` is None where one of the two is not computed; the 95 % interval and the two-sided ``p_value`` are by the
     paired bootstrap. ``only_first`` and ``only_second`` count the notes whose flag or sentence only one of them has
     right, ``mcnemar_p`` is exact and two-sided; pools have none, as they have several answers on a note.
     """
-    weights = _weights([*first, *second], resamples, seed)
+    weights = _weights([*first, *second], RESAMPLES)
     absent = {name for grades in (*first, *second) for name in grades.why}
     differences: dict[str, dict[str, Any]] = {}
     for name in (*sorted(absent), *(name for name in first[0].sums if name not in absent)):
@@ -219,14 +217,14 @@ def _groups(notes: Sequence[ReferenceNote]) -> dict[str, dict[str, Numbers]]:
     }
 
 
-def _weights(seeds: Sequence[Grades], resamples: int, seed: int) -> Numbers:
+def _weights(seeds: Sequence[Grades], resamples: int) -> Numbers:
     """How often each note is drawn with its case, in each draw of the bootstrap (resamples, N); the same for all."""
     notes = seeds[0].notes
     if any(grades.notes != notes for grades in seeds):
         raise ValueError("the submissions were scored on different notes; score all of them on one reference.")
     names, case = np.unique([note.case or note.text_id for note in notes], return_inverse=True)
     equally = np.full(len(names), 1 / len(names))
-    return np.random.default_rng(seed).multinomial(len(names), equally, size=resamples).astype(float)[:, case]
+    return np.random.default_rng(0).multinomial(len(names), equally, size=resamples).astype(float)[:, case]
 
 
 def _ratios(
