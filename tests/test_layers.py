@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "backends": {"core"},
     "games": {"core", "scoring"},
     "data": {"core", "games"},
-    "report": {"core", "games"},
+    "report": {"core", "games", "scoring"},
     "scoring": set(),
     "testing": {"backends", "core"},
 }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from medserl_agentloop.core.metrics import wilson_interval
+from medserl_agentloop.scoring.metrics import wilson_interval
 
 PAGE = Path(__file__).with_name("README.md")
 ROOT = Path(__file__).parents[2]

@@ -27,7 +27,6 @@ from rich.progress import Progress
 from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.client import blocking
 from medserl_agentloop.core.interaction import NoReplyError, Reply
-from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import CONFIG_FILE, StepFile, lock_folder
 from medserl_agentloop.data.cases import near_duplicates
 from medserl_agentloop.data.reader import read_files
@@ -40,7 +39,7 @@ from medserl_agentloop.games.medical.parsing import TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, Role
 from medserl_agentloop.paths import errors_in_one_line, say
-from medserl_agentloop.scoring.metrics import compare, grade
+from medserl_agentloop.scoring.metrics import compare, grade, wilson_interval
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, majority, write_submission
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
 

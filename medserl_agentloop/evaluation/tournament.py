@@ -24,7 +24,6 @@ from rich.table import Column, Table
 
 from medserl_agentloop.core.client import without_credentials
 from medserl_agentloop.core.interaction import NoReplyError, Reply
-from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile, lock_folder
 from medserl_agentloop.evaluation import play
 from medserl_agentloop.evaluation.play import Model, model_at, play_match, run_config, run_of, start_games, template_of
@@ -32,6 +31,7 @@ from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, read_games
 from medserl_agentloop.games.medical.types import GameSpec, Label, Role
 from medserl_agentloop.paths import errors_in_one_line, plain, say
+from medserl_agentloop.scoring.metrics import wilson_interval
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,11 +19,11 @@ from pydantic import AliasChoices, BaseModel, Field
 from scipy.stats import ks_2samp
 
 from medserl_agentloop import report
-from medserl_agentloop.core.metrics import wilson_interval
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.games.medical.records import CLEARED, FOUND, GAMES, Outcome
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import regular_file
+from medserl_agentloop.scoring.metrics import wilson_interval
 
 NOT_MEASURED = "not measured"
 _CLOCK = "_runtime"  # seconds since the start, in every row of W&B's history

@@ -177,6 +177,8 @@ def compare(first: Sequence[Grades], second: Sequence[Grades]) -> dict[str, dict
     paired bootstrap. ``only_first`` and ``only_second`` count the notes whose flag or sentence only one of them has
     right, ``mcnemar_p`` is exact and two-sided; pools have none, as they have several answers on a note.
     """
+    from scipy.stats import binomtest  # half a second, in each of a run's processes that play or score games
+
     weights = _weights([*first, *second], RESAMPLES)
     absent = {name for grades in (*first, *second) for name in grades.why}
     differences: dict[str, dict[str, Any]] = {}
@@ -195,7 +197,10 @@ def compare(first: Sequence[Grades], second: Sequence[Grades]) -> dict[str, dict
             tail = min((draws <= 0).sum(), (draws >= 0).sum())
             one["p_value"] = min(1.0, float(2 * (tail + 1) / (len(draws) + 1)))
         if name in ("flag_accuracy", "sentence_accuracy") and len(first) == len(second) == 1:
-            one |= _mcnemar(first[0].sums[name][0], second[0].sums[name][0])
+            right, also_right = first[0].sums[name][0], second[0].sums[name][0]
+            only_first, only_second = int((right > also_right).sum()), int((also_right > right).sum())
+            p_value = binomtest(only_first, different).pvalue if (different := only_first + only_second) else 1.0
+            one |= {"only_first": only_first, "only_second": only_second, "mcnemar_p": float(p_value)}
     return differences
 
 
@@ -248,26 +253,22 @@ def _measure(seeds: Sequence[Grades], name: str, weights: Numbers, mask: Numbers
         return Estimate(value, spread=spread)
     counted = seeds[0].sums[name][1] * mask > 0
     cases = {note.case or note.text_id for note, counts in zip(seeds[0].notes, counted, strict=True) if counts}
-    return Estimate(value, *_wilson(value, float(draws.var()), len(cases)), spread)
-
-
-def _wilson(value: float, variance: float, cases: int) -> tuple[float, float]:
-    """Wilson's 95 % interval from as many notes as give this ``variance``; at 0 and 1, which have none, ``cases``."""
-    uncertain = value * (1 - value)
+    uncertain, variance = value * (1 - value), float(draws.var())
     if uncertain > _ROUNDING and not variance:
-        return value, value
-    of_one = _Z**2 * (variance / uncertain if uncertain > _ROUNDING else 1 / cases)  # z squared by the number of notes
-    centre = (value + of_one / 2) / (1 + of_one)
-    half = math.sqrt(of_one * (uncertain + of_one / 4)) / (1 + of_one)
+        return Estimate(value, value, value, spread)
+    # As many notes as give this variance; 0 and 1 have none.
+    trials = uncertain / variance if uncertain > _ROUNDING else len(cases)
+    return Estimate(value, *wilson_interval(value * trials, trials), spread)
+
+
+def wilson_interval(hits: float, trials: float) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share; (0, 1) without trials."""
+    if not trials:
+        return 0.0, 1.0
+    share, of_one = hits / trials, _Z**2 / trials
+    centre = (share + of_one / 2) / (1 + of_one)
+    half = math.sqrt(of_one * (share * (1 - share) + of_one / 4)) / (1 + of_one)
     return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def _mcnemar(first: Numbers, second: Numbers) -> dict[str, Any]:
-    from scipy.stats import binomtest  # half a second, in each of a run's processes that play or score games
-
-    only_first, only_second = int((first > second).sum()), int((second > first).sum())
-    p_value = binomtest(only_first, only_first + only_second).pvalue if only_first + only_second else 1.0
-    return {"only_first": only_first, "only_second": only_second, "mcnemar_p": float(p_value)}
 
 
 def floors(reference: Sequence[ReferenceNote], training: Sequence[ReferenceNote] = ()) -> dict[str, Scores | str]:

@@ -18,8 +18,7 @@ from scoring.builders import gold, guesses, note, scored, write_reference
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 
-from medserl_agentloop.core.metrics import wilson_interval
-from medserl_agentloop.scoring.metrics import compare, grade, score, summarise
+from medserl_agentloop.scoring.metrics import compare, grade, score, summarise, wilson_interval
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, majority, read_submission, write_submission
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, official_scores
 
