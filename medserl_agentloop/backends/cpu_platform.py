@@ -6,6 +6,7 @@ verl's ``get_platform()`` builds it in every process of a run started with ``VER
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,8 +15,11 @@ import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """What verl asks of an accelerator and a CPU has no need of: nothing to select, to wait for or to empty."""
+def _always(answer: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: answer
+
+
+_nothing = _always(None)  # a CPU has nothing to select, to wait for or to empty
 
 
 def register_gloo() -> None:
@@ -36,13 +40,7 @@ class _CpuDeviceModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
 
-    @staticmethod
-    def is_available() -> bool:
-        return True
-
-    @staticmethod
-    def get_device_name(device: Any = None) -> str:
-        return "CPU"
+    is_available, get_device_name = staticmethod(_always(True)), staticmethod(_always("CPU"))
 
     @staticmethod
     def memory_allocated(device: Any = None) -> int:
@@ -70,33 +68,14 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
     nvtx_range = staticmethod(nullcontext)
 
-    def is_available(self) -> bool:
-        return True
-
-    def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        return False  # never auto-detected: the head node of a GPU cluster often has no GPU itself
-
-    def current_device(self) -> str:
-        return "cpu"  # for tensor.to() and torch.device(), where an index would mean an accelerator
-
-    def device_count(self) -> int:
-        return 1
-
-    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
-        return None, None
-
-    def communication_backend_name(self) -> str:
-        return "gloo"
-
-    def visible_devices_envvar(self) -> str:
-        return "CUDA_VISIBLE_DEVICES"  # which Ray sets for the logical GPUs that ray_resource_name() asks for
-
-    def ray_resource_name(self) -> str:
-        # verl's ResourcePoolManager counts only "GPU" and "NPU"; with ray_kwargs.ray_init.num_gpus=N a node has some.
-        return "GPU"
-
-    def ray_noset_envvars(self) -> list[str]:
-        return []
-
-    def is_ipc_supported(self) -> bool:
-        return False
+    is_available = _always(True)
+    is_platform_available = _always(False)  # never auto-detected: the head node of a GPU cluster often has no GPU
+    current_device = _always("cpu")  # for tensor.to() and torch.device(), where an index would mean an accelerator
+    device_count = _always(1)
+    get_device_capability = _always((None, None))
+    communication_backend_name = _always("gloo")
+    # verl's ResourcePoolManager counts only "GPU" and "NPU"; with ray_kwargs.ray_init.num_gpus=N a node has some.
+    ray_resource_name = _always("GPU")
+    visible_devices_envvar = _always("CUDA_VISIBLE_DEVICES")  # which Ray sets for these logical GPUs
+    ray_noset_envvars = _always([])
+    is_ipc_supported = _always(False)

@@ -36,12 +36,6 @@ class SamplingSettings:
     stop: tuple[str, ...] = ()
     """Strings that end a completion; they stay in it, up to the end of the token that completes them."""
 
-    def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or positive")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
-
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> SamplingSettings:
         """Read verl's sampling parameters; a ValueError if one asks for something that this server cannot do."""

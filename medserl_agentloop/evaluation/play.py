@@ -215,14 +215,14 @@ class _Seat:
     known: dict[int, Reply | NoReplyError] | None
 
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
-        known, number = {} if self.known is None else self.known, self.drawn["number"]
-        if number not in known:
+        if self.known is None:
+            return await self.model.sample(turn, messages, **self.drawn)
+        if (number := self.drawn["number"]) not in self.known:
             try:
-                known[number] = await self.model.sample(turn, messages, **self.drawn)
+                self.known[number] = await self.model.sample(turn, messages, **self.drawn)
             except NoReplyError as reason:
-                known[number] = reason
-        reply = known[number]
-        if isinstance(reply, NoReplyError):
+                self.known[number] = reason
+        if isinstance(reply := self.known[number], NoReplyError):
             raise reply
         return reply
 

@@ -20,7 +20,7 @@ class MockReply:
     token_ids: Sequence[int] | None = None  # used as they are
     stop_reason: str | None = None  # overrides "stop", "length" or "abort", which follows from the reply
     log_probs: Sequence[float] | None = None  # one per token before truncation; by default the engine's, or none
-    latency: float | None = None  # seconds before the answer; by default the engine's
+    latency: float = 0.0  # seconds before the answer
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.token_ids is None):
@@ -59,14 +59,13 @@ class MockSGLangEngine:
         replies: Iterable[Reply] | ReplyFunction,
         tokenizer: Any,  # with ``encode``, ``decode`` and ``eos_token_id``
         *,
-        latency: float = 0.0,  # seconds before each answer
         log_prob: float | None = -1.0,  # of every token of a reply that brings none; None: no log-probs
         global_steps: int = 0,  # weights version to report; may be assigned on the way
     ) -> None:
         if isinstance(replies, (str, MockReply)):
             raise TypeError(f"replies must be a list, an iterator or a function; for one reply write [{replies!r}]")
         self._replies = replies if callable(replies) else iter(replies)
-        self._tokenizer, self._latency, self._log_prob = tokenizer, latency, log_prob
+        self._tokenizer, self._log_prob = tokenizer, log_prob
         self.global_steps = global_steps
         self.calls: list[_MockCall] = []
 
@@ -79,7 +78,7 @@ class MockSGLangEngine:
         failed = isinstance(reply, Exception)
         output = None if failed else self._output(reply, params)
         self.calls.append(_MockCall(request_id, prompt, params, output))
-        await asyncio.sleep(self._latency if failed or reply.latency is None else reply.latency)
+        await asyncio.sleep(0.0 if failed else reply.latency)
         if output is None:
             raise reply
         return output.model_copy(deep=True)

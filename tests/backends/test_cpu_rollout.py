@@ -158,8 +158,6 @@ def test_ids_that_the_tokenizer_lacks_are_never_drawn() -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"temperature": -1.0}, "temperature is -1.0"),
-        ({"top_p": 0.0}, "top_p is 0.0"),
         ({"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
         ({"min_new_tokens": 4}, "min_new_tokens=4"),
     ],
