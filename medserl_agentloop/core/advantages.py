@@ -4,12 +4,10 @@ verl's own estimators let rewards cross the border between opposed roles: REINFO
 back over masked tokens, GRPO and RLOO sum all rewards of a row. Here returns, baselines and normalisation stay
 within a role. Called by the trainer; registered with verl so that ``algorithm.adv_estimator`` knows the names.
 
-In the formulas, of one role: ``i`` is a conversation, most often one for each game, ``t`` one of the role's own tokens
-in it; ``r`` is a token's reward, ``R_i`` the sum of them, ``V`` the critic's value; after the role's last token rewards
-and values are 0. All estimators then normalise (``selfplay.credit.normalize``, the paper's own form by default); last
-comes the factor ``selfplay.credit.role_weights``. Group estimators compare the games of one prompt group and kind in
-which the role has tokens; a game alone in its group gets exactly 0 (verl's own leave its bare reward), as do equal
-rewards. Only ``role_rae`` keeps a state; a role without tokens in a batch gets no advantage and no metric.
+In the formulas, of one role: ``i`` is a conversation, ``t`` one of the role's own tokens in it, ``r`` a token's reward,
+``R_i`` their sum, ``V`` the critic's value; after the role's last token both are 0. All estimators then normalise
+(``selfplay.credit.normalize``) and weight (``selfplay.credit.role_weights``). Group estimators compare the games of one
+prompt group and kind; a game alone in its group gets exactly 0 (verl's own leave its bare reward), as do equal rewards.
 """
 
 from __future__ import annotations
@@ -230,10 +228,9 @@ def role_rae(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines
     ``A_it = R_i - b[role, kind of i]`` and ``b <- decay * b + (1 - decay) * R_i`` for every game,
     ``decay`` being ``selfplay.credit.rae_decay``. ``gamma`` has no part in it.
 
-    ``b`` starts at 0. It is read before it is updated, as in the authors' code: a baseline that has seen the reward it
-    is taken off from would be biased. Here all games of a batch read it as it stood before the batch, and the ``n``
-    updates of a kind are made at once, by their mean over all orders of the games: ``b <- decay^n b + (1 - decay^n) *
-    mean of R_i``. So the order of rows changes nothing, and a game counts as much as in the paper.
+    ``b`` starts at 0. All games of a batch read it as it stood before the batch: a baseline that has seen the reward it
+    is taken off from would be biased. The ``n`` updates of a kind are made at once, by their mean over all orders of
+    the games: ``b <- decay^n b + (1 - decay^n) * mean of R_i``. So the order of rows changes nothing.
 
     Example: b = 0.5 and decay = 0.9; two games of the kind earn the role 1 and 0: A = 0.5 and
     -0.5, then b = 0.81 * 0.5 + 0.19 * 0.5 = 0.5. The next single game earns 1: A = 0.5, b = 0.55.

@@ -1,8 +1,7 @@
 """The certificate of a run: isolation, credit and loss, measured before the first update.
 
-A model, an estimator or a loss that couples the roles trains without an error and reports success. So each claim is
-measured on a few two-turn games, on the run's own workers and with its own settings: one forward pass of each of
-actor, reference and critic, no generation. Called by the trainer; ``medserl certify`` runs it alone.
+A model, an estimator or a loss that couples the roles trains without an error. So each claim is measured on a few
+two-turn games, on the run's own workers: one forward pass of each of actor, reference and critic, no generation.
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ class Measure:
 
     @property
     def holds(self) -> bool:
-        """Whether the claim holds; NaN does not."""
-        return self.value <= self.limit
+        return self.value <= self.limit  # NaN does not
 
 
 class CertificateError(RuntimeError):
@@ -217,9 +215,7 @@ def _short_samples(interaction: Interaction[Any, Any], dataset: Any, count: int)
 def forward(compute: Callable[[TensorDict], Any], columns: TensorDict, temperature: float, **flags: Any) -> Any:
     """What verl's workers answer to a batch, a game's three forms in one micro-batch; they raise for MRoPE."""
     names = ["prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask", "role_ids"]
-    batch = columns.select(
-        *names, *([token_columns.TOKEN_ROLES] if token_columns.TOKEN_ROLES in columns else [])
-    ).clone()
+    batch = columns.select(*names, token_columns.TOKEN_ROLES, strict=False).clone()
     sizes = {"global_batch_size": len(batch), "micro_batch_size_per_gpu": len(FORMS)}
     tensordict_utils.assign_non_tensor(batch, calculate_entropy=False, temperature=temperature, **sizes, **flags)
     try:
