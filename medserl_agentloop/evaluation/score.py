@@ -248,15 +248,11 @@ def _groups(system: str, kinds: Mapping[str, Any]) -> Table:
 
 
 def _comparison(first: str, second: str, differences: Mapping[str, Any]) -> Table:
-    title = f"{first} (1st) minus {second} (2nd); McNemar by the notes that only one of them has right"
-    table = _table(title, "", "difference", "bootstrap p", "McNemar p", "1st : 2nd")
+    table = _table(f"{first} minus {second}", "", "difference", "bootstrap p")
     for name, one in differences.items():
-        if one["value"] is None:
-            continue
-        tested = one["mcnemar_p"] is not None
-        exact = (f"{one['mcnemar_p']:.2g}", f"{one['only_first']} : {one['only_second']}") if tested else ()
-        p_value = "" if one["p_value"] is None else f"{one['p_value']:.2g}"
-        table.add_row(_words(name), _with_interval(one["value"], one["low"], one["high"], "+.3f"), p_value, *exact)
+        if one["value"] is not None:
+            p_value = "" if one["p_value"] is None else f"{one['p_value']:.2g}"
+            table.add_row(_words(name), _with_interval(one["value"], one["low"], one["high"], "+.3f"), p_value)
     return table
 
 

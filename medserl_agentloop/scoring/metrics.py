@@ -27,7 +27,6 @@ _NOTHING_TO_COUNT = {
     "f1": "no note has an error and none is said to have one",
     "false_positive_rate": "every note has an error",
 }
-_DIFFERENCE = ("value", "low", "high", "p_value", "only_first", "only_second", "mcnemar_p")
 _NO_PAIR = "no note has a correction both in the reference and by the system"
 
 _Z = 1.96
@@ -170,20 +169,17 @@ def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES) -> Scores:
     )
 
 
-def compare(first: Sequence[Grades], second: Sequence[Grades]) -> dict[str, dict[str, Any]]:
+def compare(first: Sequence[Grades], second: Sequence[Grades]) -> dict[str, dict[str, float | None]]:
     """The first system minus the second on the same notes, by measure, JSON-able; a ValueError if the notes differ.
 
     ``value`` is None where one of the two is not computed; the 95 % interval and the two-sided ``p_value`` are by the
-    paired bootstrap. ``only_first`` and ``only_second`` count the notes whose flag or sentence only one of them has
-    right, ``mcnemar_p`` is exact and two-sided; pools have none, as they have several answers on a note.
+    paired bootstrap.
     """
-    from scipy.stats import binomtest  # half a second, in each of a run's processes that play or score games
-
     weights = _weights([*first, *second], RESAMPLES)
     absent = {name for grades in (*first, *second) for name in grades.why}
-    differences: dict[str, dict[str, Any]] = {}
+    differences: dict[str, dict[str, float | None]] = {}
     for name in (*sorted(absent), *(name for name in first[0].sums if name not in absent)):
-        differences[name] = one = dict.fromkeys(_DIFFERENCE)
+        differences[name] = one = dict.fromkeys(("value", "low", "high", "p_value"))
         if name in absent:
             continue
         (a, drawn_a), (b, drawn_b) = (_ratios(seeds, name, weights) for seeds in (first, second))
@@ -196,11 +192,6 @@ def compare(first: Sequence[Grades], second: Sequence[Grades]) -> dict[str, dict
             # One is added to both counts: no finite number of draws shows a p value of 0.
             tail = min((draws <= 0).sum(), (draws >= 0).sum())
             one["p_value"] = min(1.0, float(2 * (tail + 1) / (len(draws) + 1)))
-        if name in ("flag_accuracy", "sentence_accuracy") and len(first) == len(second) == 1:
-            right, also_right = first[0].sums[name][0], second[0].sums[name][0]
-            only_first, only_second = int((right > also_right).sum()), int((also_right > right).sum())
-            p_value = binomtest(only_first, different).pvalue if (different := only_first + only_second) else 1.0
-            one |= {"only_first": only_first, "only_second": only_second, "mcnemar_p": float(p_value)}
     return differences
 
 

@@ -272,7 +272,7 @@ def test_shortcuts_show_what_a_model_goes_by(server: ChatServer, notes: Path, tm
     moved = {name: change["differences"]["flag_accuracy"]["value"] for name, change in found.items()}
     numbered = dict.fromkeys(("sentences numbered from 0", "sentences renumbered", "last sentence moved"), -1.0)
     assert moved == {"white space normalised": 0.0, **numbered}
-    assert found["last sentence moved"]["differences"]["flag_accuracy"]["mcnemar_p"] < 1e-4
+    assert found["last sentence moved"]["differences"]["flag_accuracy"]["p_value"] < 0.01
     shown = {note for note in asked(server) if note[0].isdigit()}
     assert "0 Patient 3 came in with a cough.\n1 He was given amoxicillin 3 mg for it.\n2 He may go home." in shown
     assert all(len(note.split("\n")) == 3 for note in shown)
