@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
@@ -345,7 +344,7 @@ def probe(
 
 
 def note_shares(games: Sequence[MedicalRecord]) -> dict[str, float]:
-    """Share of a role's reward variance that lies between notes, and how often all verdicts on a note agree."""
+    """Share of a role's reward variance that lies between notes."""
     import pandas as pd  # slow
 
     measures: dict[str, float] = {}
@@ -353,12 +352,6 @@ def note_shares(games: Sequence[MedicalRecord]) -> dict[str, float]:
         rewards = pd.Series([game.reward(role.value) for game in games], [game.uid for game in games], dtype=float)
         if (share := _between(rewards.dropna())) is not None:
             measures[f"selfplay/probe/{role.value}/note_share"] = share
-    verdicts: dict[str, list[Any]] = defaultdict(list)
-    for game in (each for played in games for each in played.by_assessment):
-        if not game.category.has_attack and game.assessment is not None and game.assessment.verdict is not None:
-            verdicts[game.uid].append(game.assessment.verdict)
-    if compared := [given for given in verdicts.values() if len(given) > 1]:
-        measures["selfplay/probe/agreement"] = fmean(len(set(given)) == 1 for given in compared)
     return measures
 
 
