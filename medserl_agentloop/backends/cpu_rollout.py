@@ -58,10 +58,8 @@ class CpuRolloutServer:
         self.config: RolloutConfig = omega_conf_to_dataclass(config)
         model_config = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
         hf_config = model_config.hf_config
-        self.context_length = get_max_position_embeddings(hf_config)
-        """Most tokens that a prompt and its completion may have together."""
-        if self.config.max_model_len is not None:
-            self.context_length = min(self.context_length, self.config.max_model_len)
+        longest = get_max_position_embeddings(hf_config)
+        self.context_length = min(longest, self.config.max_model_len or longest)  # of a prompt and its completion
         waits_for_weights = "dummy" in self.config.load_format
         load: Any = AutoModelForCausalLM.from_config if waits_for_weights else AutoModelForCausalLM.from_pretrained
         self.model = load(

@@ -26,9 +26,7 @@ from medserl_agentloop.core.columns import TOKEN_ROLES
 from medserl_agentloop.core.config import ROLE_ADAPTERS, adapter_names
 
 ADAPTER_FOLDER, ADAPTERS_FOLDER = "lora_adapter", "lora_adapters"
-"""Folder of a checkpoint with the adapter of all roles in peft's format, by the name that verl's merger gives it; and
-with such a folder for each role.
-"""
+"""Folders of a checkpoint in peft's format: the adapter of all roles, as verl's merger names it; one for each role."""
 
 
 class RoleAdapters:
@@ -45,10 +43,7 @@ class RoleAdapters:
 
     @property
     def _trained(self) -> Mapping[str, float]:
-        """By adapter, in the order of the roles: its share of the learning rate, 0 where it is not trained.
-
-        Empty without adapters of roles.
-        """
+        """By adapter, in the order of the roles: its share of the learning rate, 0 where it is not trained."""
         shares: Mapping[str, float] = self.model_config.lora.get(ROLE_ADAPTERS) or {}
         names = adapter_names(list(shares))
         return {names[role]: share for role, share in shares.items()}
