@@ -128,7 +128,7 @@ def game_parts(games: int, times_as_long: int = 1, turns: int = 1) -> dict[str, 
     answer = TrajectoryTurn(Role.ATTACKER.value, [5] * 150 * times_as_long, [7] * 120 * times_as_long, None)
     trajectory = Trajectory([role.value for role in Role], isolated=True, has_log_probs=False)
     trajectory.turns = [replace(answer, conversation=str(turn), number=turn) for turn in range(2 * turns)]
-    scored = {"reward_extra_info": {GAME_KEY: records[0].to_json()}}
+    scored = {"reward_extra_info": {GAME_KEY: records[0]}}
     credited = role_batch(games, 400 * times_as_long)
 
     def encode() -> None:

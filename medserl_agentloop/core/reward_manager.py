@@ -33,7 +33,7 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
                 "this trajectory holds no game: PerTurnRewardManager only scores rows with "
                 "agent_name=medserl_selfplay (see tool_configs/agent_loop.yaml)"
             )
-        record: Any = self._game.Record.model_validate(fields[GAME_KEY])
+        record: Any = fields[GAME_KEY].model_copy(deep=True)
         await self._game.score(record)
         # A user's code may have put anything into it; what is paid must be what is written down.
         record = self._game.Record.model_validate(record.model_dump())
@@ -43,5 +43,5 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
         numbers = self._game.validation_numbers(record)
         return {
             "reward_score": sum(sum(components.values()) for components in record.rewards.values()),
-            "reward_extra_info": {**numbers, GAME_KEY: record.to_json()},
+            "reward_extra_info": {**numbers, GAME_KEY: record},
         }

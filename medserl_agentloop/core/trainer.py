@@ -265,7 +265,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         columns = token_columns.read_columns(token_columns.without_padding(batch), "extra_fields", "role_ids")
-        records = [self.game.Record.model_validate(extra[GAME_KEY]) for extra in list(columns["extra_fields"])]
+        records = [extra[GAME_KEY] for extra in list(columns["extra_fields"])]
         for record in records:
             record.step = self.global_steps
         self.files.games.append(record.to_json() for record in records)

@@ -106,7 +106,7 @@ class Trajectory:
             kind=record.kind,
             num_turns=2 * len(self.turns),
             metrics=metrics,
-            extra_fields={**extra_fields, GAME_KEY: record.to_json()},
+            extra_fields={**extra_fields, GAME_KEY: record},
         )
 
 
@@ -131,22 +131,21 @@ class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
         Each turn's reward stands on its own last token; a role without one, and a void game, has a mask of zeros.
         ValueError if the reward manager did not return a scored game.
         """
-        columns: dict[str, Any] = super().as_dict()
-        role_ids = columns["role_ids"] = torch.tensor(columns["role_ids"], dtype=torch.int64)
-        columns["context_lengths"] = torch.tensor(columns["context_lengths"], dtype=torch.int64)
-        ends = {number: (role, end) for number, role, end in columns.pop("turn_ends")}
-        extra = columns["extra_fields"]
+        # verl's dump would turn the record into a dict, and makes metrics of all that is in reward_extra_info.
+        extra = self.extra_fields
         info = dict(extra.get("reward_extra_info") or {})
-        scored = info.pop(GAME_KEY, None)
-        if scored is None:
+        record: GameRecord | None = info.pop(GAME_KEY, None)
+        if record is None:
             raise ValueError(
                 "the reward manager returned no scored game: self-play needs "
                 "reward.reward_manager.name=PerTurnRewardManager, or a subclass of it"
             )
-        record = GameRecord.model_validate(scored)
-        # The record leaves reward_extra_info: verl turns all that stays there into metrics.
-        columns["extra_fields"] = {**extra, "reward_extra_info": info, GAME_KEY: scored}
-
+        extra.update({"reward_extra_info": info, GAME_KEY: None})
+        columns: dict[str, Any] = super().as_dict()
+        columns["extra_fields"][GAME_KEY] = record
+        role_ids = columns["role_ids"] = torch.tensor(columns["role_ids"], dtype=torch.int64)
+        columns["context_lengths"] = torch.tensor(columns["context_lengths"], dtype=torch.int64)
+        ends = {number: (role, end) for number, role, end in columns.pop("turn_ends")}
         rm_scores = torch.zeros(role_ids.shape, dtype=torch.float32)
         # An opponent's turns have no tokens here: what it earns is in the record alone.
         earned = record.reward_of_turns({n: role for n, (role, _) in ends.items()})

@@ -210,7 +210,7 @@ def test_a_turn_s_reward_stands_on_its_own_last_token() -> None:
     assert paid == [1, 3, 2]  # the turns in the order of the trajectory; turn 0 earns nothing
     ends = [i for i, r in enumerate(columns["rm_scores"].tolist()) if r]
     assert all(output.response_ids[end] == TOKENIZER.eos_token_id for end in ends)
-    assert columns["extra_fields"][GAME_KEY]["turn_rewards"]
+    assert columns["extra_fields"][GAME_KEY].turn_rewards
     assert torch.equal(columns["role_ids"].unique(), torch.tensor([0, 1, 2]))
 
 

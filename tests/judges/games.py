@@ -52,7 +52,7 @@ def reward_manager(judge: str, server: JudgeServer, **changes: Any) -> Any:
 
 async def reward(manager: Any, record: MedicalRecord) -> tuple[MedicalRecord, dict[str, Any]]:
     """One game through the manager: its judged record, and all that the manager returns."""
-    fields = {GAME_KEY: record.to_json()}
+    fields = {GAME_KEY: record}
     data = DataProto.from_dict(
         tensors={"responses": torch.tensor([[1]])},
         non_tensors={"tool_extra_fields": np.array([fields], dtype=object)},

@@ -487,3 +487,16 @@ def test_the_longest_game_fits_into_its_plan() -> None:
     assert record.void is None
     assert [game.assessment.tokens for game in record.by_assessment if game.assessment] == [400] * K
     assert len(output.response_ids) <= response
+
+
+def test_a_record_travels_as_an_object_and_is_validated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the agent loop to the trainer's columns: the reward manager validates what the game's code made of it."""
+    calls: list[str] = []
+    validate, write = MedicalRecord.model_validate, MedicalRecord.to_json
+    monkeypatch.setattr(MedicalRecord, "to_json", lambda self: calls.append("to_json") or write(self))
+    monkeypatch.setattr(
+        MedicalRecord, "model_validate", classmethod(lambda cls, data: calls.append("validated") or validate(data))
+    )
+    engine = MockSGLangEngine([attack_text(), assessment_text()], TOKENIZER)
+    columns = judge(run_game(engine, extra_info("adversarial_benign")))
+    assert calls == ["validated"] and isinstance(columns["extra_fields"][GAME_KEY], MedicalRecord)
