@@ -6,29 +6,25 @@ definition. What a side did not write down is "not measured", never 0.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
+from pkgutil import resolve_name
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import pandas as pd
-from pydantic import AliasChoices, BaseModel, Field
 from scipy.stats import ks_2samp
 
 from medserl_agentloop import report
-from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
-from medserl_agentloop.games.medical.records import CLEARED, FOUND, GAMES, Outcome
-from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE
 from medserl_agentloop.paths import regular_file
 from medserl_agentloop.scoring.metrics import wilson_interval
 
 NOT_MEASURED = "not measured"
-_CLOCK = "_runtime"  # seconds since the start, in every row of W&B's history
-_STEPS = ("step", "global_step", "train/global_step", "_step")
-_SECONDS = "timing_s/step"
+SECONDS = "timing_s/step"
+_READ_LOG = "medserl_agentloop.medical_team.logs:read_log"
 _PLACES = ("session", "policy_version")  # numbers of which no mean says anything, beside the step
 CLOSE = 0.1  # means of rewards that differ by no more than this share count as the same
 MEMORY = {
@@ -97,7 +93,7 @@ def _read(path: Path) -> _MeasuredRun:
     if path.is_file() and path.name != GAMES_FILE:
         with regular_file(path).open("rb") as file:
             if b'"rewards"' not in file.readline():  # every game record has them
-                return _MeasuredRun(str(path), "", *read_log(path))
+                return _MeasuredRun(str(path), "", *resolve_name(_READ_LOG)(path))
     games, schemes = [], set()
     game, records = report.read_run(path)
     for part in report.parts(records):
@@ -115,55 +111,6 @@ def _read(path: Path) -> _MeasuredRun:
 def _is_compared(name: str, values: pd.Series) -> bool:
     """Whether a column of the games is held; a run may have a million of them, so texts are not."""
     return name == "outcome" or (values.dtype in ("boolean", "Int64", "Float64") and name not in _PLACES)
-
-
-class _LoggedTurn(BaseModel):
-    game_idx: int
-    game_role: Role
-    reward: float
-    game_outcomes: list[str] = []
-    cot_format_violation: bool | None = None
-    length_cot_and_answer: tuple[int | None, int | None] = (None, None)
-    step: int | None = Field(default=None, validation_alias=AliasChoices(*_STEPS))
-
-
-def read_log(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The games and metrics of a log of the OpenRLHF system, turns or steps; a ValueError names a wrong line."""
-    games: dict[tuple[Any, ...], dict[str, Any]] = {}
-    numbers: list[dict[str, Any]] = []
-    seen: Counter[tuple[Any, ...]] = Counter()
-    for number, row in enumerate(StepFile(path).read(), start=1):
-        try:
-            if "game_role" not in row:
-                numbers.append({**row, "step": next(int(row[name]) for name in _STEPS if name in row)})
-                continue
-            turn = _LoggedTurn.model_validate(row)
-        except (ValueError, TypeError, StopIteration) as error:
-            why = str(error) or f"it has neither game_role nor {' nor '.join(_STEPS)}"
-            raise ValueError(f"{path}, line {number} is neither a turn nor the metrics of a step: {why}") from None
-        game = (turn.step, turn.game_idx)
-        seen[*game, turn.game_role] += 1  # without steps, a game's index comes again in every batch
-        games.setdefault((*game, seen[*game, turn.game_role]), {}).update(_columns_of(turn))
-    by_step = pd.DataFrame(numbers).groupby("step").last() if numbers else pd.DataFrame()
-    if _SECONDS not in by_step and _CLOCK in by_step:
-        by_step[_SECONDS] = by_step[_CLOCK].diff()
-    return report.typed_frame(list(games.values()), GAMES), by_step
-
-
-def _columns_of(turn: _LoggedTurn) -> dict[str, Any]:
-    """The columns of a turn, and of its game as far as the turn tells."""
-    role, (thinking, answer) = turn.game_role.value, turn.length_cot_and_answer
-    tokens = None if thinking is None or answer is None else thinking + answer
-    columns: dict[str, Any] = {"step": turn.step, f"{role}_reward": turn.reward, f"{role}_tokens": tokens}
-    if turn.cot_format_violation is not None:
-        columns[f"{role}_format_kept"] = not turn.cot_format_violation
-    for name in turn.game_outcomes:
-        player, _, outcome = name.rpartition(".")[2].lower().partition("_")  # or MedicalGameOutcome.ASSESSOR_…
-        if player == Role.ASSESSOR.value:
-            # No outcome: the log leaves out games without a result, so it has no share of all games.
-            ended = Outcome(outcome)
-            columns |= {"right": ended.is_right, "error_found": FOUND.get(ended), "note_cleared": CLEARED.get(ended)}
-    return columns
 
 
 def compare(a: Side, b: Side) -> list[_Section]:
@@ -254,8 +201,8 @@ def _rates(a: Side, b: Side) -> _Section:
 
 def _speeds(run: _MeasuredRun) -> dict[str, float]:
     speeds = {title: float(run.metrics[name].max()) for title, name in MEMORY.items() if name in run.metrics}
-    if _SECONDS in run.metrics:
-        seconds = run.metrics[_SECONDS].dropna().astype(float)
+    if SECONDS in run.metrics:
+        seconds = run.metrics[SECONDS].dropna().astype(float)
         games = run.games[run.games["step"].isin(seconds.index)]
         # Missing as soon as one turn's length is: a sum of the others would be too small.
         tokens = sum(games.loc[games[f"{r}_reward"].notna(), f"{r}_tokens"].sum(skipna=False) for r in run.roles)
