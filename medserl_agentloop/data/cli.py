@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from itertools import chain, permutations
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +20,6 @@ from typer import Argument, Option
 
 from medserl_agentloop.data import rows as conversion
 from medserl_agentloop.data.cases import near_duplicates
-from medserl_agentloop.data.checkout import profile_files
 from medserl_agentloop.data.reader import ReadReport, read_files
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.paths import MANIFEST, all_or_none, errors_in_one_line, plain, say
@@ -211,7 +211,7 @@ def profile(
 ) -> None:
     """Write a prompt profile with the texts of a checkout of the OpenRLHF system; its code is read and never run."""
     with errors_in_one_line("error"):
-        files = profile_files(source)
+        files: dict[str, str] = resolve_name("medserl_agentloop.medical_team.checkout:profile_files")(source)
         if output.exists():
             raise ValueError(f"{output} exists: give the name of a new folder.")
         with all_or_none(output) as place:
