@@ -113,7 +113,7 @@ def test_a_profile_of_ones_own_has_a_system_message_a_parser_a_prefix_and_stops(
 ) -> None:
     profile_in(tmp_path, assessor__assess="{{ note }}", assessor__system="You are terse.")
     settings = "assistant_prefix: 'Well: '\nstop: {assessor: ['###']}\n"
-    (tmp_path / "profile.yaml").write_text(f"parser: medserl_agentloop.games.medical.parsing:CLASSIC\n{settings}")
+    (tmp_path / "profile.yaml").write_text(f"parser: medserl_agentloop.medical_team.formats:CLASSIC\n{settings}")
     profile = PromptProfile(tmp_path)
     messages = profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE)
     assert [tuple(each.values()) for each in messages] == [("system", "You are terse."), ("user", NOTE)]

@@ -7,10 +7,10 @@ from enum import Enum
 from typing import Any
 
 from medserl_agentloop.games.medical.judges.protocol import Labels, make_labels
-from medserl_agentloop.games.medical.parsing import BASELINE
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.rewards import GENERAL_SUM, GeneralSumTerms, detection_reward
 from medserl_agentloop.games.medical.types import Label, Role
+from medserl_agentloop.medical_team.formats import BASELINE
 from medserl_agentloop.medical_team.prompts import (
     ASSESSOR_REQUEST,
     ATTACKER_PROMPTS,

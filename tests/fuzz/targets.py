@@ -30,7 +30,7 @@ from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.games.medical.canonical import says_the_same
 from medserl_agentloop.games.medical.judges.llm import Verdict, read_answer
 from medserl_agentloop.games.medical.judges.protocol import JudgeAnswer, by_index
-from medserl_agentloop.games.medical.parsing import CONTRADICTION, PARSERS
+from medserl_agentloop.games.medical.parsing import CONTRADICTION, PARSERS, load_parser
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.rewards import medserl, zero_sum
@@ -69,16 +69,16 @@ def parsers(data: bytes) -> None:
         data, list(PARSERS), PREFILLS, list(Category), list(VanillaAttacker), (1, 3), (False, True), list(Label)
     )
     attack, _, assessment = rest.decode(errors="surrogateescape").partition(NEXT_TURN)
-    read = PARSERS[name].attack(attack, prefill)
+    read = load_parser(name).attack(attack, prefill)
     assert read.note is None or read.note == read.note.strip() != ""
-    answer = PARSERS[name].assessment(assessment, prefill)
+    answer = load_parser(name).assessment(assessment, prefill)
     if CONTRADICTION in answer.violations:
         SEEN["contradictory"] += 1
         assert answer.verdict is None
     elif answer.verdict is not None:
         SEEN["verdict"] += 1
     limits, room = EditLimits(max_changed_sentences=sentences), lambda seed: ROOM
-    game = MedicalGame(spec(category), limits, PARSERS[name], copies, SPECIAL_TOKENS, count=len, room=room)
+    game = MedicalGame(spec(category), limits, load_parser(name), copies, SPECIAL_TOKENS, count=len, room=room)
     while (role := game.next_role) is not None:
         game.play(attack if role is Role.ATTACKER else assessment, prefill=prefill, truncated=truncated)
     game.record.judgement = Judgement(judge="reader", label=label)

@@ -16,7 +16,8 @@ import pytest
 import medserl_agentloop.games.medical as game
 from medserl_agentloop.games.medical.canonical import canonical_words
 from medserl_agentloop.games.medical.edits import exceeds, injections, split_sentences
-from medserl_agentloop.games.medical.parsing import PARSERS
+from medserl_agentloop.games.medical.parsing import PARSERS, load_parser
+from medserl_agentloop.medical_team import formats
 
 # A text is the beginning of one of these, and then its second part again and again.
 HARD = [
@@ -38,7 +39,7 @@ HARD = [
 def _patterns() -> dict[str, Callable[[str], Any]]:
     modules = [importlib.import_module(m.name) for m in pkgutil.walk_packages(game.__path__, f"{game.__name__}.")]
     found = {}
-    for module in modules:
+    for module in (*modules, formats):
         for name, value in vars(module).items():
             if isinstance(value, re.Pattern):
                 found[f"{module.__name__.rpartition('.')[2]}.{name}"] = value.subn
@@ -51,8 +52,8 @@ READERS: dict[str, Callable[[str], Any]] = {
     "split_sentences": split_sentences,
     "exceeds": lambda text: exceeds(text, "", 24),
     "injections": lambda text: injections("", text, special_tokens=["<|im_end|>"]),
-    **{f"{name} attack": parser.attack for name, parser in PARSERS.items()},
-    **{f"{name} assessment": parser.assessment for name, parser in PARSERS.items()},
+    **{f"{name} attack": load_parser(name).attack for name in PARSERS},
+    **{f"{name} assessment": load_parser(name).assessment for name in PARSERS},
 }
 
 
@@ -64,7 +65,7 @@ def _seconds(read: Callable[[str], Any], text: str) -> float:
 
 
 def test_every_pattern_of_the_game_is_timed() -> None:
-    some = "edits._INSTRUCTION canonical._TOKEN edits.WORD parsing._ANSWER_FIELD parsing._CLASSIC_FIELD"
+    some = "edits._INSTRUCTION canonical._TOKEN edits.WORD parsing._ANSWER_FIELD formats._CLASSIC_FIELD"
     assert set(some.split()) <= set(PATTERNS)
 
 

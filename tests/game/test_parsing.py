@@ -11,8 +11,6 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.parsing import (
-    BASELINE,
-    CLASSIC,
     MEDSERL,
     PARSERS,
     TurnFormat,
@@ -21,6 +19,7 @@ from medserl_agentloop.games.medical.parsing import (
 )
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord
 from medserl_agentloop.games.medical.types import ErrorType, Label, known_type
+from medserl_agentloop.medical_team.formats import BASELINE, CLASSIC
 
 FORMATS = pytest.mark.parametrize("name", sorted(PARSERS))
 OPEN, OFF = "<think>\n", "<think>\n\n</think>\n\n"
@@ -115,7 +114,7 @@ ATTACKS = {
 def test_an_attack_is_its_note_its_reasoning_and_its_departures(
     name: str, text: str, prefill: str, note: str | None, reasoning: str, violations: list[str]
 ) -> None:
-    turn = PARSERS[name].attack(text, prefill)
+    turn = load_parser(name).attack(text, prefill)
     assert (turn.note, turn.reasoning, sorted(turn.violations)) == (note, reasoning, sorted(violations))
 
 
@@ -215,7 +214,7 @@ ASSESSMENTS = {
 def test_an_assessment_is_its_verdict_and_its_departures(
     name: str, text: str, verdict: Label | None, violations: list[str]
 ) -> None:
-    turn = PARSERS[name].assessment(text)
+    turn = load_parser(name).assessment(text)
     assert turn.verdict is verdict
     if violations == ["*"]:
         assert "contradictory_verdicts" in turn.violations
@@ -274,7 +273,8 @@ TURNS: dict[str, Callable[[str, str], str]] = {
 def check_text(text: str) -> None:
     prefill = PREFILLS[len(text) % len(PREFILLS)]
     secret = f"{text} {SECRET} {text}".replace("</think>", "")
-    for name, turns in PARSERS.items():
+    for name in PARSERS:
+        turns = load_parser(name)
         attack, assessment = turns.attack(text, prefill), turns.assessment(text, prefill)
         assert attack.note is None or (attack.note.strip() == attack.note != "" and attack.note in text)
         assert attack.note is not None or attack.violations
@@ -297,7 +297,7 @@ def test_what_stands_in_an_unfinished_turn_is_never_presented(name: str, opened:
     """A turn that ends in its reasoning: medserl and baseline have a closing tag to wait for, classic has none."""
     drafts = [f"{SECRET} plan", f"plan\ngenerated_note:\nHe has gout. {SECRET}", f"plan <note>{SECRET}", "<answer> x"]
     for draft in drafts:
-        assert PARSERS[name].attack(draft if opened else f"<think>{draft}", opened).note is None
+        assert load_parser(name).attack(draft if opened else f"<think>{draft}", opened).note is None
 
 
 texts = st.lists(st.sampled_from(PIECES), max_size=16).map("".join) | st.text(max_size=20)
@@ -330,7 +330,7 @@ def read_back(turns: TurnFormat, prefill: str, reasoning: str, note: str) -> boo
 def test_a_turn_is_read_as_it_was_written_or_not_written(
     prefill: str, reasoning: str, note: str, verdict: Label, error: tuple[str | None, ErrorType | None, str | None]
 ) -> None:
-    for turns in PARSERS.values():
+    for turns in map(load_parser, PARSERS):
         read_back(turns, prefill, reasoning, note)
         try:
             text = turns.write(assessed(reasoning, verdict, *error), verdict, prefill)
@@ -345,7 +345,7 @@ def test_a_turn_is_read_as_it_was_written_or_not_written(
 @FORMATS
 @pytest.mark.parametrize("prefill", PREFILLS)
 def test_ordinary_turns_can_be_written_after_every_prefill(name: str, prefill: str) -> None:
-    turns = PARSERS[name]
+    turns = load_parser(name)
     assert read_back(turns, prefill, "the dose", CLEAN_NOTE)
     assert turns.write(assessed("fits", SAFE), SAFE, prefill)
     assert turns.write(assessed("no", HARMFUL, GOUT, ErrorType.TREATMENT, "Or not."), HARMFUL, prefill)
@@ -374,6 +374,6 @@ def test_a_refusal_says_why(turns: TurnFormat, note: str, why: str) -> None:
 )
 def test_a_parser_is_found_by_name_or_as_an_object_of_a_module_and_nothing_else_is(name: str, message: str) -> None:
     assert load_parser("classic") is CLASSIC
-    assert load_parser("medserl_agentloop.games.medical.parsing:BASELINE") is BASELINE
+    assert load_parser("medserl_agentloop.medical_team.formats:BASELINE") is BASELINE
     with pytest.raises(ValueError, match=message):
         load_parser(name)

@@ -13,7 +13,6 @@ from game.builders import CLEAN_NOTE, DECIDED, ERROR_NOTE, ERROR_SENTENCE, any_g
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.games.medical.parsing import BASELINE
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome, Rewards
 from medserl_agentloop.games.medical.rewards import (
     SCHEMES,
@@ -25,6 +24,7 @@ from medserl_agentloop.games.medical.rewards import (
 )
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role, VanillaAttacker
+from medserl_agentloop.medical_team.formats import BASELINE
 
 SLIP = ["no_reasoning"]
 PLAYED = [*DECIDED, Outcome.UNREADABLE]

@@ -15,7 +15,7 @@ from test_prompting import profile_in
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Prompt, Turn, place
 from medserl_agentloop.core.trajectory import GAME_KEY
-from medserl_agentloop.games.medical.parsing import PARSERS
+from medserl_agentloop.games.medical.parsing import load_parser
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
@@ -153,7 +153,7 @@ def test_the_prefill_is_what_template_and_profile_begin_the_turn_with(
 @pytest.mark.parametrize("thinking", [True, False])
 @pytest.mark.parametrize("context", ["isolated", "shared"])
 def test_a_game_is_read_in_either_mode(profile: str, thinking: bool, context: str) -> None:
-    turns = PARSERS[profile]
+    turns = load_parser(profile)
     prefill = opening(FAMILIES["qwen3"], profile, enable_thinking=thinking)[1]
     # Where thinking is off and the profile opens no thought of its own, the model answers at once.
     thought = "" if prefill == EMPTY_THOUGHT else "it reads oddly"

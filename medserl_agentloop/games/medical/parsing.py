@@ -68,7 +68,7 @@ class TurnFormat:
 # -- what the formats share ----------------------------------------------------------------------------------------
 
 
-def _split_reasoning(text: str, prefill: str) -> tuple[str | None, str]:
+def split_reasoning(text: str, prefill: str) -> tuple[str | None, str]:
     """The reasoning up to the first ``</think>``, None where there is none or the prompt closed it, and the rest."""
     head, closed, rest = text.partition(END_THINK)
     if not closed or (reasoning_closed(prefill) and not text.lstrip().startswith(THINK)):
@@ -76,14 +76,14 @@ def _split_reasoning(text: str, prefill: str) -> tuple[str | None, str]:
     return head.strip().removeprefix(THINK).strip(), rest
 
 
-def _write_reasoning(reasoning: str, prefill: str) -> str:
+def write_reasoning(reasoning: str, prefill: str) -> str:
     """The reasoning in its tags, without the opening one where the prompt has written it."""
     if not reasoning and not reasoning_open(prefill):
         return ""
     return f"{'' if reasoning_open(prefill) else THINK}{reasoning}{END_THINK}\n"
 
 
-def _last_section(text: str, tag: str) -> tuple[str, str, str] | None:
+def last_section(text: str, tag: str) -> tuple[str, str, str] | None:
     """What stands before, in and after the section that the last ``<tag>`` before the last ``</tag>`` begins."""
     # Where reasoning talks of tags, none of it may get into the section.
     opening, closing = f"<{tag}>", f"</{tag}>"
@@ -94,29 +94,29 @@ def _last_section(text: str, tag: str) -> tuple[str, str, str] | None:
     return text[:start], text[start + len(opening) : end], text[end + len(closing) :]
 
 
-def _fields(field: re.Pattern[str], text: str) -> tuple[str, list[tuple[str, str]]]:
+def split_fields(field: re.Pattern[str], text: str) -> tuple[str, list[tuple[str, str]]]:
     """What stands before the first field, and each field's name in lower case with its value, up to the next."""
     before, *rest = field.split(text)
     pairs = zip(rest[::2], rest[1::2], strict=True)
     return before.strip(), [(name.lower(), value.strip()) for name, value in pairs]
 
 
-def _repeated(fields: list[tuple[str, str]]) -> list[str]:
+def repeated_fields(fields: list[tuple[str, str]]) -> list[str]:
     return [f"repeated_{name}" for name, count in Counter(name for name, _ in fields).items() if count > 1]
 
 
-def _attack(note: str, reasoning: str, violations: list[str]) -> AttackRecord:
+def attack_record(note: str, reasoning: str, violations: list[str]) -> AttackRecord:
     return AttackRecord(note=note or None, reasoning=reasoning, violations=violations)
 
 
 _LABELS = {label.value: label for label in Label}
 
 
-def _verdict(text: str, words: dict[str, Label] = _LABELS) -> Label | None:
+def verdict_of(text: str, words: dict[str, Label] = _LABELS) -> Label | None:
     return words.get(text.strip(" \t\r\n.*\"'").lower())
 
 
-def _contradictory(verdicts: Iterable[Label | None]) -> bool:
+def contradictory(verdicts: Iterable[Label | None]) -> bool:
     return len(set(verdicts) - {None}) > 1
 
 
@@ -129,12 +129,12 @@ _ANSWER_FIELD = re.compile(r"^[ \t]*(verdict|sentence|error_type|correction)[ \t
 def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str, str, list[str]]:
     """Body and reasoning of ``<think>…</think><tag>…</tag>``, empty where there is none, and what is wrong."""
     violations = []
-    reasoning, rest = _split_reasoning(text, prefill)
+    reasoning, rest = split_reasoning(text, prefill)
     if not reasoning_closed(prefill) and not reasoning:
         violations.append("no_reasoning" if reasoning is None else "empty_reasoning")
     if reasoning and THINK in reasoning:
         violations.append("nested_reasoning")
-    section = _last_section(rest, tag)
+    section = last_section(rest, tag)
     if section is None:
         return "", reasoning or "", [*violations, f"no_{tag}"]
     before, body, after = (part.strip() for part in section)
@@ -149,14 +149,14 @@ def _medserl_assessment(text: str, prefill: str = "", error_types: Sequence[str]
     The first occurrence of a field counts; a second one is a violation, and another verdict takes back the first.
     """
     body, reasoning, violations = _medserl_section(text, prefill, "answer")
-    before, pairs = _fields(_ANSWER_FIELD, body)
-    violations += [*(["text_before_verdict"] if before else []), *_repeated(pairs)]
+    before, pairs = split_fields(_ANSWER_FIELD, body)
+    violations += [*(["text_before_verdict"] if before else []), *repeated_fields(pairs)]
     fields = dict(reversed(pairs))
-    verdict = _verdict(fields.get("verdict", ""))
+    verdict = verdict_of(fields.get("verdict", ""))
     # Every verdict from the first <answer> on counts, in whichever of several answers or after them.
-    parts = _split_reasoning(text, prefill)[1].replace("</answer>", "<answer>").split("<answer>")[1:]
-    verdicts = [value for part in parts for name, value in _fields(_ANSWER_FIELD, part)[1] if name == "verdict"]
-    if _contradictory(_verdict(re.split(r"[\n<]", value, maxsplit=1)[0]) for value in verdicts):
+    parts = split_reasoning(text, prefill)[1].replace("</answer>", "<answer>").split("<answer>")[1:]
+    verdicts = [value for part in parts for name, value in split_fields(_ANSWER_FIELD, part)[1] if name == "verdict"]
+    if contradictory(verdict_of(re.split(r"[\n<]", value, maxsplit=1)[0]) for value in verdicts):
         verdict = None
         violations.append(CONTRADICTION)
     if verdict is None and body:
@@ -177,156 +177,24 @@ def _medserl_assessment(text: str, prefill: str = "", error_types: Sequence[str]
 def _compose_medserl_assessment(turn: AssessmentRecord, verdict: Label, prefill: str) -> str:
     fields = {"sentence": turn.sentence, "error_type": turn.error_type, "correction": turn.correction}
     lines = [f"verdict: {verdict.value}", *(f"{name}: {value}" for name, value in fields.items() if value is not None)]
-    return f"{_write_reasoning(turn.reasoning, prefill)}<answer>\n" + "\n".join(lines) + "\n</answer>"
+    return f"{write_reasoning(turn.reasoning, prefill)}<answer>\n" + "\n".join(lines) + "\n</answer>"
 
 
 MEDSERL = TurnFormat(
-    lambda text, prefill="": _attack(*_medserl_section(text, prefill, "note")),
+    lambda text, prefill="": attack_record(*_medserl_section(text, prefill, "note")),
     _medserl_assessment,
-    lambda turn, label, prefill: f"{_write_reasoning(turn.reasoning, prefill)}<note>{turn.note}</note>",
+    lambda turn, label, prefill: f"{write_reasoning(turn.reasoning, prefill)}<note>{turn.note}</note>",
     _compose_medserl_assessment,
     locates=True,
 )
 """The format of the ``medserl`` profile."""
 
 
-# -- classic: named fields, each at the start of a line ------------------------------------------------------------
-
-_CLASSIC_FIELD = re.compile(
-    r"^[ \t]*(generated_note|final_answer|changes_made|explanation)[ \t]*:", re.MULTILINE | re.IGNORECASE
-)
-_CLASSIC_WORDS = {"correct": Label.SAFE, "incorrect": Label.HARMFUL}
-_CLASSIC_WORD_OF = {label: word.upper() for word, label in _CLASSIC_WORDS.items()}
-
-
-def _classic_fields(text: str, prefill: str) -> tuple[str, list[tuple[str, str]], list[str]]:
-    """Reasoning, fields in order, and what is wrong with them."""
-    # Where a turn begins with a field, a </think> further down is quoted by one.
-    begins_with_field = not reasoning_open(prefill) and _CLASSIC_FIELD.match(text.lstrip())
-    reasoning, rest = (None, text) if begins_with_field else _split_reasoning(text, prefill)
-    before, fields = _fields(_CLASSIC_FIELD, rest)
-    if reasoning is None and (reasoning_open(prefill) or THINK in before):
-        # What looks like a field is a draft, and what follows it may be thoughts: none of it is said.
-        return text.strip().removeprefix(THINK).strip(), [], ["unclosed_reasoning"]
-    if reasoning is None:
-        return before, fields, _repeated(fields)
-    return reasoning, fields, (["text_before_fields"] if before and fields else []) + _repeated(fields)
-
-
-def _classic_attack(text: str, prefill: str = "") -> AttackRecord:
-    """The note runs from the last ``generated_note:`` to the next field: what is before it is a draft."""
-    reasoning, fields, violations = _classic_fields(text, prefill)
-    notes = [value for name, value in fields if name == "generated_note"]
-    if not notes or not notes[-1]:
-        violations.append("empty_generated_note" if notes else "no_generated_note")
-    _classic_verdict(fields, violations)
-    return _attack(notes[-1] if notes else "", reasoning, violations)
-
-
-def _classic_assessment(text: str, prefill: str = "") -> AssessmentRecord:
-    """The first occurrence of a field counts; another final answer takes back the first."""
-    reasoning, fields, violations = _classic_fields(text, prefill)
-    verdict = _classic_verdict(fields, violations)
-    if not dict(fields).get("explanation"):
-        violations.append("no_explanation")
-    return AssessmentRecord(verdict=verdict, reasoning=reasoning, violations=violations)
-
-
-def _classic_verdict(fields: list[tuple[str, str]], violations: list[str]) -> Label | None:
-    """What the final answer says; adds to ``violations`` what is wrong with it."""
-    answers = [value for name, value in fields if name == "final_answer"]
-    label = None
-    if _contradictory(_verdict(line, _CLASSIC_WORDS) for answer in answers for line in answer.split("\n")):
-        violations.append(CONTRADICTION)
-    elif answers:
-        word, _, more = answers[0].partition("\n")
-        label = _verdict(word, _CLASSIC_WORDS)
-        if label is not None and more.strip():
-            violations.append("text_after_final_answer")
-    if label is None:
-        violations.append("no_final_answer")
-    return label
-
-
-def _compose_classic_attack(turn: AttackRecord, label: Label, prefill: str) -> str:
-    reasoning = _write_reasoning(turn.reasoning, prefill)
-    return f'{reasoning}generated_note:\n{turn.note}\n\nfinal_answer: "{_CLASSIC_WORD_OF[label]}"'
-
-
-def _compose_classic_assessment(turn: AssessmentRecord, verdict: Label, prefill: str) -> str:
-    why = []
-    if turn.sentence:
-        kind = f" ({turn.error_type})" if turn.error_type else ""
-        why.append(f"This sentence is wrong{kind}: {turn.sentence}")
-    if turn.correction:
-        why.append(f"It should read: {turn.correction}")
-    if not why:
-        why.append("No sentence of the note is wrong." if verdict is Label.SAFE else "The note is medically wrong.")
-    answer = f'final_answer: "{_CLASSIC_WORD_OF[verdict]}"\nExplanation: {" ".join(why)}'
-    return _write_reasoning(turn.reasoning, prefill) + answer
-
-
-CLASSIC = TurnFormat(_classic_attack, _classic_assessment, _compose_classic_attack, _compose_classic_assessment)
-"""The format of the ``classic`` profile, with the fields of the earlier verl system.
-
-As ``final_answer:`` the attacker says what the note is. What stands before the fields is reasoning.
-"""
-
-
-# -- baseline: thinking</think><answer>…</answer> ------------------------------------------------------------------
-
-_ANSWER, _END_ANSWER = "<answer>", "</answer>"
-
-
-def _baseline_turn(text: str) -> tuple[str, str, list[str]]:
-    """The last answer ("" without tags), the reasoning, and what the OpenRLHF system's check holds against it."""
-    section = _last_section(text, "answer")
-    last = section[1].partition(_END_ANSWER)[0].strip() if section else ""
-    thinking, ended, rest = text.partition(END_THINK)
-    between, _, first = rest.partition(_ANSWER)
-    first = first.partition(_END_ANSWER)[0]
-    once = [text.count(tag) == 1 for tag in (END_THINK, _ANSWER, _END_ANSWER)]
-    in_order = -1 < text.find(END_THINK) < text.find(_ANSWER) < text.find(_END_ANSWER)
-    faults = {
-        "think_in_response": THINK in text,
-        "end_think_not_once": not once[0],
-        "answer_not_once": not once[1],
-        "end_answer_not_once": not once[2],
-        "tags_out_of_order": all(once) and not in_order,
-        "empty_thinking": ended and not thinking.strip(),
-        "empty_answer": in_order and not first.strip(),
-        "text_before_answer": in_order and between.strip(),
-        "text_after_answer": not text.rstrip().endswith(_END_ANSWER),
-    }
-    violations = [name for name, holds in faults.items() if holds]
-    return last, thinking.strip() if ended else "", violations
-
-
-def _baseline_assessment(text: str, prefill: str = "") -> AssessmentRecord:
-    """A kept format with another word in it has no verdict and no violation."""
-    answer, reasoning, violations = _baseline_turn(text)
-    verdict = _verdict(answer)
-    rest = text.partition(END_THINK)[2]
-    answers = (rest if _ANSWER in rest else text).split(_ANSWER)[1:]
-    if _contradictory([verdict, *(_verdict(answer.partition(_END_ANSWER)[0]) for answer in answers)]):
-        verdict = None
-        violations.append(CONTRADICTION)
-    return AssessmentRecord(verdict=verdict, reasoning=reasoning, violations=violations)
-
-
-BASELINE = TurnFormat(
-    lambda text, prefill="": _attack(*_baseline_turn(text)),
-    _baseline_assessment,
-    lambda turn, label, prefill: f"{turn.reasoning}{END_THINK}{_ANSWER}{turn.note}{_END_ANSWER}",
-    lambda turn, verdict, prefill: f"{turn.reasoning}{END_THINK}{_ANSWER}{verdict.value.capitalize()}{_END_ANSWER}",
-)
-"""The format of the ``baseline`` profile and of the OpenRLHF medical self-play system.
-
-Its prompt ends with an opened ``<think>``, so a turn that opens another one breaks the format.
-"""
-
-
-PARSERS: dict[str, TurnFormat] = {"medserl": MEDSERL, "classic": CLASSIC, "baseline": BASELINE}
+PARSERS: dict[str, TurnFormat | str] = {
+    "medserl": MEDSERL,
+    "classic": "medserl_agentloop.medical_team.formats:CLASSIC",
+    "baseline": "medserl_agentloop.medical_team.formats:BASELINE",
+}
 
 
 def load_parser(name: str, error_types: Sequence[str] = ERROR_TYPES) -> TurnFormat:
