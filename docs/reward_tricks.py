@@ -22,7 +22,7 @@ from medserl_agentloop.games.medical.edits import split_sentences
 from medserl_agentloop.games.medical.judges import LabelJudge, judge_game
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
-from medserl_agentloop.games.medical.rewards import RewardScheme, medical_general_sum, medserl, zero_sum
+from medserl_agentloop.games.medical.rewards import RewardScheme, medserl, zero_sum
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import (
     Category,
@@ -33,6 +33,7 @@ from medserl_agentloop.games.medical.types import (
     VanillaAttacker,
     known_type,
 )
+from medserl_agentloop.medical_team.rewards import medical_general_sum
 
 PAGE = Path(__file__).with_name("rewards.md")
 SAMPLE = PAGE.parents[1] / "data_prep" / "sample" / "medserl_sample.csv"

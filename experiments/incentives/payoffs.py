@@ -13,9 +13,10 @@ from pathlib import Path
 from experiments.pages import with_table
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome, Rewards
-from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, medical_general_sum, medserl, zero_sum
+from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, medserl, zero_sum
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
+from medserl_agentloop.medical_team.rewards import medical_general_sum
 
 PAGE = Path(__file__).with_name("README.md")
 SCHEMES: tuple[RewardScheme, ...] = (zero_sum, medserl, medical_general_sum)

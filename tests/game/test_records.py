@@ -36,7 +36,7 @@ from medserl_agentloop.games.medical.records import (
     MedicalRecord,
     Outcome,
 )
-from medserl_agentloop.games.medical.rewards import SCHEMES, MedserlTerms, medserl, reward_game
+from medserl_agentloop.games.medical.rewards import SCHEMES, MedserlTerms, load_scheme, medserl, reward_game
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
 
@@ -216,7 +216,7 @@ def several(draw: st.DrawFn) -> MedicalRecord:
 
 def rewarded(record: MedicalRecord, name: str = "medserl") -> MedicalRecord:
     record = record.model_copy()
-    reward_game(record, SCHEMES[name])
+    reward_game(record, load_scheme(name))
     return record
 
 
@@ -239,7 +239,7 @@ def test_each_assessment_earns_what_it_would_earn_alone(record: MedicalRecord, n
     assume(record.outcome is not Outcome.VOID)
     first = 0 if record.attack is None else 1
     said = [record.assessment, *record.further_assessments]
-    earned = [SCHEMES[name](alone(record, each)).get(Role.ASSESSOR) for each in said if each is not None]
+    earned = [load_scheme(name)(alone(record, each)).get(Role.ASSESSOR) for each in said if each is not None]
     assert [game.turn_rewards[first + number] for number in range(len(said))] == earned
     assert game.reward(Role.ASSESSOR) == pytest.approx(sum(sum(each.values()) for each in earned if each) / len(said))
 
@@ -297,9 +297,9 @@ def test_all_assessments_and_their_rewards_survive_json_and_score_the_same(recor
     assert [each.rewards for each in read.by_assessment] == [each.rewards for each in game.by_assessment]
     if record.is_void:
         return
-    assert SCHEMES[name](read) == SCHEMES[name](game)
+    assert load_scheme(name)(read) == load_scheme(name)(game)
     if not record.further_assessments:  # it is paid and written as if there could be no others
-        assert game.rewards == SCHEMES[name](record)
+        assert game.rewards == load_scheme(name)(record)
         assert not {"turn_rewards", "further_assessments"} & set(game.to_json())
 
 

@@ -33,7 +33,7 @@ each_scheme = pytest.mark.parametrize("scheme", [zero_sum, medserl], ids=lambda 
 
 
 def earned(record: MedicalRecord, name: str) -> Rewards:
-    reward_game(record, SCHEMES[name])
+    reward_game(record, load_scheme(name))
     return record.rewards
 
 

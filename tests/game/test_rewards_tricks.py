@@ -9,8 +9,9 @@ from reward_tricks import ANSWERS, HONEST, SAMPLE, TRICKS, Trick, caught, consta
 from experiments.pages import with_table
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.games.medical.records import Outcome
-from medserl_agentloop.games.medical.rewards import RewardScheme, medical_general_sum, medserl, zero_sum
+from medserl_agentloop.games.medical.rewards import RewardScheme, medserl, zero_sum
 from medserl_agentloop.games.medical.types import ErrorType, Role
+from medserl_agentloop.medical_team.rewards import medical_general_sum
 
 VALID_GROUPS = {"harmless rewording", "a decoy with an error", "the assessor is cut off"}
 each_trick = pytest.mark.parametrize("trick", TRICKS, ids=lambda trick: trick.name)

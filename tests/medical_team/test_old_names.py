@@ -14,7 +14,6 @@ from support import TOKENIZER
 from medserl_agentloop import medical_team
 from medserl_agentloop.games.medical.judges.protocol import make_labels
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
-from medserl_agentloop.games.medical.rewards import medical_general_sum
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.medical_team import (
     MedicalGameOutcome,
@@ -27,6 +26,7 @@ from medserl_agentloop.medical_team import (
     medical_judge,
     outcomes_of,
 )
+from medserl_agentloop.medical_team.rewards import medical_general_sum
 from medserl_agentloop.paths import resource
 
 PAGE = (Path(__file__).parents[2] / "docs/migration.md").read_text(encoding="utf-8")

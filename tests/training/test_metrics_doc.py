@@ -21,7 +21,7 @@ from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome, Reading
-from medserl_agentloop.games.medical.rewards import SCHEMES
+from medserl_agentloop.games.medical.rewards import load_scheme
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.report import headline_metrics
 
@@ -83,7 +83,7 @@ def everything() -> list[MedicalRecord]:
         at_the_end_and_not = {"presented_note": note, "error_sentences": ["It is wrong."]}
         games.append(finished(Outcome.MISSED_ERROR, category="vanilla_harmful").model_copy(update=at_the_end_and_not))
     for game in games:
-        game.rewards = SCHEMES["medserl"](game)
+        game.rewards = load_scheme("medserl")(game)
     return games
 
 

@@ -33,8 +33,8 @@ from medserl_agentloop.games.medical.metrics import (
     quoted_sentence,
 )
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
-from medserl_agentloop.games.medical.rewards import medical_general_sum
 from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.medical_team.rewards import medical_general_sum
 from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import Prediction
 from medserl_agentloop.testing.tiny import compose_run
