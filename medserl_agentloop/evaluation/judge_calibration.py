@@ -278,7 +278,7 @@ def serve(
 
     Untouched notes get the label of their category, whatever the backend.
     """
-    from medserl_agentloop.games.medical.judges import protocol  # it loads a web framework
+    from medserl_agentloop.medical_team import protocol  # it loads a web framework
 
     judge: Judge = LabelJudge()
     token = os.environ.get(token_env or "", "")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from medserl_agentloop.games.medical.judges.protocol import Labels, make_labels
 from medserl_agentloop.games.medical.types import Category, Label, Role
+from medserl_agentloop.medical_team.protocol import Labels, make_labels
 from medserl_agentloop.medical_team.remote_judge import JudgeFunction, Query, create_medical_judge_remote_function
 from medserl_agentloop.medical_team.utils import (
     GENERAL_SUM_CONFIG,

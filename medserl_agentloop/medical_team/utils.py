@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from medserl_agentloop.games.medical.judges.protocol import Labels, make_labels
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Label, Role
 from medserl_agentloop.medical_team.formats import BASELINE
@@ -16,6 +15,7 @@ from medserl_agentloop.medical_team.prompts import (
     MEDICAL_ASSESSOR_BASE_PROMPT,
     MEDICAL_ASSISTANT_THINKING_PREFIX,
 )
+from medserl_agentloop.medical_team.protocol import Labels, make_labels
 from medserl_agentloop.medical_team.rewards import GENERAL_SUM, GeneralSumTerms, detection_reward
 
 GENERAL_SUM_CONFIG = "medical_general_sum"

@@ -29,13 +29,13 @@ from medserl_agentloop.data.cases import MedecFormatError
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.games.medical.canonical import says_the_same
 from medserl_agentloop.games.medical.judges.llm import Verdict, read_answer
-from medserl_agentloop.games.medical.judges.protocol import JudgeAnswer, by_index
 from medserl_agentloop.games.medical.parsing import CONTRADICTION, PARSERS, load_parser
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.rewards import medserl, zero_sum
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, Label, Role, VanillaAttacker
+from medserl_agentloop.medical_team.protocol import JudgeAnswer, by_index
 
 SEEN = Counter[str]()
 NEXT_TURN = "\x1e"

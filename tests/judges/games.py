@@ -23,10 +23,10 @@ from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.config import JudgeServer
 from medserl_agentloop.games.medical.judges import judge_game
 from medserl_agentloop.games.medical.judges.llm import LlmJudge, judge_template
-from medserl_agentloop.games.medical.judges.protocol import HttpJudge
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category
 from medserl_agentloop.medical_team import create_medical_judge_remote_function
+from medserl_agentloop.medical_team.protocol import HttpJudge
 from medserl_agentloop.paths import PACKAGE
 
 

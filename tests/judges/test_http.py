@@ -24,9 +24,9 @@ from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.config import BlindGate, JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges.llm import BlindReader, LlmJudge
-from medserl_agentloop.games.medical.judges.protocol import HttpJudge
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, Label
+from medserl_agentloop.medical_team.protocol import HttpJudge
 
 
 def test_a_query_says_what_the_protocol_asks_for_and_of_the_assessor_s_words_the_verdict_alone(

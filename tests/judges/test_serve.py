@@ -23,9 +23,9 @@ from serving import serving as serving_app
 from medserl_agentloop.games.medical.config import JudgeServer
 from medserl_agentloop.games.medical.judges import LabelJudge
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
-from medserl_agentloop.games.medical.judges.protocol import MAX_BYTES, create_app
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, Label
+from medserl_agentloop.medical_team.protocol import MAX_BYTES, create_app
 
 QUERY = {"game_idx": 7, "medical_note": "He takes 9 g.", "assessment": "Safe", "game_category": "adversarial_benign"}
 TYPES = {name: type(value) for name, value in harmful().items()}
@@ -214,7 +214,7 @@ def test_a_server_that_cannot_work_or_lets_anybody_in_is_refused(words: str, mes
 
 LIMITS = """
 import resource
-from medserl_agentloop.games.medical.judges import protocol
+from medserl_agentloop.medical_team import protocol
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 protocol.REQUEST_S = 1.0
 """

@@ -9,9 +9,9 @@ import pytest
 from judges.local_server import LocalServer
 from medical_team.conftest import CLEAN, WRONG, Generator, Tokenizer, assessor, attacker, turn, verdicts
 
-from medserl_agentloop.games.medical.judges.protocol import Labels
 from medserl_agentloop.medical_team import MEDICAL_REWARD_COEFF_CONFIG, MedicalDialogueGameManager, remote_judge
 from medserl_agentloop.medical_team import MedicalGameOutcome as Outcome
+from medserl_agentloop.medical_team.protocol import Labels
 from medserl_agentloop.medical_team.remote_judge import create_medical_judge_remote_function, wait_for_judge_server
 from medserl_agentloop.report.compare import read_side
 

@@ -12,7 +12,6 @@ from judges.local_server import LocalServer
 from support import TOKENIZER
 
 from medserl_agentloop import medical_team
-from medserl_agentloop.games.medical.judges.protocol import make_labels
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.medical_team import (
@@ -26,6 +25,7 @@ from medserl_agentloop.medical_team import (
     medical_judge,
     outcomes_of,
 )
+from medserl_agentloop.medical_team.protocol import make_labels
 from medserl_agentloop.medical_team.rewards import medical_general_sum
 from medserl_agentloop.paths import resource
 

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 JUDGES = {
     "labels": "medserl_agentloop.games.medical.judges:LabelJudge",
-    "http": "medserl_agentloop.games.medical.judges.protocol:HttpJudge",
+    "http": "medserl_agentloop.medical_team.protocol:HttpJudge",
     "llm": "medserl_agentloop.games.medical.judges.llm:LlmJudge",
 }
 WHAT_IT_CANNOT_SEE = (  # said once by whoever plays games with it
