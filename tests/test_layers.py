@@ -27,7 +27,10 @@ MAY_IMPORT = {
     "scoring": set(),
     "testing": {"backends", "core"},
 }
-"""Parts of the package that may import only these others, and ``ANYWHERE``, however deep in a function."""
+"""Parts of the package that may import only these others, and ``ANYWHERE``, however deep in a function.
+
+None may import ``medical_team``, the room of the old systems: what is there is found by a user's name.
+"""
 
 ANYWHERE = {"paths"}
 
