@@ -56,9 +56,8 @@ def planned(path: Path, mix: str = DEFAULT_MIX, val_fraction: float = 0.1) -> li
     return [*games.train, *games.val]
 
 
-def test_round_trip_of_the_converted_sample(tmp_path: Path) -> None:
-    assert run("medec_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
-    paths = [tmp_path / "train.parquet", tmp_path / "val.parquet"]
+def test_round_trip_of_the_converted_sample(tmp_path: Path, files: dict[str, Any]) -> None:
+    paths = [Path(file) for file in files.values()]
     assert round_trip(paths, tmp_path / "cache") == planned(SAMPLE)
     report = verify_files(paths)
     assert report.ok, report.problems

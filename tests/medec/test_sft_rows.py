@@ -62,9 +62,8 @@ def test_a_case_is_in_one_split_and_in_that_of_the_self_play_rows(tmp_path: Path
 def test_splits_can_be_taken_from_files_for_self_play(tmp_path: Path) -> None:
     arguments = ("--input", SAMPLE, "--output", tmp_path / "play", "--seed", 9, "--val-fraction", 0.3, "--rows", 60)
     assert run("medec_to_parquet", *arguments).exit_code == 0
-    assert (
-        run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path, "--splits-of", tmp_path / "play").exit_code == 0
-    )
+    arguments = ("--input", SAMPLE, "--output", tmp_path, "--splits-of", tmp_path / "play")
+    assert run("sft_to_parquet", *arguments).exit_code == 0
     for name in ("train", "val"):
         played = pq.read_table(tmp_path / "play" / f"{name}.parquet").to_pylist()
         taught = pq.read_table(tmp_path / f"sft_{name}.parquet").to_pylist()
@@ -260,14 +259,13 @@ def test_a_case_gives_one_turn_of_a_kind() -> None:
     assert rows_of_games(games, val_fraction=0.0).left_out[REPEATED] == 2
 
 
-def test_the_command_writes_conversations_and_the_rows_that_are_left_for_self_play(tmp_path: Path) -> None:
-    assert run("medec_to_parquet", "--input", SAMPLE, "--output", tmp_path / "data").exit_code == 0
-    rows = pq.read_table(tmp_path / "data" / "train.parquet").to_pylist()
+def test_sft_command_writes_conversations_and_the_rows_left_to_play(tmp_path: Path, files: dict[str, Any]) -> None:
+    rows = pq.read_table(files["data.train_files"]).to_pylist()
     cases = [row["extra_info"]["vignette_id"] for row in rows][:40]
     games = [game(*kind, case) for kind, case in zip(itertools.cycle(RIGHT), cases, strict=False)]
     StepFile(tmp_path / "run" / GAMES_FILE).append(record.to_json() for record in games)
     command = ["data", "sft", "--from-games", str(tmp_path / "run"), "--output", str(tmp_path / "sft")]
-    command += ["--rest-of", str(tmp_path / "data" / "train.parquet")]
+    command += ["--rest-of", files["data.train_files"]]
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, command)
     assert done.exit_code == 0, done.output
     written = (pq.read_table(tmp_path / "sft" / f"sft_{split}.parquet") for split in ("train", "val"))
@@ -279,9 +277,8 @@ def test_the_command_writes_conversations_and_the_rows_that_are_left_for_self_pl
     assert f"{len(rest)} rows of the cases that are not taught" in done.output
 
 
-def test_a_file_whose_cases_are_all_taught_leaves_nothing(tmp_path: Path) -> None:
-    assert run("medec_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
-    file = tmp_path / "val.parquet"
+def test_rows_for_self_play_need_a_case_that_is_not_taught(tmp_path: Path, files: dict[str, Any]) -> None:
+    file = Path(files["data.val_files"])
     every = [{"vignette_id": row["extra_info"]["vignette_id"]} for row in pq.read_table(file).to_pylist()]
     with pytest.raises(ValueError, match="every case in it is taught"):
         rows_for_self_play(file, every)
