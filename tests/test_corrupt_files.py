@@ -15,8 +15,6 @@ import torch
 from evaluation.shards import save_shards
 from game.builders import finished
 from invoking import invoke
-from medec.builders import run as command
-from note_files import SAMPLE
 from omegaconf import OmegaConf
 from support import TOKENIZER
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -170,11 +168,10 @@ def test_a_damaged_state_of_a_checkpoint_is_named_or_taken_up(tmp_path: Path, dr
 
 
 @pytest.fixture
-def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    assert command("medec_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, Any]) -> Path:
     read = lru_cache(machine.AutoTokenizer.from_pretrained)
     monkeypatch.setattr(machine.AutoTokenizer, "from_pretrained", lambda path, **options: read(path))
-    pq.write_table(pq.read_table(tmp_path / "train.parquet").slice(0, 4), tmp_path / "few.parquet")
+    pq.write_table(pq.read_table(files["data.train_files"]).slice(0, 4), tmp_path / "few.parquet")
     return tmp_path / "few.parquet"
 
 
