@@ -5,8 +5,9 @@ import gc
 import os
 import pickle
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import hypothesis
@@ -112,6 +113,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what the imports made stays; no collection has to look at it again
+
+
+@pytest.fixture
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody has started Ray here, whatever else runs on this machine."""
+    for variable in [name for name in os.environ if name.startswith("RAY_")]:
+        monkeypatch.delenv(variable)
+    with TemporaryDirectory() as folder:  # tmp_path is too long for Ray's sockets
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield
 
 
 @pytest.fixture(scope="session")

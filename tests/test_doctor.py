@@ -9,9 +9,7 @@ import shutil
 import socket
 import threading
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -32,13 +30,7 @@ from medserl_agentloop.paths import read_parquet
 JUDGE = {"selfplay.judge_server.url": "http://localhost:1/v1", "selfplay.judge_server.model": "m"}
 
 
-@pytest.fixture(autouse=True)
-def no_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nobody has started Ray here, whatever else runs on this machine."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with TemporaryDirectory() as folder:
-        monkeypatch.setenv("RAY_TMPDIR", folder)
-        yield
+pytestmark = pytest.mark.usefixtures("no_cluster")
 
 
 def lines(check: Any, *arguments: Any) -> str:
@@ -220,12 +212,8 @@ def test_bundle_has_the_log_without_keys_notes_and_games(
 ) -> None:
     config = run_of({**files, "selfplay.records": str(tmp_path)}).config
     note = read_parquet(Path(files["data.train_files"]))["prompt"][0].as_py()[0]["content"]
-    log = [
-        "RuntimeError: CUDA error",
-        f"cannot read {note!r}",
-        "GET http://me:pass@host",
-        "the key-of-a-judge, hf_" + 16 * "a",
-    ]
+    log = ["RuntimeError: CUDA error", f"cannot read {note!r}", "GET http://me:pass@host"]
+    log.append("the key-of-a-judge, hf_" + 16 * "a")
     (tmp_path / "train.log").write_text("\n".join([*log, "a turn of this very run was odd"]))
     (tmp_path / "games.jsonl").write_text('{"text": "a turn of this very run"}\n')
     monkeypatch.setenv("JUDGE_API_KEY", "key-of-a-judge")
@@ -257,10 +245,8 @@ def test_a_disk_too_small_for_the_checkpoints_is_found(monkeypatch: pytest.Monke
     here = {"trainer.default_local_dir": str(tmp_path)}
     assert "2 kept, need 0.0" in lines(doctor._disk, run_of(here))
     assert lines(doctor._disk, run_of({**here, "trainer.max_actor_ckpt_to_keep": None})).startswith("warn: ")
-    for recipe, size in {
-        "qwen3_4b": "45.0 GiB, 2 kept, need 89.9",
-        "[qwen3_4b,lora]": "15.7 GiB, 2 kept, need 31.",
-    }.items():
+    sizes = {"qwen3_4b": "45.0 GiB, 2 kept, need 89.9", "[qwen3_4b,lora]": "15.7 GiB, 2 kept, need 31."}
+    for recipe, size in sizes.items():
         assert f"checkpoints of {size}" in lines(doctor._disk, run_of(here, recipe))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1024**2))
     assert "fail: " in (full := lines(doctor._disk, run_of(here)))
@@ -279,10 +265,8 @@ def test_a_run_that_starts_has_no_failures_and_a_broken_one_lists_all_at_once(fi
     failed = {finding.check: finding.text for finding in diagnose(run_of(broken).config, schema())}
     assert "data.max_prompt_length=9" in failed["data"]
     assert "the package swanlab is not installed" in failed["packages"]
-    refused = {
-        finding.check: finding.status for finding in diagnose(run_of({"trainer.use_v1": False}).config, schema())
-    }
-    assert refused["config"] == refused["data"] == "fail"
+    found = diagnose(run_of({"trainer.use_v1": False}).config, schema())
+    assert {"config", "data"} <= {finding.check for finding in found if finding.status == "fail"}
 
 
 def test_a_check_that_breaks_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,8 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -35,15 +33,13 @@ ON_GPU = {"trainer.logger": "console", PATH: str(resource("assets/tiny_player"))
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_cluster: None) -> Path:
     """A home without keys, as the working folder, on a machine of no cluster."""
-    for variable in [name for name in os.environ if name.startswith(("WANDB_", "NETRC", "RAY_"))]:
+    for variable in [name for name in os.environ if name.startswith(("WANDB_", "NETRC"))]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    with TemporaryDirectory() as folder:  # tmp_path is too long for Ray's sockets
-        monkeypatch.setenv("RAY_TMPDIR", folder)
-        yield tmp_path
+    return tmp_path
 
 
 def problem(check: str, changes: dict[str, Any], recipe: str = "own_notes") -> str:
@@ -132,15 +128,14 @@ def test_engines_loggers_and_flash_attention_that_are_not_installed_are_named(mo
         assert bool(answer) == bool(advice)
 
 
-def test_a_key_of_wandb_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "short")
-    assert "no key for it, or none that it takes. Run `wandb login`" in problem("packages", WANDB)
-
-
 @pytest.mark.parametrize("key", [None, {"WANDB_API_KEY": "0" * 40}, {"WANDB_MODE": "offline"}])
-def test_wandb_needs_a_key_or_another_mode(key: dict[str, str] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_needs_a_key_that_it_takes_or_another_mode(
+    key: dict[str, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import wandb
 
+    monkeypatch.setenv("WANDB_API_KEY", "short")
+    assert "no key for it, or none that it takes. Run `wandb login`" in problem("packages", WANDB)
     mode = (key or {}).get("WANDB_MODE", "online")
     settings = type("Settings", (), {"mode": mode})
     monkeypatch.setattr(wandb, "setup", lambda: type("Setup", (), {"settings": settings}))
@@ -216,21 +211,24 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path, f
         "warn: from here on actor_rollout_ref.rollout.temperature was 1.0 and is 0.7. "
         f"{folder}/run_config.until_step_3.yaml keeps the config until then"
     )
-    for key, now in (("selfplay.judge_server.url", "http://b:1"), ("selfplay.budget.assessor", 90), ("x.y", 1)):
-        assert f"warn: from here on {key} was " in problem("checkpoints", {**here, key: now})
-    for key, now in (("data.dataloader_num_workers", 2), ("data.shuffle", False)):
-        lost = problem("checkpoints", {**here, key: now, "selfplay.allow_changes": True})
-        assert f"({key} was " in lost and "its place in the rows is lost: set it back" in lost
-    for key, was, now in (
-        ("algorithm.adv_estimator", "role_reinforce_pp", "role_grpo"),
-        ("selfplay.profile", "medserl", "classic"),
-        ("selfplay.reward", "medserl", "zero_sum"),
-        ("selfplay.judge", "labels", "http"),
-        ("selfplay.judge_server.model", "gpt-5", "gpt-4"),
-        ("actor_rollout_ref.actor.optim.lr", 0.0003, 0.001),
-        ("data.train_files", "train.parquet", files["data.train_files"]),
-    ):
-        assert f"checkpoints of another run ({key} was {was} and is {now}" in problem("checkpoints", {**here, key: now})
+    said = {"selfplay.judge_server.url": "http://b:1", "selfplay.budget.assessor": 90, "x.y": 1}
+    warned = problem("checkpoints", here | said)
+    assert warned.startswith("warn: from here on ") and all(f"{key} was " in warned for key in said)
+    shuffled = {"data.dataloader_num_workers": 2, "data.shuffle": False}
+    lost = problem("checkpoints", here | shuffled | {"selfplay.allow_changes": True})
+    assert all(f"{key} was " in lost for key in shuffled) and lost.count("its place in the rows is lost: set it") == 2
+    decisive = {
+        "algorithm.adv_estimator": ("role_reinforce_pp", "role_grpo"),
+        "selfplay.profile": ("medserl", "classic"),
+        "selfplay.reward": ("medserl", "zero_sum"),
+        "selfplay.judge": ("labels", "http"),
+        "selfplay.judge_server.model": ("gpt-5", "gpt-4"),
+        "actor_rollout_ref.actor.optim.lr": (0.0003, 0.001),
+        "data.train_files": ("train.parquet", files["data.train_files"]),
+    }
+    refused = problem("checkpoints", here | {key: now for key, (_, now) in decisive.items()})
+    assert "has checkpoints of another run (" in refused
+    assert all(f"{key} was {was} and is {now}" in refused for key, (was, now) in decisive.items())
     on_purpose = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "runs/quickstart/global_step_3"}
     assert problem("checkpoints", {**here, "selfplay.profile": "classic", **on_purpose}) == ""
     changed = {**here, "selfplay.reward": "zero_sum"}

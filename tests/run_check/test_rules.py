@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from run_check.runs import refusal, run, schema
+from run_check.runs import refusal, run, run_of, schema
 from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
@@ -44,10 +44,7 @@ DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": True}
         ({f"{ROLLOUT}.top_k": None}, f"{ROLLOUT}.top_k=null is no number, and verl's own value is -1"),
         ({"data.train_batch_size": "many"}, "data.train_batch_size=many is no number, and verl's own value is 1024"),
         *(({"trainer.total_training_steps": n}, f"_steps={n} trains nothing. Set a number") for n in (0, "three")),
-        (
-            {"selfplay.reward": "no_module:Own"},
-            "No module named 'no_module'. Put the folder that it is in on PYTHONPATH",
-        ),
+        ({"selfplay.reward": "no_module:Own"}, "No module named 'no_module'. Put the folder that it is in on PYTHONP"),
         ({"selfplay.train": "attacker", "algorithm.adv_estimator": "grpo"}, "(did you mean 'role_grpo'?)"),
         ({"algorithm.adv_estimator": "role_grpo", f"{ROLLOUT}.n": 1}, f"Set {ROLLOUT}.n to 2 or more"),
         ({"selfplay.anchor.assessor": 0.1}, "selfplay.anchor needs the reference policy. Set actor_rollout_ref."),
@@ -62,10 +59,7 @@ DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": True}
         ({**POOL, **HF_MODEL, **ASYNC}, "a game would go on while its opponent changes"),
         # what verl ignores
         ({"algorithm.filter_groups.enable": True}, "In a zero-sum game the sum is constant"),
-        (
-            {"distillation.enabled": True, "trainer.use_v1": False},
-            "\ndistillation.enabled=True: self-play sets the act",
-        ),
+        ({"distillation.enabled": True, "trainer.use_v1": False}, "\ndistillation.enabled=True: self-play sets the"),
         ({f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.bypass_mode": True}, "Set bypass_mode=False"),
         ({f"{CORRECTION}.rollout_is": "token", f"{ROLLOUT}.calculate_log_probs": False}, "calculate_log_probs=True"),
         # batches and checkpoints
@@ -95,7 +89,8 @@ def test_a_run_that_could_not_be_trusted_is_refused_with_its_remedy(changes: dic
 @pytest.mark.parametrize(
     "changes",
     [
-        *({}, SEVERAL, ENDPOINT, {**POOL, **HF_MODEL}, PER_ROLE, LORA, GAE),
+        *({}, SEVERAL, ENDPOINT, PER_ROLE, LORA, GAE, {"selfplay.train": "assessor"}),
+        {**POOL, **HF_MODEL, "selfplay.opponent.url": "https://host/api/v1/"},
         {**DYNAMIC, f"{ACTOR}.ppo_max_token_len_per_gpu": 8192},
         {f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.rollout_is_threshold": "0.5_5.0"},
         {f"{CORRECTION}.bypass_mode": True},
@@ -110,6 +105,14 @@ def test_a_run_that_could_not_be_trusted_is_refused_with_its_remedy(changes: dic
 )
 def test_what_works_or_is_measured_is_accepted(changes: dict[str, Any]) -> None:
     assert refusal(changes) == ""
+
+
+def test_a_run_plays_and_trains_the_roles_that_its_opponent_leaves() -> None:
+    played = run_of({**POOL, "selfplay.opponent.url": "https://host/api/v1/"}).selfplay
+    assert played.opponent.client("/v1").url == "https://host/api/v1"
+    assert (played.plays("attacker"), played.plays("assessor")) == (False, True)
+    alone = run_of({"selfplay.train": "assessor"}).selfplay
+    assert alone.plays("attacker") and alone.trains("assessor") and not alone.trains("attacker")
 
 
 @pytest.mark.parametrize(
