@@ -285,11 +285,7 @@ def test_constants_of_a_scheme_can_be_replaced() -> None:
         ("learnable", {"sentence": math.nan}, "sentence=nan of 'learnable' must be a number"),
         ("medserl", {"decoy": math.inf}, "decoy=inf of 'medserl' must be a number"),
         ("medical_general_sum", {"realism": 1.0}, "it has none. Append selfplay.reward_terms.realism=null"),
-        (
-            "flat_rewards:flat",
-            {"faild_attack": -1.0},
-            "none. Append selfplay.reward_terms.faild_attack=null to leave it out",
-        ),
+        ("flat_rewards:flat", {"faild_attack": -1.0}, "none. Append selfplay.reward_terms.faild_attack=null to leave"),
     ],
 )
 def test_a_scheme_or_a_constant_that_cannot_be_found_is_named(

@@ -20,12 +20,8 @@ from medserl_agentloop.paths import resource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-VERDICT = {
-    "type": "object",
-    "properties": {"error": {"enum": ["present", "absent"]}},
-    "required": ["error"],
-    "additionalProperties": False,
-}
+VERDICT = {"type": "object", "properties": {"error": {"enum": ["present", "absent"]}}, "required": ["error"]}
+VERDICT |= {"additionalProperties": False}
 QUESTION = {
     "model": "player",
     "max_tokens": 64,
