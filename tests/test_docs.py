@@ -72,10 +72,9 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(listed) == sorted(map(str, pages))
 
 
-def test_the_readme_lists_every_recipe_once() -> None:
-    rows = re.findall(
-        r"^\| (`.*?) \|", text_of(ROOT / "README.md").partition("| recipe |")[2].partition("\n\n")[0], re.M
-    )
+def test_the_configuration_page_lists_every_recipe_once() -> None:
+    table = text_of(DOCS / "configuration.md").partition("| recipe |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.M)
     listed = re.findall(r"`(\w+)`", " ".join(rows))
     assert sorted(listed) == sorted(path.stem for path in ROOT.glob("recipes/*.yaml"))
 
