@@ -35,8 +35,6 @@ NOT_RUN = {
     "make learn": "learning/test_learn.py runs it",
     ".venv/bin/python -m experiments.learning.run": "learning/test_experiments.py runs a short form",
     "pip install": "installs from a package index",
-    "apt-get update": "installs from package indexes",
-    "python3.12 -m venv": "installs from a package index",
     "hf download": "needs the hub",
     "HF_HUB_CACHE=": "needs the packages of transformers[serving]",
     "medserl show runs/quickstart": "make quickstart does it",
