@@ -333,32 +333,30 @@ def table() -> str:
     """The tricks in Markdown, a row for those of a group that the rules refuse and one for the others.
 
     A number is the best that the attacker earns by one of them; bold where that is more than an honest attack that is
-    caught.
+    caught. Honest attacks have two: caught, and not.
     """
     judges = ("labels", "reads")
     names = [scheme.__name__ for scheme in SCHEMES]
-    head = ["tricks", "refused by the rules as", *(f"`{name}`, {judge}" for name in names for judge in judges)]
-    lines = [f"| {' | '.join(head)} |", f"|---|---|{'---:|' * (len(head) - 2)}"]
+    head = ["tricks", *(f"`{name}`, {judge}" for name in names for judge in judges)]
+    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
     for attack in HONEST:
-        trapped = [f"{caught(attack, scheme):.2f}" for scheme in SCHEMES for _ in judges]
-        won = [f"{attack.best(scheme, judge):.2f}" for scheme in SCHEMES for judge in judges]
-        lines.append(f"| *honest: {attack.name}, seen through* | | {' | '.join(trapped)} |")
-        lines.append(f"| *honest: {attack.name}, not seen through* | | {' | '.join(won)} |")
+        cells = [f"{caught(attack, scheme):.2f}/{attack.best(scheme, j):.2f}" for scheme, j in product(SCHEMES, judges)]
+        lines.append(f"| *honest: {attack.name}* | {' | '.join(cells)} |")
     rows: dict[tuple[str, bool], list[Trick]] = defaultdict(list)
     for trick in TRICKS:
         rows[trick.group, trick.rule == ""].append(trick)
-    for (group, _), tricks in rows.items():
+    for (group, passes), tricks in rows.items():
         names = ", ".join(trick.name for trick in tricks[:SHOWN])
         count = f"{len(tricks)}, e.g. " if len(tricks) > SHOWN else ""
-        rules = ", ".join(f"`{rule}`" for rule in dict.fromkeys(trick.rule for trick in tricks) if rule)
+
         cells = []
         for scheme, judge in product(SCHEMES, judges):
             _, best = max((trick.best(scheme, judge), number) for number, trick in enumerate(tricks))
             cells.append(_cell(tricks[best], scheme, judge))
-        lines.append(f"| {group}: {count}{names} | {rules} | {' | '.join(cells)} |")
+        lines.append(f"| {group}: {count}{names}{'' if passes else ' (refused)'} | {' | '.join(cells)} |")
     for name, rewards in constant_rows():
         cells = [f"{reward:.2f}" for reward in rewards for _ in judges]
-        lines.append(f"| *assessor: always {name}* | | {' | '.join(cells)} |")
+        lines.append(f"| *assessor: always {name}* | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
