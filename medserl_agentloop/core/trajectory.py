@@ -132,16 +132,15 @@ class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
         ValueError if the reward manager did not return a scored game.
         """
         # verl's dump would turn the record into a dict, and makes metrics of all that is in reward_extra_info.
-        extra = self.extra_fields
-        info = dict(extra.get("reward_extra_info") or {})
+        info = dict(self.extra_fields.get("reward_extra_info") or {})
         record: GameRecord | None = info.pop(GAME_KEY, None)
         if record is None:
             raise ValueError(
                 "the reward manager returned no scored game: self-play needs "
                 "reward.reward_manager.name=PerTurnRewardManager, or a subclass of it"
             )
-        extra.update({"reward_extra_info": info, GAME_KEY: None})
-        columns: dict[str, Any] = super().as_dict()
+        fields = {**self.extra_fields, "reward_extra_info": info, GAME_KEY: None}
+        columns: dict[str, Any] = super(SelfPlayOutput, self.model_copy(update={"extra_fields": fields})).as_dict()
         columns["extra_fields"][GAME_KEY] = record
         role_ids = columns["role_ids"] = torch.tensor(columns["role_ids"], dtype=torch.int64)
         columns["context_lengths"] = torch.tensor(columns["context_lengths"], dtype=torch.int64)
