@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.control_text import as_data
@@ -77,6 +77,14 @@ class Turn:
     stop: tuple[str, ...] = ()  # strings that end the turn besides the end-of-turn token
 
 
+class PlannedRow(NamedTuple):
+    """What the game of a row needs."""
+
+    kind: str  # of its record
+    prompt: int  # tokens of its first prompt
+    response: int  # the most tokens that its response can take as verl counts it
+
+
 class Game(Protocol):
     """One game in progress."""
 
@@ -133,24 +141,24 @@ class Interaction(GameHooks[R], ABC, Generic[G, R]):
         turn = self.next_turn(self.new_game(facts))
         return [] if turn is None else [turn]
 
-    def plan(self, facts: Mapping[str, Any], encoder: Any) -> tuple[int, int]:
+    def plan(self, facts: Mapping[str, Any], encoder: Any) -> PlannedRow:
         """Check one row of a data set, its ``extra_info``, with the run's ``ChatEncoder``.
 
-        Returns the tokens of the first prompt, and the most that the response can take as verl counts it; ValueError if
-        the row cannot be played says why and what to do.
+        ValueError if the row cannot be played says why and what to do.
         """
         turns = self.sample_turns(facts)
         prompts = [len(encoder.opening(turn).ids) for turn in turns]
-        return prompts[0], sum(turn.max_tokens for turn in turns) + sum(prompts[1:])
+        kind = self.new_game(facts).record.kind
+        return PlannedRow(kind, prompts[0], sum(turn.max_tokens for turn in turns) + sum(prompts[1:]))
 
 
 LIMITS = ("max_prompt_length", "max_response_length")
-"""Keys of verl's ``data`` that limit the two numbers of :meth:`Interaction.plan`."""
+"""Keys of verl's ``data`` that limit the tokens of a :class:`PlannedRow`."""
 
 
-def overlong(planned: tuple[int, int], data: Mapping[str, Any]) -> list[str]:
+def overlong(planned: PlannedRow, data: Mapping[str, Any]) -> list[str]:
     """The limits of verl's ``data`` that a planned row exceeds."""
-    return [limit for limit, tokens in zip(LIMITS, planned, strict=True) if tokens > data[limit]]
+    return [limit for limit, tokens in zip(LIMITS, planned[1:], strict=True) if tokens > data[limit]]
 
 
 class NoReplyError(Exception):

@@ -113,7 +113,7 @@ def test_engines_loggers_and_flash_attention_that_are_not_installed_are_named(mo
     answer = problem("packages", {**ON_GPU, "trainer.logger": ["tensorboard", "swanlab"]}, "qwen3_4b")
     assert "rollout.name=sglang: the package sglang is not installed" in answer
     assert "trainer.logger=swanlab: the package swanlab is not installed" in answer and "=tensorboard" not in answer
-    assert "pip install flash-attn==2.8.3" in answer
+    assert "pip install --no-deps flash-attn==2.8.3" in answer
     for installed, changes, advice in (
         (["flash_attn", "flash-attn-4"], {}, [f"+{ATTENTION}=sdpa", f"{FUSED}=True"]),  # as SGLang brings them
         (["kernels"], {}, [f"{FUSED}=True"]),

@@ -112,7 +112,7 @@ def test_filter_overlong_prompts_leaves_out_rows_by_their_games(
     run = compose_run("+recipes=own_notes", f"data.train_files={path}")
     game = MedicalGameInteraction(MedicalConfig.from_run(run), ENCODER)
     lengths = [game.plan(each["extra_info"], ENCODER) for each in rows]
-    run.data.max_prompt_length, run.data.max_response_length = lengths[0]
+    _, run.data.max_prompt_length, run.data.max_response_length = lengths[0]
     run.data.filter_overlong_prompts = True
     dataset = create_rl_dataset(run.data.train_files, run.data, TOKENIZER, None)
     assert [facts["category"] for facts in dataset.dataframe["extra_info"]] == ["vanilla_benign"]
@@ -121,6 +121,13 @@ def test_filter_overlong_prompts_leaves_out_rows_by_their_games(
     everything = create_rl_dataset(run.data.train_files, run.data, TOKENIZER, None)
     with pytest.raises(ConfigError, match=r"row 1, 2 needs up to .*data\.filter_overlong_prompts=true"):
         check_dataset(everything, "rows.parquet", game, ENCODER, run.data)
+
+
+def test_a_row_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parse, parsed = GameSpec.from_extra_info, []
+    monkeypatch.setattr(GameSpec, "from_extra_info", lambda *given: parsed.append(given) or parse(*given))
+    check(tmp_path, [row("vanilla_benign"), row("adversarial_benign"), row("vanilla_harmful")])
+    assert len(parsed) == 3
 
 
 def problems(config: Any) -> list[str]:

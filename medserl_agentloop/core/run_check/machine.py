@@ -56,6 +56,10 @@ SAME_ANYWAY = (
 TRAIN_HASHES, TOKENIZER_HASH = "medserl_train_files_sha256", "medserl_tokenizer_sha256"  # in ``run_config.yaml``
 RESERVED = 2  # positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)
 GPU_SET = "pip install --no-deps --requirement <(grep -v '^flash-attn==' constraints-gpu.txt)"
+FLASH_ATTN = (
+    "pip install --no-deps flash-attn==2.8.3 "
+    "--extra-index-url https://verl-project.github.io/verl-wheelhouse/cu130/torch2.11/simple/"
+)
 PACKAGES = {"sglang": GPU_SET, "vllm": GPU_SET.replace("gpu", "vllm")} | {
     logger: f"pip install {logger}" for logger in ("wandb", "mlflow", "swanlab", "tensorboard")
 }
@@ -144,8 +148,7 @@ def packages(run: RunConfig) -> Iterator[str]:
         if lacking:
             yield (
                 "verl trains with attention and cross entropy of the package flash-attn, which is not installed. Run "
-                "pip install flash-attn==2.8.3 --no-build-isolation (docs/gpu.md has an index with wheels), or set "
-                f"{', and '.join(lacking)}."
+                f"{FLASH_ATTN}, or set {', and '.join(lacking)}."
             )
     if "wandb" in run.names("trainer.logger") and find_spec("wandb"):
         import wandb  # a second that only its users pay
@@ -437,10 +440,10 @@ def check_dataset(
             needed = game.plan(facts, encoder)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
-        longest = list(map(max, longest, needed))
+        longest = list(map(max, longest, needed[1:]))
         for limit in overlong(needed, data):
             too_long.setdefault(limit, []).append(number)
-        kinds.append(game.new_game(facts).record.kind)
+        kinds.append(needed.kind)
     for limit, numbers in too_long.items() if not data.filter_overlong_prompts else ():
         most_tokens = longest[LIMITS.index(limit)]
         shown, more = ", ".join(map(str, numbers[:3])), f" and {len(numbers) - 3} more" * (len(numbers) > 3)

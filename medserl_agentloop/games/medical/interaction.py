@@ -11,7 +11,7 @@ from typing import Any
 from medserl_agentloop.core.alarms import Rule, common_rules
 from medserl_agentloop.core.chat import BASE, BaseModelChat
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.interaction import Interaction, Prompt, Turn
+from medserl_agentloop.core.interaction import Interaction, PlannedRow, Prompt, Turn
 from medserl_agentloop.core.records import Pieces, Section, as_text
 from medserl_agentloop.games.medical import metrics as measured
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -138,15 +138,16 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         record.scheme = self.config.scheme_name
         reward_game(record, self._scheme)
 
-    def plan(self, facts: Mapping[str, Any], encoder: ChatEncoder) -> tuple[int, int]:
-        spec = GameSpec.from_extra_info(facts)
+    def plan(self, facts: Mapping[str, Any], encoder: ChatEncoder) -> PlannedRow:
+        spec = GameSpec.from_extra_info(facts, self.config.error_types)
         if spec.task is Category.DECOY_BENIGN and self.config.judge == "labels":
             raise ValueError(
                 "decoy_benign games need a judge that reads the note, because selfplay.judge=labels "
                 "cannot see a real error in a decoy. Take the category out of the data or set another judge."
             )
         here = self.config.vanilla_attacker.on(facts)
-        return plan_row(spec, self.config, encoder, here, self.config.assessments_on(facts))
+        tokens = plan_row(spec, self.config, encoder, here, self.config.assessments_on(facts))
+        return PlannedRow(spec.category.value, *tokens)
 
     def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
         """An attack on the row's note, and an assessment of the same note."""
