@@ -213,3 +213,13 @@ def test_the_site_has_the_table_in_the_place_of_the_request(page: Path, name: st
 def test_every_key_has_a_description() -> None:
     assert not [key for key, field in entries(MedicalConfig) if not field.description]
     assert len([key for key, field in entries(MedicalConfig) if not is_node(field)]) > 40
+
+
+def test_the_seven_files_hold_what_the_page_says() -> None:
+    story = (
+        (DOCS / "how_it_works.md").read_text(encoding="utf-8").partition("tell the whole story")[2].partition("###")[0]
+    )
+    steps = re.findall(r"^\d\. \[`[\w/.]+`\]\(\.\./([\w/.]+)\): .*?`(\w+)`", story, re.M)
+    assert len(steps) == 7
+    for file, name in steps:
+        assert re.search(rf"^(async )?(def|class) {name}\b|^{name}\b", (ROOT / file).read_text(), re.M), (file, name)
