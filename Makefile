@@ -23,8 +23,8 @@ RECIPES := quickstart
 RUN := runs/quickstart
 DATA := data/quickstart
 
-# Two processes, which take the files of tests in the order of tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Three processes, for real runs mostly wait for Ray to start; they take the files of tests in the order of tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help quickstart test test-all test-fast test-mutations learn test-learn quickstart-sglang test-sglang sglang-env test-shipped lint format clean
 
