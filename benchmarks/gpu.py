@@ -51,7 +51,8 @@ def recipes(size: Size, engine: Engine, gib: float) -> list[str]:
     if engine == "embedded" or not gib:
         raise ValueError(f"--size {size} needs a GPU that nvidia-smi shows, and --engine sglang, vllm or none")
     card = ["gpu_80g"] * (gib < 90) + ["gpu_141g"] * (gib > 130)
-    return [size, *card * (size == "qwen3_4b"), *["vllm"] * (engine == "vllm")]
+    safe = ["first_run"] * (engine == "sglang")
+    return [size, *card * (size == "qwen3_4b"), *["vllm"] * (engine == "vllm"), *safe]
 
 
 def overrides(

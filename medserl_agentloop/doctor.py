@@ -35,7 +35,7 @@ from rich.progress import track
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
 from medserl_agentloop.core.run_check import RunConfig, machine, problems
 from medserl_agentloop.core.step_file import GAMES_FILE
-from medserl_agentloop.engine_check import engine, libraries
+from medserl_agentloop.engine_check import engine, libraries, ray_environment
 from medserl_agentloop.paths import read_parquet
 from medserl_agentloop.planning import GIB, PROCESS, plan_run, read_shape
 
@@ -273,7 +273,8 @@ def _kernels(run: RunConfig, console: Console) -> Iterator[tuple[Status, str]]:
     row = 2 * shape.kv // run["actor_rollout_ref.rollout.tensor_model_parallel_size"]
     # Queries, keys and values, outputs, indices; no positions, window or cap (flashinfer_backend.py in SGLang).
     attention = (bf16, bf16, bf16, torch.int32, shape.head_dim, shape.head_dim, 0, False, False)
-    prefills = ("fa2", "fa3") if card.startswith("9.") else ("fa2",)
+    paged = ray_environment(run).get("SGLANG_FLASHINFER_USE_PAGED")  # the run prefills with fa2 alone then
+    prefills = ("fa2", "fa3") if card.startswith("9.") and not paged else ("fa2",)
     builds: list[tuple[Any, ...]] = [  # SGLang has more small kernels, which it compiles on a GPU only (--engine)
         ("qknorm", can_use_fused_inplace_qknorm, shape.head_dim, bf16),
         ("store_cache", can_use_store_cache, row),

@@ -36,8 +36,7 @@ DONE, LAST = "[engine] ", "generated a token"
 REMEDIES = {
     "libnuma": "apt-get install libnuma1 (in conda: conda install numactl)",
     r"libcuda\.so": "start it where nvidia-smi shows a GPU, a container with --gpus all",
-    "flash_attn": "pip install --no-deps --force-reinstall flash-attn==2.8.3 --extra-index-url "
-    "https://verl-project.github.io/verl-wheelhouse/cu130/torch2.11/simple/",
+    "flash_attn": f"{machine.FLASH_ATTN} --force-reinstall",
     "cannot open shared|undefined symbol": machine.GPU_SET,
     "[Ww]atchdog": f"medserl doctor RECIPE --compile, and +{ROLLOUT}.engine_kwargs.sglang.watchdog_timeout=1800",
     "[Oo]ut of memory": f"end what nvidia-smi shows, or lower {ROLLOUT}.gpu_memory_utilization",
@@ -81,6 +80,12 @@ def _reason(said: str) -> str:
     return errors[-1]
 
 
+def ray_environment(run: RunConfig) -> dict[str, str]:
+    """Variables that the run gives to Ray's workers, SGLang's server among them."""
+    node = OmegaConf.select(run.config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
+    return {str(name): str(value) for name, value in node.items()}
+
+
 def engine(run: RunConfig, console: Console) -> Iterator[tuple[Any, str]]:
     """SGLang starts as in the run, gives its memory back and takes it again, and generates a token."""
     if run[f"{ROLLOUT}.name"] != "sglang" or (run["trainer.device"] == "cuda" and not torch.cuda.is_available()):
@@ -89,7 +94,7 @@ def engine(run: RunConfig, console: Console) -> Iterator[tuple[Any, str]]:
     log = Path(run.selfplay.records, LOG_FILE)
     log.parent.mkdir(parents=True, exist_ok=True)
     config = OmegaConf.to_yaml(run.config.actor_rollout_ref, resolve=True).encode()
-    environment = os.environ | ({SWITCH: "1"} if run["trainer.device"] == "cpu" else {})
+    environment = os.environ | ray_environment(run) | ({SWITCH: "1"} if run["trainer.device"] == "cpu" else {})
     command, start = [sys.executable, "-m", __name__], monotonic()
     waiting = console.status(f"SGLang starts, and its log is {log}")
     with log.open("wb") as file, waiting, suppress(subprocess.TimeoutExpired):

@@ -129,9 +129,9 @@ def test_a_part_runs_alone_and_the_table_has_those_before_it(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("engine", "gib", "names"),
     [
-        ("sglang", 79.6, ["qwen3_4b", "gpu_80g"]),
-        ("sglang", 95.6, ["qwen3_4b"]),
-        ("sglang", 140.4, ["qwen3_4b", "gpu_141g"]),
+        ("sglang", 79.6, ["qwen3_4b", "gpu_80g", "first_run"]),
+        ("sglang", 95.6, ["qwen3_4b", "first_run"]),
+        ("sglang", 140.4, ["qwen3_4b", "gpu_141g", "first_run"]),
         ("vllm", 140.4, ["qwen3_4b", "gpu_141g", "vllm"]),
     ],
 )
