@@ -238,7 +238,8 @@ def selfplay_config(config_class: type[C], named: dict[str, Any], settings: list
 def _explain(error: Any, model: Any) -> str:
     key = ".".join(map(str, error["loc"]))
     if error["type"] == "missing":
-        return f"selfplay.{key} is not set. {model.model_fields[key].description}"
+        about = model.model_fields[key].description
+        return f"selfplay.{key} is not set: add it to the run, or --{key} VALUE to a command. It is: {about}"
     if error["type"] != "extra_forbidden":
         return f"selfplay.{key}={error['input']!r}: {error['msg']}"
     for part in error["loc"][:-1]:

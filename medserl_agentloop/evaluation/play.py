@@ -67,7 +67,7 @@ def play(
 ) -> None:
     """Let a model play games, judge and score them, and write their records.
 
-    Game, profile, judge and reward are those of the model's run, where it is of one, or the defaults.
+    Game, profile, judge and reward are those of the model's run, where it is of one. Else the judge has to be named.
     """
     console = Console()
     with errors_in_one_line(stopped="the games finished so far are in the file named above"):

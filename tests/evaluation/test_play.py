@@ -99,6 +99,14 @@ def test_scheme_edit_limits_and_key_come_from_the_options(
     assert set(server.keys) == {"Bearer sk-1"}
 
 
+def test_a_server_s_games_need_a_named_judge(server: ChatServer, rows: Path) -> None:
+    result = invoke("play", server.url, "--model", MODEL, "--data", rows, "--games", 2)
+    assert result.exit_code == 2 and not server.requests
+    assert "selfplay.judge is not set: add it to the run, or --judge VALUE to a command" in " ".join(
+        result.output.split()
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
