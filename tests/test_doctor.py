@@ -3,6 +3,7 @@
 What the start of a run refuses is one table with it, tested in tests/run_check/test_machine.py.
 """
 
+import io
 import json
 import os
 import shutil
@@ -222,6 +223,17 @@ def test_bundle_has_the_log_without_keys_notes_and_games(
         assert set(bundle.namelist()) == {"findings.txt", "versions.txt", "nvidia-smi.txt", "config.yaml", "train.log"}
         kept = bundle.read("train.log").decode().splitlines()
     assert kept == [log[0], doctor.LEFT_OUT, "GET http://***@host", "the ***, ***", doctor.LEFT_OUT]
+
+
+def test_engine_starts_with_the_variables_that_the_run_gives_to_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(engine_check.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(engine_check.subprocess, "run", lambda *_, env, **__: started.append(env))
+    safe = run_of({"selfplay.records": str(tmp_path)}, "[qwen3_0_6b,first_run]")
+    (found,) = engine_check.engine(safe, Console(file=io.StringIO()))
+    assert found[0] == "fail" and started[0]["SGLANG_FLASHINFER_USE_PAGED"] == "1"
 
 
 def test_a_host_without_memory_for_the_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

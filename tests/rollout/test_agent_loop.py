@@ -3,6 +3,7 @@
 import asyncio
 import json
 import operator
+import pickle
 import re
 import shutil
 from dataclasses import replace
@@ -499,4 +500,6 @@ def test_a_record_travels_as_an_object_and_is_validated_once(monkeypatch: pytest
     )
     engine = MockSGLangEngine([attack_text(), assessment_text()], TOKENIZER)
     columns = judge(run_game(engine, extra_info("adversarial_benign")))
-    assert calls == ["validated"] and isinstance(columns["extra_fields"][GAME_KEY], MedicalRecord)
+    record = columns["extra_fields"][GAME_KEY]
+    assert calls == ["validated"] and isinstance(record, MedicalRecord)
+    assert pickle.loads(pickle.dumps(record)) == record, "so Ray and TransferQueue can move it"
