@@ -3,7 +3,7 @@
 #
 #   docker build --tag medserl .
 #   docker run --rm -it --gpus all --network host --shm-size 10g --volume "$PWD/data:/workspace/data" \
-#       --volume medserl-cache:/root/.cache medserl
+#       --volume "$PWD/runs:/workspace/runs" --volume "$HOME/.cache:/root/.cache" --volume "$HOME/.triton:/root/.triton" medserl
 FROM verlai/verl:sgl0512.latest
 
 WORKDIR /workspace
