@@ -78,7 +78,7 @@ class Turn:
 
 
 class PlannedRow(NamedTuple):
-    """What the game of a row needs."""
+    """Room that the game of a row needs."""
 
     kind: str  # of its record
     prompt: int  # tokens of its first prompt

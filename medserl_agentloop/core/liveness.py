@@ -1,4 +1,4 @@
-"""Which processes that play a run's games are gone or lose games; the trainer asks, whatever engine they run.
+"""Watch over the processes that play a run's games, whatever engine they run: are they gone, do they lose games?
 
 verl 0.9.1 trains on without the games of a dead rollout server or reward-loop worker and fails later on something else;
 for those of a dead agent-loop worker it waits for ever. Nor does it stop where a game's code raises, and lost games are

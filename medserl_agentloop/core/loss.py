@@ -29,12 +29,12 @@ def selfplay_loss(
     """verl's ``ppo_loss`` plus ``anchor_kl_loss``: ``sum(coef * KL estimate) / trained tokens``.
 
     The anchor is normalised as verl's token-mean policy loss is, so a coefficient weighs a token of an untrained role
-    like one of a trained role. ``actor.kl_loss_type`` chooses the estimate, and so the direction of the pull: all
-    estimate KL(policy || reference), but on sampled tokens the gradient of ``low_var_kl`` is that of KL(reference ||
-    policy), that of ``k2`` and of the forms with ``+`` is KL(policy || reference), and that of ``k1`` is 0 on average
-    (kl_penalty in verl's core_algos.py). A mini-batch without a trained
-    token, because all of its games are void, costs 0 where verl's own loss would divide by their number. Old log-probs
-    that nobody wrote are those of this pass, and are compared with the rollout's (``DIFFS``, ``GAPS``).
+    like one of a trained role. ``actor.kl_loss_type`` chooses the estimate, and so the direction of the pull. On
+    samples of the current policy the gradient of ``low_var_kl`` is that of KL(reference || policy), cut off by verl's
+    clamps; that of ``k2`` and of the forms with ``+`` is that of KL(policy || reference); that of ``k1`` is 0 on
+    average (kl_penalty in verl's core_algos.py). A mini-batch without a trained token, because all of its games are
+    void, costs 0 where verl's own loss would divide by their number. Old log-probs that nobody wrote are those of this
+    pass, and are compared with the rollout's (``DIFFS``, ``GAPS``).
     """
     log_prob, compared = no_padding_2_padding(model_output["log_probs"], data), {}
     if not data["batch_num_tokens"]:
@@ -76,7 +76,7 @@ def context_gaps(
 
 
 def context_leak_metrics(gaps: Mapping[str, Any]) -> dict[str, float]:
-    """How much further rollout and actor are apart in later contexts than in the first one of each game.
+    """Compare how far rollout and actor are apart in later contexts and in the first one of each game.
 
     The first context cannot hold another one, so it is the control group: what the two engines differ by there is
     their precision. A context that leaks is seen by the actor and not by the rollout. Returns mean absolute

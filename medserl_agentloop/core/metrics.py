@@ -83,7 +83,7 @@ def lost_games_metrics(expected: int, played: int) -> dict[str, float]:
 def turn_metrics(
     records: Sequence[GameRecord], role_ids: Sequence[torch.Tensor], roles: Sequence[str]
 ) -> dict[str, float]:
-    """How many turns the policy took as each role in games that count, and their mean length; ``role_ids`` are (T,)."""
+    """Count the policy's turns as each role in games that count, and average their length; ``role_ids`` are (T,)."""
     metrics = {}
     counted = [ids for record, ids in zip(records, role_ids, strict=True) if not record.is_void]
     for number, role in enumerate(roles, start=1):

@@ -84,7 +84,7 @@ def _is_slip(word: str, meant: str) -> bool:
 
 
 def is_copy(quote: str, sentence: str) -> bool:
-    """Whether ``quote`` has the words of ``sentence``, in any spelling; a missing or added one may be the error."""
+    """Return True if ``quote`` has the words of ``sentence`` in any spelling; a word more or less may be the error."""
     for hyphen in (" ", ""):
         both = (canonical_words(text, hyphen=hyphen) for text in (quote, sentence))
         said, meant = ([word for word in words if word not in ("a", "an", "the")] for words in both)
@@ -94,7 +94,7 @@ def is_copy(quote: str, sentence: str) -> bool:
 
 
 def same_sentence(a: str, b: str) -> bool:
-    """Whether ``a`` is most likely meant to be ``b``: their letters are nearly the same."""
+    """Return True if ``a`` is most likely meant to be ``b``: their letters are nearly the same."""
     return fuzz.ratio(one_line(a.lower()), one_line(b.lower())) >= _SAME_SENTENCE
 
 
