@@ -71,7 +71,7 @@ COUNTED = {
         "injection_rate": 1 / 4, "valid_rate": 3 / 4, "invalid/truncated": 1 / 4,
         "violation/text_after_note": 1 / 4, "violation/no_note": 1 / 4, "violation/truncated": 1 / 4,
         "tokens": 250, "tokens_max": 400, "changed_words": 5, "changed_sentences": 1 / 3,
-        "decided": 2, "success_rate": 1 / 2,
+        "decided": 2, "success_rate": 1 / 2, "undetected_rate": 1 / 4,
         "reward": -0.75, "reward_std": math.sqrt((1.75**2 + 0.75**2 + 0.75**2 + 1.75**2) / 4),
         "reward_game": 0.0, "reward_format": -0.25, "reward_validity": -2.0,
     },

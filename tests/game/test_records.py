@@ -313,7 +313,7 @@ def test_every_assessment_counts_as_a_game_does(records: list[MedicalRecord]) ->
     found = role_metrics(records)
     single = {"further_assessments": []}
     apart = role_metrics([each.model_copy(update=single) for record in records for each in record.by_assessment])
-    counted = re.compile("selfplay/(assessor/|shortcut/|attacker/success_rate|attacker/decided)").match
+    counted = re.compile("selfplay/(assessor/|shortcut/|attacker/(success_rate|undetected_rate|decided))").match
     assert {k: v for k, v in found.items() if counted(k)} == {k: v for k, v in apart.items() if counted(k)}
     assert found["selfplay/games"] == len(records)
     attacked = [game for game in records if game.attack is not None and game.outcome is not Outcome.VOID]

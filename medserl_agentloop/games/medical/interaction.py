@@ -43,7 +43,10 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     check_run = staticmethod(judge_problems)
     startup_lines = staticmethod(judge_lines)
     columns = GAMES
-    headline = ("selfplay/assessor/recall", "selfplay/assessor/false_positive_rate", "selfplay/shortcut/index")
+    headline = (
+        "selfplay/attacker/undetected_rate",
+        *("selfplay/assessor/recall", "selfplay/assessor/false_positive_rate", "selfplay/shortcut/index"),
+    )
     same_run = ("profile", "error_types", "reward", "reward_terms", "judge", "judge_server.model", "blind.model")
     shown = (
         ("attacker parsed", "selfplay/attacker/parse_rate"),
