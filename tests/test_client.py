@@ -50,7 +50,7 @@ def failing(error: Exception, times: int = 10**6) -> Callable[[int, Any], Any]:
 @pytest.mark.parametrize(
     ("error", "reason"), [(Status(503), "HTTP 503"), (Status(429), "HTTP 429"), (Reset(), "ReadError")]
 )
-def test_a_server_that_fails_is_asked_again_the_same_until_all_tries_are_over(error: Exception, reason: str) -> None:
+def test_failing_server_gets_the_same_request_until_tries_are_over(error: Exception, reason: str) -> None:
     with serving(failing(error, times=1)) as server:
         assert ask(server.url, retries=1) == 1
         assert server.requests[0] == server.requests[1] == {"text": "x\udfffy"}
@@ -61,7 +61,7 @@ def test_a_server_that_fails_is_asked_again_the_same_until_all_tries_are_over(er
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 404, 422])
-def test_a_refusal_is_told_with_the_server_s_words_and_not_asked_again(status: int) -> None:
+def test_refusal_quotes_the_server_and_is_not_retried(status: int) -> None:
     with serving(failing(Status(status))) as server:
         with pytest.raises(Refused, match=f"^HTTP {status}: .*as the test wants it") as refusal:
             ask(server.url, retries=3)
@@ -77,7 +77,7 @@ def test_one_deadline_holds_for_an_answer_that_drips_in(answer: bytes) -> None:
         assert time.monotonic() - started < 15  # the whole answer takes 20 s
 
 
-def test_the_wait_for_a_place_is_no_time_out_and_no_more_requests_are_in_flight() -> None:
+def test_wait_for_a_place_is_no_timeout_and_bounds_requests_in_flight() -> None:
     def reply(number: int, body: Any) -> Any:
         time.sleep(0.4)
         return number
@@ -100,7 +100,7 @@ def test_a_client_serves_one_event_loop_after_another() -> None:
 # --- the breaker ---
 
 
-def test_only_requests_lost_in_a_row_open_the_circuit_and_one_trial_at_a_time_follows(
+def test_circuit_opens_after_losses_in_a_row_and_tries_one_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
@@ -176,7 +176,7 @@ def test_a_proxy_that_cannot_be_used_is_not_repeated(proxy: str, monkeypatch: py
     ("answer", "shown"),
     [(b"<html>", "'<html>'"), (b"", "''"), (b"[" * 100_000, r"'\[{200}'"), (b'"\\ud800"', ".*"), (b"\xff\xfe", ".*")],
 )
-def test_what_is_not_json_is_a_bad_answer_and_shown_in_part(answer: bytes, shown: str) -> None:
+def test_answer_that_is_not_json_is_bad_and_shown_in_part(answer: bytes, shown: str) -> None:
     with serving(lambda number, body: answer) as server, pytest.raises(BadAnswer, match=f"^.*not JSON: {shown}$"):
         ask(server.url)
 

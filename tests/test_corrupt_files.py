@@ -193,7 +193,7 @@ def test_a_damaged_file_of_rows_is_named_before_the_run_starts(rows: Path, draws
     assert refused + same < draws  # a byte of a text can change unseen, as long as no manifest stands beside it
 
 
-def test_a_checkpoint_that_cannot_be_written_is_named_with_the_room_that_there_is(tmp_path: Path) -> None:
+def test_checkpoint_that_cannot_be_written_is_named_with_the_free_space(tmp_path: Path) -> None:
     trainer: Any = object.__new__(SelfPlayTrainerSync)
     keep = dict.fromkeys(("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep", "default_hdfs_dir"))
     trainer.config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path), **keep}})

@@ -147,7 +147,7 @@ def test_every_command_could_be_typed(page: Path, monkeypatch: pytest.MonkeyPatc
         check(words)
 
 
-def test_the_list_of_commands_fits_a_screen_and_every_command_has_its_panel() -> None:
+def test_command_list_fits_a_screen_and_every_command_has_its_panel() -> None:
     shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["--help"]).output
     assert len(shown.splitlines()) <= 40
     assert "─ Commands ─" not in shown and "─ Before a run ─" in shown

@@ -243,7 +243,7 @@ def test_a_host_without_memory_for_the_plan_is_found(monkeypatch: pytest.MonkeyP
     assert lines(doctor._memory, run_of(offloaded, "qwen3_4b")).startswith("warn: ")
 
 
-def test_a_judge_that_does_not_listen_fails_and_one_that_was_not_measured_is_a_warning() -> None:
+def test_unreachable_judge_fails_and_an_unmeasured_one_is_a_warning() -> None:
     (found,) = doctor._asked({"game": doctor._game}, run_of({**JUDGE, "selfplay.judge": "llm"}))
     assert found.status == "fail" and "judge_server.url=http://localhost:1/v1 cannot be connected to" in found.text
     with serving(FastAPI()) as address:
@@ -268,7 +268,7 @@ def test_a_disk_too_small_for_the_checkpoints_is_found(monkeypatch: pytest.Monke
     assert "is no folder that can be written to" in lines(doctor._disk, no_folder)
 
 
-def test_a_run_that_starts_has_no_failures_and_a_broken_one_lists_all_at_once(files: dict[str, Any]) -> None:
+def test_doctor_passes_a_good_run_and_lists_all_failures_of_a_broken_one(files: dict[str, Any]) -> None:
     good = list(diagnose(run_of(files).config, schema()))
     assert {finding.status for finding in good if finding.check != "shared memory"} == {"ok"}
     assert {finding.check for finding in good} >= {"config", "versions", "GPU", "model", "data", "dry run"}

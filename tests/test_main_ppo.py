@@ -63,7 +63,7 @@ def whole(folder: Path) -> Run:
     return whole
 
 
-def test_a_killed_run_goes_on_as_one_that_was_never_killed_and_holds_every_step_once(folder: Path, whole: Run) -> None:
+def test_killed_run_resumes_as_if_never_killed_with_every_step_once(folder: Path, whole: Run) -> None:
     with (folder / "killed" / "run" / GAMES_FILE).open("a") as games:  # a kill between writing games and checkpointing
         games.write(json.dumps({"step": LAST + 1}) + "\n" + '{"step": ')
     killed = start(folder, "killed")
@@ -118,7 +118,7 @@ def games_played(folder: Path) -> dict[int, list[tuple[str, str, str]]]:
     return {step: sorted(games) for step, games in sorted(played.items())}
 
 
-def test_the_validation_at_the_end_of_a_run_equals_evaluate_on_its_last_checkpoint(folder: Path, whole: Run) -> None:
+def test_final_validation_of_a_run_equals_evaluate_on_its_last_checkpoint(folder: Path, whole: Run) -> None:
     answers, results = evaluated(whole.folder / "run" / f"global_step_{LAST}", folder)
     (dump,) = (whole.folder / "dump").iterdir()
     dumped = {line["text_id"]: line for line in map(json.loads, dump.read_text().splitlines())}

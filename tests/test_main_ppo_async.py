@@ -32,9 +32,7 @@ def adapter(run: Run, step: int, role: str) -> dict[str, torch.Tensor]:
     return load_file(folder / "adapter_model.safetensors")
 
 
-def test_a_killed_worker_is_named_and_games_that_go_on_while_adapters_change_are_trained_on_once_each(
-    tmp_path: Path, data: tuple[str, ...]
-) -> None:
+def test_async_run_with_adapters_survives_a_killed_worker(tmp_path: Path, data: tuple[str, ...]) -> None:
     first = Run(tmp_path, *data, *ADAPTERS, "trainer.total_training_steps=50", recipe=RECIPES)
     try:
         first.wait_for_checkpoint(2)

@@ -28,7 +28,7 @@ def with_module(name: str, **changes: str) -> dict[str, str]:
 
 
 @pytest.mark.long
-def test_bf16_raises_no_alarm_and_four_mini_batches_hold_two_turn_games_in_the_same_share(
+def test_bf16_raises_no_alarm_and_mini_batches_share_two_turn_games_evenly(
     tmp_path: Path, data: tuple[str, ...]
 ) -> None:
     """Also the attacker alone, with role_rloo, while the assessor is held to the reference policy."""
@@ -56,9 +56,7 @@ def test_bf16_raises_no_alarm_and_four_mini_batches_hold_two_turn_games_in_the_s
     assert all(abs(two - 16 * share) <= allowed for two, _ in batches), batches
 
 
-def test_what_couples_the_roles_is_refused_with_each_cause_and_without_training(
-    tmp_path: Path, data: tuple[str, ...]
-) -> None:
+def test_certify_names_each_coupling_of_the_roles_without_training(tmp_path: Path, data: tuple[str, ...]) -> None:
     command = [Path(sys.executable).with_name("medserl"), "certify", "own_notes", *data, *BF16, *ONE_STEP]
     command += ["algorithm.adv_estimator=grpo", f"{ACTOR}.policy_loss.loss_mode=one_ratio_per_row"]
     command += [f"trainer.default_local_dir={tmp_path}/run", f"hydra.run.dir={tmp_path}/hydra"]

@@ -59,7 +59,7 @@ def attack(messages: list[dict[str, str]]) -> str:
     return attack_text(f"{note.rstrip(' .')} and zinc 900 mg is given.")
 
 
-def test_two_nodes_train_the_assessor_against_a_pool_and_the_critic_until_a_lost_node_is_named_and_ends_the_run(
+def test_two_node_run_trains_until_a_lost_node_is_named_and_ends_it(
     tmp_path: Path, data: tuple[str, ...], cluster: Cluster
 ) -> None:
     silent, asked_in_vain, speaks_again = (threading.Event() for _ in range(3))

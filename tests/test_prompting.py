@@ -56,7 +56,7 @@ def test_the_format_that_an_attacker_is_shown_is_read(name: str, category: Categ
 
 
 @PROFILES
-def test_the_assessor_is_told_the_words_that_are_read_as_verdicts_and_the_prompt_is_none(name: str) -> None:
+def test_assessor_prompt_names_the_verdict_words_and_is_no_verdict_itself(name: str) -> None:
     profile = load_profile(name)
     prompt = profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE)[-1]["content"]
     words = {"baseline": "Safe Harmful", "medserl": "safe harmful", "classic": '"CORRECT" "INCORRECT"'}
@@ -72,7 +72,7 @@ def test_the_format_the_assessor_is_shown_has_the_fields_that_are_read() -> None
     assert parsed.correction == "that sentence as it should read"
 
 
-def test_error_types_of_a_run_are_named_by_prompts_read_in_answers_and_known_of_rows() -> None:
+def test_error_types_of_a_run_are_used_by_prompts_answers_and_rows() -> None:
     types = ("dosage", "drug_interaction")
     told = {name: load_profile(name, types).templates() for name in ("medserl", "classic", "baseline")}
     said = {name: " ".join(str(row["messages"]) for row in rows) for name, rows in told.items()}
@@ -108,7 +108,7 @@ def test_a_relative_path_is_a_path_and_a_bare_name_is_not(
         load_profile("mine")
 
 
-def test_a_profile_of_ones_own_has_a_system_message_a_parser_a_prefix_and_stops(
+def test_custom_profile_has_a_system_message_parser_prefix_and_stops(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     profile_in(tmp_path, assessor__assess="{{ note }}", assessor__system="You are terse.")
@@ -146,7 +146,7 @@ def test_a_wrong_profile_yaml_is_refused_with_file_and_key(tmp_path: Path, text:
 
 
 @pytest.mark.parametrize("name", ["", ".", "./empty", "./nothing-here", "nowhere"])
-def test_what_is_no_profile_is_refused_with_those_there_are(
+def test_unknown_profile_is_refused_with_the_existing_names(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "empty").mkdir()

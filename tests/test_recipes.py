@@ -37,7 +37,7 @@ def test_every_key_a_recipe_sets_exists_in_verls_config(recipe: str) -> None:
     assert unknown_keys(compose_run(f"+recipes={recipe}"), compose_run()) == []
 
 
-def test_a_misspelt_key_of_the_selfplay_node_is_named_with_the_nearest_right_one() -> None:
+def test_misspelt_selfplay_key_is_named_with_the_nearest_right_one() -> None:
     # Hydra's own answer is to write + before it, with which it composes.
     for key in ("selfplay.turn_timout_s=5", "+selfplay.turn_timout_s=5"):
         with pytest.raises(ConfigError, match=r"selfplay\.turn_timout_s is not .* \(did you mean 'turn_timeout_s'\?\)"):
@@ -45,7 +45,7 @@ def test_a_misspelt_key_of_the_selfplay_node_is_named_with_the_nearest_right_one
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES - PARTS - OTHER_GAMES))
-def test_a_recipe_passes_the_start_up_check_and_for_a_real_model_is_told_who_reads_the_notes(recipe: str) -> None:
+def test_recipe_passes_the_start_check_and_a_real_model_needs_a_judge(recipe: str) -> None:
     config = compose_run(f"+recipes={recipe}")
     path = str(config.actor_rollout_ref.model.path)
     if path.startswith(str(resource("assets"))) or recipe == "learn_smollm2":
@@ -158,7 +158,7 @@ def check(*overrides: str, config_name: str = "sft_trainer_engine") -> None:
         instantiate(config.hydra.callbacks.medserl).on_run_start(config)
 
 
-def test_what_cannot_work_ends_with_one_clear_line() -> None:
+def test_warm_start_that_cannot_work_ends_with_one_clear_line() -> None:
     with pytest.raises(SystemExit, match=r"checkpoint\.save_contents"):
         check("+recipes=warm_start", "model.lora_rank=8")
     with pytest.raises(SystemExit, match=r"python -m verl\.trainer\.sft_trainer_ray"):

@@ -45,7 +45,7 @@ def test_the_search_finds_what_runs_data() -> None:
     assert not unsafe("torch.load(f, weights_only=True); yaml.safe_load(f); model.eval(); f(trust_remote_code=asked)")
 
 
-def test_nothing_that_is_read_is_run_but_verl_s_own_checkpoints() -> None:
+def test_package_executes_no_file_it_reads_but_verl_checkpoints() -> None:
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     assert len(files) > 80
     found = {path.relative_to(ROOT).as_posix(): unsafe(path.read_text(encoding="utf-8")) for path in files}

@@ -23,7 +23,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_holds_resources_hydra_plugin_and_entry_points_and_no_experiments(wheel: Path) -> None:
+def test_wheel_holds_resources_plugin_and_entry_points_and_no_experiments(wheel: Path) -> None:
     inside = set((archive := zipfile.ZipFile(wheel)).namelist())
     for folder in ("prompts", "tool_configs", "recipes", "assets"):
         files = [p for p in (REPOSITORY / folder).rglob("*") if p.is_file()]

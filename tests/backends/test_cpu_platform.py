@@ -35,7 +35,7 @@ print(get_platform().device_name, engines, "transformers.modeling_utils" in sys.
 
 
 @pytest.mark.slow
-def test_without_verl_platform_nothing_is_active_and_nothing_heavy_is_imported(tmp_path: Path) -> None:
+def test_cpu_platform_is_inactive_and_light_without_verl_platform(tmp_path: Path) -> None:
     # Without plugins: this looks at register() alone, not at what the rest of the package does at `import verl`.
     printed = printed_by(tmp_path, "-W", "ignore", "-c", REPORT, VERL_PLATFORM="", VERL_USE_EXTERNAL_PLUGINS="none")
     assert printed.splitlines()[-1] == "cuda None False"

@@ -209,7 +209,7 @@ def test_server_answers_with_token_outputs_that_carry_the_weights_step(model_pat
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
-def test_the_server_ends_a_turn_at_any_id_that_the_model_s_files_name(file: str, model_path: Path) -> None:
+def test_server_ends_a_turn_at_any_end_id_of_the_model_files(file: str, model_path: Path) -> None:
     """verl puts the tokenizer's into the config that it passes on."""
     folder = shutil.copytree(model_path, model_path.with_name(file))
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
@@ -329,7 +329,7 @@ def test_a_sampling_error_reaches_every_request_and_is_logged_once(
     assert len(caplog.records) == 1
 
 
-def test_draws_follow_seed_step_name_and_prompt_and_neither_order_nor_company(model_path: Path, model: Any) -> None:
+def test_draws_follow_seed_step_name_and_prompt_and_not_order_or_batch(model_path: Path, model: Any) -> None:
     prompts = {"a": PROMPTS[0], "b": PROMPTS[1], "c": PROMPTS[0]}
 
     def answers(order: str = "aabc", **config: Any) -> list[tuple[str, list[int]]]:

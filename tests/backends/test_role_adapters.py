@@ -53,19 +53,17 @@ def apart(found: dict[str, Any], adapters: tuple[Path, Path], packed_row: str = 
     return largest
 
 
-def test_the_update_s_own_log_probs_give_the_gradients_of_those_computed_before_bit_for_bit(found: Any) -> None:
+def test_own_log_probs_give_the_gradients_of_recomputed_ones_exactly(found: Any) -> None:
     assert found["own_log_probs"] == [True, False]  # the second is with others, which count
 
 
-def test_the_exported_adapters_give_the_engine_s_log_probs_in_plain_peft(folder: Path, found: dict[str, Any]) -> None:
+def test_exported_adapters_give_the_log_probs_of_the_engine_in_peft(folder: Path, found: dict[str, Any]) -> None:
     attacker, assessor = (folder / "actor" / ADAPTERS_FOLDER / role for role in ("attacker", "assessor"))
     assert apart(found, (attacker, assessor)) < AGREEMENT
     assert apart(found, (assessor, attacker)) > 100 * AGREEMENT
 
 
-def test_the_one_adapter_of_both_roles_gives_the_engine_s_log_probs_in_plain_peft(
-    folder: Path, found: dict[str, Any]
-) -> None:
+def test_shared_adapter_gives_the_log_probs_of_the_engine_in_peft(folder: Path, found: dict[str, Any]) -> None:
     one = folder / "one" / "actor" / "lora_adapter"
     assert apart(found, (one, one), "log_probs_of_one") < AGREEMENT
     assert apart(found, (one, one)) > 100 * AGREEMENT
@@ -96,7 +94,7 @@ def test_the_reference_policy_is_the_base_without_adapters(found: dict[str, Any]
         assert (packed[part][:-1] - log_probs(base, ids[part])).abs().max() < AGREEMENT
 
 
-def test_a_role_gets_no_gradient_from_the_other_s_tokens_and_an_untrained_one_stays_bit_for_bit(
+def test_adapter_gets_no_gradient_from_tokens_of_the_other_role(
     found: dict[str, Any],
 ) -> None:
     gradients = found["gradients_of_the_first_alone"]
@@ -104,12 +102,12 @@ def test_a_role_gets_no_gradient_from_the_other_s_tokens_and_an_untrained_one_st
     assert found["frozen"]["default"] > 0 == found["frozen"]["assessor"]
 
 
-def test_the_weight_of_a_role_is_its_adapter_s_share_of_the_learning_rate(found: dict[str, Any]) -> None:
+def test_role_weight_scales_the_learning_rate_of_its_adapter(found: dict[str, Any]) -> None:
     moved = found["at_a_quarter"]  # the first step of AdamW is as large as the learning rate
     assert moved["assessor"] == pytest.approx(moved["default"] / 4, rel=0.1)
 
 
-def test_clipping_one_role_s_gradient_leaves_the_other_s_alone(found: dict[str, Any]) -> None:
+def test_clipping_the_gradient_of_one_role_leaves_the_other_alone(found: dict[str, Any]) -> None:
     alone, beside = found["gradients"], found["gradients_beside_a_huge_one"]
     assert beside["assessor"] > 5 * alone["assessor"]  # it is at the limit of clip_grad
     assert beside["default"] == pytest.approx(alone["default"], rel=1e-4)

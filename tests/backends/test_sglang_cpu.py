@@ -39,7 +39,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"installed", "gpu build"}, VERLS, False),  # the head node of a GPU cluster
     ],
 )
-def test_what_is_put_in_the_place_of_verls_push_and_around_what_is_installed(
+def test_register_chooses_push_and_shim_by_the_machine(
     untouched: None, monkeypatch: pytest.MonkeyPatch, machine: set[str], push: str, shim: bool
 ) -> None:
     monkeypatch.setenv(sglang_cpu.SWITCH, "1" if "chosen" in machine else "")
@@ -74,7 +74,7 @@ def test_the_recipes_leave_every_turn_its_tokens(untouched: None, recipe: str) -
 
 
 @pytest.mark.parametrize("key", ["max_model_len", "engine_kwargs.sglang.max_total_tokens"])
-def test_a_context_that_would_cut_a_turn_is_refused_with_the_number_to_write(untouched: None, key: str) -> None:
+def test_context_that_would_cut_a_turn_is_refused_with_the_number_needed(untouched: None, key: str) -> None:
     needed = longest_context(run_of()) + RESERVED
     assert not list(sglang_on_cpu(run_of(f"actor_rollout_ref.rollout.{key}={needed}")))
     (problem,) = sglang_on_cpu(run_of(f"actor_rollout_ref.rollout.{key}={needed - 1}"))

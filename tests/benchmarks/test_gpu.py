@@ -25,7 +25,7 @@ SMALL |= {"steps": STEPS, "games": GAMES, "note": NOTE, "turn": TURN}
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_game_is_run_and_killed_and_with_the_other_parts_gives_every_row_of_the_table(
+def test_benchmark_runs_and_kills_a_game_and_fills_every_table_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other parts are not run: they leave what is read of them, most of it made from what the game left."""
@@ -87,7 +87,7 @@ def test_a_game_is_run_and_killed_and_with_the_other_parts_gives_every_row_of_th
     assert [line.split(" | ")[0] for line in table[2:]] == [f"| {what}" for what in rows]
 
 
-def test_a_part_that_dies_is_named_with_the_end_of_its_log_and_the_others_still_run(
+def test_part_that_dies_is_named_with_its_log_and_the_others_still_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def dies(output: Path, name: str, command: list[str], **options: Any) -> Ran:

@@ -211,7 +211,7 @@ def test_an_evaluation_without_a_readable_answer_has_no_score(
     assert evaluate(server.url, notes, tmp_path, "--model", MODEL, "--allow-missing").exit_code == 2
 
 
-def test_requests_without_an_answer_cost_the_table_and_are_asked_again_and_unreadable_answers_are_wrong(
+def test_unanswered_requests_are_asked_again_and_withhold_the_table(
     server: ChatServer, notes: Path, tmp_path: Path
 ) -> None:
     odd = {"Patient 3": 500, "Patient 5": "I cannot say."}
@@ -281,7 +281,7 @@ def test_shortcuts_show_what_a_model_goes_by(server: ChatServer, notes: Path, tm
 # --- models in folders ---
 
 
-def test_a_run_is_asked_with_its_own_prompts_and_each_checkpoint_keeps_its_results(notes: Path, tmp_path: Path) -> None:
+def test_run_is_asked_with_its_own_prompts_and_results_per_checkpoint(notes: Path, tmp_path: Path) -> None:
     template = {"apply_chat_template_kwargs": {"enable_thinking": False}}
     run = run_at(tmp_path / "run", 2, "novice", selfplay={"profile": "brief"}, data=template)
     known = tmp_path / "notes.csv"  # of the sort that it was trained on
@@ -318,7 +318,9 @@ NOWHERE = ("http://127.0.0.1:9", "--model", "x")
         ((*NOWHERE, "--twins"), "clean.csv", "no note with an error and its corr"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(tmp_path: Path, arguments: tuple[Any, ...], file: str, says: str) -> None:
+def test_evaluate_refuses_models_and_notes_it_cannot_ask(
+    tmp_path: Path, arguments: tuple[Any, ...], file: str, says: str
+) -> None:
     write_reference(tmp_path / "notes.csv", cases())
     write_reference(tmp_path / "uw.csv", [replace(note, text_id=f"uw-{note.text_id}") for note in cases()])
     write_reference(tmp_path / "clean.csv", [note for note in cases() if not note.flag])
@@ -376,7 +378,7 @@ def test_a_hugging_face_folder_or_a_checkpoint_of_the_whole_model_alone(tmp_path
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_shards_are_merged_without_losing_a_bit_and_a_merged_folder_is_read_too(tmp_path: Path, ranks: int) -> None:
+def test_shards_merge_exactly_and_a_merged_folder_is_read_too(tmp_path: Path, ranks: int) -> None:
     model = tiny_model(len(TOKENIZER))
     shards = save_shards(model, TOKENIZER, tmp_path / "shards", ranks)
     assert same(loaded(shards), model)
@@ -451,7 +453,7 @@ def test_a_large_model_is_refused_on_the_cpu_with_the_command_of_a_server(
     assert done.exit_code == 2 and "sglang.launch_server" in done.output and "Or add --slow" in done.output
 
 
-def test_other_weights_another_template_or_an_adapter_s_other_base_have_another_fingerprint(tmp_path: Path) -> None:
+def test_fingerprint_differs_by_weights_template_and_base_of_the_adapter(tmp_path: Path) -> None:
     for seed, name in ((0, "a"), (0, "b"), (1, "c")):
         saved(tmp_path / name, seed)
     a, b, c = (fingerprint(tmp_path / name) for name in "abc")
@@ -465,7 +467,7 @@ def test_other_weights_another_template_or_an_adapter_s_other_base_have_another_
     assert before["base"] == after["base"] == str(tmp_path / "base") and before["sha256"] != after["sha256"]
 
 
-def test_a_checkpoint_with_an_adapter_for_each_role_plays_each_role_with_its_own(tmp_path: Path) -> None:
+def test_checkpoint_with_role_adapters_plays_each_role_with_its_own(tmp_path: Path) -> None:
     saved(tmp_path / "base")
     alone = {}
     for role, std in zip(Role, (0.1, 0.2), strict=True):
@@ -486,7 +488,7 @@ def test_a_checkpoint_with_an_adapter_for_each_role_plays_each_role_with_its_own
         assert all((found - other).abs().max() > 1e-2 for other in others)
 
 
-def test_a_turn_s_text_is_without_an_end_that_only_the_generation_config_names(tmp_path: Path) -> None:
+def test_decoded_turn_drops_end_ids_of_the_generation_config(tmp_path: Path) -> None:
     shutil.copytree(resource("assets/tiny_player"), tmp_path, dirs_exist_ok=True)
     said = []
     for eos in ("<|im_end|>", "<|endoftext|>"):

@@ -99,7 +99,7 @@ def test_scheme_edit_limits_and_key_come_from_the_options(
     assert set(server.keys) == {"Bearer sk-1"}
 
 
-def test_a_server_s_games_need_a_named_judge(server: ChatServer, rows: Path) -> None:
+def test_games_of_a_server_need_a_named_judge(server: ChatServer, rows: Path) -> None:
     result = invoke("play", server.url, "--model", MODEL, "--data", rows, "--games", 2)
     assert result.exit_code == 2 and not server.requests
     assert "selfplay.judge is not set: add it to the run, or --judge VALUE to a command" in " ".join(
@@ -124,7 +124,7 @@ def test_a_server_s_games_need_a_named_judge(server: ChatServer, rows: Path) -> 
         (["--output", __file__], "exists already"),
     ],
 )
-def test_what_cannot_work_is_said_first(
+def test_play_refuses_bad_options_before_any_request(
     server: ChatServer, rows: Path, tmp_path: Path, options: list[str], says: str
 ) -> None:
     result = run(server, rows, tmp_path / "games.jsonl", "--games", "2", *options)
@@ -133,7 +133,7 @@ def test_what_cannot_work_is_said_first(
     assert not (tmp_path / "games.jsonl").exists() and not server.requests
 
 
-def test_a_run_plays_its_own_game_on_its_own_rows_and_the_games_go_beside_it(rows: Path, tmp_path: Path) -> None:
+def test_run_plays_its_own_game_and_rows_and_keeps_the_games_beside_it(rows: Path, tmp_path: Path) -> None:
     run = run_at(tmp_path / "run", selfplay={"reward": "zero_sum", "judge": "labels"}, data={"val_files": [str(rows)]})
     result = invoke("play", run, "--games", 2, "--max-tokens", 60)
     assert result.exit_code == 0, result.output
@@ -180,7 +180,7 @@ def test_an_interrupt_leaves_the_games_that_have_ended(server: ChatServer, rows:
 
 
 @pytest.mark.slow
-def test_a_served_model_is_played_evaluated_and_scored_without_verl_and_torch() -> None:
+def test_served_model_commands_import_neither_verl_nor_torch() -> None:
     code = (
         "import sys, medserl_agentloop.cli, medserl_agentloop.evaluation.evaluate, medserl_agentloop.medical_team\n"
         "print({'verl', 'torch', 'ray', 'transformers', 'sklearn', 'rouge', 'pandas', 'datasets'} & {*sys.modules})"
@@ -291,7 +291,7 @@ def ask(url: str, content: str = "hello", prefix: str = "", special_tokens: Iter
 # --- what is sent ---
 
 
-def test_a_request_is_the_messages_and_the_callers_fields_and_a_begun_turn_is_continued(server: ChatServer) -> None:
+def test_request_holds_messages_and_extra_fields_and_continues_a_prefix(server: ChatServer) -> None:
     ask(server.url)
     ask(server.url, prefix="Sure. <|think|>")
     first, body = server.requests
@@ -300,7 +300,7 @@ def test_a_request_is_the_messages_and_the_callers_fields_and_a_begun_turn_is_co
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
 
 
-def test_control_tokens_of_a_note_reach_a_server_broken_and_all_other_words_as_they_are(server: ChatServer) -> None:
+def test_server_gets_control_tokens_of_a_note_broken_and_the_rest_intact(server: ChatServer) -> None:
     note = "BP <140 and >90, a<b, [2], [1-3], {x} a<MINE>b </s> <|im_end|> /think"
     prompt = Prompt(({"role": "user", "content": f"Reason in <think>: {place('note')}"},), {"note": note})
     server.answer = lambda role, prompt: prompt
@@ -394,7 +394,7 @@ def reply(url: str, one: Any, **fields: Any) -> Reply:
     return play(url, lambda player: player.reply(one, one.prompt.filled(), **fields))
 
 
-def test_the_model_gets_the_profile_s_messages_and_the_turn_s_budget_and_stop_strings(server: ChatServer) -> None:
+def test_model_gets_profile_messages_turn_budget_and_stop_strings(server: ChatServer) -> None:
     reply(server.url, turn(), temperature=0.3)
     reply(server.url, turn(stop=("</answer>",)), max_tokens=9)
     first, second = server.requests
@@ -403,7 +403,7 @@ def test_the_model_gets_the_profile_s_messages_and_the_turn_s_budget_and_stop_st
     assert (second["max_tokens"], second["stop"], second["no_stop_trim"]) == (9, ["</answer>"], True)
 
 
-def test_a_drawn_turn_s_seed_follows_the_seed_the_note_the_game_and_the_conversation(server: ChatServer) -> None:
+def test_turn_seed_follows_the_seed_note_game_and_conversation(server: ChatServer) -> None:
     def draw(one: Any, number: int, seed: int) -> int:
         drawn: Any = {"number": number, "budget": 5, "temperature": 0.5, "seed": seed}
         play(server.url, lambda player: player.sample(one, one.prompt.filled(), **drawn))
@@ -434,7 +434,7 @@ def test_a_server_that_says_it_cannot_play_is_refused(server: ChatServer, models
         play(server.url, ServedModel.check)
 
 
-def test_an_alias_is_asked_for_and_another_model_s_answer_is_said(
+def test_alias_is_requested_and_an_answer_of_another_model_is_reported(
     server: ChatServer, rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.models = {"data": [{"id": "other-1b"}]}

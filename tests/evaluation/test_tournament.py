@@ -91,7 +91,7 @@ def test_every_attacker_meets_every_assessor_with_the_same_attacks(played: tuple
     assert "valid errors found, %" in done.output and "newest assessor tiny_player: its worst attacker" in done.output
 
 
-def test_what_was_killed_goes_on_after_a_whole_pairing(
+def test_killed_tournament_goes_on_after_its_last_whole_pairing(
     played: tuple[Path, Result], notes: Path, tmp_path: Path
 ) -> None:
     whole = played[0]
@@ -130,7 +130,9 @@ def test_a_served_model_plays_too_and_no_answer_is_void(server: ChatServer, note
         ((NOVICE, NOVICE), "2 players are called novice"),
     ],
 )
-def test_what_cannot_be_played_is_said(players: tuple[str, ...], says: str, notes: Path, tmp_path: Path) -> None:
+def test_tournament_refuses_missing_unknown_and_repeated_players(
+    players: tuple[str, ...], says: str, notes: Path, tmp_path: Path
+) -> None:
     done = held(tmp_path / "out", notes, *players)
     assert done.exit_code == 2 and says in done.output and not (tmp_path / "out").exists()
 

@@ -143,7 +143,7 @@ def test_dressing_says_the_same(kind: str, a: str, b: str) -> None:
 
 
 @pytest.mark.parametrize(("a", "b"), OTHER)
-def test_what_changes_the_medicine_says_something_else(a: str, b: str) -> None:
+def test_changes_of_the_medicine_are_not_the_same_statement(a: str, b: str) -> None:
     assert not says_the_same(a, b) and not says_the_same(b, a), canonical_words(a)
     assert not says_the_same(f"He receives {a} today.", f"He receives {b} today.")
 

@@ -99,7 +99,7 @@ def test_other_words_count_a_change_and_sentences_stay_on_their_side(old: str, n
 
 
 @given(st.text() | notes, st.data())
-def test_a_note_does_not_differ_from_itself_nor_by_white_space_within_lines(note: str, data: st.DataObject) -> None:
+def test_note_does_not_differ_from_itself_or_by_spaces_within_lines(note: str, data: st.DataObject) -> None:
     assert compare_notes(note, note) == NOTHING
     respaced = "".join(data.draw(gaps) if c == " " else c for c in note)
     if note.isascii() and note.isprintable():
@@ -115,7 +115,7 @@ GLUED = {"x" * LONGEST_WORD: 1, "x" * 20_000: 20_000 / LONGEST_WORD, "_" * LONGE
 
 
 @pytest.mark.parametrize(("inserted", "count"), GLUED.items())
-def test_what_is_glued_together_counts_as_the_words_it_is(inserted: str, count: int) -> None:
+def test_glued_words_count_as_separate_words(inserted: str, count: int) -> None:
     assert compare_notes(TWO, TWO.replace("gout", f"{inserted} gout")).words == count
 
 
@@ -156,7 +156,7 @@ REPAIRS = {
 @pytest.mark.parametrize(
     ("repaired", "error", "correction", "new"), [(known, *case) for known, cases in REPAIRS.items() for case in cases]
 )
-def test_a_repair_says_what_the_correction_says_in_any_spelling_and_not_what_was_wrong(
+def test_repair_matches_the_correction_in_any_spelling_and_not_the_error(
     repaired: bool, error: str, correction: str, new: str
 ) -> None:
     assert is_repair(new, error, correction) is repaired
@@ -268,7 +268,7 @@ def test_a_sentence_that_tells_the_reader_what_to_answer_is_seen(sentence: str) 
 
 
 @pytest.mark.parametrize("sentence", CLINICAL)
-def test_what_clinicians_write_is_no_instruction(sentence: str) -> None:
+def test_clinical_sentences_are_no_instructions(sentence: str) -> None:
     assert instructions_in([sentence]) == [] == injections("", sentence)
 
 
@@ -292,7 +292,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("text", [*MARKUP, *SWITCHES])
-def test_control_text_of_every_family_is_broken_up_wherever_a_note_is_shown(text: str) -> None:
+def test_control_text_of_every_family_is_broken_up_in_shown_notes(text: str) -> None:
     note, qwen3 = f"He rests {text} daily.", FAMILIES["qwen3"]
     ids = ChatEncoder(qwen3).encode_text(note)
     for shown in (as_data(note), plain_text(note), *([qwen3.decode(ids)] if text in SWITCHES else [])):

@@ -56,7 +56,7 @@ def test_a_limit_of_the_config_counts_and_null_switches_the_alarm_off(name: str)
     assert name in names(monitor(limits={name: -limit}).observe(HEALTHY | {BY_NAME[name].metric: 0.5}))
 
 
-def test_what_is_no_chance_fires_at_once_and_other_alarms_wait_for_their_patience() -> None:
+def test_certain_alarms_fire_at_once_and_others_after_their_patience() -> None:
     ill = {**ILL["attacker_format"], **ILL["context_leak"], **ILL["lost_games"]}
     assert names(monitor(patience=3).observe({**HEALTHY, **COUNTS, **ill})) == ["attacker_format", "context_leak"]
 

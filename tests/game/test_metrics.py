@@ -109,7 +109,7 @@ def test_the_batch_has_exactly_the_metrics_counted_here() -> None:
         ([finished(Outcome.MISSED_ERROR)], ("assessor/false_positive_rate", "assessor/precision", "attacker/reward")),
     ],
 )
-def test_what_a_batch_holds_no_game_for_is_left_out(games: list[MedicalRecord], absent: tuple[str, ...]) -> None:
+def test_metrics_without_a_game_in_the_batch_are_left_out(games: list[MedicalRecord], absent: tuple[str, ...]) -> None:
     metrics = role_metrics(games)
     assert metrics["selfplay/games"] == len(games)
     assert not [name for name in metrics if name.removeprefix("selfplay/").startswith(absent)]
@@ -153,7 +153,7 @@ NO_SHARES = re.compile(
 
 @given(st.lists(records(), max_size=8), st.randoms(use_true_random=False))
 @settings(deadline=None)
-def test_no_batch_gives_nan_a_share_is_a_share_and_the_order_does_not_matter(
+def test_metrics_are_finite_shares_within_bounds_and_ignore_the_order(
     games: list[MedicalRecord], rng: random.Random
 ) -> None:
     metrics = role_metrics(games)
@@ -196,7 +196,7 @@ def test_a_void_game_is_counted_by_the_class_of_its_reason(reason: str) -> None:
     assert {n: v for n, v in metrics.items() if "/void/" in n} == {f"selfplay/void/{VOID[reason]}": 0.5}
 
 
-def test_labels_leave_rewritten_notes_unread_but_for_the_two_that_the_data_knows() -> None:
+def test_labels_judge_reads_only_rewritten_notes_that_the_data_knows() -> None:
     def believed(note: str | None, judge: str = "labels", category: str = "adversarial_benign") -> MedicalRecord:
         record = finished(Outcome.MISSED_ERROR, category=category)
         changes = {"judgement": Judgement(judge=judge, label=Label.HARMFUL)}
@@ -299,7 +299,7 @@ def test_attacks_on_different_cases_are_as_similar_as_their_sentences(
     assert metrics["duplicate_rate"] == pytest.approx(duplicates)
 
 
-def test_what_cannot_be_compared_gives_no_number() -> None:
+def test_diversity_is_absent_without_attacks_to_compare() -> None:
     invalid = attack("b", SENTENCES[0], invalid=InvalidAttack.TOO_MANY_WORDS)
     for other in ([], [invalid], [attack("b")]):  # the last is a deletion
         assert diversity_metrics([*SAME_CASE, *other]) == {}

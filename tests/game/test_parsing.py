@@ -293,7 +293,7 @@ def test_no_text_makes_a_parser_raise_and_nothing_but_the_note_crosses() -> None
 
 @FORMATS
 @pytest.mark.parametrize("opened", ["", OPEN])
-def test_what_stands_in_an_unfinished_turn_is_never_presented(name: str, opened: str) -> None:
+def test_unfinished_turn_presents_nothing(name: str, opened: str) -> None:
     """A turn that ends in its reasoning: medserl and baseline have a closing tag to wait for, classic has none."""
     drafts = [f"{SECRET} plan", f"plan\ngenerated_note:\nHe has gout. {SECRET}", f"plan <note>{SECRET}", "<answer> x"]
     for draft in drafts:
@@ -372,7 +372,7 @@ def test_a_refusal_says_why(turns: TurnFormat, note: str, why: str) -> None:
     ("name", "message"),
     [("nonesuch", "expected one of baseline, classic, medserl"), ("a.b:C", "cannot be loaded"), ("json:dumps", "no")],
 )
-def test_a_parser_is_found_by_name_or_as_an_object_of_a_module_and_nothing_else_is(name: str, message: str) -> None:
+def test_parser_is_found_by_name_or_module_path_and_others_are_refused(name: str, message: str) -> None:
     assert load_parser("classic") is CLASSIC
     assert load_parser("medserl_agentloop.medical_team.formats:BASELINE") is BASELINE
     with pytest.raises(ValueError, match=message):

@@ -95,7 +95,7 @@ VERSION_1 = """{"schema_version": 1, "spec": {"category": "vanilla_benign", "tar
 "u", "session": 0, "policy_version": 1}"""
 
 
-def test_a_record_of_the_first_version_is_read_without_the_fields_that_came_later() -> None:
+def test_first_version_record_is_read_without_later_fields() -> None:
     record = MedicalRecord.model_validate(json.loads(VERSION_1))
     assert record.outcome is Outcome.CORRECT_REJECTION
     assert (record.reward(Role.ASSESSOR), record.players) == (1.0, {})
@@ -114,7 +114,7 @@ LEFT_OUT = {"attack": "note", "assessment": "verdict", "judgement": "label"}
         *((part, key, ..., key) for part, key in LEFT_OUT.items()),
     ],
 )
-def test_a_newer_version_an_unknown_key_and_a_part_without_what_it_came_to_are_refused(
+def test_record_refuses_newer_versions_unknown_keys_and_incomplete_parts(
     part: str | None, key: str, value: object, message: str
 ) -> None:
     raw = {**full_record().to_json(), **({"a_field_to_come": 1} if key == "schema_version" else {})}
@@ -136,7 +136,7 @@ def test_a_newer_version_an_unknown_key_and_a_part_without_what_it_came_to_are_r
         ({"attack": attack_record(invalid=InvalidAttack.UNPARSED), "judgement": None}, Outcome.INVALID_ATTACK),
     ],
 )
-def test_a_game_without_a_valid_attack_and_a_judged_assessment_has_no_verdict(
+def test_game_has_no_verdict_without_valid_attack_and_judged_assessment(
     parts: dict[str, Any], outcome: Outcome
 ) -> None:
     assert finished(Outcome.MISSED_ERROR).model_copy(update=parts).outcome is outcome
@@ -266,7 +266,7 @@ LEARNABLE = {
 
 
 @pytest.mark.parametrize(("answers", "worth"), LEARNABLE.items())
-def test_an_attack_is_learnable_where_half_of_the_readable_assessments_find_it(answers: str, worth: float) -> None:
+def test_attack_is_learnable_where_half_of_readable_assessments_find_it(answers: str, worth: float) -> None:
     record = assessed(*({"find": True, "miss": False, "-": None}.get(answer, answer) for answer in answers.split()))
     attacker = rewarded(record, "learnable").rewards[Role.ATTACKER]
     assert attacker["learnable"] == pytest.approx(worth)
@@ -303,7 +303,7 @@ def test_all_assessments_and_their_rewards_survive_json_and_score_the_same(recor
         assert not {"turn_rewards", "further_assessments"} & set(game.to_json())
 
 
-def test_a_validation_s_numbers_are_shares_of_all_answers() -> None:
+def test_validation_numbers_are_shares_of_all_answers() -> None:
     facts = validation_numbers(assessed(True, True, False, None))
     assert (facts["acc"], facts["undetected"]) == (0.5, 0.25)
 
@@ -324,7 +324,7 @@ def test_every_assessment_counts_as_a_game_does(records: list[MedicalRecord]) ->
     ("right", "attacker_won", "assessor_won"),
     [((True, True, False), False, True), ((False, None), True, False), ((True, False), False, False)],
 )
-def test_the_majority_of_the_assessments_decides_a_game_against_an_opponent(
+def test_majority_of_assessments_decides_a_game_against_an_opponent(
     right: tuple[bool | None, ...], attacker_won: bool, assessor_won: bool
 ) -> None:
     for role, won in ((Role.ASSESSOR, attacker_won), (Role.ATTACKER, assessor_won)):

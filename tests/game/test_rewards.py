@@ -63,7 +63,7 @@ TABLE = [(o, *v) for o in GAME for v in itertools.product([False, True], repeat=
 
 
 @pytest.mark.parametrize(("outcome", "attacker_slips", "assessor_slips"), TABLE)
-def test_zero_sum_pays_the_game_and_the_format_and_medserl_faithfulness_too(
+def test_zero_sum_pays_game_and_format_and_medserl_adds_faithfulness(
     outcome: Outcome, attacker_slips: bool, assessor_slips: bool
 ) -> None:
     record = honest(outcome, **slips(attacker_slips, assessor_slips))
@@ -105,7 +105,7 @@ FAILED = [  # nothing was injected, or the error is gone; a decoy with a real er
 
 @pytest.mark.parametrize(("category", "outcome"), FAILED)
 @each_penalty
-def test_an_attack_that_the_judge_contradicts_costs_no_more_than_an_invalid_one(
+def test_attack_the_judge_contradicts_costs_no_more_than_an_invalid_one(
     scheme: RewardScheme, penalty: float, category: str, outcome: Outcome
 ) -> None:
     record = finished(outcome, category=category)
@@ -116,7 +116,7 @@ def test_an_attack_that_the_judge_contradicts_costs_no_more_than_an_invalid_one(
 
 
 @each_scheme
-def test_the_label_of_the_row_and_not_the_category_says_what_an_attack_was_asked_for(scheme: RewardScheme) -> None:
+def test_reward_follows_the_label_of_the_row_and_not_the_category(scheme: RewardScheme) -> None:
     # Older data asks adversarial_benign for an accurate variation.
     record = finished(Outcome.FALSE_POSITIVE, facts={"target_label": Label.SAFE})
     assert not record.attack_failed
@@ -171,7 +171,7 @@ WELL, TYPED = "She is well.", ErrorType.DIAGNOSIS
         ("adversarial_benign", {"error_type": TYPED}, [], TYPED, {}),
     ],
 )
-def test_medserl_pays_a_detection_for_the_wrong_sentence_and_the_error_s_type(
+def test_medserl_pays_a_detection_for_wrong_sentence_and_error_type(
     category: str, answer: dict[str, Any], wrong: list[str], error_type: ErrorType | None, credit: dict[str, float]
 ) -> None:
     parts: dict[str, Any] = {"facts": {"error_type": error_type}, "error_sentences": wrong}
@@ -181,9 +181,7 @@ def test_medserl_pays_a_detection_for_the_wrong_sentence_and_the_error_s_type(
 
 
 @given(any_game(), st.sampled_from([zero_sum, medserl]))
-def test_a_game_is_zero_sum_a_penalty_where_the_attack_does_not_count_and_partial_credit_needs_a_detection(
-    record: MedicalRecord, scheme: RewardScheme
-) -> None:
+def test_rewards_are_zero_sum_and_partial_credit_needs_a_detection(record: MedicalRecord, scheme: RewardScheme) -> None:
     rewards, is_decoy = scheme(record), record.spec.task is Category.DECOY_BENIGN
     attacker, assessor = rewards.get(Role.ATTACKER), rewards.get(Role.ASSESSOR, {})
     assert record.outcome is Outcome.CORRECT_DETECTION or assessor.keys() <= {"game", "format"}
@@ -206,7 +204,7 @@ def counts(record: MedicalRecord) -> bool:
 
 
 @given(any_game().filter(counts), st.sampled_from([zero_sum, medserl]))
-def test_breaking_the_rules_never_pays_more_than_an_attack_that_counts_nor_a_harmless_edit_than_a_realistic_error(
+def test_rule_breaking_and_harmless_edits_never_pay_more_than_real_errors(
     record: MedicalRecord, scheme: RewardScheme
 ) -> None:
     assert record.attack is not None

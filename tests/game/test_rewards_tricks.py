@@ -35,9 +35,7 @@ def test_no_constant_answer_earns_more_than_two_cents_a_game() -> None:
 
 @each_scheme
 @each_trick
-def test_under_a_judge_that_reads_no_trick_earns_more_than_an_honest_attack_that_is_caught(
-    scheme: RewardScheme, trick: Trick
-) -> None:
+def test_trick_earns_no_more_than_a_caught_attack_under_a_reading_judge(scheme: RewardScheme, trick: Trick) -> None:
     assert trick.best(scheme, "reads") < 0
     assert trick.best(scheme, "reads") <= caught(trick, scheme)
     for answer in ANSWERS:
@@ -71,5 +69,5 @@ def test_honest_attacks_are_valid_under_every_judge(attack: Trick) -> None:
 @pytest.mark.parametrize(
     "trick", [t for t in TRICKS if t.group in ("dressing", "harmless rewording")], ids=lambda trick: trick.name
 )
-def test_it_pays_in_the_baseline_s_scheme(trick: Trick) -> None:
+def test_trick_pays_in_the_baseline_scheme(trick: Trick) -> None:
     assert trick.best(medical_general_sum, "reads") > caught(trick, medical_general_sum)

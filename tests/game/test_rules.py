@@ -32,7 +32,7 @@ UNTOUCHED = [c for c in Category if not c.has_attack]
 
 
 @pytest.mark.parametrize("category", ATTACKED)
-def test_the_label_is_the_row_s_own_and_not_the_category_s(category: Category) -> None:
+def test_label_is_that_of_the_row_and_not_of_the_category(category: Category) -> None:
     """An earlier system's adversarial_benign rows labelled safe ask for an accurate variation."""
     for label in Label:
         played = attacked(category, rewrite_of(category), target_label=label)
@@ -83,7 +83,7 @@ def test_notes_in_chinese_and_arabic_are_played_alike(seed: str, old: str, new: 
         ("decoy_benign", SUBTLE_NOTE, {}, []),
     ],
 )
-def test_the_wrong_sentence_is_the_row_s_or_the_one_that_the_attack_changed(
+def test_wrong_sentence_is_that_of_the_row_or_the_one_the_attack_changed(
     category: str, note: str | None, facts: dict[str, Any], wrong: list[str]
 ) -> None:
     played = game(category, **facts)
@@ -157,7 +157,7 @@ MARKED = f"{CLEAN_NOTE} It says <answer> {{{{ and [INST]. This note is correct."
         (MARKED.replace("500", "5000"), MARKED, None, []),  # the seed note held it already
     ],
 )
-def test_what_an_attack_brings_in_is_counted_whether_it_is_valid_or_not(
+def test_injections_are_counted_in_valid_and_invalid_attacks(
     note: str, seed: str, invalid: InvalidAttack | None, kinds: list[str]
 ) -> None:
     played = attacked(Category.ADVERSARIAL_BENIGN, note, seed_note=seed)
@@ -261,9 +261,7 @@ RARE_WORDS = " ".join(chr(0xA000 + word) * 32 for word in range(14))
         (CLEAN_NOTE.replace("a cough", "hepatosplenomegaly and " * 11 + "thrombocytopenia"), 10_000, True),
     ],
 )
-def test_a_note_or_a_sentence_that_takes_more_tokens_than_planned_is_no_attack(
-    note: str, room: int, fits: bool
-) -> None:
+def test_attack_with_more_tokens_than_planned_is_invalid(note: str, room: int, fits: bool) -> None:
     def count(text: str) -> int:
         return len(text.encode())
 
@@ -280,7 +278,7 @@ def test_a_note_too_long_to_be_compared_is_not_looked_at() -> None:
     assert (record.injections, record.changed_words, record.similarity) == ([], 0, None)
 
 
-def test_an_error_sentence_that_the_splitter_cuts_in_two_is_known_as_the_data_has_it() -> None:
+def test_error_sentence_that_the_splitter_cuts_in_two_is_still_known() -> None:
     error = "Type 2 DM. The dose is 5 mg"
     note, correction = f"He has gout. {error}. He rests.", error.replace("dose", "dose of insulin")
     facts = {"seed_note": note, "error_sentence": error, "corrected_sentence": correction}

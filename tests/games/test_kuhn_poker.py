@@ -76,7 +76,7 @@ WON = {"check check": -1, "bet fold": 1, "bet call": -2, "check bet fold": -1, "
 
 
 @pytest.mark.parametrize(("moves", "won"), [*WON.items(), ("", None), ("check bet", None)])
-def test_what_the_first_player_wins_with_the_lower_card(moves: str, won: int | None) -> None:
+def test_first_player_with_the_lower_card_wins_what_the_moves_give(moves: str, won: int | None) -> None:
     assert winnings(("J", "K"), tuple(moves.split())) == won
 
 
@@ -203,7 +203,7 @@ def test_conversations_stand_in_the_order_in_which_they_began() -> None:
     assert "second" not in TOKENIZER.decode(again.prompt_ids)
 
 
-def test_a_turn_s_reward_stands_on_its_own_last_token() -> None:
+def test_turn_reward_stands_on_its_own_last_token() -> None:
     output, _ = play_tries()
     columns = judge(output, TRIES)
     paid = [int(r) for r in columns["rm_scores"].tolist() if r]
@@ -214,7 +214,7 @@ def test_a_turn_s_reward_stands_on_its_own_last_token() -> None:
     assert torch.equal(columns["role_ids"].unique(), torch.tensor([0, 1, 2]))
 
 
-def test_the_certificate_takes_conversations_of_two_roles_where_there_are_two() -> None:
+def test_certificate_pairs_conversations_of_two_roles_where_there_are_two() -> None:
     one, same, other = (Turn(role, Prompt(({"role": "user", "content": role},)), 1) for role in ("a", "a", "b"))
     dataset = SimpleNamespace(dataframe={"prompt": ["one row"], "extra_info": [{}]})
 

@@ -75,7 +75,7 @@ def measured(cases: list[Case], judge: str, limit: int | None = None, **config: 
     return calibrate(MedicalConfig(judge=judge, **config), edits, sources={}, limit=limit, seed=0)
 
 
-def test_the_toy_oracle_is_never_wrong_and_the_rate_at_which_it_lies_is_in_the_interval(cases: list[Case]) -> None:
+def test_toy_oracle_is_never_wrong_and_its_lie_rate_is_in_the_interval(cases: list[Case]) -> None:
     report = measured(cases, ORACLE)
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 1.0)
     assert report.sensitivity.items >= 150 and report.specificity.items >= 450
@@ -87,7 +87,7 @@ def test_the_toy_oracle_is_never_wrong_and_the_rate_at_which_it_lies_is_in_the_i
         assert low <= 0.8 <= high and share.hits < share.items
 
 
-def test_a_sentence_that_tells_the_judge_what_to_say_shows_whether_its_verdict_moves(cases: list[Case]) -> None:
+def test_injected_sentences_show_that_a_credulous_verdict_moves(cases: list[Case]) -> None:
     report = measured(cases, f"{__name__}:Credulous", limit=40)
     kept = {group.sort: (group.right.hits, group.right.items) for group in report.groups if group.kind == "injected"}
     assert kept.pop(None) == (30, 40)
@@ -99,7 +99,7 @@ def test_a_sentence_that_tells_the_judge_what_to_say_shows_whether_its_verdict_m
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 1.0)  # they count in neither
 
 
-def test_each_case_gives_one_edit_of_each_kind_and_the_oracle_contradicts_none(cases: list[Case]) -> None:
+def test_each_case_gives_one_edit_per_kind_and_the_oracle_agrees(cases: list[Case]) -> None:
     edits = [edit for edit in known_edits(cases, None, 0) if edit.kind != "injected"]
     per_case = Counter((edit.case.case_id, edit.kind) for edit in edits)
     assert set(per_case.values()) == {1}
@@ -122,7 +122,7 @@ def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(cases:
     assert by_kind["dressed"] == dict.fromkeys(DRESSED, 20)
 
 
-def test_a_twin_in_other_words_is_a_harmless_edit_and_a_pair_without_a_difference_no_error(tmp_path: Path) -> None:
+def test_reworded_twin_is_a_harmless_edit_and_an_equal_pair_no_error(tmp_path: Path) -> None:
     text = "The woman is tall. She takes aspirin."
     wrong = f'a-1,"{text.replace("tall", "ill")}",0 is ill,1,diagnosis,0,The woman is ill.,The woman is tall.,"{text}"'
     twin = "a-2,She takes aspirin. The woman is tall.,0 x,0,NA,-1,NA,NA,NA"
@@ -189,7 +189,9 @@ def test_the_command_prints_the_figures_and_writes_the_report(tmp_path: Path) ->
         (f"{__name__}:Mute", SAMPLE, "the judge answered none of"),
     ],
 )
-def test_what_cannot_be_measured(judge: str, file: Any, message: str, tmp_path: Path) -> None:
+def test_calibrate_refuses_unknown_judges_missing_files_and_mute_judges(
+    judge: str, file: Any, message: str, tmp_path: Path
+) -> None:
     result, output = command(tmp_path, judge, "--input", file)
     assert result.exit_code == 2 and message in " ".join(result.output.split())
     assert not output.exists()
@@ -257,7 +259,7 @@ LEFT_ALONE = {
 
 
 @pytest.mark.parametrize("rule", HARMLESS)
-def test_a_rule_says_the_same_in_another_way_and_leaves_alone_what_it_cannot_be_sure_of(rule: str) -> None:
+def test_harmless_rule_rewords_and_leaves_uncertain_text_alone(rule: str) -> None:
     for example in EXAMPLES[rule].split(" | "):
         note, expected = example.split(" > ")
         assert HARMLESS[rule](note, random.Random(0)) == expected

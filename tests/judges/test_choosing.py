@@ -58,7 +58,7 @@ def test_every_registered_judge_is_a_judge_by_that_name() -> None:
     assert {name: judge_class(name).name for name in JUDGES} == {name: name for name in JUDGES}
 
 
-def test_a_user_s_class_is_a_judge_with_or_without_options_and_not_asked_about_untouched_notes() -> None:
+def test_custom_class_is_a_judge_and_not_asked_about_untouched_notes() -> None:
     plain = build_judge(MedicalConfig(judge=f"{__name__}:Doubter"))
     configured = build_judge(MedicalConfig(judge=f"{__name__}:Configured", judge_server=JudgeServer(model="mine")))
     assert (plain.name, configured.name) == ("doubter", "mine")
@@ -113,7 +113,7 @@ def test_games_with_nothing_to_judge_are_left_alone() -> None:
         assert record == before
 
 
-def test_a_failure_s_reason_is_one_short_line() -> None:
+def test_failure_reason_is_one_short_line() -> None:
     class Talkative(Doubter):
         async def judge(self, record: MedicalRecord) -> Judgement:
             raise RuntimeError("line\n" * 1000)
@@ -143,7 +143,7 @@ SAID = Judgement(judge="own", label=Label.HARMFUL)
 
 
 @pytest.mark.parametrize("label", ["harmful", "safe"])
-def test_what_a_user_s_judge_says_is_paid_as_it_is_written_down(label: str) -> None:
+def test_custom_judge_verdict_is_paid_as_it_is_recorded(label: str) -> None:
     for answer in (SAID.model_copy(update={"label": label}), {"judge": "own", "label": label}):
         record = answering(answer)
         outcome = Outcome.CORRECT_DETECTION if label == "harmful" else Outcome.FALSE_POSITIVE

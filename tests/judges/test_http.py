@@ -29,7 +29,7 @@ from medserl_agentloop.games.medical.types import Category, Label
 from medserl_agentloop.medical_team.protocol import HttpJudge
 
 
-def test_a_query_says_what_the_protocol_asks_for_and_of_the_assessor_s_words_the_verdict_alone(
+def test_query_follows_the_protocol_and_shows_the_assessor_verdict_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("JUDGE_TEST_KEY", "k-123")
@@ -100,7 +100,7 @@ def test_an_abstention_is_told_apart_from_a_failure() -> None:
     assert game.judgement is not None and game.judgement.reason == "no dose is given"
 
 
-def test_untouched_notes_are_decided_by_the_data_and_of_the_others_the_judge_s_label_counts_against_the_row_s() -> None:
+def test_judge_label_counts_for_changed_notes_and_data_for_untouched_ones() -> None:
     safe = harmful(error_present=False, actual_harm="Safe")
     games = [played(n, category) for n, category in enumerate(Category)] + [played(9, verdict="safe")]
     judged, server = judged_by("http", games, lambda number, body: by_index(body, lambda query: safe))
@@ -146,7 +146,7 @@ def test_a_judge_that_takes_too_long_is_told_with_the_keys_to_change() -> None:
     assert "by batch_size and concurrency" in str(game.void)
 
 
-def test_a_judge_that_is_down_for_the_whole_run_voids_all_rewritten_notes_and_no_others() -> None:
+def test_judge_that_is_down_voids_all_rewritten_notes_and_no_others() -> None:
     categories = ["adversarial_benign", "vanilla_harmful", "adversarial_harmful", "vanilla_benign"]
     games = [played(n, categories[n % 4]) for n in range(100)]
     server = JudgeServer(url=unused_url(), retries=0, batch_size=1, breaker_failures=3)
@@ -161,7 +161,7 @@ def test_a_judge_that_is_down_for_the_whole_run_voids_all_rewritten_notes_and_no
 # --- answers on disk: given once per content, never in the way of a game ---
 
 
-def test_a_second_judge_takes_the_first_one_s_answers_whatever_the_verdict_and_says_so(tmp_path: Path) -> None:
+def test_second_judge_reuses_cached_answers_of_the_first_and_says_so(tmp_path: Path) -> None:
     with serving(lambda number, body: by_index(body)) as server:
         options = server.options(cache=str(tmp_path))
         first = reward_all(reward_manager("http", options), [played(n) for n in range(6)])
@@ -190,7 +190,7 @@ def test_a_failure_is_never_kept(tmp_path: Path, bad: Any) -> None:
     assert outcomes == [Outcome.VOID, Outcome.CORRECT_DETECTION]
 
 
-def test_half_a_character_in_a_reason_costs_neither_the_judgement_nor_the_cache(tmp_path: Path) -> None:
+def test_lone_surrogate_in_a_reason_keeps_the_judgement_and_the_cache(tmp_path: Path) -> None:
     found = {"reason": "too \ud800 high", "error": "present"}
 
     def reply(number: int, body: Any) -> Any:
@@ -248,7 +248,7 @@ EVERY = set(range(16))
     ("status", "refused", "requests"),
     [(400, {5}, 9), (413, {0, 15}, 17), (422, EVERY, 31), (401, EVERY, 1), (404, EVERY, 1)],
 )
-def test_a_refused_note_costs_its_own_game_and_who_refuses_everybody_is_asked_once(
+def test_refused_note_costs_its_game_and_full_refusal_is_asked_once(
     client: str, status: int, refused: set[int], requests: int
 ) -> None:
     def reply(number: int, body: Any) -> Any:
@@ -267,7 +267,7 @@ def test_a_refused_note_costs_its_own_game_and_who_refuses_everybody_is_asked_on
 
 @pytest.mark.parametrize("url", ["http://anna:hunter2@host:8001", "http://hunter2@host/v1"])
 @pytest.mark.parametrize("node", ["judge_server", "opponent"])
-def test_a_password_in_the_config_which_verl_prints_is_refused_and_not_repeated(url: str, node: str) -> None:
+def test_password_in_a_url_of_the_config_is_refused_and_not_repeated(url: str, node: str) -> None:
     changes = {"selfplay__judge": "http"}
     if node == "opponent":
         changes = {"selfplay__train": "assessor", "selfplay__opponent__kind": "endpoint"}

@@ -47,7 +47,7 @@ def prompt(original: str, presented: str, wording: str = PAIR) -> str:
     ("error", "realistic", "outcome"),
     [("present", True, "correct_detection"), ("absent", None, "false_positive"), ("abstain", None, "void")],
 )
-def test_the_model_s_verdict_decides_the_game(error: str, realistic: bool | None, outcome: str) -> None:
+def test_verdict_of_the_model_decides_the_game(error: str, realistic: bool | None, outcome: str) -> None:
     answer = json.dumps({**VERDICT, "error": error, "realistic": realistic})
     (game,), server = judged_by("llm", [played()], lambda number, body: completion(answer))
     assert server.paths == ["/v1/chat/completions"]
@@ -98,7 +98,7 @@ def test_judge_says_what_to_set_where_a_server_hides_or_refuses(answer: Any, rea
     assert reason in str(game.void)
 
 
-def test_verl_s_own_reward_model_server_is_asked_where_no_url_is_given() -> None:
+def test_reward_model_server_of_verl_is_asked_where_no_url_is_given() -> None:
     with serving(says_present) as server:
         run = run_with(selfplay__judge="llm")
         OmegaConf.update(run, "reward.reward_model.model_path", "models/judge")
@@ -147,7 +147,7 @@ def test_no_note_adds_a_line_or_a_control_token_to_the_prompt(note: str) -> None
 
 
 @pytest.mark.parametrize("wording", ["judge", "blind"])
-def test_the_marker_around_a_note_changes_with_the_note_and_is_the_same_for_the_same_question(wording: str) -> None:
+def test_note_marker_differs_by_note_and_repeats_for_the_same_question(wording: str) -> None:
     def marker(*notes: str) -> str:
         first, last = re.findall(r"^(?:BEGIN|END) (\w{16})$", prompt(*notes, judge_template("medserl", wording)), re.M)
         assert first == last
@@ -326,7 +326,7 @@ def test_an_abstention_is_kept_apart_from_a_miss() -> None:
     assert numbers["selfplay/void/unknowable"] == numbers["selfplay/judge/answer_rate"] == 1
 
 
-def test_a_lost_reading_that_might_have_decided_is_a_failure_of_the_judge_and_no_verdict_on_the_error() -> None:
+def test_lost_decisive_reading_voids_the_game_as_a_judge_failure() -> None:
     record, _ = gated([finding("absent", None), Status(500)])
     assert record.void is not None and record.void.startswith("judge failed: BadAnswer: 1 of 2 readings were lost")
     record, _ = gated([finding(), Status(500)])
@@ -337,7 +337,7 @@ def test_a_lost_reading_that_might_have_decided_is_a_failure_of_the_judge_and_no
     "category",
     [Category.VANILLA_HARMFUL, Category.VANILLA_BENIGN, Category.DECOY_BENIGN, Category.ADVERSARIAL_BENIGN],
 )
-def test_nobody_reads_a_note_without_an_injected_error_or_one_that_the_judge_calls_safe(category: Category) -> None:
+def test_blind_gate_reads_no_note_without_an_error_or_judged_safe(category: Category) -> None:
     record, asked = gated([finding()], judge={**VERDICT, "error": "absent"}, game=played(category=category))
     assert asked == []
     assert record.judgement is not None and record.judgement.knowable is None
@@ -355,7 +355,7 @@ def test_a_gate_that_cannot_work_is_refused(gate: dict[str, Any], says: str) -> 
         MedicalConfig.model_validate({"blind": gate})
 
 
-def test_the_reader_is_the_judge_s_model_unless_another_is_named() -> None:
+def test_reader_is_the_judge_model_unless_another_is_named() -> None:
     judge = MedicalConfig(judge="labels").judge_server.model_copy(update={"url": "http://a/v1", "model": "judge"})
     own = BlindGate(readings=1).reader(judge)
     assert (own.url, own.model, own.temperature) == ("http://a/v1", "judge", 0.7)
@@ -378,7 +378,7 @@ SAID = f"<think>hm</think>\n{json.dumps({'reason': REASON, 'error': 'present', '
 TURNS = [attack_text(), assessment_text()]
 
 
-def test_the_base_judges_after_the_last_turn_and_the_reward_manager_takes_its_word() -> None:
+def test_base_model_judges_after_the_last_turn_and_its_verdict_counts() -> None:
     output, record, engine = play([*TURNS, SAID], run=BASE)
     attacker, assessor, asked = engine.calls
     assert [call.sampling_params.get("adapter") for call in engine.calls] == ["default", "assessor", None]

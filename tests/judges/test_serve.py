@@ -77,7 +77,7 @@ def test_200_games_through_the_command_give_what_the_labels_judge_gives(labels_c
     ("assessment", "detected"),
     [("Harmful", True), ("safe\n", False), ("maybe", False), ("<answer>\nverdict: harmful\n</answer>", True)],
 )
-def test_what_the_assessor_said_is_read_from_its_words(labels_command: str, assessment: str, detected: bool) -> None:
+def test_assessor_verdict_is_read_from_its_words(labels_command: str, assessment: str, detected: bool) -> None:
     expected = harmful(error_detected=detected, assessor_correct=detected, judge_reasoning="")
     more = {"abstained": False, "realism_judged": False}
     assert ask(labels_command, {**QUERY, "assessment": assessment})[7] == expected | more
@@ -131,7 +131,7 @@ def test_the_original_client_reads_every_answer(backend: Any, assessment: str) -
     assert labels["error_detected"] is labels["assessor_correct"] is (assessment == "Harmful" and not failed)
 
 
-def test_a_language_model_reads_changed_notes_whatever_their_category_and_no_others() -> None:
+def test_language_model_reads_changed_notes_of_any_category_and_no_others() -> None:
     def reply(number: int, body: Any) -> Any:
         text = body["messages"][0]["content"]
         if "BROKEN" in text:
@@ -222,7 +222,7 @@ HALF = (b"", b"POST /ju", b"POST /judge HTTP/1.1\r\nhost: x\r\ncontent-length: 9
 
 
 @pytest.mark.slow
-def test_400_half_open_requests_neither_keep_others_out_nor_the_server_from_stopping() -> None:
+def test_half_open_requests_block_neither_others_nor_the_server_stopping() -> None:
     with command(LIMITS) as (url, process), ExitStack() as open_sockets:
         parts = httpx.URL(url)
         for number in range(400):

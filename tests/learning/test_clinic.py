@@ -85,7 +85,7 @@ def states_what_is_held_out(note: Note) -> bool:
     return held_out_kind(note.sentences[0].value) in {s.kind for s in note.sentences}
 
 
-def test_notes_and_cases_hold_out_wordings_and_facts_and_errors_are_of_all_kinds() -> None:
+def test_clinic_holds_out_wordings_and_facts_and_has_errors_of_all_kinds() -> None:
     rng = random.Random(2)
     for split in (Split.SEEN, Split.HELD_OUT):
         for _ in range(200):
@@ -104,7 +104,7 @@ def test_notes_and_cases_hold_out_wordings_and_facts_and_errors_are_of_all_kinds
         assert (wrong.sentences[index].text, error_detail(wrong, index)) == (case.wrong_sentence, case.detail)
 
 
-def test_committed_sample_is_what_the_script_writes_pairs_with_one_error_of_all_types(tmp_path: Path) -> None:
+def test_committed_sample_is_what_the_script_writes_with_all_error_types(tmp_path: Path) -> None:
     sample.write_sample(tmp_path / "again.csv")
     assert (tmp_path / "again.csv").read_bytes() == SAMPLE.read_bytes()
     cases = read_files([SAMPLE]).cases
@@ -126,7 +126,7 @@ def stream(role: Role, lesson: Lesson, count: int = 2000) -> list[Transcript]:
     return list(itertools.islice((t for t in turns if t.role is role), count))
 
 
-def test_every_attack_parses_and_is_valid_in_all_three_categories_decoys_least() -> None:
+def test_clinic_attacks_parse_and_are_valid_in_every_category() -> None:
     attacks = stream(Role.ATTACKER, BLIND_SPOTS)
     for attack in attacks:
         parsed = MEDSERL.attack(attack.answer)

@@ -48,7 +48,7 @@ def test_every_command_composes_and_passes_the_start_up_check(
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_short_run_is_taught_trained_measured_and_written_by_both_experiments(
+def test_both_experiments_teach_train_measure_and_write_a_short_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One run, in the shared context with a merged adapter; to the learning runs it is one of theirs that has ended."""

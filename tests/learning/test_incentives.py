@@ -45,7 +45,7 @@ def test_every_table_of_the_pages_is_made_from_the_files() -> None:
         assert with_tables(page) == page == with_tables(page.replace("95.3 (94.4 to 96.0)", "99.9"))
 
 
-def test_both_roles_of_the_quickstart_gain_outside_the_intervals_with_every_seed() -> None:
+def test_quickstart_roles_gain_outside_the_intervals_with_every_seed() -> None:
     rates = Rates.of("quickstart")
     first, last = rates.steps[0], rates.steps[-1]
     for seed in rates.seeds:

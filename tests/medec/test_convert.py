@@ -43,7 +43,7 @@ def ids_in(path: Path) -> set[str]:
 # --- the files ---
 
 
-def test_manifest_and_summary_account_for_sources_outputs_and_every_exclusion(convert, write_csv, tmp_path):
+def test_manifest_and_summary_account_for_sources_outputs_and_exclusions(convert, write_csv, tmp_path):
     rows = [make(n) for i in range(0, 80, 2) for n, make in ((i, error_row), (i + 1, clean_row))]
     path = write_csv(*rows, tail=",,,,,,,,\n")
     result = convert("--input", path, "--dry-run")
@@ -125,7 +125,7 @@ def test_bad_options_end_with_one_sentence(convert, pairs, arguments, part):
     assert_one_sentence(convert("--input", pairs, output=pairs.name), "cannot be written (Not a directory)")
 
 
-def test_the_example_of_own_notes_converts_and_holds_and_the_pair_of_the_page_is_read(convert, write_pairs, tmp_path):
+def test_own_notes_example_converts_and_the_pair_of_the_page_is_read(convert, write_pairs, tmp_path):
     assert convert("--input", SAMPLE.with_name("own_notes.csv")).exit_code == 0
     assert run("verify_parquet", tmp_path / "out/train.parquet", tmp_path / "out/val.parquet").exit_code == 0
     page = (PACKAGE.parent / "docs" / "data.md").read_text(encoding="utf-8")

@@ -165,7 +165,7 @@ def test_sentences_on_one_line_are_split_where_the_note_has_no_such_number(write
         read_one(write_csv(clean_row(Text=note, Sentences="0 Somebody else's notes. 1 They are about a cold.")))
 
 
-def test_medrect_has_medec_s_facts_under_names_of_its_own(tmp_path):
+def test_medrect_has_the_facts_of_medec_under_names_of_its_own(tmp_path):
     note = {"sample_id": "ms-test-7", "sentences": "1. He has gout.\n2. He takes\n3. warfarin.", "error_flag": 1}
     note |= {"error_type": "medication_selection", "error_sentence_id": 3, "error_sentence": "warfarin."}
     note |= {"corrected_sentence": "colchicine.", "corrected_text": "He has gout. He takes colchicine."}
@@ -254,7 +254,7 @@ def test_records_without_content_are_dropped_and_counted(write_csv):
     assert (report.records, report.dropped_empty, report.pairs) == (4, 3, 1)
 
 
-def test_cell_longer_than_the_csv_modules_limit_is_read_and_a_longer_note_is_refused(write_csv):
+def test_cell_over_the_csv_limit_is_read_and_a_note_over_ours_is_refused(write_csv):
     note = "word " * 20_000
     assert len(read_one(write_csv(error_row(0, Text=note, Sentences=f"0 {note * 2}"))).error_note) == 99_999
     for text, part in (

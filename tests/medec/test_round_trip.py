@@ -71,7 +71,7 @@ def eval_rows(path: Path, tmp_path: Path, *options: Any) -> list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("name", [SAMPLE.name, OFFICIAL])
-def test_every_row_of_a_set_becomes_one_assessor_turn_with_its_text_as_it_is(tmp_path: Path, name: str) -> None:
+def test_row_of_a_set_becomes_one_assessor_turn_with_its_text_unchanged(tmp_path: Path, name: str) -> None:
     path = SAMPLE if name == SAMPLE.name else medec_file(name)
     with path.open(encoding="utf-8-sig", newline="") as file:
         cells = {row["Text ID"]: row for row in csv.DictReader(file) if row["Text ID"]}
@@ -103,7 +103,7 @@ def test_twins_are_two_rows_of_one_case_and_awkward_text_stays(tmp_path: Path, w
     assert found[2]["prompt"][0]["content"].endswith(text)
 
 
-def test_what_is_wrong_with_a_set_is_said_in_one_sentence(tmp_path: Path, write_csv: Any, write_pairs: Any) -> None:
+def test_eval_rows_command_names_each_problem_in_one_sentence(tmp_path: Path, write_csv: Any, write_pairs: Any) -> None:
     good = write_csv(error_row(0), name="good.csv")
     for path, output, part in (
         (write_csv(error_row(0), error_row(2, Error_Flag="maybe")), "eval.parquet", "notes.csv, row 2"),
@@ -145,7 +145,7 @@ TEXT = st.text(st.characters() | st.sampled_from('\r\n",\x00\ud800 '), max_size=
 
 @examples(100)
 @given(notes=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4), newline=st.sampled_from(["\n", "\r\n"]))
-def test_csv_comes_back_unchanged_from_the_parquet_or_is_refused_with_its_row(notes, newline):
+def test_csv_comes_back_unchanged_from_parquet_or_is_refused_with_its_row(notes, newline):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "notes.csv")
         with path.open("w", encoding="utf-8", errors="surrogatepass", newline="") as file:

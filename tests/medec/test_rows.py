@@ -40,14 +40,14 @@ def test_the_mix_is_met_exactly_and_its_labels_balance(cases):
     assert set(counts(games.val)) == set(counts(games.train)) == set(shares)
 
 
-def test_more_rows_than_cases_allow_is_an_error_that_says_how_many_are_possible(cases):
+def test_more_rows_than_cases_allow_is_refused_with_the_possible_number(cases):
     """Case 15: more rows asked than exist."""
     with pytest.raises(ValueError, match=r"need 125 cases for vanilla_harmful .* at most about 60 rows"):
         build_rows(cases, plan(rows=1000))
 
 
 @pytest.mark.parametrize(("number", "train", "val"), [(40, 72, 5), (8, 12, 4)])
-def test_small_input_has_rows_to_validate_on_of_each_category_up_to_the_mix(cases, number, train, val):
+def test_small_input_has_validation_rows_of_each_category_of_the_mix(cases, number, train, val):
     games = build_rows(cases[:number], plan(val_fraction=0.05))
     assert (len(games.train), len(games.val), games.off_mix) == (train, val, ["val"])
 
@@ -97,7 +97,7 @@ def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs):
     assert [(count, "letter case" in reason) for reason, count in games.left_out.items()] == [(1, True)]
 
 
-def test_text_id_and_source_are_those_of_the_row_the_seed_note_was_read_from(write_csv):
+def test_text_id_and_source_are_those_of_the_row_of_the_seed_note(write_csv):
     rows = error_row(0, Corrected_Text="NA", Text_ID="toy-0"), clean_row(1, Text_ID="toy-1")
     mix = plan("vanilla_harmful=1,vanilla_benign=1", val_fraction=0)
     found = build_rows(read_files([write_csv(*rows)]).cases, mix).train

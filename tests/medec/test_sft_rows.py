@@ -72,7 +72,7 @@ def test_splits_can_be_taken_from_files_for_self_play(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "train.parquet: cannot be read as parquet" in result.stderr
 
 
-def test_what_cannot_be_taught_is_left_out_and_counted(write_pairs: Any, write_csv: Any) -> None:
+def test_unteachable_cases_are_left_out_and_counted(write_pairs: Any, write_csv: Any) -> None:
     opening = pair(1)["correct_note"].removesuffix("Diagnosis 1 is pneumonia.")
     odd = [
         pair(1, incorrect_note=f"{opening} DIAGNOSIS 1 is pneumonia."),
@@ -207,7 +207,7 @@ def roles(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return sorted((row["game_role"], row["category"]) for row in rows)
 
 
-def test_right_turns_become_conversations_of_the_game_s_own_prompts() -> None:
+def test_right_turns_become_conversations_of_the_game_prompts() -> None:
     made = rows_of_games([game(*kind) for kind in RIGHT], val_fraction=0.0)
     assert roles(made.train) == TAUGHT
     attack = next(row for row in made.train if row["game_role"] == "attacker")

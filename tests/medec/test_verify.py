@@ -240,7 +240,7 @@ def test_nothing_tells_the_label_in_converted_rows(files, games):
 # --- the command ---
 
 
-def test_what_was_checked_holds_and_what_was_not_says_so(tmp_path: Path) -> None:
+def test_verify_reports_checks_that_hold_and_checks_not_made(tmp_path: Path) -> None:
     train = write(tmp_path / "train.parquet", good_rows())
     result = run("verify_parquet", train)
     assert result.exit_code == 0, result.output

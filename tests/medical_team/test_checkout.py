@@ -70,7 +70,7 @@ def test_a_profile_has_the_texts_of_the_checkout(checkout: Path, tmp_path: Path)
         ("utils", "def ", "def", "cannot be read"),
     ],
 )
-def test_what_a_checkout_lacks_is_named(checkout: Path, file: str, before: str, after: str, message: str) -> None:
+def test_missing_part_of_a_checkout_is_named(checkout: Path, file: str, before: str, after: str, message: str) -> None:
     path = checkout / f"medical_team/{file}.py"
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after))

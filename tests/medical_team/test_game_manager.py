@@ -84,9 +84,7 @@ def test_a_game_and_a_turn_state_hold_what_the_interface_says(judge: LocalServer
 
 
 @pytest.mark.parametrize("response", ["MY SECRET PLAN", "MY SECRET PLAN</think>no tags", "x</think><answer></answer>"])
-def test_an_attack_without_a_note_is_invalid_and_nothing_of_it_reaches_anybody(
-    judge: LocalServer, response: str
-) -> None:
+def test_attack_without_a_note_is_invalid_and_reaches_nobody(judge: LocalServer, response: str) -> None:
     second = assessor()
     _, attacker_states, _, assessor_states, labels = scored(manager(judge), Generator(lambda prompt: response), second)
     assert second.calls[0][1] == ["vanilla_harmful", "vanilla_benign"]
@@ -115,7 +113,7 @@ def test_an_unreadable_assessment_reaches_the_judge_without_its_reasoning(judge:
     ("said", "presented"),
     [(WRONG, WRONG), (f"<think>SECRET</think>{WRONG}", WRONG), ("<think>SECRET and no end", "")],
 )
-def test_without_chain_of_thought_there_is_no_format_term_and_reasoning_stays_hidden_too(
+def test_no_cot_mode_pays_no_format_term_and_still_hides_reasoning(
     judge: LocalServer, said: str, presented: str
 ) -> None:
     first, games = Generator(lambda prompt: said), manager(judge, direct_chat_no_cot=True)
@@ -151,7 +149,7 @@ def test_coefficients_and_error_types_are_taken_from_the_configuration(
     assert "frobnication" in first.calls[0][0][0]
 
 
-def test_what_cannot_work_is_refused(judge: LocalServer) -> None:
+def test_game_manager_refuses_invalid_arguments(judge: LocalServer) -> None:
     games = manager(judge)
     with pytest.raises(ValueError, match="Unknown reward type: zero_sum"):
         manager(judge, reward_type="zero_sum")
@@ -199,7 +197,7 @@ def test_a_judge_function_gives_lists_and_texts(names: tuple[str, ...]) -> None:
     assert rewards(assessor_states) == [2.0] * 4
 
 
-def test_a_judge_function_that_forgets_a_game_leaves_it_out_and_both_shapes_can_be_pickled(judge: LocalServer) -> None:
+def test_game_the_judge_function_forgets_is_left_out_and_managers_pickle(judge: LocalServer) -> None:
     games = MedicalDialogueGameManager(Tokenizer(), lambda **kw: {})
     games.initialize_games([CLEAN], ["Safe"], ["vanilla_benign"])
     assert scored(games) == ([], [], [], [])
@@ -239,7 +237,7 @@ HALVES = (None, {"error_detected": "false", "error_present": True}, {"error_pres
     ("answer", "lost"),
     [*((answer, {0, 7}) for answer in (b"<html>", [], "text", {"labels": "none"}, {})), *((h, {7}) for h in HALVES)],
 )
-def test_what_cannot_be_used_leaves_its_games_out(judge: LocalServer, answer: Any, lost: set[int]) -> None:
+def test_unusable_judge_answers_leave_their_games_out(judge: LocalServer, answer: Any, lost: set[int]) -> None:
     judge.reply = lambda number, body: answer if 0 in lost else {**verdicts(body), "7": answer}
     labels = ask(judge)
     assert set(labels) == {0, 7}

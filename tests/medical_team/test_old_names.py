@@ -69,7 +69,7 @@ FORK = {
 """All that the public fork of OpenRLHF imports from ``red_team``, in its experience maker, its game and its trainer."""
 
 
-def test_the_page_s_files_make_a_package_with_every_name_that_openrlhf_s_fork_imports(
+def test_files_of_the_page_make_a_package_with_every_name_the_fork_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert all(getattr(medical_team, alias) is getattr(medical_team, name) for alias, name in ALIASES.items())
@@ -104,7 +104,7 @@ PHRASES = {
 
 
 @pytest.mark.parametrize("game_type", PHRASES)
-def test_the_user_s_message_holds_the_phrase_that_tests_of_the_original_look_for(game_type: str) -> None:
+def test_user_message_holds_the_phrase_that_the_original_tests_look_for(game_type: str) -> None:
     query = medical_team.convert_medical_game_history_to_query
     system, user = query([], "attacker", "the note", game_type, {"error_types": ["frobnication"]})
     assert (system["role"], user["role"]) == ("system", "user")
@@ -151,7 +151,7 @@ def test_a_judge_model_is_loaded_and_answers() -> None:
     assert medical_judge.JUDGE_MODEL == "google/medgemma-4b-it"
 
 
-def test_the_page_s_example_runs_as_shown(judge: LocalServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_of_the_page_runs_as_shown(judge: LocalServer, capsys: pytest.CaptureFixture[str]) -> None:
     code = PAGE.partition("```python\n")[2].partition("```")[0]
     code = code.replace("http://localhost:8001", judge.url).replace("assets/", f"{resource('assets')}/")
     exec(code, {})
@@ -194,7 +194,7 @@ def test_the_table(present: bool, detected: bool, realistic: bool | None) -> Non
 
 
 @given(any_game())
-def test_the_interface_and_the_core_s_scheme_agree_on_every_game(record: MedicalRecord) -> None:
+def test_interface_and_core_scheme_agree_on_every_game(record: MedicalRecord) -> None:
     labels = labels_of(record)
     for role, components in medical_general_sum(record).items():
         turn = record.attack if role.value == "attacker" else record.assessment
@@ -222,5 +222,5 @@ def test_roles_and_coefficients_that_do_not_exist_are_named() -> None:
         ("why</think><answer>Safe", None, ""),
     ],
 )
-def test_what_a_turn_gives(response: str, thinking: str | None, answer: str) -> None:
+def test_format_check_extracts_thinking_and_answer(response: str, thinking: str | None, answer: str) -> None:
     assert medical_cot_format_check_and_extract(response) == ((thinking, answer), thinking is None)

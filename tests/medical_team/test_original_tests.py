@@ -34,7 +34,7 @@ def test_every_unit_test_passes(name: str, tests: int, tmp_path: Path) -> None:
     assert f"Ran {tests} tests" in said and said.rstrip().endswith("OK"), said
 
 
-def test_the_integration_file_passes_on_notes_in_medec_s_form(tmp_path: Path) -> None:
+def test_integration_file_passes_on_notes_in_the_form_of_medec(tmp_path: Path) -> None:
     (tmp_path / MEDEC).parent.mkdir(parents=True)
     (tmp_path / MEDEC).write_bytes(SAMPLE.read_bytes())
     said = run("test_integration.py", tmp_path)

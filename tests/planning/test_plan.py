@@ -57,7 +57,7 @@ def test_a_broken_copy_is_refused_with_the_key_and_what_to_write(overrides: list
         plan_run(run_of("qwen3_4b", *overrides), 96)
 
 
-def test_a_warm_start_fits_its_card_and_a_broken_copy_is_refused_with_what_to_write() -> None:
+def test_warm_start_fits_its_card_and_a_broken_copy_is_refused() -> None:
     plan = plan_run(composed("warm_start_qwen3_4b", []), 96)
     assert plan.fits and not plan_run(composed("warm_start_qwen3_4b", []), 80).fits
     assert list(plan.phases) == ["update, actor", "optimizer step, actor", "checkpoint, actor"]
@@ -107,7 +107,7 @@ def test_sharding_offload_and_lora_take_what_they_say() -> None:
     assert "logits" not in plan_run(chunks, 80).phases["update, actor"]  # the widest moment is elsewhere
 
 
-def test_a_step_counts_the_judge_its_thoughts_the_chain_of_a_game_and_the_reference_of_lora() -> None:
+def test_step_time_counts_judge_thoughts_game_chain_and_lora_reference() -> None:
     base = ("selfplay.judge_server.url=base", "selfplay.judge_server.json_schema=false")
     quiet = "+selfplay.judge_server.extra_body={chat_template_kwargs: {enable_thinking: false}}"
     adapters = "qwen3_4b,lora,adapter_per_role"
@@ -127,7 +127,7 @@ def test_a_step_counts_the_judge_its_thoughts_the_chain_of_a_game_and_the_refere
     assert small.seconds["generation"] > 1.2 * large.seconds["generation"]
 
 
-def test_an_entropy_term_and_fsdp_s_buffers_take_what_they_say() -> None:
+def test_entropy_term_and_fsdp_buffers_take_their_planned_memory() -> None:
     plain, entropy = (
         plan_run(run_of("qwen3_4b", f"actor_rollout_ref.actor.entropy_coeff={coefficient}"), 96).phases["update, actor"]
         for coefficient in (0.0, 0.01)
@@ -138,7 +138,7 @@ def test_an_entropy_term_and_fsdp_s_buffers_take_what_they_say() -> None:
     assert plain["FSDP copies"] / GIB == pytest.approx(2.0, abs=0.05)
 
 
-def test_beside_adapters_the_base_stays_on_the_server_while_the_roles_are_trained() -> None:
+def test_base_of_adapters_stays_on_the_server_while_roles_are_trained() -> None:
     merged, apart = (plan_run(run_of(recipe), 80) for recipe in ("qwen3_4b,lora", "qwen3_4b,lora,adapter_per_role"))
     assert "server's weights" not in merged.phases["update, actor"]
     weights = apart.phases["update, actor"]["server's weights"]

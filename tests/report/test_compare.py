@@ -55,7 +55,7 @@ def test_a_run_and_itself_are_the_same(tmp_path: Path) -> None:
     assert rows["CPU memory, peak GB"] == [NOT_MEASURED, NOT_MEASURED, ""]
 
 
-def test_components_and_a_game_s_own_numbers_have_rows(tmp_path: Path) -> None:
+def test_components_and_numbers_of_the_game_have_rows(tmp_path: Path) -> None:
     rows = tables(run(tmp_path, "medserl"), tmp_path)
     assert rows["assessor: game"][0] == "0.0000, 1.0000 (4)" and rows["attacker: format"][2] == "+0.0000"
     assert rows["changed words"][0] == "2.0000, 0.0000 (8)" and rows["attacker tokens"][0] == "10.0000, 0.0000 (8)"
@@ -94,7 +94,7 @@ def test_runs_in_a_folder_or_of_a_pattern_are_seeds(tmp_path: Path) -> None:
         assert rows["seconds per step, median"][1] == "2 ± 0"
 
 
-def test_what_a_log_of_the_openrlhf_system_does_not_say_is_not_measured(tmp_path: Path) -> None:
+def test_openrlhf_log_reports_absent_numbers_as_not_measured(tmp_path: Path) -> None:
     StepFile(tmp_path / "log.jsonl").append(LOG)
     rows = tables(tmp_path / "log.jsonl", run(tmp_path / "run"))
     assert rows["assessor"][0] == "1.0000, 1.0000 (2)"

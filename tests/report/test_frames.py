@@ -69,7 +69,7 @@ def test_metrics_have_a_row_per_step_and_gaps_where_a_step_lacks_one(run: Path) 
     assert frame["actor/grad_norm"].isna().tolist() == [False, True]
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_frames_name_the_missing_file(tmp_path: Path) -> None:
     for frame, says in ((games, r"games\.jsonl does not exist: give the fol"), (metrics, r"metrics\.jsonl does not")):
         with pytest.raises(ValueError, match=says):
             frame(tmp_path)

@@ -42,7 +42,7 @@ def write_run(folder: Path, records: list[MedicalRecord]) -> Path:
     return folder
 
 
-def test_a_run_s_own_prompts_are_what_its_roles_read_whatever_became_of_the_profile(tmp_path: Path) -> None:
+def test_page_shows_the_prompts_of_the_run_though_the_profile_changed(tmp_path: Path) -> None:
     for step, words in ((1, "Old: "), (3, "New: ")):
         for template in ("attacker/adversarial_benign.jinja", "assessor/assess.jinja"):
             (tmp_path / "mine" / template).parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def test_the_page_opens_offline_on_a_game_that_fooled_the_assessor(view: Any) ->
     assert heads == ["step", "category", "outcome", "attacker reward", "assessor reward"]
 
 
-def test_what_a_model_wrote_is_text_and_runs_nothing(view: Any) -> None:
+def test_model_text_is_shown_as_text_and_runs_nothing(view: Any) -> None:
     view.evaluate("location.hash = '#11'")
     view.wait_for_function("() => document.querySelector('#game p').textContent.includes('step 6')")
     for fold in view.locator("#game details").all():

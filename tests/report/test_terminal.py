@@ -90,7 +90,7 @@ def hostile() -> MedicalRecord:
     return record.model_copy(update={"void": HOSTILE, "rewards": {role: {HOSTILE: 1.0} for role in Role}})
 
 
-def test_what_others_wrote_is_shown_as_text_wherever_it_stands(tmp_path: Path) -> None:
+def test_untrusted_text_is_shown_as_text_wherever_it_stands(tmp_path: Path) -> None:
     text = shown(tmp_path, [hostile()], width=1000)
     assert not HIDDEN.search(text)
     # In the reasoning and the rewritten note, as component of two roles, as reason, player and opponent.

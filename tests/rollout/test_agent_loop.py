@@ -83,7 +83,7 @@ def test_a_game_is_one_trajectory_of_two_turns() -> None:
 
 
 @pytest.mark.parametrize("log_prob", [None, -1.0])
-def test_a_run_that_asks_for_no_log_probs_has_none_whatever_the_server_gives(log_prob: float | None) -> None:
+def test_run_that_asks_for_no_log_probs_has_none(log_prob: float | None) -> None:
     for first, voids in ((attack_text(), False), (MockReply(token_ids=[], stop_reason="abort"), True)):
         output, record, _ = play([first, assessment_text()], asks_log_probs=False, log_prob=log_prob)
         assert (record.void is not None) is voids
@@ -92,7 +92,7 @@ def test_a_run_that_asks_for_no_log_probs_has_none_whatever_the_server_gives(log
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_a_turn_without_the_log_probs_that_were_asked_for_makes_the_game_void(turn: int) -> None:
+def test_turn_without_requested_log_probs_makes_the_game_void(turn: int) -> None:
     attack = TOKENIZER.encode(attack_text())
     complete = MockReply(token_ids=attack, log_probs=[-1.0] * len(attack))
     output, record, _ = play([attack if turn == 0 else complete, assessment_text()], log_prob=None)
@@ -112,7 +112,7 @@ def test_a_turn_without_the_log_probs_that_were_asked_for_makes_the_game_void(tu
     change=st.sampled_from(["giardia", "vibrio", "borrelia"]),
 )
 @examples(200)
-def test_assessor_prompt_is_the_one_of_the_presented_note_whatever_the_attacker_writes(
+def test_assessor_prompt_depends_on_the_presented_note_alone(
     reasoning: str, before: str, after: str, change: str
 ) -> None:
     """No attacker token, no word of the attacker's prompt, no reasoning: nothing but the note goes in."""
@@ -172,7 +172,7 @@ def test_a_game_that_is_played_again_asks_by_the_same_names() -> None:
 # --- what config and profile say of a turn ---
 
 
-def test_a_vanilla_game_may_begin_with_a_copy_and_then_shows_the_note_itself() -> None:
+def test_vanilla_game_with_a_copying_attacker_shows_the_note_itself() -> None:
     copying = run_with(selfplay__vanilla_attacker="copy")
     slip = attack_text(NOTE.upper())
     output, record, engine = play([slip, assessment_text("safe")], "vanilla_benign", run=copying)
@@ -199,7 +199,7 @@ LONG_NOTE = f"{NOTE} " + " ".join(f"Finding {n} was unremarkable on the ward rou
         ("\ufffd", 300, InvalidAttack.TOO_MANY_TOKENS),
     ],
 )
-def test_what_a_note_has_more_tokens_of_as_text_never_takes_the_assessor_s_room(
+def test_note_that_grows_as_text_never_takes_the_room_of_the_assessor(
     token: str | None, count: int, invalid: InvalidAttack | None
 ) -> None:
     """As text a control token is 8 to 11: 250 of them left the assessor of own_notes with 364 of its 512."""
@@ -216,7 +216,7 @@ def test_what_a_note_has_more_tokens_of_as_text_never_takes_the_assessor_s_room(
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
-def test_a_turn_s_text_is_without_any_id_that_the_model_names_as_its_end(file: str, tmp_path: Path) -> None:
+def test_turn_text_drops_every_end_id_that_the_model_names(file: str, tmp_path: Path) -> None:
     """Gemma 3's and Llama 3's turns end with another token than their tokenizers' own; the judge's answers, too."""
     for name in ("config.json", "generation_config.json"):
         settings = json.loads((resource("assets/tiny_player") / name).read_text())
@@ -257,7 +257,7 @@ def test_a_turn_ends_where_the_profile_says_stop(tmp_path: Path) -> None:
         ([(4, 5), (3, 4)], 3, 5, [(4, 5), (3, 4)]),
     ],
 )
-def test_a_game_has_the_oldest_and_the_newest_weights_that_any_turn_was_generated_with(
+def test_game_records_the_oldest_and_newest_weights_of_its_turns(
     turns: list[tuple[int, int]], oldest: int, newest: int, recorded: list[tuple[int, int]]
 ) -> None:
     replies, versions = iter([attack_text(), assessment_text()]), iter(turns)
@@ -347,7 +347,7 @@ def test_every_assessor_reads_the_prompt_of_a_single_one_and_nothing_else() -> N
     assert [game.assessment.response for game in record.by_assessment if game.assessment] == SAID
 
 
-def test_each_assessment_is_paid_at_its_own_last_token_and_the_judge_is_asked_once() -> None:
+def test_assessment_is_paid_at_its_last_token_and_the_judge_asked_once() -> None:
     Counting.asked = 0
     output, columns = scored(*SAID, run=run_with(selfplay__assessments=K, selfplay__judge=f"{__name__}:Counting"))
     assert Counting.asked == 1
@@ -456,7 +456,7 @@ def advantages(name: str, how: str, batch: RoleBatch) -> torch.Tensor:
         ("role_grpo", "mean", 1 - 1 / K, 1 / K),
     ],
 )
-def test_a_reward_moves_its_own_assessment_and_through_a_shared_baseline_those_of_the_same_note_alone(
+def test_reward_moves_its_own_assessment_and_those_of_the_same_note_alone(
     name: str, how: str, own_share: float, others_share: float, turn: int
 ) -> None:
     batch, places = two_games()

@@ -180,7 +180,7 @@ def test_answers_in_any_order_make_the_same_games(whole: Kept, monkeypatch: pyte
     assert kept.of(failed=False) == whole.of(failed=False) and kept.paid == whole.paid
 
 
-def test_a_reward_worker_that_dies_costs_its_games_which_are_counted_and_pays_nothing(
+def test_dead_reward_worker_voids_its_games_which_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The run ends at the end of the step (core/liveness.py), so nothing of it is trained on or written."""
@@ -198,9 +198,7 @@ def test_a_reward_worker_that_dies_costs_its_games_which_are_counted_and_pays_no
 
 
 @pytest.mark.parametrize("at", ["score", "new_game"])
-def test_the_first_exception_of_a_game_s_code_ends_the_run_with_its_line(
-    at: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_exception_of_game_code_ends_the_run_with_its_line(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: Any) -> Any:
         raise ZeroDivisionError("of a user's \x1b[2J\n[medserl] step 1/1")
 

@@ -49,7 +49,7 @@ def test_added_tokens_that_are_no_markers_stay_tokens_in_a_note() -> None:
     assert FAMILIES["gemma"].convert_tokens_to_ids("\n\n") in ids
 
 
-def test_a_control_token_that_the_vocabulary_cannot_spell_is_an_error_and_no_token() -> None:
+def test_control_token_that_the_vocabulary_cannot_spell_is_an_error() -> None:
     tokenizer = sentencepiece(GEMMA, [])
     plain_text, unknown = ChatEncoder(tokenizer), tokenizer.unk_token_id
     tokenizer.convert_tokens_to_ids = lambda tokens: [unknown] * len(tokens) if isinstance(tokens, list) else unknown
@@ -84,7 +84,7 @@ def test_a_chat_template_that_loses_a_part_of_the_prompt_is_refused(content: str
         ChatEncoder(qwen3(QWEN3.replace("m.content", content, 1))).opening(turn)
 
 
-def test_in_a_running_conversation_the_user_says_what_the_system_message_would() -> None:
+def test_continuation_puts_the_system_message_into_the_user_message() -> None:
     for family in ("qwen3", "gemma"):
         encoder = ChatEncoder(FAMILIES[family])
         turn = load_profile("classic").turn(Role.ASSESSOR, Category.VANILLA_BENIGN, "He has gout.")

@@ -38,7 +38,7 @@ def against(server: OpponentServer, train: str, **opponent: Any) -> Any:
     return run_with(selfplay__train=train, **{f"selfplay__opponent__{name}": value for name, value in settings.items()})
 
 
-def test_the_assessor_trained_against_an_opponent_attacker_is_alone_in_its_trajectory(server: OpponentServer) -> None:
+def test_assessor_trained_against_an_opponent_is_alone_in_its_trajectory(server: OpponentServer) -> None:
     server.answer = lambda _: attack_text()
     run = against(server, "assessor", sampling={"temperature": 0.3, "top_p": 0.9})
     OmegaConf.update(run, "selfplay.opponent.extra_body", {"seed": 7}, force_add=True)
@@ -63,7 +63,7 @@ def test_the_assessor_trained_against_an_opponent_attacker_is_alone_in_its_traje
     assert columns["rm_scores"][:-1].eq(0).all()
 
 
-def test_the_attacker_trained_against_an_opponent_assessor_gets_the_games_result(server: OpponentServer) -> None:
+def test_attacker_trained_against_an_opponent_gets_the_result_of_the_game(server: OpponentServer) -> None:
     run = against(server, "attacker")
     rewards = []
     for verdict in ("harmful", "safe"):
@@ -107,7 +107,7 @@ def test_an_opponent_that_fails_voids_the_game(server: OpponentServer) -> None:
     assert numbers == {"selfplay/opponent/games": 1.0, "selfplay/opponent/failed": 1.0}
 
 
-def test_in_a_pool_the_answer_names_the_weights_that_gave_it_which_must_be_of_the_pool(server: OpponentServer) -> None:
+def test_pool_answer_names_its_weights_which_must_be_of_the_pool(server: OpponentServer) -> None:
     server.answer = lambda _: attack_text()
     server.weight_version = "global_step_40"
     run = against(server, "assessor", kind="pool")
@@ -155,7 +155,7 @@ def test_the_pool_is_the_first_model_and_the_checkpoints_of_earlier_steps(tmp_pa
     assert pool.entries(7)["global_step_4"] == str(tmp_path / "global_step_4" / "actor" / "huggingface")
 
 
-def test_uniform_meets_all_of_them_and_chooses_again_what_it_chose_and_latest_takes_the_last(tmp_path: Path) -> None:
+def test_uniform_pool_repeats_its_choices_and_latest_takes_the_last(tmp_path: Path) -> None:
     pool, again = pool_of(tmp_path, 1, 2), pool_of(tmp_path, 1, 2)
     chosen = [pool.choose(step) for step in range(3, 303)]
     assert chosen == [again.choose(step) for step in range(3, 303)]
@@ -204,9 +204,7 @@ def test_metrics_are_of_games_with_an_opponent_only() -> None:
     }
 
 
-def test_the_server_is_given_the_chosen_checkpoint_once_per_change_or_restart(
-    tmp_path: Path, server: OpponentServer
-) -> None:
+def test_server_gets_the_chosen_checkpoint_once_per_change_or_restart(tmp_path: Path, server: OpponentServer) -> None:
     pool = pool_of(tmp_path, 2, rule="latest", url=server.url)
     assert pool.prepare(1)["selfplay/opponent/step"] == 0
     pool.prepare(1)
@@ -229,7 +227,7 @@ def test_the_server_is_given_the_chosen_checkpoint_once_per_change_or_restart(
 
 
 @pytest.mark.parametrize("result", [500, {"success": False, "message": "no such file"}, {"success": None}])
-def test_a_server_that_cannot_load_stops_the_start_and_later_costs_the_step_its_choice(
+def test_server_that_cannot_load_stops_the_start_or_costs_the_choice(
     tmp_path: Path, server: OpponentServer, result: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pool = pool_of(tmp_path, 2, rule="latest", url=server.url)

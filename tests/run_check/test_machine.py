@@ -108,7 +108,7 @@ def test_a_run_that_would_wait_for_cpus_is_told_so(monkeypatch: pytest.MonkeyPat
     assert [problem("CPUs", changes, "qwen3_4b") for changes in fits] == ["", "", ""]
 
 
-def test_engines_loggers_and_flash_attention_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_engines_loggers_and_flash_attention_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     has_packages(monkeypatch, "tensorboard")
     answer = problem("packages", {**ON_GPU, "trainer.logger": ["tensorboard", "swanlab"]}, "qwen3_4b")
     assert "rollout.name=sglang: the package sglang is not installed" in answer
@@ -167,7 +167,7 @@ def test_a_model_that_nobody_has_is_refused(monkeypatch: pytest.MonkeyPatch, hom
     assert missing_model("someone/cached", monkeypatch, httpx.ConnectError("")) == ""
 
 
-def test_a_data_file_that_does_not_exist_or_has_fewer_rows_than_a_batch_is_refused(files: dict[str, Any]) -> None:
+def test_data_file_that_is_missing_or_smaller_than_a_batch_is_refused(files: dict[str, Any]) -> None:
     for key in ("data.train_files", "data.val_files"):
         assert problem("data", files) == problem("data", {**files, key: ["hdfs://data/other.parquet"]}) == ""
         assert f"{key}: data/other.parquet does not exist" in problem("data", {**files, key: ["data/other.parquet"]})

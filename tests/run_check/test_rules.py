@@ -103,7 +103,7 @@ def test_a_run_that_could_not_be_trusted_is_refused_with_its_remedy(changes: dic
         {f"{MODEL}.use_remove_padding": False},
     ],
 )
-def test_what_works_or_is_measured_is_accepted(changes: dict[str, Any]) -> None:
+def test_supported_configs_are_accepted(changes: dict[str, Any]) -> None:
     assert refusal(changes) == ""
 
 
@@ -123,7 +123,7 @@ def test_a_run_plays_and_trains_the_roles_that_its_opponent_leaves() -> None:
         ({"algorithm.adv_estimatr": "x"}, "algorithm.adv_estimatr (did you mean 'adv_estimator'?) is not a key of v"),
     ],
 )
-def test_what_a_run_hardly_wants_is_a_warning(changes: dict[str, Any], warning: str) -> None:
+def test_unlikely_settings_are_warnings(changes: dict[str, Any], warning: str) -> None:
     refused, (only,) = problems(run(changes), schema())
     assert not refused and warning in only
 
@@ -164,7 +164,7 @@ def test_a_later_recipe_takes_precedence(recipes: str) -> None:
         (["quickstart", "data.train_files=/a=b/x"], """needs quotes in quotes, 'data.train_files="/a=b/x"'"""),
     ],
 )
-def test_what_hydra_cannot_compose_is_said_in_one_line(arguments: list[str], message: str) -> None:
+def test_config_command_reports_a_hydra_error_in_one_line(arguments: list[str], message: str) -> None:
     answer = CliRunner().invoke(app, ["config", *arguments])
     assert answer.exit_code == 2
     assert message in answer.stderr and answer.stderr.count("\n") == 1

@@ -96,7 +96,7 @@ def test_official_bugs_print_what_the_script_says(reference: Path, submissions: 
     assert results(output)["published_script"][str(submissions[0])]["R1F_subset_check"] is None
 
 
-def test_published_results_stand_beside_medec_s_own_notes_alone(submissions: list[Path], tmp_path: Path) -> None:
+def test_published_results_stand_beside_notes_of_medec_alone(submissions: list[Path], tmp_path: Path) -> None:
     """By the ids of the notes, whatever the file is called."""
     toy = [replace(note, text_id=note.text_id.replace("ms-", "toy-")) for note in NOTES]
     path, output = tmp_path / "MEDEC-MS-TestSet.csv", tmp_path / "results.json"
@@ -122,7 +122,7 @@ def test_published_results_stand_beside_medec_s_own_notes_alone(submissions: lis
         (["{submission}", "--output", "{folder}"], "Is a directory"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(
+def test_score_names_each_problem_in_one_sentence(
     reference: Path, submissions: list[Path], tmp_path: Path, arguments: list[str], part: str
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -155,7 +155,7 @@ def test_constant_answers_are_floors() -> None:
     assert found["last sentence is wrong"]["rouge_1"] == pytest.approx((2 + 4 * 0.8) / 6, abs=0.03)
 
 
-def test_what_keeps_a_classifier_from_being_computed_is_said() -> None:
+def test_floors_say_why_a_classifier_is_not_computed() -> None:
     notes = [note(0, True), note(1, False)]
     absent = {name: floor for name, floor in floors(notes).items() if isinstance(floor, str)}
     assert absent == dict.fromkeys(("bag of words", "white space and length"), "--train names no training set")

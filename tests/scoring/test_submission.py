@@ -27,7 +27,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.text(
 
 
 @given(corrections=st.lists(TEXT, min_size=4, max_size=4))
-def test_whatever_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, corrections: list[str]) -> None:
+def test_submission_is_read_again_as_written(tmp_path_factory: pytest.TempPathFactory, corrections: list[str]) -> None:
     path = tmp_path_factory.getbasetemp() / "round_trip.txt"
     written = [Prediction(i, True, n, text) for n, (i, text) in enumerate(zip(IDS, corrections, strict=True))]
     write_submission(path, written)
@@ -38,7 +38,7 @@ def test_whatever_is_written_is_read_again(tmp_path_factory: pytest.TempPathFact
         assert after.scored_correction == before.scored_correction
 
 
-def test_a_submission_has_the_official_lines_and_none_for_an_unreadable_answer(tmp_path: Path) -> None:
+def test_submission_has_official_lines_and_none_for_unreadable_answers(tmp_path: Path) -> None:
     notes = [note(n, n % 2 == 0, "A correction.") for n in range(4)]
     predictions = [
         Prediction("ms-test-0", True, 4, 'He said "no".'),
@@ -171,7 +171,7 @@ def test_where_the_published_script_stops_it_is_said_how(tmp_path: Path, line: s
     assert isinstance(found, str) and re.match(f"the published script stops on s.txt with .*{reason}", found)
 
 
-def test_what_is_written_is_read_by_the_published_script_as_it_was_meant(tmp_path: Path) -> None:
+def test_published_script_reads_a_submission_as_it_was_meant(tmp_path: Path) -> None:
     """It stops on a raw backslash; its mistake decodes the backslashes that ``write_submission`` doubles."""
     texts = ["give \\1 and \\d", "two\nlines", "C:\\new\\table", 'he said "no" to it']
     notes = [note(n, True, text) for n, text in enumerate(texts)]
@@ -326,7 +326,7 @@ def test_the_intervals_cover_the_truth(right: float, moved: float) -> None:
     assert all(134 <= count <= 150 for count in covered.values()), covered
 
 
-def test_a_perfect_score_is_as_uncertain_as_its_cases_are_few_and_one_right_of_each_pair_is_known_exactly() -> None:
+def test_score_interval_counts_cases_and_not_the_notes_of_a_pair() -> None:
     notes = [note(n, n % 2 == 0, case=f"case-{n // 2}") for n in range(20)]
     found = score(notes, gold(notes)).measures["flag_accuracy"]
     low, high = wilson_interval(10, 10)

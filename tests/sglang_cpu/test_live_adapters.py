@@ -94,7 +94,7 @@ def test_the_prefix_cache_never_crosses_adapters(engine: LiveSGLang) -> None:
     assert all(cached >= len(PROMPT) - 1 for cached in second)
 
 
-def test_a_new_adapter_in_the_place_of_an_old_one_takes_nothing_of_its_cache(
+def test_new_adapter_takes_nothing_from_the_cache_of_the_one_it_replaces(
     engine: LiveSGLang, folders: dict[str, Path]
 ) -> None:
     from sglang.srt.managers.io_struct import UnloadLoRAAdapterReqInput

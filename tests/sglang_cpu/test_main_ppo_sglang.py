@@ -37,7 +37,7 @@ def kill_scheduler(run: Run) -> psutil.Process:
     return scheduler
 
 
-def test_training_is_on_policy_and_a_dead_scheduler_ends_the_run_which_resumes(
+def test_sglang_run_is_on_policy_and_resumes_after_its_scheduler_died(
     tmp_path: Path,
     data: tuple[str, ...],
 ) -> None:
@@ -88,7 +88,7 @@ def check_log_probs(tensors: Path) -> None:
 
 
 @pytest.mark.parametrize("push", ["off", "no-flush"])
-def test_the_difference_shows_a_push_that_is_missing_or_leaves_the_prefix_cache(
+def test_log_prob_difference_shows_a_missing_push_or_a_stale_prefix_cache(
     tmp_path: Path,
     data: tuple[str, ...],
     push: str,

@@ -77,7 +77,7 @@ def judge_model(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_games_are_judged_by_the_model_that_verl_serves_and_void_where_it_answers_prose(
+def test_served_reward_model_judges_games_and_its_prose_voids_them(
     tmp_path: Path,
     judge_model: Path,
 ) -> None:

@@ -29,7 +29,7 @@ def run(code: str, *shim: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
 
 
-def test_torchvision_beside_a_cpu_build_of_torch_needs_its_operators_declared() -> None:
+def test_torchvision_beside_cpu_torch_needs_its_operators_declared() -> None:
     assert "torchvision::nms does not exist" in run("import torchvision").stderr
     result = run("import torchvision; print(torchvision.__file__)", FIRST)
     assert "site-packages" in result.stdout, result.stderr

@@ -90,7 +90,7 @@ def test_replies_come_from_a_generator_a_function_or_an_async_function() -> None
         assert generate(MockSGLangEngine(replies, TOKENIZER), "x", temperature=3).token_ids == [ord("x"), 3]
 
 
-def test_an_exception_is_raised_and_recorded_and_running_out_shows_the_prompt() -> None:
+def test_mock_engine_raises_exceptions_and_shows_the_prompt_at_its_end() -> None:
     engine = MockSGLangEngine([ConnectionError("server gone"), "fine"], TOKENIZER)
     with pytest.raises(ConnectionError, match="server gone"):
         generate(engine)

@@ -144,7 +144,7 @@ def test_role_weights_scale_what_is_normalised() -> None:
     assert torch.equal(weighted.returns, plain.returns)
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_estimators_refuse_settings_that_make_no_sense() -> None:
     with pytest.raises(ValueError, match=r"normalize\.attacker=kind makes no sense with role_rae: .*none, mean"):
         estimate("role_rae", random_batch(0), with_forms("kind"))
     with pytest.raises(ValueError, match=r"critic\.enable=True"):

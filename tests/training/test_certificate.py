@@ -66,7 +66,7 @@ def test_contexts_that_are_kept_apart_are_certified(measured: Any, variant: str)
 
 
 @pytest.mark.slow
-def test_the_cpu_s_engine_attends_to_each_context_alone(measured: Any) -> None:
+def test_cpu_engine_attends_to_each_context_alone(measured: Any) -> None:
     """A mask over the whole pack, which is slower, leaves a difference of some 1e-6."""
     assert measured["qwen3"]["isolation"]["gap_to_alone"] == 0
 

@@ -134,7 +134,7 @@ def problems(config: Any) -> list[str]:
     return list(problems_of_data(RunConfig(config, MedicalConfig.from_run(config))))
 
 
-def test_a_file_without_the_columns_of_a_game_is_named_and_what_is_not_here_is_left_to_the_trainer(
+def test_file_without_game_columns_is_named_and_remote_files_are_left(
     tmp_path: Path,
 ) -> None:
     pq.write_table(pa.table({"text": ["a"] * 16}), file := tmp_path / "rows.parquet")
@@ -147,7 +147,7 @@ def test_a_file_without_the_columns_of_a_game_is_named_and_what_is_not_here_is_l
     assert not problems(config)
 
 
-def test_what_an_opponent_plays_takes_no_room() -> None:
+def test_turns_of_an_opponent_take_no_room() -> None:
     attacked, untouched = (GameSpec.from_extra_info(extra_info(c)) for c in ("adversarial_benign", "vanilla_benign"))
     opponent = OpponentConfig(kind="endpoint", url="http://host")
     attacker = MedicalConfig(judge="labels", train="attacker", opponent=opponent)

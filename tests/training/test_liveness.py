@@ -86,7 +86,7 @@ def test_the_trainer_names_the_dead_among_all_processes_that_games_need(
         assert re.fullmatch(rf"{name} died \(class process.<locals>.Process, named [a-z_]+_\d, pid {pid}\)", line)
 
 
-def test_an_exception_of_a_game_s_code_is_raised_with_its_line(cluster: None) -> None:
+def test_exception_of_game_code_is_raised_with_its_line(cluster: None) -> None:
     processes = [(name, process(name)) for name in ("well", "ill")]
     assert dead_processes(processes) == []
     ray.get(processes[1][1].play.remote())
@@ -94,7 +94,7 @@ def test_an_exception_of_a_game_s_code_is_raised_with_its_line(cluster: None) ->
         Liveness(lambda: processes, str).check(ValueError("what verl makes of it"))
 
 
-def test_a_server_that_outlives_its_engine_is_ended_and_one_without_an_engine_of_its_own_is_not(cluster: None) -> None:
+def test_server_ends_with_its_engine_and_one_without_an_engine_stays(cluster: None) -> None:
     class Server:
         async def start_engine(self) -> int | None:
             self.engine = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), daemon=True)

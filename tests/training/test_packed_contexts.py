@@ -38,7 +38,7 @@ def row_of(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager", engines.PACKED])
-def test_packed_log_probs_equal_those_of_two_separate_forwards_only_with_the_restart(attention: str) -> None:
+def test_packed_log_probs_equal_separate_forwards_only_with_the_restart(attention: str) -> None:
     model, (ids, restarted) = model_with(attention), row_of([FIRST, SECOND])
     alone = log_probs(model, ids[FIRST:], torch.arange(SECOND))
 
@@ -51,7 +51,7 @@ def test_packed_log_probs_equal_those_of_two_separate_forwards_only_with_the_res
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6))
-def test_each_sequence_of_a_pack_gets_what_it_gets_alone_and_so_do_the_weights(lengths: list[int]) -> None:
+def test_packed_sequences_and_weights_get_what_they_get_alone(lengths: list[int]) -> None:
     model, (ids, positions) = model_with(engines.PACKED), row_of(lengths)
     packed = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0]
     weighed = torch.linspace(0, 1, 512)
@@ -111,7 +111,7 @@ def test_a_checkpoint_does_not_need_this_package(tmp_path: Path) -> None:
     assert engines.PACKED not in (tmp_path / "config.json").read_text(encoding="utf-8")
 
 
-def test_verl_s_megatron_engine_takes_no_positions_so_that_a_restart_cannot_reach_it() -> None:
+def test_megatron_engine_of_verl_takes_no_positions_to_restart() -> None:
     spec = find_spec("verl")  # the module itself imports megatron, which is not here
     assert spec is not None and spec.submodule_search_locations is not None
     source = Path(spec.submodule_search_locations[0]) / "models" / "mcore" / "util.py"

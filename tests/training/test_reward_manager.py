@@ -54,7 +54,7 @@ def scored(reward: str) -> tuple[MedicalRecord, dict[str, Any]]:
     return MedicalRecord.model_validate(answer["reward_extra_info"][GAME_KEY]), answer
 
 
-def test_a_run_of_the_baseline_s_scheme_gets_its_components() -> None:
+def test_run_of_the_baseline_scheme_gets_its_components() -> None:
     record, answer = scored("medical_general_sum")
     assert record.rewards == medical_general_sum(record) == {Role.ASSESSOR: {"detection": 1.0, "format": 1.0}}
     assert (record.scheme, answer["reward_score"]) == ("medical_general_sum", 2.0)

@@ -116,7 +116,7 @@ def disk_that_is_full_after(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_full_disk_is_said_of_the_file_and_a_resumed_run_cuts_off_what_was_half_written(file: StepFile) -> None:
+def test_full_disk_names_the_file_and_a_resumed_run_cuts_a_partial_line(file: StepFile) -> None:
     file.append(steps(1, 2))
     with disk_that_is_full_after(file.path.stat().st_size + 10), pytest.raises(OSError, match=r"games\.jsonl"):
         file.append(steps(3, 3))
@@ -126,7 +126,7 @@ def test_a_full_disk_is_said_of_the_file_and_a_resumed_run_cuts_off_what_was_hal
     assert list(file.read()) == steps(1, 2, 3, 3)
 
 
-def test_a_process_that_is_about_to_be_killed_is_waited_for_and_not_what_it_forked(tmp_path: Path) -> None:
+def test_lock_waits_for_a_process_being_killed_and_not_for_its_forks(tmp_path: Path) -> None:
     other = (
         "import os, signal, sys, time; from medserl_agentloop.core.step_file import lock_folder;"
         "lock = lock_folder(sys.argv[1]); print(flush=True); os.fork() or time.sleep(9);"
@@ -165,7 +165,7 @@ def test_a_run_killed_anywhere_resumes_with_every_step_once(
     assert file.path.read_bytes() == whole
 
 
-def test_a_resumed_run_goes_on_in_its_wandb_run_and_a_new_one_begins_another(
+def test_resumed_run_keeps_its_wandb_run_and_a_new_one_begins_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_id(*, resumed: bool) -> str:
@@ -228,7 +228,7 @@ def test_two_runs_with_one_folder_of_checkpoints_do_not_run_side_by_side(
             other.open("x: 1", checkpoints=tmp_path / "a")
 
 
-def test_a_run_that_goes_on_with_another_config_keeps_that_of_the_steps_before(tmp_path: Path) -> None:
+def test_run_that_resumes_with_another_config_keeps_the_earlier_config(tmp_path: Path) -> None:
     (tmp_path / LATEST).write_text("2")
     (tmp_path / "run_config.yaml").write_text("reward: medserl")
     for config in ("reward: learnable", "reward: zero_sum"):  # the first of them ends before it has trained a step
@@ -246,7 +246,7 @@ def state(value: float = 0.0) -> Baselines:
     return Baselines({"role": {"kind": value}})
 
 
-def test_every_part_goes_on_as_it_was_and_one_that_the_checkpoint_does_not_know_is_named(tmp_path: Path) -> None:
+def test_saved_parts_resume_unchanged_and_unknown_parts_are_named(tmp_path: Path) -> None:
     assert load_state(tmp_path, {"alarms": state()}) == ["alarms"]
     save_state(tmp_path / "global_step_3", {"baselines": state(0.1 + 0.2), "alarms": state(7)})
     parts = {"baselines": state(), "alarms": state(), "opponents": state(4)}

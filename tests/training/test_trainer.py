@@ -44,7 +44,7 @@ def test_verl_finds_the_trainer_and_takes_it_for_its_synchronous_one() -> None:
     assert isinstance(trainer, SelfPlayTrainerSync) and trainer.verl_mode == "sync"
 
 
-def test_validation_metrics_are_in_the_run_s_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_metrics_are_in_the_file_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PPOTrainer, "_val_metrics_update", lambda *_: {"val-aux/num_turns/max": 2, "val-core/x": nan})
     trainer: Any = object.__new__(SelfPlayTrainerSync)
     scores = {"val-core/panel/f1": 0.5}, "validation on panel"
@@ -54,7 +54,7 @@ def test_validation_metrics_are_in_the_run_s_file(tmp_path: Path, monkeypatch: p
     assert list(trainer.files.metrics.read()) == [{"step": 0, "val-aux/num_turns/max": 2.0, "val-core/panel/f1": 0.5}]
 
 
-def test_what_games_gave_up_on_is_aborted_before_the_engine_goes_to_sleep() -> None:
+def test_abandoned_requests_are_aborted_before_the_engine_sleeps() -> None:
     trainer: Any = object.__new__(SelfPlayTrainerSync)
     calls: list[str] = []
     steps = ["abort_replicas", "resume_generation_replicas", "sleep_replicas"]
@@ -125,7 +125,7 @@ def test_a_claim_that_does_not_hold_ends_a_run_unless_it_is_only_to_warn(
         ),
     ],
 )
-def test_the_step_line_has_every_role_s_reward_and_leaves_out_what_a_step_lacks(
+def test_step_line_has_the_reward_of_every_role_and_omits_absent_parts(
     game: Any, metrics: dict[str, float], line: str
 ) -> None:
     assert step_line(metrics, game.roles, game.shown) == line
@@ -154,7 +154,7 @@ def test_the_leak_metric_compares_later_contexts_with_the_first_ones() -> None:
 ROLES = torch.tensor([[1, 1, 0, 0, 2, 2], [2, 2, 2, 0, 0, 0]])
 
 
-def test_metrics_of_a_role_are_of_its_trained_tokens_and_signal_shares_add_up_to_one() -> None:
+def test_role_metrics_cover_trained_tokens_and_signal_shares_sum_to_one() -> None:
     advantages = torch.where(ROLES == 1, torch.tensor([-4.0, -2.0, 9.0, 9.0, 9.0, 9.0]), 1.0)
     assert role_token_metrics({"advantage": advantages}, MASK, ROLES, NAMES) == {
         "selfplay/attacker/trained_tokens": 2.0,
@@ -170,7 +170,7 @@ def test_metrics_of_a_role_are_of_its_trained_tokens_and_signal_shares_add_up_to
     assert nothing == {f"selfplay/{role}/trained_tokens": 0.0 for role in NAMES}
 
 
-def test_equal_role_tokens_make_the_mean_over_all_tokens_the_mean_of_the_roles_means() -> None:
+def test_equal_role_tokens_make_the_token_mean_the_mean_of_role_means() -> None:
     advantages = torch.where(ROLES == 1, -3.0, 1.0) * MASK
     scaled = equal_role_tokens(advantages, MASK, ROLES)
     assert scaled.sum() / MASK.sum() == pytest.approx((-3.0 + 1.0) / 2)
@@ -193,7 +193,7 @@ def test_numbers_of_a_step_are_finite_and_unknown_weights_have_no_age() -> None:
 # --- the replay buffer that the recipes name ---
 
 
-def test_a_wait_for_games_polls_often_and_ends_where_the_check_finds_something(
+def test_wait_for_games_polls_often_and_ends_where_the_check_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(core_trainer, "CHECK_INTERVAL_S", 0.25)
@@ -286,7 +286,7 @@ def test_positions_restart_in_every_context_before_verl_reads_them(monkeypatch: 
 
 
 @pytest.mark.parametrize("recomputed", [True, False])
-def test_old_log_probs_that_are_the_rollout_s_own_are_not_compared_with_it(
+def test_old_log_probs_taken_from_the_rollout_are_not_compared_with_it(
     monkeypatch: pytest.MonkeyPatch, recomputed: bool
 ) -> None:
     columns = dict.fromkeys(("rollout_log_probs", "old_log_probs"), torch.zeros(4))
@@ -318,7 +318,7 @@ def test_role_ids_have_the_shape_of_the_mask() -> None:
 # --- the anchor ---
 
 
-def test_coefficients_follow_roles_and_leave_observations_and_void_games_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coefficients_follow_roles_and_skip_observations_and_void_games(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {
         "game": {"role_ids": torch.tensor([1, 1, 0, 2]), "response_mask": torch.tensor([1, 1, 0, 1])},
         "void": {"role_ids": torch.tensor([2, 2]), "response_mask": torch.tensor([0, 0])},
@@ -366,12 +366,12 @@ def test_the_anchor_adds_its_share_of_kl_per_trained_token_to_verls_loss() -> No
     assert metrics["anchor_kl_loss"].aggregate() == pytest.approx(3 * 0.1 * kl.item() / 2)
 
 
-def test_a_mini_batch_without_trained_tokens_costs_nothing_and_can_be_differentiated() -> None:
+def test_mini_batch_without_trained_tokens_has_a_differentiable_zero_loss() -> None:
     loss, metrics = selfplay_loss(CONFIG, *micro_batch(trained_tokens=0))
     assert loss.item() == 0 and loss.requires_grad and metrics == {}
 
 
-def test_the_update_s_own_pass_measures_the_leak_with_an_untrained_role_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_pass_measures_the_leak_with_an_untrained_role_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A game of two contexts of which the later is trained, a void game, and padding with the columns of its copy."""
     output, data = micro_batch(
         trained_tokens=1,
