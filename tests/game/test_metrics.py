@@ -128,6 +128,15 @@ def test_a_rate_is_of_the_games_that_it_is_about(name: str, games: list[tuple[Ou
     assert role_metrics(played)[f"selfplay/{name}"] == 1.0
 
 
+def test_undetected_rate_counts_only_attacks_that_should_leave_an_error() -> None:
+    missed, failed = finished(Outcome.MISSED_ERROR), finished(Outcome.INVALID_ATTACK)
+    decoy = finished(Outcome.FALSE_POSITIVE, category="decoy_benign")
+    found = finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful")
+    copied = found.model_copy(update={"attack": missed.attack})  # selfplay.vanilla_attacker=copy
+    assert role_metrics([missed, failed, decoy, copied])["selfplay/attacker/undetected_rate"] == 0.5
+    assert "selfplay/attacker/undetected_rate" not in role_metrics([decoy, copied])
+
+
 @st.composite
 def records(draw: st.DrawFn) -> MedicalRecord:
     """Any game with free text where free text may be, in a group and of a case of several games."""

@@ -45,7 +45,9 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     columns = GAMES
     headline = (
         "selfplay/attacker/undetected_rate",
-        *("selfplay/assessor/recall", "selfplay/assessor/false_positive_rate", "selfplay/shortcut/index"),
+        "selfplay/assessor/recall",
+        "selfplay/assessor/false_positive_rate",
+        "selfplay/shortcut/index",
     )
     same_run = ("profile", "error_types", "reward", "reward_terms", "judge", "judge_server.model", "blind.model")
     shown = (
