@@ -239,7 +239,8 @@ def _explain(error: Any, model: Any) -> str:
     key = ".".join(map(str, error["loc"]))
     if error["type"] == "missing":
         about = model.model_fields[key].description
-        return f"selfplay.{key} is not set: add it to the run, or --{key} VALUE to a command. It is: {about}"
+        where = f"Append selfplay.{key}=VALUE to a run, or --{key} VALUE to a command."
+        return f"selfplay.{key} is not set. {where} {about}"
     if error["type"] != "extra_forbidden":
         return f"selfplay.{key}={error['input']!r}: {error['msg']}"
     for part in error["loc"][:-1]:

@@ -67,7 +67,7 @@ def play(
 ) -> None:
     """Let a model play games, judge and score them, and write their records.
 
-    Game, profile, judge and reward are those of the model's run, where it is of one. Else the judge has to be named.
+    A checkpoint of a run takes the game, profile, judge and reward of its run. For any other model, name a judge.
     """
     console = Console()
     with errors_in_one_line(stopped="the games finished so far are in the file named above"):

@@ -102,9 +102,8 @@ def test_scheme_edit_limits_and_key_come_from_the_options(
 def test_games_of_a_server_need_a_named_judge(server: ChatServer, rows: Path) -> None:
     result = invoke("play", server.url, "--model", MODEL, "--data", rows, "--games", 2)
     assert result.exit_code == 2 and not server.requests
-    assert "selfplay.judge is not set: add it to the run, or --judge VALUE to a command" in " ".join(
-        result.output.split()
-    )
+    said = " ".join(result.output.split())
+    assert "selfplay.judge is not set. Append selfplay.judge=VALUE to a run, or --judge VALUE to a command" in said
 
 
 @pytest.mark.parametrize(
