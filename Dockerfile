@@ -1,9 +1,6 @@
 # A GPU environment on verl's published image for SGLang 0.5.12 (quoted from verl's docker/README.md), which brings
 # CUDA 13, torch 2.11, SGLang with its kernels, and flash-attn 2.8.3. Not built here.
-#
-#   docker build --tag medserl .
-#   docker run --rm -it --gpus all --network host --shm-size 10g --volume "$PWD/data:/workspace/data" \
-#       --volume "$PWD/runs:/workspace/runs" --volume "$HOME/.cache:/root/.cache" --volume "$HOME/.triton:/root/.triton" medserl
+# docs/gpu.md has the commands that build and start it.
 FROM verlai/verl:sgl0512.latest
 
 WORKDIR /workspace
