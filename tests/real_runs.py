@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,9 @@ CERTIFIED = "certificate: isolation of actor"
 AGREEMENT = 1e-4
 """Largest difference between rollout and actor that counts as none, in probability and in log-probability: float32
 rounding depends on the processor and reaches some 1e-5, a wrong token or position moves it by 1e-2 and more."""
+
+SILENT_S = 240
+"""A run that prints no line for so long has stopped; the longest part, its start, takes 30 s on two idle cores."""
 
 
 def environment(*modules: Path, **changes: str) -> dict[str, str]:
@@ -95,7 +98,7 @@ class Run:
             self.process = subprocess.Popen(command, cwd=folder, env=env or environment(), **outputs)
 
     def wait(self) -> None:
-        assert self.process.wait(timeout=400) == 0, self.log.read_text()[-5000:]
+        assert self.wait_for_end() == 0, self.said()
         # verl prints this when it is done; games that an asynchronous run has begun by then die with their server.
         training, _, _ = self.train_log.read_bytes()[self._earlier :].partition(b"Final validation metrics")
         for crash in (b"Error in _run_prompt", b"the rollout server gave no turn"):
@@ -111,11 +114,26 @@ class Run:
         return int(tracker.read_text() or 0) if tracker.exists() else 0
 
     def wait_for_checkpoint(self, step: int) -> None:
-        deadline = time.monotonic() + 300
-        while self.reached < step:
-            assert self.process.poll() is None, self.log.read_text()[-5000:]
-            assert time.monotonic() < deadline, self.log.read_text()[-5000:]
+        self._wait_until(lambda: self.reached >= step or self.process.poll() is not None)
+        assert self.reached >= step, self.said()
+
+    def wait_for_end(self) -> int:
+        self._wait_until(lambda: self.process.poll() is not None)
+        return self.process.wait()
+
+    def _wait_until(self, done: Callable[[], bool]) -> None:
+        """Wait as long as the run goes on printing: how fast it is depends on what else the machine does."""
+        printed, silent_since = 0, time.monotonic()
+        while not done():
+            if (size := self.log.stat().st_size) != printed:
+                printed, silent_since = size, time.monotonic()
+            assert time.monotonic() < silent_since + SILENT_S, f"silent for {SILENT_S} s\n{self.said()}"
             time.sleep(0.2)
+
+    def said(self) -> str:
+        """The ends of both logs."""
+        logs = (log.read_text(errors="replace")[-5000:] for log in (self.train_log, self.log) if log.exists())
+        return "\n== and on the terminal\n".join(logs)
 
     def copy_after_step(self, step: int, folder: Path) -> None:
         """Copy to ``folder`` what a SIGKILL to the whole run would leave, once it has checkpointed ``step``."""

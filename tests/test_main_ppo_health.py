@@ -32,7 +32,7 @@ def run(data: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Run:
             "selfplay.alarms.limits.rollout_mismatch=1e-12",  # float32 noise is above it
             "selfplay.alarms.limits={attacker_no_signal: null, void_games: null}",
         )
-        run.process.wait(timeout=400)
+        run.wait_for_end()
     return run
 
 
