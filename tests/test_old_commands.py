@@ -1,4 +1,8 @@
-"""The old systems' quick start and overrides, as docs/migration.md gives them, on the CPU with the tiny player."""
+"""The old systems' quick start, as docs/migration.md gives it, on the CPU with the tiny player.
+
+The page's other run is composed and checked by test_docs.py; a judge that is a model and two epochs over a batch run in
+test_main_ppo_nodes.py.
+"""
 
 import csv
 import json
@@ -7,14 +11,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from medec.test_openrlhf_jsonl import four_way
 from note_files import SAMPLE
 from omegaconf import OmegaConf
 from real_runs import REPOSITORY, environment
-from serving import completion, serving
+from serving import serving
 from test_docs import blocks
 
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE
@@ -24,7 +27,7 @@ from medserl_agentloop.medical_team.protocol import create_app
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
 
-QUICK_START, OVERRIDES = (block for block in blocks(REPOSITORY / "docs/migration.md", "bash") if "main_ppo" in block)
+QUICK_START = next(block for block in blocks(REPOSITORY / "docs/migration.md", "bash") if "main_ppo" in block)
 NOT_RUN = "make quickstart"  # test_newcomer.py runs it
 TABLE = {"detection", "realism", "format"}  # the parts of the old rewards
 SHORT = (
@@ -36,13 +39,8 @@ SHORT = (
 
 @pytest.fixture
 def judges() -> Iterator[str]:
-    """The address of a server that offers the old judge's protocol and a chat model that finds no error."""
+    """The address of a server that offers the old judge's protocol."""
     app = create_app(LabelJudge())
-
-    @app.post("/v1/chat/completions")
-    def chat() -> Any:
-        return completion(json.dumps({"reason": "none", "error": "absent", "realistic": None}))
-
     with serving(app) as url:
         yield url
 
@@ -70,22 +68,18 @@ def typed(block: str, url: str, folder: Path) -> list[str]:
     return lines
 
 
-def test_the_quick_start_and_the_overrides_run_as_the_page_gives_them(judges: str, tmp_path: Path) -> None:
+def test_quick_start_of_the_older_system_runs_as_the_page_gives_it(judges: str, tmp_path: Path) -> None:
     old = tmp_path / "data/medical_openrlhf/medec_ms_train.jsonl"
     old.parent.mkdir(parents=True)
     old.write_text("".join(json.dumps(row) + "\n" for row in old_rows()))
-    (tmp_path / "MEDEC-MS-TrainingSet.csv").write_bytes(SAMPLE.read_bytes())
-    played = {}
-    for block, name in ((QUICK_START, "old"), (OVERRIDES, "medec_ms")):
-        *_, command = typed(block, judges, tmp_path)
-        run = OmegaConf.load(tmp_path / "runs" / name / CONFIG_FILE)
-        for key, value in re.findall(r"(?:^| )([a-z_]+\.[\w.]+)=(\S+)", command):
-            if key != "selfplay.judge_server.url" and f"{key}=" not in SHORT:
-                assert OmegaConf.select(run, key) == OmegaConf.create(f"x: {value}").x, key
-        played[name] = list(read_games(tmp_path / "runs" / name / GAMES_FILE))
-    assert len(played["old"]) == len(played["medec_ms"]) == 32
-
-    labels = {(str(game.category.value), str(game.spec.target_label.value)) for game in played["old"]}
+    *_, command = typed(QUICK_START, judges, tmp_path)
+    run = OmegaConf.load(tmp_path / "runs/old" / CONFIG_FILE)
+    for key, value in re.findall(r"(?:^| )([a-z_]+\.[\w.]+)=(\S+)", command):
+        if key != "selfplay.judge_server.url" and f"{key}=" not in SHORT:
+            assert OmegaConf.select(run, key) == OmegaConf.create(f"x: {value}").x, key
+    games = list(read_games(tmp_path / "runs/old" / GAMES_FILE))
+    assert len(games) == 32
+    labels = {(str(game.category.value), str(game.spec.target_label.value)) for game in games}
     assert ("adversarial_benign", "safe") in labels and len(labels) == 4
-    assert {game.scheme for game in played["old"]} == {"medical_general_sum"}
-    assert {name for game in played["old"] for parts in game.rewards.values() for name in parts} <= TABLE
+    assert {game.scheme for game in games} == {"medical_general_sum"}
+    assert {name for game in games for parts in game.rewards.values() for name in parts} <= TABLE
