@@ -15,6 +15,8 @@ from note_files import SAMPLE
 from real_runs import REPOSITORY, environment
 from test_docs import blocks
 
+from medserl_agentloop.testing.tiny import compose_run
+
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
 
 PACKAGE = ("hydra_plugins", "medserl_agentloop", "prompts", "recipes", "tool_configs")
@@ -34,6 +36,7 @@ NOT_RUN = {
     "make test": "these tests",
     "make learn": "learning/test_learn.py runs it",
     ".venv/bin/python -m experiments.learning.run": "learning/test_experiments.py runs a short form",
+    "python -m verl.trainer.main_ppo +recipes=own_notes": "test_main_ppo.py runs it, and its data are looked for here",
     "pip install": "installs from a package index",
     "hf download": "needs the hub",
     "HF_HUB_CACHE=": "needs the packages of transformers[serving]",
@@ -117,7 +120,8 @@ def test_the_first_hour_goes_as_the_pages_say(checkout: Path) -> None:
     quickstart = said["make quickstart"]
     assert "step 1/1: attacker" in quickstart and "runs/quickstart/progress/1: " in quickstart
     assert (checkout / "runs" / "quickstart" / "report.html").exists()
-    assert rewards(checkout / "runs" / "own_notes")
+    own_notes = compose_run("+recipes=own_notes").data
+    assert all((checkout / file).exists() for file in (own_notes.train_files, own_notes.val_files))
     assert "It fits" in said["medserl plan qwen3_4b --gpu 96"]
 
     said = run(checkout, "docs/start.md")
