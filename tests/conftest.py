@@ -79,13 +79,13 @@ def _files_of_a_config(loader: Any, defaults: list[Any], repo: Any) -> Hashable:
 
 
 LONGEST = (
-    "test_newcomer.py",
-    "test_old_commands.py",
-    "test_main_ppo.py",
-    "test_main_ppo_async.py",
-    "test_main_ppo_nodes.py",
     "test_main_ppo_certificate.py",
+    "test_main_ppo_async.py",
+    "test_newcomer.py",
+    "test_main_ppo.py",
     "learning/test_experiments.py",
+    "test_old_commands.py",
+    "test_main_ppo_nodes.py",
     "test_main_ppo_health.py",
     "benchmarks/test_gpu.py",
     "backends/test_role_adapters.py",
