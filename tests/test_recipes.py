@@ -27,7 +27,7 @@ from medserl_agentloop.testing.tiny import compose_run
 # Those of verl's SFT trainer are below, the parts for a GPU in planning/test_plan.py.
 RECIPES = {p.stem for p in resource("recipes").glob("*.yaml") if not p.stem.startswith("warm_start")} - GPU_PARTS
 JUDGE_SERVER = ("selfplay.judge_server.url=http://localhost:30000/v1", "selfplay.judge_server.model=judge")
-PARTS = {"adapter_per_role", "colocate_async", "core", "cpu", "sglang_cpu", "tiny"}
+PARTS = {"adapter_per_role", "colocate_async", "core", "cpu", "sglang_cpu", "sglang_gpu", "tiny"}
 """Included by others, no runs of their own."""
 OTHER_GAMES = {"kuhn_poker", "own_game"}
 
@@ -57,6 +57,14 @@ def test_recipe_passes_the_start_check_and_a_real_model_needs_a_judge(recipe: st
         config = compose_run(f"+recipes={recipe}", *JUDGE_SERVER)
     OmegaConf.resolve(config)
     assert isinstance(check_run(config), MedicalConfig)
+
+
+def test_sglang_gpu_takes_back_what_the_cpu_part_sets() -> None:
+    on_cpu, on_gpu = compose_run("+recipes=quickstart"), compose_run("+recipes=[quickstart,sglang_gpu]")
+    check_run(on_gpu)
+    for key in ("name", "dtype", "full_determinism"):
+        assert on_gpu.actor_rollout_ref.rollout[key] != on_cpu.actor_rollout_ref.rollout[key]
+    assert on_gpu.trainer.device == "cuda" and on_gpu.ray_kwargs.ray_init.num_gpus is None
 
 
 @pytest.mark.parametrize(("recipe", "column"), [("openrlhf_script", 1), ("verl_script", 3)])
