@@ -47,7 +47,7 @@ def worker(name: str) -> Any:
             lora[ROLE_ADAPTERS] = {"attacker": True, "assessor": True}
     made = ActorRolloutRefWorker(config=run.actor_rollout_ref, role="actor")
     made.init_model()
-    made.set_loss_fn(partial(selfplay_loss, made.loss_fn.keywords["config"]))
+    made.set_loss_fn(partial(selfplay_loss, made.loss_fn.keywords["config"], (1, 2)))
     return made
 
 

@@ -1,12 +1,13 @@
-"""verl's FSDP2 training engines, taught an adapter for each role and attention within each context, and for the CPU.
+"""verl's FSDP training engines, taught roles' tokens and adapters and attention within each context, and for the CPU.
 
 verl's EngineRegistry hands them to training workers of a run with ``actor_rollout_ref.actor.strategy=fsdp2``. FSDP1
-needs an accelerator and is not offered on the CPU.
+needs an accelerator and is not offered on the CPU; of all this it knows the roles' tokens only.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -20,11 +21,13 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 from verl.utils.fsdp_utils import merged_lora_context, normalize_peft_param_name
 from verl.utils.model import convert_weight_keys
+from verl.utils.tensordict_utils import assign_non_tensor
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 from medserl_agentloop.backends.role_adapters import RoleAdapters
+from medserl_agentloop.core.columns import TOKEN_COUNTS, token_counts
 
 PACKED = "packed_sdpa"
 """Name of the attention over a pack of sequences with PyTorch's SDPA, one sequence at a time.
@@ -85,8 +88,21 @@ def mask_unless_packed(**batch: Any) -> torch.Tensor | None:
 
 
 # verl's own is registered for "cuda" of any vendor, and a vendor's engine goes before it.
+@EngineRegistry.register("language_model", "fsdp", device="cuda", vendor="nvidia")
+class _EngineWithLMHead(FSDPEngineWithLMHead):  # type: ignore[misc]  # verl is untyped
+    """verl's own, which also tells the loss how many tokens of each role a mini-batch has."""
+
+    def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
+        if loss_function is not None and "role_ids" in data:
+            group = self.get_data_parallel_group()
+            of_workers: list[Any] = [None] * torch.distributed.get_world_size(group)
+            torch.distributed.all_gather_object(of_workers, token_counts(data), group)
+            assign_non_tensor(data, **{TOKEN_COUNTS: sum(of_workers, Counter())})
+        return super().forward_backward_batch(data, loss_function, forward_only)
+
+
 @EngineRegistry.register("language_model", "fsdp2", device="cuda", vendor="nvidia")
-class _FSDP2EngineWithLMHead(RoleAdapters, FSDPEngineWithLMHead):  # type: ignore[misc]  # verl is untyped
+class _FSDP2EngineWithLMHead(RoleAdapters, _EngineWithLMHead):
     """Actor and reference policy. verl's own, but for a run with adapters of roles or without flash attention."""
 
     def _build_module(self) -> Any:

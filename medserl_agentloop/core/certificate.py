@@ -27,7 +27,6 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import no_padding_2_padding, response_from_nested, response_to_nested
 
 from medserl_agentloop.core import columns as token_columns
-from medserl_agentloop.core import loss as losses
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Turn
 from medserl_agentloop.core.records import GameRecord
@@ -163,11 +162,11 @@ def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
         columns = tq.kv_batch_get(keys=keys, partition_id=PARTITION)
         measures, not_claimed = [], {}
         workers, compute_log_prob = trainer.actor_rollout_wg, trainer.actor_rollout_wg.compute_log_prob
-        workers.set_loss_fn(partial(probe_loss, trainer.actor_config, measured))
+        workers.set_loss_fn(partial(probe_loss, trainer.actor_loss, measured))
         try:
             log_probs, metrics = _pass(trainer, columns, compute_log_prob, "log_probs", compute_loss=True)
         finally:
-            workers.set_loss_fn(partial(losses.selfplay_loss, trainer.actor_config))
+            workers.set_loss_fn(trainer.actor_loss)
         if trainer.selfplay.context == "isolated":
             measures.append(isolation("actor", log_probs, games))
             if trainer.use_reference_policy:
@@ -294,13 +293,14 @@ def isolation(of: str, columns: Sequence[torch.Tensor], games: Sequence[list[Tra
 
 
 def probe_loss(
-    config: Any, roles: Mapping[str, int], model_output: Any, data: Any, dp_group: Any = None
+    loss_fn: Callable[..., Any], roles: Mapping[str, int], model_output: Any, data: Any, dp_group: Any = None
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """In place of the loss, on a worker: what one role's numbers change in the loss's gradient for the other role.
+    """In place of the run's loss, on a worker: what one role's numbers change in its gradient for the other role.
 
-    The gradient is taken with respect to each token's log-prob. For each role (name and id) it is taken again with the
-    role's advantages and old log-probs changed, and with the role's tokens out of the mask. Returns a loss of 0 and two
-    metrics per role: ``coupling``, the largest change of the other role's gradient, and ``signal``, the largest of it.
+    The gradient is taken with respect to each token's log-prob, of a micro-batch as if it were all. For each role (name
+    and id) it is taken again with the role's advantages and old log-probs changed, without the role's tokens, and with
+    each of them counted twice. Returns a loss of 0 and two metrics per role: ``coupling``, the largest change of the
+    other role's gradient, and ``signal``, the largest of it.
     """
     log_probs = model_output["log_probs"]
     actual = no_padding_2_padding(log_probs, data).detach()
@@ -310,21 +310,23 @@ def probe_loss(
     advantages = torch.randn(mask.shape, generator=generator).to(actual)
     drift = 0.05 * torch.randn(mask.shape, generator=generator).to(actual)
 
-    def gradient(advantages: torch.Tensor, drift: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def gradient(advantages: torch.Tensor, drift: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
         leaf = log_probs.values().detach().clone().requires_grad_()
         changed = {
             "advantages": advantages,
             "old_log_probs": actual - drift,
             "ref_log_prob": actual - 0.1,
             "rollout_is_weights": torch.ones_like(actual),
-            token_columns.ANCHOR_COLUMN: torch.full_like(actual, 0.1) * (role_ids > 0),
-            "response_mask": mask,
+            token_columns.ANCHOR_COLUMN: torch.full_like(actual, 0.1) * (role_ids > 0) * times,
+            "response_mask": mask * times,
         }
         nested = {name: response_to_nested(column, data["response_mask"]) for name, column in changed.items()}
         probe = data.copy().update(nested)
+        counts = {token_columns.TOKEN_COUNTS: token_columns.token_counts(probe)}
+        tensordict_utils.assign_non_tensor(probe, batch_num_tokens=int((mask * times).sum()), dp_size=1, **counts)
         with torch.enable_grad():
             output = {"log_probs": torch.nested.nested_tensor_from_jagged(leaf, log_probs.offsets())}
-            loss, _ = losses.selfplay_loss(config, output, probe)
+            loss, _ = loss_fn(output, probe)
             (gradient,) = torch.autograd.grad(loss, leaf)
         by_row: torch.Tensor = no_padding_2_padding(gradient, data)
         return by_row
@@ -332,14 +334,17 @@ def probe_loss(
     def largest(column: torch.Tensor, where: torch.Tensor) -> float:
         return column[where].abs().max().item() if where.any() else 0.0  # NaN if one is NaN
 
-    before = gradient(advantages, drift, mask)
+    once = torch.ones_like(mask)
+    before = gradient(advantages, drift, once)
     metrics = {}
     for role, number in roles.items():
         own = role_ids == number
         other = (mask > 0) & ~own
-        moved = gradient(torch.where(own, 1 - 3 * advantages, advantages), torch.where(own, 1.0, drift), mask)
-        without = gradient(advantages, drift, mask * ~own)
-        changes = [largest(moved - before, other), largest(without - before, other)]
+        others = [
+            gradient(torch.where(own, 1 - 3 * advantages, advantages), torch.where(own, 1.0, drift), once),
+            *(gradient(advantages, drift, torch.where(own, times, once)) for times in (0, 2)),
+        ]
+        changes = [largest(after - before, other) for after in others]
         metrics[f"{role}/coupling"] = float(np.max(changes))  # unlike max(), NaN if one is NaN
         metrics[f"{role}/signal"] = largest(before, other)
     return log_probs.values().sum() * 0.0, metrics
@@ -357,8 +362,7 @@ def loss_measure(metrics: Mapping[str, Any], roles: Collection[str], trained: Co
         "actor",
         shares,
         "{role}'s advantages, drift or tokens change the gradient of the other role's tokens by {share:.3g} of its "
-        "largest: this run's loss takes one number over both roles' tokens. Set "
-        "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla and actor_rollout_ref.actor.loss_agg_mode=token-mean.",
+        "largest: this run's loss takes one number over both roles' tokens. Set selfplay.credit.loss=per_role.",
     )
 
 

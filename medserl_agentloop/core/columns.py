@@ -6,6 +6,7 @@ padding rows are copies of others with an empty mask.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -19,6 +20,10 @@ ANCHOR_COLUMN = "anchor_coef"
 
 TOKEN_ROLES = "token_roles"
 """Column (T,) of the role in whose context each token stands, prompts included, counted from 1; 0 is nobody's."""
+
+
+TOKEN_COUNTS = "token_counts"
+"""What the engine adds to a mini-batch: its :func:`token_counts` over all workers, as verl's ``batch_num_tokens``."""
 
 
 def without_padding(batch: KVBatchMeta) -> KVBatchMeta:
@@ -81,6 +86,18 @@ def write_anchor(batch: KVBatchMeta, per_role: Mapping[int, float]) -> None:
     for role, coefficient in per_role.items():
         coefficients += coefficient * ((role_ids == role) & (mask > 0))
     write_columns(batch, {ANCHOR_COLUMN: response_to_nested(coefficients, columns["response_mask"])})
+
+
+def token_counts(data: TensorDict) -> Counter[tuple[str, int]]:
+    """Tokens of a batch by column and role id: trained ones (``response_mask``), and those that an anchor holds."""
+    counts: Counter[tuple[str, int]] = Counter()
+    for name in ("response_mask", ANCHOR_COLUMN):
+        if name in data:
+            column = data[name].to_padded_tensor(0)
+            own = stacked(data["role_ids"].unbind(), column)
+            tokens = column if name == "response_mask" else column > 0
+            counts.update({(name, role): int(tokens[own == role].sum()) for role in own.unique().tolist()})
+    return counts
 
 
 def stacked(rows: Sequence[torch.Tensor], response_mask: torch.Tensor) -> torch.Tensor:

@@ -68,17 +68,18 @@ class CreditSettings(BaseModel):
 
     role_weights: dict[str, Share] = Field(
         default={},
-        description="Factor of each role's advantages after normalisation, 1 where none is given. 0 silences a role, "
-        "whose tokens still count in the loss's mean. With adapters=per_role, factor of the learning rate of a role's "
-        "adapter: AdamW would divide a factor of its gradients out.",
+        description="Factor of each role's advantages after normalisation, 1 where none is given; 0 silences a role. "
+        "With adapters=per_role, factor of the learning rate of a role's adapter: AdamW would divide a factor of its "
+        "gradients out.",
     )
     normalize: dict[str, Normalization | None] = Field(
         default={}, description="Normalisation per role; null is the estimator's own."
     )
-    equal_role_tokens: bool = Field(
-        default=False,
-        description="true: each role weighs the same in the loss. false: as many times as it has tokens, which is what "
-        "verl's loss_agg_mode=token-mean does (selfplay/<role>/signal_share).",
+    loss: Literal["per_role", "verl"] = Field(
+        default="per_role",
+        description="per_role: verl's loss of each role's tokens alone, so that weights say what share a role has, "
+        "whatever it writes. verl: one token-mean over all roles, in which a longer role shrinks the other's share; "
+        "the certificate does not hold, so it is for comparison, with certify=warn.",
     )
     rae_decay: float = Field(
         default=0.95, ge=0.0, lt=1.0, description="role_rae: how much of a baseline is left after one more game."

@@ -96,39 +96,32 @@ class RoleCredit:
             settings = settings.model_copy(update={"role_weights": {}})
         credit = ROLE_ESTIMATORS[algorithm.adv_estimator](games, settings, self.baselines)
         batch["advantages"], batch["returns"], batch["loss_mask"] = credit.advantages, credit.returns, mask
-        if selfplay.credit.equal_role_tokens:
-            batch["advantages"] = equal_role_tokens(credit.advantages, mask, role_ids)
         per_token: dict[str, torch.Tensor] = {"advantage": batch["advantages"]}
         if "entropy" in batch:  # verl leaves it out where it takes the rollout's log-probs as they are
             per_token["entropy"] = batch["entropy"]
-        return data, metrics | credit.metrics | role_token_metrics(per_token, mask, role_ids, self._roles)
-
-
-def equal_role_tokens(advantages: torch.Tensor, mask: torch.Tensor, role_ids: torch.Tensor) -> torch.Tensor:
-    """Advantages (B, T) scaled so that a mean over all trained tokens is the mean of the roles' own means.
-
-    The factor of a role depends on the numbers of tokens alone, so nothing that one role earns changes another's.
-    They are counted over the whole step; in a single mini-batch the roles' weights are nearly equal, not exactly.
-    """
-    trained = role_ids * (mask > 0)
-    roles, counts = torch.unique(trained[trained > 0], return_counts=True)
-    scaled = advantages.clone()
-    for role, count in zip(roles.tolist(), counts.tolist(), strict=True):
-        scaled[trained == role] *= counts.sum().item() / (len(roles) * count)
-    return scaled
+        per_role = selfplay.credit.loss == "per_role"
+        return data, metrics | credit.metrics | role_token_metrics(per_token, mask, role_ids, self._roles, per_role)
 
 
 def role_token_metrics(
-    columns: Mapping[str, torch.Tensor], response_mask: torch.Tensor, role_ids: torch.Tensor, roles: Sequence[str]
+    columns: Mapping[str, torch.Tensor],
+    response_mask: torch.Tensor,
+    role_ids: torch.Tensor,
+    roles: Sequence[str],
+    per_role: bool = True,
 ) -> dict[str, float]:
-    """Mean and spread of (B, T) columns over a role's trained tokens, their number, and their share of |advantage|."""
+    """Mean and spread of (B, T) columns over a role's trained tokens, their number, and their share of the signal.
+
+    The signal is the mean of a role's absolute advantages, or their sum where its loss is not taken ``per_role``.
+    """
     metrics: dict[str, float] = {}
-    signal = columns["advantage"].abs() * (response_mask > 0)
-    for number, role in enumerate(roles, start=1):
-        own = (role_ids == number) & (response_mask > 0)
+    tokens = [(role_ids == number) & (response_mask > 0) for number in range(1, len(roles) + 1)]
+    sizes = [columns["advantage"][own].abs() for own in tokens]
+    signals = [(size.mean() if per_role and len(size) else size.sum()).item() for size in sizes]
+    for role, own, signal in zip(roles, tokens, signals, strict=True):
         metrics[f"selfplay/{role}/trained_tokens"] = float(own.sum())
-        if signal.any():
-            metrics[f"selfplay/{role}/signal_share"] = (signal[own].sum() / signal.sum()).item()
+        if any(signals):
+            metrics[f"selfplay/{role}/signal_share"] = signal / sum(signals)
         for name, column in columns.items() if own.any() else ():
             metrics[f"selfplay/{role}/{name}_mean"] = column[own].mean().item()
             metrics[f"selfplay/{role}/{name}_std"] = column[own].std(unbiased=False).item()

@@ -1,4 +1,4 @@
-"""The actor's loss: verl's own, with an anchor to the reference policy, and what its pass tells of the contexts.
+"""The actor's loss: verl's own for each role, an anchor to the reference policy, and what its pass tells of contexts.
 
 Roles that share weights drift where one of them is trained: the anchor, with a coefficient per role, holds on to tokens
 that the policy loss does not see.
@@ -6,16 +6,17 @@ that the policy loss does not see.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from verl.trainer.ppo.core_algos import kl_penalty
+from verl.utils import tensordict_utils
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 
-from medserl_agentloop.core.columns import ANCHOR_COLUMN, stacked
+from medserl_agentloop.core.columns import ANCHOR_COLUMN, TOKEN_COUNTS, stacked
 
 DIFFS = ("rollout_probs_diff_mean", "rollout_probs_diff_max")  # verl's names, after "training/"
 
@@ -24,37 +25,64 @@ GAPS = ("gap_first", "gap_later", "tokens_first", "tokens_later", "games_later")
 
 
 def selfplay_loss(
-    config: Any, model_output: Any, data: Any, dp_group: Any = None
+    config: Any, roles: Collection[int], model_output: Any, data: Any, dp_group: Any = None
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """verl's ``ppo_loss`` plus ``anchor_kl_loss``: ``sum(coef * KL estimate) / trained tokens``.
+    """verl's ``ppo_loss`` of each role's tokens, as if the role were alone in the batch, plus ``anchor_kl_loss``.
 
-    The anchor is normalised as verl's token-mean policy loss is, so a coefficient weighs a token of an untrained role
-    like one of a trained role. ``actor.kl_loss_type`` chooses the estimate, and so the direction of the pull. On
-    samples of the current policy the gradient of ``low_var_kl`` is that of KL(reference || policy), cut off by verl's
-    clamps; that of ``k2`` and of the forms with ``+`` is that of KL(policy || reference); that of ``k1`` is 0 on
-    average (kl_penalty in verl's core_algos.py). A mini-batch without a trained token, because all of its games are
-    void, costs 0 where verl's own loss would divide by their number. Old log-probs that nobody wrote are those of this
-    pass, and are compared with the rollout's (``DIFFS``, ``GAPS``).
+    ``roles`` are the ids of those that are trained. In verl's token-mean each role has a denominator of its own, its
+    tokens in the mini-batch over all workers times the number of ``roles``: the loss is the mean of the roles' means,
+    policy, entropy and KL alike. Without ``roles`` it is verl's own over all tokens, in which a role's length scales
+    the other's gradient.
+
+    The anchor is ``sum(coef * KL estimate)`` with the same denominators, an untrained role's being its anchored tokens.
+    ``actor.kl_loss_type`` chooses the estimate, and so the direction of the pull. On samples of the current policy the
+    gradient of ``low_var_kl`` is that of KL(reference || policy), cut off by verl's clamps; that of ``k2`` and of the
+    forms with ``+`` is that of KL(policy || reference); that of ``k1`` is 0 on average (kl_penalty in verl's
+    core_algos.py). A mini-batch without a trained token, because all of its games are void, costs 0 where verl's own
+    loss would divide by their number. Old log-probs that nobody wrote are those of this pass, and are compared with the
+    rollout's (``DIFFS``, ``GAPS``).
     """
     log_prob, compared = no_padding_2_padding(model_output["log_probs"], data), {}
-    if not data["batch_num_tokens"]:
+    counts = data[TOKEN_COUNTS] if roles else {}
+    present = [role for role in roles if counts["response_mask", role]]
+    if not (present if roles else data["batch_num_tokens"]):
         return 0.0 * log_prob.sum(), {}
+    mask = data["response_mask"].to_padded_tensor(0)
+    role_ids = stacked(data["role_ids"].unbind(), mask)
     if "old_log_probs" not in data:
-        own, columns = log_prob.detach(), data.select("rollout_log_probs", "response_mask").to_padded_tensor(0)
-        rollout, trained = columns["rollout_log_probs"], columns["response_mask"] > 0
+        own, trained = log_prob.detach(), mask > 0
+        rollout = data["rollout_log_probs"].to_padded_tensor(0)
         # Of an untrained role, too: its context may be the control group.
-        generated = (stacked(data["role_ids"].unbind(), trained) > 0) & trained.any(1, keepdim=True)
+        generated = (role_ids > 0) & trained.any(1, keepdim=True)
         apart = (rollout.exp() - own.exp()).abs() * trained
         sums = {DIFFS[0]: apart.sum() / data["batch_num_tokens"], **context_gaps(rollout, own, generated)}
         compared = Metric.from_dict({name: of * data["dp_size"] for name, of in sums.items()}, AggregationType.SUM)
         compared[DIFFS[1]] = apart.max().item()
         data = data.copy().update({"old_log_probs": response_to_nested(own, data["response_mask"])})
-    loss, metrics = ppo_loss(config, model_output, data, dp_group)
+    if not roles:
+        loss, metrics = ppo_loss(config, model_output, data, dp_group)
+    else:
+        losses = []
+        for role in present:
+            alone = data.copy()
+            alone["response_mask"] = response_to_nested(mask * (role_ids == role), data["response_mask"])
+            tokens = len(roles) * counts["response_mask", role]
+            tensordict_utils.assign_non_tensor(alone, batch_num_tokens=tokens)
+            losses.append(ppo_loss(config, model_output, alone, dp_group))
+        loss, metrics = sum(of for of, _ in losses), losses[0][1]
+        for name, metric in metrics.items():
+            if isinstance(metric, Metric):  # parts of the loss add up; of others verl takes the mean
+                for _, of_other in losses[1:]:
+                    metric.extend(of_other[name])
     if ANCHOR_COLUMN not in data:
         return loss, metrics | compared
     columns = data.select(ANCHOR_COLUMN, "ref_log_prob").to_padded_tensor()
     kl = kl_penalty(logprob=log_prob, ref_logprob=columns["ref_log_prob"], kl_penalty=config.kl_loss_type)
-    anchor = (columns[ANCHOR_COLUMN] * kl).sum() / data["batch_num_tokens"] * data["dp_size"]
+    denominators = torch.full_like(kl, data["batch_num_tokens"])
+    for (column, role), count in counts.items():
+        if column == ANCHOR_COLUMN and count:
+            denominators[role_ids == role] = len(roles) * count
+    anchor = (columns[ANCHOR_COLUMN] * kl / denominators).sum() * data["dp_size"]
     metrics["anchor_kl_loss"] = Metric(value=anchor, aggregation=AggregationType.SUM)
     return loss + anchor, metrics | compared
 

@@ -120,8 +120,13 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
     def _setup(self) -> None:
         super()._setup()
         # Workers start with verl's own loss and no knowledge of roles.
-        self.actor_config = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
-        self.actor_rollout_wg.set_loss_fn(partial(losses.selfplay_loss, self.actor_config))
+        trained = [number for number, role in enumerate(self.game.roles, start=1) if self.selfplay.trains(role)]
+        self.actor_loss = partial(
+            losses.selfplay_loss,
+            omega_conf_to_dataclass(self.config.actor_rollout_ref.actor),
+            trained if self.selfplay.credit.loss == "per_role" else (),
+        )
+        self.actor_rollout_wg.set_loss_fn(self.actor_loss)
         self._certify()
 
     def _certify(self) -> None:

@@ -1,7 +1,8 @@
 """Isolation and loss measured by the certificate on verl's real worker, in this process and without Ray.
 
 Answers with the measures of each variant. A variant is ``{"model": folder, "overrides": [...], "restart": bool,
-"trained": [roles]}``.
+"trained": [roles],
+"loss": "verl"}``.
 """
 
 import json
@@ -19,6 +20,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from medserl_agentloop.core.certificate import CertificateError, forward, game_rows, isolation, loss_measure, probe_loss
 from medserl_agentloop.core.columns import restarted
+from medserl_agentloop.core.loss import selfplay_loss
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.trajectory import TrajectoryTurn
 from medserl_agentloop.games.medical.types import Role
@@ -43,9 +45,11 @@ def measure(quickstart: DictConfig, variant: dict[str, Any]) -> list[dict[str, A
     run = OmegaConf.merge(quickstart, OmegaConf.from_dotlist(overrides))
     worker = ActorRolloutRefWorker(config=run.actor_rollout_ref.copy(), role="actor")
     worker.init_model()
-    worker.set_loss_fn(partial(probe_loss, omega_conf_to_dataclass(run.actor_rollout_ref.actor), ROLES))
     played = games()
     trained = variant.get("trained", list(ROLES))
+    apart = () if variant.get("loss") == "verl" else [ROLES[role] for role in trained]
+    loss = partial(selfplay_loss, omega_conf_to_dataclass(run.actor_rollout_ref.actor), apart)
+    worker.set_loss_fn(partial(probe_loss, loss, ROLES))
     rows = game_rows(played, RECORD, 0, list(ROLES), trained)
     for row in rows:
         if variant.get("restart", True):

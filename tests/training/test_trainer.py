@@ -1,6 +1,7 @@
 """The trainer's own tensor work and columns, and the loss that reads the anchor's; its runs are in test_main_ppo.py."""
 
 import math
+from collections import Counter
 from contextlib import nullcontext
 from functools import partial
 from math import nan
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
@@ -24,9 +27,9 @@ from verl.workers.utils.losses import ppo_loss
 from medserl_agentloop.core import columns, loss
 from medserl_agentloop.core import trainer as core_trainer
 from medserl_agentloop.core.certificate import CERTIFICATE_FILE, Certificate, CertificateError, Measure
-from medserl_agentloop.core.columns import ANCHOR_COLUMN, TOKEN_ROLES, stacked
+from medserl_agentloop.core.columns import ANCHOR_COLUMN, TOKEN_COUNTS, TOKEN_ROLES, stacked, token_counts
 from medserl_agentloop.core.config import SelfPlayConfig
-from medserl_agentloop.core.credit import RoleCredit, equal_role_tokens, role_token_metrics
+from medserl_agentloop.core.credit import RoleCredit, role_token_metrics
 from medserl_agentloop.core.loss import context_gaps, context_leak_metrics, selfplay_loss
 from medserl_agentloop.core.metrics import staleness_metrics, step_line, step_numbers, turn_metrics
 from medserl_agentloop.core.records import GameRecord
@@ -160,26 +163,16 @@ def test_role_metrics_cover_trained_tokens_and_signal_shares_sum_to_one() -> Non
         "selfplay/attacker/trained_tokens": 2.0,
         "selfplay/attacker/advantage_mean": -3.0,
         "selfplay/attacker/advantage_std": 1.0,
-        "selfplay/attacker/signal_share": pytest.approx(6 / 11),
+        "selfplay/attacker/signal_share": pytest.approx(3 / 4),
         "selfplay/assessor/trained_tokens": 5.0,
         "selfplay/assessor/advantage_mean": 1.0,
         "selfplay/assessor/advantage_std": 0.0,
-        "selfplay/assessor/signal_share": pytest.approx(5 / 11),
+        "selfplay/assessor/signal_share": pytest.approx(1 / 4),
     }
+    by_tokens = role_token_metrics({"advantage": advantages}, MASK, ROLES, NAMES, per_role=False)
+    assert by_tokens["selfplay/attacker/signal_share"] == pytest.approx(6 / 11)
     nothing = role_token_metrics({"advantage": advantages}, MASK * 0, ROLES, NAMES)
     assert nothing == {f"selfplay/{role}/trained_tokens": 0.0 for role in NAMES}
-
-
-def test_equal_role_tokens_make_the_token_mean_the_mean_of_role_means() -> None:
-    advantages = torch.where(ROLES == 1, -3.0, 1.0) * MASK
-    scaled = equal_role_tokens(advantages, MASK, ROLES)
-    assert scaled.sum() / MASK.sum() == pytest.approx((-3.0 + 1.0) / 2)
-
-    other = equal_role_tokens(torch.where(ROLES == 1, 50.0, 1.0) * MASK, MASK, ROLES)
-    assert (scaled[ROLES == 2] == other[ROLES == 2]).all()
-
-    alone = torch.ones(1, 6) * MASK[1:]
-    assert equal_role_tokens(alone, MASK[1:], ROLES[1:]).tolist() == alone.tolist()
 
 
 def test_numbers_of_a_step_are_finite_and_unknown_weights_have_no_age() -> None:
@@ -343,6 +336,7 @@ def micro_batch(
         "prompts": [torch.zeros(1, dtype=torch.long)] * len(lengths),
         "responses": [torch.zeros(n, dtype=torch.long) for n in lengths],
         "response_mask": [torch.tensor([1] + [0] * (n - 1)) for n in lengths],
+        "role_ids": [torch.ones(n, dtype=torch.long) for n in lengths],
         "old_log_probs": [torch.full((n,), -1.0) for n in lengths],
         "ref_log_prob": [torch.full((n,), -1.5) for n in lengths],
         "advantages": [torch.ones(n) for n in lengths],
@@ -351,24 +345,78 @@ def micro_batch(
     if anchor is not None:
         rows[ANCHOR_COLUMN] = list(map(torch.tensor, anchor))
     data = TensorDict({name: nested(column) for name, column in rows.items()}, batch_size=len(lengths))
-    tensordict_utils.assign_non_tensor(data, dp_size=1, batch_num_tokens=trained_tokens, global_batch_size=2)
+    told = {"dp_size": 1, "batch_num_tokens": trained_tokens, "global_batch_size": 2, TOKEN_COUNTS: token_counts(data)}
+    tensordict_utils.assign_non_tensor(data, **told)
     log_probs = nested([torch.full((n + 1,), -1.0, requires_grad=True) for n in lengths])
     return {"log_probs": log_probs}, data
 
 
-def test_the_anchor_adds_its_share_of_kl_per_trained_token_to_verls_loss() -> None:
+@pytest.mark.parametrize(("roles", "tokens"), [((), 2), ((1,), 3)])
+def test_the_anchor_adds_its_share_of_kl_to_verls_loss(roles: tuple[int, ...], tokens: int) -> None:
+    """A mean over the trained tokens of all roles in verl's loss, and over the role's anchored ones in that per role."""
     plain, _ = ppo_loss(CONFIG, *micro_batch(trained_tokens=2))
-    assert torch.equal(selfplay_loss(CONFIG, *micro_batch(trained_tokens=2))[0], plain)
-    loss, metrics = selfplay_loss(CONFIG, *micro_batch(2, [[0.0, 0.0, 0.0, 0.1], [0.1, 0.1]]))
+    assert torch.equal(selfplay_loss(CONFIG, roles, *micro_batch(trained_tokens=2))[0], plain)
+    loss, metrics = selfplay_loss(CONFIG, roles, *micro_batch(2, [[0.0, 0.0, 0.0, 0.1], [0.1, 0.1]]))
     # low_var_kl of log-probs -1.0 and -1.5: exp(-0.5) + 0.5 - 1, on three tokens.
     kl = torch.tensor(-0.5).exp() + 0.5 - 1
-    torch.testing.assert_close(loss, plain + 3 * 0.1 * kl / 2)
-    assert metrics["anchor_kl_loss"].aggregate() == pytest.approx(3 * 0.1 * kl.item() / 2)
+    torch.testing.assert_close(loss, plain + 3 * 0.1 * kl / tokens)
+    assert metrics["anchor_kl_loss"].aggregate() == pytest.approx(3 * 0.1 * kl.item() / tokens)
 
 
-def test_mini_batch_without_trained_tokens_has_a_differentiable_zero_loss() -> None:
-    loss, metrics = selfplay_loss(CONFIG, *micro_batch(trained_tokens=0))
+@pytest.mark.parametrize("roles", [(), (2,)])
+def test_mini_batch_without_trained_tokens_has_a_differentiable_zero_loss(roles: tuple[int, ...]) -> None:
+    loss, metrics = selfplay_loss(CONFIG, roles, *micro_batch(trained_tokens=0))
     assert loss.item() == 0 and loss.requires_grad and metrics == {}
+
+
+def of_assessor(
+    roles: tuple[int, ...], games: list[tuple[int, int]], where: list[tuple[int, int]] | None = None
+) -> torch.Tensor:
+    """The update's gradient of the assessor's log-probs, in the order of ``games``: tokens of attacker and assessor.
+
+    ``where`` says which of two workers' micro-batches each game is in, as verl's engines split a mini-batch.
+    """
+    where = where or [(0, 0)] * len(games)
+    parts = {place: [n for n, at in enumerate(where) if at == place] for place in where}
+    told = {"dp_size": 2, "batch_num_tokens": sum(map(sum, games)), TOKEN_COUNTS: Counter[tuple[str, int]]()}
+    micro_batches = {}
+    for place, members in parts.items():
+        role_ids = [[1] * games[n][0] + [0] + [2] * games[n][1] for n in members]
+        mask = [[int(role > 0) for role in row] for row in role_ids]
+        lengths = tuple(map(len, role_ids))
+        anchor = [[0.1 * trained for trained in row] for row in mask]
+        output, data = micro_batch(0, anchor, lengths, role_ids=role_ids, response_mask=mask)
+        told[TOKEN_COUNTS] += token_counts(data)
+        micro_batches[place] = output, data
+    gradients = {}
+    for place, (output, data) in micro_batches.items():
+        tensordict_utils.assign_non_tensor(data, **told)
+        log_probs = output["log_probs"]
+        leaf = log_probs.values().detach().requires_grad_()
+        output = {"log_probs": torch.nested.nested_tensor_from_jagged(leaf, log_probs.offsets())}
+        selfplay_loss(CONFIG, roles, output, data)[0].backward()
+        rows = torch.split(leaf.grad / told["dp_size"], log_probs.offsets().diff().tolist())
+        for n, row in zip(parts[place], rows, strict=True):
+            gradients[n] = row[games[n][0] + 1 : -1]
+    return torch.cat([gradients[n] for n in range(len(games))])
+
+
+def test_verls_token_mean_scales_the_assessors_gradient_by_the_attackers_length() -> None:
+    before, after = (of_assessor((), [(tokens, 45)]) for tokens in (62, 124))
+    torch.testing.assert_close(after, before * 107 / 169)
+
+
+GAMES = st.tuples(st.integers(0, 9), st.integers(0, 9), st.tuples(st.integers(0, 1), st.integers(0, 2)))
+
+
+@given(st.lists(GAMES, min_size=1, max_size=6), st.sampled_from([0, 2]))
+@example([(62, 45, (0, 0))], 2)
+def test_loss_of_a_role_does_not_know_the_other_roles_length(games: Any, times: int) -> None:
+    where = [place for *_, place in games]
+    lengths = [(attacker, assessor) for attacker, assessor, _ in games]
+    before = of_assessor((1, 2), lengths)
+    after = of_assessor((1, 2), [(attacker * times, assessor) for attacker, assessor in lengths], where)
+    torch.testing.assert_close(after, before)
 
 
 def test_update_pass_measures_the_leak_with_an_untrained_role_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +429,7 @@ def test_update_pass_measures_the_leak_with_an_untrained_role_too(monkeypatch: p
         rollout_log_probs=[[-1.1, -1.1, 0.0, -1.5], [-9.0, -9.0], [-9.0]],
     )
     del data["old_log_probs"]
-    _, metrics = selfplay_loss(CONFIG, output, data)
+    _, metrics = selfplay_loss(CONFIG, (2,), output, data)
     of_verl = {f"actor/{name}": getattr(of, "aggregate", lambda of=of: of)() for name, of in metrics.items()}
     monkeypatch.setattr(PPOTrainer, "_update_actor", lambda self, batch, metrics: metrics.update(of_verl))
     found: dict[str, Any] = {}

@@ -153,6 +153,11 @@ def _estimator(run: RunConfig) -> Iterator[str]:
             f"algorithm.adv_estimator={name} compares the games of one prompt, and with {ROLLOUT}.n=1 there is only "
             f"one, so all advantages would be 0. Set {ROLLOUT}.n to 2 or more."
         )
+    if run.selfplay.credit.loss == "per_role" and run[f"{ACTOR}.strategy"] not in FSDP:
+        yield (
+            f"{ACTOR}.strategy={run[f'{ACTOR}.strategy']} does not count each role's tokens. Set it to fsdp2, or "
+            "selfplay.credit.loss=verl with selfplay.certify=warn, for comparison."
+        )
     if run.selfplay.anchors() and not need_reference_policy(run.config):
         yield (
             f"selfplay.anchor needs the reference policy. Set {ACTOR}.use_kl_loss=True, with {ACTOR}.kl_loss_coef=0.0 "
