@@ -353,7 +353,7 @@ def micro_batch(
 
 @pytest.mark.parametrize(("roles", "tokens"), [((), 2), ((1,), 3)])
 def test_the_anchor_adds_its_share_of_kl_to_verls_loss(roles: tuple[int, ...], tokens: int) -> None:
-    """A mean over trained tokens of all roles in verl's loss, and over the role's anchored ones in the loss per role."""
+    """verl's is a mean over the trained tokens of all roles, the loss per role one over the role's anchored tokens."""
     plain, _ = ppo_loss(CONFIG, *micro_batch(trained_tokens=2))
     assert torch.equal(selfplay_loss(CONFIG, roles, *micro_batch(trained_tokens=2))[0], plain)
     loss, metrics = selfplay_loss(CONFIG, roles, *micro_batch(2, [[0.0, 0.0, 0.0, 0.1], [0.1, 0.1]]))
