@@ -96,7 +96,7 @@ def token_counts(data: TensorDict) -> Counter[tuple[str, int]]:
             column = data[name].to_padded_tensor(0)
             own = stacked(data["role_ids"].unbind(), column)
             tokens = column if name == "response_mask" else column > 0
-            counts.update({(name, role): int(tokens[own == role].sum()) for role in own.unique().tolist()})
+            counts.update({(name, role): int(tokens[own == role].sum()) for role in torch.unique(own).tolist()})
     return counts
 
 
