@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import GAMES_FILE, STATE_FILE
-from medserl_agentloop.games.medical.metrics import metric_name
 from medserl_agentloop.games.medical.records import read_games
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import resource
+from medserl_agentloop.scoring.metrics import metric_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

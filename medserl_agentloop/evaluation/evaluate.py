@@ -34,13 +34,19 @@ from medserl_agentloop.data.sentences import with_numbers
 from medserl_agentloop.evaluation import play, score
 from medserl_agentloop.evaluation.play import MODEL_HELP, Model, model_at, output_of, run_config, run_of, template_of
 from medserl_agentloop.games.medical.edits import one_line, split_sentences
-from medserl_agentloop.games.medical.metrics import prediction, quoted_sentence
 from medserl_agentloop.games.medical.parsing import TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, Role
 from medserl_agentloop.paths import errors_in_one_line, say
 from medserl_agentloop.scoring.metrics import compare, grade, wilson_interval
-from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, majority, write_submission
+from medserl_agentloop.scoring.notes import (
+    UNREADABLE,
+    Prediction,
+    ReferenceNote,
+    majority,
+    quoted_sentence,
+    write_submission,
+)
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
 
 SUBMISSION, ANSWERS, RESULTS, CACHE = "submission.txt", "answers.jsonl", "results.json", "cache.jsonl"
@@ -273,7 +279,7 @@ def read_answers(
             if (reply := replies.get((note.text, sample))) is None:
                 continue
             read = parser.assessment(reply.text, reply.prefill)
-            votes.append(prediction(note, read.verdict, read.sentence, read.correction))
+            votes.append(Prediction.of_answer(note, read.verdict or UNREADABLE, read.sentence, read.correction))
             line = {"notes": name, "text_id": note.text_id, "sample": sample, "response": reply.text}
             line |= {"tokens": reply.tokens, "truncated": reply.truncated}
             line |= {key: getattr(read, key) for key in _READ}

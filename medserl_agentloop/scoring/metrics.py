@@ -8,16 +8,18 @@ the variance of these draws holds near 0 and 1 too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
+from medserl_agentloop.scoring.notes import TEXTS, Prediction, ReferenceNote, majority
 from medserl_agentloop.scoring.official import SCORERS, Scorer
 
 RESAMPLES = 2000
+_CORE = ("flag_accuracy", "sentence_accuracy", "f1")
 GROUP_MEASURES = ("flag_accuracy", "sentence_accuracy", "rouge_1")
 COMPARED = ("flag_accuracy", "f1", "sentence_accuracy", "rouge_1_composite")
 """The measures that a floor bounds. "Always error" has a recall of 1, so recall alone says nothing."""
@@ -33,6 +35,9 @@ _Z = 1.96
 _ROUNDING = 1e-6  # a perfect ROUGE is a little less than 1
 
 Numbers = np.ndarray[Any, Any]
+
+NotesBySet = Mapping[str, Mapping[str, ReferenceNote]]
+"""Reference notes by data set, then by text id."""
 
 
 @dataclass(frozen=True)
@@ -294,6 +299,60 @@ def floors_above(scores: Scores, bounds: Mapping[str, Scores | str]) -> dict[str
         for measure, value in values.items()
         if value is not None
     }
+
+
+def notes_by_set(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> NotesBySet:
+    """The notes of evaluation rows, each with its ``data_source`` and its ``extra_info``."""
+    notes: dict[str, dict[str, ReferenceNote]] = {}
+    for source, facts in rows:
+        note = ReferenceNote.from_extra_info(facts)
+        notes.setdefault(_data_set(source), {})[note.text_id] = note
+    return notes
+
+
+def scores_by_set(
+    notes: NotesBySet, data_sources: Sequence[str], facts: Mapping[str, Sequence[str | None]]
+) -> Iterator[tuple[dict[str, float], str]]:
+    """For each data set its metrics by verl's names, and a line that says them, from the ``TEXTS`` of the answers."""
+    answers: dict[tuple[str, str | None], list[Prediction]] = {}
+    columns = (facts[name] for name in TEXTS)
+    for source, text_id, verdict, sentence, correction in zip(data_sources, *columns, strict=True):
+        note = notes.get(_data_set(source), {}).get(text_id or "")
+        if note is not None and verdict is not None:
+            answer = Prediction.of_answer(note, verdict, sentence, correction)
+            answers.setdefault((_data_set(source), text_id), []).append(answer)
+    for name, by_id in notes.items():
+        reference = list(by_id.values())
+        predictions = [majority(answers[name, n.text_id]) for n in reference if (name, n.text_id) in answers]
+        yield _reported(name, reference, score(reference, predictions, resamples=0))
+
+
+def _reported(name: str, reference: Sequence[ReferenceNote], scores: Scores) -> tuple[dict[str, float], str]:
+    bounds = floors(reference)
+    values: dict[str, float | None] = {"unreadable": scores.unreadable, "missing": scores.missing}
+    values |= {measure: m.value for measure, m in scores.measures.items()}
+    for kind, groups in scores.groups.items():
+        for group, of_group in groups.items():
+            values |= {f"{kind}/{group}/{measure}": m.value for measure, m in of_group["measures"].items()}
+    for title, floor in bounds.items():
+        values |= {f"floor/{title}/{measure}": floor_value(floor, measure) for measure in COMPARED}
+    metrics = {
+        f"val-{'core' if key in _CORE else 'aux'}/{name}/{metric_name(key)}": value
+        for key, value in values.items()
+        if value is not None
+    }
+    parts = [f"{key} {values[key]:.3f}" for key in _CORE if values[key] is not None]
+    parts += [f"{key} is below {', '.join(names)}" for key, names in floors_above(scores, bounds).items() if names]
+    return metrics, f"validation on {name}, {scores.notes} notes: {', '.join(parts).replace('_', ' ')}"
+
+
+def metric_name(text: str) -> str:
+    """``text`` as a name that every logger takes; MLflow refuses parentheses and commas."""
+    return re.sub(r"[^\w/.-]+", "_", text).strip("_")
+
+
+def _data_set(data_source: str) -> str:
+    return str(data_source).partition("/")[0]
 
 
 def _copied(note: ReferenceNote, which: Any) -> Prediction:

@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rapidfuzz import fuzz
+
 from medserl_agentloop.paths import regular_file
+
+TEXTS = ("text_id", "verdict", "sentence", "correction")
+"""Texts of an answer from which it is scored; verl makes metrics of numbers and leaves texts alone."""
+
+UNREADABLE = "unreadable"  # the verdict of an answer that has none
+
+_SAME_SENTENCE = 90  # least likeness of a copy, rapidfuzz's ratio of 0 to 100
+_SHORTEST_QUOTE = 10  # characters of a part of a sentence that can stand for it
 
 NO_CORRECTION = "NA"
 # The lines that the published script reads, with any id; it leaves others out.
@@ -76,11 +86,44 @@ class Prediction:
     correction: str | None = None
     parsed: bool = True  # whether the system's answer could be read; if not, it is wrong in everything
 
+    @classmethod
+    def of_answer(cls, note: ReferenceNote, verdict: str, sentence: str | None, correction: str | None) -> Prediction:
+        """What an answer on ``note`` says: its verdict, the sentence that it quotes, its correction."""
+        if verdict == UNREADABLE:
+            return cls(note.text_id, parsed=False)
+        if verdict == "safe":
+            return cls(note.text_id)
+        if verdict != "harmful":
+            raise ValueError(f"{verdict!r} is not a verdict (harmful, safe, {UNREADABLE})")
+        return cls(note.text_id, True, quoted_sentence(sentence, note.sentences), correction)
+
     @property
     def scored_correction(self) -> str | None:
         """The correction as the shared task counts it: none without an error, none if it is blank or ``NA``."""
         text = (self.correction or "").strip()
         return text if self.parsed and self.flag and text not in ("", NO_CORRECTION) else None
+
+
+def quoted_sentence(quote: str | None, sentences: Mapping[int, str]) -> int:
+    """Number of the sentence that ``quote`` copies, or of the only one that contains it or is in it; else -1."""
+    quote = _plain(quote or "")
+    texts = {number: _plain(text) for number, text in sentences.items() if text.strip()}
+    copies = {number: fuzz.ratio(quote, text) for number, text in texts.items() if same_sentence(quote, text)}
+    if copies:
+        return max(copies, key=lambda number: copies[number])
+    if len(quote) < _SHORTEST_QUOTE:
+        return -1
+    parts = [n for n, text in texts.items() if quote in text or (len(text) >= _SHORTEST_QUOTE and text in quote)]
+    return parts[0] if len(parts) == 1 else -1
+
+
+def same_sentence(a: str, b: str) -> bool:
+    """Return True if ``a`` is most likely meant to be ``b``: their letters are nearly the same."""
+    return fuzz.ratio(_plain(a), _plain(b)) >= _SAME_SENTENCE
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())
 
 
 def majority(answers: Sequence[Prediction]) -> Prediction:

@@ -1,18 +1,15 @@
-"""The reward manager scores with the run's scheme, every step has its table in W&B, and validation MEDEC's scores."""
+"""The reward manager scores with the run's scheme, and every step has its table in W&B."""
 
 import asyncio
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import wandb
 from game.builders import HARMFUL_ANSWER, finished, game
-from note_files import SAMPLE
 from support import TOKENIZER, run_with
 from verl import DataProto
 from verl.utils.tracking import Tracking
@@ -20,23 +17,12 @@ from verl.utils.tracking import Tracking
 from medserl_agentloop.core.metrics import TABLE_NAME, game_metrics, log_games
 from medserl_agentloop.core.reward_manager import PerTurnRewardManager
 from medserl_agentloop.core.trajectory import GAME_KEY
-from medserl_agentloop.data.rows import build_eval_rows
-from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.metrics import (
-    TEXTS,
-    UNREADABLE,
-    official_notes,
-    official_scores,
-    quoted_sentence,
-)
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.medical_team.rewards import medical_general_sum
-from medserl_agentloop.scoring.metrics import score
-from medserl_agentloop.scoring.notes import Prediction
 from medserl_agentloop.testing.tiny import compose_run
 
 
@@ -126,92 +112,3 @@ def test_a_rare_outcome_is_not_crowded_out(count: int) -> None:
     assert len(rows) == min(count, 21)
     assert count < 2 or "missed_error" in [values[columns.index("outcome")] for values in rows]
     assert len({values[columns.index("step")] for values in rows}) == len(rows)
-
-
-# --- verl's validation is scored as MEDEC's shared task scores it, on the evaluation rows alone ---
-
-
-ROWS = build_eval_rows([SAMPLE])[0]
-NOTES = read_reference([SAMPLE]).notes
-
-
-def dataset(rows: list[dict[str, Any]]) -> Any:
-    return SimpleNamespace(dataframe={name: [row[name] for row in rows] for name in ("data_source", "extra_info")})
-
-
-Answer = tuple[str | None, str | None]
-"""Verdict and quoted sentence; no verdict is no answer."""
-
-
-def validated(rows: list[dict[str, Any]], answers: list[Answer]) -> tuple[dict[str, float], str]:
-    """All metrics and the last line of a validation in which each row was answered so."""
-    sources, ids = [row["data_source"] for row in rows], [row["extra_info"]["text_id"] for row in rows]
-    verdicts, sentences = (list(column) for column in zip(*answers, strict=True))
-    facts = dict(zip(TEXTS, (ids, verdicts, sentences, [None] * len(rows)), strict=True))
-    found = list(official_scores(official_notes(dataset(rows)), sources, facts))
-    return {name: value for metrics, _ in found for name, value in metrics.items()}, found[-1][1] if found else ""
-
-
-def test_the_numbers_are_those_of_the_scorer() -> None:
-    answers: list[Answer] = []
-    predictions = []
-    for n, note in enumerate(NOTES):
-        flag = n % 3 == 0
-        number, first = next(iter(note.sentences.items()))
-        verdict = None if n == 5 else UNREADABLE if n == 7 else "harmful" if flag else "safe"
-        answers.append((verdict, first if verdict == "harmful" else None))
-        if n != 5:
-            predictions.append(Prediction(note.text_id, flag, number if flag else -1, parsed=n != 7))
-    metrics, line = validated(ROWS, answers)
-    expected = score(NOTES, predictions, resamples=0)
-    for name in ("flag_accuracy", "sentence_accuracy", "f1"):
-        assert metrics[f"val-core/toy_eval/{name}"] == expected.measures[name].value
-    for name in ("readable", "precision", "recall", "false_positive_rate"):
-        assert metrics[f"val-aux/toy_eval/{name}"] == expected.measures[name].value
-    diagnosis = expected.groups["error type"]["diagnosis"]["measures"]["flag_accuracy"].value
-    assert metrics["val-aux/toy_eval/error_type/diagnosis/flag_accuracy"] == diagnosis
-    assert (metrics["val-aux/toy_eval/unreadable"], metrics["val-aux/toy_eval/missing"]) == (1, 1)
-    share = sum(not note.flag for note in NOTES) / len(NOTES)
-    assert metrics["val-aux/toy_eval/floor/always_no_error/flag_accuracy"] == share
-    assert line.startswith(f"validation on toy_eval, {len(NOTES)} notes: flag accuracy 0.") and "is below " in line
-    assert all(isinstance(value, float) and re.fullmatch(r"[\w/.-]+", name) for name, value in metrics.items())
-
-
-def test_several_samples_of_a_note_are_a_vote() -> None:
-    right: list[Answer] = [("harmful" if note.flag else "safe", None) for note in NOTES]
-    wrong: list[Answer] = [("safe" if note.flag else "harmful", None) for note in NOTES]
-    metrics, _ = validated(ROWS * 3, right + wrong + right)
-    assert metrics["val-core/toy_eval/flag_accuracy"] == 1.0
-    metrics, _ = validated(ROWS * 3, right + wrong + wrong)
-    assert metrics["val-core/toy_eval/flag_accuracy"] == 0.0
-    of_games = [{**row, "extra_info": {**row["extra_info"], "split": "val"}} for row in ROWS]
-    assert validated(of_games, [("safe", None)] * len(ROWS)) == ({}, "")
-
-
-SENTENCES = {
-    0: "A 40-year-old man has fever.",
-    1: "Culture grew candida,\nand the blood count was normal.",
-    3: "He receives fluconazole 150 mg.",
-    4: "He receives fluconazole 450 mg.",
-    5: "Well.",
-}
-
-
-@pytest.mark.parametrize(
-    ("quote", "number"),
-    [
-        ("Culture grew candida, and the blood count was normal.", 1),
-        ("culture grew  candida and the blood count was normal", 1),  # slips of copying
-        ("He receives fluconazole 450 mg.", 4),  # a copy of one that another is much like
-        ("Culture grew candida", 1),  # a part
-        ("1 Culture grew candida, and the blood count was normal. It was a swab.", 1),  # more than the sentence
-        ("fever", -1),  # too short to stand for a sentence
-        ("receives fluconazole", -1),  # a part of two
-        ("The patient has malaria.", -1),
-        ("", -1),
-        (None, -1),
-        ("Well.", 5),
-    ],
-)
-def test_a_quote_means_the_sentence_that_it_copies(quote: str | None, number: int) -> None:
-    assert quoted_sentence(quote, SENTENCES) == number

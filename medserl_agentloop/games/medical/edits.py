@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from rapidfuzz import fuzz
 from rapidfuzz.distance import OSA, Levenshtein, MatchingBlock
 
 from medserl_agentloop.core.control_text import MARKUP, SWITCH
@@ -41,7 +40,6 @@ WORD = re.compile(rf"[{IDEOGRAPHS}]|_{{1,{LONGEST_WORD}}}|[^\s_{IDEOGRAPHS}]{{1,
 _INVISIBLE_CATEGORIES = {"Cf", "Cc", "Co", "Cn", "Zl", "Zp"}
 _GAP = re.compile(r"\s+")
 _LONGEST_GAP = 16  # characters; an indented table of findings needs less
-_SAME_SENTENCE = 90  # least likeness, rapidfuzz's ratio of 0 to 100
 
 
 def split_sentences(note: str) -> list[str]:
@@ -91,11 +89,6 @@ def is_copy(quote: str, sentence: str) -> bool:
         if len(said) == len(meant) and all(a == b or _is_slip(a, b) for a, b in zip(said, meant, strict=True)):
             return True
     return False
-
-
-def same_sentence(a: str, b: str) -> bool:
-    """Return True if ``a`` is most likely meant to be ``b``: their letters are nearly the same."""
-    return fuzz.ratio(one_line(a.lower()), one_line(b.lower())) >= _SAME_SENTENCE
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,9 @@ from medserl_agentloop.games.medical.records import (
 )
 from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import MedicalGame
-from medserl_agentloop.games.medical.types import Category, GameSpec, Role
+from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, GameSpec, Role
+from medserl_agentloop.scoring.metrics import NotesBySet, notes_by_set, scores_by_set
+from medserl_agentloop.scoring.notes import TEXTS
 
 
 class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
@@ -65,7 +67,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         self._profile = load_profile(config.profile, config.error_types)
         self._reward_model: tuple[str | None, str | None] = (None, None)
         self._base: BaseModelChat | None = None
-        self._notes: measured.Notes = {}
+        self._notes: NotesBySet = {}
 
     def new_game(self, facts: Mapping[str, Any]) -> MedicalGame:
         return self.start(GameSpec.from_extra_info(facts, self.config.error_types), facts)
@@ -171,12 +173,13 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
             yield WHAT_IT_CANNOT_SEE
 
     def read_validation_set(self, dataset: Any) -> None:
-        self._notes = measured.official_notes(dataset)
+        rows = zip(dataset.dataframe["data_source"], dataset.dataframe["extra_info"], strict=True)
+        self._notes = notes_by_set((source, facts) for source, facts in rows if facts.get("split") == EVAL_SPLIT)
 
     def validation_scores(
         self, sources: Sequence[str], facts: Mapping[str, Sequence[Any]]
     ) -> Iterable[tuple[dict[str, float], str]]:
-        return measured.official_scores(self._notes, sources, facts) if facts.keys() >= set(measured.TEXTS) else ()
+        return scores_by_set(self._notes, sources, facts) if facts.keys() >= set(TEXTS) else ()
 
     @classmethod
     def sections(cls, record: MedicalRecord, prompts: Sequence[Mapping[str, Any]] = ()) -> list[Section]:

@@ -1,24 +1,20 @@
-"""Metrics of games, from nothing but their records. docs/metrics.csv explains every name.
-
-An answer becomes a prediction here, for validation and for ``medserl evaluate`` alike, so both give the same scores.
-"""
+"""Metrics of games, from nothing but their records. docs/metrics.csv explains every name."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from statistics import median
-from typing import Any
 
 from rapidfuzz import fuzz
 
 from medserl_agentloop.core.alarms import Rule
 from medserl_agentloop.core.metrics import finite, game_metrics, mean, share, shares_by_name, void_class
 from medserl_agentloop.games.medical.canonical import canonical_words
-from medserl_agentloop.games.medical.edits import one_line, same_sentence
+from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.records import (
     BELIEVES_THE_ROW,
     UNKNOWABLE,
@@ -27,9 +23,8 @@ from medserl_agentloop.games.medical.records import (
     MedicalRecord,
     Outcome,
 )
-from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, Label, Role
-from medserl_agentloop.scoring.metrics import COMPARED, Scores, floor_value, floors, floors_above, score
-from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, majority
+from medserl_agentloop.games.medical.types import Category, Label, Role
+from medserl_agentloop.scoring.notes import TEXTS, UNREADABLE
 
 _VOID_CLASSES = {"judge failed": "judge_failed", "judge abstained": "judge_abstained", UNKNOWABLE: "unknowable"}
 
@@ -38,16 +33,6 @@ UNREAD_RATE = "selfplay/judge/unread_rate"
 MAX_COMPARED = 64  # attacks that are compared with one another: 2,016 pairs, whatever the batch
 
 _PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
-
-TEXTS = ("text_id", "verdict", "sentence", "correction")
-"""Texts of a game from which the official scores are made; verl makes metrics of numbers and leaves texts alone."""
-
-UNREADABLE = "unreadable"  # the verdict of an answer that has none
-
-_CORE = ("flag_accuracy", "sentence_accuracy", "f1")
-_SHORTEST_QUOTE = 10  # characters of a part of a sentence that can stand for it
-
-Notes = Mapping[str, Mapping[str, ReferenceNote]]  # reference notes by data set, then by text id
 
 
 def role_metrics(records: Iterable[MedicalRecord]) -> dict[str, float]:
@@ -262,28 +247,6 @@ def _mean_of_known(*numbers: float) -> float:
     return mean([number for number in numbers if not math.isnan(number)])
 
 
-def prediction(note: ReferenceNote, verdict: Label | None, sentence: str | None, correction: str | None) -> Prediction:
-    """What an answer on ``note`` says: its verdict, the sentence that it quotes, its correction."""
-    if verdict is None:
-        return Prediction(note.text_id, parsed=False)
-    if verdict is Label.SAFE:
-        return Prediction(note.text_id)
-    return Prediction(note.text_id, True, quoted_sentence(sentence, note.sentences), correction)
-
-
-def quoted_sentence(quote: str | None, sentences: Mapping[int, str]) -> int:
-    """Number of the sentence that ``quote`` copies, or of the only one that contains it or is in it; else -1."""
-    quote = one_line(quote or "").lower()
-    texts = {number: one_line(text).lower() for number, text in sentences.items() if text.strip()}
-    copies = {number: fuzz.ratio(quote, text) for number, text in texts.items() if same_sentence(quote, text)}
-    if copies:
-        return max(copies, key=lambda number: copies[number])
-    if len(quote) < _SHORTEST_QUOTE:
-        return -1
-    parts = [n for n, text in texts.items() if quote in text or (len(text) >= _SHORTEST_QUOTE and text in quote)]
-    return parts[0] if len(parts) == 1 else -1
-
-
 def validation_numbers(record: MedicalRecord) -> dict[str, float | str | None]:
     """One game as numbers for verl, which reports ``acc`` as the core metric of each category, and its ``TEXTS``."""
     attack, assessment, outcomes = record.attack, record.assessment, [game.outcome for game in record.by_assessment]
@@ -301,62 +264,6 @@ def validation_numbers(record: MedicalRecord) -> dict[str, float | str | None]:
         verdict = UNREADABLE if assessment.verdict is None else assessment.verdict.value
         texts = dict(zip(TEXTS, ("", verdict, assessment.sentence, assessment.correction), strict=True))
     return numbers | texts | {"text_id": record.spec.text_id}
-
-
-def official_notes(dataset: Any) -> Notes:
-    """The evaluation rows of verl's ``RLHFDataset``."""
-    notes: dict[str, dict[str, ReferenceNote]] = {}
-    for source, facts in zip(dataset.dataframe["data_source"], dataset.dataframe["extra_info"], strict=True):
-        if facts.get("split") == EVAL_SPLIT:
-            note = ReferenceNote.from_extra_info(facts)
-            notes.setdefault(_data_set(source), {})[note.text_id] = note
-    return notes
-
-
-def official_scores(
-    notes: Notes, data_sources: Sequence[str], facts: Mapping[str, Sequence[str | None]]
-) -> Iterator[tuple[dict[str, float], str]]:
-    """For each data set its metrics by verl's names, and a line that says them, from :func:`validation_numbers`."""
-    answers: dict[tuple[str, str | None], list[Prediction]] = {}
-    columns = (facts[name] for name in TEXTS)
-    for source, text_id, verdict, sentence, correction in zip(data_sources, *columns, strict=True):
-        note = notes.get(_data_set(source), {}).get(text_id or "")
-        if note is not None and verdict is not None:
-            label = None if verdict == UNREADABLE else Label(verdict)
-            answer = prediction(note, label, sentence, correction)
-            answers.setdefault((_data_set(source), text_id), []).append(answer)
-    for name, by_id in notes.items():
-        reference = list(by_id.values())
-        predictions = [majority(answers[name, n.text_id]) for n in reference if (name, n.text_id) in answers]
-        yield _reported(name, reference, score(reference, predictions, resamples=0))
-
-
-def _reported(name: str, reference: Sequence[ReferenceNote], scores: Scores) -> tuple[dict[str, float], str]:
-    bounds = floors(reference)
-    values: dict[str, float | None] = {"unreadable": scores.unreadable, "missing": scores.missing}
-    values |= {measure: m.value for measure, m in scores.measures.items()}
-    for kind, groups in scores.groups.items():
-        for group, of_group in groups.items():
-            values |= {f"{kind}/{group}/{measure}": m.value for measure, m in of_group["measures"].items()}
-    for title, floor in bounds.items():
-        values |= {f"floor/{title}/{measure}": floor_value(floor, measure) for measure in COMPARED}
-    metrics = {
-        f"val-{'core' if key in _CORE else 'aux'}/{name}/{metric_name(key)}": value
-        for key, value in values.items()
-        if value is not None
-    }
-    parts = [f"{key} {values[key]:.3f}" for key in _CORE if values[key] is not None]
-    parts += [f"{key} is below {', '.join(names)}" for key, names in floors_above(scores, bounds).items() if names]
-    return metrics, f"validation on {name}, {scores.notes} notes: {', '.join(parts).replace('_', ' ')}"
-
-
-def metric_name(text: str) -> str:
-    """``text`` as a name that every logger takes; MLflow refuses parentheses and commas."""
-    return re.sub(r"[^\w/.-]+", "_", text).strip("_")
-
-
-def _data_set(data_source: str) -> str:
-    return str(data_source).partition("/")[0]
 
 
 _STALEMATE = "Train the loser alone for a while (selfplay.train), or check the games for a shortcut."

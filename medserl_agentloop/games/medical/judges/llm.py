@@ -24,11 +24,12 @@ from medserl_agentloop.core.chat import BASE, PATH, TEMPLATE_KWARGS, BaseModelCh
 from medserl_agentloop.core.client import AnswerCache, BadAnswer, NoAnswer, Refused
 from medserl_agentloop.core.control_text import THINK, as_data
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
-from medserl_agentloop.games.medical.edits import changed_runs, one_line, same_sentence, split_sentences
+from medserl_agentloop.games.medical.edits import changed_runs, one_line, split_sentences
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import REASON_CHARACTERS, Judgement, MedicalRecord, Reading
 from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import each_key_once, resource
+from medserl_agentloop.scoring.notes import same_sentence
 
 logger = logging.getLogger(__name__)
 
