@@ -351,7 +351,7 @@ def _dry_run(run: RunConfig) -> Findings:
     from medserl_agentloop.testing.mock_engine import MockSGLangEngine
     from medserl_agentloop.testing.tiny import build_agent_loop
 
-    tokenizer = machine.tokenizer_of(run.config.actor_rollout_ref.model)
+    tokenizer = run.tokenizer()
     file = machine.parquet_files(run, "data.train_files")[0]
     facts = read_parquet(file).slice(0, 1).to_pylist()[0]["extra_info"]
     engine = MockSGLangEngine(lambda prompt, sampling: "no answer", tokenizer)

@@ -20,11 +20,19 @@ from support import TOKENIZER
 from torchdata.stateful_dataloader import StatefulDataLoader
 from training.test_step_file import disk_that_is_full_after
 
+from medserl_agentloop.core import run_check
 from medserl_agentloop.core.alarms import HealthMonitor
 from medserl_agentloop.core.opponent import CheckpointPool, OpponentConfig
 from medserl_agentloop.core.run_check import RunConfig, machine
-from medserl_agentloop.core.run_check.machine import LATEST
-from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, STATE_FILE, StepFile, load_state, save_state
+from medserl_agentloop.core.step_file import (
+    GAMES_FILE,
+    LATEST,
+    METRICS_FILE,
+    STATE_FILE,
+    StepFile,
+    load_state,
+    save_state,
+)
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 from medserl_agentloop.evaluation.local_models import load_model
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -169,8 +177,8 @@ def test_a_damaged_state_of_a_checkpoint_is_named_or_taken_up(tmp_path: Path, dr
 
 @pytest.fixture
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, Any]) -> Path:
-    read = lru_cache(machine.AutoTokenizer.from_pretrained)
-    monkeypatch.setattr(machine.AutoTokenizer, "from_pretrained", lambda path, **options: read(path))
+    read = lru_cache(run_check.AutoTokenizer.from_pretrained)
+    monkeypatch.setattr(run_check.AutoTokenizer, "from_pretrained", lambda path, **options: read(path))
     pq.write_table(pq.read_table(files["data.train_files"]).slice(0, 4), tmp_path / "few.parquet")
     return tmp_path / "few.parquet"
 

@@ -31,7 +31,7 @@ from medserl_agentloop.core.credit import RoleCredit
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.liveness import Liveness, ProcessDied, game_processes, watched
 from medserl_agentloop.core.opponent import CheckpointPool
-from medserl_agentloop.core.run_check import RunConfig, check_run, machine
+from medserl_agentloop.core.run_check import RunConfig, check_run, machine, resume
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.paths import announce
 
@@ -88,9 +88,9 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         run = RunConfig(config, self.selfplay)
         self.logs_to_wandb = "wandb" in run.names("trainer.logger")
         if self.selfplay.certify != "only":
-            refuse(found for found in machine.checkpoints(run) if isinstance(found, str))
-            changed = any(machine.changes(run))
-            self.files.open(machine.config_text(config), config.trainer.default_local_dir, changed=changed)
+            refuse(found for found in resume.checkpoints(run) if isinstance(found, str))
+            changed = any(resume.changes(run))
+            self.files.open(resume.config_text(run), config.trainer.default_local_dir, changed=changed)
         self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
         self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
         self.stop_reason: str | None = None

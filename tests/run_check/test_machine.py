@@ -21,7 +21,9 @@ from run_check.runs import run_of, start_up
 
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import machine
-from medserl_agentloop.core.run_check.machine import CHECKS, LATEST, config_text
+from medserl_agentloop.core.run_check.machine import CHECKS
+from medserl_agentloop.core.run_check.resume import config_text
+from medserl_agentloop.core.step_file import LATEST
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 from medserl_agentloop.paths import MARK, resource
 from medserl_agentloop.plugin import TrainLog, _say_how_to_resume
@@ -204,7 +206,7 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path, f
     folder = home / "runs" / "quickstart"
     here = {**trained(folder, 3), "data.train_files": "train.parquet", "selfplay.judge_server.model": "gpt-5"}
     pq.write_table(pa.table({"row": range(64)}), "train.parquet")
-    (folder / "run_config.yaml").write_text(config_text(run_of(here).config))
+    (folder / "run_config.yaml").write_text(config_text(run_of(here)))
     assert problem("checkpoints", here) == problem("checkpoints", {**here, "trainer.total_epochs": 7}) == ""
     warm = problem("checkpoints", {**here, "actor_rollout_ref.rollout.temperature": 0.7})
     assert warm == (
@@ -253,7 +255,7 @@ def test_a_tokenizer_changed_in_place_ends_a_resume(home: Path, file: str, old: 
     model, folder = home / "tiny_player", home / "runs" / "quickstart"
     shutil.copytree(resource("assets/tiny_player"), model)
     here = {**trained(folder, 3), PATH: str(model)}
-    (folder / "run_config.yaml").write_text(config_text(run_of(here).config))
+    (folder / "run_config.yaml").write_text(config_text(run_of(here)))
     (model / "config.json").write_text((model / "config.json").read_text() + "\n")
     assert problem("checkpoints", here) == ""
     before = (model / file).read_text()

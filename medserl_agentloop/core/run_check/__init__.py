@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from transformers import AutoTokenizer
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.utils import need_reference_policy
 
@@ -68,6 +69,15 @@ class RunConfig:
     def gpus(self) -> int:
         """Training workers."""
         return int(self["trainer.nnodes"] * self["trainer.n_gpus_per_node"])
+
+    def tokenizer(self, **options: Any) -> Any:
+        """The tokenizer that the run's ``model`` node asks for; raises as ``AutoTokenizer.from_pretrained``."""
+        model = self.config.actor_rollout_ref.model
+        trusted = bool(model.get("trust_remote_code", False))
+        path = model.get("tokenizer_path") or model.path
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trusted, **options)
+        tokenizer.chat_template = model.get("custom_chat_template") or tokenizer.chat_template
+        return tokenizer
 
     def ulysses(self, engine: str) -> int:
         """Workers of an FSDP engine that share a row; 1 without sequence parallelism."""

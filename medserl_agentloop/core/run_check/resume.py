@@ -1,0 +1,156 @@
+"""Whether the run that another one goes on with is the same, by the checkpoint and the config that its folder holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from omegaconf import OmegaConf
+
+from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class
+from medserl_agentloop.core.run_check import ACTOR, MODEL, RunConfig
+from medserl_agentloop.core.run_check.composition import leaves
+from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, RunFiles
+from medserl_agentloop.paths import sha256_of
+
+SAME_RUN = (
+    *("selfplay.game", "selfplay.context", f"{MODEL}.path", f"{ACTOR}.optim.lr", "algorithm.adv_estimator"),
+    "reward.reward_model.model_path",
+)
+"""Keys that decide what a run learns, besides its game's (``GameHooks.same_run``). Which role trains may change."""
+SAME_LOADER = ("data.dataloader_num_workers", "data.shuffle", "data.sampler.class_path")
+"""Keys with another value of which a checkpoint's place in the rows cannot be read, or is another place."""
+SAME_ANYWAY = (
+    *("trainer.total_epochs", "trainer.total_training_steps", "trainer.resume", "selfplay.allow_changes"),
+    *("transfer_queue.enable", f"{MODEL}.lora.{ROLE_ADAPTERS}"),
+)
+"""Beginnings of keys that a run which goes on has to change, and of those that are set after its start is checked."""
+TRAIN_HASHES, TOKENIZER_HASH = "medserl_train_files_sha256", "medserl_tokenizer_sha256"  # in ``run_config.yaml``
+Finding = str | tuple[Literal["warn"], str]
+
+
+def checkpoints(run: RunConfig) -> Iterator[Finding]:
+    """The run that it resumes, if any, is the same one, can be read, and has steps left to train."""
+    folder, mode = Path(run["trainer.default_local_dir"]), run["trainer.resume_mode"]
+    if mode == "resume_path" and run["trainer.resume_from_path"]:
+        yield from _written_by_others(run, Path(run["trainer.resume_from_path"]))
+    if mode != "auto" or run.selfplay.certify == "only":
+        return
+    latest, another = folder / LATEST, "set trainer.experiment_name to a new name"
+    # data.pt is the last that verl writes.
+    whole = [path.parent.name.removeprefix("global_step_") for path in folder.glob("global_step_*/data.pt")]
+    newest = max((name for name in whole if name.isdecimal()), key=int, default=None)
+    resume = f"Write {newest} into it to resume from the newest checkpoint there" if newest else "It has no whole one"
+    if not latest.is_file():
+        if newest:
+            yield f"{latest} is missing beside checkpoints, which a new run would overwrite. {resume}, or {another}."
+        return
+    # A full disk, or a kill at the wrong moment, leaves the file empty (trainer_base.py, _save_checkpoint): verl fails
+    # on that once the models are loaded. Where it names a folder that is gone, verl starts from nothing without a word.
+    step = latest.read_text(encoding="utf-8", errors="replace").strip()
+    if not (step.isdecimal() and (folder / f"global_step_{step}").is_dir()):
+        yield f"{latest} says {step!r}, which is no checkpoint. {resume}, or {another}."
+        return
+    yield from _written_by_others(run, folder / f"global_step_{step}")
+    records = Path(run.selfplay.records)
+    try:
+        refused, said = changes(run)
+        list(RunFiles(records).missing(int(step)) if records.is_dir() else ())  # what is missing is said at the resume
+    except ValueError as error:
+        yield str(error)
+        return
+    if refused:
+        yield (
+            f"trainer.default_local_dir={folder} has checkpoints of another run ({'; '.join(refused)}), and this one "
+            f"would resume from them. For a run of its own {another}; to go on from them on purpose add "
+            "selfplay.allow_changes=true."
+        )
+    elif said:
+        kept = records / f"run_config.until_step_{step}.yaml"
+        yield "warn", f"from here on {'; '.join(said)}. {kept} keeps the config until then"
+    total = run["trainer.total_training_steps"]
+    if total is not None and int(step) >= total and not run["trainer.val_only"]:
+        yield (
+            f"the run in {folder} has trained {step} steps, and trainer.total_training_steps={total}: nothing is left "
+            f"to train. Set it to more to go on; for a new run {another}."
+        )
+
+
+def _written_by_others(run: RunConfig, checkpoint: Path) -> Iterator[str]:
+    """verl's FSDP engines read a checkpoint only with as many workers as wrote it, and say so after the models."""
+    names = (file.name.split("_") for file in checkpoint.glob("*/model_world_size_*_rank_*.pt"))
+    if (sizes := {name[3] for name in names}) - {str(run.gpus)}:
+        yield (
+            f"the checkpoint {checkpoint} is of {' and '.join(sorted(sizes))} training workers, and this run has "
+            f"{run.gpus}. Set trainer.nnodes and trainer.n_gpus_per_node as they were, or merge it (docs/advanced.md) "
+            f"and start a run of another name from it with {MODEL}.path."
+        )
+
+
+def changes(run: RunConfig) -> tuple[list[str], list[str]]:
+    """Compare the run with the config that its folder holds: differences that are refused, and that are only said.
+
+    A ValueError says that the config cannot be read.
+    """
+    before, new = Path(run.selfplay.records) / CONFIG_FILE, OmegaConf.create(config_text(run))
+    try:
+        old = OmegaConf.load(before) if before.is_file() else new
+        was, now = ({key: value for key, value in leaves(c) if value not in (None, {})} for c in (old, new))
+    except Exception as error:  # of YAML, of OmegaConf, of the file
+        raise ValueError(
+            f"{before} says which run the checkpoints are of, and cannot be read ({str(error).splitlines()[0]}). Mend "
+            "it, or move it away to go on without a comparison."
+        ) from None
+    own = (*SAME_RUN, *(f"selfplay.{name}" for name in game_class(run.selfplay.game).same_run))
+    decisive = tuple(f"{key}." for key in own if OmegaConf.select(old, key) is not None)
+    refused, said = list[str](), list[str]()
+    for key in dict.fromkeys([*was, *now]):
+        text = f"{key} was {was.get(key)} and is {now.get(key)}"
+        node, _, name = key.rpartition(".")
+        follows = name in (run[node] or {}) and OmegaConf.is_interpolation(run[node], name)  # another key
+        # A folder of models may have been moved.
+        moved = name.endswith("path") and Path(str(was.get(key))).name == Path(str(now.get(key))).name
+        unknown = key == TRAIN_HASHES and not was.get(key)  # where only verl finds the files
+        if was.get(key) == now.get(key) or moved or unknown or key.startswith(SAME_ANYWAY):
+            continue
+        if key in SAME_LOADER:
+            refused.append(f"{text}, and its place in the rows is lost: set it back")
+        elif key in (TRAIN_HASHES, TOKENIZER_HASH) or f"{key}.".startswith(decisive):
+            if key == TRAIN_HASHES:
+                files = (config.get("data.train_files") for config in (was, now))
+                text = "data.train_files was {} and is {}, or its rows changed".format(*files)
+            elif key == TOKENIZER_HASH:
+                if not (was.get(key) and now.get(key)):  # an earlier version's config, or a tokenizer that is not here
+                    continue
+                text = "the model's tokenizer or chat template is no longer the one it was trained with"
+            (said if run.selfplay.allow_changes else refused).append(text)
+        elif not follows:
+            said.append(text)
+    return refused, said
+
+
+def config_text(run: RunConfig) -> str:
+    """The whole config of a run as YAML, with hashes of the files that it reads: what a resumed run is held against."""
+    files = [Path(name) for name in run.names("data.train_files")]
+    hashes = {
+        TRAIN_HASHES: sorted(sha256_of(file) for file in files if file.is_file()),
+        TOKENIZER_HASH: _tokenizer_hash(run),
+    }
+    own = OmegaConf.masked_copy(run.config, [str(key) for key in run.config if key not in ("hydra", "ray_kwargs")])
+    own.selfplay = run.selfplay.model_dump(mode="json")  # with the defaults of today
+    return f"{OmegaConf.to_yaml(own, resolve=True)}{OmegaConf.to_yaml(OmegaConf.create(hashes))}"
+
+
+def _tokenizer_hash(run: RunConfig) -> str:
+    """Hash of the run's tokenizer and its chat template; empty if only verl finds it."""
+    try:
+        tokenizer = run.tokenizer()
+    except (OSError, ValueError):
+        return ""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    words = backend.to_str() if backend else sorted(tokenizer.get_vocab().items())
+    content = [words, tokenizer.chat_template, tokenizer.special_tokens_map]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
