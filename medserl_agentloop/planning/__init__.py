@@ -205,9 +205,10 @@ def _warm_start_setup(run: RunConfig, shape: Shape) -> Setup:
 def _judge(run: RunConfig, games: int, base: Shape) -> dict[str, Any]:
     """The fields of the model that reads rewritten notes, as far as the config says."""
     from medserl_agentloop.core.chat import BASE, TEMPLATE_KWARGS
+    from medserl_agentloop.games.medical.config import MedicalConfig
 
-    selfplay: Any = run.selfplay
-    if getattr(selfplay, "judge", None) not in ("llm", "http"):
+    selfplay = run.selfplay
+    if not isinstance(selfplay, MedicalConfig) or selfplay.judge not in ("llm", "http"):
         return {}
     server, apart = selfplay.judge_server, selfplay.judge_server.url != BASE
     shape = _published(server.model or str(run["reward.reward_model.model_path"])) or PUBLISHED[JUDGE]
@@ -226,6 +227,8 @@ def _setup(run: RunConfig, shapes: dict[str, Shape]) -> Setup:
     """What the arithmetic needs of a run; a ValueError names the key that does not fit, and what to write."""
     from verl.trainer.ppo.utils import need_reference_policy
 
+    from medserl_agentloop.games.medical.config import MedicalConfig
+
     if _WARM_START in run.config:
         return _warm_start_setup(run, shapes[_WARM_START])
     engines = {name: _engine(run, name, shapes[name]) for name in run.engines}
@@ -240,10 +243,10 @@ def _setup(run: RunConfig, shapes: dict[str, Shape]) -> Setup:
     if need_reference_policy(run.config):  # with LoRA, the actor without its adapter
         reads["reference" if _REF in engines else "reference in actor"] = engines.get(_REF, engines[_ACTOR])
     games = _whole(run, "data.train_batch_size") * _whole(run, f"{_ROLLOUT}.n")
-    selfplay: Any = run.selfplay
+    selfplay = run.selfplay
     game_tokens, generated = FILLED * longest, FILLED * longest / 2  # of a game, and of them those generated
     chain, reserved = generated / FILLED, RESERVED * longest
-    if hasattr(selfplay, "budget"):
+    if isinstance(selfplay, MedicalConfig):
         generated = ATTACKED * (FILLED * selfplay.budget.attacker_reasoning + NOTE)
         generated += selfplay.assessments * FILLED * selfplay.budget.assessor
         game_tokens = generated + (ATTACKED + selfplay.assessments) * (INSTRUCTIONS + NOTE)
