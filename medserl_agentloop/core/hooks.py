@@ -1,11 +1,8 @@
-"""What a run may ask of a game besides playing it: alarms, validation, tables, checks."""
+"""What a run may ask of a game besides playing it: alarms, validation, checks."""
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
 from typing import Any, ClassVar, Generic, TypeVar
 
 from omegaconf import DictConfig
@@ -98,23 +95,6 @@ class GameHooks(Generic[R]):
             sections.append(Section(title, turn.role, text=[("", turn.response)], facts=facts, folded=folded))
         own = {name: value for name, value in record.to_json().items() if name not in GameRecord.model_fields}
         return [*sections, Section("game", facts=own)] if own else sections
-
-    def table(self, records: Sequence[R], count: int) -> tuple[list[str], list[list[Any]]]:
-        """Columns and rows of up to ``count`` games to read in W&B, one outcome after the other: facts and sections."""
-        by_outcome: dict[str, list[R]] = defaultdict(list)
-        for record in records:
-            by_outcome[self.columns["outcome"].value(record)].append(record)
-        in_turn = zip_longest(*(by_outcome[outcome] for outcome in sorted(by_outcome)))
-        facts = [(name, column) for name, column in self.columns.items() if name not in ("signal", "finished")]
-        rows = []
-        for record in [record for games in in_turn for record in games if record is not None][:count]:
-            row = {name: column.value(record) for name, column in facts}
-            for section in self.sections(record):
-                name = section.owner or section.title
-                row[name] = "\n\n".join(filter(None, (row.get(name), section.title, section.as_text())))
-            rows.append({**row, "rewards": json.dumps(record.rewards)})
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        return columns, [[row.get(name) for name in columns] for row in rows]
 
     # -- in validation -------------------------------------------------------------------------------------------
 

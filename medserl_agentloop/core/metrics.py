@@ -5,9 +5,11 @@ docs/metrics.csv explains every name.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +18,8 @@ from medserl_agentloop.core.records import GameRecord
 
 if TYPE_CHECKING:
     import torch
+
+    from medserl_agentloop.core.hooks import GameHooks
 
 _VOID_CLASSES = {
     "generation failed": "failed",  # first: the server's own words follow it
@@ -153,6 +157,24 @@ def step_line(metrics: Mapping[str, float], roles: Sequence[str], of_game: Seque
     every = (*_FIRST, *of_game, *(reward for reward in rewards if reward[1] not in listed), *_LAST)
     shown = [(label, metrics[name]) for label, name in every if name in metrics]
     return ", ".join(f"{label} {value:.3g}" for label, value in shown if value or label != "void")
+
+
+def games_table(game: GameHooks[Any], records: Sequence[GameRecord], count: int) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows of up to ``count`` games to read in W&B, one outcome after the other: facts and sections."""
+    by_outcome: dict[str, list[GameRecord]] = defaultdict(list)
+    for record in records:
+        by_outcome[game.columns["outcome"].value(record)].append(record)
+    in_turn = zip_longest(*(by_outcome[outcome] for outcome in sorted(by_outcome)))
+    facts = [(name, column) for name, column in game.columns.items() if name not in ("signal", "finished")]
+    rows = []
+    for record in [record for games in in_turn for record in games if record is not None][:count]:
+        row = {name: column.value(record) for name, column in facts}
+        for section in game.sections(record):
+            name = section.owner or section.title
+            row[name] = "\n\n".join(filter(None, (row.get(name), section.title, section.as_text())))
+        rows.append({**row, "rewards": json.dumps(record.rewards)})
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return columns, [[row.get(name) for name in columns] for row in rows]
 
 
 def log_games(columns: Sequence[str], rows: list[list[Any]], step: int) -> None:

@@ -287,7 +287,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         expected = sample_batch_size * self.config.actor_rollout_ref.rollout.n
         metrics.update(measured.lost_games_metrics(expected, len(records)))
         if self.logs_to_wandb and self.selfplay.wandb_games:
-            names, rows = self.interaction.table(records, self.selfplay.wandb_games)
+            names, rows = measured.games_table(self.interaction, records, self.selfplay.wandb_games)
             measured.log_games(names, rows, self.global_steps)
         return batch
 

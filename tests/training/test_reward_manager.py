@@ -14,7 +14,7 @@ from support import TOKENIZER, run_with
 from verl import DataProto
 from verl.utils.tracking import Tracking
 
-from medserl_agentloop.core.metrics import TABLE_NAME, game_metrics, log_games
+from medserl_agentloop.core.metrics import TABLE_NAME, game_metrics, games_table, log_games
 from medserl_agentloop.core.reward_manager import PerTurnRewardManager
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
@@ -90,7 +90,7 @@ def test_every_step_has_its_table_beside_verls_metrics(offline: Path) -> None:
     tracking.log({"val-core/acc": 0.5}, step=0)
     count = len(games(1))
     for step in (1, 2, 3):
-        log_games(*GAME.table(games(step), count), step)
+        log_games(*games_table(GAME, games(step), count), step)
         tracking.log({"selfplay/games": 20.0 + step}, step=step)
         row = wandb.run.summary  # of the step before, which is complete now
         facts = (row["_step"], row.get("selfplay/games"), row.get(TABLE_NAME) is not None)
@@ -108,7 +108,7 @@ def test_a_rare_outcome_is_not_crowded_out(count: int) -> None:
     played = [finished(Outcome.CORRECT_DETECTION, step=n) for n in range(20)] + [
         finished(Outcome.MISSED_ERROR, step=20)
     ]
-    columns, rows = GAME.table(played, count)
+    columns, rows = games_table(GAME, played, count)
     assert len(rows) == min(count, 21)
     assert count < 2 or "missed_error" in [values[columns.index("outcome")] for values in rows]
     assert len({values[columns.index("step")] for values in rows}) == len(rows)
