@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from medserl_agentloop.data.cases import EditTag
-from medserl_agentloop.data.reader import REQUIRED_KEYS, read_files
+from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import read_published
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.paths import errors_in_one_line, plain, resource, say, sha256_of
@@ -125,12 +124,10 @@ def read_training(paths: Sequence[Path], reference: Sequence[ReferenceNote]) -> 
         if path.suffix.lower() == ".csv":
             notes += read_reference([path]).notes
         else:
-            read_files([path])  # refuses whatever is wrong, but strips the white space that gives labels away
-            pairs = [json.loads(line) for line in path.read_text("utf-8-sig").split("\n") if line.strip()]
-            if any(not pair.keys() >= set(REQUIRED_KEYS) for pair in pairs):
+            cases = read_files([path], as_published=True).cases  # white space may give labels away
+            if any(case.categories is not None for case in cases):
                 raise ValueError(f"{path}: holds no pairs; give --train MEDEC's CSV or a .jsonl file of pairs.")
-            both = product(pairs, REQUIRED_KEYS[1:])
-            notes += [ReferenceNote("", pair[key], flag=key == "incorrect_note") for pair, key in both]
+            notes += [ReferenceNote("", note, note is case.error_note) for case in cases for note in case.notes]
     in_reference = {one_line(note.text).casefold() for note in reference}
     kept = [note for note in notes if one_line(note.text).casefold() not in in_reference]
     if not kept:
