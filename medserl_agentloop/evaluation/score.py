@@ -24,7 +24,7 @@ from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.paths import errors_in_one_line, plain, resource, say, sha256_of
 from medserl_agentloop.scoring import metrics
 from medserl_agentloop.scoring.notes import Reference, ReferenceNote, read_submission
-from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, official_scores
+from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
 
 _SHOWN_PROBLEMS = 20
 
@@ -49,7 +49,6 @@ def score(
     reference: Annotated[list[Path], typer.Option(help="MEDEC's CSV with the answers; may be repeated.")],
     train: Train = None,
     neural: Neural = False,
-    official_bugs: Annotated[bool, typer.Option("--official-bugs", help="Also print the published script's.")] = False,
     output: Annotated[Path | None, typer.Option(help="File for all results, as JSON.")] = None,
 ) -> None:
     """Score submissions on MEDEC, with intervals, floors to beat and published results.
@@ -59,11 +58,8 @@ def score(
     """
     scorers = NEURAL_SCORERS if neural else SCORERS
     files: dict[str, dict[str, Any]] = {}
-    official: dict[str, dict[str, float | None] | str] = {}
     grades: dict[str, list[metrics.Grades]] = {}
     with errors_in_one_line():
-        if official_bugs and len(reference) > 1:
-            raise ValueError("--official-bugs reads one --reference, as the published script does; give one.")
         notes = read_reference(reference)
         training = read_training(train, notes.notes) if train else ([], 0)
         for system in predictions:
@@ -76,12 +72,9 @@ def score(
                 answers, problems = read_submission(path, [note.text_id for note in notes.notes])
                 grades.setdefault(name, []).append(metrics.grade(notes.notes, answers.values(), scorers))
                 files[str(path)] = {"system": name, "sha256": sha256_of(path), "problems": problems}
-                if official_bugs:
-                    official[str(path)] = official_scores(reference[0], path, scorers)
         report = report_on(notes, grades, *training)
         if output is not None:
-            results = report | {"files": files, "published_script": official}
-            output.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+            output.write_text(json.dumps(report | {"files": files}, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     for file, facts in files.items():
         more = len(facts["problems"]) - _SHOWN_PROBLEMS
         rest = [f"{more} more problems; --output holds all of them"] if more > 0 else []
@@ -89,9 +82,6 @@ def score(
             say(Console(stderr=True), f"{file}: {problem}")
     console = Console()
     console.print(tables(report))
-    for file, printed in official.items():
-        lines = [printed] if isinstance(printed, str) else [f"{title}: {value!r}" for title, value in printed.items()]
-        say(console, "\n  ".join([f"by the published script, mistakes included: {file}", *lines]))
     if output is not None:
         say(console, f"results: {output}")
 

@@ -85,17 +85,6 @@ def test_problems_are_reported_line_by_line(reference: Path, tmp_path: Path) -> 
     assert results(output)["systems"][str(path)]["missing"] == 25
 
 
-def test_official_bugs_print_what_the_script_says(reference: Path, submissions: list[Path], tmp_path: Path) -> None:
-    output = tmp_path / "results.json"
-    command = ("score", submissions[0], "--reference", reference, "--official-bugs")
-    found = invoke(*command)
-    assert found.exit_code == 0, found.output
-    assert "Error Flags Accuracy" in found.output and "0.0" in found.output
-    submissions[0].write_text("ms-test-0 0 -1 NA\n")
-    assert invoke(*command, "--output", output).exit_code == 0
-    assert results(output)["published_script"][str(submissions[0])]["R1F_subset_check"] is None
-
-
 def test_published_results_stand_beside_notes_of_medec_alone(submissions: list[Path], tmp_path: Path) -> None:
     """By the ids of the notes, whatever the file is called."""
     toy = [replace(note, text_id=note.text_id.replace("ms-", "toy-")) for note in NOTES]
@@ -117,7 +106,6 @@ def test_published_results_stand_beside_notes_of_medec_alone(submissions: list[P
             ["{submission}", "--reference", "{submission}"],
             "evaluation rows are made from MEDEC's or MedErrBench's .csv files",
         ),
-        (["{submission}", "--reference", "{reference}", "--official-bugs"], "--official-bugs reads one --reference"),
         (["{submission}", "--train", "{reference}"], "every note of the training file is in the reference too"),
         (["{submission}", "--output", "{folder}"], "Is a directory"),
     ],

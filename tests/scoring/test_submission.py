@@ -2,25 +2,23 @@
 
 import math
 import random
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from scoring.builders import gold, guesses, note, scored, write_reference
+from scoring.builders import gold, guesses, note, scored
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 
 from medserl_agentloop.scoring.metrics import compare, grade, score, summarise, wilson_interval
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, majority, read_submission, write_submission
-from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, official_scores
+from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
 
 IDS = [f"ms-test-{n}" for n in range(4)]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.text(' "\\.nr\n\r', max_size=8)
@@ -119,78 +117,18 @@ def test_the_majority_of_the_readable_answers_counts(answers: list[Prediction], 
     assert majority(answers) == expected
 
 
-# --- --official-bugs: what the published script prints, digit for digit, and how it stops ---
-
-
-def scores(*arguments: Any) -> dict[str, float | None]:
-    found = official_scores(*arguments)
-    assert not isinstance(found, str), found
-    return found
-
-
-@pytest.mark.parametrize(
-    ("blank", "flags", "sentences", "composites"),
-    [
-        (0, 0.575, 0.275, {"R1FC": 0.2169755230946072, "R2FC": 0.15227272692561983, "RLFC": 0.21312936924845335}),
-        (7, 0.0, 0.0, {"R1FC": 0.21168343716547044, "R2FC": 0.14855875797621448, "RLFC": 0.2079310919497106}),
-    ],
-)
-def test_the_numbers_are_the_published_scripts(
-    tmp_path: Path, blank: int, flags: float, sentences: float, composites: dict[str, float]
-) -> None:
-    """The numbers are those of a second writing of the script, which agreed on eight such submissions."""
-    notes = [note(n, n % 3 > 0, f"Sentence {n % 3} of a right note, {n % 5} mg." if n % 3 else None) for n in range(40)]
-    path = tmp_path / "s.txt"
-    write_submission(path, guesses(notes, 0))
-    with path.open("a") as file:
-        file.write('\nms-test-0 0 -1\nms-test-1 1 0 ""quoted""\nmade-up-1 1 1 A\nms-test-2  1 1 "two blanks"\n')
-        file.write('ms-test-4 1 1 "A\\\\B\\nC \\t"\nMS-test-5 1 1 A\nms-test-7 1 2 tail" "\n')
-    of_pairs = {"R1F": 0.20439005132134935, "R2F": 0.06060605983471074, "RLF": 0.19584304277434078}
-    assert official_scores(write_reference(tmp_path / "notes.csv", notes, blank), path) == {
-        "Error Flags Accuracy": flags,
-        "Error Sentence Detection Accuracy": sentences,
-        **{f"{name}_subset_check": value for name, value in of_pairs.items()},
-        **composites,
-    }
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ('ms-test-1 1 1 "see \\1"', "invalid group reference"),
-        ('ms-test-1 1 1 "a \\d"', "bad escape"),
-        ('ms-test-1 1 1 "."', "Hypothesis is empty"),
-        ('ms-test-1 1 1 "5 \xb5g"', "UnicodeDecodeError"),
-    ],
-)
-def test_where_the_published_script_stops_it_is_said_how(tmp_path: Path, line: str, reason: str) -> None:
-    reference = write_reference(tmp_path / "notes.csv", [note(1, True, "A correction.")])
-    path = tmp_path / "s.txt"
-    path.write_bytes(line.encode("cp1252"))
-    found = official_scores(reference, path)
-    assert isinstance(found, str) and re.match(f"the published script stops on s.txt with .*{reason}", found)
-
-
-def test_published_script_reads_a_submission_as_it_was_meant(tmp_path: Path) -> None:
-    """It stops on a raw backslash; its mistake decodes the backslashes that ``write_submission`` doubles."""
-    texts = ["give \\1 and \\d", "two\nlines", "C:\\new\\table", 'he said "no" to it']
-    notes = [note(n, True, text) for n, text in enumerate(texts)]
-    write_submission(tmp_path / "s.txt", gold(notes))
-    reference = write_reference(tmp_path / "notes.csv", notes)
-    assert scores(reference, tmp_path / "s.txt")["R1F_subset_check"] == pytest.approx(1.0)
-
-
-def test_bertscore_and_bleurt_join_the_aggregate(tmp_path: Path) -> None:
-    notes = [note(n, n < 3, "A correction." if n < 3 else None) for n in range(4)]
-    write_submission(tmp_path / "s.txt", gold(notes))
-    scorers = {"bertscore": lambda p, _: [0.5] * len(p), "bleurt": lambda p, _: [0.25] * len(p)}
-    found = scores(write_reference(tmp_path / "notes.csv", notes), tmp_path / "s.txt", scorers)
-    assert found["BERTC"] == (0.5 * 3 + 1) / 4 and found["BLEURT_subset_check"] == 0.25
-    assert found["aggregate_subset_check"] == pytest.approx(1.75 / 3, abs=1e-6)
-    assert found["AggregateC"] == pytest.approx((1.75 + 1) / 4, abs=1e-6)
-
-
 # --- every measure, and what intervals, pools and comparisons promise ---
+
+
+def test_scores_are_those_of_the_published_script(tmp_path: Path) -> None:
+    """The numbers are those of a second writing of MEDEC's script."""
+    notes = [note(n, n % 3 > 0, f"Sentence {n % 3} of a right note, {n % 5} mg." if n % 3 else None) for n in range(40)]
+    write_submission(tmp_path / "s.txt", guesses(notes, 0))
+    answers, _ = read_submission(tmp_path / "s.txt", [one.text_id for one in notes])
+    measures = score(notes, answers.values(), resamples=0).measures
+    assert (measures["flag_accuracy"].value, measures["sentence_accuracy"].value) == (0.575, 0.275)
+    assert measures["rouge_1"].value == pytest.approx(0.2447940912478875, abs=1e-15)
+    assert measures["rouge_1_composite"].value == pytest.approx(0.23515734106154937, abs=1e-15)
 
 
 def by_scikit_learn(notes: Sequence[ReferenceNote], predictions: Sequence[Prediction]) -> dict[str, float]:
