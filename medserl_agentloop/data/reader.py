@@ -4,13 +4,9 @@
   may leave out where the error stands.
 - MedRECT's JSON: a list of notes with the same facts under names of its own, sentences numbered from 1.
 - One JSON object per line: a pair of an error note and its corrected note.
-- One OpenRLHF row per line, ``{prompt, completion, data_type}`` or ``{vanilla, adversarial, completion, data_type}``: a
-  note and a category without an id, which is found by looking the note up in MEDEC's own files.
-  What such rows are made from, ``{game_category, error_note, clean_note, error_type}``, lacks the id alone. Rows of one
-  case become one case that serves exactly the categories of its rows, so that ``--mix`` chooses among the rows given
-  and a case stays in one split.
+- One OpenRLHF row per line, which ``medical_team.openrlhf_rows`` reads.
 
-A new format is a function from text and ``_Intake`` to cases, called in ``_open``.
+A new format is a function from text and ``Intake`` to cases, called in ``_open``.
 """
 
 from __future__ import annotations
@@ -21,18 +17,19 @@ import io
 import json
 import re
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import NamedTuple
 
 from ftfy import TextFixerConfig, fix_encoding
 
-from medserl_agentloop.data.cases import MEDEC_UW, Case, EditTag, MedecFormatError, NearDuplicateIndex, contradictions
+from medserl_agentloop.data.cases import MEDEC_UW, Case, EditTag, MedecFormatError, contradictions
 from medserl_agentloop.data.sentences import numbered_sentences, sentences_on_one_line
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, Label, known_type
+from medserl_agentloop.games.medical.types import ERROR_TYPES, known_type
 from medserl_agentloop.paths import LONGEST_NOTE, each_key_once, regular_file, shown, visible
 
 COLUMNS = (
@@ -50,13 +47,11 @@ _SHORT_NAMES = {"Text ID": "id", "Text": "note", "Error Flag": "haserror", "Corr
 _PLACE_OF_ERROR = {"Sentences", "Error Sentence ID", "Error Sentence", "Corrected Sentence"}
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _PAIR_KEYS = ("note_id", "incorrect_note", "correct_note", "error_type", "error_sentence", "corrected_sentence")
-_WITH_BOTH_NOTES = ("game_category", "error_note", "clean_note", "error_type")
-_OPENRLHF_KEYS = ("prompt", "vanilla", "adversarial", "completion", "data_type", *_WITH_BOTH_NOTES)
 _ABSENT = ("", "na", "n/a", "nan", "none", "null")  # in lower case: how MEDEC, pandas and JSON spell no value
 _NO_TYPE = "unknown"
 _LARGEST_CELL = 4 * LONGEST_NOTE  # the list of a note's sentences is longer than the note
 _LONGEST_TYPE = 40
-_NOTE = "the text of the note"  # what to write where there is none
+NOTE = "the text of the note"  # what to write where there is none
 _SHOWN_PROBLEMS = 10
 # Word overlap of a clean row with the corrected text of the error row before it. On the official
 # validation set the lowest twin has 0.86, and the highest of two unrelated notes 0.45.
@@ -64,10 +59,7 @@ _TWIN_OVERLAP = 0.7
 # No guess at bytes that were lost: what stands in their place is text.
 _MISREAD_ONLY = TextFixerConfig(restore_byte_a0=False, replace_lossy_sequences=False, fix_c1_controls=False)
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
-# Which collection a file's or folder's name speaks of, and a value beside the notes, such as an id.
-_COLLECTION = re.compile(r"(?:(?<![a-z])|(?<=medec))(ms|uw)(?![a-z])", re.IGNORECASE)
-_OF_COLLECTION = re.compile(r"(?:medec[-_ ]?)?(ms|uw)(?:[-_]\S*)?", re.IGNORECASE)
-_SAFE = "Safe"  # the completion of a vanilla_benign row; that of all others is empty
+_READ_OPENRLHF = "medserl_agentloop.medical_team.openrlhf_rows:read_rows"
 
 NoteJoin = Mapping[str, Case]  # text of a note, white space aside -> the first case that has it
 
@@ -128,7 +120,7 @@ def read_files(
     file_of: dict[str, str] = {}
     reports: list[ReadReport] = []
     for path in paths:
-        intake = _Intake(claims, repair_encoding, as_published)
+        intake = Intake(claims, repair_encoding, as_published)
         members = list(_open(path, intake, joined))
         file = intake.report.file
         if problems := intake.problems:
@@ -152,7 +144,7 @@ def read_files(
 
 
 @dataclass
-class _Intake:
+class Intake:
     """One input while it is read: the row of every text id in all inputs so far, its report, what is wrong in it."""
 
     claims: dict[str, str]
@@ -161,14 +153,14 @@ class _Intake:
     report: ReadReport = field(default_factory=ReadReport)
     problems: list[str] = field(default_factory=list)
 
-    def cells(self, place: str, values: dict[str, str]) -> _Cells:
+    def cells(self, place: str, values: dict[str, str]) -> Cells:
         """A row's values, with misread UTF-8 put right where that was asked for."""
         if self.repair:
             before, values = values, {name: repair_encoding(value) for name, value in values.items()}
             self.report.repaired += values != before
-        return _Cells(place, values, self.as_published)
+        return Cells(place, values, self.as_published)
 
-    def takes(self, cells: _Cells, text_id: str) -> bool:
+    def takes(self, cells: Cells, text_id: str) -> bool:
         """Count a row; whether nothing is wrong with it."""
         self.report.records += 1
         if first := text_id and self.claims.get(text_id):
@@ -190,7 +182,7 @@ class _Intake:
         return cases if self.as_published else [case for case in cases if case.case_id not in wrong]
 
 
-class _Cells:
+class Cells:
     """The values of one row, and their ``problems`` in sentences; all formats accept and refuse the same things."""
 
     def __init__(self, place: str, values: Mapping[str, str], as_published: bool = False) -> None:
@@ -258,7 +250,7 @@ def _whole_number(text: str) -> int | None:
     return int(float(text)) if re.fullmatch(r"[+-]?[0-9]{1,6}(\.0*)?", text) else None
 
 
-def _open(path: Path, intake: _Intake, joined: NoteJoin | None) -> Iterator[Case]:
+def _open(path: Path, intake: Intake, joined: NoteJoin | None) -> Iterator[Case]:
     """The cases of an input; its name and its hash go to the report."""
     if path.suffix.lower() not in (".csv", ".json", ".jsonl"):
         raise MedecFormatError(
@@ -273,7 +265,8 @@ def _open(path: Path, intake: _Intake, joined: NoteJoin | None) -> Iterator[Case
         return _read_rows(_medrect_records(text, intake), intake)
     first = next((line for line in text.split("\n") if line.strip()), "")
     if '"data_type"' in first or '"game_category"' in first:
-        return _read_openrlhf_rows(path, text, intake, joined)
+        read: Callable[..., Iterator[Case]] = resolve_name(_READ_OPENRLHF)
+        return read(path, text, intake, joined)
     return _read_pairs(text, intake)
 
 
@@ -281,7 +274,7 @@ def _read_text(path: Path) -> tuple[str, str]:
     """A file's text, which must be UTF-8, and the hash of its bytes."""
     try:
         content = regular_file(path).read_bytes()
-        # Surrogates pass here so that the row they stand in can be named; _Cells refuses them.
+        # Surrogates pass here so that the row they stand in can be named; Cells refuses them.
         text = content.decode("utf-8", errors="surrogatepass")
     except OSError as error:
         reason = f"cannot be read ({error.strerror or error}); give the path of a MEDEC file"
@@ -315,7 +308,7 @@ def _count_cases(report: ReadReport, cases: list[Case]) -> None:
 # -- MEDEC's CSV ---------------------------------------------------------------------------------------------------
 
 
-def _read_rows(records: Iterable[tuple[str, dict[str, str]]], intake: _Intake) -> Iterator[Case]:
+def _read_rows(records: Iterable[tuple[str, dict[str, str]]], intake: Intake) -> Iterator[Case]:
     """The cases of rows that have MEDEC's columns, every error row joined with its clean twin."""
     rows: list[Case] = []
     for place, values in records:
@@ -342,7 +335,7 @@ def _read_rows(records: Iterable[tuple[str, dict[str, str]]], intake: _Intake) -
             yield row
 
 
-def _csv_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, str]]]:
+def _csv_records(text: str, intake: Intake) -> Iterator[tuple[str, dict[str, str]]]:
     """Place and cells by column of every record after the header that is not empty."""
     file = intake.report.file
     csv.field_size_limit(_LARGEST_CELL)
@@ -386,7 +379,7 @@ def _csv_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, st
         intake.problems.append(f"{file}, row {row + 1}: not valid CSV ({error}); {instead}.")
 
 
-def _medrect_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str, str]]]:
+def _medrect_records(text: str, intake: Intake) -> Iterator[tuple[str, dict[str, str]]]:
     """Place and MEDEC's columns of every note of a MedRECT file."""
     file = intake.report.file
     try:
@@ -407,10 +400,10 @@ def _medrect_records(text: str, intake: _Intake) -> Iterator[tuple[str, dict[str
         yield place, {name: "" if value is None else str(value) for name, value in zip(COLUMNS, values, strict=True)}
 
 
-def _case_of_row(cells: _Cells, sha256: str) -> Case:
+def _case_of_row(cells: Cells, sha256: str) -> Case:
     """One row as a case of its own, its twin aside."""
     text_id = cells.row_id("Text ID", "the row's id, such as ms-train-0")
-    note = cells.text("Text", _NOTE) or ""
+    note = cells.text("Text", NOTE) or ""
     listed = cells.text("Sentences", longest=_LARGEST_CELL) or ""
     sentences = numbered_sentences(listed)
     if list(sentences) == [0] and re.search(r"\s1\s", listed):
@@ -472,13 +465,13 @@ def repair_encoding(text: str) -> str:
 # -- objects, one on each line -------------------------------------------------------------------------------------
 
 
-def _read_pairs(text: str, intake: _Intake) -> Iterator[Case]:
+def _read_pairs(text: str, intake: Intake) -> Iterator[Case]:
     cases: list[Case] = []
-    for _, cells, _ in _objects(text, intake, _PAIR_KEYS):
+    for _, cells, _ in objects(text, intake, _PAIR_KEYS):
         case = Case(
             case_id=cells.row_id("note_id", "the pair's id, such as ms-train-0"),
-            error_note=cells.text("incorrect_note", _NOTE),
-            clean_note=cells.text("correct_note", _NOTE),
+            error_note=cells.text("incorrect_note", NOTE),
+            clean_note=cells.text("correct_note", NOTE),
             error_sentence=cells.text("error_sentence"),
             corrected_sentence=cells.text("corrected_sentence"),
             error_type=cells.error_type("error_type"),
@@ -489,101 +482,7 @@ def _read_pairs(text: str, intake: _Intake) -> Iterator[Case]:
     return iter(intake.consistent(cases))
 
 
-def _read_openrlhf_rows(path: Path, text: str, intake: _Intake, join: NoteJoin | None) -> Iterator[Case]:
-    """Every row with the case that its note belongs to."""
-    joined: dict[str, Case] = {}
-    alone: dict[tuple[str | int, ...], Case] = {}
-    asked: defaultdict[str, set[Category]] = defaultdict(set)
-    stem = re.sub(r"[^0-9A-Za-z]+", "_", path.stem).strip("_") or "openrlhf"
-    of_file = _COLLECTION.findall(f"{path.absolute().parent.name}/{path.name}")
-    for row, cells, others in _objects(text, intake, _OPENRLHF_KEYS):
-        category, error, clean = _category_and_notes(cells)
-        if category is None:
-            intake.takes(cells, "")
-            continue
-        case = _case(category, error, clean, join)
-        of_row = [match[1] for match in map(_OF_COLLECTION.fullmatch, others) if match]
-        # The collection begins an id (Case.subset). In doubt it is the one with a licence.
-        named = sorted({collection.lower() for collection in of_file + of_row})[-1:]
-        if isinstance(case, Case):
-            if case.categories is not None and not case.subset.startswith("medec_"):  # from a file without ids
-                case = replace(case, case_id="_".join([*named, case.case_id]))
-            if intake.takes(cells, f"{case.case_id}/{category.value}"):
-                intake.report.joined += 1
-                joined[case.case_id] = case
-        else:
-            name = f"{'_'.join([*named, stem])}-{row}"
-            new = Case(name, error, clean, intake.report.sha256, error_type=cells.error_type("error_type"))
-            intake.takes(cells, name)
-            intake.report.not_joined.append((name, case))
-            key = (one_line(error), one_line(clean)) if error and clean else (row,)
-            case = alone.setdefault(key, new)
-        asked[case.case_id].add(category)
-    for case in (*joined.values(), *_paired(list(alone.values()))):
-        wanted = set[Category]().union(*(asked[text_id] for text_id in case.text_ids))
-        in_order = tuple(category for category in Category if category in wanted)
-        yield replace(case, categories=in_order, source_sha256=intake.report.sha256)
-
-
-def _category_and_notes(cells: _Cells) -> tuple[Category | None, str | None, str | None]:
-    """What a row asks for, its error note and its clean note; no category if it is wrong."""
-    values = cells.values
-    key = "game_category" if values["game_category"] else "data_type"
-    known = [category.value for category in Category]
-    if values[key] not in known:
-        cells.refuse(key, f"write one of {', '.join(known)}")
-        return None, None, None
-    category = Category(values[key])
-    harmful = category.seed_label is Label.HARMFUL
-    expected = _SAFE if category is Category.VANILLA_BENIGN else ""
-    if key == "game_category":
-        notes = cells.text("error_note", _NOTE * harmful), cells.text("clean_note", _NOTE * (not harmful))
-    else:
-        key, other = "prompt", ""
-        if not values["prompt"]:
-            key, other = ("adversarial", "vanilla") if category.has_attack else ("vanilla", "adversarial")
-        if other and values[other].strip():
-            cells.refuse(other, f"a {category.value} row has its note under {key!r} alone")
-        elif values["completion"].strip() not in ("", expected):
-            cells.refuse("completion", f"the completion of a {category.value} row is {expected!r}")
-        note = cells.text(key, _NOTE)
-        notes = (note, None) if harmful else (None, note)
-    return None if cells.problems else category, *notes
-
-
-def _case(category: Category, error: str | None, clean: str | None, join: NoteJoin | None) -> Case | str:
-    """The row's case in ``join``, or the reason why there is none."""
-    if join is None:
-        return "no --join file was given"
-    harmful = category.seed_label is Label.HARMFUL
-    note = one_line((error if harmful else clean) or "")
-    case = join.get(note)
-    if case is None:
-        return "its note is in no --join file"
-    if one_line((case.error_note if harmful else case.clean_note) or "") != note:
-        return f"{category.value} does not start from this note of {case.case_id}"
-    return case
-
-
-def _paired(cases: list[Case]) -> Iterator[Case]:
-    """The cases; a lone error note is paired with the most similar lone clean note, because there are no ids."""
-    wrong, right = ([c for c in cases if getattr(c, other) is None] for other in ("clean_note", "error_note"))
-    index = NearDuplicateIndex(case.error_note or "" for case in wrong)
-    matches = [(-similar, n, at) for at, c in enumerate(right) for n, similar in index.matches(c.clean_note or "")]
-    twin_of: dict[str, Case] = {}
-    taken: set[str] = set()
-    for _, number, at in sorted(matches):
-        if wrong[number].case_id not in twin_of and right[at].case_id not in taken:
-            twin_of[wrong[number].case_id] = right[at]
-            taken.add(right[at].case_id)
-    for case in cases:
-        if twin := twin_of.get(case.case_id):
-            case = replace(case, clean_note=twin.clean_note, twin_text_id=twin.case_id, clean_from_twin=True)
-        if case.case_id not in taken:
-            yield case
-
-
-def _objects(text: str, intake: _Intake, keys: tuple[str, ...]) -> Iterator[tuple[int, _Cells, list[str]]]:
+def objects(text: str, intake: Intake, keys: tuple[str, ...]) -> Iterator[tuple[int, Cells, list[str]]]:
     """Every line's number, the texts of its object, absent ones as ``""``, and those of other keys."""
     # Split at LF only: U+2028 and U+0085, where str.splitlines splits, are valid inside JSON strings.
     for row, line in enumerate(io.StringIO(text, newline="\n"), start=1):

@@ -1,0 +1,121 @@
+"""Rows of the OpenRLHF system -> cases; ``data/reader.py`` calls it for files that hold such rows.
+
+A row is ``{prompt, completion, data_type}`` or ``{vanilla, adversarial, completion, data_type}``: a note and a category
+without an id, which is found by looking the note up in MEDEC's own files. What such rows are made from,
+``{game_category, error_note, clean_note, error_type}``, lacks the id alone. Rows of one case become one case that
+serves exactly the categories of its rows, so that ``--mix`` chooses among the rows given and a case stays in one split.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from medserl_agentloop.data.cases import Case, NearDuplicateIndex
+from medserl_agentloop.data.reader import NOTE, Cells, Intake, NoteJoin, objects
+from medserl_agentloop.games.medical.edits import one_line
+from medserl_agentloop.games.medical.types import Category, Label
+
+_WITH_BOTH_NOTES = ("game_category", "error_note", "clean_note", "error_type")
+_KEYS = ("prompt", "vanilla", "adversarial", "completion", "data_type", *_WITH_BOTH_NOTES)
+# Which collection a file's or folder's name speaks of, and a value beside the notes, such as an id.
+_COLLECTION = re.compile(r"(?:(?<![a-z])|(?<=medec))(ms|uw)(?![a-z])", re.IGNORECASE)
+_OF_COLLECTION = re.compile(r"(?:medec[-_ ]?)?(ms|uw)(?:[-_]\S*)?", re.IGNORECASE)
+_SAFE = "Safe"  # the completion of a vanilla_benign row; that of all others is empty
+
+
+def read_rows(path: Path, text: str, intake: Intake, join: NoteJoin | None) -> Iterator[Case]:
+    """Every row with the case that its note belongs to."""
+    joined: dict[str, Case] = {}
+    alone: dict[tuple[str | int, ...], Case] = {}
+    asked: defaultdict[str, set[Category]] = defaultdict(set)
+    stem = re.sub(r"[^0-9A-Za-z]+", "_", path.stem).strip("_") or "openrlhf"
+    of_file = _COLLECTION.findall(f"{path.absolute().parent.name}/{path.name}")
+    for row, cells, others in objects(text, intake, _KEYS):
+        category, error, clean = _category_and_notes(cells)
+        if category is None:
+            intake.takes(cells, "")
+            continue
+        case = _case(category, error, clean, join)
+        of_row = [match[1] for match in map(_OF_COLLECTION.fullmatch, others) if match]
+        # The collection begins an id (Case.subset). In doubt it is the one with a licence.
+        named = sorted({collection.lower() for collection in of_file + of_row})[-1:]
+        if isinstance(case, Case):
+            if case.categories is not None and not case.subset.startswith("medec_"):  # from a file without ids
+                case = replace(case, case_id="_".join([*named, case.case_id]))
+            if intake.takes(cells, f"{case.case_id}/{category.value}"):
+                intake.report.joined += 1
+                joined[case.case_id] = case
+        else:
+            name = f"{'_'.join([*named, stem])}-{row}"
+            new = Case(name, error, clean, intake.report.sha256, error_type=cells.error_type("error_type"))
+            intake.takes(cells, name)
+            intake.report.not_joined.append((name, case))
+            key = (one_line(error), one_line(clean)) if error and clean else (row,)
+            case = alone.setdefault(key, new)
+        asked[case.case_id].add(category)
+    for case in (*joined.values(), *_paired(list(alone.values()))):
+        wanted = set[Category]().union(*(asked[text_id] for text_id in case.text_ids))
+        in_order = tuple(category for category in Category if category in wanted)
+        yield replace(case, categories=in_order, source_sha256=intake.report.sha256)
+
+
+def _category_and_notes(cells: Cells) -> tuple[Category | None, str | None, str | None]:
+    """What a row asks for, its error note and its clean note; no category if it is wrong."""
+    values = cells.values
+    key = "game_category" if values["game_category"] else "data_type"
+    known = [category.value for category in Category]
+    if values[key] not in known:
+        cells.refuse(key, f"write one of {', '.join(known)}")
+        return None, None, None
+    category = Category(values[key])
+    harmful = category.seed_label is Label.HARMFUL
+    expected = _SAFE if category is Category.VANILLA_BENIGN else ""
+    if key == "game_category":
+        notes = cells.text("error_note", NOTE * harmful), cells.text("clean_note", NOTE * (not harmful))
+    else:
+        key, other = "prompt", ""
+        if not values["prompt"]:
+            key, other = ("adversarial", "vanilla") if category.has_attack else ("vanilla", "adversarial")
+        if other and values[other].strip():
+            cells.refuse(other, f"a {category.value} row has its note under {key!r} alone")
+        elif values["completion"].strip() not in ("", expected):
+            cells.refuse("completion", f"the completion of a {category.value} row is {expected!r}")
+        note = cells.text(key, NOTE)
+        notes = (note, None) if harmful else (None, note)
+    return None if cells.problems else category, *notes
+
+
+def _case(category: Category, error: str | None, clean: str | None, join: NoteJoin | None) -> Case | str:
+    """The row's case in ``join``, or the reason why there is none."""
+    if join is None:
+        return "no --join file was given"
+    harmful = category.seed_label is Label.HARMFUL
+    note = one_line((error if harmful else clean) or "")
+    case = join.get(note)
+    if case is None:
+        return "its note is in no --join file"
+    if one_line((case.error_note if harmful else case.clean_note) or "") != note:
+        return f"{category.value} does not start from this note of {case.case_id}"
+    return case
+
+
+def _paired(cases: list[Case]) -> Iterator[Case]:
+    """The cases; a lone error note is paired with the most similar lone clean note, because there are no ids."""
+    wrong, right = ([c for c in cases if getattr(c, other) is None] for other in ("clean_note", "error_note"))
+    index = NearDuplicateIndex(case.error_note or "" for case in wrong)
+    matches = [(-similar, n, at) for at, c in enumerate(right) for n, similar in index.matches(c.clean_note or "")]
+    twin_of: dict[str, Case] = {}
+    taken: set[str] = set()
+    for _, number, at in sorted(matches):
+        if wrong[number].case_id not in twin_of and right[at].case_id not in taken:
+            twin_of[wrong[number].case_id] = right[at]
+            taken.add(right[at].case_id)
+    for case in cases:
+        if twin := twin_of.get(case.case_id):
+            case = replace(case, clean_note=twin.clean_note, twin_text_id=twin.case_id, clean_from_twin=True)
+        if case.case_id not in taken:
+            yield case
