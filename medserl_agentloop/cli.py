@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +19,7 @@ from rich.text import Text
 from medserl_agentloop.data.cli import app as data_app
 from medserl_agentloop.evaluation.evaluate import evaluate
 from medserl_agentloop.evaluation.judge_calibration import app as judge_app
-from medserl_agentloop.evaluation.play import play, probe
+from medserl_agentloop.evaluation.play import play
 from medserl_agentloop.evaluation.score import score
 from medserl_agentloop.evaluation.tournament import entries, tournament
 from medserl_agentloop.paths import errors_in_one_line, plain, visible
@@ -179,8 +180,8 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
-_PANELS = {
-    "Before a run": (config, doctor, plan, probe, certify),
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Before a run": (config, doctor, plan, certify),
     "Look at a run": (show, report, compare, progress),
     "Play and measure": (play, evaluate, score, tournament),
 }

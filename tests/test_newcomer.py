@@ -46,7 +46,6 @@ NOT_RUN = {
     "medserl play": SERVED,
     "medserl show runs/played.jsonl": SERVED,
     "medserl judge calibrate": SERVED,
-    "medserl probe http": SERVED,
     "medserl evaluate http": SERVED,
     "CUDA_VISIBLE_DEVICES=": GPU,
     "python -m verl.trainer.main_ppo +recipes=qwen3_4b": GPU,

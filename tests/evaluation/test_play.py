@@ -1,4 +1,4 @@
-"""``medserl play`` and ``medserl probe``, from their options to the records, and the chat server that they ask."""
+"""``medserl play``, from their options to the records, and the chat server that they ask."""
 
 import asyncio
 import os
@@ -18,9 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from evaluation.conftest import MODEL, ChatServer, run_at
 from fastapi.responses import JSONResponse
-from game.builders import CLEAN_NOTE, ERROR_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text, finished
-from hypothesis import given
-from hypothesis import strategies as st
+from game.builders import CLEAN_NOTE, ERROR_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text
 from invoking import invoke
 from note_files import SAMPLE
 from serving import completion, refusal
@@ -29,12 +27,11 @@ from typer.testing import Result
 from medserl_agentloop.core.chat import ChatClient, ServedModel
 from medserl_agentloop.core.client import NoAnswer, ServerOptions, blocking
 from medserl_agentloop.core.interaction import NoReplyError, Prompt, Reply, place
-from medserl_agentloop.evaluation.play import model_at, note_shares, settings_that_follow
+from medserl_agentloop.evaluation.play import model_at
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
 from medserl_agentloop.games.kuhn_poker import rows as kuhn_rows
-from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
+from medserl_agentloop.games.medical.records import Outcome, read_games
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.types import Category, Role
 
@@ -68,6 +65,14 @@ def test_a_batch_is_played_judged_scored_and_written(server: ChatServer, rows: P
         assert record.players == dict.fromkeys(roles, MODEL)
         assert record.assessment is not None and record.assessment.tokens == 12
     assert len(server.requests) == 12 + 6
+
+
+def test_several_games_on_a_row_are_a_group(server: ChatServer, rows: Path, tmp_path: Path) -> None:
+    server.answer = good_player
+    result = run(server, rows, tmp_path / "games.jsonl", "--games", "4", "--samples", "3")
+    assert result.exit_code == 0 and "selfplay/assessor/no_signal_rate" in result.output, result.output
+    records = list(read_games(tmp_path / "games.jsonl"))
+    assert len(records) == 12 and len({(record.uid, record.spec.index) for record in records}) == 4
 
 
 def test_a_server_without_answers_makes_games_void(server: ChatServer, rows: Path, tmp_path: Path) -> None:
@@ -186,94 +191,6 @@ def test_served_model_commands_import_neither_verl_nor_torch() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.stdout.strip() == "set()", run.stdout + run.stderr
-
-
-# --- medserl probe ---
-
-
-P = "selfplay/probe/"
-
-
-def probed(model: str, data: Path, output: Path, *more: str) -> Result:
-    return invoke(
-        "probe", model, "--data", data, "--output", output, "--notes", 4, "--samples", 3, "--judge", "labels", *more
-    )
-
-
-def earning(uid: str, reward: float) -> MedicalRecord:
-    return finished(
-        Outcome.CORRECT_DETECTION, category="vanilla_harmful", uid=uid, rewards={Role.ASSESSOR: {"game": reward}}
-    )
-
-
-def test_a_served_model_plays_each_note_several_times(server: ChatServer, rows: Path, tmp_path: Path) -> None:
-    server.answer = good_player
-    done = probed(server.url, rows, tmp_path / "probe.jsonl", "--model", MODEL)
-    assert done.exit_code == 0, done.output
-    records = list(read_games(tmp_path / "probe.jsonl"))
-    assert len(records) == 12 and len({record.uid for record in records}) == 4
-    assert len({(record.uid, record.spec.index) for record in records}) == 4
-    assert "assessor/reward" in done.output and "selfplay.judge=llm" in done.output
-
-
-def test_a_model_that_cannot_play_needs_a_warm_start(server: ChatServer, rows: Path, tmp_path: Path) -> None:
-    server.answer = lambda role, prompt: "I am sorry"
-    done = probed(server.url, rows, tmp_path / "probe.jsonl", "--model", MODEL)
-    assert done.exit_code == 0, done.output
-    assert "0% of the attacker's turns can be read, of 90 %: warm start first" in done.output
-    assert "0% of the attacks are valid, most others are unparsed" in done.output
-
-
-@pytest.mark.parametrize(
-    ("rewards", "share"),
-    [
-        ([("a", 1.0), ("a", 1.0), ("b", -1.0), ("b", -1.0)], 1.0),
-        ([("a", 1.0), ("a", -1.0), ("b", 1.0), ("b", -1.0)], 0.0),
-        # Mean squares: 2.25 between the notes, 0.5 within; two games on each.
-        ([("a", 1.0), ("a", 2.0), ("b", -0.5), ("b", 0.5)], (2.25 - 0.5) / (2.25 + 0.5)),
-    ],
-)
-def test_the_share_of_the_note_in_a_reward(rewards: list[tuple[str, float]], share: float) -> None:
-    found = note_shares([earning(uid, reward) for uid, reward in rewards])
-    assert found[P + "assessor/note_share"] == pytest.approx(share)
-
-
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(-2, 2)), max_size=12))
-def test_the_share_is_a_share_whatever_the_rewards(rewards: list[tuple[str, float]]) -> None:
-    found = note_shares([earning(uid, reward) for uid, reward in rewards])
-    assert all(0 <= value <= 1 + 1e-9 for value in found.values())
-
-
-@pytest.mark.parametrize(
-    ("measured", "judge", "override"),
-    [
-        ({"selfplay/assessor/truncation_rate": 0.1}, "llm", "selfplay.budget.assessor=2048"),
-        ({"selfplay/attacker/truncation_rate": 0.1}, "llm", "selfplay.budget.attacker_reasoning=1024"),
-        ({"selfplay/assessor/truncation_rate": 0.5}, "llm", "+data.apply_chat_template_kwargs.enable_thinking=False"),
-        ({P + "assessor/note_share": 0.7}, "llm", "algorithm.adv_estimator=role_grpo actor_rollout_ref.rollout.n=8"),
-        ({P + "assessor/note_share": 0.2}, "llm", "algorithm.adv_estimator=role_rae"),
-        ({}, "labels", "selfplay.judge=llm"),
-        ({}, "llm", "'selfplay.blind={readings: 3, needed: 2}'"),
-    ],
-)
-def test_a_setting_follows_from_what_was_measured(measured: dict[str, Any], judge: str, override: str) -> None:
-    assert override in [override for _, override in settings_that_follow(measured, MedicalConfig(judge=judge))]
-    fine = {"selfplay/judge/knowable_rate": 0.95, "selfplay/attacker/valid_rate": 0.9}
-    assert list(settings_that_follow(fine, MedicalConfig(judge="llm"))) == []
-
-
-@pytest.mark.parametrize(
-    "measured",
-    [
-        {"selfplay/assessor/no_signal_rate": 1.0, "selfplay/attacker/valid_rate": 1.0},
-        {"selfplay/attacker/parse_rate": 0.0, "selfplay/assessor/parse_rate": 0.0},
-        {"selfplay/attacker/valid_rate": 0.1},
-    ],
-)
-def test_where_nothing_can_be_learnt_no_estimator_follows(measured: dict[str, Any]) -> None:
-    following = [*settings_that_follow({P + "assessor/note_share": 0.9, **measured}, MedicalConfig(judge="labels"))]
-    assert not any("estimator" in override or "rollout.n" in override for _, override in following)
-    assert len(following) == 1 + len([name for name in measured if measured[name] < 0.9 or "no_signal" in name])
 
 
 # --- a chat server's answers, faults and habits, as everyone who asks for a turn meets them ---
@@ -466,9 +383,7 @@ def test_a_refused_field_is_told_with_the_option_that_helps(
     assert str(error.value).endswith(said) if remedy else "; add" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "command", ["play --games 4", "probe --notes 2 --samples 2", "tournament --games 12", f"evaluate --notes {SAMPLE}"]
-)
+@pytest.mark.parametrize("command", ["play --games 4", "tournament --games 12", f"evaluate --notes {SAMPLE}"])
 def test_every_command_adds_fields_to_its_requests_and_takes_some_out(
     server: ChatServer, rows: Path, tmp_path: Path, command: str
 ) -> None:
