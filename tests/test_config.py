@@ -36,7 +36,7 @@ from medserl_agentloop.testing.tiny import compose_run
         ),
         *(
             ({f"selfplay__{key}": math.inf}, f"{key.replace('__', '.')}=inf: Input should be a finite number")
-            for key in ("judge_server__batch_wait_ms", "budget__note_growth", "opponent__sampling__temperature")
+            for key in ("judge_server__timeout_s", "budget__note_growth", "opponent__sampling__temperature")
         ),
         ({"selfplay__alarms__limits": {"void_games": math.nan}}, "limits.void_games=nan: Input should be a finite"),
         ({"selfplay__assessments": 2, "selfplay__context": "shared"}, "Set selfplay.context=isolated"),

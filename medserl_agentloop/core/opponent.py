@@ -22,6 +22,7 @@ POOL_VERSION = "global_step_"  # how the versions of a checkpoint pool begin; ve
 POOL_METRICS = ("selfplay/opponent/swap_failed", "selfplay/opponent/pool_size", "selfplay/opponent/step")
 SWAP_FAILED, POOL_SIZE, OPPONENT_STEP = POOL_METRICS
 _ASK_TIMEOUT_S = 10.0
+_SWAP_TIMEOUT_S = 600.0  # a checkpoint is loaded from a disk
 WIN_RATE_POWER = 2  # of the weights of rule ``win_rate``, AlphaStar's value for its hard opponents
 
 
@@ -53,7 +54,6 @@ class OpponentConfig(ServerOptions):
         description="Which checkpoint plays a step. win_rate prefers those that the trained role beats least.",
     )
     seed: int = Field(default=0, description="Seed of that choice; the same seed and step choose the same.")
-    swap_timeout_s: float = Field(default=600.0, gt=0, description="Seconds the server may take to load a checkpoint.")
 
     def client(self, path: str = "", timeout_s: float | None = None) -> HttpClient:
         """A client of the server, requests starting at ``path``. ``url`` may or may not name the API's version."""
@@ -142,7 +142,7 @@ class CheckpointPool:
             return None
 
     def _swap(self, version: str, model_path: str) -> None:
-        client = self.config.client(timeout_s=self.config.swap_timeout_s)
+        client = self.config.client(timeout_s=_SWAP_TIMEOUT_S)
         body = {"model_path": model_path, "weight_version": version}
         answer = blocking(client.post("/update_weights_from_disk", body))
         if not (isinstance(answer, dict) and answer.get("success") is True):

@@ -32,6 +32,7 @@ Labels = dict[str, Any]  # the answer about one game, in the protocol's keys
 _VERDICTS = {label.value: label for label in Label}
 MAX_BYTES = 8 * 2**20  # longest request that the server reads. A thousand games fit
 REQUEST_S = 20.0  # seconds from a connection to the last byte of its request, after which the server hangs up
+_WAIT_S = 0.02  # how long a game waits for others to join its request
 _ABOUT_CONTENT = (400, 413, 422)  # HTTP statuses that may be about one of several notes
 
 
@@ -157,7 +158,7 @@ class HttpJudge:
 
     async def _answers(self) -> dict[str, Any]:
         """The server's answers by game number, about the games that arrive while it waits."""
-        await asyncio.sleep(self._server.batch_wait_ms / 1000)
+        await asyncio.sleep(_WAIT_S)
         queries, _ = self._open.pop(asyncio.get_running_loop())
         most = self._server.batch_size
         batches = [queries[start : start + most] for start in range(0, len(queries), most)]

@@ -111,7 +111,7 @@ def ask(client: str, url: str, games: int = 1) -> list[str]:
         ]
         labels = create_medical_judge_remote_function(url, 5.0)("", queries)
         return [NO_ANSWER * one["is_parsing_error"] + one["judge_reasoning"] for one in labels.values()]
-    server = JudgeServer(url=url, model="m", timeout_s=5.0, retries=0, batch_wait_ms=5)
+    server = JudgeServer(url=url, model="m", timeout_s=5.0, retries=0)
     judge = HttpJudge(server) if client == "http" else LlmJudge(server, judge_template("medserl"))
 
     async def judged() -> None:

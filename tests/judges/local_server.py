@@ -47,7 +47,7 @@ class LocalServer:
 
     def options(self, **changes: Any) -> JudgeServer:
         """Options to ask this server with, impatient enough for a test."""
-        quick = {"url": self.url, "timeout_s": 5.0, "retries": 0, "batch_wait_ms": 5.0}
+        quick = {"url": self.url, "timeout_s": 5.0, "retries": 0}
         return JudgeServer(**{**quick, **changes})
 
     def model_options(self, **changes: Any) -> JudgeServer:

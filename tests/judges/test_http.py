@@ -54,7 +54,7 @@ def test_games_of_a_moment_share_a_request_and_keep_their_own_answers() -> None:
         return harmful(error_present=present, actual_harm="Harmful" if present else "Safe")
 
     games = [played(n) for n in range(10)]
-    options = {"batch_size": 4, "batch_wait_ms": 50}
+    options = {"batch_size": 4}
     judged, server = judged_by("http", games, lambda number, body: by_index(body, label_by_note), **options)
     assert sorted(len(body["queries"]) for body in server.requests) == [2, 4, 4]
     assert len({query["game_idx"] for body in server.requests for query in body["queries"]}) == 10
@@ -149,7 +149,7 @@ def test_a_judge_that_takes_too_long_is_told_with_the_keys_to_change() -> None:
 def test_judge_that_is_down_voids_all_rewritten_notes_and_no_others() -> None:
     categories = ["adversarial_benign", "vanilla_harmful", "adversarial_harmful", "vanilla_benign"]
     games = [played(n, categories[n % 4]) for n in range(100)]
-    server = JudgeServer(url=unused_url(), retries=0, batch_size=1, breaker_failures=3)
+    server = JudgeServer(url=unused_url(), retries=0, batch_size=1)
     manager = reward_manager("http", server)
     for judged in (reward_all(manager, games), reward_all(manager, games)):
         assert outcomes(judged) == {Outcome.VOID: 50, Outcome.CORRECT_DETECTION: 25, Outcome.FALSE_POSITIVE: 25}

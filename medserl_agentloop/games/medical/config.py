@@ -59,10 +59,7 @@ class JudgeServer(ServerOptions):
     )
     timeout_s: float = Field(default=30.0, gt=0, description="Seconds that one request may take, answer included.")
     batch_size: int = Field(default=16, ge=1, description="http: most games in one request.")
-    batch_wait_ms: float = Field(default=20.0, ge=0, description="http: how long a game waits for others to join it.")
     cache: str | None = Field(default=None, description="Folder of earlier answers, on a local disk; null keeps none.")
-    breaker_failures: int = Field(default=5, ge=1, description="Requests lost in a row until the judge counts as down.")
-    breaker_seconds: float = Field(default=30.0, ge=0, description="How long no request is made then; a trial follows.")
     temperature: float = Field(default=0.0, ge=0, description="llm: sampling temperature; 0 is greedy.")
     max_tokens: int = Field(default=2048, ge=1, description="llm: tokens of an answer, reasoning included.")
     json_schema: bool = Field(default=True, description="llm: bind answers to the JSON schema, where the server can.")
@@ -75,7 +72,7 @@ class JudgeServer(ServerOptions):
         )
 
     def breaker(self) -> CircuitBreaker:
-        return CircuitBreaker(self.breaker_failures, self.breaker_seconds)
+        return CircuitBreaker(failures=5, seconds=30.0)
 
 
 class BlindGate(ServerAddress):
