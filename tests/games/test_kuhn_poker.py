@@ -181,7 +181,7 @@ class Tries(Interaction[Game, GameRecord]):
         return Turn(role, Prompt((message,), {"asked": asked}), 40, conversation)
 
 
-TRIES = compose_run("+recipes=own_game", f"selfplay.game={__name__}:Tries")
+TRIES = compose_run("+recipes=[core,cpu,tiny]", f"selfplay.game={__name__}:Tries")
 
 
 def play_tries() -> tuple[Any, MockSGLangEngine]:
