@@ -1,4 +1,4 @@
-"""Files and objects by name: finding them, writing them whole or not at all; and untrusted text in a terminal."""
+"""Files and objects by name: finding them, reading them with care, writing them whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, BinaryIO
-from unicodedata import category
+from typing import Any, BinaryIO
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
+from medserl_agentloop.terminal import shown
 
 PACKAGE = Path(__file__).resolve().parent
 CHECKOUT_ONLY = "experiments/ is in a checkout only: start there, a medserl command with PYTHONPATH=. before it"
@@ -209,69 +206,3 @@ def differs_from_manifest(path: Path) -> bool:
     """Whether the manifest beside an output file has another hash for it; False where it has none, or no file is."""
     expected = in_manifest(path)
     return expected is not None and path.is_file() and expected != sha256_of(path)
-
-
-# -- what the commands print ---------------------------------------------------------------------------------------
-
-
-def shown(value: str) -> str:
-    """A value for a message; a long one is described, because it may be a patient's note."""
-    if not value.strip():
-        return "an empty cell"
-    return ascii(value) if len(value) <= 40 else f"a text of {len(value)} characters"
-
-
-def visible(text: str) -> str:
-    """Untrusted text for a terminal: what it would obey, or not show, is spelt out, e.g. as ``\\x1b`` or ``\\u202e``.
-
-    These are the control, format, private and unassigned characters, lone surrogates and Unicode's line separators.
-    Newlines stay, tabs become spaces. Rich's markup is left as it is: use :func:`plain` there.
-    """
-    if text.isprintable():
-        return text
-    hidden = {c for c in text if c not in "\n\t" and (category(c).startswith("C") or c in "\u2028\u2029")}
-    return "".join(ascii(c)[1:-1] if c in hidden else c for c in text.expandtabs(4))
-
-
-MARK = "MEDSERL_MARK"  # of the environment: what tells a line of a run from text of a model or a server
-
-
-def announce(line: str) -> None:
-    """Print a line that goes to the terminal of a run, whichever of its processes says it."""
-    print(f"[medserl{os.environ.get(MARK, '')}] {line}", flush=True)
-
-
-def plain(text: str, style: str = "") -> Text:
-    """Untrusted text for a ``rich`` console, by :func:`visible` and with its markup as text."""
-    from rich.text import Text
-
-    return Text(visible(text), style)
-
-
-def say(console: Console, line: str) -> None:
-    """Print a line of untrusted text, unwrapped, so that it can be searched for."""
-    console.print(plain(line), soft_wrap=True)
-
-
-@contextmanager
-def errors_in_one_line(who: str = "medserl", stopped: str = "") -> Iterator[None]:
-    """End the program with exit code 2 and one line for an error that the user can mend, and for each of its notes.
-
-    ``who`` begins the line. A command that can say what is left after Ctrl-C, ``stopped``, ends with 130 then.
-    """
-    import typer  # slow, and the core takes nothing but `visible` from here
-
-    try:
-        yield
-    except (KeyboardInterrupt, EOFError):  # a person who plays may end the input instead
-        if not stopped:
-            raise
-        typer.echo(f"{who}: stopped; {stopped}", err=True)
-        raise typer.Exit(130) from None
-    except (ValueError, OSError) as error:
-        file = isinstance(error, OSError) and error.filename
-        reason = f"{error.filename}: {error.strerror}" if file else str(error)  # type: ignore[union-attr]
-        for line in (f"{who}: {reason}", *getattr(error, "__notes__", ())):
-            # A newline in a file name must not make it look like something else.
-            typer.echo(visible(" ".join(line.split())), err=True)
-        raise typer.Exit(2) from None

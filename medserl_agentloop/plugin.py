@@ -29,7 +29,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from medserl_agentloop import backends, compiler
-from medserl_agentloop.paths import MARK, announce, resource, visible
+from medserl_agentloop.paths import resource
+from medserl_agentloop.terminal import MARK, announce, visible
 
 VERSION, VERL_VERSION = version("medserl-agentloop"), "0.9.1"
 

@@ -32,7 +32,7 @@ MAY_IMPORT = {
 None may import ``medical_team``, the room of the old systems: what is there is found by a user's name.
 """
 
-ANYWHERE = {"paths"}
+ANYWHERE = {"paths", "terminal"}
 
 
 VERLS_NAMES = {"ServerAdapter"}

@@ -27,7 +27,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from medserl_agentloop.paths import visible
+from medserl_agentloop.terminal import visible
 
 T = TypeVar("T")
 Answer = TypeVar("Answer", bound=BaseModel)

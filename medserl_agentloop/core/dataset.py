@@ -13,7 +13,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from medserl_agentloop.core.config import SelfPlayConfig, game_class
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import overlong
-from medserl_agentloop.paths import announce
+from medserl_agentloop.terminal import announce
 
 
 class SelfPlayDataset(RLHFDataset):  # type: ignore[misc]  # verl is untyped

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions, blocking, shown
 from medserl_agentloop.core.records import GameRecord
-from medserl_agentloop.paths import announce
+from medserl_agentloop.terminal import announce
 
 POOL_VERSION = "global_step_"  # how the versions of a checkpoint pool begin; verl names its checkpoint folders so
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from medserl_agentloop.core.step_file import StepFile
-from medserl_agentloop.paths import visible
+from medserl_agentloop.terminal import visible
 
 Rewards = dict[str, dict[str, float]]
 """For each role that is rewarded, its components by name; a role's reward is their sum."""

@@ -24,7 +24,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
 
-from medserl_agentloop.paths import announce, regular_file, replacing, visible
+from medserl_agentloop.paths import regular_file, replacing
+from medserl_agentloop.terminal import announce, visible
 
 GAMES_FILE = "games.jsonl"
 METRICS_FILE = "metrics.jsonl"

@@ -33,7 +33,7 @@ from medserl_agentloop.core.liveness import Liveness, ProcessDied, game_processe
 from medserl_agentloop.core.opponent import CheckpointPool
 from medserl_agentloop.core.run_check import RunConfig, check_run, machine, resume
 from medserl_agentloop.core.trajectory import GAME_KEY
-from medserl_agentloop.paths import announce
+from medserl_agentloop.terminal import announce
 
 POLL_INTERVAL_S = 0.1  # verl's own buffer looks at its queue every 2 s, which is most of a tiny model's step
 CHECK_INTERVAL_S = 5.0

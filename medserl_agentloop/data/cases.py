@@ -14,7 +14,7 @@ from functools import cached_property
 
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import Category
-from medserl_agentloop.paths import shown
+from medserl_agentloop.terminal import shown
 
 NEAR_DUPLICATE = 0.5  # Jaccard similarity of two notes' sets of 4-grams
 MEDEC_UW = "medec_uw"

@@ -22,7 +22,8 @@ from medserl_agentloop.data import rows as conversion
 from medserl_agentloop.data.cases import near_duplicates
 from medserl_agentloop.data.reader import ReadReport, read_files
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.paths import MANIFEST, all_or_none, errors_in_one_line, plain, say
+from medserl_agentloop.paths import MANIFEST, all_or_none
+from medserl_agentloop.terminal import errors_in_one_line, plain, say
 
 if TYPE_CHECKING:
     from medserl_agentloop.data.verify import Report

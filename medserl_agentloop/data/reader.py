@@ -30,7 +30,8 @@ from medserl_agentloop.data.cases import MEDEC_UW, Case, EditTag, MedecFormatErr
 from medserl_agentloop.data.sentences import numbered_sentences, sentences_on_one_line
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import ERROR_TYPES, known_type
-from medserl_agentloop.paths import LONGEST_NOTE, each_key_once, regular_file, shown, visible
+from medserl_agentloop.paths import LONGEST_NOTE, each_key_once, regular_file
+from medserl_agentloop.terminal import shown, visible
 
 COLUMNS = (
     "Text ID",

@@ -37,7 +37,6 @@ from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.games.medical.parsing import TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, Role
-from medserl_agentloop.paths import errors_in_one_line, say
 from medserl_agentloop.scoring.metrics import compare, grade, wilson_interval
 from medserl_agentloop.scoring.notes import (
     UNREADABLE,
@@ -48,6 +47,7 @@ from medserl_agentloop.scoring.notes import (
     write_submission,
 )
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
+from medserl_agentloop.terminal import errors_in_one_line, say
 
 SUBMISSION, ANSWERS, RESULTS, CACHE = "submission.txt", "answers.jsonl", "results.json", "cache.jsonl"
 PUBLISHED, TWINS = "as published", "twins"

@@ -39,7 +39,7 @@ from medserl_agentloop.games.medical.records import (
     Reading,
 )
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, known_type
-from medserl_agentloop.paths import errors_in_one_line, plain, say
+from medserl_agentloop.terminal import errors_in_one_line, plain, say
 
 app = typer.Typer(no_args_is_help=True, help="Serve a judge, or measure how good one is.")
 

@@ -30,7 +30,8 @@ from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.judges import build_judge
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
-from medserl_agentloop.paths import errors_in_one_line, plain, read_parquet, say
+from medserl_agentloop.paths import read_parquet
+from medserl_agentloop.terminal import errors_in_one_line, plain, say
 
 if TYPE_CHECKING:
     from medserl_agentloop.evaluation.local_models import LocalModel

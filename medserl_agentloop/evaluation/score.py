@@ -21,10 +21,11 @@ from medserl_agentloop.data.cases import EditTag
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import read_published
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.paths import errors_in_one_line, plain, resource, say, sha256_of
+from medserl_agentloop.paths import resource, sha256_of
 from medserl_agentloop.scoring import metrics
 from medserl_agentloop.scoring.notes import Reference, ReferenceNote, read_submission
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
+from medserl_agentloop.terminal import errors_in_one_line, plain, say
 
 _SHOWN_PROBLEMS = 20
 

@@ -30,8 +30,8 @@ from medserl_agentloop.evaluation.play import Model, model_at, play_match, run_c
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, read_games
 from medserl_agentloop.games.medical.types import GameSpec, Label, Role
-from medserl_agentloop.paths import errors_in_one_line, plain, say
 from medserl_agentloop.scoring.metrics import wilson_interval
+from medserl_agentloop.terminal import errors_in_one_line, plain, say
 
 if TYPE_CHECKING:
     import pandas as pd

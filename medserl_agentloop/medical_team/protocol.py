@@ -20,7 +20,8 @@ from medserl_agentloop.games.medical.judges import GatedJudge, Judge, LabelJudge
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import REASON_CHARACTERS, Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
-from medserl_agentloop.paths import LONGEST_NOTE, visible
+from medserl_agentloop.paths import LONGEST_NOTE
+from medserl_agentloop.terminal import visible
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

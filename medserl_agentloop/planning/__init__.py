@@ -14,10 +14,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from medserl_agentloop.paths import errors_in_one_line
 from medserl_agentloop.planning.arithmetic import DECODING, TRAINING, Card, Engine, Setup, Shape, phases, seconds
 from medserl_agentloop.planning.arithmetic import GIB as GIB
 from medserl_agentloop.planning.arithmetic import PROCESS as PROCESS
+from medserl_agentloop.terminal import errors_in_one_line
 
 if TYPE_CHECKING:
     from medserl_agentloop.core.run_check import RunConfig

@@ -30,7 +30,7 @@ from medserl_agentloop.core.metrics import storable
 from medserl_agentloop.core.records import Column, GameRecord, Rewards, read_games
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.games import DEFAULT
-from medserl_agentloop.paths import plain, visible
+from medserl_agentloop.terminal import plain, visible
 
 MOST_NAMES = 5_000  # of metrics, or of reward components, in a file
 PART = 1000  # games that are held at a time where a frame is made, besides those that complete a step

@@ -23,8 +23,8 @@ from medserl_agentloop.evaluation.tournament import shares, tables
 from medserl_agentloop.games.kuhn_poker import KuhnPoker
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.paths import visible
 from medserl_agentloop.report import games, metrics, show_run
+from medserl_agentloop.terminal import visible
 
 game = partial(paid, Outcome.CORRECT_DETECTION, step=1)
 

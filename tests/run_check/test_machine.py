@@ -25,8 +25,9 @@ from medserl_agentloop.core.run_check.machine import CHECKS
 from medserl_agentloop.core.run_check.resume import config_text
 from medserl_agentloop.core.step_file import LATEST
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
-from medserl_agentloop.paths import MARK, resource
+from medserl_agentloop.paths import resource
 from medserl_agentloop.plugin import TrainLog, _say_how_to_resume
+from medserl_agentloop.terminal import MARK
 
 ATTENTION, PATH = "actor_rollout_ref.model.override_config.attn_implementation", "actor_rollout_ref.model.path"
 FUSED = "actor_rollout_ref.model.use_fused_kernels"
