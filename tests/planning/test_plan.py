@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from verl.utils.config import validate_config
 
 from medserl_agentloop.cli import app
+from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.run_check import RunConfig, check_run
 from medserl_agentloop.paths import resource
 from medserl_agentloop.planning import GIB, composed, plan_run, read_shape
@@ -55,6 +57,15 @@ def test_a_recipe_starts_and_fits_its_card(recipe: str, monkeypatch: pytest.Monk
 def test_a_broken_copy_is_refused_with_the_key_and_what_to_write(overrides: list[str], answer: str) -> None:
     with pytest.raises(ValueError, match=answer):
         plan_run(run_of("qwen3_4b", *overrides), 96)
+
+
+def test_a_game_with_a_budget_of_its_own_is_planned_as_any_game() -> None:
+    class Settings(SelfPlayConfig):
+        budget: int = 5
+
+    run = run_of("qwen3_4b")
+    plans = [plan_run(replace(run, selfplay=kind(game="mine")), 96) for kind in (SelfPlayConfig, Settings)]
+    assert plans[0].seconds == plans[1].seconds
 
 
 def test_warm_start_fits_its_card_and_a_broken_copy_is_refused() -> None:
