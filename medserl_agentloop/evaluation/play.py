@@ -72,7 +72,9 @@ def play(
     """
     console = Console()
     with errors_in_one_line(stopped="the games finished so far are in the file named above"):
-        output = new_file(output, "play", model, served)
+        output = output or Path(f"{output_of('play', model, served)}.jsonl")
+        if output.exists():
+            raise ValueError(f"{output} exists already; name a new file with --output")
         run = run_config(model)
         named = {"game": game, "profile": profile, "judge": judge, "reward": reward}
         interaction, started = start_games(run, SelfPlayConfig, named, settings, data, games, seed, samples)
@@ -84,19 +86,15 @@ def play(
         with written(output, len(started), games, console) as done:
             records = asyncio.run(play_games(interaction, started, players, budgets=budgets, done=done, **drawn))
     metrics = interaction.metrics(records)
-    console.print(metrics_table(metrics))
+    table = Table("metric", "value", title="role metrics")
+    for name, value in metrics.items():
+        table.add_row(plain(name), f"{value:.4g}")  # components have names of a user's own
+    console.print(table)
     void = Counter(record.void for record in records if record.void is not None)
     for line in (*interaction.remarks(metrics), *(f"void: {n} x {reason}" for reason, n in void.most_common())):
         say(console, line)
     if void.total() == len(records):
         raise typer.Exit(1)
-
-
-def metrics_table(metrics: Mapping[str, float]) -> Table:
-    table = Table("metric", "value", title="role metrics")
-    for name, value in metrics.items():
-        table.add_row(plain(name), f"{value:.4g}")  # components have names of a user's own
-    return table
 
 
 # --- the run that a model is of ---
@@ -131,14 +129,6 @@ def output_of(command: str, model: str, served: str | None) -> Path:
     from medserl_agentloop.evaluation.local_models import find_weights  # loads verl
 
     return Path(run, command, *find_weights(Path(model)).relative_to(run).parts[:1])
-
-
-def new_file(output: Path | None, command: str, model: str, served: str | None) -> Path:
-    """The file that a command writes games to; a ValueError if it exists already."""
-    output = output or Path(f"{output_of(command, model, served)}.jsonl")
-    if output.exists():
-        raise ValueError(f"{output} exists already; name a new file with --output")
-    return output
 
 
 # --- players and rows ---
