@@ -16,7 +16,7 @@ MODULES = {
     for path in PACKAGE.rglob("*.py")
     if "shim" not in path.parts
 }
-WORDS_OF_MEDICINE = re.compile(r"attacker|assessor|note\b|medic|judge|categor", re.IGNORECASE)
+WORDS_OF_MEDICINE = re.compile(r"attacker|assessor|note\b|medic|judge|categor|agentloop\.games", re.IGNORECASE)
 
 MAY_IMPORT = {
     "core": {"backends"},

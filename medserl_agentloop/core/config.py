@@ -6,17 +6,15 @@ Here are the keys of any game; a game adds its own in a subclass. ``core.run_che
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from medserl_agentloop import DEFAULT_GAME, GAMES
 from medserl_agentloop.core.alarms import Alarms
 from medserl_agentloop.core.opponent import OpponentConfig
 from medserl_agentloop.paths import did_you_mean, find_object
-
-_GAMES = "medserl_agentloop.games"
 
 C = TypeVar("C", bound="SelfPlayConfig")
 
@@ -190,7 +188,7 @@ class SelfPlayConfig(BaseModel):
         name = values.get("game")
         if name == "???":
             raise ConfigError("selfplay.game is not set: name the game, or take a recipe that does, such as quickstart")
-        game = game_class(name or import_module(_GAMES).DEFAULT)
+        game = game_class(name or DEFAULT_GAME)
         if not issubclass(game.Config, cls):
             raise ConfigError(f"selfplay.game={name} is another game than this command is for")
         try:
@@ -203,9 +201,8 @@ class SelfPlayConfig(BaseModel):
 
 def game_class(name: str) -> type[Any]:
     """The game of a name in ``medserl_agentloop/games`` or a ``package.module:Class``; ConfigError if there is none."""
-    games = import_module(_GAMES).GAMES
     try:
-        game: type[Any] = find_object("game", name, games, "package.module:Class for one of yours")
+        game: type[Any] = find_object("game", name, GAMES, "package.module:Class for one of yours")
     except ValueError as error:
         raise ConfigError(f"selfplay.game: {error}") from None
     if not hasattr(game, "next_turn"):

@@ -24,12 +24,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from medserl_agentloop import DEFAULT_GAME
 from medserl_agentloop.core.config import ConfigError, game_class
 from medserl_agentloop.core.interaction import Interaction
 from medserl_agentloop.core.metrics import storable
 from medserl_agentloop.core.records import Column, GameRecord, Rewards, read_games
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FILE, StepFile
-from medserl_agentloop.games import DEFAULT
 from medserl_agentloop.terminal import plain, visible
 
 MOST_NAMES = 5_000  # of metrics, or of reward components, in a file
@@ -106,7 +106,7 @@ def read_run(run: str | Path) -> tuple[GameClass, Iterator[Any]]:
     except Exception as error:  # YAML and OmegaConf have errors of their own
         raise ValueError(f"{config} is no config of a run: {error}") from None
     try:
-        game: GameClass = game_class(name or DEFAULT)
+        game: GameClass = game_class(name or DEFAULT_GAME)
     except ConfigError as error:
         why = f"{file} is read without the class of its game ({error}): is it on PYTHONPATH?"
         print(visible(why), file=sys.stderr)
