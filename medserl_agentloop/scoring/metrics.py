@@ -19,7 +19,7 @@ from medserl_agentloop.scoring.notes import TEXTS, Prediction, ReferenceNote, ma
 from medserl_agentloop.scoring.official import SCORERS, Scorer
 
 RESAMPLES = 2000
-_CORE = ("flag_accuracy", "sentence_accuracy", "f1")
+_CORE = ("flag_accuracy", "sentence_accuracy", "f1")  # of a validation, by verl's word for what counts most
 GROUP_MEASURES = ("flag_accuracy", "sentence_accuracy", "rouge_1")
 COMPARED = ("flag_accuracy", "f1", "sentence_accuracy", "rouge_1_composite")
 """The measures that a floor bounds. "Always error" has a recall of 1, so recall alone says nothing."""

@@ -88,7 +88,7 @@ class Prediction:
 
     @classmethod
     def of_answer(cls, note: ReferenceNote, verdict: str, sentence: str | None, correction: str | None) -> Prediction:
-        """What an answer on ``note`` says: its verdict, the sentence that it quotes, its correction."""
+        """The prediction of an answer on ``note``: its verdict, the sentence that it quotes, its correction."""
         if verdict == UNREADABLE:
             return cls(note.text_id, parsed=False)
         if verdict == "safe":

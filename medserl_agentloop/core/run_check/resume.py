@@ -1,4 +1,4 @@
-"""Whether the run that another one goes on with is the same, by the checkpoint and the config that its folder holds."""
+"""Checks of a run that goes on: its checkpoint can be read, and its config is that of the steps before."""
 
 from __future__ import annotations
 
