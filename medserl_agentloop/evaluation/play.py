@@ -53,10 +53,8 @@ def play(
     games: Annotated[int, typer.Option(min=1, help="Rows to play, drawn by the seed.")] = 20,
     samples: Annotated[int, typer.Option(min=1, help="Games on each row.")] = 1,
     output: Annotated[Path | None, typer.Option(help="New file for the games; else play/ beside the run.")] = None,
-    game: Annotated[str | None, typer.Option(help="medical, kuhn_poker, or package.module:Class.")] = None,
     profile: Annotated[str | None, typer.Option(help="Prompt profile by name or path.")] = None,
     judge: Annotated[str | None, typer.Option(help="Who says whether a rewritten note is wrong.")] = None,
-    reward: Annotated[str | None, typer.Option(help="Reward scheme, or package.module:function.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Games in progress at once.")] = 16,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one turn.")] = 4096,
@@ -76,7 +74,7 @@ def play(
         if output.exists():
             raise ValueError(f"{output} exists already; name a new file with --output")
         run = run_config(model)
-        named = {"game": game, "profile": profile, "judge": judge, "reward": reward}
+        named = {"profile": profile, "judge": judge}
         interaction, started = start_games(run, SelfPlayConfig, named, settings, data, games, seed, samples)
         asking = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
         player = model_at(model, served, template_of(run), extra_body=extra_body, **asking)

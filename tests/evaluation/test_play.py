@@ -45,7 +45,7 @@ def good_player(role: Role, prompt: str) -> str:
 
 
 def run(server: ChatServer, data: Path, output: Path, *more: str) -> Result:
-    judge = () if {"--judge", "--game"} & set(more) else ("--judge", "labels")
+    judge = () if {"--judge", "game=kuhn_poker"} & set(more) else ("--judge", "labels")
     return invoke("play", server.url, "--model", MODEL, "--data", data, "--output", output, *judge, *more)
 
 
@@ -95,7 +95,7 @@ def test_scheme_edit_limits_and_key_come_from_the_options(
 ) -> None:
     monkeypatch.setenv("TOY_KEY", "sk-1")
     server.answer = lambda role, prompt: attack_text(f"{ERROR_NOTE} She may go. And come.") + SAFE_ANSWER
-    options = ("--reward", "zero_sum", "--set", "edits.max_changed_sentences=3", "--api-key-env", "TOY_KEY")
+    options = ("--set", "reward=zero_sum", "--set", "edits.max_changed_sentences=3", "--api-key-env", "TOY_KEY")
     assert run(server, rows, tmp_path / "games.jsonl", "--games", "12", *options).exit_code == 0
     records = list(read_games(tmp_path / "games.jsonl"))
     attacks = [r.attack for r in records if r.category.value == "adversarial_benign"]
@@ -118,13 +118,13 @@ def test_games_of_a_server_need_a_named_judge(server: ChatServer, rows: Path) ->
         (["--data", "/nonesuch.parquet"], "/nonesuch.parquet: cannot be read"),
         (["--data", __file__], "cannot be read as parquet"),
         (["--extra-body", "max_tokens"], "--extra-body max_tokens: expected KEY=VALUE"),
-        (["--reward", "medsrl"], "selfplay.reward: no reward scheme 'medsrl' .did you mean 'medserl'"),
+        (["--set", "reward=medsrl"], "selfplay.reward: no reward scheme 'medsrl' .did you mean 'medserl'"),
         (["--judge", "nonesuch"], "no judge 'nonesuch'"),
         (["--profile", "nonesuch"], "no prompt profile 'nonesuch'"),
         (["--set", "edits.max_changed_word=3"], "edits.max_changed_word is not a key"),
         (["--set", "edits"], "expected key=value"),
         (["--api-key-env", "NO_SUCH_VARIABLE"], "an environment variable that is not set"),
-        (["--game", "kuhn_poker", "--judge", "labels"], "judge"),
+        (["--set", "game=kuhn_poker", "--judge", "labels"], "judge"),
         (["--output", __file__], "exists already"),
     ],
 )
@@ -154,7 +154,7 @@ def test_another_game_is_played_with_each_players_own_conversation(server: ChatS
     )
     kuhn, output = tmp_path / "kuhn.parquet", tmp_path / "games.jsonl"
     pq.write_table(pa.Table.from_pylist(kuhn_rows()), kuhn)
-    result = run(server, kuhn, output, "--games", "6", "--game", "kuhn_poker")
+    result = run(server, kuhn, output, "--games", "6", "--set", "game=kuhn_poker")
     assert result.exit_code == 0 and "selfplay/first/reward" in result.output, result.output
     records = [KuhnRecord.model_validate_json(line) for line in output.read_text().splitlines()]
     assert {record.moves for record in records} == {("check", "bet", "call")}
