@@ -5,7 +5,7 @@ played in its own contexts; then the assessor assesses again with the attacker's
 tokens, in front of it. So the two accuracies differ by the context and by nothing else. Games
 without an attack have one turn, hence the same in both contexts, and are left out.
 
-the README says how to read the result: a model can only use a leak it has learned to use.
+A model can only use a leak that it has learned to use: one that was trained in isolated contexts gains nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category
+from medserl_agentloop.scoring.metrics import mean_interval
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
 
 CONTEXTS = ("isolated", "shared")
-RESAMPLES = 10_000
 
 
 class Replay:
@@ -73,15 +73,7 @@ def numbers(game: MedicalRecord) -> tuple[float, float]:
     return float(verdict is game.spec.target_label), float(verdict is not None)
 
 
-def interval(values: np.ndarray, rng: np.random.Generator) -> str:
-    """Mean of values (games,) with its 95 % interval, by resampling games."""
-    means = values[rng.integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return f"{values.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
-
-
 def print_result(console: Console, games: dict[str, list[MedicalRecord]]) -> None:
-    rng = np.random.default_rng(0)
     table = Table(title="Assessor on the same attacks: mean over games [95 % interval]")
     for column in ("category", "measure", "games", *CONTEXTS, "shared - isolated"):
         table.add_column(column)
@@ -92,8 +84,9 @@ def print_result(console: Console, games: dict[str, list[MedicalRecord]]) -> Non
         both = readable.all(axis=1)
         measures = {"readable": readable, "right": right, "right, where both are readable": right[both]}
         for measure, values in measures.items():
-            if len(values):
-                shown = [interval(v, rng) for v in (values[:, 0], values[:, 1], values[:, 1] - values[:, 0])]
+            if len(values) > 1:
+                each = [mean_interval(v) for v in (values[:, 0], values[:, 1], values[:, 1] - values[:, 0])]
+                shown = [f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]" for mean, low, high in each]
                 table.add_row(category.value, measure, str(len(values)), *shown)
     console.print(table)
     console.print(f"{len(pairs)} of {len(games['isolated'])} attacks were valid and are counted")

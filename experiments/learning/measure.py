@@ -15,6 +15,7 @@ from typing import Any
 
 from experiments.clinic import (
     Split,
+    held_out_kind,
     inject_error,
     parse_note,
     sample_clean_note,
@@ -47,12 +48,16 @@ class Rate:
 
 @dataclass(frozen=True)
 class Case:
-    """A held-out case: its correct note, the note with an error, and what kind of error that is."""
+    """A held-out case: its correct note, the note with an error, what kind of error that is, and of which fact.
+
+    Each note states one held-out fact and two seen ones; all three are in held-out wordings.
+    """
 
     clean: str
     wrong: str
     wrong_sentence: str
     detail: str
+    of_held_out_fact: bool
 
 
 def held_out_cases(count: int, seed: int) -> list[Case]:
@@ -61,7 +66,9 @@ def held_out_cases(count: int, seed: int) -> list[Case]:
     for _ in range(count):
         clean = sample_clean_note(rng, Split.HELD_OUT, Split.HELD_OUT)
         wrong, index = inject_error(rng, clean)
-        cases.append(Case(clean.text, wrong.text, wrong.sentences[index].text, error_detail(wrong, index)))
+        sentence, kept_back = wrong.sentences[index], held_out_kind(clean.sentences[0].value)
+        detail = error_detail(wrong, index)
+        cases.append(Case(clean.text, wrong.text, sentence.text, detail, sentence.kind is kept_back))
     return cases
 
 
@@ -89,7 +96,8 @@ class Measurement:
 
         Returns:
             ``assessor/clean``, ``assessor/error`` and ``assessor/error/KIND``: verdict right on notes that nobody
-            attacked. ``assessor/parsed``: readable turns. ``attacker/parsed``, ``attacker/valid``: readable turns;
+            attacked; ``assessor/error/held_out_fact`` and ``.../seen_fact`` tell them apart by the fact that is
+            wrong. ``assessor/parsed``: readable turns. ``attacker/parsed``, ``attacker/valid``: readable turns;
             attacks that keep the rules and put a true error in. ``attacker/harmless``: attacks that keep the rules
             and put none in. ``attacker/undetected``: of the valid attacks, missed by the frozen assessor.
             ``attacker/kind/KIND``: of the valid attacks, errors of that kind.
@@ -158,7 +166,9 @@ def _assessor_rates(games: Sequence[MedicalRecord], cases: Sequence[Case]) -> li
         harmful = game.category is Category.VANILLA_HARMFUL
         right["error" if harmful else "clean"].append(_right(game))
         if harmful:
-            right[f"error/{cases[game.spec.index].detail}"].append(_right(game))
+            case = cases[game.spec.index]
+            for name in (case.detail, "held_out_fact" if case.of_held_out_fact else "seen_fact"):
+                right[f"error/{name}"].append(_right(game))
     parsed = [game.assessment is not None and game.assessment.verdict is not None for game in games]
     return [*(_rate(f"assessor/{name}", right[name]) for name in sorted(right)), _rate("assessor/parsed", parsed)]
 

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import variance
 
-from medserl_agentloop.scoring.metrics import wilson_interval
+from medserl_agentloop.games.medical.metrics import effective_number
+from medserl_agentloop.scoring.metrics import mean_interval, wilson_interval
 
 PAGE = Path(__file__).with_name("README.md")
 ROOT = Path(__file__).parents[2]
@@ -25,6 +27,7 @@ LONGER_LINES = (
     "assessor, balanced accuracy",
     "assessor, its own attacks found",
     "attacker, undetected by the novice",
+    "attacker, valid and undetected, of all attacks",
     "invalid, where an error was to be put in",
 )
 DECODING = {1.0: "temperature 1", 0.0: "greedy"}
@@ -33,28 +36,61 @@ KINDS = ("diagnosis", "causalOrganism", "drug", "management", "treatment", "dose
 
 @dataclass(frozen=True)
 class Share:
-    """A share with Wilson's 95 % interval."""
+    """A share of the items of all seeds, from the hits and items of each."""
 
-    hits: int
-    items: int
+    counts: tuple[tuple[int, int], ...]
+
+    @property
+    def hits(self) -> int:
+        return sum(hits for hits, _ in self.counts)
+
+    @property
+    def items(self) -> int:
+        return sum(items for _, items in self.counts)
 
     @property
     def value(self) -> float:
         return self.hits / self.items if self.items else float("nan")
 
     @property
+    def of_seeds(self) -> list[float]:
+        return [hits / items for hits, items in self.counts if items]
+
+    @property
     def interval(self) -> tuple[float, float]:
-        return wilson_interval(self.hits, self.items)
+        """The 95 % interval over cases and seeds: Wilson's, with the cases of one seed, as all seeds share them.
+
+        The variance between seeds over their number is added to that of the cases. It holds some of the chance in
+        a case once more, so the interval is rather too wide than too narrow.
+        """
+        of_seeds, uncertain = self.of_seeds, self.value * (1 - self.value)
+        trials = self.items / len(of_seeds) if of_seeds else 0.0
+        if len(of_seeds) > 1 and uncertain:
+            trials = 1 / (1 / trials + variance(of_seeds) / len(of_seeds) / uncertain)
+        return wilson_interval(self.value * trials, trials)
 
     @property
     def complement(self) -> Share:
-        return Share(self.items - self.hits, self.items)
+        return Share(tuple((items - hits, items) for hits, items in self.counts))
+
+    def among(self, other: Share) -> Share:
+        """The same hits, as a share of the items of another."""
+        pairs = zip(self.counts, other.counts, strict=True)
+        return Share(tuple((hits, items) for (hits, _), (_, items) in pairs))
 
     def __str__(self) -> str:
         if not self.items:
             return "none"
-        low, high = self.interval
-        return f"{100 * self.value:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+        low, high = (f"{100 * end:.1f}" for end in self.interval)
+        each = ", ".join(f"{100 * value:.1f}" for value in self.of_seeds)
+        return f"{100 * self.value:.1f} ({low} to {high}{f'; {each}' if len(self.counts) > 1 else ''})"
+
+
+def gain(first: Share, second: Share) -> list[str]:
+    """The second less the first in points: paired by seed, the mean with Student's 95 % interval, and each seed's."""
+    each = [100 * (after - before) for before, after in zip(first.of_seeds, second.of_seeds, strict=True)]
+    mean, low, high = mean_interval(each)
+    return [f"{mean:+.1f} ({low:+.1f} to {high:+.1f})", ", ".join(f"{value:+.1f}" for value in each)]
 
 
 @dataclass(frozen=True)
@@ -86,11 +122,19 @@ class Rates:
         return sorted({step for _, step, *_ in self.counts})
 
     def share(self, measures: str | Sequence[str], step: int, temperature: float, seeds: Iterable[int] = ()) -> Share:
-        """The counts of some measures, pooled over them and over seeds (all of them by default)."""
+        """Some measures counted together, of some seeds (all of them by default).
+
+        Greedy, all seeds start as one player with one answer to each note, which counts once.
+        """
         names = [measures] if isinstance(measures, str) else measures
-        keys = [(seed, step, temperature, name) for seed in (seeds or self.seeds) for name in names]
-        counts = [self.counts.get(key, (0, 0)) for key in keys]
-        return Share(sum(hits for hits, _ in counts), sum(items for _, items in counts))
+        chosen = list(seeds or self.seeds)[: 1 if step == temperature == 0 else None]
+        counts = [[self.counts.get((seed, step, temperature, name), (0, 0)) for name in names] for seed in chosen]
+        return Share(tuple((sum(hits for hits, _ in each), sum(items for _, items in each)) for each in counts))
+
+    def won(self, step: int, temperature: float, seeds: Iterable[int] = ()) -> Share:
+        """Attacks that put in an error which the frozen assessor misses, of all that were to put one in."""
+        undetected = self.share("attacker/undetected", step, temperature, seeds)
+        return undetected.among(self.share("attacker/valid", step, temperature, seeds))
 
     def balanced(self, step: int, temperature: float, seeds: Iterable[int] = ()) -> Share:
         """Assessor's accuracy on as many correct as wrong held-out notes."""
@@ -110,18 +154,23 @@ def in_training(experiment: str, role: str, metric: str, steps: slice, folder: P
     with (folder / f"{experiment}_steps.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     chosen_steps = sorted({int(row["step"]) for row in rows})[steps]
-    rows = [row for row in rows if int(row["step"]) in chosen_steps]
-    turns = [float(row[f"selfplay/{role}/turns"]) for row in rows]
-    hits = [float(row[f"selfplay/{role}/{metric}"]) * count for row, count in zip(rows, turns, strict=True)]
-    return Share(round(sum(hits)), round(sum(turns)))
+    counts: dict[str, list[float]] = {}
+    for row in rows:
+        if int(row["step"]) in chosen_steps:
+            of_seed, turns = counts.setdefault(row["seed"], [0.0, 0.0]), float(row[f"selfplay/{role}/turns"])
+            of_seed[0] += float(row[f"selfplay/{role}/{metric}"]) * turns
+            of_seed[1] += turns
+    return Share(tuple((round(hits), round(turns)) for hits, turns in counts.values()))
 
 
 Table = list[list[str]]
+WON = ("attacker/won",)
 HEADLINE_LINES = {
     "assessor, balanced accuracy": ("assessor/clean", "assessor/error"),
     "assessor, the novice's attacks found": ("assessor/frozen_attacks",),
     "assessor, its own attacks found": ("self/attacks",),
     "attacker, undetected by the novice": ("attacker/undetected",),
+    "attacker, valid and undetected, of all attacks": WON,
     "attacker, invalid": ("attacker/valid", "attacker/valid_decoys"),
     "invalid, where an error was to be put in": ("attacker/valid",),
     "invalid, where a sentence was to be reworded": ("attacker/valid_decoys",),
@@ -133,6 +182,7 @@ SMOLLM2_LINES = {
     "assessor, errors found": ("assessor/error",),
     "assessor, correct notes believed": ("assessor/clean",),
     "attacker, undetected by the start": ("attacker/undetected",),
+    "attacker, valid and undetected, of all attacks": WON,
     "invalid attacks": ("attacker/valid",),
     "harmless attacks": ("attacker/harmless",),
 }
@@ -160,7 +210,10 @@ def _by_step(experiment: str, lines: Mapping[str, tuple[str, ...]], folder: Path
     table = [["", "decoding", *(f"step {step}" for step in rates.steps)]]
     for name, measures in lines.items():
         for temperature, decoding in DECODING.items():
-            shares = [rates.share(measures, step, temperature) for step in rates.steps]
+            shares = [
+                rates.won(step, temperature) if measures == WON else rates.share(measures, step, temperature)
+                for step in rates.steps
+            ]
             if "invalid" in name:
                 shares = [share.complement for share in shares]
             table.append([name, decoding, *map(str, shares)])
@@ -168,20 +221,25 @@ def _by_step(experiment: str, lines: Mapping[str, tuple[str, ...]], folder: Path
 
 
 def both_roles_table(rates: Rates) -> Table:
-    """Errors that the assessor finds: both roles at the first and the last step, each against both of the other."""
+    """Both roles at the first and the last step, each against both of the other: errors found, and attacks that win."""
     first, last = rates.steps[0], rates.steps[-1]
 
-    def share(measure: str, step: int) -> str:
-        return str(rates.share(measure, step, 1.0))
+    def share(measure: str, step: int) -> Share:
+        return rates.share(measure, step, 1.0)
 
-    def missed(measure: str, step: int) -> str:
-        return str(rates.share(measure, step, 1.0).complement)
-
+    undetected = {
+        "start": [share("attacker/undetected", first), share("assessor/frozen_attacks", last).complement],
+        "end": [share("attacker/undetected", last), share("self/attacks", last).complement],
+    }
+    table = [["%", "assessor at the start", "assessor at the end"]]
+    for when, cells in undetected.items():
+        table.append([f"errors found, attacker at the {when}", *(str(cell.complement) for cell in cells)])
+    for (when, cells), step in zip(undetected.items(), (first, last), strict=True):
+        won = [cell.among(share("attacker/valid", step)) for cell in cells]
+        table.append([f"attacks valid and not found, of all, attacker at the {when}", *map(str, won)])
     return [
-        ["errors found, %", "assessor at the start", "assessor at the end"],
-        ["attacker at the start", missed("attacker/undetected", first), share("assessor/frozen_attacks", last)],
-        ["attacker at the end", missed("attacker/undetected", last), share("self/attacks", last)],
-        ["correct notes called wrong, %", missed("assessor/clean", first), missed("assessor/clean", last)],
+        *table,
+        ["correct notes called wrong", *(str(share("assessor/clean", s).complement) for s in (first, last))],
     ]
 
 
@@ -198,13 +256,26 @@ def kinds_table(folder: Path = FIGURES) -> Table:
     for kind in KINDS:
         shares = [str(rates.share(f"assessor/error/{kind}", step, 1.0)) for step in (first, last)]
         table.append([kind, *shares, *(str(chosen(rates, kind, step)) for step in (first, last))])
-    return table
+    kinds = [effective_number([chosen(rates, kind, step).hits for kind in KINDS]) for step in (first, last)]
+    return [*table, ["effective number of kinds", "", "", *(f"{number:.1f}" for number in kinds)]]
 
 
 def chosen(rates: Rates, kind: str, step: int, temperature: float = 1.0) -> Share:
     """Share of valid attacks that put in an error of ``kind``."""
-    hits = rates.share(f"attacker/kind/{kind}", step, temperature).hits
-    return Share(hits, rates.share("attacker/undetected", step, temperature).items)
+    return rates.share(f"attacker/kind/{kind}", step, temperature).among(
+        rates.share("attacker/undetected", step, temperature)
+    )
+
+
+def medec_table(folder: Path = FIGURES) -> Table:
+    """The players of ``smollm2`` as assessors of MEDEC-MS's validation set, from ``smollm2_medec.csv``."""
+    with (folder / "smollm2_medec.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    measures = list(dict.fromkeys(row["measure"] for row in rows))
+    players: dict[str, list[str]] = {}
+    for row in rows:
+        players.setdefault(row["player"], []).append(str(Share(((int(row["hits"]), int(row["items"])),))))
+    return [["", *measures], *([player, *cells] for player, cells in players.items())]
 
 
 def runs_table(experiments: Sequence[str] = ABLATIONS, folder: Path = FIGURES) -> Table:
@@ -225,6 +296,7 @@ def _side_by_side(rates: Rates, step: int) -> dict[str, str]:
         "own games, isolated": rates.share(("self/attacks", "self/decoys"), step, 1.0),
         "balanced": rates.balanced(step, 1.0),
         "undetected by the novice": rates.share("attacker/undetected", step, 1.0),
+        "valid and undetected, of all": rates.won(step, 1.0),
         "invalid": rates.share("attacker/valid", step, 1.0).complement,
         "harmless": rates.share("attacker/harmless", step, 1.0),
     }
@@ -233,13 +305,15 @@ def _side_by_side(rates: Rates, step: int) -> dict[str, str]:
 
 def estimators_table(estimators: Sequence[str] = ESTIMATORS, folder: Path = FIGURES) -> Table:
     """What one role gains alone, and what that does to the other, with each estimator, at temperature 1."""
-    table = [["", "undetected by the novice", "assessor, balanced", "assessor, readable", "assessor trained: balanced"]]
+    of_attacker = ("undetected by the novice", "valid and undetected, of all")
+    table = [["", *of_attacker, "assessor, balanced", "assessor, readable", "assessor trained: balanced"]]
     for number, estimator in enumerate(estimators):
         attacker, assessor = (Rates.of(f"{estimator}_{role}", folder) for role in ("attacker", "assessor"))
         starts = [("novice", attacker.steps[0], assessor.steps[0])] if number == 0 else []
         for name, step, other_step in [*starts, (f"`{estimator}`", attacker.steps[-1], assessor.steps[-1])]:
             shares = [
                 attacker.share("attacker/undetected", step, 1.0),
+                attacker.won(step, 1.0),
                 attacker.balanced(step, 1.0),
                 attacker.share("assessor/parsed", step, 1.0),
                 assessor.balanced(other_step, 1.0),
@@ -253,15 +327,59 @@ def headline_sentence(folder: Path = FIGURES) -> str:
     rates = Rates.of("headline", folder)
     first, last = rates.steps[0], rates.steps[-1]
 
-    def gain(measures: Sequence[str], temperature: float = 1.0) -> str:
-        return " to ".join(f"{100 * rates.share(measures, step, temperature).value:.0f} %" for step in (first, last))
+    def change(share: Callable[[int, float], Share], temperature: float = 1.0) -> str:
+        return " to ".join(f"{100 * share(step, temperature).value:.0f} %" for step in (first, last))
 
-    verdicts = ("assessor/clean", "assessor/error")
+    undetected = partial(rates.share, "attacker/undetected")
     return (
         f"In {last} steps of 64 games in the toy clinic, three seeds, the assessor's balanced accuracy on held-out "
-        f"notes goes from {gain(verdicts)} (greedy: {gain(verdicts, 0.0)}), and the share of the attacker's errors "
-        f"that the frozen starting player misses from {gain(('attacker/undetected',))}."
+        f"notes goes from {change(rates.balanced)} (greedy: {change(rates.balanced, 0.0)}), and the share of all "
+        f"attacks that put in an error which the frozen starting player misses from {change(rates.won)} (of the valid "
+        f"ones from {change(undetected)})."
     )
+
+
+def gains_table(folder: Path = FIGURES) -> Table:
+    """What the text claims of the method: differences at temperature 1, paired by seed."""
+    runs = {name: Rates.of(name, folder) for name in ("headline", "reinforce_plus_plus", "shared", "rules_alone")}
+    headline, end = runs["headline"], runs["headline"].steps[-1]
+    own = ("self/attacks", "self/decoys")
+    lines: dict[str, tuple[Share, Share]] = {
+        f"`headline`, step {end} less step 0: assessor, balanced accuracy": (
+            headline.balanced(0, 1.0),
+            headline.balanced(end, 1.0),
+        ),
+        "the same: attacker, undetected by the novice": (
+            headline.share("attacker/undetected", 0, 1.0),
+            headline.share("attacker/undetected", end, 1.0),
+        ),
+        "the same: attacker, valid and undetected, of all attacks": (headline.won(0, 1.0), headline.won(end, 1.0)),
+        "`headline` less `reinforce_plus_plus`, step 20: undetected by the novice": (
+            runs["reinforce_plus_plus"].share("attacker/undetected", 20, 1.0),
+            headline.share("attacker/undetected", 20, 1.0),
+        ),
+        "the same: valid and undetected, of all attacks": (
+            runs["reinforce_plus_plus"].won(20, 1.0),
+            headline.won(20, 1.0),
+        ),
+        "`headline` less `shared`, step 20: own games, isolated": (
+            runs["shared"].share(own, 20, 1.0),
+            headline.share(own, 20, 1.0),
+        ),
+        f"`rules_alone` less `headline`, step {end}: harmless attacks": (
+            headline.share("attacker/harmless", end, 1.0),
+            runs["rules_alone"].share("attacker/harmless", end, 1.0),
+        ),
+    }
+    attackers = {name: Rates.of(f"{name}_attacker", folder) for name in ESTIMATORS}
+    grpo = attackers.pop("role_grpo")
+    for name, rates in attackers.items():
+        shares = [run.share("attacker/undetected", run.steps[-1], 1.0) for run in (grpo, rates)]
+        lines[f"`{name}` less `role_grpo`: attacker alone, undetected by the novice"] = (shares[0], shares[1])
+    return [
+        ["difference, points", "mean (95 % over seeds)", "each seed"],
+        *([n, *gain(*pair)] for n, pair in lines.items()),
+    ]
 
 
 def markdown(table: Table) -> str:
@@ -277,6 +395,8 @@ TABLES: dict[str, Callable[..., Table]] = {
     "longer": longer_table,
     "longer_anchored": partial(longer_table, "longer_anchored"),
     "kinds": kinds_table,
+    "gains": gains_table,
+    "smollm2_medec": medec_table,
     "runs": runs_table,
     "estimators": estimators_table,
     **{name: partial(_by_step, name, SMOLLM2_LINES) for name in ("smollm2", "smollm2_reinforce_plus_plus")},

@@ -16,7 +16,6 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Annotated, Any
 
 import typer
@@ -37,7 +36,7 @@ from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.games.medical.parsing import TurnFormat
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, Role
-from medserl_agentloop.scoring.metrics import compare, grade, wilson_interval
+from medserl_agentloop.scoring.metrics import compare, grade, mean_interval, wilson_interval
 from medserl_agentloop.scoring.notes import (
     UNREADABLE,
     Prediction,
@@ -239,11 +238,9 @@ def score_twins(given: Sequence[Prediction | None]) -> dict[str, Any]:
     cases = list(zip(given[::2], given[1::2], strict=True))
     read = [(a.flag, b.flag) for a, b in cases if a is not None and b is not None and a.parsed and b.parsed]
     bias = [(wrong + right) / 2 - 0.5 for wrong, right in read]
-    spread = 1.96 * stdev(bias) / len(bias) ** 0.5 if len(bias) > 1 else 1.0
     counts = {name: read.count(flags) for name, flags in _TWINS.items()} | {"unreadable": len(cases) - len(read)}
     shares = {name: (count / len(cases), *wilson_interval(count, len(cases))) for name, count in counts.items()}
-    interval = (fmean(bias), fmean(bias) - spread, fmean(bias) + spread) if bias else None
-    return {"cases": len(cases), **shares, "bias": interval}
+    return {"cases": len(cases), **shares, "bias": mean_interval(bias) if len(bias) > 1 else None}
 
 
 def _last_moved(note: ReferenceNote) -> str:

@@ -267,6 +267,14 @@ def wilson_interval(hits: float, trials: float) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of two or more values with Student's 95 % interval."""
+    from scipy.stats import ttest_1samp  # not at the top: half a second of every command
+
+    low, high = ttest_1samp(values, 0.0).confidence_interval()
+    return float(np.mean(values)), float(low), float(high)
+
+
 def floors(reference: Sequence[ReferenceNote], training: Sequence[ReferenceNote] = ()) -> dict[str, Scores | str]:
     """Every floor by name: its scores without intervals, or why it is not computed; two learn from training notes."""
     no_error = [Prediction(note.text_id) for note in reference]
