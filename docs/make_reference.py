@@ -122,6 +122,7 @@ def alarms() -> str:
     lines = ["| alarm | fires | its number | look at first |", "|---|---|---|---|"]
     for rule in MedicalGameInteraction.rules():
         limit = f"{'above' if rule.above else 'below'} {rule.limit:g}"
+        limit += " of its first value" * rule.of_first
         lines.append(f"| `{rule.name}` | {limit} | `{rule.metric}` | {rule.advice} |")
     return "\n".join(lines)
 

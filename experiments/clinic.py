@@ -288,6 +288,14 @@ def reworded(rng: random.Random, note: Note, index: int, wording: Split = Split.
     return note.with_sentence(index, replace(sentence, template=rng.choice(others)))
 
 
+def error_detail(note: Note, index: int) -> str:
+    """The kind of a wrong sentence, with drug errors told apart into ``drug`` and ``dose``."""
+    sentence = note.sentences[index]
+    if sentence.kind is ErrorType.PHARMACOTHERAPY:
+        return "dose" if sentence.implied_disease is note.disease else "drug"
+    return sentence.kind.value if sentence.kind else "finding"
+
+
 class OracleJudge:
     """Judges by the facts of the toy clinic, whatever the row's label says, and is never wrong in that world.
 
@@ -303,4 +311,6 @@ class OracleJudge:
         if truth.label is None:
             return Judgement(judge=self.name, label=Label.SAFE, realistic=False, reason="not a note of this world")
         wrong = ", ".join(f"sentence {index} ({kind.value})" for index, kind in truth.errors)
-        return Judgement(judge=self.name, label=truth.label, realistic=True, reason=wrong or "no error")
+        note, reason = parse_note(record.presented_note), wrong or "no error"
+        kind = error_detail(note, note.errors[0]) if note and note.errors else None
+        return Judgement(judge=self.name, label=truth.label, realistic=True, reason=reason, error_type=kind)

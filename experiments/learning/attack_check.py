@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from experiments.clinic import Note, parse_note
-from medserl_agentloop.games.medical.types import Category, ErrorType
+from experiments.clinic import parse_note
+from medserl_agentloop.games.medical.types import Category
 
 
 def check_attack(seed_text: str, rewritten_text: str, category: Category) -> str:
@@ -38,11 +38,3 @@ def check_attack(seed_text: str, rewritten_text: str, category: Category) -> str
     if not errors:
         return "no_error"
     return "many_errors" if category is Category.ADVERSARIAL_BENIGN and errors > 1 else "ok"
-
-
-def error_detail(note: Note, index: int) -> str:
-    """The kind of a wrong sentence, with drug errors told apart into ``drug`` and ``dose``."""
-    sentence = note.sentences[index]
-    if sentence.kind is ErrorType.PHARMACOTHERAPY:
-        return "dose" if sentence.implied_disease is note.disease else "drug"
-    return sentence.kind.value if sentence.kind else "finding"

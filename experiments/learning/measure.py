@@ -15,12 +15,11 @@ from typing import Any
 
 from experiments.clinic import (
     Split,
+    error_detail,
     held_out_kind,
     inject_error,
-    parse_note,
     sample_clean_note,
 )
-from experiments.learning.attack_check import error_detail
 from medserl_agentloop.evaluation.local_models import LocalModel
 from medserl_agentloop.evaluation.play import play_match
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -176,7 +175,7 @@ def _assessor_rates(games: Sequence[MedicalRecord], cases: Sequence[Case]) -> li
 def attacker_rates(games: Sequence[MedicalRecord]) -> list[Rate]:
     """What became of the attacks of ``adversarial_benign`` games, as :meth:`Measurement.each_role` names it."""
     valid = [game for game in games if _is_valid(game)]
-    kinds = [_error_kind(game.presented_note or "") for game in valid]
+    kinds = [game.judgement.error_type if game.judgement else None for game in valid]
     return [
         _rate("attacker/parsed", [game.attack is not None and game.attack.note is not None for game in games]),
         _rate("attacker/valid", [_is_valid(game) for game in games]),
@@ -184,11 +183,6 @@ def attacker_rates(games: Sequence[MedicalRecord]) -> list[Rate]:
         _rate("attacker/undetected", [not _found(game) for game in valid]),
         *(_rate(f"attacker/kind/{kind}", [k == kind for k in kinds]) for kind in sorted(set(kinds))),
     ]
-
-
-def _error_kind(note: str) -> str:
-    read = parse_note(note)
-    return error_detail(read, read.errors[0]) if read and read.errors else "none"
 
 
 def _is_valid(game: MedicalRecord) -> bool:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from statistics import variance
 
-from medserl_agentloop.games.medical.metrics import effective_number
+from medserl_agentloop.core.metrics import effective_number
 from medserl_agentloop.scoring.metrics import mean_interval, wilson_interval
 
 PAGE = Path(__file__).with_name("README.md")

@@ -56,6 +56,7 @@ STEP_METRICS = (
     "selfplay/attacker/reward",
     "selfplay/attacker/no_signal_rate",
     "selfplay/attacker/self_similarity",
+    "selfplay/attacker/effective_kinds",
     "selfplay/judge/no_error_rate",
     "selfplay/assessor/turns",
     "selfplay/assessor/accuracy",

@@ -21,10 +21,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from experiments.clinic import (
     Split,
+    error_detail,
     inject_error,
     sample_clean_note,
 )
-from experiments.learning.attack_check import check_attack, error_detail
+from experiments.learning.attack_check import check_attack
 from experiments.learning.player import build_model, build_tokenizer, save_player
 from experiments.learning.transcripts import CURRICULA
 from experiments.learning.warm_start import PromptCodec, WarmStart, warm_start

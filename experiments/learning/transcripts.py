@@ -20,12 +20,12 @@ from experiments.clinic import (
     Note,
     Sentence,
     Split,
+    error_detail,
     inject_error,
     reworded,
     sample_clean_note,
     with_error,
 )
-from experiments.learning.attack_check import error_detail
 from medserl_agentloop.data.rows import Row, write_parquet
 from medserl_agentloop.data.sft import SFT_SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile

@@ -42,6 +42,7 @@ class Rule:
     advice: str  # what to look at first
     games: str | None = "selfplay/games"  # metric that counts what the number rests on; None: one token is enough
     above: bool = True  # whether it fires above its limit, not below
+    of_first: bool = False  # whether the limit is a share of the number's first value in the run
     at_once: bool = False  # whether one step is enough, whatever ``patience`` is: no chance explains the number
 
 
@@ -106,6 +107,7 @@ class _Alarm:
 
     def __str__(self) -> str:
         side = "above" if self.rule.above else "below"
+        side += " its share of the first value," * self.rule.of_first
         return (
             f"{self.rule.name}: {self.rule.metric} is {self.value:.3g}, {side} {self.limit:.3g} "
             f"(selfplay.alarms.limits.{self.rule.name}), steps in a row: {self.steps}. {self.rule.advice}"
@@ -147,8 +149,9 @@ class HealthMonitor:
 
     def __init__(self, config: Alarms, rules: Sequence[Rule]) -> None:
         self._config, self._rules = config, rules
-        # Steps in a row in which the number of an alarm was beyond its limit.
-        self.state: dict[str, dict[str, int]] = {"streaks": {}}
+        # Steps in a row in which the number of an alarm was beyond its limit; from the first step on that has one, the
+        # ``first`` value where a limit is a share of it.
+        self.state: dict[str, dict[str, float]] = {"streaks": {}}
 
     def observe(self, metrics: Mapping[str, float]) -> HealthReport:
         firing: list[_Alarm] = []
@@ -159,8 +162,10 @@ class HealthMonitor:
             games = math.inf if rule.games is None else metrics.get(rule.games, 0.0)
             if limit is None or not math.isfinite(value) or games < self._config.min_games:
                 continue
+            if rule.of_first:
+                limit *= self.state.setdefault("first", {}).setdefault(rule.name, value)
             patience = 1 if rule.at_once else self._config.patience
-            before = streaks.pop(rule.name, 0)
+            before = int(streaks.pop(rule.name, 0))
             if value > limit if rule.above else value < limit:
                 streaks[rule.name] = before + 1
                 if before + 1 >= patience:

@@ -134,6 +134,13 @@ def share(flags: Iterable[bool]) -> float:
     return mean([float(f) for f in flags])
 
 
+def effective_number(counts: Sequence[int]) -> float:
+    """As many kinds of equal counts have the same entropy; not a number without counts."""
+    from scipy.stats import entropy  # not at the top: half a second of every command
+
+    return float(np.exp(entropy(counts))) if counts else math.nan
+
+
 TABLE_NAME = "selfplay/games_table"
 
 _FIRST = (("lost games", "selfplay/lost_games"), ("void", "selfplay/void_rate"))

@@ -23,7 +23,7 @@ VALUES = {
     "attacker_format": 0.96, "assessor_format": 0.96,
     "invalid_attacks": 0.49, "void_games": 0.16, "no_error_present": 0.16, "unknowable_errors": 0.79,
     "long_notes_lost": 0.11, "edit_detector": 0.41, "unseen_errors": -0.41, "rollout_mismatch": 0.051,
-    "context_leak": 5.1, "lost_games": 0.03,
+    "context_leak": 5.1, "lost_games": 0.03, "fewer_kinds": 0.27,
 }  # fmt: skip
 BY_NAME = {rule.name: rule for rule in RULES}
 ILL = {name: {BY_NAME[name].metric: value} for name, value in VALUES.items()}
@@ -40,6 +40,7 @@ def names(report: HealthReport) -> list[str]:
 @pytest.mark.parametrize("name", BY_NAME)
 def test_one_alarm_fires_beyond_its_default_threshold_and_no_other(name: str) -> None:
     watching = monitor()
+    assert not watching.observe(HEALTHY).firing
     report = watching.observe({**HEALTHY, **ILL[name]})
     [alarm] = report.firing
     assert (alarm.rule.name, alarm.value) == (name, ILL[name][alarm.rule.metric])
@@ -66,6 +67,7 @@ def test_a_number_from_a_handful_of_games_says_nothing(rule: Rule) -> None:
     assert rule.games is not None
     ill = {**HEALTHY, **ILL[rule.name]}
     watching = monitor()
+    watching.observe(HEALTHY)
     assert rule.name not in names(watching.observe({**ill, rule.games: 7.0}))
     without_count = {n: v for n, v in ill.items() if n != rule.games}
     assert rule.name not in names(watching.observe(without_count))

@@ -287,6 +287,7 @@ def attack(case: str, *inserted: str, invalid: InvalidAttack | None = None, **fa
 
 
 SAME_CASE = [attack("a", SENTENCES[0]), attack("a", SENTENCES[0])]
+KINDS = "selfplay/attacker/effective_kinds"
 DRESSED = [attack("a", "She receives warfarin."), attack("b", "she RECEIVES warfarin"), attack("c", SENTENCES[1])]
 
 
@@ -306,6 +307,16 @@ def test_attacks_on_different_cases_are_as_similar_as_their_sentences(
     metrics = diversity_metrics(games)
     assert least <= metrics["self_similarity"] <= most
     assert metrics["duplicate_rate"] == pytest.approx(duplicates)
+
+
+def test_effective_kinds_falls_with_a_collapse_that_similarity_does_not_see() -> None:
+    def kinds(*names: str | None) -> float | None:
+        changes = [{"judgement": Judgement(judge="oracle", label=Label.HARMFUL, error_type=name)} for name in names]
+        return role_metrics(judged(Label.HARMFUL).model_copy(update=change) for change in changes).get(KINDS)
+
+    assert kinds("dose", "drug", "diagnosis", "treatment") == pytest.approx(4.0)
+    assert kinds("dose", "dose", "drug", "treatment", None) == pytest.approx(2 * 2**0.5)
+    assert (kinds("dose", "dose"), kinds(None)) == (1.0, None)
 
 
 def test_diversity_is_absent_without_attacks_to_compare() -> None:

@@ -22,6 +22,7 @@ from experiments.clinic import (
     Note,
     OracleVerdict,
     Split,
+    error_detail,
     held_out_kind,
     held_out_template,
     inject_error,
@@ -31,7 +32,7 @@ from experiments.clinic import (
     sample_clean_note,
     with_error,
 )
-from experiments.learning.attack_check import check_attack, error_detail
+from experiments.learning.attack_check import check_attack
 from experiments.learning.measure import Measurement, held_out_cases
 from experiments.learning.transcripts import BLIND_SPOTS, CURRICULA, Lesson, Transcript, transcripts
 from experiments.learning.warm_start import PromptCodec

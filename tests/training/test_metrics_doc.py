@@ -75,7 +75,7 @@ def everything() -> list[MedicalRecord]:
     )
     games += [finished(Outcome.VOID).model_copy(update={"void": reason}) for reason in reasons]
     judged = Judgement(judge="llm", label=Label.HARMFUL)
-    for changes in ({"realistic": True}, {"knowable": True, "readings": [Reading(found=True)]}):
+    for changes in ({"realistic": True, "error_type": "dose"}, {"knowable": True, "readings": [Reading(found=True)]}):
         note = " ".join(["longer", *changes])
         answer = judged.model_copy(update=changes)
         games.append(finished(Outcome.MISSED_ERROR, judgement=answer, presented_note=note))

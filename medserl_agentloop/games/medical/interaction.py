@@ -47,6 +47,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     columns = GAMES
     headline = (
         "selfplay/attacker/undetected_rate",
+        "selfplay/attacker/effective_kinds",
         "selfplay/assessor/recall",
         "selfplay/assessor/false_positive_rate",
         "selfplay/shortcut/index",

@@ -12,7 +12,15 @@ from statistics import median
 from rapidfuzz import fuzz
 
 from medserl_agentloop.core.alarms import Rule
-from medserl_agentloop.core.metrics import finite, game_metrics, mean, share, shares_by_name, void_class
+from medserl_agentloop.core.metrics import (
+    effective_number,
+    finite,
+    game_metrics,
+    mean,
+    share,
+    shares_by_name,
+    void_class,
+)
 from medserl_agentloop.games.medical.canonical import canonical_words
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.records import (
@@ -118,6 +126,7 @@ def _attacker_metrics(games: list[MedicalRecord]) -> dict[str, float]:
     decided = [g for g in assessed if g.outcome.is_right is not None]
     # Who copies an untouched note attacks nothing.
     attempts = [g for g in games if g.category.has_attack and g.spec.target_label is Label.HARMFUL]
+    kinds = Counter(g.judgement.error_type for g in attempts if g.judgement and g.judgement.error_type)
     return {
         **_turn_metrics(attacks),
         "parse_rate": share(a.note is not None for a in attacks),
@@ -129,6 +138,8 @@ def _attacker_metrics(games: list[MedicalRecord]) -> dict[str, float]:
         "success_rate": share(g.outcome is Outcome.MISSED_ERROR for g in decided),
         "undetected_rate": share(each.outcome is Outcome.MISSED_ERROR for g in attempts for each in g.by_assessment),
         **shares_by_name("invalid/", [[a.invalid.value] if a.invalid else [] for a in attacks]),
+        "kinds_named": float(kinds.total()) or math.nan,
+        "effective_kinds": effective_number(list(kinds.values())),
         **diversity_metrics(games),
     }
 
@@ -288,6 +299,15 @@ RULES = (
         0.15,
         "Read the judge's reasons in the games: the attacker edits harmlessly, or the judge misses errors.",
         "selfplay/judge/injected",
+    ),
+    Rule(
+        "fewer_kinds",
+        "selfplay/attacker/effective_kinds",
+        0.5,
+        "The attacker has come down to few kinds of errors: read the undetected attacks.",
+        "selfplay/attacker/kinds_named",
+        above=False,
+        of_first=True,
     ),
     Rule(
         "long_notes_lost",

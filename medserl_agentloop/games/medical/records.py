@@ -127,6 +127,7 @@ class Judgement(_Record):
     label: Label | None  # None if the judge abstains
     realistic: bool | None = None  # whether the change is; None if the judge does not say
     reason: str = ""
+    error_type: str | None = None  # the kind of the error, from a judge that names it
     cached: bool = False  # whether the answer was given before, about the same notes
     seconds: float = 0.0  # until the answer was there, with all waiting and every further try
     readings: list[Reading] = []  # of those who saw the presented note alone, where they were asked
