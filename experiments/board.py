@@ -4,7 +4,7 @@
 
 A set is a file that ``medserl score --reference`` takes; MedErrBench's are also cut by difficulty. Where the folder of
 answers holds a folder with SET's name, as ``medserl evaluate --output FOLDER/SET`` leaves it, the scores of its
-``submission.txt`` are in the table too. Nothing of the data is written.
+``submission.txt`` are in the table too. It is written to ``board.csv`` and the page; nothing of the data is.
 """
 
 from __future__ import annotations
@@ -15,12 +15,24 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from experiments.learning.results import markdown
+from experiments.pages import with_table
 from medserl_agentloop.data.cases import near_duplicates
 from medserl_agentloop.evaluation.score import read_reference, read_training
 from medserl_agentloop.scoring.metrics import floors, grade, summarise
 from medserl_agentloop.scoring.notes import ReferenceNote, read_submission
 
 COLUMNS = ("notes", "with an error", "overlap", "always no error", "last sentence", "bag of words", "without overlap")
+
+
+TABLE = Path(__file__).with_suffix(".csv")
+PAGE = Path(__file__).parents[1] / "docs" / "board.md"
+
+
+def read() -> list[list[str]]:
+    """The table as it was last made."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
 
 
 def parts(path: Path) -> Iterator[tuple[str, list[ReferenceNote]]]:
@@ -74,8 +86,10 @@ def main() -> None:
             print(name, file=sys.stderr, flush=True)
     width = max(map(len, rows))
     headings = ["set", *COLUMNS, "flag accuracy", "sentence accuracy"][:width]
-    for row in (headings, ["---"] * width, *(row + [""] * (width - len(row)) for row in rows)):
-        print(f"| {' | '.join(row)} |")
+    with TABLE.open("w", encoding="utf-8", newline="") as file:
+        lines = [headings, *(row + [""] * (width - len(row)) for row in rows)]
+        csv.writer(file, lineterminator="\n").writerows(lines)
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), "board", markdown(read())), encoding="utf-8")
 
 
 if __name__ == "__main__":

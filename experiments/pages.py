@@ -1,11 +1,50 @@
-"""Pages with tables that experiments write."""
+"""Pages with tables that experiments write; ``python -m experiments.pages`` makes them all anew from the CSV files."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 
 def with_table(page: str, name: str, table: str) -> str:
     """A page with another table between ``<!-- table: name -->`` and ``<!-- end -->``."""
     marked = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
     return marked.sub(lambda match: f"{match[1]}{table}\n{match[2]}", page)
+
+
+def tables() -> Iterator[tuple[Path, str, str]]:
+    """Page, name and text of every table; only that of the payoffs is played, not read."""
+    import pandas as pd
+
+    from experiments import board
+    from experiments.incentives import payoffs, simulate
+    from experiments.kuhn_poker import run as kuhn_poker
+    from experiments.learning import results
+    from experiments.shortcuts import run as shortcuts
+
+    for file in sorted(simulate.FIGURES.glob("*.csv")):
+        yield (
+            simulate.PAGE,
+            file.stem,
+            simulate.as_markdown(pd.read_csv(file, dtype=str, keep_default_na=False).to_dict("records")),
+        )
+    yield payoffs.PAGE, "payoffs", payoffs.matrix()
+    yield kuhn_poker.PAGE, "nash_conv", kuhn_poker.table(kuhn_poker.read())
+    yield board.PAGE, "board", results.markdown(board.read())
+    for name, make in results.TABLES.items():
+        yield results.PAGES[name == "quickstart"], name, results.markdown(make(folder=results.FIGURES))
+    for name, arms in shortcuts.TABLES.items():
+        yield shortcuts.PAGE, name, results.markdown(shortcuts.arms_table(arms))
+    for name, make in shortcuts.FURTHER_TABLES.items():
+        yield shortcuts.PAGE, name, results.markdown(make())
+
+
+def main() -> None:
+    """Write them into their pages."""
+    for page, name, table in tables():
+        page.write_text(with_table(page.read_text(encoding="utf-8"), name, table), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -17,12 +17,12 @@ import typer
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
+from experiments import pages
 from experiments.learning.results import (
     ABLATIONS,
     ESTIMATORS,
     FIGURES,
     KINDS,
-    PAGES,
     Rates,
     Share,
     chosen,
@@ -31,7 +31,6 @@ from experiments.learning.results import (
     in_training,
     markdown,
     source_hash,
-    with_tables,
 )
 
 BLUE, ORANGE, GREEN, GREY = "#2f6fb0", "#d9722e", "#3a9150", "#8a8a8a"
@@ -194,8 +193,7 @@ def main(
     for name in pictures or PICTURES:
         PICTURES[name](results)
     if results.resolve() == FIGURES.resolve():
-        for page in PAGES:
-            page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+        pages.main()
     print(markdown(headline_table(results)), headline_sentence(results), sep="\n\n")
 
 

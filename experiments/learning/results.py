@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -93,11 +92,14 @@ def gain(first: Share, second: Share) -> list[str]:
     return [f"{mean:+.1f} ({low:+.1f} to {high:+.1f})", ", ".join(f"{value:+.1f}" for value in each)]
 
 
+Counts = dict[tuple[int, int, float, str], tuple[int, int]]
+
+
 @dataclass(frozen=True)
 class Rates:
     """The counts of one experiment, by seed, step, temperature and measure."""
 
-    counts: dict[tuple[int, int, float, str], tuple[int, int]]
+    counts: Counts
 
     @classmethod
     def of(cls, experiment: str, folder: Path = FIGURES) -> Rates:
@@ -267,6 +269,18 @@ def chosen(rates: Rates, kind: str, step: int, temperature: float = 1.0) -> Shar
     )
 
 
+def facts_table(folder: Path = FIGURES) -> Table:
+    """Errors found in wrong notes, by whether the wrong fact was held out, from ``facts_rates.csv``."""
+    rates = Rates.of("facts", folder)
+    table = [["errors found, %", "decoding", *(f"step {step}" for step in rates.steps)]]
+    for of in ("seen", "held-out"):
+        measure = f"assessor/error/{of.replace('-', '_')}_fact"
+        for temperature, decoding in DECODING.items():
+            shares = [rates.share(measure, step, temperature) for step in rates.steps]
+            table.append([f"of {of} facts", decoding, *map(str, shares)])
+    return table
+
+
 def medec_table(folder: Path = FIGURES) -> Table:
     """The players of ``smollm2`` as assessors of MEDEC-MS's validation set, from ``smollm2_medec.csv``."""
     with (folder / "smollm2_medec.csv").open(encoding="utf-8", newline="") as file:
@@ -396,18 +410,13 @@ TABLES: dict[str, Callable[..., Table]] = {
     "longer_anchored": partial(longer_table, "longer_anchored"),
     "kinds": kinds_table,
     "gains": gains_table,
+    "facts": facts_table,
     "smollm2_medec": medec_table,
     "runs": runs_table,
     "estimators": estimators_table,
     **{name: partial(_by_step, name, SMOLLM2_LINES) for name in ("smollm2", "smollm2_reinforce_plus_plus")},
     "adapters": partial(runs_table, ("headline", "adapter_shared", "adapter_per_role")),
 }
-_TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-def with_tables(page: str, folder: Path = FIGURES) -> str:
-    """The page with every table made anew from the files."""
-    return _TABLE.sub(lambda match: f"{match[1]}{markdown(TABLES[match[2]](folder=folder))}\n{match[3]}", page)
 
 
 def source_hash(*experiments: str, folder: Path = FIGURES) -> str:

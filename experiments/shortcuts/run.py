@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,20 +27,22 @@ import typer
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from experiments import pages
 from experiments.clinic import Split, reworded, sample_clean_note, with_error
 from experiments.incentives.dynamics import BALANCED_MIX
 from experiments.learning.measure import Rate
 from experiments.learning.player import save_player
-from experiments.learning.results import Share, markdown
+from experiments.learning.results import Counts, Rates, Share, gain, markdown
 from experiments.learning.run import LEARN, PROFILE, prepare_data, train
 from experiments.learning.warm_start import PromptCodec, WarmStart, warm_start
-from experiments.pages import with_table
 from experiments.shortcuts.clinic import Effect, effect, styled
 from experiments.shortcuts.transcripts import LESSON, styled_transcript
+from medserl_agentloop.core.alarms import Alarms, HealthMonitor
 from medserl_agentloop.data.rows import DEFAULT_MIX
 from medserl_agentloop.evaluation.local_models import LocalModel, load_player
 from medserl_agentloop.evaluation.play import play_match
 from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.metrics import RULES
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 from medserl_agentloop.paths import resource
@@ -228,7 +231,9 @@ def _measured_once(output: Path, model: Path, seed: int, count: int) -> None:
     rates = measure(load_player(model), held_out_cases(count), seed)
     output.parent.mkdir(parents=True, exist_ok=True)
     _write(output, ("measure", "hits", "items"), [(r.measure, r.hits, r.items) for r in rates])
-    console.print(f"{output}: " + ", ".join(f"{r.measure} {Share(r.hits, r.items)}" for r in rates), soft_wrap=True)
+    console.print(
+        f"{output}: " + ", ".join(f"{r.measure} {Share(((r.hits, r.items),))}" for r in rates), soft_wrap=True
+    )
 
 
 def collect(seeds: Sequence[int], results: Path) -> None:
@@ -261,13 +266,7 @@ def _write(path: Path, header: tuple[str, ...], rows: Iterable[tuple[object, ...
 
 def arms_table(arms: Iterable[str] = ARMS, results: Path = FIGURES) -> list[list[str]]:
     """The start and every arm: the verdicts on held-out notes, what the style does to them, and the attacks; in %."""
-    counts: Counter[tuple[str, str, str]] = Counter()
-    seeds: dict[str, set[str]] = {}
-    with (results / "rates.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            counts[row["arm"], row["measure"], "hits"] += int(row["hits"])
-            counts[row["arm"], row["measure"], "items"] += int(row["items"])
-            seeds.setdefault(row["arm"], set()).add(row["seed"])
+    measured = _rates(results)
     table = [
         [
             "",
@@ -281,13 +280,9 @@ def arms_table(arms: Iterable[str] = ARMS, results: Path = FIGURES) -> list[list
             "invalid",
         ]
     ]
-    for arm in ("start", *(arm for arm in arms if arm in seeds)):
-
-        def share(measure: str, arm: str = arm) -> Share:
-            return Share(counts[arm, measure, "hits"], counts[arm, measure, "items"])
-
+    for arm in ("start", *(arm for arm in arms if arm in measured)):
+        share = partial(measured[arm].share, step=0, temperature=1.0)
         clean, wrong = share("said_harmful/clean"), share("said_harmful/wrong")
-        balanced = Share(clean.items - clean.hits + wrong.hits, clean.items + wrong.items)
         style = [
             share(f"said_harmful/{kind}_styled").value - share(f"said_harmful/{kind}").value
             for kind in ("clean", "wrong")
@@ -296,8 +291,8 @@ def arms_table(arms: Iterable[str] = ARMS, results: Path = FIGURES) -> list[list
         table.append(
             [
                 f"`{arm}`",
-                str(len(seeds[arm])),
-                str(balanced),
+                str(len(measured[arm].seeds)),
+                str(_balanced(measured[arm])),
                 str(wrong),
                 str(clean),
                 *(f"{100 * gap:+.1f}" for gap in style),
@@ -305,6 +300,62 @@ def arms_table(arms: Iterable[str] = ARMS, results: Path = FIGURES) -> list[list
             ]
         )
     return table
+
+
+def _rates(results: Path) -> dict[str, Rates]:
+    """The counts of every arm that was measured."""
+    arms: dict[str, Counts] = {}
+    with (results / "rates.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            of_arm = arms.setdefault(row["arm"], {})
+            of_arm[int(row["seed"]), 0, 1.0, row["measure"]] = (int(row["hits"]), int(row["items"]))
+    return {arm: Rates(counts) for arm, counts in arms.items()}
+
+
+def _balanced(rates: Rates) -> Share:
+    clean, wrong = (rates.share(f"said_harmful/{kind}", 0, 1.0) for kind in ("clean", "wrong"))
+    pairs = zip(clean.complement.counts, wrong.counts, strict=True)
+    return Share(tuple((right + hits, notes + items) for (right, notes), (hits, items) in pairs))
+
+
+def gains_table(results: Path = FIGURES) -> list[list[str]]:
+    """What the text says of two arms with the same mix: recall on untouched notes, paired by seed."""
+    recalls = {arm: rates.share("said_harmful/wrong", 0, 1.0) for arm, rates in _rates(results).items()}
+    pairs = [("decoys", "decoys_gate"), ("once", "three_times")]
+    heading = ["recall, difference in points", "mean (95 % over seeds)", "each seed"]
+    return [heading, *([f"`{b}` less `{a}`", *gain(recalls[a], recalls[b])] for a, b in pairs if {a, b} <= {*recalls})]
+
+
+def alarm_table(results: Path = FIGURES) -> list[list[str]]:
+    """In how many runs the alarm ``unseen_errors`` fires, by its limit."""
+    [rule] = [rule for rule in RULES if rule.name == "unseen_errors"]
+    with (results / "steps.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row[rule.metric]]
+    runs: dict[tuple[str, str], list[float]] = {}
+    for row in sorted(rows, key=lambda row: int(row["step"])):
+        runs.setdefault((row["arm"], row["seed"]), []).append(float(row[rule.metric]))
+
+    def fires(arms: Sequence[str], limit: float) -> str:
+        fired = []
+        for (arm, _), values in runs.items():
+            watching = HealthMonitor(Alarms(limits={rule.name: limit}), [replace(rule, games=None)])
+            if arm in arms:
+                fired.append(any([watching.observe({rule.metric: value}).firing for value in values]))
+        return f"{sum(fired)} of {len(fired)}"
+
+    groups = {
+        "no gate, chosen on these": ("default", "decoys", "labels"),
+        "gate, chosen on these": ("decoys_gate",),
+        "gate, not seen before (`once`, `three_times`)": tuple(ASSESSED),
+    }
+    limits = (-0.3, rule.limit, -0.45, -0.5)
+    return [
+        ["limit", *groups],
+        *([f"{limit:g}", *(fires(arms, limit) for arms in groups.values())] for limit in limits),
+    ]
+
+
+FURTHER_TABLES = {"gains": gains_table, "unseen_errors": alarm_table}
 
 
 def main(
@@ -331,15 +382,11 @@ def main(
         for done in work:
             done.result()
     collect(numbers, results)
-    page = PAGE.read_text(encoding="utf-8")
-    for name, of_table in TABLES.items():
-        if not of_table.keys() & set(chosen):
-            continue
-        table = markdown(arms_table(of_table, results))
-        print(table)
-        page = with_table(page, name, table)
+    for of_table in TABLES.values():
+        if of_table.keys() & set(chosen):
+            print(markdown(arms_table(of_table, results)))
     if results == FIGURES:
-        PAGE.write_text(page, encoding="utf-8")
+        pages.main()
 
 
 if __name__ == "__main__":

@@ -17,11 +17,12 @@ from support import extra_info
 from experiments.clinic import sample_clean_note
 from experiments.learning import context_leak, pictures
 from experiments.learning import run as learning
-from experiments.learning.results import FIGURES, Rates, Share, in_training
+from experiments.learning.results import FIGURES, Rates, Share, gain, in_training
 from experiments.shortcuts import run as shortcuts
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.step_file import GAMES_FILE
 from medserl_agentloop.games.medical.records import read_games
+from medserl_agentloop.scoring.metrics import wilson_interval
 from medserl_agentloop.testing.tiny import compose_run
 
 NOVICE = "actor_rollout_ref.model.path=${medserl:assets/novice}"
@@ -109,9 +110,21 @@ def test_rates_are_pooled_by_their_counts(tmp_path: Path) -> None:
     lines = ["seed,step,temperature,measure,hits,items", "0,5,1.0,assessor/clean,1,2", "1,5,1.0,assessor/clean,8,8"]
     (tmp_path / "x_rates.csv").write_text("\n".join([*lines, "1,5,0.0,assessor/clean,0,8"]))
     rates = Rates.of("x", tmp_path)
-    assert rates.share("assessor/clean", 5, 1.0) == Share(9, 10)
-    assert rates.share("assessor/clean", 5, 1.0, seeds=(0,)) == rates.balanced(5, 1.0, (0,)) == Share(1, 2)
-    assert (rates.seeds, rates.steps, str(Share(9, 10))) == ([0, 1], [5], "90.0 (59.6 to 98.2)")
+    both, one = rates.share("assessor/clean", 5, 1.0), Share(((1, 2),))
+    assert (both, both.hits, both.items) == (Share(((1, 2), (8, 8))), 9, 10)
+    assert rates.share("assessor/clean", 5, 1.0, seeds=(0,)) == rates.balanced(5, 1.0, (0,)) == one
+    assert (rates.seeds, rates.steps, str(Share(((9, 10),)))) == ([0, 1], [5], "90.0 (59.6 to 98.2)")
     header = "seed,step,selfplay/assessor/turns,selfplay/assessor/accuracy"
     (tmp_path / "x_steps.csv").write_text("\n".join([header, "0,1,100,0.0", "0,2,10,0.5", "1,2,30,1.0"]))
-    assert in_training("x", "assessor", "accuracy", slice(-1, None), tmp_path) == Share(35, 40)
+    assert in_training("x", "assessor", "accuracy", slice(-1, None), tmp_path) == Share(((5, 10), (30, 30)))
+
+
+def test_seeds_with_the_same_cases_do_not_narrow_an_interval() -> None:
+    start = {(seed, 0, 0.0, "assessor/clean"): (756, 1000) for seed in range(3)}
+    assert str(Rates(start).share("assessor/clean", 0, 0.0)) == "75.6 (72.8 to 78.2)"  # one player, one answer
+    low, high = wilson_interval(756, 1000)
+    same, apart = Share(((756, 1000),) * 3), Share(((706, 1000), (756, 1000), (806, 1000)))
+    assert same.interval == pytest.approx((low, high))
+    assert apart.interval[0] < low - 0.02 and apart.interval[1] > high + 0.02
+    assert str(same) == "75.6 (72.8 to 78.2; 75.6, 75.6, 75.6)"
+    assert gain(apart, Share(((716, 1000), (776, 1000), (836, 1000))))[1] == "+1.0, +2.0, +3.0"
