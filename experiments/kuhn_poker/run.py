@@ -37,6 +37,10 @@ ARMS = {
 }
 """The overrides of each arm; ``reinforce_plus_plus`` is verl's own estimator."""
 SOLVED = "CFR"
+_BY_CARD = {"J": 0.0, "Q": 0.5, "K": 1.0}
+HAND_RULE = {(card, moves): _BY_CARD[card] * ("bet" in moves or card == "K") for card, moves in information_sets()}
+HAND_RULE |= {("J", ""): 0.25, ("J", "check"): 0.25}
+"""Plays without any learning: J bets one time in four, Q calls one time in two, K always bets and calls."""
 SEEDS = (0, 1, 2)
 STEPS = 200
 PAGE = Path(__file__).with_name("README.md")
@@ -127,20 +131,23 @@ def draw(runs: Runs) -> None:
 
 
 def table(runs: Runs) -> str:
-    """Each run's NashConv, and value and traits of its average policy, as a table of the page."""
+    """Each run's NashConv, traits of its average policy, and two errors of its last one, as a table of the page."""
     if not runs:
         return "Nothing has been measured yet."
     lines = ["![NashConv by step](figures/exploitability.svg)\n"]
-    lines += ["| arm | seed | steps | last | average | of the second half | value | J bets | J calls | K calls |"]
-    lines += ["|---|" + "---:|" * 9]
-    for (arm, seed), by_step in sorted(runs.items(), key=lambda run: (run[0][0] == SOLVED, run[0])):
+    traits = "value | J bets | J calls | K calls | last: K checks behind | last: Q opens with a bet"
+    lines += [f"| arm | seed | steps | last | average | of the second half | {traits} |"]
+    lines += ["|---|" + "---:|" * 11]
+    ordered = sorted(runs.items(), key=lambda run: (run[0][0] == SOLVED, run[0]))
+    for (arm, seed), by_step in [*ordered, (("hand rule", 0), {0: HAND_RULE})]:
         if arm == SOLVED:  # its policies are averages already
             by_step = {max(by_step): by_step[max(by_step)]}
         policies = list(by_step.values())
         average = average_policy(policies)
-        late = average_policy([policy for step, policy in by_step.items() if step > max(by_step) / 2])
+        late = average_policy([policy for step, policy in by_step.items() if step > max(by_step) / 2] or policies)
         numbers = [nash_conv(policies[-1]), nash_conv(average), nash_conv(late), value_of(average)]
         numbers += [average[place] for place in (("J", ""), ("J", "bet"), ("K", "bet"))]
+        numbers += [1 - policies[-1]["K", "check"], policies[-1]["Q", ""]]
         written = " | ".join(f"{number:.3f}" for number in numbers)
         lines.append(f"| `{arm}` | {seed} | {max(by_step)} | {written} |")
     return "\n".join(lines)
