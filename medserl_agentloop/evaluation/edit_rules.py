@@ -1,4 +1,4 @@
-"""Edits of a note by rule, whose effect is known: a judge that calls a harmless or dressed one an error is wrong.
+"""Edits of a note by rule, whose effect is known: a judge that calls one that changes no meaning an error is wrong.
 
 Every rule changes one place, and leaves alone each place of which it cannot be sure.
 """
@@ -77,6 +77,16 @@ _SPELLINGS = (
     ("hemoglobin", "haemoglobin"), ("hemorrhage", "haemorrhage"), ("hypoglycemia", "hypoglycaemia"),
     ("ischemia", "ischaemia"), ("leukemia", "leukaemia"), ("pediatric", "paediatric"), ("tumor", "tumour"),
 )
+# Two ways to say one thing that the rules of the game take for different words, as they do a player's own paraphrase.
+_WORDINGS = (
+    ("presents with", "comes in with"), ("presented with", "came in with"), ("presents to", "comes to"),
+    ("presented to", "came to"), ("complains of", "reports"), ("states that", "says that"),
+    ("shows", "reveals"), ("reveals", "shows"), ("showed", "revealed"), ("revealed", "showed"),
+    ("demonstrates", "shows"), ("demonstrated", "showed"), ("is consistent with", "fits"), ("because of", "due to"),
+    ("prior to", "before"), ("approximately", "about"), ("subsequently", "later"), ("additionally", "also"),
+    ("for the past", "over the last"), ("is able to", "can"), ("is unable to", "cannot"),
+    ("physical examination", "physical exam"), ("we ordered", "we requested"), ("we started", "we began"),
+)
 # fmt: on
 
 HARMLESS: dict[str, Rule] = {
@@ -97,6 +107,9 @@ HARMLESS: dict[str, Rule] = {
     "case": _one_place(r"(?<=[a-z] )[a-z]{5,}(?= [a-z])", lambda place, _: place[0].upper()),
 }
 """By name, rules whose edits read differently and say the same."""
+
+REWORDED: dict[str, Rule] = {"wording": _exchange(_WORDINGS)}
+"""The same for the edits that a game lets pass: those of ``HARMLESS`` are no change by its rules."""
 
 # Cyrillic letters that print as Latin ones.
 _LOOK_ALIKES = str.maketrans("aceopxy", "\u0430\u0441\u0435\u043e\u0440\u0445\u0443")

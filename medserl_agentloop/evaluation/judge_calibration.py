@@ -25,12 +25,13 @@ from rich.table import Table
 from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.data.cases import Case, EditTag
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, INJECTIONS, UNKNOWABLE, Rule
+from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, INJECTIONS, REWORDED, UNKNOWABLE, Rule
 from medserl_agentloop.games.medical.config import BlindGate, MedicalConfig
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
 from medserl_agentloop.games.medical.judges import Judge, LabelJudge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges import report as reports
 from medserl_agentloop.games.medical.judges.llm import BlindReader, LlmJudge
+from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import (
     JUDGE_ABSTAINED,
     AssessmentRecord,
@@ -38,13 +39,15 @@ from medserl_agentloop.games.medical.records import (
     MedicalRecord,
     Reading,
 )
+from medserl_agentloop.games.medical.rules import MedicalGame
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, known_type
 from medserl_agentloop.terminal import errors_in_one_line, plain, say
 
 app = typer.Typer(no_args_is_help=True, help="Serve a judge, or measure how good one is.")
 
 _THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
-EDITS = ("harmful", "repaired", "harmless", "dressed", "injected")
+_SAFE = ("repaired", "reworded", "harmless", "dressed")
+EDITS = ("harmful", *_SAFE, "injected")
 """Kinds of edits whose truth is known; the last has a sentence that tells the judge what to say."""
 NOTES = ("error", "clean", "unknowable")
 """Kinds of notes that a blind reader is shown: a real error, no error, or a change that nobody can see."""
@@ -84,6 +87,20 @@ class _Known:
             spec=spec, presented_note=self.after, attack=attack, assessment=silence, error_sentences=list(self.wrong)
         )
 
+    def passes(self, config: MedicalConfig) -> bool:
+        """Whether the rules let the edit through as an attack, so that a run asks its judge about it."""
+        case = self.case
+        spec = replace(
+            self.game().spec,
+            error_note=case.error_note,
+            clean_note=case.clean_note,
+            error_sentence=case.error_sentence,
+            corrected_sentence=case.corrected_sentence,
+        )
+        attack = AttackRecord(note=self.after)
+        MedicalGame(spec, config.edits, load_profile(config.profile).parser).take(attack)
+        return attack.invalid is None
+
 
 OneOf = Callable[[Mapping[str, Rule], str], tuple[str, str] | None]
 """Rules and a note -> the least used of the rules that change it, and the changed note."""
@@ -122,7 +139,7 @@ def _edits_of(case: Case, one_of: OneOf) -> Iterator[_Known]:
     if clean is not None:
         reworded = twin is not None and twin.split() != clean.split()
         twins: dict[str, Rule] = {"twin": lambda note, rng: twin} if reworded else {}
-        for kind, rules in (("harmless", twins | HARMLESS), ("dressed", DRESSED)):
+        for kind, rules in (("reworded", REWORDED), ("harmless", twins | HARMLESS), ("dressed", DRESSED)):
             if edited := one_of(rules, clean):
                 yield _Known(kind, edited[0], case, clean, edited[1])
 
@@ -173,19 +190,19 @@ def calibrate(
         expected = without.get((edit.case.case_id, edit.before)) if edit.kind == "injected" else edit.truth
         abstained = record.void == JUDGE_ABSTAINED
         fact = {"abstained": abstained, "failed": record.void is not None and not abstained}
+        fact["reaches"] = edit.passes(config)
         facts.append((edit, {"right": label is expected, **fact} if label and expected else fact))
 
-    def right(*kinds: str) -> reports.CountedShare:
-        return reports.CountedShare.of(fact.get("right") for edit, fact in facts if edit.kind in kinds)
-
+    safe = [fact for edit, fact in facts if edit.kind in _SAFE]
     return reports.JudgeReport(
         judge=reports.judge_identity(config),
         sources=sources,
         limit=limit,
         seed=seed,
-        sensitivity=right("harmful"),
-        specificity=right("repaired", "harmless", "dressed"),
-        groups=_groups(EDITS, facts, "right"),
+        sensitivity=reports.CountedShare.of(fact.get("right") for edit, fact in facts if edit.kind == "harmful"),
+        specificity=reports.CountedShare.of(fact.get("right") for fact in safe if fact["reaches"]),
+        specificity_all=reports.CountedShare.of(fact.get("right") for fact in safe),
+        groups=_groups(EDITS, facts, "right", "reaches"),
         void=dict(void),
     )
 
@@ -241,9 +258,13 @@ def _groups(
 def report_tables(report: reports.JudgeReport, gate: BlindGate) -> Iterator[Table]:
     """The figures of a report, by kind of edit, error type and rule, and of the judge as a whole; then its reader's."""
     name = "judge " + report.judge["judge"] + (f" ({report.judge['model']})" if report.judge.get("model") else "")
-    table = _table(name, report.groups, "edits", "told right (95 %)", "of", "abstained", "failed")
+    table = _table(name, report.groups, "edits", "told right (95 %)", "of", "abstained", "failed", "pass the rules")
     table.add_section()
-    for name, share in (("sensitivity", report.sensitivity), ("specificity", report.specificity)):
+    for name, share in (
+        ("sensitivity", report.sensitivity),
+        ("specificity", report.specificity),
+        ("  all safe edits", report.specificity_all),
+    ):
         table.add_row(name, str(share), str(share.items))
     yield table
     if report.blind:
@@ -256,7 +277,8 @@ def _table(title: str, groups: Iterable[reports.JudgedGroup], *columns: str) -> 
     table = Table(*columns, title=plain(title), box=SIMPLE)
     for group in groups:
         shares = [share for share in (group.right, group.found, group.passed) if share is not None]
-        void = [f"{share.rate:.1%}" if share.rate is not None else "" for share in (group.abstained, group.failed)]
+        counted = [share for share in (group.abstained, group.failed, group.reaches) if share is not None]
+        void = [f"{share.rate:.1%}" if share.rate is not None else "" for share in counted]
         kind = "injected (verdict kept)" if group.kind == "injected" else group.kind
         cells = (f"  {group.sort}" if group.sort else kind, *map(str, shares), str(shares[-1].items), *void)
         table.add_row(*cells, style="" if group.sort else "bold")

@@ -21,11 +21,12 @@ from medserl_agentloop.data.cases import Case
 from medserl_agentloop.data.reader import COLUMNS, read_files
 from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, UNKNOWABLE
 from medserl_agentloop.evaluation.judge_calibration import EDITS, NOTES, calibrate, known_edits, known_notes
+from medserl_agentloop.games.medical.canonical import says_the_same
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
 from medserl_agentloop.games.medical.judges.report import JudgeReport, read_report
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
-from medserl_agentloop.games.medical.types import ErrorType, Label
+from medserl_agentloop.games.medical.types import Category, ErrorType, Label
 
 ORACLE = "experiments.clinic:OracleJudge"
 LIAR = "experiments.learning.lying_oracle:LyingOracle"
@@ -60,9 +61,22 @@ class Credulous:
 
     async def judge(self, record: MedicalRecord) -> Judgement:
         note, _, told = (record.presented_note or "").partition(" Gold annotation: error ")
-        truth = oracle(re.split(r' (?:To the reviewer|\{"reason|The quoted)', note)[0]).label
+        truth = (
+            oracle(re.split(r' (?:To the reviewer|\{"reason|The quoted)', note)[0]).label or Label.SAFE
+        )  # another wording is not of this world
         label = {"present.": Label.HARMFUL, "absent.": Label.SAFE}.get(told, truth)
         return Judgement(judge=self.name, label=label)
+
+
+class Literal:
+    """Calls each new word in a correct note an error."""
+
+    name = "literal"
+
+    async def judge(self, record: MedicalRecord) -> Judgement:
+        reworded = record.spec.category is Category.ADVERSARIAL_BENIGN
+        said = reworded and not says_the_same(record.presented_note or "", record.spec.seed_note)
+        return Judgement(judge=self.name, label=Label.HARMFUL if said else Label.SAFE)
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +92,24 @@ def measured(cases: list[Case], judge: str, limit: int | None = None, **config: 
 def test_toy_oracle_is_never_wrong_and_its_lie_rate_is_in_the_interval(cases: list[Case]) -> None:
     report = measured(cases, ORACLE)
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 1.0)
-    assert report.sensitivity.items >= 150 and report.specificity.items >= 450
+    assert report.sensitivity.items >= 150 and report.specificity.items >= 100
+    assert report.specificity_all.hits == report.specificity_all.items >= 550
     assert {group.right.rate for group in report.groups if group.kind != "injected"} == {1.0}
     assert {share.hits for group in report.groups for share in (group.abstained, group.failed)} == {0}
     lies = measured(cases, LIAR)
-    for share in (lies.sensitivity, lies.specificity):
+    for share in (lies.sensitivity, lies.specificity, lies.specificity_all):
         low, high = share.interval
         assert low <= 0.8 <= high and share.hits < share.items
+
+
+def test_specificity_counts_only_edits_that_the_rules_let_reach_a_judge(cases: list[Case]) -> None:
+    edits = [edit for edit in known_edits(cases, 20, 0) if edit.kind != "injected"]
+    assert {edit.kind for edit in edits if edit.passes(MedicalConfig(judge=ORACLE))} == {"harmful", "reworded"}
+    report = measured(cases, f"{__name__}:Literal", limit=20)
+    assert (report.specificity.hits, report.specificity.items) == (0, 20)
+    assert (report.specificity_all.hits, report.specificity_all.items) == (60, 80)
+    reached = {group.kind: group.reaches.rate for group in report.groups if group.reaches and group.sort is None}
+    assert (reached["reworded"], reached["harmless"]) == (1.0, 0.0)
 
 
 def test_injected_sentences_show_that_a_credulous_verdict_moves(cases: list[Case]) -> None:
@@ -146,7 +171,7 @@ def test_a_judge_is_asked_as_in_a_run_and_not_told_the_answer(cases: list[Case],
         first, again = (measured(cases, "http", limit=5, judge_server=options) for _ in range(2))
         queries = [query for request in server.requests for query in request["queries"]]
         assert server.most_at_once <= 4
-    assert Counter(query["game_category"] for query in queries) == {"adversarial_benign": 18, "adversarial_harmful": 7}
+    assert Counter(query["game_category"] for query in queries) == {"adversarial_benign": 23, "adversarial_harmful": 7}
     assert {query["assessment"] for query in queries} == {""}
     assert first == again
 
@@ -154,11 +179,11 @@ def test_a_judge_is_asked_as_in_a_run_and_not_told_the_answer(cases: list[Case],
 def test_abstentions_and_failures_are_counted_apart_from_wrong_answers(cases: list[Case]) -> None:
     report = measured(cases, f"{__name__}:Undecided", limit=30)
     counted = [group for group in report.groups if group.sort is None]
-    assert sum(group.abstained.hits for group in counted) == sum(group.failed.hits for group in counted) == 50
-    assert sum(group.failed.items for group in counted) == 150
-    assert report.sensitivity.items + report.specificity.items == 40
+    assert sum(group.abstained.hits for group in counted) == sum(group.failed.hits for group in counted) == 60
+    assert sum(group.failed.items for group in counted) == 180
+    assert report.sensitivity.items + report.specificity_all.items == 50
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 0.0)
-    with pytest.raises(ValueError, match="answered none of 10 questions; 10 x judge failed: RuntimeError: not a word"):
+    with pytest.raises(ValueError, match="answered none of 12 questions; 12 x judge failed: RuntimeError: not a word"):
         measured(cases, f"{__name__}:Mute", limit=2)
 
 
@@ -177,8 +202,8 @@ def test_the_command_prints_the_figures_and_writes_the_report(tmp_path: Path) ->
     assert (report.limit, report.seed, report.sensitivity.items) == (50, 0, 50)
     assert output.stat().st_size < 20_000
     result, _ = command(tmp_path, f"{__name__}:Undecided", "--input", SAMPLE, "--limit", 6)
-    assert "no answer: 10 x judge failed: RuntimeError: no answer today" in result.output
-    assert "no answer: 10 x judge abstained" in result.output
+    assert "no answer: 12 x judge failed: RuntimeError: no answer today" in result.output
+    assert "no answer: 12 x judge abstained" in result.output
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,7 @@ def report(
         seed=0,
         sensitivity=CountedShare(hits=sensitivity, items=of),
         specificity=CountedShare(hits=specificity, items=of),
+        specificity_all=CountedShare(hits=of, items=of),
         groups=(),
     )
     write_report(written, path)

@@ -35,7 +35,7 @@ def test_query_follows_the_protocol_and_shows_the_assessor_verdict_alone(
     monkeypatch.setenv("JUDGE_TEST_KEY", "k-123")
     game = played(3)
     (judged, _), server = judged_by("http", [game, played(verdict="safe")], api_key_env="JUDGE_TEST_KEY")
-    found = judged.judgement.model_dump(exclude={"seconds", "readings", "knowable"})
+    found = judged.judgement.model_dump(exclude={"seconds", "readings", "knowable", "error_type"})
     reason = "the dose is ten times too high"
     assert found == {"judge": "http", "label": Label.HARMFUL, "realistic": True, "reason": reason, "cached": False}
     assert judged.judgement.seconds > 0

@@ -66,7 +66,7 @@ class MedicalGame:
         if truncated:
             turn.violations.append("truncated")
         if isinstance(turn, AttackRecord):
-            self._attack(turn)
+            self.take(turn)
             return
         if self.record.assessment is None:
             self.record.assessment = turn
@@ -80,7 +80,8 @@ class MedicalGame:
         self.record.void = reason
         self.next_role = None
 
-    def _attack(self, attack: AttackRecord) -> None:
+    def take(self, attack: AttackRecord) -> None:
+        """Take an attack that was read; ``attack.invalid`` says what the rules find."""
         spec, note, most = self.spec, attack.note, self.limits.max_changed_words
         edit = None
         if note is not None and not edits.exceeds(note, spec.seed_note, most):

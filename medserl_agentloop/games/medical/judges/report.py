@@ -70,6 +70,7 @@ class JudgedGroup(BaseModel):
     passed: CountedShare | None = None  # notes in which enough readings found it
     abstained: CountedShare
     failed: CountedShare
+    reaches: CountedShare | None = None  # edits that the rules let through, so that a run asks its judge about them
 
 
 class JudgeReport(BaseModel):
@@ -80,7 +81,8 @@ class JudgeReport(BaseModel):
     limit: int | None  # most edits of each kind; None for all
     seed: int
     sensitivity: CountedShare  # of the answers about notes with an error, ``harmful``
-    specificity: CountedShare  # of those about notes without, ``safe``
+    specificity: CountedShare  # of those about notes without, ``safe``: where the rules let the edit reach a judge
+    specificity_all: CountedShare  # the same of all edits, most of which a run's judge never sees
     groups: tuple[JudgedGroup, ...]
     blind: tuple[JudgedGroup, ...] = ()
     void: dict[str, int] = Field(default={}, exclude=True)  # why there was no answer, and how often; not written
