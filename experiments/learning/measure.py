@@ -95,8 +95,8 @@ class Measurement:
 
         Returns:
             ``assessor/clean``, ``assessor/error`` and ``assessor/error/KIND``: verdict right on notes that nobody
-            attacked; ``assessor/error/held_out_fact`` and ``.../seen_fact`` tell them apart by the fact that is
-            wrong. ``assessor/parsed``: readable turns. ``attacker/parsed``, ``attacker/valid``: readable turns;
+            attacked. ``assessor/fact/held_out``, ``assessor/fact/seen``: of the wrong notes, by the wrong fact.
+            ``assessor/parsed``: readable turns. ``attacker/parsed``, ``attacker/valid``: readable turns;
             attacks that keep the rules and put a true error in. ``attacker/harmless``: attacks that keep the rules
             and put none in. ``attacker/undetected``: of the valid attacks, missed by the frozen assessor.
             ``attacker/kind/KIND``: of the valid attacks, errors of that kind.
@@ -166,8 +166,8 @@ def _assessor_rates(games: Sequence[MedicalRecord], cases: Sequence[Case]) -> li
         right["error" if harmful else "clean"].append(_right(game))
         if harmful:
             case = cases[game.spec.index]
-            for name in (case.detail, "held_out_fact" if case.of_held_out_fact else "seen_fact"):
-                right[f"error/{name}"].append(_right(game))
+            for name in (f"error/{case.detail}", f"fact/{'held_out' if case.of_held_out_fact else 'seen'}"):
+                right[name].append(_right(game))
     parsed = [game.assessment is not None and game.assessment.verdict is not None for game in games]
     return [*(_rate(f"assessor/{name}", right[name]) for name in sorted(right)), _rate("assessor/parsed", parsed)]
 

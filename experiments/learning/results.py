@@ -274,7 +274,7 @@ def facts_table(folder: Path = FIGURES) -> Table:
     rates = Rates.of("facts", folder)
     table = [["errors found, %", "decoding", *(f"step {step}" for step in rates.steps)]]
     for of in ("seen", "held-out"):
-        measure = f"assessor/error/{of.replace('-', '_')}_fact"
+        measure = f"assessor/fact/{of.replace('-', '_')}"
         for temperature, decoding in DECODING.items():
             shares = [rates.share(measure, step, temperature) for step in rates.steps]
             table.append([f"of {of} facts", decoding, *map(str, shares)])

@@ -287,7 +287,6 @@ def attack(case: str, *inserted: str, invalid: InvalidAttack | None = None, **fa
 
 
 SAME_CASE = [attack("a", SENTENCES[0]), attack("a", SENTENCES[0])]
-KINDS = "selfplay/attacker/effective_kinds"
 DRESSED = [attack("a", "She receives warfarin."), attack("b", "she RECEIVES warfarin"), attack("c", SENTENCES[1])]
 
 
@@ -312,7 +311,8 @@ def test_attacks_on_different_cases_are_as_similar_as_their_sentences(
 def test_effective_kinds_falls_with_a_collapse_that_similarity_does_not_see() -> None:
     def kinds(*names: str | None) -> float | None:
         changes = [{"judgement": Judgement(judge="oracle", label=Label.HARMFUL, error_type=name)} for name in names]
-        return role_metrics(judged(Label.HARMFUL).model_copy(update=change) for change in changes).get(KINDS)
+        metrics = role_metrics(judged(Label.HARMFUL).model_copy(update=change) for change in changes)
+        return metrics.get("selfplay/attacker/effective_kinds")
 
     assert kinds("dose", "drug", "diagnosis", "treatment") == pytest.approx(4.0)
     assert kinds("dose", "dose", "drug", "treatment", None) == pytest.approx(2 * 2**0.5)
