@@ -33,7 +33,7 @@ def tables() -> Iterator[tuple[Path, str, str]]:
     yield kuhn_poker.PAGE, "nash_conv", kuhn_poker.table(kuhn_poker.read())
     yield board.PAGE, "board", results.markdown(board.read())
     for name, make in results.TABLES.items():
-        yield results.PAGES[name == "quickstart"], name, results.markdown(make(folder=results.FIGURES))
+        yield results.PAGES.get(name, results.PAGE), name, results.markdown(make(folder=results.FIGURES))
     for name, arms in shortcuts.TABLES.items():
         yield shortcuts.PAGE, name, results.markdown(shortcuts.arms_table(arms))
     for name, make in shortcuts.FURTHER_TABLES.items():

@@ -18,7 +18,8 @@ from medserl_agentloop.scoring.metrics import mean_interval, wilson_interval
 
 PAGE = Path(__file__).with_name("README.md")
 ROOT = Path(__file__).parents[2]
-PAGES = (PAGE, ROOT / "README.md")
+PAGES = {"quickstart": ROOT / "README.md", "summary": ROOT / "docs" / "results.md"}
+"""Where those tables stand that are not on ``PAGE``."""
 FIGURES = Path(__file__).parent / "figures"
 ABLATIONS = ("headline", "reinforce_plus_plus", "shared", "rules_alone", "unchecked")
 ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
@@ -197,6 +198,20 @@ def headline_table(folder: Path = FIGURES) -> Table:
     tens = [slice(max(0, step - 10), max(10, step)) for step in steps]
     own = [in_training("headline", "attacker", "valid_rate", ten, folder).complement for ten in tens]
     return [*table, ["rules broken, all attacks in the run's own ten steps", DECODING[1.0], *map(str, own)]]
+
+
+def summary_table(folder: Path = FIGURES) -> Table:
+    """The headline run's first and last step at temperature 1, for docs/results.md."""
+    rates = Rates.of("headline", folder)
+    ends = (rates.steps[0], rates.steps[-1])
+    lines = {
+        "assessor, balanced accuracy": rates.balanced,
+        "attacks with an error that the novice misses, of all attacks": rates.won,
+        "the same, of the valid attacks": partial(rates.share, "attacker/undetected"),
+        "attacks without an error, where one was to be put in": partial(rates.share, "attacker/harmless"),
+    }
+    heading = [DECODING[1.0], *(f"step {step}" for step in ends)]
+    return [heading, *([name, *(str(share(step, 1.0)) for step in ends)] for name, share in lines.items())]
 
 
 def longer_table(experiment: str = "longer", folder: Path = FIGURES) -> Table:
@@ -408,6 +423,7 @@ TABLES: dict[str, Callable[..., Table]] = {
     "headline": headline_table,
     "longer": longer_table,
     "longer_anchored": partial(longer_table, "longer_anchored"),
+    "summary": summary_table,
     "kinds": kinds_table,
     "gains": gains_table,
     "facts": facts_table,
