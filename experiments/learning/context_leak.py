@@ -85,7 +85,7 @@ def print_result(console: Console, games: dict[str, list[MedicalRecord]]) -> Non
         measures = {"readable": readable, "right": right, "right, where both are readable": right[both]}
         for measure, values in measures.items():
             if len(values) > 1:
-                each = [mean_interval(v) for v in (values[:, 0], values[:, 1], values[:, 1] - values[:, 0])]
+                each = [mean_interval(v.tolist()) for v in (values[:, 0], values[:, 1], values[:, 1] - values[:, 0])]
                 shown = [f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]" for mean, low, high in each]
                 table.add_row(category.value, measure, str(len(values)), *shown)
     console.print(table)

@@ -175,7 +175,7 @@ def _assessor_rates(games: Sequence[MedicalRecord], cases: Sequence[Case]) -> li
 def attacker_rates(games: Sequence[MedicalRecord]) -> list[Rate]:
     """What became of the attacks of ``adversarial_benign`` games, as :meth:`Measurement.each_role` names it."""
     valid = [game for game in games if _is_valid(game)]
-    kinds = [game.judgement.error_type if game.judgement else None for game in valid]
+    kinds = [game.judgement.error_type or "none" for game in valid if game.judgement]
     return [
         _rate("attacker/parsed", [game.attack is not None and game.attack.note is not None for game in games]),
         _rate("attacker/valid", [_is_valid(game) for game in games]),

@@ -204,7 +204,7 @@ def summary_table(folder: Path = FIGURES) -> Table:
     """The headline run's first and last step at temperature 1, for docs/results.md."""
     rates = Rates.of("headline", folder)
     ends = (rates.steps[0], rates.steps[-1])
-    lines = {
+    lines: dict[str, Callable[[int, float], Share]] = {
         "assessor, balanced accuracy": rates.balanced,
         "attacks with an error that the novice misses, of all attacks": rates.won,
         "the same, of the valid attacks": partial(rates.share, "attacker/undetected"),
