@@ -18,7 +18,7 @@ sys.path.insert(0, str(HERE.parent))  # experiments/ is in the checkout and not 
 from experiments.clinic import Split  # noqa: E402
 from experiments.clinic_sample import CASES, SEED, write_sample  # noqa: E402
 from medserl_agentloop.data.cases import NEAR_DUPLICATE  # noqa: E402
-from medserl_agentloop.paths import errors_in_one_line  # noqa: E402
+from medserl_agentloop.terminal import errors_in_one_line  # noqa: E402
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
