@@ -103,7 +103,7 @@ def _ablation(*overrides: str) -> Experiment:
 
 def _smollm2(*overrides: str) -> Experiment:
     return Experiment(
-        overrides,
+        (*VERLS_LOSS, *overrides),
         data="data/learn_untouched",
         measured=(10,),
         temperatures=(1.0, 0.0),
@@ -128,12 +128,14 @@ def _one_role(estimator: str, role: str) -> Experiment:
 ANCHOR = 0.2
 ONE_ROLE_STEPS = 12
 ABLATION_STEPS = 20
+VERLS_LOSS = ("selfplay.credit.loss=verl", "selfplay.certify=warn")
 # Longer than the quickstart, and as the committed figures were measured: a cut-off assessment is nobody's, a guessed
 # sentence is paid, and the loss is verl's mean over the tokens of both roles, which the certificate refuses.
 LEARN = (
     *("trainer.total_training_steps=40", "trainer.save_freq=20"),
     *(f"selfplay.reward_terms.{term}=0" for term in ("cut_off_assessment", "guessed")),
-    *("selfplay.credit.role_weights.assessor=0.3", "selfplay.credit.loss=verl", "selfplay.certify=warn"),
+    "selfplay.credit.role_weights.assessor=0.3",
+    *VERLS_LOSS,
 )
 # An adapter of rank 16 has a sixth of the novice's parameters, and wants a larger step.
 LORA = (
@@ -172,7 +174,7 @@ EXPERIMENTS = {
     "lying_oracle_more_games": _ablation(f"selfplay.judge={LIAR}", *MORE_GAMES),
     "smollm2": _smollm2(),
     "smollm2_reinforce_plus_plus": _smollm2(
-        *("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.reuse_log_probs=false", "selfplay.certify=warn")
+        *("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.reuse_log_probs=false")
     ),
     **{f"{e}_{role}": _one_role(e, role) for e in ESTIMATORS for role in ("attacker", "assessor")},
 }
