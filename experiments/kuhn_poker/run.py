@@ -59,7 +59,8 @@ def train(arm: str, seed: int, folder: Path) -> None:
         f"actor_rollout_ref.actor.data_loader_seed={seed}",
         f"actor_rollout_ref.rollout.seed={seed}",
         f"trainer.total_training_steps={STEPS}",
-        "selfplay.certify=warn",  # verl's own estimator does not keep the roles apart
+        "selfplay.certify=warn",  # the loss that the figures were measured with does not keep the roles apart
+        "selfplay.credit.loss=verl",
         f"trainer.default_local_dir={folder}",
     ]
     folder.mkdir(parents=True, exist_ok=True)
