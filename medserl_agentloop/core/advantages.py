@@ -124,7 +124,7 @@ Baselines = dict[str, dict[str, float]]
 
 @dataclass
 class Advantages:
-    """What an estimator gives: (B, T) float32, 0 outside the trained tokens; a critic is fitted to ``returns``."""
+    """The result of an estimator: (B, T) float32, 0 outside the trained tokens; a critic is fitted to ``returns``."""
 
     advantages: torch.Tensor
     returns: torch.Tensor

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Shared:
-    """What all games of one worker share; reading it from the config would cost more than the game."""
+    """Objects that all games of one worker share; reading them from the config would cost more than the game."""
 
     def __init__(self, run: Any, data: Any, tokenizer: Any, server: Any) -> None:
         self.config = config = SelfPlayConfig.from_run(run)
@@ -51,7 +51,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
     """Plays one game as one trajectory."""
 
     _last: ClassVar[tuple[tuple[Any, ...], _Shared] | None] = None
-    """What the process's last game was made from, and what it shares with the next one of the same run."""
+    """The config of the process's last game, and the objects that it shares with the next game of the same run."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -92,7 +92,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
 
 
 class _Seats:
-    """Who plays one game: the live policy, whose turns make the trajectory, and the opponent of an untrained role."""
+    """The players of one game: the live policy, whose turns make the trajectory, and an untrained role's opponent."""
 
     name = ""
 

@@ -16,7 +16,7 @@ METRIC_PREFIX = "selfplay/alarm/"
 
 
 class Alarms(BaseModel):
-    """When a number becomes an alarm."""
+    """Settings that decide when a number becomes an alarm."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -98,7 +98,7 @@ _RULES = (
 
 @dataclass(frozen=True)
 class _Alarm:
-    """An alarm that fires in a step: the number, the limit it is beyond, and for how many steps in a row."""
+    """An alarm that fires in a step: its number, its limit, and the count of steps in a row."""
 
     rule: Rule
     value: float

@@ -70,7 +70,7 @@ class Measure:
 
 
 class CertificateError(RuntimeError):
-    """A claim of the run does not hold; the message says which, and what the cause is."""
+    """A claim of the run does not hold; the message names the claim and the cause."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Certificate:
         return {f"selfplay/certificate/{m.claim}/{m.of}": m.value for m in self.measures}
 
     def __str__(self) -> str:
-        parts = [f"{m.claim} of {m.of} {m.value:.2g} (limit {m.limit:g})" for m in self.measures]
+        parts = [f"{m.claim} of {m.of}: {m.value:.2g}, limit {m.limit:g}" for m in self.measures]
         parts += [f"{claim} not claimed ({reason})" for claim, reason in self.not_claimed.items()]
         return f"{'; '.join(parts)}; {'DOES NOT HOLD' if self.problems else 'holds'}, {self.seconds:.1f} s"
 
@@ -212,7 +212,7 @@ def _short_samples(interaction: Interaction[Any, Any], dataset: Any, count: int)
 
 
 def forward(compute: Callable[[TensorDict], Any], columns: TensorDict, temperature: float, **flags: Any) -> Any:
-    """What verl's workers answer to a batch, a game's three forms in one micro-batch; they raise for MRoPE."""
+    """Ask verl's workers about a batch, with a game's three forms in one micro-batch; they raise for MRoPE."""
     names = ["prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask", "role_ids"]
     batch = columns.select(*names, token_columns.TOKEN_ROLES, strict=False).clone()
     sizes = {"global_batch_size": len(batch), "micro_batch_size_per_gpu": len(FORMS)}
@@ -382,7 +382,7 @@ def credit(
     role_ids: Sequence[torch.Tensor],
     roles: Mapping[str, int],
 ) -> Measure:
-    """What one role's rewards and log-prob drift change in the numbers that the other role is trained with.
+    """Measure how one role's rewards and log-prob drift change the numbers that the other role is trained with.
 
     ``assign`` gives the ``CREDITED`` columns of the run's estimator ``of`` from rewards and from the drift of the
     rollout's log-probs, per row (T,), as ``role_ids``. ``roles`` are those that are measured, each with its id.

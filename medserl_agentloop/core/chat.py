@@ -108,7 +108,7 @@ class ServedModel(ChatClient):
         self._names, self._fields = {"", self.name}, fields
 
     async def check(self) -> dict[str, str]:
-        """Ask for what the server says of its weights; a ValueError shows a wrong address or key."""
+        """Ask the server about its weights; ValueError for a wrong address or key."""
         url, served, model = f"{self.url}/models", dict[str, Any](), str(self.http.options.model)
         with suppress(BadAnswer, KeyError, TypeError):  # not every server lists its models
             try:

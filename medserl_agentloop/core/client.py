@@ -92,7 +92,7 @@ class CircuitBreaker:
 
 
 class ServerAddress(BaseModel):
-    """Where a server is, what it serves, and which key it wants."""
+    """The address of a server, its model, and the key that it wants."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     node: ClassVar[str] = ""  # the config's node with these options; empty where they come from a command line
@@ -104,7 +104,7 @@ class ServerAddress(BaseModel):
     )
 
     def api_key(self) -> str:
-        """The API key, from the environment: configs are logged. A ValueError says what is wrong with it."""
+        """Read the API key from the environment, because configs are logged; ValueError if it cannot be used."""
         if not self.api_key_env:
             return ""
         if not (key := os.environ.get(self.api_key_env, "").strip()):
@@ -118,7 +118,7 @@ class ServerAddress(BaseModel):
         return key
 
     def address(self) -> httpx.URL:
-        """The address, which may hold a user name and a password; a ValueError, which repeats none, if it is none."""
+        """Return the address, which may hold a user and a password; an invalid one is a ValueError without them."""
         with suppress(httpx.InvalidURL):
             url = httpx.URL((self.url or "").strip().rstrip("/"))
             if url.scheme in ("http", "https") and url.host and not (url.query or url.fragment):
@@ -143,7 +143,7 @@ class ServerAddress(BaseModel):
 
 
 class ServerOptions(ServerAddress):
-    """How a server is asked. All limits hold per process."""
+    """Settings of requests to a server. All limits hold per process."""
 
     timeout_s: float = Field(default=300.0, gt=0, description="Seconds that one request may take, answer included.")
     retries: int = Field(
@@ -157,11 +157,11 @@ class ServerOptions(ServerAddress):
 
     @property
     def slow_server(self) -> str:
-        """What a time-out's message says of the keys to change."""
+        """The keys to change that a time-out's message names."""
         return f", {self.node}.timeout_s" if self.node else ""
 
     def breaker(self) -> CircuitBreaker:
-        """When to stop asking; never by default."""
+        """Return the circuit breaker of the requests; by default one that never opens."""
         return CircuitBreaker()
 
     def client(self, path: str = "", timeout_s: float | None = None) -> HttpClient:
@@ -201,7 +201,7 @@ class HttpClient:
         return self._breaker.is_open
 
     async def get(self, path: str) -> Any:
-        """The JSON at ``path``, asked for once; raises :class:`NoAnswer`, whose subclasses say why."""
+        """Get the JSON at ``path`` in one try; raises :class:`NoAnswer`, whose subclasses say why."""
         return await self._request(self._api.get, path, tries=1)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
@@ -269,7 +269,7 @@ def blocking(request: Coroutine[Any, Any, T]) -> T:
 
 
 def without_credentials(place: str) -> str:
-    """What was given as an address, for a message: what stands before an @ may be a password."""
+    """Return an address for a message, without anything before an @, which may be a password."""
     return "***" + "".join(place.rpartition("@")[1:]) if "@" in place else place
 
 
@@ -286,7 +286,7 @@ class AnswerCache(Generic[Answer]):
         self._cache: Any = None  # opened by the process that asks
 
     async def recall(self, content: tuple[str, ...], ask: Callable[[], Awaitable[Answer]]) -> tuple[Answer, bool]:
-        """The answer given before about the same ``content``, or else that of ``ask``; and whether it is the former."""
+        """Return the cached answer for this ``content``, or the answer of ``ask``; and whether it was cached."""
         key = hashlib.sha256(json.dumps([self._kind.__name__, *content]).encode()).hexdigest()
         kept = self._call("get", key)
         with suppress(ValidationError):  # another version's answer

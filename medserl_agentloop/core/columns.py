@@ -23,7 +23,7 @@ TOKEN_ROLES = "token_roles"
 
 
 TOKEN_COUNTS = "token_counts"
-"""What the engine adds to a mini-batch: its :func:`token_counts` over all workers, as verl's ``batch_num_tokens``."""
+"""The engine's addition to a mini-batch: its :func:`token_counts` over all workers, as verl's ``batch_num_tokens``."""
 
 
 def without_padding(batch: KVBatchMeta) -> KVBatchMeta:

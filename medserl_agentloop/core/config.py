@@ -40,7 +40,7 @@ def adapter_names(roles: Sequence[str]) -> dict[str, str]:
 Share = Annotated[float, Field(ge=0)]  # a share, a weight or a coefficient
 
 Normalization = Literal["batch", "kind", "group", "mean", "none"]
-"""What is done to a role's advantages once the estimator's own baseline is taken off.
+"""The normalisation of a role's advantages, after the estimator has subtracted its baseline.
 
 ``batch``: whitened (mean 0, variance 1) over the role's trained tokens of the batch. ``kind``: the same within each
 kind of game. ``group``: divided by the standard deviation of the role's rewards within the prompt group. ``mean``:
@@ -60,7 +60,7 @@ NORMALIZATIONS: Mapping[str, tuple[Normalization, ...]] = {
 
 
 class CreditSettings(BaseModel):
-    """What the role-separated estimators can be told."""
+    """Settings of the role-separated estimators."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -84,7 +84,7 @@ class CreditSettings(BaseModel):
     )
 
     def normalization(self, estimator: str, role: str) -> Normalization:
-        """What ``estimator`` does to the advantages of ``role``; ValueError if the chosen one makes no sense for it."""
+        """Return how ``estimator`` normalises advantages of ``role``; ValueError if the choice makes no sense."""
         allowed = NORMALIZATIONS[estimator]
         chosen = self.normalize.get(role) or allowed[0]
         if chosen not in allowed:
@@ -155,11 +155,11 @@ class SelfPlayConfig(BaseModel):
     )
 
     def trains(self, role: str) -> bool:
-        """Whether the loss sees the tokens of ``role``."""
+        """Return whether the loss sees the tokens of ``role``."""
         return self.train in ("both", role)
 
     def plays(self, role: str) -> bool:
-        """Whether the live policy plays ``role``; an opponent does otherwise."""
+        """Return whether the live policy plays ``role``; otherwise an opponent does."""
         return self.opponent.kind == "live" or self.trains(role)
 
     def anchors(self, done: float = 0.0) -> dict[str, float]:
@@ -172,7 +172,7 @@ class SelfPlayConfig(BaseModel):
         return None
 
     def problems(self) -> Iterator[str]:
-        """What is wrong in a way that no single key shows; sentences that begin with the key."""
+        """Yield problems that involve several keys, as sentences that begin with the key."""
         return iter(())
 
     @classmethod

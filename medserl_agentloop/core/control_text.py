@@ -1,4 +1,4 @@
-"""Control text in strings: what chat templates and reasoning models read as more than words.
+"""Control text in strings: marks that chat templates and reasoning models do not read as plain words.
 
 :func:`as_data` shows untrusted text to a model without any of it. A game's rules, the encoder and the chat client
 take their patterns from here. A new family of models gets its line in one of the two tables.
@@ -34,7 +34,7 @@ MARKUP = re.compile(
     rf"(?=({CONTROL_TOKEN}|<[|\uff5c][^<>\n]{{0,64}}>|<[^\s<>]{{1,64}}>"
     r"|\[(?![A-Z]?[a-z]+\])[|/@]?[A-Za-z_][\w|/@]{0,64}\]))[<\[]"
 )
-"""Where anything begins that some tokenizer may have a token for, and in its group what that is: <think>, <|a b|>,
+"""Beginnings of anything that some tokenizer may have a token for, which is the group: <think>, <|a b|>,
 [TOOL_CALLS], [|user|]; not "BP <140", "[2]" or "[sic]". One may stand inside another."""
 
 JOINER = "\u2060"  # invisible, and no white space to a tokenizer's pre-splitter
@@ -56,10 +56,10 @@ def broken(token: re.Match[str]) -> str:
 
 
 def reasoning_open(prefill: str) -> bool:
-    """Whether the prompt has begun the player's reasoning and left it open."""
+    """Return whether the prompt begins the player's reasoning and leaves it open."""
     return prefill.rfind(THINK) > prefill.rfind(END_THINK)
 
 
 def reasoning_closed(prefill: str) -> bool:
-    """Whether the prompt has ended the reasoning, as templates do that switch thinking off."""
+    """Return whether the prompt ends the reasoning, as templates do that switch thinking off."""
     return prefill.rfind(END_THINK) > prefill.rfind(THINK)

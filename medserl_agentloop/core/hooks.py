@@ -1,4 +1,4 @@
-"""What a run may ask of a game besides playing it: alarms, validation, checks."""
+"""Optional parts of a game besides its play: alarms, validation, checks."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class GameHooks(Generic[R]):
 
     @classmethod
     def check_run(cls, run: Any) -> Iterator[str]:
-        """What of a run's config, a ``core.run_check.RunConfig``, cannot work with this game, one sentence for each."""
+        """Yield a sentence for each fault of the config, a ``core.run_check.RunConfig``, for this game."""
         return iter(())
 
     @classmethod
     def startup_lines(cls, config: DictConfig, selfplay: Any) -> Iterator[str]:
-        """What a run says once before it starts; warnings begin with ``warning:``."""
+        """Yield the lines that a run prints once before it starts; warnings begin with ``warning:``."""
         return iter(())
 
     same_run: ClassVar[tuple[str, ...]] = ()
     """Keys of the game's own under ``selfplay`` that decide what a run learns: a resumed run keeps them."""
 
     def prompts(self) -> list[dict[str, Any]]:
-        """What the roles read, for the run's ``prompts.jsonl``: ``role``, ``template`` and ``messages`` with places."""
+        """Return the prompts for ``prompts.jsonl``: ``role``, ``template`` and ``messages`` with places."""
         return []
 
     @property
@@ -58,7 +58,7 @@ class GameHooks(Generic[R]):
         return ()
 
     def trained_role_won(self, record: R) -> bool | None:
-        """Whether the trained role beat its opponent; None for games that decide nothing between them."""
+        """Return whether the trained role beat its opponent; None for games that decide nothing between them."""
         return None
 
     @classmethod
@@ -67,10 +67,10 @@ class GameHooks(Generic[R]):
         return common_rules(cls.roles)
 
     shown: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """The game's own numbers, label and metric, on the line of each step, which has all rewards anyway."""
+    """The game's own columns, label and metric, of the table of steps; it has the rewards of all roles anyway."""
 
-    def remarks(self, numbers: Mapping[str, float]) -> Iterator[str]:
-        """What a step's numbers give reason to say; each sentence is said once in a run."""
+    def notices(self, numbers: Mapping[str, float]) -> Iterator[str]:
+        """Yield comments on the numbers of a step; the run prints each sentence once."""
         return iter(())
 
     # -- where games are looked at -------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class GameHooks(Generic[R]):
 
     @classmethod
     def sections(cls, record: R, prompts: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
-        """What is shown of a game besides its rewards: its turns as they were played, and the game's own fields.
+        """Return the sections of a game's page, besides its rewards: the turns as played, and the game's own fields.
 
         ``prompts`` is the run's ``prompts.jsonl``, the latest first.
         """

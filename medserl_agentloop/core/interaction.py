@@ -1,4 +1,4 @@
-"""The seam between the core and a game: what a game says of itself, and how it is played between any players.
+"""The interface between the core and a game, and the loop that plays a game between any players.
 
 A game is a subclass of :class:`Interaction`, which ``selfplay.game`` names. :func:`play_game` plays it, with models
 behind a server or in this process; the reward manager and the trainer ask the same class for scores and metrics. It
@@ -25,14 +25,14 @@ from medserl_agentloop.core.records import GameRecord, TurnRecord
 
 AGENT_NAME = "medserl_selfplay"  # ``agent_name`` of the rows that the self-play agent loop plays
 
-NO_ROLE_ID = 0  # what ``role_ids`` holds on tokens of nobody
+NO_ROLE_ID = 0  # ``role_ids`` of tokens that no role wrote, such as prompts
 
 # Private-use characters: no template holds them, and chat templates that strip white space keep them.
 PLACE = re.compile("\ue000(\\w+)\ue000")
 
 
 def place(name: str) -> str:
-    """Where a prompt has room for the untrusted text ``name``."""
+    """Return the placeholder of the untrusted text ``name`` in a prompt."""
     return f"\ue000{name}\ue000"
 
 
@@ -59,7 +59,7 @@ class Prompt:
 
 
 def as_untrusted(messages: Sequence[Message]) -> Prompt:
-    """Messages of whose texts nothing is trusted."""
+    """Return a prompt that treats the text of every message as untrusted."""
     texts = {f"message_{number}": message["content"] for number, message in enumerate(messages)}
     asked = tuple({**message, "content": place(name)} for message, name in zip(messages, texts, strict=True))
     return Prompt(asked, texts)
@@ -67,7 +67,7 @@ def as_untrusted(messages: Sequence[Message]) -> Prompt:
 
 @dataclass(frozen=True)
 class Turn:
-    """Whose turn it is and what they read."""
+    """The next turn: its role, and the prompt that the role reads."""
 
     role: str
     prompt: Prompt  # what is new to them: the opening messages of a conversation, or the next ones
@@ -91,7 +91,7 @@ class Game(Protocol):
     record: Any
 
     def play(self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False) -> None:
-        """Take the turn of whoever's turn it is."""
+        """Take the next turn. ``prefill`` is the part of the answer that the chat template has written."""
 
     def make_void(self, reason: str) -> None:
         """End the game without a result: nobody is rewarded, nothing is trained on."""
@@ -122,7 +122,7 @@ class Interaction(GameHooks[R], ABC, Generic[G, R]):
 
     @abstractmethod
     def next_turn(self, game: G) -> Turn | None:
-        """Whose turn it is; None if the game is over."""
+        """Return the next turn; None if the game is over."""
 
     def next_turns(self, game: G) -> Sequence[Turn]:
         """The turns that can be taken side by side: several conversations of which none reads another."""

@@ -75,7 +75,7 @@ class Liveness:
         self._nodes: Collection[str] = ()
 
     def start(self) -> None:
-        """Remember the nodes of now: those that the run trains on."""
+        """Remember the nodes that the run trains on."""
         self._nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
     def check(self, cause: Exception | None = None, within_s: float = ANSWER_WITHIN_S) -> None:
@@ -94,7 +94,7 @@ class Liveness:
 
 
 def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_S) -> list[str]:
-    """One line per process that is gone, with what Ray knows of its end; all together have some seconds to answer."""
+    """Return a line per dead process, with Ray's account of its end; all together have some seconds to answer."""
     signs_of_life = {actor.__ray_call__.remote(first_failure): name for name, actor in processes}
     answered, _ = ray.wait(list(signs_of_life), num_returns=len(signs_of_life), timeout=answer_within_s)
     dead = []
@@ -113,7 +113,7 @@ def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_
 
 
 def lost_nodes(known: Collection[str]) -> list[str]:
-    """One line per node, of those whose ids are ``known``, that is gone."""
+    """Return a line for each lost node of the ``known`` ids."""
     return [
         f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']}, Ray's id {node['NodeID'][:8]}) was lost"
         for node in ray.nodes()

@@ -1,4 +1,4 @@
-"""What a training step reports of any game: metrics from its records, a line on the screen, a table in W&B.
+"""The report of a training step of any game: metrics from its records, a row on the screen, a table in W&B.
 
 docs/metrics.csv explains every name.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +39,7 @@ _SAME_REWARD = 1e-6  # rewards closer than this are equal: a sum of components i
 def game_metrics(
     records: Sequence[GameRecord], roles: Sequence[str], void_classes: Mapping[str, str] = {}
 ) -> dict[str, float]:
-    """Voids and rewards; what has no game is left out. ``void_classes`` are more classes, by words of the reason."""
+    """Return voids and rewards; metrics without games are omitted. ``void_classes``: class by words of a reason."""
     metrics = {
         "selfplay/games": float(len(records)),
         "selfplay/void_rate": share(g.is_void for g in records),
@@ -143,12 +145,8 @@ def effective_number(counts: Sequence[int]) -> float:
 
 TABLE_NAME = "selfplay/games_table"
 
-_FIRST = (("lost games", "selfplay/lost_games"), ("void", "selfplay/void_rate"))
-_LAST = (
-    ("grad norm", "actor/grad_norm"),
-    ("rollout/actor prob diff", "training/rollout_probs_diff_mean"),  # in bf16 the maximum says nothing
-    ("seconds", "timing_s/step"),
-)
+_ROWS = 20  # of the table of steps, below one line with the names of its columns
+_UNUSUAL = (("lost games", "selfplay/lost_games"), ("void", "selfplay/void_rate"))
 
 
 def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dict[str, float]:
@@ -157,13 +155,34 @@ def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dic
     return finite(numbers) | {f"timing_s/{name}": seconds for name, seconds in timing.items()}
 
 
-def step_line(metrics: Mapping[str, float], roles: Sequence[str], of_game: Sequence[tuple[str, str]]) -> str:
-    """The numbers that say whether a step is healthy on one line, those ``of_game`` and all rewards among them."""
-    rewards = [(f"{role} reward", f"selfplay/{role}/reward") for role in roles]
-    listed = {metric for _, metric in of_game}
-    every = (*_FIRST, *of_game, *(reward for reward in rewards if reward[1] not in listed), *_LAST)
-    shown = [(label, metrics[name]) for label, name in every if name in metrics]
-    return ", ".join(f"{label} {value:.3g}" for label, value in shown if value or label != "void")
+class StepTable:
+    """The table of steps that a run prints: a few aligned numbers. metrics.jsonl has all of them."""
+
+    def __init__(self, roles: Sequence[str], of_game: Sequence[tuple[str, str]]) -> None:
+        rewards = [(f"{role} reward", f"selfplay/{role}/reward") for role in roles]
+        self._columns = [("seconds", "timing_s/step"), *rewards, *of_game]
+        self._printed = 0
+        self._began = 0.0
+
+    def lines(self, step: int, total: int, numbers: Mapping[str, float], alarms: Sequence[str]) -> list[str]:
+        """Return the row of a step, below the names of the columns in every twentieth."""
+        now = time.monotonic()
+        if not self._printed:
+            self._began = now - numbers["timing_s/step"]
+        self._printed += 1
+        # The clock, not the sum of the steps: checkpoints and validation take time between them.
+        left = timedelta(seconds=round((now - self._began) / self._printed * (total - step)))
+        unusual = [f"{label} {numbers[name]:.3g}" for label, name in _UNUSUAL if numbers.get(name)]
+        values = [f"{numbers[name]:.3f}" if name in numbers else "-" for _, name in self._columns]
+        row = self._row(f"step {step}/{total}", total, [str(left), *values], [*unusual, *alarms])
+        if self._printed % _ROWS != 1:
+            return [row]
+        return [self._row("step", total, ["left", *(label for label, _ in self._columns)], ["alarm"]), row]
+
+    def _row(self, step: str, total: int, cells: list[str], rest: list[str]) -> str:
+        widths = [8, *(max(8, len(label)) for label, _ in self._columns)]
+        aligned = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
+        return "  ".join([f"{step:{len(f'step {total}/{total}')}}", *aligned, ", ".join(rest)]).rstrip()
 
 
 def games_table(game: GameHooks[Any], records: Sequence[GameRecord], count: int) -> tuple[list[str], list[list[Any]]]:

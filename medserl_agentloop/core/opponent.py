@@ -1,4 +1,4 @@
-"""Who plays the role that is not trained, where it is not the live policy: ``selfplay.opponent``.
+"""Opponents: models other than the live policy that play the role that is not trained (``selfplay.opponent``).
 
 Its tokens are never part of a trajectory. With a :class:`CheckpointPool` one earlier checkpoint plays each training
 step: the trainer swaps the weights of its server before the games start, and every answer names its weights.
@@ -34,7 +34,7 @@ class _OpponentSampling(BaseModel):
 
 
 class OpponentConfig(ServerOptions):
-    """Who plays the role that is not trained."""
+    """The player of the role that is not trained."""
 
     node: ClassVar[str] = "selfplay.opponent"
 
@@ -61,7 +61,7 @@ class OpponentConfig(ServerOptions):
         return ServerOptions.client(self.model_copy(update={"url": root + path}), timeout_s=timeout_s)
 
     def version(self, model: str, weights: str | None) -> str:
-        """What gave an answer: the ``model`` it names, or a pool's checkpoint; BadAnswer for ``weights`` of no pool."""
+        """Return the ``model`` that an answer names, or a pool's checkpoint; BadAnswer for ``weights`` of no pool."""
         if self.kind != "pool":
             return model or str(self.model)
         if weights is None or not weights.startswith(POOL_VERSION):
@@ -96,7 +96,7 @@ class CheckpointPool:
         return {f"{POOL_VERSION}{number}": path for number, path in kept.items()}
 
     def choose(self, step: int) -> str:
-        """Version of the opponent of ``step``; the same one however often it is asked for."""
+        """Return the version of the opponent of ``step``; the same one on every call."""
         versions = list(self.entries(step))
         if self.config.rule == "latest":
             return versions[-1]

@@ -1,4 +1,4 @@
-"""The record of one game: what every game's has. A game's own record is a subclass with its facts and turns.
+"""The record of one game, with the fields of any game. A game's own record is a subclass with its facts and turns.
 
 The agent loop makes it, the game fills it turn by turn and scores it, the trainer writes it as one JSON line. Many of
 them are one table, and one is shown in sections.
@@ -24,7 +24,7 @@ LARGEST_REWARD = 1e15  # in float32 its square is a number still, and so is the 
 
 
 class OpponentRecord(BaseModel):
-    """Who played the untrained role instead of the policy; ``version`` is its model or checkpoint, if it answered."""
+    """The player of the untrained role; ``version`` is its model or checkpoint, if it answered."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -80,8 +80,8 @@ class GameRecord(BaseModel):
         return self.void is not None
 
     @property
-    def tells(self) -> int:
-        """How much the game tells a reader: the latest of those that tell most is shown first."""
+    def reading_rank(self) -> int:
+        """The rank used to pick the game shown first; ties go to the latest."""
         return int(not self.is_void)
 
     def reward(self, role: str) -> float | None:
@@ -99,7 +99,7 @@ class GameRecord(BaseModel):
             self.rewards, self.turn_rewards = {}, {}
 
     def reward_of_turns(self, roles: Mapping[int, str]) -> dict[int, float]:
-        """What each turn earns, by its number, of those whose roles are given; turns that earn nothing are left out."""
+        """Return the reward of each turn by its number, for the given roles; turns that earn nothing are left out."""
         if self.turn_rewards:
             return {n: sum(self.turn_rewards[n].values()) for n in roles if n in self.turn_rewards}
         last = {role: number for number, role in sorted(roles.items())}
@@ -127,7 +127,7 @@ def read_games(path: str | Path, record: type[R]) -> Iterator[R]:
 
 
 class Column(NamedTuple):
-    """A column of the table of games: its pandas dtype, what it says, and how it is read from a game's record."""
+    """A column of the table of games: its pandas dtype, its meaning, and its value in a game's record."""
 
     dtype: str  # Int64, Float64 and boolean hold missing values
     meaning: str
@@ -135,7 +135,7 @@ class Column(NamedTuple):
 
 
 def _leader(record: GameRecord) -> str:
-    """Who earned most, as the outcome of a game that names none itself."""
+    """Return the role that earned most, as the outcome of a game that names none itself."""
     earned = {role: round(sum(parts.values()), 9) for role, parts in record.rewards.items()}
     first = [role for role, reward in earned.items() if reward == max(earned.values())]
     return "void" if record.is_void else f"{first[0]} earned more" if len(first) < len(earned) else "equal rewards"

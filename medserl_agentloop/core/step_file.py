@@ -1,4 +1,4 @@
-"""What a run writes so that a resumed one goes on with it as it was; used by the trainer.
+"""Files of a run, written so that a resumed run continues them exactly; used by the trainer.
 
 Games and metrics are files of JSON lines that each belong to a training step. A resumed run cuts off the steps it plays
 again, so a file holds every step once whatever killed the run. Baselines, alarms and opponents have a little state.
@@ -82,7 +82,7 @@ class StepFile:
         self.path = Path(path)
 
     def lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
-        """Each line and what it holds, {} if it is half written; ValueError if a step is missing or goes back."""
+        """Yield each line and its object, {} if it is half written; ValueError if a step is missing or goes back."""
         before, remedy = 0, "so the run cannot be resumed with this file: mend the line, or move the file away"
         with self.path.open("rb") if self.path.exists() else BytesIO() as file:
             for number, line in enumerate(file, start=1):
@@ -100,7 +100,7 @@ class StepFile:
                 yield line, row
 
     def cut_after(self, step: int) -> int:
-        """Remove what belongs to steps after ``step``, and a half-written last line; return how many lines that were.
+        """Remove the lines of steps after ``step``, and a half-written last line; return their number.
 
         A file of which nothing would be left is moved aside, to the same name with a number. Raises as ``lines``.
         """
@@ -132,7 +132,7 @@ class StepFile:
             raise
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The objects, in order; a ValueError names file and line of what is no JSON object.
+        """Yield the objects in order; a ValueError names file and line of anything that is no JSON object.
 
         Half a last line, of a file that was copied or left while it was written, is left out and said.
         """
@@ -156,7 +156,7 @@ def to_line(values: dict[str, Any]) -> bytes:
 
 
 def from_line(line: bytes) -> Any:
-    """What a line of a file holds; a ValueError if that is no JSON, or has a number that no table takes."""
+    """Parse a line of a file; ValueError if it is no JSON, or has a number that no table takes."""
     try:
         return json.loads(line, parse_int=_number, parse_float=_number, parse_constant=_number)
     except RecursionError:
@@ -202,7 +202,7 @@ class RunFiles:
             file.write(config.encode())
 
     def resume_after(self, step: int) -> None:
-        """Cut off what steps after the checkpoint of ``step`` wrote, and say so, and what is missing before."""
+        """Remove and report lines of steps after the checkpoint of ``step``, and report lines missing before it."""
         for missing in list(self.missing(step)):
             announce(f"warning: {missing}")
         for file in (self.games, self.metrics):
@@ -211,7 +211,7 @@ class RunFiles:
                 announce(f"{file.path}: {done} {removed} lines of steps after {step}")
 
     def missing(self, step: int) -> Iterator[str]:
-        """What the files lack of the steps up to the checkpoint of ``step``, in sentences; raises as ``lines``."""
+        """Yield a sentence for each gap in the files up to the checkpoint of ``step``; raises as ``lines``."""
         held, half = Counter[int](), b""
         for line, row in self.games.lines():
             held[row.get("step", 0)] += 1
@@ -238,7 +238,7 @@ def _first(texts: Sequence[str]) -> str:
 
 
 State = dict[str, dict[str, int | float | dict[str, int]]]
-"""What one part of a run remembers between two steps: numbers by name, in groups."""
+"""The state that one part of a run keeps between two steps: numbers by name, in groups."""
 
 
 def save_state(folder: str | Path, parts: Mapping[str, State]) -> None:

@@ -93,6 +93,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             self.files.open(resume.config_text(run), config.trainer.default_local_dir, changed=changed)
         self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
         self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
+        self.table = measured.StepTable(self.game.roles, self.game.shown)
         self.stop_reason: str | None = None
         self.liveness = Liveness(partial(game_processes, self), self._where_it_ended)
         self.pool: CheckpointPool | None = None
@@ -307,9 +308,10 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         health = self.health.observe({name: value for name, value in numbers.items() if name not in stale})
         metrics.update(health.metrics)
         self.files.metrics.append([{"step": step, "steps": total, **numbers, **health.metrics}])
-        for remark in self.interaction.remarks(numbers):
-            _announce_once(remark)
-        announce(f"step {step}/{total}: {measured.step_line(numbers, self.game.roles, self.game.shown)}")
+        for notice in self.interaction.notices(numbers):
+            _announce_once(notice)
+        for line in self.table.lines(step, total, numbers, [alarm.rule.name for alarm in health.firing]):
+            announce(line)
         for line in health.lines:
             announce(f"alarm {line}")
         if health.firing and self.selfplay.on_alarm == "stop":

@@ -89,7 +89,7 @@ def play(
         table.add_row(plain(name), f"{value:.4g}")  # components have names of a user's own
     console.print(table)
     void = Counter(record.void for record in records if record.void is not None)
-    for line in (*interaction.remarks(metrics), *(f"void: {n} x {reason}" for reason, n in void.most_common())):
+    for line in (*interaction.notices(metrics), *(f"void: {n} x {reason}" for reason, n in void.most_common())):
         say(console, line)
     if void.total() == len(records):
         raise typer.Exit(1)
@@ -121,7 +121,7 @@ def template_of(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def output_of(command: str, model: str, served: str | None) -> Path:
-    """Where a command writes by default: ``RUN/command/global_step_N``, or ``command/NAME`` for a model of no run."""
+    """Return a command's default output: ``RUN/command/global_step_N``, or ``command/NAME`` for a model of no run."""
     if (run := run_of(model)) is None:
         return Path(command, Path(served or model).name)
     from medserl_agentloop.evaluation.local_models import find_weights  # loads verl

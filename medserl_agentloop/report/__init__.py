@@ -165,7 +165,7 @@ def with_signal(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def typed_frame(rows: list[dict[str, Any]], schema: Mapping[str, Column]) -> pd.DataFrame:
-    """A frame with the columns of a schema; what a row does not have is missing."""
+    """Return a frame with the columns of a schema; absent values of a row are missing."""
     values = {name: [storable(row.get(name)) for row in rows] for name in schema}
     return pd.DataFrame({name: pd.array(values[name], dtype=column.dtype) for name, column in schema.items()})
 
@@ -183,12 +183,12 @@ def headline_metrics(game: GameClass, roles: Iterable[str]) -> list[str]:
 
 
 def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
-    """Print a run's metrics and one game: ``number``, from 1, or the one that tells most. ValueError if none."""
+    """Print a run's metrics and one game: ``number``, from 1, or the one that ranks highest. ValueError if none."""
     game, records = read_run(run)
     shown, total, most = None, 0, -1
     for total, record in enumerate(records, start=1):
-        if total == number or (number is None and record.tells >= most):
-            shown, place, most = record, total, record.tells
+        if total == number or (number is None and record.reading_rank >= most):
+            shown, place, most = record, total, record.reading_rank
     if shown is None:
         raise ValueError(f"{run} holds games 1 to {total}, there is no game {number}")
     console.print(render_game(shown, game, title=f"game {place} of {total}"))

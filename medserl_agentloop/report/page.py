@@ -47,7 +47,7 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
         "played": played,
         "games": len(shown),
         "chunk": CHUNK,
-        "first": max(range(len(shown)), key=lambda n: (shown[n][1].tells, n)),
+        "first": max(range(len(shown)), key=lambda n: (shown[n][1].reading_rank, n)),
         "columns": {**values, **words, "run": runs_coded},
         "meanings": {name: column.meaning for game, _ in sampled for name, column in game.columns.items()},
         "filters": ["run", *(name for name in words if _is_filter(name, words[name]["words"]))],
@@ -91,7 +91,7 @@ def _line(record: GameRecord, game: GameClass, prompts: list[dict[str, Any]]) ->
 
 
 def prompts_of(run: Path) -> list[dict[str, Any]]:
-    """What the run's roles read, as the run wrote it down, the latest first; nothing where it did not."""
+    """Return the roles' prompts as the run recorded them, the latest first; empty if it did not."""
     path = run / PROMPTS_FILE
     return list(StepFile(path).read())[::-1] if path.exists() else []
 
@@ -125,7 +125,7 @@ def _coded(values: pd.Series) -> dict[str, Any]:
 
 
 def _is_filter(name: str, words: Sequence[str | None]) -> bool:
-    """Whether a column of words is worth a filter; yes and no follow from others, but for the signal."""
+    """Return whether a column of words is worth a filter; yes and no follow from others, but for the signal."""
     is_id, is_flag = name == "uid" or name.endswith("_id"), {"yes", "no"} >= set(words) - {None}
     return 1 < len(words) <= MOST_WORDS and not is_id and (name == "signal" or not is_flag)
 

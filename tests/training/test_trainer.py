@@ -31,7 +31,7 @@ from medserl_agentloop.core.columns import ANCHOR_COLUMN, TOKEN_COUNTS, TOKEN_RO
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.credit import RoleCredit, role_token_metrics
 from medserl_agentloop.core.loss import context_gaps, context_leak_metrics, selfplay_loss
-from medserl_agentloop.core.metrics import staleness_metrics, step_line, step_numbers, turn_metrics
+from medserl_agentloop.core.metrics import StepTable, staleness_metrics, step_numbers, turn_metrics
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import RunFiles
 from medserl_agentloop.core.trainer import PPOTrainer, SelfPlayReplayBuffer, SelfPlayTrainerSync
@@ -110,28 +110,22 @@ def test_a_claim_that_does_not_hold_ends_a_run_unless_it_is_only_to_warn(
     assert (tmp_path / CERTIFICATE_FILE).is_file()
 
 
-@pytest.mark.parametrize(
-    ("game", "metrics", "line"),
-    [
-        (MedicalGameInteraction, {"selfplay/attacker/reward": -0.5}, "reward -0.5"),
-        (MedicalGameInteraction, {"selfplay/void_rate": 0.0}, ""),
-        (KuhnPoker, {"selfplay/void_rate": 0.25}, "void 0.25"),
-        (
-            KuhnPoker,
-            {"training/rollout_probs_diff_mean": 1e-3, "training/rollout_probs_diff_max": 0.4},
-            "rollout/actor prob diff 0.001",
-        ),
-        (
-            KuhnPoker,
-            {"selfplay/first/reward": -0.5, "selfplay/second/reward": 0.5, "selfplay/illegal_rate": 0.1},
-            "illegal 0.1, first reward -0.5, second reward 0.5",
-        ),
-    ],
-)
-def test_step_line_has_the_reward_of_every_role_and_omits_absent_parts(
-    game: Any, metrics: dict[str, float], line: str
-) -> None:
-    assert step_line(metrics, game.roles, game.shown) == line
+def test_step_table_has_rewards_the_games_columns_and_what_is_unusual() -> None:
+    table = StepTable(KuhnPoker.roles, KuhnPoker.shown)
+    numbers = {"timing_s/step": 2.0, "selfplay/first/reward": -0.5, "selfplay/second/reward": 0.5}
+    header, row = table.lines(1, 10, {**numbers, "selfplay/void_rate": 0.25}, ["void_games"])
+    assert header.split("  ")[0].strip() == "step" and len(header) == row.index("void") + len("alarm")
+    assert row.split() == ["step", "1/10", "0:00:18", "2.000", "-0.500", "0.500", "-", "void", "0.25,", "void_games"]
+    for label, cell in (("first reward", "-0.500"), ("second reward", " 0.500"), ("illegal", "-")):
+        assert header.index(label) + len(label) == row.index(f" {cell} ") + len(f" {cell}"), "aligned"
+    assert table.lines(2, 10, {**numbers, "selfplay/illegal_rate": 0.1}, [])[0].endswith("0.100")
+
+
+def test_step_table_repeats_its_header_every_twenty_rows() -> None:
+    table = StepTable(MedicalGameInteraction.roles, MedicalGameInteraction.shown)
+    printed = [table.lines(step, 60, {"timing_s/step": 1.0}, []) for step in range(30, 61)]
+    assert [step for step, lines in enumerate(printed, start=30) if len(lines) == 2] == [30, 50]
+    assert {len(lines[-1]) for lines in printed} == {len(printed[0][-1])}
 
 
 MASK = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]])

@@ -1,4 +1,4 @@
-"""What a run's config must be so that self-play is right; every refusal says what to write instead.
+"""Check a run's config before self-play; every refusal says what to write instead.
 
 A rule stands here only if without it the run would be wrong in silence, or would end after hours. What verl, Hydra or
 torch say themselves within minutes is left to them. Whether the roles are apart is left to the certificate, which
@@ -95,7 +95,7 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
 
 
 def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[str]]:
-    """What the start of a run would refuse, and what it warns of; ``schema`` is verl's own config."""
+    """Return refusals and warnings for the start of a run; ``schema`` is verl's own config."""
     warned = [f"{key} is not a key of verl's config; nothing in verl reads it" for key in unknown_keys(config, schema)]
     if "selfplay" not in config:  # a warm start
         return [], warned
@@ -115,7 +115,7 @@ def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[st
 
 
 def _no_numbers(config: DictConfig, schema: DictConfig) -> Iterator[str]:
-    """Keys that are numbers in verl's config and hold something else: whoever reads them first names no key."""
+    """Keys that are numbers in verl's config and hold something else, which verl reports without the key."""
     for key, default in leaves(schema):
         value = OmegaConf.select(config, key)
         several = key.endswith("_threshold")  # two numbers, as text
@@ -206,7 +206,7 @@ def _opponent(run: RunConfig) -> Iterator[str]:
 
 
 def _adapters(run: RunConfig) -> Iterator[str]:
-    """What LoRA trains is loaded, saved so that it can be read, and met by the tokens of its own role."""
+    """Check that adapters are loaded, saved in a readable form, and used for the tokens of their own role."""
     rank, path, merge = run.lora_rank, f"{MODEL}.lora_adapter_path", f"{MODEL}.lora.merge"
     if not rank and run[path] is not None:
         yield f"{path}={run[path]} is not loaded with {MODEL}.lora_rank=0. Set lora_rank to the adapter's own."

@@ -19,7 +19,7 @@ from medserl_agentloop.paths import did_you_mean, resource
 
 VERL = "verl's "
 VERL_CONFIGS, PPO, SFT = "verl.trainer.config", "ppo_trainer", "sft_trainer_engine"
-"""Where verl's configs are, and names of two: of its PPO trainer, and of its SFT trainers."""
+"""The folder of verl's configs, and the names of its PPO trainer's and its SFT trainers' config."""
 
 
 class Setting(NamedTuple):
@@ -95,7 +95,7 @@ def settings(recipe: str, overrides: list[str]) -> list[Setting]:
 
 
 def _origins(loader: ConfigLoaderImpl, name: str, overrides: list[str]) -> dict[str, str]:
-    """What set each key last. A later config of the defaults list takes precedence, then the overrides in order."""
+    """Return the source of each key's value. A later config of the defaults list wins, then the overrides in order."""
     listed = loader.compute_defaults_list(name, overrides, RunMode.RUN)
     origins: dict[str, str] = {}
     for default in listed.defaults:

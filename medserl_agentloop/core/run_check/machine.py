@@ -1,4 +1,4 @@
-"""What a run needs of the machine and the files it starts with: the common mistakes of a first hour.
+"""Check the machine and the files that a run starts with, for the common mistakes of a first hour.
 
 :data:`CHECKS` is asked by the recipes' Hydra callback, before Ray is up, and by ``medserl doctor``.
 """
@@ -80,7 +80,7 @@ def cpus(run: RunConfig) -> Iterator[str]:
 
 
 def stays_here(run: RunConfig) -> bool:
-    """Whether all processes of a run are on this machine."""
+    """Return whether all processes of a run are on this machine."""
     return cluster_of(run["ray_kwargs.ray_init.address"])[0] is None and run["trainer.nnodes"] == 1
 
 

@@ -33,7 +33,7 @@ Finding = str | tuple[Literal["warn"], str]
 
 
 def checkpoints(run: RunConfig) -> Iterator[Finding]:
-    """The run that it resumes, if any, is the same one, can be read, and has steps left to train."""
+    """Check that the run to resume, if any, is the same one, can be read, and has steps left to train."""
     folder, mode = Path(run["trainer.default_local_dir"]), run["trainer.resume_mode"]
     if mode == "resume_path" and run["trainer.resume_from_path"]:
         yield from _written_by_others(run, Path(run["trainer.resume_from_path"]))

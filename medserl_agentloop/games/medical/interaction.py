@@ -15,7 +15,7 @@ from medserl_agentloop.core.interaction import Interaction, PlannedRow, Prompt, 
 from medserl_agentloop.core.records import Pieces, Section, as_text
 from medserl_agentloop.games.medical import metrics as measured
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges import WHAT_IT_CANNOT_SEE, Judge, build_judge, judge_game
+from medserl_agentloop.games.medical.judges import UNREAD_WARNING, Judge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems
 from medserl_agentloop.games.medical.prompting import load_profile, plan_row, template_name
 from medserl_agentloop.games.medical.records import (
@@ -51,16 +51,14 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         "selfplay/assessor/recall",
         "selfplay/assessor/false_positive_rate",
         "selfplay/shortcut/index",
+        "selfplay/attacker/parse_rate",
+        "selfplay/assessor/parse_rate",
     )
     same_run = ("profile", "error_types", "reward", "reward_terms", "judge", "judge_server.model", "blind.model")
     shown = (
-        ("attacker parsed", "selfplay/attacker/parse_rate"),
         ("valid", "selfplay/attacker/valid_rate"),
-        ("undetected", "selfplay/attacker/success_rate"),
-        ("reward", "selfplay/attacker/reward"),
-        ("assessor parsed", "selfplay/assessor/parse_rate"),
+        ("undetected", "selfplay/attacker/undetected_rate"),
         ("accuracy", "selfplay/assessor/accuracy"),
-        ("reward", "selfplay/assessor/reward"),
     )
 
     def __init__(self, config: MedicalConfig, tokens: Any = None) -> None:
@@ -169,9 +167,9 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     def rules(cls) -> tuple[Rule, ...]:
         return (*measured.RULES, *common_rules(cls.roles))
 
-    def remarks(self, numbers: Mapping[str, float]) -> Iterator[str]:
+    def notices(self, numbers: Mapping[str, float]) -> Iterator[str]:
         if numbers.get(measured.UNREAD_RATE):
-            yield WHAT_IT_CANNOT_SEE
+            yield UNREAD_WARNING
 
     def read_validation_set(self, dataset: Any) -> None:
         rows = zip(dataset.dataframe["data_source"], dataset.dataframe["extra_info"], strict=True)
@@ -213,7 +211,7 @@ def _turn(role: Role, result: str, turn: AttackRecord | AssessmentRecord, text: 
 
 
 def _read(record: MedicalRecord, prompts: Sequence[Mapping[str, Any]], role: Role, note: str) -> str:
-    """What the role literally read: as the run wrote it down, else as the profile is now."""
+    """Return the text that the role read: as the run recorded it, else as the profile is now."""
     wanted = (role.value, template_name(role, record.spec.task))
     for row in prompts:
         if (row.get("role"), row.get("template")) == wanted and row["step"] <= record.step:

@@ -33,7 +33,7 @@ JUDGES = {
     "http": "medserl_agentloop.medical_team.protocol:HttpJudge",
     "llm": "medserl_agentloop.games.medical.judges.llm:LlmJudge",
 }
-WHAT_IT_CANNOT_SEE = (  # said once by whoever plays games with it
+UNREAD_WARNING = (  # printed once by a run or command that plays games with ``labels``
     "judge labels: nobody reads the rewritten notes. A valid attack counts as having done what its row asks for, so "
     f"a harmless edit is paid as an error, and the assessor that sees through it is punished ({UNREAD_RATE} in "
     "metrics.jsonl is the share of such notes). docs/judges.md has judges that read."

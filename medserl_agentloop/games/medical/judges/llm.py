@@ -1,4 +1,4 @@
-"""The judge that is a language model: what it is asked, how its answer is read, and who asks.
+"""The judge that is a language model: its prompt, the reading of its answer, and its clients.
 
 A note is text of the player that is judged: each of its lines gets a number, so that none passes for a line of the
 prompt; it stands between two markers that no note can know; nothing in it passes for control text.
@@ -44,7 +44,7 @@ Words = Annotated[str, AfterValidator(lambda text: text.encode(errors="replace")
 
 
 class Verdict(BaseModel):
-    """All that the model is asked to write. The reason comes first: it is written before the verdict."""
+    """The answer that the model is asked for. The reason comes first, so that it is written before the verdict."""
 
     # Servers get this docstring with the schema, and it is part of the keys of judge_server.cache.
 
@@ -83,7 +83,7 @@ def read_answer(text: str, kind: type[Answer], note: str = "") -> Answer:
 
 
 def shown_notes(presented: str, original: str) -> dict[str, Any]:
-    """What the templates show of two notes: lines with a number, and a ``marker`` that no note can hold."""
+    """Return the notes as the templates show them: numbered lines, and a ``marker`` that no note can hold."""
     before, after = split_sentences(original), split_sentences(presented)
     runs = changed_runs(before, after)
     gone = {number for start, end, _, _ in runs for number in range(start, end)}
@@ -209,7 +209,7 @@ class BlindReader:
 
 
 def _is_wrong(record: MedicalRecord, number: int | None) -> bool:
-    """Whether the sentence of this number, from 1, is one that the game knows to be wrong, or a part of one."""
+    """Return whether the sentence of this number, from 1, is known to be wrong, or part of one that is."""
     sentences = split_sentences(record.presented_note or "")
     if number is None or not 1 <= number <= len(sentences):
         return False

@@ -1,4 +1,4 @@
-"""How good a run's judge is, by the report that ``medserl judge calibrate`` writes, and whether it can be asked."""
+"""Check a run's judge: its quality, by the report of ``medserl judge calibrate``, and whether it answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CountedShare(BaseModel):
 
     @classmethod
     def of(cls, facts: Iterable[bool | None]) -> CountedShare:
-        """How many are true of the facts that are not None."""
+        """Count the true ones of the facts that are not None."""
         known = [fact for fact in facts if fact is not None]
         return cls(hits=sum(known), items=len(known))
 
@@ -51,7 +51,7 @@ class CountedShare(BaseModel):
 
     @computed_field
     def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval of it."""
+        """Wilson's 95 % interval of the share."""
         low, high = wilson_interval(self.hits, self.items)
         return round(low, 4), round(high, 4)
 
@@ -115,7 +115,7 @@ def judge_identity(config: MedicalConfig, served: str | None = None) -> dict[str
 
 
 def judge_problems(run: RunConfig) -> Iterator[str]:
-    """What keeps a run's judge from being asked or trusted, a sentence with the key to set for each."""
+    """Yield a sentence, with the key to set, for each reason why a run's judge cannot be asked or trusted."""
     selfplay: Any = run.selfplay
     for key, check in (("profile", load_profile), ("judge", judge_class)):
         try:
@@ -216,7 +216,7 @@ def unanswered(config: MedicalConfig) -> str | None:
 
 
 def judge_lines(config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
-    """What a run says once of its judge: that it does not answer yet, and how good it is."""
+    """Yield the lines that a run prints of its judge: whether it answers, and how good it is."""
     if "ConnectError" in (reason := unanswered(selfplay) or ""):
         raise ConfigError(
             f"{_NODE}.url={selfplay.judge_server.url} cannot be connected to ({reason}). Start the judge first, or "
