@@ -21,7 +21,8 @@ def chromium() -> str:
 def browser(chromium: str) -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
     with api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        shown = ["--hide-scrollbars"]  # of playwright's own options: scroll bars take room on the reader's screen
+        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"], ignore_default_args=shown)
         yield opened
         opened.close()
 

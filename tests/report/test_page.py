@@ -59,7 +59,7 @@ def test_page_shows_the_prompts_of_the_run_though_the_profile_changed(tmp_path: 
 
 
 def reads(game: MedicalRecord, prompts: list[dict[str, Any]]) -> list[str]:
-    """What each role of a game read."""
+    """Return the text that each role of a game read."""
     sections = MedicalGameInteraction.sections(game, prompts)
     return [text for section in sections for label, text in section.folded.items() if label.startswith("what the")]
 
@@ -96,6 +96,8 @@ def test_the_page_opens_offline_on_a_game_that_fooled_the_assessor(view: Any) ->
     assert "alarm: point at it for its name" in view.inner_text("#plots") and "checkpoint" in view.inner_text("#plots")
     heads = view.locator("#head span").all_text_contents()
     assert heads == ["step", "category", "outcome", "attacker reward", "assessor reward"]
+    too_wide = "list => { list.style.overflowY = 'scroll'; return list.scrollWidth > list.clientWidth; }"
+    assert not view.locator("#list").evaluate(too_wide), "the last column is cut off beside a scroll bar"
 
 
 def test_model_text_is_shown_as_text_and_runs_nothing(view: Any) -> None:
