@@ -1,4 +1,4 @@
-"""One case, whatever file it came from: its two notes, what contradicts itself in it, and which notes are alike.
+"""A case from any file: its two notes, its contradictions, and the search for similar notes.
 
 ``reader.py`` makes cases of files, and ``rows.py`` makes the rows of games of cases.
 """
@@ -25,14 +25,14 @@ _MARKS_OF_UW = re.compile(r"<[A-Z][A-Z _-]*/>")
 
 
 class MedecFormatError(ValueError):
-    """An input file is not what it should be; the message is a sentence that names file, row and column.
+    """An input file is invalid; the message is a sentence that names file, row and column.
 
     Of several problems the message has the first one and their number, and the exception's notes have the next nine.
     """
 
 
 class EditTag(str, Enum):
-    """How the clean note differs from the error note."""
+    """The kind of difference between the clean note and the error note."""
 
     LOCAL = "local_edit"  # exchanging the two sentences in place gives the clean note
     NON_LOCAL = "non_local_edit"  # the corrected sentence stands elsewhere, or more was changed
@@ -81,14 +81,14 @@ class Case:
 
     @property
     def pair_source(self) -> str:
-        """Where the clean note was read: in the error row (``in_row``) or the ``twin``; ``unpaired`` with one note."""
+        """The source of the clean note: the error row (``in_row``) or the ``twin``; ``unpaired`` with one note."""
         if self.error_note is None or self.clean_note is None:
             return "unpaired"
         return "twin" if self.clean_from_twin else "in_row"
 
     @cached_property
     def edit_tag(self) -> EditTag:
-        """How the two notes differ; differences in white space do not count."""
+        """The kind of difference between the two notes; white space does not count."""
         if self.error_note is None or self.clean_note is None:
             return EditTag.NO_PAIR
         wrong, right = one_line(self.error_note), one_line(self.clean_note)

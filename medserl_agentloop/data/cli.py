@@ -1,4 +1,4 @@
-"""The ``medserl data`` commands and what they print. The scripts of ``data_prep`` are the same commands."""
+"""The ``medserl data`` commands and their output. The scripts of ``data_prep`` are the same commands."""
 
 from __future__ import annotations
 

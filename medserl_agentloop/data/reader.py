@@ -71,7 +71,7 @@ def _count(label: str) -> int:
 
 @dataclass
 class ReadReport:
-    """What became of one input's records; the readers count, and the labels say what.
+    """Counts of one input's records, by the reader's labels.
 
     ``records == dropped_empty + pairs + twins + clean_only + error_only + contradicting``: nothing else is lost.
     OpenRLHF files are the exception: up to four of their rows are about one case.
@@ -106,7 +106,7 @@ class ReadResult(NamedTuple):
 def read_files(
     paths: Iterable[Path], *, join: Sequence[Path] = (), repair_encoding: bool = False, as_published: bool = False
 ) -> ReadResult:
-    """Read every input and make sure that no row occurs in two of them; a MedecFormatError says what is not right.
+    """Read every input and check that no row occurs in two of them; MedecFormatError for an invalid input.
 
     The cases of OpenRLHF rows are looked up in the files of ``join``. With ``repair_encoding``, UTF-8 that was read as
     cp1252 is put right in every field alike. With ``as_published``, every row is a case of its own, its texts exactly
@@ -146,7 +146,7 @@ def read_files(
 
 @dataclass
 class Intake:
-    """One input while it is read: the row of every text id in all inputs so far, its report, what is wrong in it."""
+    """An input while it is read: the row of every text id in all inputs so far, its report and its problems."""
 
     claims: dict[str, str]
     repair: bool
@@ -161,8 +161,8 @@ class Intake:
             self.report.repaired += values != before
         return Cells(place, values, self.as_published)
 
-    def takes(self, cells: Cells, text_id: str) -> bool:
-        """Count a row; whether nothing is wrong with it."""
+    def accepts(self, cells: Cells, text_id: str) -> bool:
+        """Count a row; return whether it has no fault."""
         self.report.records += 1
         if first := text_id and self.claims.get(text_id):
             cells.problems.append(
@@ -223,7 +223,7 @@ class Cells:
         return text_id
 
     def flag(self, column: str) -> bool:
-        """Whether the row's note has an error: 0 or 1 in any spelling, or True or False."""
+        """Return whether the row's note has an error: 0 or 1 in any spelling, or True or False."""
         text = self.values[column].strip().lower()
         number = {"true": 1, "false": 0}.get(text, _whole_number(text))
         if number not in (0, 1):
@@ -315,7 +315,7 @@ def _read_rows(records: Iterable[tuple[str, dict[str, str]]], intake: Intake) ->
     for place, values in records:
         cells = intake.cells(place, values)
         case = _case_of_row(cells, intake.report.sha256)
-        if intake.takes(cells, case.case_id):
+        if intake.accepts(cells, case.case_id):
             rows.append(case)
     by_id = {row.case_id: row for row in intake.consistent(rows)}
     # A clean row may stand before its error row, so the twins are known only after one pass over all.
@@ -478,7 +478,7 @@ def _read_pairs(text: str, intake: Intake) -> Iterator[Case]:
             error_type=cells.error_type("error_type"),
             source_sha256=intake.report.sha256,
         )
-        if intake.takes(cells, case.case_id):
+        if intake.accepts(cells, case.case_id):
             cases.append(case)
     return iter(intake.consistent(cases))
 

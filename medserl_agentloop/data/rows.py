@@ -76,11 +76,11 @@ SCHEMA: Any = pa.schema(
 Row = dict[str, Any]  # one parquet row, as ``SCHEMA`` declares it
 Mix = Mapping[Category, int]  # shares in the smallest whole numbers
 Exclusions = defaultdict[str, list[tuple[str, str | None]]]
-"""What gives no row, or not every row it could: reason -> id and detail of each."""
+"""Cases without a row, or with fewer rows than possible: reason -> id and detail of each."""
 
 
 class RowPlan(BaseModel):
-    """Which rows to make. A ValueError names the option that is wrong."""
+    """The plan of the rows to make. A ValueError names the option that is wrong."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -138,7 +138,7 @@ class ConvertOptions(RowPlan):
 
 @dataclass(frozen=True)
 class SplitRows:
-    """The rows of both splits, and an account of what was made and what was left out."""
+    """The rows of both splits, and an account of the rows made and the cases left out."""
 
     train: list[Row]
     val: list[Row]
@@ -149,7 +149,7 @@ class SplitRows:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """How many there are of each of the exclusions."""
+        """The number of exclusions by reason."""
         return {reason: len(rows) for reason, rows in self.exclusions.items() if rows}
 
 
@@ -190,7 +190,7 @@ def format_mix(mix: Mix) -> str:
 
 
 def convert_files(options: ConvertOptions) -> tuple[ReadResult, SplitRows]:
-    """Make the rows of both splits, and write them unless it is a dry run; a ValueError says what is not right."""
+    """Make the rows of both splits, and write them unless it is a dry run; ValueError for an invalid input."""
     reading = partial(read_files, join=options.join or (), repair_encoding=options.repair_encoding)
     read = reading([*options.input, *(options.val_input or ())])
     exclusions: Exclusions = defaultdict(list)
@@ -336,7 +336,7 @@ def _parquet_row(case: Case, category: Category, index: int, split: str, label: 
 
 
 def _usable(cases: Sequence[Case], mix: Mix, exclusions: Exclusions) -> list[Case]:
-    """The cases in an order that does not depend on that of the input; notes what they cannot serve."""
+    """Return the cases in an order independent of the input's; record the categories that they cannot serve."""
     labels = {category.seed_label for category in mix}
     for case in cases:
         if case.twin_text_id and not case.clean_from_twin:
@@ -384,7 +384,7 @@ def _sharing_a_note(cases: list[Case]) -> list[list[str]]:
 
 
 def _counts(split: str, mix: Mix, capacity: Mapping[Category, int], rows: int | None) -> dict[Category, int]:
-    """How many rows of each category a split gets; ``capacity`` is how many cases can serve a category.
+    """Return the number of rows of each category in a split; ``capacity`` counts the cases that can serve a category.
 
     Without ``rows`` the most that capacity allows at this very mix, or up to its shares where that is too few for it;
     else exactly ``rows``, each category within one row of its share (largest remainders).

@@ -110,7 +110,7 @@ def _table(path: Path) -> tuple[pa.Table, list[str]]:
 
 
 def _answers(case: Case, profile: PromptProfile) -> dict[Category, str] | str:
-    """What is answered in each game: two assessments, and the attack if the game's limits allow it.
+    """Return the answers of each game: two assessments, and the attack if the game's limits allow it.
 
     A text says why the case cannot be taught.
     """
@@ -224,7 +224,7 @@ def rows_of_games(
 
 
 def _why_not_taught(game: MedicalRecord, turn: AttackRecord | AssessmentRecord) -> str:
-    """Why a turn is not taught; empty if it is."""
+    """Return the reason why a turn is not taught; empty if it is."""
     if game.outcome is Outcome.VOID or game.judgement is None:
         return WRONG
     if turn.violations or turn.truncated:

@@ -55,7 +55,7 @@ _MAY_BE_ABSENT = ("target_label", "error_note", "clean_note", "error_type", "err
 
 
 class Check(str, Enum):
-    """What is checked, in the order of the final table."""
+    """The checks, in the order of the final table."""
 
     MANIFEST = "files are those of their manifest"
     SCHEMA = "columns, and no missing values"
@@ -69,7 +69,7 @@ class Check(str, Enum):
 
 @dataclass
 class Report:
-    """What was read by file, and the problems by check, in sentences. Rows are counted from 0, as verl does."""
+    """The files that were read, and the problems by check, in sentences. Rows are counted from 0, as in verl."""
 
     files: dict[str, Counter[str]] = field(default_factory=dict)
     problems: list[tuple[Check, str]] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every check holds; warnings do not count."""
+        """True if every check holds; warnings do not count."""
         return not self.failures
 
     def add(self, check: Check, file: str, row: int | None, message: str, *, warning: bool = False) -> None:
@@ -190,7 +190,7 @@ def _open_as_verl(path: Path) -> Any:
 
 
 def _wrong_values(row: Row) -> str:
-    """Return what a row lacks, or that another agent loop plays it; empty if neither."""
+    """Return the values that a row lacks, or that another agent loop plays it; empty if neither."""
     facts = row["extra_info"] or {}
     missing = [name for name in SCHEMA.names if row[name] is None]
     missing += [f"extra_info.{name}" for name, value in facts.items() if value is None and name not in _MAY_BE_ABSENT]
@@ -204,7 +204,7 @@ def _wrong_values(row: Row) -> str:
 def _repeated(
     first: dict[tuple[str, str], tuple[str, str]], spec: GameSpec, split: str, place: str
 ) -> Iterator[tuple[Check, str]]:
-    """What an earlier row of any file has that only this one may have; ``first`` remembers split and place."""
+    """Yield a problem if an earlier row of any file has the same index, case or note; ``first`` remembers them."""
     _, earlier = first.setdefault(("index", str(spec.index)), (split, place))
     if earlier != place:
         yield Check.INDEX, f"index {spec.index} is already that of {earlier}; give every row of all files its own"
@@ -234,7 +234,7 @@ def _check_near_duplicates(report: Report, first: dict[tuple[str, str], tuple[st
 
 
 def _check_labels(report: Report, file: str, specs: Sequence[GameSpec], only_eval: bool) -> None:
-    """Counts the labels, and reports what would let a player guess them."""
+    """Count the labels, and report features that would let a player guess them."""
     counts = report.files[file]
     counts.update(spec.target_label.value for spec in specs)
     harmful, safe = counts["harmful"], counts["safe"]
@@ -251,7 +251,7 @@ def _check_labels(report: Report, file: str, specs: Sequence[GameSpec], only_eva
 
 
 def _unchecked(report: Report, paths: Sequence[Path], splits: set[str]) -> dict[Check, str]:
-    """What says nothing about the files although it found nothing wrong."""
+    """Return the checks that passed only because they had nothing to look at."""
     loose = [path.name for path in paths if in_manifest(path) is None]
     files = report.files.values()
     unseen = ", ".join(name for name, file in report.files.items() if not file["harmful"] + file["safe"])
