@@ -1,4 +1,4 @@
-"""``medserl evaluate``: what a model is asked about, and what becomes of its answers: predictions, scores and files.
+"""``medserl evaluate``: ask a model about notes, and turn its answers into predictions, scores and files.
 
 The prompt, the reading of an answer and the scores are those of verl's validation, so both give the same numbers.
 Twins and shortcuts show whether a model judges medicine, or something that goes with it.
@@ -234,7 +234,7 @@ async def ask(
 
 
 def score_twins(given: Sequence[Prediction | None]) -> dict[str, Any]:
-    """How the notes of ``read_twins`` were judged, with intervals; ``bias`` is the share called wrong less one half."""
+    """Score the notes of ``read_twins``, with intervals; ``bias`` is the share called wrong less one half."""
     cases = list(zip(given[::2], given[1::2], strict=True))
     read = [(a.flag, b.flag) for a, b in cases if a is not None and b is not None and a.parsed and b.parsed]
     bias = [(wrong + right) / 2 - 0.5 for wrong, right in read]
@@ -267,7 +267,7 @@ SHORTCUTS: Mapping[str, Callable[[ReferenceNote], str]] = {
 def read_answers(
     sets: Mapping[str, Sequence[ReferenceNote]], replies: Mapping[Question, Reply], samples: int, parser: TurnFormat
 ) -> tuple[dict[str, list[Prediction | None]], list[dict[str, Any]]]:
-    """What the answers on each note say by majority, by set, None without any; and a line on each answer."""
+    """Return the majority answer on each note by set, None without any; and a line on each answer."""
     predictions: dict[str, list[Prediction | None]] = {}
     lines = []
     for name, note in ((name, note) for name, notes in sets.items() for note in notes):

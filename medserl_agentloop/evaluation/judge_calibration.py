@@ -1,4 +1,4 @@
-"""``medserl judge``: serve a judge, or ask it and its blind reader about what is known: how good are they?
+"""``medserl judge``: serve a judge, or measure it and its blind reader on edits whose truth is known.
 
 The judge sees what a run would show it, without the case's other note, which would be the answer here.
 """
@@ -88,7 +88,7 @@ class _Known:
         )
 
     def passes(self, config: MedicalConfig) -> bool:
-        """Whether the rules let the edit through as an attack, so that a run asks its judge about it."""
+        """Return whether the edit passes the rules as an attack, so that a run asks its judge about it."""
         case = self.case
         spec = replace(
             self.game().spec,
@@ -109,7 +109,7 @@ OneOf = Callable[[Mapping[str, Rule], str], tuple[str, str] | None]
 def _choose(
     of_case: Callable[[Case, OneOf], Iterator[_Known]], cases: Sequence[Case], limit: int | None, seed: int
 ) -> list[_Known]:
-    """At most ``limit`` of what the cases give, of each kind; the cases come in an order drawn by the seed."""
+    """Choose at most ``limit`` edits of each kind; the cases come in an order drawn by the seed."""
     found: dict[str, list[_Known]] = defaultdict(list)
     uses: Counter[str] = Counter()
     for case in random.Random(seed).sample(cases, len(cases)):

@@ -75,7 +75,7 @@ def fingerprint(weights: Path) -> str:
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
-    """What a results file says of the model in a folder; ``sha256`` is its :func:`fingerprint`."""
+    """Return the facts about the model in a folder for a results file; ``sha256`` is its :func:`fingerprint`."""
     weights = find_weights(folder)
     facts = {"name": str(folder), "checkpoint": str(weights.relative_to(folder)), "sha256": fingerprint(weights)}
     return facts | ({"base": base} if (base := base_of(weights)) else {})

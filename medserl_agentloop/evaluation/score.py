@@ -33,7 +33,7 @@ _OF_MEDEC = re.compile(r"(ms|uw)-(train|val|test)-\d+")
 """Ids of MEDEC's notes: published results are quoted beside these alone."""
 
 PUBLISHED = json.loads(resource("assets/published_results.json").read_text(encoding="utf-8"))
-"""Results that others report, and what keeps each from being comparable: notes, prompt, judge."""
+"""Results that others report, and the reason why each is not comparable: notes, prompt, judge."""
 
 Train = Annotated[
     list[Path] | None,
@@ -272,7 +272,7 @@ def _beside(report: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _robustness(report: Mapping[str, Any]) -> Iterator[Table]:
-    """What ``medserl evaluate`` has found with ``--twins`` and ``--shortcuts``."""
+    """Yield the results of ``medserl evaluate`` with ``--twins`` and ``--shortcuts``."""
     if twins := report.get("twins"):
         table = _table(f"Both notes of {twins['cases']} cases", "", "of cases")
         for name, share in [*twins.items()][1:]:

@@ -43,7 +43,7 @@ SIGNIFICANT = 0.05
 
 
 class _Entry(NamedTuple):
-    """A player as it was named."""
+    """A player as named on the command line."""
 
     name: str  # for tables and records
     place: str  # its folder, or the address of its server
@@ -110,7 +110,7 @@ def tournament(
     extra_body: Annotated[list[str] | None, play.EXTRA_BODY] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")] = None,
 ) -> None:
-    """Let attackers and assessors play each other on the same notes: who finds whose errors, and what was forgotten.
+    """Let attackers and assessors play each other on the same notes, and report who finds whose errors.
 
     A tournament that was stopped goes on where it was when it is started again with the same options.
     """
@@ -272,7 +272,7 @@ def shares(games: Sequence[MedicalRecord]) -> pd.DataFrame:
 
 
 def _is_as_asked(game: MedicalRecord) -> bool:
-    """Whether the judge says that the note became what the row asks for."""
+    """Return whether the judge says that the note became what the row asks for."""
     judged = game.judgement
     return judged is not None and judged.label is game.spec.target_label and judged.realistic is not False
 
