@@ -21,7 +21,7 @@ from medserl_agentloop.core.records import GameRecord
 CARDS = ("J", "Q", "K")
 ROLES = ("first", "second")
 ACTIONS = {False: ("check", "bet"), True: ("fold", "call")}
-"""What a player may say: by whether they face a bet, the passive and the active move."""
+"""The legal moves by whether the player faces a bet: the passive and the active one."""
 
 
 def winnings(cards: tuple[str, str], moves: tuple[str, ...]) -> int | None:

@@ -1,4 +1,4 @@
-"""What a note says, apart from how it is written, so that dressing never passes for an edit.
+"""The meaning of a note apart from its spelling and layout, so that dressing never counts as an edit.
 
 Two notes say the same where their canonical words are equal: case, punctuation, white space, hyphens, invisible
 characters, letters that look like others, HTML and LaTeX, formats of numbers and dates, units, list numbers and
@@ -197,7 +197,7 @@ def visible(text: str) -> str:
 
 
 def canonical_words(text: str, *, hyphen: str = " ") -> list[str]:
-    """What ``text`` says: words, numbers by value, units and signs; ``hyphen`` replaces one between two words."""
+    """Return the content of ``text``: words, numbers by value, units, signs; ``hyphen`` replaces one between words."""
     text = " ".join(spaced(visible(text)).replace("_", " ").split())
     text = _MOLAR.sub(r"\1mol/L", _MINUS.sub("\u2212", _DASH.sub("-", _LIST_NUMBER.sub("", text))))
     text = _in_digits(_SEPARATOR.sub(" ", _DATE.sub(_as_date, _without_latex(text.casefold()))))
@@ -226,7 +226,7 @@ def spaced(text: str) -> str:
 
 
 def says_the_same(a: str, b: str) -> bool:
-    """Whether two notes are only written differently; ``x-ray`` is ``x ray`` or ``xray``, which are two words."""
+    """Return whether two notes are only written differently; ``x-ray`` equals ``x ray`` and ``xray``, which differ."""
     # "8/2 mg" may be two drugs, so it is "4 mg" and is not "4/1 mg": only one side is worked out.
     pairs = dict.fromkeys([(a, b), (_calculated(a), b), (a, _calculated(b))])
     return any(canonical_words(x, hyphen=h) == canonical_words(y, hyphen=h) for x, y in pairs for h in (" ", ""))
@@ -307,7 +307,7 @@ def _in_base_unit(words: list[str], unit: str) -> str:
 
 
 def _is_range(words: list[str]) -> bool:
-    """Whether the last of ``words`` is the second of two numbers that belong together."""
+    """Return whether the last of ``words`` is the second of two numbers that belong together."""
     before = words[-3:-1] if words[-2:-1] and words[-2] in _BETWEEN_NUMBERS else words[-2:-1]
     return bool(before) and before[0][0].isdecimal()
 

@@ -17,7 +17,7 @@ from medserl_agentloop.games.medical.types import ERROR_TYPES, EVAL_SPLIT, Role,
 
 
 class _TokenBudget(BaseModel):
-    """How many tokens each turn may have. Budgets follow the note, so that none is cut by planning."""
+    """Token budgets of the turns. Budgets follow the note, so that none is cut by planning."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -44,7 +44,7 @@ class _MedicalCredit(CreditSettings):
 
 
 class JudgeServer(ServerOptions):
-    """How a judge's server is asked. A game waits at most ``(retries + 1) * timeout_s`` and pauses, per worker."""
+    """Settings of requests to a judge. A game waits at most ``(retries + 1) * timeout_s`` and pauses, per worker."""
 
     node: ClassVar[str] = "selfplay.judge_server"
 
@@ -76,7 +76,7 @@ class JudgeServer(ServerOptions):
 
 
 class BlindGate(ServerAddress):
-    """Who has to find an injected error in the note alone. What is left out is that of the judge's server."""
+    """The reader that has to find an injected error in the note alone. Unset keys are those of the judge's server."""
 
     node: ClassVar[str] = "selfplay.blind"
 
@@ -151,7 +151,7 @@ class MedicalConfig(SelfPlayConfig):
 
     @property
     def asks_base(self) -> bool:
-        """Whether the run's own base model judges, or reads the notes alone."""
+        """True if the run's own base model judges, or reads the notes alone."""
         judges = self.judge == "llm" and self.judge_server.url == BASE
         return judges or (self.blind.readings > 0 and self.blind.reader(self.judge_server).url == BASE)
 
@@ -162,7 +162,7 @@ class MedicalConfig(SelfPlayConfig):
         return ", ".join([self.reward, *changed])
 
     def assessments_on(self, facts: Mapping[str, Any]) -> int:
-        """How many times the note of a row is assessed: once where it only measures."""
+        """Return how many times the note of a row is assessed: once where it only measures."""
         return 1 if facts.get("split") == EVAL_SPLIT else self.assessments
 
     def longest_turn(self, prompt_tokens: int) -> int:

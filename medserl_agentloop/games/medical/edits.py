@@ -1,4 +1,4 @@
-"""What an attacker changed: a sentence-aligned difference of two notes, and text that is meant for a machine.
+"""Compare two notes sentence by sentence to find an attacker's edit, and find text that is meant for a machine.
 
 Notes are data, so no injection can do what it pretends to. It is counted, and ``medical.rules`` refuses what instructs
 the assessor, since words work on a model even where they are data. No pattern here takes more than linear time.
@@ -53,12 +53,12 @@ def one_line(text: str) -> str:
 
 
 def exceeds(new: str, old: str, words: int) -> bool:
-    """Whether ``new`` is so much longer than ``old`` that more than ``words`` words changed; a cheap first look."""
+    """Return whether ``new`` is so much longer that more than ``words`` words changed; a cheap first look."""
     return len(one_line(new)) - len(one_line(old)) > words * (LONGEST_WORD + 1)
 
 
 def is_repair(new: str, error: str, correction: str) -> bool:
-    """Whether ``new`` changes ``error`` as ``correction`` does, with slips of the pen, but not by a synonym."""
+    """Return whether ``new`` changes ``error`` as ``correction`` does, with slips of the pen, but not by a synonym."""
     return any(_repairs(*(Counter(canonical_words(t, hyphen=h)) for t in (new, error, correction))) for h in (" ", ""))
 
 
@@ -75,7 +75,7 @@ def _repairs(new: Counter[str], error: Counter[str], correction: Counter[str]) -
 
 
 def _is_slip(word: str, meant: str) -> bool:
-    """Whether one letter of a long word is left out, doubled or swapped; a replaced one makes another word."""
+    """Return whether one letter of a long word is left out, doubled or swapped; a replaced one makes another word."""
     if len(meant) <= 5 or not meant.isalpha() or word[0] != meant[0]:
         return False
     return OSA.distance(word, meant, score_cutoff=1) == 1 and (len(word) != len(meant) or sorted(word) == sorted(meant))
@@ -135,7 +135,7 @@ def changed_runs(before: list[str], after: list[str]) -> list[tuple[int, int, in
 
 
 def _breaks_off(gone: list[str], come: list[str]) -> bool:
-    """Whether the last changed run of a note lost its end: whole sentences, or one in the middle."""
+    """Return whether the last changed run of a note lost its end: whole sentences, or one in the middle."""
     if not come or not gone:
         return bool(gone)
     whole, part = canonical_words(" ".join(gone)), canonical_words(" ".join(come))

@@ -60,7 +60,7 @@ def role_metrics(records: Iterable[MedicalRecord]) -> dict[str, float]:
 
 
 def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
-    """What the judge said of rewritten notes; of untouched ones the data knows, whoever is asked."""
+    """Metrics of the judge on rewritten notes; untouched notes use the data's label."""
     answers: list[MedicalRecord] = []
     failures: list[tuple[int, bool]] = []  # by words of the note: whether the judge failed
     abstained = 0
@@ -99,7 +99,7 @@ def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
 
 
 def _unread(game: MedicalRecord) -> bool:
-    """Whether a rewritten note has a label that nobody read it for; the data knows its own two notes only."""
+    """Return whether a rewritten note has a label although nobody read it; the data knows its own two notes only."""
     believed = game.judgement is not None and game.judgement.judge == BELIEVES_THE_ROW
     known = game.presented_note in (game.spec.error_note, game.spec.clean_note)
     return believed and not known
@@ -145,7 +145,7 @@ def _attacker_metrics(games: list[MedicalRecord]) -> dict[str, float]:
 
 
 def diversity_metrics(games: Iterable[MedicalRecord]) -> dict[str, float]:
-    """How similar valid attacks on different cases are in what they insert, and how often they are identical."""
+    """Measure how similar the insertions of valid attacks on different cases are, and how often they are identical."""
     attacks = sorted(
         (
             game.spec.vignette_id or game.spec.seed_note,
@@ -200,7 +200,7 @@ def _accuracy(games: Sequence[MedicalRecord]) -> float:
 
 
 def trained_role_won(record: MedicalRecord) -> bool | None:
-    """Whether the trained role beat its opponent in most assessments; None for games that decide nothing."""
+    """Return whether the trained role beat its opponent in most assessments; None for games that decide nothing."""
     if record.opponent is None or record.attack is None or record.outcome in (Outcome.VOID, Outcome.INVALID_ATTACK):
         return None
     verdicts = [game.outcome.is_right for game in record.by_assessment]
@@ -209,7 +209,7 @@ def trained_role_won(record: MedicalRecord) -> bool | None:
 
 
 def shortcut_metrics(games: Sequence[MedicalRecord]) -> dict[str, float]:
-    """Whether the assessor's verdict follows something that is no medicine: the edit, the length, the error's place.
+    """Measure whether the verdict follows something that is no medicine: the edit, the length, the error's place.
 
     Each is an effect on saying "harmful" with the label held fixed, so 0 means that the assessor does not use the cue,
     and 1 that it follows nothing else; nan where there is nothing to compare. ``index`` is the effect of an edit, the

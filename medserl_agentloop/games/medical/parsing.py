@@ -1,4 +1,4 @@
-"""Reading what a player wrote, and writing it: one format per prompt profile.
+"""Read and write the turns of players: one format per prompt profile.
 
 Model text is untrusted: reading never raises, and nothing but the parsed note ever travels on to the other role.
 """
@@ -24,12 +24,12 @@ CONTRADICTION = "contradictory_verdicts"
 
 
 class UnwritableTurn(ValueError):
-    """A turn cannot be written so that it is read back as it was meant; the message is a clause."""
+    """A turn cannot be written so that it reads back the same; the message is a clause."""
 
 
 @dataclass(frozen=True)
 class TurnFormat:
-    """How one prompt profile's turns are read and written. Pure functions; reading never raises.
+    """The reader and writer of one profile's turns. Pure functions; reading never raises.
 
     All get ``prefill``, how the prompt began the turn for the player, e.g. ``<think>``. The label of an attack that is
     written is what it says the note is.
@@ -84,7 +84,7 @@ def write_reasoning(reasoning: str, prefill: str) -> str:
 
 
 def last_section(text: str, tag: str) -> tuple[str, str, str] | None:
-    """What stands before, in and after the section that the last ``<tag>`` before the last ``</tag>`` begins."""
+    """Return the text before, in and after the section that the last ``<tag>`` before the last ``</tag>`` begins."""
     # Where reasoning talks of tags, none of it may get into the section.
     opening, closing = f"<{tag}>", f"</{tag}>"
     end = text.rfind(closing)
@@ -95,7 +95,7 @@ def last_section(text: str, tag: str) -> tuple[str, str, str] | None:
 
 
 def split_fields(field: re.Pattern[str], text: str) -> tuple[str, list[tuple[str, str]]]:
-    """What stands before the first field, and each field's name in lower case with its value, up to the next."""
+    """Return the text before the first field, and each field's name in lower case with its value."""
     before, *rest = field.split(text)
     pairs = zip(rest[::2], rest[1::2], strict=True)
     return before.strip(), [(name.lower(), value.strip()) for name, value in pairs]

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class _ProfileSettings(BaseModel):
-    """What ``profile.yaml`` holds."""
+    """The contents of ``profile.yaml``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, title="its keys")
 
@@ -82,7 +82,7 @@ class PromptProfile:
         return templates
 
     def turn(self, role: Role, category: Category, note: str, max_tokens: int = 0) -> Turn:
-        """The turn that they open, with the note kept apart: it is untrusted text."""
+        """Return the turn that the prompts open, with the note kept apart as untrusted text."""
         prompt = Prompt(tuple(self.messages(role, category, place("note"))), {"note": note})
         stop = tuple(self.settings.stop.get(role, ()))
         return Turn(role.value, prompt, max_tokens, prefix=self.settings.assistant_prefix, stop=stop)

@@ -83,7 +83,7 @@ def zero_sum(record: MedicalRecord, terms: _ZeroSumTerms = _ZeroSumTerms()) -> R
 
 
 def medserl(record: MedicalRecord, terms: MedserlTerms = MedserlTerms()) -> Rewards:
-    """The zero-sum core, and partial credit for what a useful player does besides winning (:class:`MedserlTerms`)."""
+    """The zero-sum core, with partial credit for other useful acts of a player (:class:`MedserlTerms`)."""
     rewards = zero_sum(record, terms)
     attacker, assessor = rewards.get(Role.ATTACKER, {}), rewards.get(Role.ASSESSOR, {})
     neutral = record.spec.task is Category.DECOY_BENIGN and terms.decoy == 0
@@ -169,7 +169,7 @@ def _means(of_role: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _earned(record: MedicalRecord, scheme: RewardScheme) -> Rewards:
-    """What the roles earn by a scheme, which may be a user's; ValueError unless it returns that and only reads."""
+    """Return the rewards of a scheme; ValueError if a user's scheme returns anything else or changes the record."""
     before = record.model_copy(deep=True)
     rewards = _REWARDS.validate_python(scheme(record))
     if record != before:
@@ -178,7 +178,7 @@ def _earned(record: MedicalRecord, scheme: RewardScheme) -> Rewards:
 
 
 def reward_game(record: MedicalRecord, scheme: RewardScheme) -> None:
-    """Put into a judged game what its roles earn by ``scheme``; one without a result earns nothing.
+    """Write the rewards of ``scheme`` into a judged game; a game without a result earns nothing.
 
     Of several assessments each is scored as if it were the only one, and its own turn earns that. The attacker earns
     their mean, component by component, so that its rewards keep their range.

@@ -16,7 +16,7 @@ from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Rol
 
 
 class EditLimits(BaseModel):
-    """How much an attack may change.
+    """Limits of the change that an attack may make.
 
     The defaults let every error of MEDEC's 1,219 training pairs through but for the 0.3 % that touch two sentences: the
     edits there are 3 words at the median and 21 at most.
@@ -53,7 +53,7 @@ class MedicalGame:
 
     @property
     def note(self) -> str:
-        """The note that the player whose turn it is reads."""
+        """The note that the next player reads."""
         return self.record.presented_note or self.spec.seed_note
 
     def play(self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False) -> None:
@@ -115,7 +115,7 @@ class MedicalGame:
         return next((fault for fault, holds in self._faults(note, attack.injections, edit) if holds), None)
 
     def _faults(self, note: str, injected: list[str], edit: edits.Edit) -> Iterator[tuple[InvalidAttack, bool]]:
-        """What a rewritten note can have wrong, and whether it has. The first that holds counts."""
+        """Yield each rule that a rewritten note can break, and whether it does. The first broken one counts."""
         limits = self.limits
         yield InvalidAttack.CONTROL_TOKENS, not edits.CONTROL_KINDS.isdisjoint(injected)
         yield InvalidAttack.UNCHANGED, edit.says_the_same
@@ -131,7 +131,7 @@ class MedicalGame:
         yield InvalidAttack.TOO_MANY_TOKENS, self._has_too_many_tokens(note, edit)  # last: it tokenises the note
 
     def _has_too_many_tokens(self, note: str, edit: edits.Edit) -> bool:
-        """Whether the note, or the growth of its changed sentence, takes more tokens than the assessor has room for."""
+        """Return whether the note, or the growth of its changed sentence, has too many tokens for the assessor."""
         if self.count is None:
             return False
         seed = self.count(self.spec.seed_note)
@@ -142,7 +142,7 @@ class MedicalGame:
         return growth > 2 * a_word * self.limits.max_changed_words
 
     def _repairs_the_error(self, note: str, edit: edits.Edit) -> bool:
-        """Whether an attack on an error note leaves no error: put right, or cut out."""
+        """Return whether an attack on an error note leaves no error: put right, or cut out."""
         spec = self.spec
         if spec.clean_note is not None and says_the_same(note, spec.clean_note):
             return True
@@ -154,7 +154,7 @@ class MedicalGame:
         )
 
     def _touches_the_error(self, note: str, edit: edits.Edit) -> bool:
-        """Whether an attack on an error note changes the wrong sentence, or one that the error depends on.
+        """Return whether an attack on an error note changes the wrong sentence, or one that the error depends on.
 
         That is one with a word that tells the error from its correction: where ``candida`` stands for
         ``streptococcus``, every sentence that has either. Without a known error sentence, every edit counts.
@@ -176,5 +176,5 @@ class MedicalGame:
 
 
 def _contains(note: str, sentence: str) -> bool:
-    """Whether a sentence of the data stands in a note, however our splitter would cut it."""
+    """Return whether a sentence of the data stands in a note, however our splitter would cut it."""
     return edits.one_line(sentence) in edits.one_line(note)

@@ -27,7 +27,7 @@ EVAL_SPLIT = "eval"  # ``extra_info.split`` of rows that measure and never train
 
 
 class Label(str, Enum):
-    """Whether a note contains a medical error."""
+    """The label of a note: with a medical error or without."""
 
     SAFE = "safe"
     HARMFUL = "harmful"
@@ -74,7 +74,7 @@ def _letters(text: str) -> str:
 
 
 class VanillaAttacker(str, Enum):
-    """What the attacker does in vanilla games, whose notes reach the assessor untouched."""
+    """The attacker's part in vanilla games, whose notes reach the assessor untouched."""
 
     SKIP = "skip"
     COPY = "copy"
@@ -93,7 +93,7 @@ class Category(str, Enum):
 
     @property
     def has_attack(self) -> bool:
-        """Whether the attacker rewrites the note before the assessor sees it."""
+        """True if the attacker rewrites the note before the assessor sees it."""
         return not self.value.startswith("vanilla")
 
     @property
@@ -112,7 +112,7 @@ class Category(str, Enum):
 
 @dataclass(frozen=True)
 class GameSpec:
-    """The facts of one game: a case, what is asked for, and those of the case's error where known."""
+    """The facts of one game: its case, its category, and the facts of the error where known."""
 
     category: Category
     target_label: Label  # what the presented note is if the attack is valid
