@@ -201,7 +201,7 @@ def compare(first: Sequence[Grades], second: Sequence[Grades]) -> dict[str, dict
 
 
 def _groups(notes: Sequence[ReferenceNote]) -> dict[str, dict[str, Numbers]]:
-    """Masks (N,) of the notes by what they are told apart by, then by name."""
+    """Return masks (N,) of the notes by kind of group, then by name."""
     kinds = sorted({note.error_type for note in notes if note.error_type})
     groups: dict[str, dict[str, list[bool]]] = {
         "notes": {
@@ -219,7 +219,7 @@ def _groups(notes: Sequence[ReferenceNote]) -> dict[str, dict[str, Numbers]]:
 
 
 def _weights(seeds: Sequence[Grades], resamples: int) -> Numbers:
-    """How often each note is drawn with its case, in each draw of the bootstrap (resamples, N); the same for all."""
+    """Return how often each note is drawn with its case in each bootstrap draw (resamples, N); the same for all."""
     notes = seeds[0].notes
     if any(grades.notes != notes for grades in seeds):
         raise ValueError("the submissions were scored on different notes; score all of them on one reference.")
@@ -365,7 +365,7 @@ def _data_set(data_source: str) -> str:
 
 
 def _copied(note: ReferenceNote, which: Any) -> Prediction:
-    """An error in the first or last sentence (``min`` or ``max``), which is "corrected" to what it already says."""
+    """Predict an error in the first or last sentence (``min`` or ``max``), "corrected" to the same sentence."""
     number = which(note.sentences, default=0)
     return Prediction(note.text_id, True, number, note.sentences.get(number) or None)
 
@@ -382,7 +382,7 @@ def _classifier(name: str) -> Any:
 
 
 def _shape(text: str) -> list[float]:
-    """What of a text is neither word nor number."""
+    """Return the part of a text that is neither word nor number."""
     counts = [text.count(part) for part in ("\n", "\r", "\t", "  ", "\n\n")]
     outer = [len(text) - len(text.lstrip()), len(text) - len(text.rstrip()), text != text.rstrip(), text.endswith("\n")]
     return [float(value) for value in (len(text), len(text.split()), *counts, *outer)]

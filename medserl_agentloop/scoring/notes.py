@@ -1,4 +1,4 @@
-"""The two sides of a score: MEDEC's notes with what is true of them, and what a system says about them.
+"""The two sides of a score: MEDEC's notes with their truth, and a system's predictions.
 
 Submission files are the shared task's: ``text-id flag sentence-id "correction"``, one line per note.
 """
@@ -46,7 +46,7 @@ class ReferenceNote:
 
     @property
     def error_position(self) -> str | None:
-        """Where the wrong sentence stands: ``first``, ``middle`` or ``last``; None without an error or a list."""
+        """The wrong sentence's place: ``first``, ``middle`` or ``last``; None without an error or a list."""
         if not self.flag or not self.sentences:
             return None
         if self.sentence_id >= max(self.sentences):
@@ -127,7 +127,7 @@ def _plain(text: str) -> str:
 
 
 def majority(answers: Sequence[Prediction]) -> Prediction:
-    """What the readable answers on one note say together: the flag and sentence of most, the first correction for it.
+    """Combine the readable answers on one note: the flag and sentence of most, and the first correction for it.
 
     Of equally many votes those that were given first count. Unparsed if no answer can be read.
     """
