@@ -58,7 +58,7 @@ _GAME = ("game", "conversation")
 
 @dataclass
 class Plan:
-    """What was computed; sizes are bytes of one GPU."""
+    """The computed plan; sizes are bytes of one GPU."""
 
     card: Card
     setup: Setup
@@ -184,7 +184,7 @@ def _engine(run: RunConfig, name: str, shape: Shape) -> Engine:
 
 
 def _warm_start_setup(run: RunConfig, shape: Shape) -> Setup:
-    """What the arithmetic needs of a run of verl's SFT trainer."""
+    """Return the arithmetic's input for a run of verl's SFT trainer."""
     sharing = _whole(run, f"{_WARM_START}.ulysses_sequence_parallel_size")
     conversations, workers = _whole(run, "data.train_batch_size"), max(1, run.gpus // sharing)
     if conversations % workers:
@@ -224,7 +224,7 @@ def _judge(run: RunConfig, games: int, base: Shape) -> dict[str, Any]:
 
 
 def _setup(run: RunConfig, shapes: dict[str, Shape]) -> Setup:
-    """What the arithmetic needs of a run; a ValueError names the key that does not fit, and what to write."""
+    """Return the arithmetic's input for a run; a ValueError names the key that does not fit, and what to write."""
     from verl.trainer.ppo.utils import need_reference_policy
 
     from medserl_agentloop.games.medical.config import MedicalConfig

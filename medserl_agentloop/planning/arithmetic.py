@@ -1,4 +1,4 @@
-"""The plan's arithmetic: what lies on one GPU in each phase of a step, and seconds of the phases.
+"""The plan's arithmetic: the memory of one GPU and the seconds of each phase of a step.
 
 ``tests/planning`` compares its counts with torch's own, and its sums with the peaks of real steps on a CPU.
 """
@@ -52,7 +52,7 @@ class Shape:
         return normed * (4 + dtype) + others * dtype + 4 * scalars
 
     def saved_outside(self, dtype: int) -> int:
-        """The same for what is beside the layers, logits excepted."""
+        """The same for the parts outside the layers, except logits."""
         return 12 + 2 * self.head_dim * dtype + self.hidden * (4 + 2 * dtype)
 
 
@@ -111,7 +111,7 @@ class Engine:
         return 0.0 if self.on_cpu else parameters * self.weight_bytes / self.workers
 
     def resident(self, *, weights: bool = False, adam: bool = False) -> Parts:
-        """What lies on the GPU, offloaded parts only where they are asked for."""
+        """Return the memory in use on the GPU, offloaded parts only where they are asked for."""
         return {
             "weights": self.share(self.parameters) * (weights or not self.param_offload),
             "Adam": self.share(2 * self.trained) * (adam or not self.optimizer_offload),
@@ -208,7 +208,7 @@ class Setup:
 
 
 def served(setup: Setup, card: Card) -> Parts:
-    """What a rollout server holds on one GPU while games are played."""
+    """Return the memory of a rollout server on one GPU while games are played."""
     # SGLang takes a share of what is free when it starts (model_runner_kv_cache_mixin.py): weights that are not
     # offloaded are there by then. Adam's states come with the first step.
     there = sum(engine.resident()["weights"] for engine in setup.trained.values())
@@ -219,7 +219,7 @@ def served(setup: Setup, card: Card) -> Parts:
 
 
 def phases(setup: Setup, card: Card) -> dict[str, Parts]:
-    """What lies on one GPU in each phase of a step, from the second step on."""
+    """Return the memory of one GPU in each phase of a step, from the second step on."""
     generating = served(setup, card)
     kept = {"server's graphs"} | ({"server's weights"} if setup.base_stays else set())
     beside = {part: size for part, size in generating.items() if part in kept or not setup.pool_freed}
