@@ -1,4 +1,4 @@
-"""Where a run executes when there is no accelerator: verl's platform, engine and rollout for the CPU.
+"""The backend for machines without an accelerator: verl's platform, engine and rollout on the CPU.
 
 The plugin calls :func:`register` in every process at ``import verl``. What becomes active is decided by the environment
 alone, so a GPU cluster with this package installed behaves as if the backend did not exist.

@@ -101,7 +101,7 @@ class CpuRolloutServer:
         return await answer
 
     def _token_budget(self, request_id: str, prompt_length: int, params: dict[str, Any]) -> int:
-        """Take the budget out of ``params``; without one it is verl's default for servers."""
+        """Remove and return the budget in ``params``, or verl's default for servers."""
         limits = [params.pop(name, None) for name in ("max_new_tokens", "max_tokens")]
         response_length = self.config.response_length
         default = min(response_length, self.config.prompt_length + response_length - prompt_length)
@@ -256,7 +256,7 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
 def full_weights(
     rollout: str, weights: NamedWeights, wire_format: str, peft_config: Any = None, base_sync_done: bool = True
 ) -> dict[str, torch.Tensor]:
-    """Gather what verl pushes to ``rollout`` as whole tensors in host memory, each with a storage of its own.
+    """Gather the weights that verl pushes to ``rollout`` as whole tensors in host memory, each with its own storage.
 
     Before the first push of adapters (``base_sync_done=False``) that is the base model, by its own names. Every
     training rank must do it: there is a collective inside the iterator (``full_tensor()``).

@@ -25,7 +25,7 @@ _NEUTRAL_VALUES = {"repetition_penalty": (1.0,), "logprobs": (True, False, 0, 1)
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How tokens are drawn. Requests with equal settings share a batch."""
+    """Sampling settings of a request. Requests with equal settings share a batch."""
 
     adapter: str | None = None  # name of the LoRA adapter that answers; None for the base model
     temperature: float = 1.0  # 0 means greedy
@@ -64,7 +64,7 @@ class SamplingRequest:
 
 @dataclass
 class Completion:
-    """What was sampled for one request."""
+    """The tokens sampled for one request."""
 
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)

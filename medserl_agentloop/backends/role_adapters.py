@@ -43,7 +43,7 @@ class RoleAdapters:
 
     @property
     def _trained(self) -> Mapping[str, float]:
-        """By adapter, in the order of the roles: its share of the learning rate, 0 where it is not trained."""
+        """Each adapter's share of the learning rate, in the order of the roles; 0 for an untrained one."""
         shares: Mapping[str, float] = self.model_config.lora.get(ROLE_ADAPTERS) or {}
         names = adapter_names(list(shares))
         return {names[role]: share for role, share in shares.items()}

@@ -1,4 +1,4 @@
-"""What is pushed into verl's SGLang server: a LoRA adapter for each role, and whole weights where there is no CUDA.
+"""Push weights into verl's SGLang server: a LoRA adapter for each role, or whole weights where there is no CUDA.
 
 verl 0.9.1 serves one adapter to every request. Here each request names its own, or gets the base model.
 """

@@ -62,13 +62,13 @@ def is_chosen() -> bool:
 
 
 def is_installed() -> bool:
-    """Whether SGLang and torchvision, which it cannot do without, are installed."""
+    """Return whether SGLang is installed, with torchvision, which it needs."""
     specs = (find_spec(name) for name in ("sglang", "torchvision"))
     return all(spec is not None and spec.origin is not None for spec in specs)
 
 
 class _TorchWithoutPinning(ModuleType):
-    """``torch`` as one module sees it. ``torch.tensor`` itself stays as it is: models are built with it."""
+    """A stand-in for ``torch`` in one module. ``torch.tensor`` itself is unchanged: models are built with it."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
