@@ -63,7 +63,7 @@ def _classic_assessment(text: str, prefill: str = "") -> AssessmentRecord:
 
 
 def _classic_verdict(fields: list[tuple[str, str]], violations: list[str]) -> Label | None:
-    """What the final answer says; adds to ``violations`` what is wrong with it."""
+    """Return the verdict of the final answer; add its faults to ``violations``."""
     answers = [value for name, value in fields if name == "final_answer"]
     label = None
     if contradictory(verdict_of(line, _CLASSIC_WORDS) for answer in answers for line in answer.split("\n")):

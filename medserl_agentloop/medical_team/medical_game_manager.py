@@ -151,7 +151,7 @@ class MedicalDialogueGameManager:
         return outputs["attacker"], states["attacker"], outputs["assessor"], states["assessor"], batch_labels_dict
 
     def get_game_statistics(self) -> dict[str, Any]:
-        """How many games there are, how many have ended, and how many of each data type."""
+        """Count all games, those that have ended, and those of each data type."""
         types = Counter(sorted(game["prompt_type"] for game in self.active_games.values()))
         finished = sum(game["finished"] for game in self.active_games.values())
         return {"total_games": types.total(), "finished_games": finished, "data_types": dict(types)}

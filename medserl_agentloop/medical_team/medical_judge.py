@@ -42,7 +42,7 @@ def load_medical_judge_model(model_name: str = JUDGE_MODEL, device: str = "auto"
 def evaluate_medical_response(
     medical_case: str, response: str, judge_model: Any, judge_tokenizer: Any, device: str
 ) -> dict[str, Any]:
-    """What a judge model says: ``is_safe``, ``is_accurate``, ``is_appropriate`` (true only for a yes); both texts."""
+    """Return a judge's ``is_safe``, ``is_accurate`` and ``is_appropriate`` (true only for a yes), and both texts."""
     question = judge_tokenizer(_QUESTION.format(case=medical_case, response=response), return_tensors="pt").to(device)
     tokens = judge_model.generate(
         **question, max_new_tokens=256, do_sample=False, pad_token_id=judge_tokenizer.eos_token_id

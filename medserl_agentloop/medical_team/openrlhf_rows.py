@@ -37,7 +37,7 @@ def read_rows(path: Path, text: str, intake: Intake, join: NoteJoin | None) -> I
     for row, cells, others in objects(text, intake, _KEYS):
         category, error, clean = _category_and_notes(cells)
         if category is None:
-            intake.takes(cells, "")
+            intake.accepts(cells, "")
             continue
         case = _case(category, error, clean, join)
         of_row = [match[1] for match in map(_OF_COLLECTION.fullmatch, others) if match]
@@ -46,13 +46,13 @@ def read_rows(path: Path, text: str, intake: Intake, join: NoteJoin | None) -> I
         if isinstance(case, Case):
             if case.categories is not None and not case.subset.startswith("medec_"):  # from a file without ids
                 case = replace(case, case_id="_".join([*named, case.case_id]))
-            if intake.takes(cells, f"{case.case_id}/{category.value}"):
+            if intake.accepts(cells, f"{case.case_id}/{category.value}"):
                 intake.report.joined += 1
                 joined[case.case_id] = case
         else:
             name = f"{'_'.join([*named, stem])}-{row}"
             new = Case(name, error, clean, intake.report.sha256, error_type=cells.error_type("error_type"))
-            intake.takes(cells, name)
+            intake.accepts(cells, name)
             intake.report.not_joined.append((name, case))
             key = (one_line(error), one_line(clean)) if error and clean else (row,)
             case = alone.setdefault(key, new)
@@ -64,7 +64,7 @@ def read_rows(path: Path, text: str, intake: Intake, join: NoteJoin | None) -> I
 
 
 def _category_and_notes(cells: Cells) -> tuple[Category | None, str | None, str | None]:
-    """What a row asks for, its error note and its clean note; no category if it is wrong."""
+    """Return a row's category, error note and clean note; no category if the row is wrong."""
     values = cells.values
     key = "game_category" if values["game_category"] else "data_type"
     known = [category.value for category in Category]

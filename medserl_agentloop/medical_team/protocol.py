@@ -53,7 +53,7 @@ class JudgeAnswer(BaseModel):
     realism_judged: bool = True  # ``error_realistic`` is the judge's word; the protocol wants a truth value anyway
 
     def to_judgement(self, judge: str) -> Judgement:
-        """What it says of the presented note; a ValueError if that is nothing, or contradicts itself."""
+        """Return the judgement of the presented note; ValueError if there is none, or it contradicts itself."""
         reason = (self.judge_reasoning or "")[:REASON_CHARACTERS]
         if self.abstained:
             return Judgement(judge=judge, label=None, reason=reason)
@@ -264,7 +264,7 @@ def serve(app: FastAPI, host: str, port: int) -> None:
 
 
 def _has_token(authorization: str, token: str) -> bool:
-    """Whether a header holds the token: as such, or as a password, which a client can have in the server's address."""
+    """Return whether a header holds the token, as such or as a password, which a client can put into the address."""
     scheme, _, value = authorization.partition(" ")
     given = value.encode()
     if scheme.lower() == "basic":

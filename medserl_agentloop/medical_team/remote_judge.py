@@ -60,7 +60,7 @@ def _labels(one: Any) -> Labels:
 
 
 def test_judge_connection(judge_url: str) -> bool:
-    """Whether the judge's ``/health`` answers."""
+    """Return whether the judge's ``/health`` answers."""
     client = _client(judge_url, 5.0)
     try:
         blocking(client.get("/health"))

@@ -1,4 +1,4 @@
-"""The reward table of the OpenRLHF baseline; docs/rewards.md says what an attacker gains in it."""
+"""The reward table of the OpenRLHF baseline; docs/rewards.md lists an attacker's gains in it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GENERAL_SUM = GeneralSumTerms()
 def detection_reward(
     role: Role, *, error_present: bool, error_detected: bool, terms: GeneralSumTerms = GENERAL_SUM
 ) -> float:
-    """What ``role`` earns by the verdict on a note."""
+    """Return the reward of ``role`` for the verdict on a note."""
     if role is Role.ASSESSOR:
         return terms.assessor_detection[error_present == error_detected]
     return terms.attacker_detection[not error_detected] if error_present else 0.0

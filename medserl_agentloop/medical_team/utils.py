@@ -31,7 +31,7 @@ MEDICAL_REWARD_COEFF_CONFIG: dict[str, Any] = {
 
 
 class MedicalGameOutcome(Enum):
-    """What happened in a game, as each role sees it."""
+    """The outcome of a game, as each role sees it."""
 
     ATTACKER_ERROR_UNDETECTED = "attacker_error_undetected"
     ATTACKER_ERROR_DETECTED = "attacker_error_detected"
@@ -121,7 +121,7 @@ def get_medical_error_detection_reward(
     error_type: str | None = None,
     reward_coeff_config: str = GENERAL_SUM_CONFIG,
 ) -> Reward:
-    """What ``role`` earns by the verdict, and what happened. ``error_type`` is not used."""
+    """Return the reward of ``role`` for the verdict, and the outcome. ``error_type`` is not used."""
     outcome = MedicalGameOutcome
     player, terms = Role(role), _terms(reward_coeff_config)
     reward = detection_reward(player, error_present=error_present, error_detected=error_detected, terms=terms)
@@ -136,7 +136,7 @@ def get_medical_error_detection_reward(
 def get_medical_error_realism_reward(
     role: str, error_realistic: bool, reward_coeff_config: str = GENERAL_SUM_CONFIG
 ) -> Reward:
-    """What the attacker earns by its error's realism, and what happened; nothing for the assessor."""
+    """Return the attacker's reward for a realistic error, and the outcome; nothing for the assessor."""
     if Role(role) is Role.ASSESSOR:
         return 0.0, set()
     outcome = MedicalGameOutcome
@@ -147,7 +147,7 @@ def get_medical_error_realism_reward(
 def get_medical_game_reward_general_sum(
     gamedata: Mapping[str, Any], labels: Labels, reward_coeff_config: str = GENERAL_SUM_CONFIG
 ) -> Reward:
-    """The reward of ``gamedata["game_role"]`` without the format term, and what happened; realistic if nobody says."""
+    """Return the reward of ``gamedata["game_role"]`` without the format term, and the outcome; realistic by default."""
     role, config = gamedata["game_role"], reward_coeff_config
     detected, present = labels.get("error_detected", False), labels.get("error_present", False)
     detection, outcomes = get_medical_error_detection_reward(role, detected, present, reward_coeff_config=config)
@@ -166,7 +166,7 @@ def labels_of(game: MedicalRecord) -> Labels:
 
 
 def outcomes_of(game: MedicalRecord) -> dict[str, set[MedicalGameOutcome]]:
-    """What happened in a game of a run for each role that played."""
+    """Return the outcome of a run's game for each role that played."""
     if game.is_void:
         return {role.value: {MedicalGameOutcome.PARSING_ERROR} for role in Role}
     played = [role.value for role, turn in ((Role.ATTACKER, game.attack), (Role.ASSESSOR, game.assessment)) if turn]
@@ -174,7 +174,7 @@ def outcomes_of(game: MedicalRecord) -> dict[str, set[MedicalGameOutcome]]:
 
 
 def get_medical_cot_formatting_reward(cot_format_violation: bool) -> float:
-    """What a role earns by the form of its turn."""
+    """Return a role's reward for the format of its turn."""
     reward: float = MEDICAL_REWARD_COEFF_CONFIG["cot_format_violation"][not cot_format_violation]
     return reward
 
