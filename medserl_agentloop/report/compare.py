@@ -1,4 +1,4 @@
-"""Two sides beside each other, each one run or several seeds of it. ``medserl compare``.
+"""``medserl compare``: two sides next to each other, each one run or several seeds.
 
 A run of any game and a log of the OpenRLHF system (JSON lines) are read into the same frames, so every number has one
 definition. What a side did not write down is "not measured", never 0.
@@ -64,7 +64,7 @@ Side = Sequence[_MeasuredRun]
 
 
 class _Section(NamedTuple):
-    """A table of the comparison, of texts, and what a reader has to know about it."""
+    """A table of the comparison, and notes that its reader needs."""
 
     title: str
     columns: Sequence[str]
@@ -109,7 +109,7 @@ def _read(path: Path) -> _MeasuredRun:
 
 
 def _is_compared(name: str, values: pd.Series) -> bool:
-    """Whether a column of the games is held; a run may have a million of them, so texts are not."""
+    """Return whether a column of the games is kept; a run may have a million games, so texts are not."""
     return name == "outcome" or (values.dtype in ("boolean", "Int64", "Float64") and name not in _PLACES)
 
 
@@ -169,7 +169,7 @@ def _numbers(a: Side, b: Side) -> _Section:
 
 
 def _counts(side: Side, outcomes: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """How often something was so, of how many times: each of the ``outcomes``, and each column of yes and no."""
+    """Count each of the ``outcomes`` and each column of yes and no: how often it was true, of how many games."""
     games = pd.concat([run.games for run in side])
     flags = {name.replace("_", " "): games[name] for name in games if games[name].dtype == "boolean"}
     ended = games["outcome"].dropna()
