@@ -4,6 +4,6 @@ GAMES = {
     "medical": "medserl_agentloop.games.medical.interaction:MedicalGameInteraction",
     "kuhn_poker": "medserl_agentloop.games.kuhn_poker:KuhnPoker",
 }
-"""Where the class of each game is, by the name that ``selfplay.game`` takes; imported when it is asked for."""
+"""The path of each game's class by its name in ``selfplay.game``; imported on demand."""
 
 DEFAULT_GAME = "medical"  # of a run that names none

@@ -111,7 +111,7 @@ def config(
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also what is as verl, or the game, has it.")] = False,
 ) -> None:
-    """Print the settings of a run, and what its start would refuse.
+    """Print the settings of a run, and the problems of its start.
 
     Each setting stands behind the file, or the command line, that it comes from.
     """

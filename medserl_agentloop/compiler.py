@@ -1,4 +1,4 @@
-"""CUDA's compiler and libraries from NVIDIA's wheels, for what looks for them outside of Python."""
+"""CUDA's compiler and libraries from NVIDIA's wheels, for programs that search for them outside of Python."""
 
 import os
 import subprocess

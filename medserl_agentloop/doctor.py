@@ -1,4 +1,4 @@
-"""``medserl doctor``: whether a run can start and last here, and what to do if not.
+"""``medserl doctor``: check whether a run can start and last on this machine, with remedies.
 
 A check yields what is wrong: a sentence, if the run would not start or would end early; or a status and a sentence,
 with ``warn`` for a run that may not be what was meant, or may not last. The checks of a run's start
@@ -50,7 +50,7 @@ KEYS = (r"(?<=://)[^/\s@]+(?=@)", r"\b(?:hf_|sk-)[\w-]{16,}", r"(?<=Bearer )\S+"
 
 
 class CheckResult(NamedTuple):
-    """What a check found, with its remedy where it is not ``ok``."""
+    """The result of a check, with a remedy where it is not ``ok``."""
 
     check: str
     status: Status
@@ -113,7 +113,7 @@ def _config(config: DictConfig, schema: DictConfig) -> Findings:
 
 
 def _versions(device: str) -> Findings:
-    """Installed distributions are what this package and verl ask for."""
+    """Check that the installed packages are those that this package and verl require."""
     engine = "vllm" if find_spec("vllm") else "sglang"
     # PyPI's torch is a CUDA build on any machine.
     gpu = torch.version.cuda and (torch.cuda.is_available() or _driver() or find_spec("flashinfer"))
@@ -168,7 +168,7 @@ def _in_worker() -> str:
 
 
 def _cards(device: str) -> Findings:
-    """GPUs that this torch has kernels for, a driver that it runs on, memory that nobody else holds."""
+    """Check that torch has kernels for the GPUs, runs on the driver, and that no other process holds the memory."""
     if torch.version.cuda and not torch.cuda.is_available() and (driver := _driver()):
         yield (
             f"torch {torch.__version__} cannot use the GPU with driver {driver}: CUDA {torch.version.cuda} needs "
@@ -229,7 +229,7 @@ def _network(device: str) -> Findings:
 
 
 def _compilers(run: RunConfig) -> Findings:
-    """What SGLang, flashinfer and Triton compile at the first start is here: minutes without a word, or --compile."""
+    """Check the compilers that SGLang, flashinfer and Triton need at a first start, or with ``--compile``."""
     cuda, sglang = torch.version.cuda or "13.0", run["actor_rollout_ref.rollout.name"] == "sglang"
     # The plugin has set CUDA_HOME, if the lock's compiler is installed.
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
@@ -258,7 +258,7 @@ def _compilers(run: RunConfig) -> Findings:
 
 
 def _kernels(run: RunConfig, console: Console) -> Iterator[tuple[Status, str]]:
-    """Compile what SGLang and flashinfer compile for this run's model, unless their caches have it."""
+    """Compile the kernels of SGLang and flashinfer for this run's model, unless their caches have them."""
     here = torch.cuda.is_available()
     card = "{}.{}".format(*torch.cuda.get_device_capability()) if here else os.environ.get("FLASHINFER_CUDA_ARCH_LIST")
     if card is None or run["actor_rollout_ref.rollout.name"] != "sglang" or find_spec("flashinfer") is None:
@@ -310,7 +310,7 @@ def _memory(run: RunConfig) -> Findings:
 
 
 def _output(*command: str) -> str:
-    """What a command prints; nothing if it cannot be run."""
+    """Return the output of a command; empty if it cannot be run."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -318,7 +318,7 @@ def _output(*command: str) -> str:
 
 
 def _game(run: RunConfig) -> Findings:
-    """What the game itself says before a run: of the medical one, whether its judge answers and was measured."""
+    """Yield the game's own lines before a run: for the medical one, whether its judge answers and was measured."""
     for line in game_class(run.selfplay.game).startup_lines(run.config, run.selfplay):
         unsure = line.startswith("warning: ") or "never measured" in line
         yield "warn" if unsure else "ok", line.removeprefix("warning: ")

@@ -44,7 +44,7 @@ REMEDIES = {
     "no kernel image|attention.backend": f"+{ROLLOUT}.engine_kwargs.sglang.attention_backend=triton",
     "ninja|nvcc": "medserl doctor RECIPE --compile, which names the kernel",
 }
-"""Signs in an error, with what to try."""
+"""Signs in an error, with remedies to try."""
 
 
 def libraries(run: RunConfig) -> Iterator[str]:

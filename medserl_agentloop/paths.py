@@ -130,7 +130,7 @@ def each_key_once(items: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of ``path`` when the block ends well; otherwise ``path`` stays as it was.
+    """Open a file that replaces ``path`` if the block succeeds; otherwise ``path`` stays unchanged.
 
     A link stays one. OSErrors name ``path``; a ValueError refuses a device, a pipe or a folder in its place.
     """
@@ -154,7 +154,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def all_or_none(folder: Path) -> Iterator[Path]:
-    """An empty folder to write into; what is in it goes to ``folder`` when the block ends well.
+    """Open an empty folder whose content moves to ``folder`` if the block succeeds.
 
     In a folder that exists the files are exchanged one by one, and others stay. A kill between two exchanges leaves
     whole files, some of them old (``differs_from_manifest`` tells), and the hidden folder, which nothing reads.
@@ -203,6 +203,6 @@ def in_manifest(path: Path, option: str | None = None) -> str | None:
 
 
 def differs_from_manifest(path: Path) -> bool:
-    """Whether the manifest beside an output file has another hash for it; False where it has none, or no file is."""
+    """Return whether the manifest beside a file has another hash for it; False without a hash or a file."""
     expected = in_manifest(path)
     return expected is not None and path.is_file() and expected != sha256_of(path)

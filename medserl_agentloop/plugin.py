@@ -134,7 +134,7 @@ def _say_how_to_resume(others: Any, folder: str, kind: type[BaseException], erro
 
 
 class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
-    """Hydra callback of the recipes: what a run and its processes print goes to ``train.log`` beside its games.
+    """Hydra callback of the recipes: write the output of a run and its processes to ``train.log`` beside its games.
 
     Lines of this package go to the terminal, too, and so does the error of a run that fails, with its traceback.
     ``hydra.verbose=true`` leaves everything on the terminal.
