@@ -66,6 +66,13 @@ def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: Path) -> None:
             assert anchor in anchors(found), f"{page.name}: {target}; headings: {sorted(anchors(found))}"
 
 
+@IN_PAGE
+def test_every_table_begins_with_its_header(page: Path) -> None:
+    prose = re.sub(r"^ *```.*?^ *```", "", text_of(page), flags=re.S | re.M)
+    for table in re.findall(r"^(?:\|.*\n)+", prose, re.M):
+        assert re.match(r".*\n\|[-:| ]+\|\n", table), f"{page.name}: a blank line cuts the table before {table[:60]}"
+
+
 def test_every_page_is_in_the_navigation_once() -> None:
     listed = re.findall(r"([\w/]+\.md)$", text_of(ROOT / "mkdocs.yml").partition("\nnav:")[2], re.M)
     pages = [*(page.relative_to(DOCS) for page in DOCS.rglob("*.md")), *(page.relative_to(ROOT) for page in STUDIES)]
