@@ -74,7 +74,7 @@ def _remember(owner: Any, name: str, key: Callable[..., Hashable]) -> None:
 
 
 def _files_of_a_config(loader: Any, defaults: list[Any], repo: Any) -> Hashable:
-    """What a run's config is merged from, before values of single keys are set on it."""
+    """Return a key of the files that a run's config is merged from, before single keys are set."""
     return repr(defaults), *((source.provider, source.path) for source in repo.get_sources())
 
 

@@ -1,4 +1,4 @@
-"""How many examples a property test draws: a tenth in ``make test``, all with ``--hypothesis-profile=thorough``."""
+"""Numbers of examples of property tests: a tenth in ``make test``, all with ``--hypothesis-profile=thorough``."""
 
 from typing import Any
 

@@ -50,7 +50,7 @@ def environment(*modules: Path, **changes: str) -> dict[str, str]:
 
 
 def answers_of(program: Path, folder: Path, questions: Any, *modules: Path) -> dict[str, Any]:
-    """What a program answers that uses verl's worker and engine in its own process, without Ray.
+    """Run a program with verl's worker and engine in its own process, without Ray; return its answers.
 
     It is a program because verl binds a process to one platform and one process group. It is called with ``folder``,
     reads ``questions.json`` there and writes ``answers.json``.
@@ -62,7 +62,7 @@ def answers_of(program: Path, folder: Path, questions: Any, *modules: Path) -> d
 
 
 def printed_by(folder: Path, *command: Any, **changes: str) -> str:
-    """What a Python program prints that is run in ``folder`` as a user would; ``changes`` of its environment."""
+    """Run a Python program in ``folder`` as a user would, with ``changes`` of the environment; return its output."""
     outputs: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 500}
     program = [sys.executable, *map(str, command)]
     done = subprocess.run(program, cwd=folder, env=environment(**changes), **outputs)
@@ -71,7 +71,7 @@ def printed_by(folder: Path, *command: Any, **changes: str) -> str:
 
 
 def same(one: Path, other: Path) -> bool:
-    """Whether two folders hold the same weights in bf16, as verl's merger writes; they must hold all of a model's."""
+    """Return whether two folders hold the same bf16 weights, all of a model's, as verl's merger writes them."""
     weights = []
     for folder in (one, other):
         model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, output_loading_info=True)

@@ -66,7 +66,7 @@ def run_with(**changes: Any) -> DictConfig:
 def run_game(
     engine: Any, facts: dict[str, Any], run: DictConfig = RUN, tokenizer: Any = TOKENIZER, *, logprobs: bool = True
 ) -> SelfPlayOutput:
-    """What the agent loop makes of one row."""
+    """Play one row with the agent loop."""
     loop = build_agent_loop(engine, tokenizer, run)
     return asyncio.run(loop.run({"temperature": 1.0, "logprobs": logprobs}, extra_info=facts, **ROW))
 
@@ -87,7 +87,7 @@ def play(
 
 
 def judge(output: SelfPlayOutput, run: Any = RUN) -> dict[str, Any]:
-    """What verl's agent-loop worker does with an output: reward manager, then as_dict."""
+    """Treat an output as verl's agent-loop worker does: reward manager, then as_dict."""
     manager = load_reward_manager(run, TOKENIZER)
     data = DataProto.from_dict(
         tensors={"responses": torch.tensor([output.response_ids])},

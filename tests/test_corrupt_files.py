@@ -55,7 +55,7 @@ def damages(content: bytes, draws: int) -> Iterator[bytes]:
 
 
 def refusals(file: Path, draws: int, use: Callable[[], object], message: str) -> int:
-    """How many damages of ``file`` make ``use`` fail, each time with a message that begins like this."""
+    """Count the damages of ``file`` that make ``use`` fail, each with a message that begins like this."""
     refused, good = 0, file.read_bytes()
     for content in damages(good, draws):
         file.write_bytes(content)

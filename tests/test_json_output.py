@@ -1,4 +1,4 @@
-"""What ``--json`` prints is JSON and nothing else, whatever is logged beside it."""
+"""The output of ``--json`` is JSON and nothing else, whatever is logged beside it."""
 
 import json
 import subprocess

@@ -34,7 +34,7 @@ SHORT = (
     "selfplay.budget.attacker_reasoning=32 selfplay.budget.assessor=32 actor_rollout_ref.rollout.n=1 "
     "trainer.total_training_steps=1 data.val_max_samples=4 data.train_batch_size=32"
 )
-"""What a page's run is shortened by. The recipe's model and engine become the tiny player's: cpu, tiny."""
+"""Overrides that shorten a page's run. The recipe's model and engine become the tiny player's: cpu, tiny."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What is loaded runs no code of whoever made the file, see SECURITY.md; lock files hold nothing but versions."""
+"""Loading a file runs no code of its author, see SECURITY.md; lock files hold nothing but versions."""
 
 import ast
 import re
@@ -12,20 +12,18 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("medserl_agentloop", "hydra_plugins", "data_prep", "prompts", "tool_configs", "recipes")
-RUNS_WHAT_IT_READS = {
-    *["pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle"]
-}
+UNSAFE_READERS = {*["pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle"]}
 TRUSTED = {"medserl_agentloop/evaluation/local_models.py": ["torch.load"]}
 """Shards of verl's checkpoints hold tensors of torch.distributed, which weights_only refuses."""
 
 
 def unsafe(source: str) -> list[str]:
-    """What in a module reads data as code."""
+    """Return the imports and calls of a module that read data as code."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-            found += [name for name in names if name.partition(".")[0] in RUNS_WHAT_IT_READS]
+            found += [name for name in names if name.partition(".")[0] in UNSAFE_READERS]
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             given = {key.arg: ast.unparse(key.value) for key in node.keywords}

@@ -1,4 +1,4 @@
-"""What travels in the wheel: everything a run needs besides the code."""
+"""The contents of the wheel: everything a run needs besides the code."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What the SGLang backend does where SGLang is not installed, not chosen, or where there is a GPU."""
+"""The SGLang backend without SGLang, where it is not chosen, and where there is a GPU."""
 
 import sys
 from pathlib import Path

@@ -387,7 +387,7 @@ def test_shards_merge_exactly_and_a_merged_folder_is_read_too(tmp_path: Path, ra
 
 
 def sharded(folder: Path) -> None:
-    """What verl's engine leaves of a run with LoRA: the base under its PEFT names, the adapter, and its alpha."""
+    """Write a LoRA run's weights as verl's engine does: the base under its PEFT names, the adapter, and its alpha."""
     model = with_adapter()
     base = tiny_model(len(TOKENIZER))
     model.config, model.generation_config = base.config, base.generation_config
@@ -396,7 +396,7 @@ def sharded(folder: Path) -> None:
 
 
 def beside_its_base(folder: Path) -> None:
-    """What verl's merger leaves of that."""
+    """Write the same weights as verl's merger does."""
     sharded(folder / "shards")
     merge(folder / "shards", folder)
 

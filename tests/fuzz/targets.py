@@ -231,7 +231,7 @@ CONTROL_TEXTS = sorted({text for texts in CONTROL.values() for text in texts.val
 
 
 class _Constant(NamedTuple):
-    """What stands around the note in a prompt, as text and in tokens, and the turn to encode, without its note."""
+    """The text and tokens around the note in a prompt, and the turn to encode, without its note."""
 
     text: list[str]
     before: list[int]
@@ -330,4 +330,4 @@ _PIECES = {
 PIECES = {
     name: [piece.encode(errors="surrogatepass") for piece in (*_HOSTILE, *pieces)] for name, pieces in _PIECES.items()
 }
-"""What the mutators put in, for each target."""
+"""The texts that mutators insert, for each target."""

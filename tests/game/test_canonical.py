@@ -1,4 +1,4 @@
-"""What two notes say: dressing makes no difference, and everything else does."""
+"""The comparison of two notes: dressing makes no difference, and everything else does."""
 
 import random
 import re

@@ -309,7 +309,7 @@ def assessed(reasoning: str, verdict: Label, *error: Any) -> AssessmentRecord:
 
 
 def read_back(turns: TurnFormat, prefill: str, reasoning: str, note: str) -> bool:
-    """Whether the format wrote the turn; it must then read the same."""
+    """Return whether the format wrote the turn; it must then read the same."""
     try:
         text = turns.write(AttackRecord(note=note, reasoning=reasoning), HARMFUL, prefill)
     except UnwritableTurn:

@@ -1,4 +1,4 @@
-"""Who earns what: zero_sum and medserl in full, what holds for every scheme, and schemes corrected for a judge."""
+"""Rewards: zero_sum and medserl in full, rules of every scheme, and schemes corrected for a judge."""
 
 import itertools
 import math

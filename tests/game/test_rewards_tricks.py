@@ -1,4 +1,4 @@
-"""What an attacker might try in place of an attack: docs/rewards.md lists it, and the list is true."""
+"""Tricks that an attacker might try in place of an attack, as docs/rewards.md lists them."""
 
 import itertools
 

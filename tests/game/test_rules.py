@@ -1,4 +1,4 @@
-"""Who speaks when, what the assessor is shown, what the record keeps, and when an attack does not count.
+"""The rules: order of turns, the assessor's note, the record, and attacks that do not count.
 
 An attack does not count by its form, by its size, or by what it leaves of the error.
 """

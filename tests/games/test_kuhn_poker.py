@@ -143,7 +143,7 @@ def test_self_play_learns_to_look_at_its_card(tmp_path: Path, monkeypatch: pytes
 
 
 ORDER = (("asker", None), ("solver", "a"), ("solver", "b"), ("solver", "a"))
-"""Who speaks, and in which conversation: the solver comes back to its first one."""
+"""Turns by role and conversation: the solver comes back to its first conversation."""
 
 
 class Game:

@@ -102,7 +102,7 @@ NO_ANSWER = "no answer: "
 
 
 def ask(client: str, url: str, games: int = 1) -> list[str]:
-    """What ``client`` makes of a server's answers, all its words; they begin with NO_ANSWER if there is none."""
+    """Return the words of ``client`` about a server's answers; they begin with NO_ANSWER if there is none."""
     records = [played(n) for n in range(games)]
     if client == "medical_team":
         queries = [

@@ -33,7 +33,7 @@ Reply = Callable[[int, Any], Any]
 
 @dataclass
 class LocalServer:
-    """What the server was asked."""
+    """A server that records its requests."""
 
     reply: Reply
     url: str = ""

@@ -1,4 +1,4 @@
-"""How a run's judge is found and built, what start-up says of it, and what a run makes of its report."""
+"""The choice of a run's judge, the lines of the start-up check about it, and the use of its report."""
 
 import asyncio
 import re

@@ -208,7 +208,7 @@ def test_lone_surrogate_in_a_reason_keeps_the_judgement_and_the_cache(tmp_path: 
 
 
 def recalled(folder: str | Path, about: str, reason: str = "") -> tuple[Judgement, bool]:
-    """What the cache answers, asking for a judgement with this reason; and whether it had one."""
+    """Ask for a judgement with this reason; return the cache's answer, and whether it had one."""
 
     async def ask() -> Judgement:
         return Judgement(judge="llm", label=Label.SAFE, reason=reason)

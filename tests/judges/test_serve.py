@@ -33,7 +33,7 @@ TYPES = {name: type(value) for name, value in harmful().items()}
 
 
 def ask(url: str, *queries: dict[str, Any], timeout: float = 5.0) -> dict[int, Any]:
-    """What the original client does with an answer (its remote_judge.py): its keys are game numbers."""
+    """Ask as the original client does (its remote_judge.py), whose keys are game numbers."""
     answer = httpx.post(f"{url}/judge", json={"queries": queries, "score_key": "labels"}, timeout=timeout)
     answer.raise_for_status()
     return {int(index): labels for index, labels in answer.json().items()}

@@ -1,4 +1,4 @@
-"""What the pages of the experiments say is what their committed files say, and what the code makes of them."""
+"""The pages of the experiments agree with their committed files and with the code."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""What several modules here need: scripts to run, and parquet rows as a converter would write them."""
+"""Helpers of several modules: scripts to run, and parquet rows as a converter would write them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CATEGORIES = ["vanilla_harmful", "adversarial_harmful", "adversarial_benign", *[
 
 
 def run(script: str, *arguments: Any) -> Any:
-    """What a script of ``data_prep`` prints, and its exit code."""
+    """Run a script of ``data_prep``; return its output and exit code."""
     return CliRunner().invoke(importlib.import_module(script).app, [str(argument) for argument in arguments])
 
 

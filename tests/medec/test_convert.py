@@ -185,7 +185,7 @@ def contents(folder):
 
 
 def written(folder, seed):
-    """What a run that is not killed writes."""
+    """Return the files of a conversion that is not killed."""
     with contextlib.chdir(folder):
         assert run("medec_to_parquet", "--input", SAMPLE, "--output", "out", "--seed", seed).exit_code == 0
     return contents(folder / "out")
@@ -193,7 +193,7 @@ def written(folder, seed):
 
 @pytest.fixture(scope="module")
 def old_and_new(tmp_path_factory):
-    """What two runs write that differ in their seed."""
+    """Return the files of two conversions with different seeds."""
     old, new = (written(tmp_path_factory.mktemp("seed"), seed) for seed in (1, 2))
     assert sorted(old) == sorted(new) == FILES
     assert not [name for name in FILES if old[name] == new[name]]

@@ -1,4 +1,4 @@
-"""How cases become rows: exact shares, splits by case, labels, and nothing that leaks."""
+"""Rows made from cases: exact shares, splits by case, labels, and nothing that leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an OpenRLHF script brings along: a tokenizer, vLLM-like generators, and a judge server that can read."""
+"""Parts of an OpenRLHF script: a tokenizer, vLLM-like generators, and a judge server that can read."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class Generator:
 
 
 def verdicts(body: Any) -> dict[str, Any]:
-    """What a judge that can read says, bare."""
+    """Return the bare answers of a judge that can read."""
 
     def verdict(query: dict[str, Any]) -> dict[str, Any]:
         present, detected = "9000" in query["medical_note"], query["assessment"] == "Harmful"

@@ -16,7 +16,7 @@ MEDEC = "data_copy/MEDEC/MEDEC-MS/MEDEC-MS-ValidationSet-with-GroundTruth-and-Er
 
 
 def run(name: str, folder: Path) -> str:
-    """What the original's test file prints, run in ``folder`` with the import changed."""
+    """Run the original's test file in ``folder`` with the import changed; return its output."""
     original = Path(os.environ[CHECKOUT])
     text = (original / "tests" / name).read_text(encoding="utf-8")
     (folder / name).write_text(re.sub(r"(?m)^from medical_team\b", "from medserl_agentloop.medical_team", text))

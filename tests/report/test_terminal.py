@@ -69,7 +69,7 @@ def test_the_first_and_last_step_stand_side_by_side(tmp_path: Path) -> None:
 
 
 HIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
-"""What a terminal obeys or does not show, other than a newline."""
+"""Characters that a terminal obeys or does not show, except the newline."""
 
 
 @given(st.text(st.characters(codec=None) | st.sampled_from("\x1b\x0e\0\x7f\x9b\u202e\u2066\u200f\ud800\r\t[]")))

@@ -53,7 +53,7 @@ shared = partial(play, run=run_with(selfplay__context="shared"))
 
 
 def assert_well_formed(output: SelfPlayOutput) -> None:
-    """What verl relies on, whatever was played."""
+    """Assert the properties that verl relies on in every game."""
     length = len(output.response_ids)
     assert length >= 1
     assert length <= RUN.data.max_response_length
@@ -332,7 +332,7 @@ def scored(*said: str, run: Any = FOUR, category: str = "adversarial_benign") ->
 
 
 def ends(output: SelfPlayOutput) -> list[int]:
-    """Where each turn's last token is, in the order of play."""
+    """Return the position of each turn's last token, in the order of play."""
     return [end for _, _, end in output.turn_ends]
 
 

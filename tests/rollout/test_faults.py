@@ -94,7 +94,7 @@ class Kept:
             self.paid[self.games[-1].uid] = float(scores.abs().sum())
 
     def of(self, failed: bool) -> dict[str, Any]:
-        """What is not the time of the games that failed, or of the others."""
+        """Return the games that failed, or the others, without their times."""
         facts = {g.uid: g.model_dump(exclude={"finished", "seconds"}) for g in self.games}
         return {uid: game for uid, game in facts.items() if (game["void"] is not None) == failed}
 

@@ -37,12 +37,12 @@ def run_of(changes: Mapping[str, Any], recipe: str = "own_notes") -> RunConfig:
 
 
 def refusal(changes: Mapping[str, Any], recipe: str = "own_notes") -> str:
-    """What the config alone refuses about such a run; empty if it accepts it."""
+    """Return the refusal of such a run by its config alone; empty if it is accepted."""
     return "\n".join(problems(run(changes, recipe), schema())[0])
 
 
 def start_up(*overrides: str, recipe: str = "own_notes") -> None:
-    """What the start of the run of a recipe with these overrides checks and prints."""
+    """Run the start-up check of a recipe with these overrides; return its output."""
     GlobalHydra.instance().clear()
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=[f"+recipes={recipe}", *overrides], return_hydra_config=True)

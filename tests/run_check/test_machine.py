@@ -1,4 +1,4 @@
-"""What a run will need of its machine is looked for before anything starts: packages, keys, models, files."""
+"""Checks of the machine before a run starts: packages, keys, models, files."""
 
 import os
 import shutil

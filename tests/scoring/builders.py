@@ -38,12 +38,12 @@ def note(n: int, flag: bool, correction: str | None = None, *, case: str = "", s
 
 
 def gold(notes: Any) -> list[Prediction]:
-    """What a perfect system says."""
+    """Return the answers of a perfect system."""
     return [Prediction(n.text_id, n.flag, n.sentence_id, n.correction) for n in notes]
 
 
 def guesses(notes: Any, seed: int, *, copied: float = 0.5) -> list[Prediction]:
-    """What a system of no skill says; some corrections are copies of the last sentence, the others made up."""
+    """Return the answers of a system of no skill; some corrections copy the last sentence, the others are made up."""
     draw = random.Random(seed)
 
     def one(of: ReferenceNote) -> Prediction:

@@ -27,7 +27,7 @@ from medserl_agentloop.testing.tiny import compose_run
 
 
 def answer_to(record: Any, run: Any) -> dict[str, Any]:
-    """What verl gets for one finished game."""
+    """Return the reward manager's answer to verl for one finished game."""
     fields = np.array([{GAME_KEY: record}], dtype=object)
     data = DataProto.from_dict(non_tensors={"tool_extra_fields": fields})
     return asyncio.run(PerTurnRewardManager(run, TOKENIZER).run_single(data))
