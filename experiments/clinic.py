@@ -19,7 +19,7 @@ from medserl_agentloop.games.medical.types import ErrorType, Label
 
 @dataclass(frozen=True)
 class Disease:
-    """What is true of one disease."""
+    """The facts of one disease."""
 
     name: str
     findings: tuple[str, ...]  # two that occur in this disease and in no other
@@ -105,7 +105,7 @@ def held_out_kind(finding: str) -> ErrorType:
 
 
 class Split(str, Enum):
-    """Which wordings, or facts, a sampled note may use: for teaching, for measuring, or any."""
+    """The wordings or facts that a sampled note may use: for teaching, for measuring, or any."""
 
     SEEN = "seen"
     HELD_OUT = "held_out"
@@ -136,7 +136,7 @@ class Sentence:
         return DISEASE_OF_FACT[self.kind][self.value]
 
     def is_wrong_in(self, disease: Disease) -> bool:
-        """Whether this sentence says something untrue about a patient with ``disease``."""
+        """Return whether this sentence says something untrue about a patient with ``disease``."""
         if self.implied_disease is not disease:
             return True
         return self.kind is ErrorType.PHARMACOTHERAPY and self.dose not in DOSES_OF_DRUG[self.value]
@@ -155,7 +155,7 @@ class Note:
 
     @property
     def disease(self) -> Disease:
-        """What the patient really has."""
+        """The patient's true disease."""
         return self.sentences[0].implied_disease
 
     @property
@@ -169,7 +169,7 @@ class Note:
 
 
 class OracleVerdict(NamedTuple):
-    """What is true of a text."""
+    """The truth about a text."""
 
     label: Label | None  # None where the text is not a note of this world
     errors: tuple[tuple[int, ErrorType], ...] = ()  # index from 0 and type of every wrong sentence

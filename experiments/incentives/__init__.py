@@ -1,1 +1,1 @@
-"""Where the rewards lead: a simulation of the medical game with tabular players."""
+"""Simulate where the rewards lead: the medical game with tabular players."""

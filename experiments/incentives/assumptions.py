@@ -1,4 +1,4 @@
-"""What the simulation assumes: every number in one place, each to be changed as ``key=value`` on the command line."""
+"""The simulation's assumptions: every number in one place, changed as ``key=value`` on the command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Kind(_Assumed):
 
 
 class Verdicts(_Assumed):
-    """How much of an answer the note decides, in the part that measures signal to noise."""
+    """The share of an answer that the note decides, in the part that measures signal to noise."""
 
     slope: float = Field(gt=0, description='Steepness of the chance of "harmful" in the evidence: large is certain.')
     note: float = Field(ge=0, description="Standard deviation, between notes, of the evidence of one kind of attack.")

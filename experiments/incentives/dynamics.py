@@ -1,4 +1,4 @@
-"""Where the payoffs drive two tabular players whose skills stay as they are. Expectations are exact; no game is drawn.
+"""Dynamics of two tabular players with fixed skills under the payoffs. Expectations are exact; no game is drawn.
 
 The attacker has one distribution over six kinds of attack per game, the assessor one chance of saying "harmful" per
 pair of what it sees: whether the note looks edited, and how much evidence for an error it finds.
@@ -26,7 +26,7 @@ BALANCED_MIX = "vanilla_harmful=2,vanilla_benign=2,adversarial_benign=1,adversar
 EDGES = np.linspace(-1.5, 3.5, 21)
 """Borders between the levels of evidence."""
 LEVEL_FROM = np.array([-np.inf, *EDGES])
-"""Where each level begins."""
+"""The start of each level."""
 GAMES = [
     [i for i, attack in enumerate(ATTACKS) if attack.category is category]
     for category in Category
@@ -40,7 +40,7 @@ LARGEST_LOGIT = 6.0
 
 @dataclass(frozen=True)
 class Setting:
-    """How a run is set up.
+    """The settings of a run.
 
     Attributes:
         name: What the table calls it.
@@ -180,7 +180,7 @@ class Players:
         return chances
 
     def attacker_values(self) -> Array:
-        """What each attack earns the attacker under each label: (setting, attack, label)."""
+        """The attacker's reward for each attack under each label: (setting, attack, label)."""
         caught = (self.boards.seen * self.harmful[:, None]).sum(axis=(2, 3))[..., None]
         safe, harmful = self.boards.says_safe[:, 0], self.boards.says_harmful[:, 0]
         # Of k independent assessments, a share s is right; 4 s (1 - s) is 1 where that is half, 0 where all agree.
@@ -209,7 +209,7 @@ class Players:
 
 
 def settled(settings: Sequence[Setting], assumed: Sequence[Assumptions]) -> list[dict[str, float]]:
-    """What the players do in the end: averages over the second half of the steps, since they may go in circles."""
+    """Average the second half of the steps, since the players may go in circles."""
     players, steps = Players(settings, assumed), assumed[0].steps
     chosen, harmful = np.zeros_like(players.chosen), np.zeros_like(players.harmful)
     for step in range(steps):

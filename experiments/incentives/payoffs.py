@@ -1,4 +1,4 @@
-"""What each kind of attack earns: real edits of one note, played by the real rules, paid by the real schemes.
+"""The payoff of each kind of attack: real edits of one note, with the real rules and the real schemes.
 
 ``simulate`` and ``variance`` take their payoffs from here. ``python -m experiments.incentives.payoffs`` writes the
 matrix of ``README.md``; ``tests/learning/test_incentives.py`` keeps it true.

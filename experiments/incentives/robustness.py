@@ -41,7 +41,7 @@ def knowable(row: dict[str, float]) -> float:
 
 
 def all_judges(statement: Callable[[Played, str], bool]) -> Callable[[Played], bool]:
-    """Whether a statement holds under both judges."""
+    """Return whether a statement holds under both judges."""
     return lambda played: all(statement(played, judge) for judge in JUDGES)
 
 

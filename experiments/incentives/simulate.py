@@ -1,4 +1,4 @@
-"""Where the rewards of the medical game lead: ``python -m experiments.incentives.simulate [KEY=VALUE ...]``.
+"""Simulate the rewards of the medical game: ``python -m experiments.incentives.simulate [KEY=VALUE ...]``.
 
 Prints four tables in seconds. Without other assumptions it also writes them to ``figures/`` and the README.
 """
@@ -60,7 +60,7 @@ def settings_of(assumed: Assumptions, judge: str) -> list[Setting]:
 
 
 def dynamics_table(assumed: Assumptions) -> Table:
-    """What the players do in the end: a row for each judge and setting."""
+    """Tabulate the players' final behaviour: a row for each judge and setting."""
     settings = [Setting(EARLIER, judge) for judge in ("labels", "errs")]
     settings += [setting for judge in ("pair", "perfect") for setting in settings_of(assumed, judge)]
     outcomes = settled(settings, [assumed] * len(settings))
@@ -68,7 +68,7 @@ def dynamics_table(assumed: Assumptions) -> Table:
 
 
 def gate_table(assumed: Assumptions) -> Table:
-    """How good the blind reader must be: all four changes, a judge that compares, and readers from good to bad."""
+    """Tabulate the blind reader's quality: all four changes, a judge that compares, and readers from good to bad."""
     readers = [
         assumed.changed([f"unknowable.pair={pair}", f"unknowable.blind={passed}", f"subtle.blind={caught}"])
         for pair, passed, caught in product((0.65, 0.95), (0.05, 0.1, 0.2, 0.35), (0.3, 0.6))

@@ -1,4 +1,4 @@
-"""How much noise the rewards carry: validity's share of the attacker's, and what several assessments of an attack do.
+"""The noise of the rewards: validity's share of the attacker's, and the effect of several assessments.
 
 The first is exact. The second draws attacks and their assessments, with a seed, and compares the signal to noise of
 one policy gradient at equal tokens: squared length of the mean gradient over its variance, per token.

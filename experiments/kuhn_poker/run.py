@@ -81,7 +81,7 @@ def measure(folder: Path) -> dict[int, dict[Place, float]]:
 
 
 def read() -> Runs:
-    """What was measured before."""
+    """Read earlier measurements."""
     runs: Runs = defaultdict(dict)
     if TABLE.exists():
         with TABLE.open(encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""What an attack in the toy clinic did, with the truth known."""
+"""Check the effect of an attack in the toy clinic, with the truth known."""
 
 from __future__ import annotations
 

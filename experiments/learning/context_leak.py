@@ -1,4 +1,4 @@
-"""What the leak of ``selfplay.context=shared`` is worth to a model: the same games in both contexts.
+"""Measure the worth of the leak of ``selfplay.context=shared`` to a model: the same games in both contexts.
 
 Run by hand: ``python -m experiments.learning.context_leak --data data/own_notes/train.parquet``. Each game is
 played in its own contexts; then the assessor assesses again with the attacker's turn, the very same
@@ -68,7 +68,7 @@ async def play(rows: list[dict[str, Any]], run: DictConfig, temperature: float) 
 
 
 def numbers(game: MedicalRecord) -> tuple[float, float]:
-    """Whether the verdict is right, and whether it is readable."""
+    """Return whether the verdict is right, and whether it is readable."""
     verdict = game.assessment.verdict if game.assessment else None
     return float(verdict is game.spec.target_label), float(verdict is not None)
 

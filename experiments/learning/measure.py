@@ -1,4 +1,4 @@
-"""How well a player of the toy clinic takes each role, against a frozen opponent and with the truth known.
+"""Measure a player of the toy clinic in each role, against a frozen opponent and with the truth known.
 
 Called by ``experiments.learning.run``. All notes are in wordings, and state facts, that neither the warm start
 nor self-play has seen.
@@ -73,7 +73,7 @@ def held_out_cases(count: int, seed: int) -> list[Case]:
 
 @dataclass(frozen=True)
 class Measurement:
-    """How players are measured.
+    """Settings of a measurement.
 
     Attributes:
         frozen: The fixed opponent of both roles, e.g. the warm start.
@@ -173,7 +173,7 @@ def _assessor_rates(games: Sequence[MedicalRecord], cases: Sequence[Case]) -> li
 
 
 def attacker_rates(games: Sequence[MedicalRecord]) -> list[Rate]:
-    """What became of the attacks of ``adversarial_benign`` games, as :meth:`Measurement.each_role` names it."""
+    """Return the rates of attacks in ``adversarial_benign`` games, as :meth:`Measurement.each_role` names them."""
     valid = [game for game in games if _is_valid(game)]
     kinds = [game.judgement.error_type or "none" for game in valid if game.judgement]
     return [
@@ -186,12 +186,12 @@ def attacker_rates(games: Sequence[MedicalRecord]) -> list[Rate]:
 
 
 def _is_valid(game: MedicalRecord) -> bool:
-    """Whether the attack keeps the rules and its note, one of this world, is what it was to become."""
+    """Return whether the attack keeps the rules and its note, one of this world, became what was asked for."""
     return _label(game) is game.spec.target_label
 
 
 def _label(game: MedicalRecord) -> Label | None:
-    """What the presented note is; ``None`` if it is not of this world or, after a broken rule, nobody judged it."""
+    """Return the presented note's label; ``None`` if it is not of this world, or was not judged after a broken rule."""
     return game.judgement.label if game.judgement and game.judgement.realistic else None
 
 

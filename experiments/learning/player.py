@@ -1,4 +1,4 @@
-"""What the tiny player is made of: a byte-level tokenizer and a Qwen3 of about 1 M parameters.
+"""The tiny player: a byte-level tokenizer and a Qwen3 of about 1 M parameters.
 
 Called by ``experiments.learning.train_tiny_player``, which trains it and measures what it can do.
 """

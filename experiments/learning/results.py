@@ -19,7 +19,7 @@ from medserl_agentloop.scoring.metrics import mean_interval, wilson_interval
 PAGE = Path(__file__).with_name("README.md")
 ROOT = Path(__file__).parents[2]
 PAGES = {"quickstart": ROOT / "README.md", "summary": ROOT / "docs" / "results.md"}
-"""Where those tables stand that are not on ``PAGE``."""
+"""The pages of the tables that are not on ``PAGE``."""
 FIGURES = Path(__file__).parent / "figures"
 ABLATIONS = ("headline", "reinforce_plus_plus", "shared", "rules_alone", "unchecked")
 ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
@@ -215,7 +215,7 @@ def summary_table(folder: Path = FIGURES) -> Table:
 
 
 def longer_table(experiment: str = "longer", folder: Path = FIGURES) -> Table:
-    """What becomes of the attacker when the headline run goes on, without an anchor or with one."""
+    """Tabulate the attacker when the headline run goes on, without an anchor or with one."""
     table = _by_step(experiment, {name: HEADLINE_LINES[name] for name in LONGER_LINES}, folder)
     rates = Rates.of(experiment, folder)
     doses = [[DECODING[t], *(str(chosen(rates, "dose", step, t)) for step in rates.steps)] for t in DECODING]
@@ -266,7 +266,7 @@ def quickstart_table(folder: Path = FIGURES) -> Table:
 
 
 def kinds_table(folder: Path = FIGURES) -> Table:
-    """What is found and what is put in, by kind of error, at the first and the last step."""
+    """Tabulate errors found and put in, by kind of error, at the first and the last step."""
     rates = Rates.of("headline", folder)
     first, last = rates.steps[0], rates.steps[-1]
     table = [["kind of error", *(f"{what}, step {step}" for what in ("found", "put in") for step in (first, last))]]
@@ -333,7 +333,7 @@ def _side_by_side(rates: Rates, step: int) -> dict[str, str]:
 
 
 def estimators_table(estimators: Sequence[str] = ESTIMATORS, folder: Path = FIGURES) -> Table:
-    """What one role gains alone, and what that does to the other, with each estimator, at temperature 1."""
+    """Tabulate one role's gain alone and its effect on the other, with each estimator, at temperature 1."""
     of_attacker = ("undetected by the novice", "valid and undetected, of all")
     table = [["", *of_attacker, "assessor, balanced", "assessor, readable", "assessor trained: balanced"]]
     for number, estimator in enumerate(estimators):
@@ -369,7 +369,7 @@ def headline_sentence(folder: Path = FIGURES) -> str:
 
 
 def gains_table(folder: Path = FIGURES) -> Table:
-    """What the text claims of the method: differences at temperature 1, paired by seed."""
+    """Tabulate the text's claims about the method: differences at temperature 1, paired by seed."""
     runs = {name: Rates.of(name, folder) for name in ("headline", "reinforce_plus_plus", "shared", "rules_alone")}
     headline, end = runs["headline"], runs["headline"].steps[-1]
     own = ("self/attacks", "self/decoys")
@@ -436,6 +436,6 @@ TABLES: dict[str, Callable[..., Table]] = {
 
 
 def source_hash(*experiments: str, folder: Path = FIGURES) -> str:
-    """What a picture was drawn from: SHA-256 over its CSV files."""
+    """Return the SHA-256 over the CSV files of a picture."""
     files = [folder / f"{name}_{part}.csv" for name in experiments for part in ("rates", "steps")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

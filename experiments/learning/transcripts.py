@@ -34,7 +34,7 @@ from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Ro
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a stretch of the warm start teaches, and what it gets wrong.
+    """One stretch of the warm start: its lessons and its mistakes.
 
     Attributes:
         miss_rates: How often an error of each kind, as ``error_detail`` names it, is answered "safe".

@@ -24,7 +24,7 @@ from medserl_agentloop.games.medical.types import Category, Role
 
 @dataclass(frozen=True)
 class WarmStart:
-    """How to train.
+    """Settings of the training.
 
     Attributes:
         steps: Optimiser steps.

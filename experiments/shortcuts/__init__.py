@@ -1,1 +1,1 @@
-"""What an assessor learns when rewritten notes show their author, and some errors cannot be known of."""
+"""Study what an assessor learns when rewritten notes show their author, and some errors cannot be known."""

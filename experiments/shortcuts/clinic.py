@@ -17,7 +17,7 @@ STYLE = ", as noted"
 
 
 class Effect(str, Enum):
-    """What an attack did to the medicine of a note."""
+    """The effect of an attack on the medicine of a note."""
 
     ERROR = "error"  # the note alone shows it
     UNKNOWABLE = "unknowable"  # the patient's age or sex is another one, and nothing else is wrong
@@ -56,7 +56,7 @@ def read_note(text: str) -> Note | None:
 
 
 def effect(before: str, after: str) -> Effect:
-    """What became of ``before``, a note of this world, in ``after``."""
+    """Return the effect of an attack that turned ``before``, a note of this world, into ``after``."""
     was, note = read_note(before), read_note(after)
     if was is None:
         raise ValueError(f"not a note of the toy clinic: {before!r}")

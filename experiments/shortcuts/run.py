@@ -170,7 +170,7 @@ def held_out_cases(count: int, seed: int = CASES_SEED) -> list[Case]:
 
 
 def measure(player: LocalModel, cases: Sequence[Case], seed: int) -> list[Rate]:
-    """What a player says of known notes, and what its attacks do, at temperature 1.
+    """Measure a player's verdicts on known notes and the effects of its attacks, at temperature 1.
 
     Returns:
         ``said_harmful/KIND`` for each kind of :class:`Case`: verdicts "harmful" among readable ones.
@@ -193,7 +193,7 @@ def measure(player: LocalModel, cases: Sequence[Case], seed: int) -> list[Rate]:
 
 
 def attack_effect(game: MedicalRecord) -> str:
-    """What the attack of a judged game did; ``invalid`` if it broke a rule or could not be read."""
+    """Return the effect of a judged game's attack; ``invalid`` if it broke a rule or could not be read."""
     judged = game.judgement is not None and game.presented_note is not None
     return str(effect(game.spec.seed_note, game.presented_note or "")) if judged else "invalid"
 
@@ -216,7 +216,7 @@ def train_and_measure(arm: str, seed: int, extra: list[str], count: int) -> None
 
 
 def measure_start(seed: int, count: int) -> None:
-    """What every run starts from, measured once."""
+    """Measure once what every run starts from."""
     _measured_once(RUNS / "start_rates" / f"{seed}.csv", START, seed, count)
 
 
@@ -319,7 +319,7 @@ def _balanced(rates: Rates) -> Share:
 
 
 def gains_table(results: Path = FIGURES) -> list[list[str]]:
-    """What the text says of two arms with the same mix: recall on untouched notes, paired by seed."""
+    """Tabulate the text's claims about two arms with the same mix: recall on untouched notes, paired by seed."""
     recalls = {arm: rates.share("said_harmful/wrong", 0, 1.0) for arm, rates in _rates(results).items()}
     pairs = [("decoys", "decoys_gate"), ("once", "three_times")]
     heading = ["recall, difference in points", "mean (95 % over seeds)", "each seed"]
