@@ -1,4 +1,4 @@
-"""What an adapter for each role costs in an update, beside one adapter and beside all weights.
+"""Measure the cost of an adapter for each role in an update, beside one adapter and beside all weights.
 
     python benchmarks/adapters.py [--rounds 7] [--games 32]
 

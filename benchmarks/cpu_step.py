@@ -1,4 +1,4 @@
-"""What the game adds to a training step on the CPU, beside the model's work of the same step.
+"""Measure the game's share of a training step on the CPU, beside the model's work of the same step.
 
     python benchmarks/cpu_step.py [--games 64] [--rounds 5]
 
@@ -118,7 +118,7 @@ def role_batch(games: int, tokens: int) -> RoleBatch:
 
 
 def game_parts(games: int, times_as_long: int = 1, turns: int = 1) -> dict[str, Callable[[], Any]]:
-    """What the game adds to a step."""
+    """Return the parts of a step that the game adds, to be timed."""
     rng = random.Random(0)
     specs = [spec(number, rng, WORDS * times_as_long) for number in range(games)]
     records = asyncio.run(play_all(specs))

@@ -128,7 +128,7 @@ class Figure:
 
 
 def measured(ran: Ran, sequences: int, generated: float | None, gpu: bool) -> dict[str, tuple[Any, str]]:
-    """What a step of a run takes and gives, and how it was measured, by row of the table."""
+    """Return the cost and yield of a run's step, and how they were measured, by row of the table."""
     step, tokens = ran.number("timing_s/step"), ran.number("perf/total_num_tokens")
     seconds = step and step - (ran.number("timing_s/save_checkpoint") or 0.0)
     steps, by = "verl, median of the steps after the first", "by seconds of a step"
@@ -166,7 +166,7 @@ def speed(game: Ran, single: Ran, sequences: int, gpu: bool) -> Iterator[Figure]
 
 @dataclass(frozen=True)
 class Proofs:
-    """What must hold, read from the folders of the runs. Each gives what to show, and whether it holds."""
+    """Proofs read from the folders of the runs. Each returns a text to show, and whether it holds."""
 
     output: Path
     runs: Mapping[str, Ran]

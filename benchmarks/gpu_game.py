@@ -39,7 +39,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
 
 
 class Record(GameRecord):
-    """What both players wrote, and what the second one read."""
+    """Both players' texts, and the text that the second one read."""
 
     said: tuple[str, ...] = ()
     read: str = ""

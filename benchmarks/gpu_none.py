@@ -107,7 +107,7 @@ def phases_of_a_step() -> Rows:
 
 
 def pinned_traffic() -> Rows:
-    """How fast weights and Adam's states come from the host and go there."""
+    """Measure the speed of weights and Adam's states from the host and back."""
     host = torch.ones(2**31 if GPU else 2**24, dtype=torch.uint8, pin_memory=GPU)
     card = host.to(DEVICE, copy=True)
     for way, there, source in (("host to card", card, host), ("card to host", host, card)):

@@ -37,7 +37,7 @@ PACKAGES = (
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on. No names of machines or folders."""
+    """Return the facts that the figures depend on. No names of machines or folders."""
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "cores": len(os.sched_getaffinity(0)),
@@ -60,7 +60,7 @@ def cards() -> list[dict[str, str]]:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether a process runs; in a container, nobody may fetch the exit codes of those that do not."""
+    """Return whether a process runs; in a container, nobody may fetch the exit codes of those that do not."""
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False

@@ -1,4 +1,4 @@
-"""How much of the game's prompts SGLang's prefix cache serves, in private and in shared contexts.
+"""Measure how much of the game's prompts SGLang's prefix cache serves, in private and in shared contexts.
 
 Plays every row's game several times, as ``rollout.n`` does, on verl's own SGLang server with an empty cache:
 
@@ -32,7 +32,7 @@ CONTEXTS = ("isolated", "shared")
 
 @dataclass
 class Reuse:
-    """What one role's turns cost.
+    """The cost of one role's turns.
 
     Attributes:
         turns: How many were generated.

