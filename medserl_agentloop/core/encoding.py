@@ -116,7 +116,7 @@ class ChatEncoder:
         return text
 
     def was_cut(self, ids: Sequence[int], budget: int, stop_reason: str | None) -> bool:
-        """Return whether the budget ended a turn, judged by the engine's stop reason."""
+        """Return whether the budget ended a turn, by the engine's stop reason."""
         # SGLang says "length"; vLLM says "completed" whether a turn ended or was cut.
         if stop_reason in ("length", "stop"):
             return stop_reason == "length"
