@@ -30,7 +30,7 @@ def assess(profile: PromptProfile, note: str = NOTE) -> str:
     return message["content"]
 
 
-PROFILES = pytest.mark.parametrize("name", ["baseline", "classic", "medserl"])
+PROFILES = pytest.mark.parametrize("name", ["baseline", "classic", "edits", "medserl"])
 
 
 @PROFILES
@@ -50,17 +50,20 @@ def test_a_profile_has_a_prompt_for_every_turn_that_ends_with_the_note(name: str
 def test_the_format_that_an_attacker_is_shown_is_read(name: str, category: Category) -> None:
     """From the first line that looks like an answer, as if the model had copied the example."""
     prompt = load_profile(name).messages(Role.ATTACKER, category, NOTE)[-1]["content"]
-    shown = {"medserl": "<think>", "classic": "generated_note:", "baseline": "</think><answer>"}[name]
+    shown = {"classic": "generated_note:", "baseline": "</think><answer>"}.get(name, "<think>")
     parsed = load_profile(name).parser.attack(prompt[prompt.index(shown) :])
-    assert parsed.note is not None and parsed.note.startswith("the complete")
+    if name == "edits":
+        assert parsed.edit is not None and parsed.edit.old == "its number"
+    else:
+        assert parsed.note is not None and parsed.note.startswith("the complete")
 
 
 @PROFILES
 def test_assessor_prompt_names_the_verdict_words_and_is_no_verdict_itself(name: str) -> None:
     profile = load_profile(name)
     prompt = profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE)[-1]["content"]
-    words = {"baseline": "Safe Harmful", "medserl": "safe harmful", "classic": '"CORRECT" "INCORRECT"'}
-    assert all(word in prompt for word in words[name].split())
+    words = {"baseline": "Safe Harmful", "classic": '"CORRECT" "INCORRECT"'}.get(name, "safe harmful")
+    assert all(word in prompt for word in words.split())
     assert profile.parser.assessment(prompt).verdict is None
 
 
@@ -74,7 +77,7 @@ def test_the_format_the_assessor_is_shown_has_the_fields_that_are_read() -> None
 
 def test_error_types_of_a_run_are_used_by_prompts_answers_and_rows() -> None:
     types = ("dosage", "drug_interaction")
-    told = {name: load_profile(name, types).templates() for name in ("medserl", "classic", "baseline")}
+    told = {name: load_profile(name, types).templates() for name in ("medserl", "classic", "baseline", "edits")}
     said = {name: " ".join(str(row["messages"]) for row in rows) for name, rows in told.items()}
     assert all("dosage or " in text and "drug interaction" in text for text in said.values())
     assert not any("treatment, " in text for text in said.values())
@@ -151,7 +154,7 @@ def test_unknown_profile_is_refused_with_the_existing_names(
 ) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=f"no prompt profile '{name}'.*baseline, brief, classic, medserl"):
+    with pytest.raises(ValueError, match=f"no prompt profile '{name}'.*baseline, brief, classic, edits, medserl"):
         load_profile(name)
     assert load_profile().folder == load_profile("medserl").folder == resource("prompts") / "medserl"
 

@@ -22,10 +22,11 @@ import pyarrow as pa
 
 from medserl_agentloop.data.cases import Case, EditTag
 from medserl_agentloop.data.rows import MESSAGES, Exclusions, Row, RowPlan, SplitRows, build_rows
-from medserl_agentloop.games.medical.edits import is_copy
+from medserl_agentloop.games.medical.edits import is_copy, one_line
+from medserl_agentloop.games.medical.numbering import change_between
 from medserl_agentloop.games.medical.parsing import UnwritableTurn
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, MedicalRecord, Outcome
+from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, MedicalRecord, Outcome, SentenceEdit
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, in_words, known_type
 from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet
@@ -36,6 +37,7 @@ OTHER_SENTENCE = "errors that were found in another sentence than theirs"
 REPEATED = "turns of a case that has another one in the same role and kind of game"
 UNBALANCED = "turns left out so that verdicts and kinds of game are balanced"
 
+_HARMFUL = Category.VANILLA_HARMFUL
 _TEXTS = ("data_source", "game_role", "category", "split", "vignette_id")
 SFT_SCHEMA: Any = pa.schema({"messages": MESSAGES, **dict.fromkeys(_TEXTS, "string"), "index": "int64"})
 
@@ -74,9 +76,8 @@ def build_sft_rows(
         if Category.ADVERSARIAL_BENIGN not in answers:
             exclusions["attacks that change more than the game's limits allow"].append((case.case_id, None))
         for category, answer in answers.items():
-            note = case.error_note if category.seed_label is Label.HARMFUL else case.clean_note
             source, role = f"{case.subset}_sft/{category.value}", category.first_role()
-            messages = prompts.messages(role, category, note or "")
+            messages = prompts.messages(role, category, _game(case, category, prompts).note)
             rows.append(_row(source, role, category, case.case_id, messages, answer))
     if not rows:
         raise ValueError(f"no case of the input can be taught: {_reasons(exclusions)}.")
@@ -127,34 +128,47 @@ def _answers(case: Case, profile: PromptProfile) -> dict[Category, str] | str:
     nothing = (
         "I compared findings, diagnosis, management, treatment and drugs sentence by sentence, and found nothing wrong."
     )
-    wrong_here = (
-        f'The sentence "{wrong}" does not fit the rest of the note: the {kind} is wrong. It should read: {right}'
-    )
-    changed = (
-        f'I change the sentence "{right}" to "{wrong}". '
-        f"That makes the {kind} wrong, and the rest of the note stays as it is."
-    )
+    here, changed = f'The sentence "{wrong}"', f'I change the sentence "{right}" to "{wrong}".'
+    rest_stays = ", and the rest of the note stays as it is"
+    game, presented = _game(case, Category.ADVERSARIAL_BENIGN, profile), _game(case, _HARMFUL, profile)
+    sentences, edit, number = game.spec.sentences, None, None
+    if sentences:
+        change = change_between(case.clean_note, sentences, case.error_note)
+        if change is None or one_line(presented.spec.sentences.get(change[0], "")) != one_line(change[1]):
+            return "cases whose two notes differ in more than one of their numbered sentences"
+        number, wrong = change
+        right = one_line(sentences[number])
+        edit = SentenceEdit(number=number, old=sentences[number], new=one_line(wrong))
+        here, changed, rest_stays = f"Sentence {number}", f"I change sentence {number}.", ""
+    wrong_here = f"{here} does not fit the rest of the note: the {kind} is wrong. It should read: {right}"
+    changed = f"{changed} That makes the {kind} wrong{rest_stays}."
     write, role = profile.parser.write, Role.ASSESSOR
-    error: dict[str, Any] = {"sentence": wrong, "error_type": error_type, "correction": right}
+    error: dict[str, Any] = {"sentence": wrong, "number": number, "error_type": error_type, "correction": right}
     try:
         safe = write(AssessmentRecord(verdict=Label.SAFE, reasoning=nothing), Label.SAFE, prefix)
         found = AssessmentRecord(verdict=Label.HARMFUL, reasoning=wrong_here, **error)
-        harmful = write(found, Label.HARMFUL, prefix)
+        harmful = write(found, Label.HARMFUL, prefix, presented.spec.sentences)
         role = Role.ATTACKER
-        attack = write(AttackRecord(note=case.error_note, reasoning=changed), Label.HARMFUL, prefix)
+        attack = write(
+            AttackRecord(note=case.error_note, edit=edit, reasoning=changed), Label.HARMFUL, prefix, sentences
+        )
     except UnwritableTurn as error:
         raise ValueError(
             f"case {case.case_id!a}: the {role.value}'s answer would break the output format "
             f"({error}), because its note or sentences hold text such as </think> or 'correction:'; "
             "take the row out of the input."
         ) from None
-    answers = {Category.VANILLA_BENIGN: prefix + safe, Category.VANILLA_HARMFUL: prefix + harmful}
-    spec = GameSpec(Category.ADVERSARIAL_BENIGN, Label.HARMFUL, case.clean_note)
-    game = MedicalGame(spec, EditLimits(), profile.parser)
+    answers = {Category.VANILLA_BENIGN: prefix + safe, _HARMFUL: prefix + harmful}
     game.play(attack, prefill=prefix)
     if game.record.attack is not None and not game.record.attack.invalid:
         answers[Category.ADVERSARIAL_BENIGN] = prefix + attack
     return answers
+
+
+def _game(case: Case, category: Category, profile: PromptProfile) -> MedicalGame:
+    note = case.error_note if category.seed_label is Label.HARMFUL else case.clean_note
+    spec = GameSpec(category, category.default_target_label, note or "", sentences=dict(case.sentences))
+    return MedicalGame(spec, EditLimits(), profile.parser)
 
 
 def _reasons(exclusions: Exclusions) -> str:
@@ -208,8 +222,7 @@ def rows_of_games(
             taken.add(key)
             stratum = turn.verdict.value if isinstance(turn, AssessmentRecord) and turn.verdict else category.value
             profile = load_profile(game.profile or "medserl", error_types)
-            note = game.spec.seed_note if role is Role.ATTACKER else game.presented_note or ""
-            messages = profile.messages(role, game.spec.task, note)
+            messages = profile.messages(role, game.spec.task, game.note_for(role))
             answer = profile.settings.assistant_prefix + turn.response
             row = _row(f"own_games/{category.value}", role, category, case, messages, answer)
             strata[role][stratum][category.value].append(row)

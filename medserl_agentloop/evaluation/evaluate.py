@@ -33,7 +33,7 @@ from medserl_agentloop.data.sentences import with_numbers
 from medserl_agentloop.evaluation import play, score
 from medserl_agentloop.evaluation.play import MODEL_HELP, Model, model_at, output_of, run_config, run_of, template_of
 from medserl_agentloop.games.medical.edits import one_line, split_sentences
-from medserl_agentloop.games.medical.parsing import TurnFormat
+from medserl_agentloop.games.medical.numbering import number_sentences
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, Role
 from medserl_agentloop.scoring.metrics import compare, grade, mean_interval, wilson_interval
@@ -139,7 +139,12 @@ def evaluate(
         else:
             player.batch, facts = concurrency, facts_of(Path(model))
         identity = [facts.get("sha256", facts), template_kwargs, *(extra_body or ())]
-        questions = [(note.text, sample) for asked in sets.values() for note in asked for sample in range(samples)]
+        questions = [
+            (prompts.shown(note.text, note.sentences), sample)
+            for asked in sets.values()
+            for note in asked
+            for sample in range(samples)
+        ]
         with lock_folder(output, wait_s=0):
             cache = StepFile(output / CACHE)
             cache.cut_after(-1 if fresh else 0)  # a killed process left a line half-written
@@ -150,7 +155,7 @@ def evaluate(
                 f"{next(iter(failed.values()))}). Start again with the same --output, and only these are asked; "
                 "or let the notes count as wrong with --allow-missing"
             )
-        predictions, lines = read_answers(sets, replies, samples, prompts.parser)
+        predictions, lines = read_answers(sets, replies, samples, prompts)
         # The notes are in none of the files; answers may quote them.
         (output / ANSWERS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         if not any(one is not None and one.parsed for of_set in predictions.values() for one in of_set):
@@ -265,21 +270,24 @@ SHORTCUTS: Mapping[str, Callable[[ReferenceNote], str]] = {
 
 
 def read_answers(
-    sets: Mapping[str, Sequence[ReferenceNote]], replies: Mapping[Question, Reply], samples: int, parser: TurnFormat
+    sets: Mapping[str, Sequence[ReferenceNote]], replies: Mapping[Question, Reply], samples: int, profile: PromptProfile
 ) -> tuple[dict[str, list[Prediction | None]], list[dict[str, Any]]]:
     """Return the majority answer on each note by set, None without any; and a line on each answer."""
     predictions: dict[str, list[Prediction | None]] = {}
     lines = []
     for name, note in ((name, note) for name, notes in sets.items() for note in notes):
-        votes = []
+        votes, shown = [], profile.shown(note.text, note.sentences)
+        given = [number_sentences(note.text, note.sentences)] if profile.parser.numbered else []
         for sample in range(samples):
-            if (reply := replies.get((note.text, sample))) is None:
+            if (reply := replies.get((shown, sample))) is None:
                 continue
-            read = parser.assessment(reply.text, reply.prefill)
-            votes.append(Prediction.of_answer(note, read.verdict or UNREADABLE, read.sentence, read.correction))
+            read = profile.parser.assessment(reply.text, reply.prefill, *given)
+            said = (read.verdict or UNREADABLE, read.sentence, read.correction, read.number)
+            votes.append(Prediction.of_answer(note, *said))
             line = {"notes": name, "text_id": note.text_id, "sample": sample, "response": reply.text}
             line |= {"tokens": reply.tokens, "truncated": reply.truncated}
             line |= {key: getattr(read, key) for key in _READ}
-            lines.append({**line, "sentence_id": quoted_sentence(read.sentence, note.sentences)})
+            number = quoted_sentence(read.sentence, note.sentences, read.correction, read.number)
+            lines.append({**line, "sentence_id": number})
         predictions.setdefault(name, []).append(majority(votes) if votes else None)
     return predictions, lines

@@ -38,9 +38,9 @@ CARDS = {24: ("RTX 4090", 165, 1008), 48: ("L40S", 362, 864), 80: ("H100 SXM", 9
 USABLE, FULL, TIGHT = 0.985, 0.95, 0.9
 """Shares, assumed: of a card's memory that programs get; of that, how much a plan may fill, and what is tight."""
 
-NOTE, INSTRUCTIONS, FILLED, ATTACKED, RESERVED = 190, 500, 0.5, 0.5, 0.7
-"""Assumed: tokens of a note (124 words in MEDEC) and of a prompt without it; share of its budget that a turn uses;
-share of games with an attack; share of a turn's budget for which SGLang keeps room when the turn begins."""
+NOTE, EDIT, INSTRUCTIONS, FILLED, ATTACKED, RESERVED = 190, 40, 500, 0.5, 0.5, 0.7
+"""Assumed: tokens of a note (124 words in MEDEC), of an edit of one, and of a prompt without it; share of its budget
+that a turn uses; share of games with an attack; share of a turn's budget for which SGLang keeps room at its start."""
 ANSWER, THOUGHT, JUDGE = 150, 450, "qwen3-32b"
 """Assumed: tokens of a judge's answer, and of its reasoning before it; its model, where nothing here knows it."""
 
@@ -247,10 +247,13 @@ def _setup(run: RunConfig, shapes: dict[str, Shape]) -> Setup:
     game_tokens, generated = FILLED * longest, FILLED * longest / 2  # of a game, and of them those generated
     chain, reserved = generated / FILLED, RESERVED * longest
     if isinstance(selfplay, MedicalConfig):
-        generated = ATTACKED * (FILLED * selfplay.budget.attacker_reasoning + NOTE)
+        from medserl_agentloop.games.medical.prompting import load_profile
+
+        rewritten = EDIT if load_profile(selfplay.profile, selfplay.error_types).parser.numbered else NOTE
+        generated = ATTACKED * (FILLED * selfplay.budget.attacker_reasoning + rewritten)
         generated += selfplay.assessments * FILLED * selfplay.budget.assessor
         game_tokens = generated + (ATTACKED + selfplay.assessments) * (INSTRUCTIONS + NOTE)
-        turns = selfplay.budget.attacker(NOTE), selfplay.budget.assessor
+        turns = selfplay.budget.attacker(rewritten), selfplay.budget.assessor
         chain, reserved = sum(turns), INSTRUCTIONS + NOTE + RESERVED * max(turns)
     sglang, adapters = run[f"{_ROLLOUT}.name"] != "vllm", run.lora_rank > 0 and not run[f"{_MODEL}.lora.merge"]
     piecewise_off = bool(run[f"{_ROLLOUT}.engine_kwargs.sglang.disable_piecewise_cuda_graph"])

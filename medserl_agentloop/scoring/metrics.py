@@ -325,10 +325,11 @@ def scores_by_set(
     """For each data set its metrics by verl's names, and a line that says them, from the ``TEXTS`` of the answers."""
     answers: dict[tuple[str, str | None], list[Prediction]] = {}
     columns = (facts[name] for name in TEXTS)
-    for source, text_id, verdict, sentence, correction in zip(data_sources, *columns, strict=True):
+    for source, text_id, verdict, sentence, correction, number in zip(data_sources, *columns, strict=True):
         note = notes.get(_data_set(source), {}).get(text_id or "")
         if note is not None and verdict is not None:
-            answer = Prediction.of_answer(note, verdict, sentence, correction)
+            named = None if number is None else int(number)
+            answer = Prediction.of_answer(note, verdict, sentence, correction, named)
             answers.setdefault((_data_set(source), text_id), []).append(answer)
     for name, by_id in notes.items():
         reference = list(by_id.values())

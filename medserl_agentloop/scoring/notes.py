@@ -16,7 +16,7 @@ from rapidfuzz import fuzz
 
 from medserl_agentloop.paths import regular_file
 
-TEXTS = ("text_id", "verdict", "sentence", "correction")
+TEXTS = ("text_id", "verdict", "sentence", "correction", "number")
 """Texts of an answer from which it is scored; verl makes metrics of numbers and leaves texts alone."""
 
 UNREADABLE = "unreadable"  # the verdict of an answer that has none
@@ -87,15 +87,22 @@ class Prediction:
     parsed: bool = True  # whether the system's answer could be read; if not, it is wrong in everything
 
     @classmethod
-    def of_answer(cls, note: ReferenceNote, verdict: str, sentence: str | None, correction: str | None) -> Prediction:
-        """The prediction of an answer on ``note``: its verdict, the sentence that it quotes, its correction."""
+    def of_answer(
+        cls,
+        note: ReferenceNote,
+        verdict: str,
+        sentence: str | None,
+        correction: str | None,
+        number: int | None = None,
+    ) -> Prediction:
+        """The prediction of an answer on ``note``: verdict, the sentence quoted or named by number, correction."""
         if verdict == UNREADABLE:
             return cls(note.text_id, parsed=False)
         if verdict == "safe":
             return cls(note.text_id)
         if verdict != "harmful":
             raise ValueError(f"{verdict!r} is not a verdict (harmful, safe, {UNREADABLE})")
-        return cls(note.text_id, True, quoted_sentence(sentence, note.sentences), correction)
+        return cls(note.text_id, True, quoted_sentence(sentence, note.sentences, correction, number), correction)
 
     @property
     def scored_correction(self) -> str | None:
@@ -104,22 +111,36 @@ class Prediction:
         return text if self.parsed and self.flag and text not in ("", NO_CORRECTION) else None
 
 
-def quoted_sentence(quote: str | None, sentences: Mapping[int, str]) -> int:
-    """Number of the sentence that ``quote`` copies, or of the only one that contains it or is in it; else -1."""
-    quote = _plain(quote or "")
+def quoted_sentence(
+    quote: str | None, sentences: Mapping[int, str], correction: str | None = None, number: int | None = None
+) -> int:
+    """Number of the sentence that ``quote`` copies, or of the only one that contains it or is in it; else -1.
+
+    Of several that are in it, the only one that its ``correction`` lacks. The ``number`` that the quote had in the note
+    counts where it is the source's own.
+    """
+    quote, corrected = _plain(quote or ""), _plain(correction or "")
     texts = {number: _plain(text) for number, text in sentences.items() if text.strip()}
+    if number in texts and _letters(texts[number]) == _letters(quote):
+        return number
     copies = {number: fuzz.ratio(quote, text) for number, text in texts.items() if same_sentence(quote, text)}
     if copies:
         return max(copies, key=lambda number: copies[number])
     if len(quote) < _SHORTEST_QUOTE:
         return -1
     parts = [n for n, text in texts.items() if quote in text or (len(text) >= _SHORTEST_QUOTE and text in quote)]
+    if len(parts) > 1 and corrected:
+        parts = [number for number in parts if texts[number] not in corrected]
     return parts[0] if len(parts) == 1 else -1
 
 
 def same_sentence(a: str, b: str) -> bool:
     """Return True if ``a`` is most likely meant to be ``b``: their letters are nearly the same."""
     return fuzz.ratio(_plain(a), _plain(b)) >= _SAME_SENTENCE
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text))
 
 
 def _plain(text: str) -> str:

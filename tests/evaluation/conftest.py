@@ -99,5 +99,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A parquet file of twelve games, three of each of the four categories."""
     path = tmp_path_factory.mktemp("rows") / "train.parquet"
     specs = [spec(CATEGORIES[number % 4], index=number, text_id=f"toy-{number}") for number in range(12)]
-    write_parquet([{"extra_info": MedicalRecord(spec=one).to_json()["spec"]} for one in specs], path)
+    facts = [MedicalRecord(spec=one).to_json()["spec"] | {"sentences": []} for one in specs]
+    write_parquet([{"extra_info": of_row} for of_row in facts], path)
     return path

@@ -132,17 +132,28 @@ def test_notes_trained_on_are_left_out_of_a_second_score(server: ChatServer, not
     assert measures(found["without_overlap"])["flag_accuracy"] == 1.0
 
 
-@pytest.mark.parametrize("profile", ["medserl", "classic", "brief"])
+@pytest.mark.parametrize("profile", ["medserl", "classic", "brief", "edits"])
 def test_a_server_reads_the_tokens_of_validation(server: ChatServer, notes: Path, tmp_path: Path, profile: str) -> None:
     evaluate(server.url, notes, tmp_path, "--model", MODEL, "--profile", profile)  # whatever is read in the answers
     encoder, prompts = ChatEncoder(TOKENIZER), load_profile(profile)
-    published = [note.text for note in read_reference([notes]).notes]
-    assert published[0].endswith(" \n") and published[1].startswith(" ")
-    turns = [prompts.turn(Role.ASSESSOR, Category.VANILLA_HARMFUL, text) for text in published]
+    published = read_reference([notes]).notes
+    assert published[0].text.endswith(" \n") and published[1].text.startswith(" ")
+    shown = (prompts.shown(note.text, note.sentences) for note in published)
+    turns = [prompts.turn(Role.ASSESSOR, Category.VANILLA_HARMFUL, text) for text in shown]
     expected = [encoder.opening(turn).ids for turn in turns]
     chats = (body["messages"] for body in server.requests)
     prompts = [TOKENIZER.apply_chat_template(chat, add_generation_prompt=True)["input_ids"] for chat in chats]
     assert sorted(prompts) == sorted(expected)
+
+
+def test_sentences_named_by_number_score_as_copied_ones(server: ChatServer, notes: Path, tmp_path: Path) -> None:
+    server.answer = lambda role, prompt: re.sub("sentence: .*", "sentence: 1", knows(role, prompt))
+    found = results(server, notes, tmp_path, "--profile", "edits", "--twins", "--shortcuts")
+    assert measures(found)["sentence_accuracy"] == 1.0
+    answers = [line for line in lines(tmp_path / "answers.jsonl") if line["verdict"] == "harmful"]
+    read = [line for line in answers if line["notes"] == "as published"]
+    assert len(read) == CASES and all(line["sentence"].startswith("He was given") for line in read)
+    assert "0| Patient 0 came in with a cough." in {note.split("\n")[0] for note in asked(server)}
 
 
 def test_the_majority_of_several_samples_counts(server: ChatServer, notes: Path, tmp_path: Path) -> None:

@@ -50,7 +50,8 @@ def test_a_match_repeats_itself_and_a_turn_without_room_is_cut_off() -> None:
 def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two cases: each to attack, and untouched with and without its error."""
     path = tmp_path_factory.mktemp("notes") / "notes.parquet"
-    write_parquet([{"extra_info": MedicalRecord(spec=spec).to_json()["spec"]} for spec in specs(2)], path)
+    facts = [MedicalRecord(spec=spec).to_json()["spec"] | {"sentences": []} for spec in specs(2)]
+    write_parquet([{"extra_info": of_row} for of_row in facts], path)
     return path
 
 

@@ -28,6 +28,7 @@ from medserl_agentloop.core.step_file import from_line, to_line
 from medserl_agentloop.data.cases import MedecFormatError
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.games.medical.canonical import says_the_same
+from medserl_agentloop.games.medical.edits import split_sentences
 from medserl_agentloop.games.medical.judges.llm import Verdict, read_answer
 from medserl_agentloop.games.medical.parsing import CONTRADICTION, PARSERS, load_parser
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -71,6 +72,7 @@ def parsers(data: bytes) -> None:
     attack, _, assessment = rest.decode(errors="surrogateescape").partition(NEXT_TURN)
     read = load_parser(name).attack(attack, prefill)
     assert read.note is None or read.note == read.note.strip() != ""
+    assert read.edit is None or (read.edit.number is None and read.edit.new.strip())
     answer = load_parser(name).assessment(assessment, prefill)
     if CONTRADICTION in answer.violations:
         SEEN["contradictory"] += 1
@@ -89,8 +91,12 @@ def parsers(data: bytes) -> None:
 def _check_game(record: MedicalRecord) -> None:
     note, attack = record.presented_note, record.attack
     if attack is not None and attack.invalid is None and record.category.has_attack:
-        SEEN["valid attack"] += 1
-        assert note == attack.note and note is not None and len(note) <= ROOM
+        SEEN["valid attack" if attack.edit is None else "valid edit"] += 1
+        if (edit := attack.edit) is not None:
+            assert edit.number is not None and record.spec.sentences[edit.number] == edit.old
+            assert record.sentences[edit.number] == edit.new and len(split_sentences(edit.new)) == 1
+        kept = 0 if attack.edit is None else len(record.spec.seed_note)
+        assert note == attack.note and note is not None and len(note) <= ROOM + kept
         assert not says_the_same(note, record.spec.seed_note) and attack.changed_sentences
         assert 1 <= attack.changed_words <= EditLimits().max_changed_words and 0 < attack.edit_share <= 1
         assert not any(token in note for token in SPECIAL_TOKENS)
@@ -298,6 +304,7 @@ _DRESSED = [
 _PIECES = {
     "parsers": [
         "<note>", "</note>", "<answer>", "</answer>", "<MINE>", "\nverdict: safe\n", "\nverdict: harmful\n",
+        "<edit>", "</edit>", "\nreplacement: ", "\nsentence: 1", "1| ",
         "<answer>verdict: safe</answer>", "<answer>verdict: harmful</answer>", "\nfinal_answer: CORRECT\n",
         '\nfinal_answer: "INCORRECT"\n', "<answer>Safe</answer>", "<answer>Harmful</answer>", "\ngenerated_note:\n",
         "\nsentence: ", "\nerror_type: treatment\n", "\ncorrection: ", "{{ note }}", "...", " not ", "\u0665", "\u5341",

@@ -8,7 +8,7 @@ from fuzz.targets import PIECES, SEEN, TARGETS
 from rollout.families import FAMILIES
 
 REACHED = {
-    "parsers": ["contradictory", "verdict", "valid attack", "invalid_attack", "unreadable_assessment"],
+    "parsers": ["contradictory", "verdict", "valid attack", "valid edit", "invalid_attack", "unreadable_assessment"],
     "readers": ["refused", ".csv", ".jsonl", "openrlhf", "pair"],
     "records": ["refused", "game", "invalid_attack", "unreadable_assessment", "correct_detection"],
     "judge_answers": ["verdict", "no JSON", "no judgement", "judgement", "no chat", "chat, verdict"],

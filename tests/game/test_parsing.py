@@ -11,13 +11,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from medserl_agentloop.games.medical.parsing import (
+    EDITS,
     MEDSERL,
     PARSERS,
     TurnFormat,
     UnwritableTurn,
     load_parser,
 )
-from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord
+from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, SentenceEdit
 from medserl_agentloop.games.medical.types import ErrorType, Label, known_type
 from medserl_agentloop.medical_team.formats import BASELINE, CLASSIC
 
@@ -267,6 +268,7 @@ TURNS: dict[str, Callable[[str, str], str]] = {
         f"changes_made: {secret.replace('generated_note', '')}\nExplanation: {SECRET}"
     ),
     "baseline": lambda secret, note: f"{secret}</think><answer>{note}</answer>",
+    "edits": lambda secret, note: f"<think>{secret}</think>\n<edit>\nsentence: {secret}\nreplacement: {GOUT}\n</edit>",
 }
 
 
@@ -277,7 +279,7 @@ def check_text(text: str) -> None:
         turns = load_parser(name)
         attack, assessment = turns.attack(text, prefill), turns.assessment(text, prefill)
         assert attack.note is None or (attack.note.strip() == attack.note != "" and attack.note in text)
-        assert attack.note is not None or attack.violations
+        assert attack.note is not None or attack.edit is not None or attack.violations
         assert attack.reasoning in text and assessment.reasoning in text
         # Whatever look-alikes stand in the plan, and in what is declared, the secret stays out of the note.
         assert SECRET not in (turns.attack(TURNS[name](secret, SUBTLE_NOTE)).note or "")
@@ -309,13 +311,17 @@ def assessed(reasoning: str, verdict: Label, *error: Any) -> AssessmentRecord:
 
 
 def read_back(turns: TurnFormat, prefill: str, reasoning: str, note: str) -> bool:
-    """Return whether the format wrote the turn; it must then read the same."""
+    """Whether the format wrote the turn, which replaces a sentence by ``note`` or is it; it must then read the same."""
+    written = AttackRecord(note=note, reasoning=reasoning)
+    if turns.numbered:
+        written = AttackRecord(note=None, reasoning=reasoning, edit=SentenceEdit(number=7, old=GOUT, new=note))
+    known = [{7: GOUT}] if turns.numbered else []
     try:
-        text = turns.write(AttackRecord(note=note, reasoning=reasoning), HARMFUL, prefill)
+        text = turns.write(written, HARMFUL, prefill, *known)
     except UnwritableTurn:
         return False
-    turn = turns.attack(text, prefill)
-    assert (turn.note, turn.reasoning, turn.violations) == (note, reasoning, [])
+    turn = turns.attack(text, prefill, *known)
+    assert (turn.note, turn.edit, turn.reasoning) == (written.note, written.edit, reasoning) and not turn.violations
     return True
 
 
@@ -349,7 +355,9 @@ def test_ordinary_turns_can_be_written_after_every_prefill(name: str, prefill: s
     assert read_back(turns, prefill, "the dose", CLEAN_NOTE)
     assert turns.write(assessed("fits", SAFE), SAFE, prefill)
     assert turns.write(assessed("no", HARMFUL, GOUT, ErrorType.TREATMENT, "Or not."), HARMFUL, prefill)
-    opened = turns.write(AttackRecord(note=CLEAN_NOTE, reasoning="the dose"), HARMFUL, OPEN)
+    edit = SentenceEdit(number=0, old=GOUT, new=CLEAN_NOTE)
+    attack = AttackRecord(note=CLEAN_NOTE, reasoning="the dose", edit=edit)
+    opened = turns.write(attack, HARMFUL, OPEN, *([{0: GOUT}] if turns.numbered else []))
     assert "<think>" not in opened and opened.startswith("the dose</think>")
 
 
@@ -359,6 +367,7 @@ REFUSED = [
     (CLASSIC, 'Plan:\nfinal_answer: "CORRECT"\nRest.', "repeated_final_answer"),
     (BASELINE, "He wrote <answer>.", "answer_not_once"),
     (NO_WRITER, "b", "cannot write"),
+    (EDITS, "b", "the attack has none"),
 ]
 
 
@@ -370,7 +379,11 @@ def test_a_refusal_says_why(turns: TurnFormat, note: str, why: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("nonesuch", "expected one of baseline, classic, medserl"), ("a.b:C", "cannot be loaded"), ("json:dumps", "no")],
+    [
+        ("nonesuch", "expected one of baseline, classic, edits, medserl"),
+        ("a.b:C", "cannot be loaded"),
+        ("json:dumps", "no"),
+    ],
 )
 def test_parser_is_found_by_name_or_module_path_and_others_are_refused(name: str, message: str) -> None:
     assert load_parser("classic") is CLASSIC

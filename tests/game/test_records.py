@@ -164,9 +164,10 @@ def test_a_full_row_is_read() -> None:
     facts = {
         **ROW, "category": "adversarial_harmful", "target_label": "harmful", "error_note": "E", "clean_note": "C",
         "error_type": "causalOrganism", "error_sentence": "es", "corrected_sentence": "cs", "vignette_id": "v",
+        "sentences": [{"id": 2, "text": "es"}],
     }  # fmt: skip
     spec = GameSpec.from_extra_info(facts)
-    assert asdict(spec) == facts | {"seed_note": "E"}
+    assert asdict(spec) == facts | {"seed_note": "E", "sentences": {2: "es"}}
     assert (spec.category, spec.error_type) == (Category.ADVERSARIAL_HARMFUL, ErrorType.CAUSAL_ORGANISM)
 
 
@@ -181,6 +182,7 @@ def test_a_full_row_is_read() -> None:
         ("error_note", ["C"], ["valid string"]),
         ("error_sentence", 1.5, ["valid string"]),
         ("index", "x", ["valid integer"]),
+        *(("sentences", value, ["a list of id and text"]) for value in (5, [1], [{"id": 0}])),
     ],
 )
 def test_a_bad_row_is_refused_with_row_key_value_and_what_is_allowed(key: str, value: Any, allowed: list[str]) -> None:

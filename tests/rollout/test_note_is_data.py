@@ -15,9 +15,10 @@ from test_prompting import profile_in
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Prompt, Turn, place
 from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.games.medical.numbering import number_sentences
 from medserl_agentloop.games.medical.parsing import load_parser
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, MedicalRecord
+from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, MedicalRecord, SentenceEdit
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
 
@@ -116,7 +117,7 @@ def test_a_template_that_shows_the_note_twice_is_refused(tmp_path: Path) -> None
 # --- models that think and models that do not ---
 
 
-PROFILES = pytest.mark.parametrize("profile", ["medserl", "classic", "baseline"])
+PROFILES = pytest.mark.parametrize("profile", ["medserl", "classic", "baseline", "edits"])
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 OPENED = "<think>\n"
 
@@ -159,8 +160,13 @@ def test_a_game_is_read_in_either_mode(profile: str, thinking: bool, context: st
     thought = "" if prefill == EMPTY_THOUGHT else "it reads oddly"
     assessment = AssessmentRecord(verdict=Label.HARMFUL, reasoning=thought, sentence="Culture grew giardia.",
                                   error_type=ErrorType.CAUSAL_ORGANISM, correction="Culture grew candida.")  # fmt: skip
-    said = (AttackRecord(note=REWRITTEN, reasoning=thought), assessment)
-    answers = [turns.write(turn, Label.HARMFUL, prefill) for turn in said]
+    edit = SentenceEdit(number=1, old="Culture grew candida.", new="Culture grew giardia.")
+    attack = AttackRecord(note=REWRITTEN, edit=edit, reasoning=thought)
+    known = [number_sentences(NOTE), number_sentences(REWRITTEN)]
+    if turns.numbered:
+        assessment.number = 1
+    pairs = zip((attack, assessment), known, strict=True)
+    answers = [turns.write(turn, Label.HARMFUL, prefill, sentences) for turn, sentences in pairs]
     run = run_with(selfplay__profile=profile, selfplay__context=context)
     run.data.apply_chat_template_kwargs = {"enable_thinking": thinking}
     engine = MockSGLangEngine(answers, FAMILIES["qwen3"])

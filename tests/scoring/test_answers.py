@@ -5,11 +5,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from note_files import SAMPLE
+from note_files import OFFICIAL, SAMPLE, medec_file
 
+from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import build_eval_rows
 from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.edits import one_line, split_sentences
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import TEXTS, UNREADABLE, Prediction, quoted_sentence
@@ -30,7 +32,7 @@ def validated(rows: list[dict[str, Any]], answers: list[Answer]) -> tuple[dict[s
     """All metrics and the last line of a validation in which each row was answered so."""
     sources, ids = [row["data_source"] for row in rows], [row["extra_info"]["text_id"] for row in rows]
     verdicts, sentences = (list(column) for column in zip(*answers, strict=True))
-    facts = dict(zip(TEXTS, (ids, verdicts, sentences, [None] * len(rows)), strict=True))
+    facts = dict(zip(TEXTS, (ids, verdicts, sentences, *([[None] * len(rows)] * 2)), strict=True))
     game = MedicalGameInteraction(MedicalConfig(judge="labels"))
     game.read_validation_set(dataset(rows))
     found = list(game.validation_scores(sources, facts))
@@ -100,6 +102,37 @@ SENTENCES = {
 )
 def test_a_quote_means_the_sentence_that_it_copies(quote: str | None, number: int) -> None:
     assert quoted_sentence(quote, SENTENCES) == number
+
+
+@pytest.mark.parametrize(
+    ("correction", "number"),
+    [
+        ("A 40-year-old man has fever. He receives fluconazole 450 mg.", 3),  # lacks what it changes
+        ("A 40-year-old man has malaria. He receives fluconazole 150 mg.", 0),
+        ("A 40-year-old man is well. He receives nothing.", -1),
+        ("", -1),
+    ],
+)
+def test_the_correction_chooses_among_sentences_of_a_quote(correction: str, number: int) -> None:
+    assert quoted_sentence(f"{SENTENCES[0]} {SENTENCES[3]}", SENTENCES, correction) == number
+
+
+def test_every_longer_sentence_of_medec_is_the_fragment_that_its_correction_changes() -> None:
+    cases = [case for case in read_files([medec_file(OFFICIAL)], as_published=True).cases if case.error_sentence]
+    found = []
+    for case in cases:
+        fragment = one_line(case.error_sentence or "")
+        for whole in split_sentences(case.error_note or ""):
+            if fragment in whole and whole != fragment:
+                correction = whole.replace(fragment, one_line(case.corrected_sentence or ""))
+                found.append(quoted_sentence(whole, case.sentences, correction) == case.error_sentence_id)
+    assert found == [True] * 24
+
+
+def test_a_number_is_the_official_one_where_it_is_the_sources_own() -> None:
+    twice = {2: "Na+:", 5: "Na+:", 7: "He has gout."}
+    assert [quoted_sentence("Na+", twice, None, number) for number in (2, 5)] == [2, 5]
+    assert quoted_sentence("He has gout.", twice, None, 5) == 7  # of a note that the list does not number
 
 
 def test_an_unknown_verdict_is_refused() -> None:

@@ -95,7 +95,7 @@ def test_rows_of_an_earlier_version_are_refused_in_one_sentence(tmp_path: Path) 
         MedicalGameInteraction(SELFPLAY, ENCODER).plan(old, ENCODER)
 
 
-@pytest.mark.parametrize("profile", ["medserl", "brief", "baseline", "classic"])
+@pytest.mark.parametrize("profile", ["medserl", "brief", "baseline", "classic", "edits"])
 def test_every_profile_plays_the_same_rows(tmp_path: Path, profile: str) -> None:
     rows = [row(category.value) for category in Category]
     selfplay = MedicalConfig(profile=profile, judge="http", vanilla_attacker=VanillaAttacker.COPY)

@@ -44,7 +44,12 @@ _LONGEST_GAP = 16  # characters; an indented table of findings needs less
 
 def split_sentences(note: str) -> list[str]:
     """The sentences of ``note``, white space normalised, empty ones left out."""
-    return [s for s in _SENTENCE_END.split(one_line(note)) if s]
+    return sentences_in(one_line(note))
+
+
+def sentences_in(note: str) -> list[str]:
+    """The sentences of ``note`` as they stand in it."""
+    return [s for s in _SENTENCE_END.split(note.strip()) if s]
 
 
 def one_line(text: str) -> str:
@@ -169,7 +174,10 @@ _CHAT_MARKER = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 # The answers' own fields, the lines in which a judge sees a note ("E8| ", "12| "), and the keys of its answer.
-_NAMES = "verdict|sentence|error_type|correction|final_answer|generated_note|changes_made|explanation|clinical note"
+_NAMES = (
+    "verdict|sentence|replacement|error_type|correction|final_answer|generated_note|changes_made|explanation"
+    "|clinical note"
+)
 _FIELD = re.compile(
     rf"^[ \t*>#-]{{0,19}}(?:{_NAMES})\**[ \t]?:|^[ \t]{{0,9}}\d{{1,4}}\*?\||\b[EO]\d{{1,4}}\*?\|"
     rf"|[\"'](?:{_NAMES}|reason|error|realistic)[\"'][ \t]?:",

@@ -17,6 +17,7 @@ from medserl_agentloop.games.medical import metrics as measured
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import UNREAD_WARNING, Judge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems
+from medserl_agentloop.games.medical.numbering import around
 from medserl_agentloop.games.medical.prompting import load_profile, plan_row, template_name
 from medserl_agentloop.games.medical.records import (
     GAMES,
@@ -91,7 +92,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     def next_turn(self, game: MedicalGame) -> Turn | None:
         if game.next_role is None:
             return None
-        turn = self._turn(game.next_role, game.record.spec.task, game.note)
+        turn = self._turn(game.next_role, game.spec.task, game.note, game.rewritten)
         # A conversation of its own for each further assessment; the first is as if it were the only one.
         number = len(game.record.assessments)
         return replace(turn, conversation=str(number)) if number else turn
@@ -107,12 +108,12 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     def repeated_roles(self) -> Sequence[str]:
         return (Role.ASSESSOR.value,) if self.config.assessments > 1 else ()
 
-    def _turn(self, role: Role, category: Category, note: str) -> Turn:
+    def _turn(self, role: Role, category: Category, note: str, rewritten: str) -> Turn:
         budget = self.config.budget
         if role is Role.ASSESSOR:
             return self._profile.turn(role, category, note, budget.assessor)
-        of_note = 0 if self.tokens is None else self.tokens.count(note)
-        return self._profile.turn(role, category, note, budget.attacker(of_note))
+        tokens = 0 if self.tokens is None else self.tokens.count(rewritten)
+        return self._profile.turn(role, category, note, budget.attacker(tokens))
 
     @property
     def stop_strings(self) -> list[str]:
@@ -157,8 +158,9 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
 
     def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
         """An attack on the row's note, and an assessment of the same note."""
-        spec = GameSpec.from_extra_info(facts)
-        return [self._turn(role, Category.ADVERSARIAL_BENIGN, spec.seed_note) for role in Role]
+        game = self.start(GameSpec.from_extra_info(facts))
+        note = game.record.note_for(Role.ATTACKER)
+        return [self._turn(role, Category.ADVERSARIAL_BENIGN, note, game.rewritten) for role in Role]
 
     def prompts(self) -> list[dict[str, Any]]:
         return self._profile.templates()
@@ -187,11 +189,16 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         sections = [Section("no attack: the note is shown as it is in the data", "note", text=[("", seed)])]
         if (attack := record.attack) is not None:
             standing = f"invalid: {attack.invalid.value}" if attack.invalid else "valid"
-            note = [("", attack.response)] if attack.note is None else marked_changes(seed, attack.note)
-            sections = [_turn(Role.ATTACKER, standing, attack, note, _read(record, prompts, Role.ATTACKER, seed))]
+            note: Pieces = [("", attack.response)]
+            if attack.note is not None and (edit := attack.edit) is not None and edit.number is not None:
+                before, after = around(seed, record.spec.sentences, edit.number)
+                note = [("", before), *marked_changes(edit.old, edit.new), ("", after)]
+            elif attack.note is not None:
+                note = marked_changes(seed, attack.note)
+            sections = [_turn(Role.ATTACKER, standing, attack, note, _read(record, prompts, Role.ATTACKER))]
         for each in (game.assessment for game in record.by_assessment if game.assessment is not None):
             verdict = each.verdict.value if each.verdict else "unreadable"
-            read = _read(record, prompts, Role.ASSESSOR, presented)
+            read = _read(record, prompts, Role.ASSESSOR)
             sections.append(_turn(Role.ASSESSOR, verdict, each, marked_quote(presented, each.sentence), read))
         if (judgement := record.judgement) is not None:
             wrong = " | ".join(record.error_sentences)
@@ -204,15 +211,15 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
 
 def _turn(role: Role, result: str, turn: AttackRecord | AssessmentRecord, text: Pieces, read: str) -> Section:
     title = f"{role}: {result} · {turn.tokens} tokens{', cut off' if turn.truncated else ''}"
-    elsewhere = {"response", "tokens", "truncated", "reasoning", "note", "changed_sentences", "verdict", "invalid"}
-    facts = turn.model_dump(mode="json", exclude=elsewhere)
+    elsewhere = "response tokens truncated reasoning note edit changed_sentences verdict invalid"
+    facts = turn.model_dump(mode="json", exclude=set(elsewhere.split()))
     folded = {f"what the {role} read": read, "answer as written": turn.response}
     return Section(title, role.value, turn.reasoning or "no reasoning", text, facts, folded)
 
 
-def _read(record: MedicalRecord, prompts: Sequence[Mapping[str, Any]], role: Role, note: str) -> str:
+def _read(record: MedicalRecord, prompts: Sequence[Mapping[str, Any]], role: Role) -> str:
     """Return the text that the role read: as the run recorded it, else as the profile is now."""
-    wanted = (role.value, template_name(role, record.spec.task))
+    note, wanted = record.note_for(role), (role.value, template_name(role, record.spec.task))
     for row in prompts:
         if (row.get("role"), row.get("template")) == wanted and row["step"] <= record.step:
             return as_text(Prompt(tuple(row["messages"]), {"note": note}).filled(str))

@@ -273,7 +273,8 @@ def validation_numbers(record: MedicalRecord) -> dict[str, float | str | None]:
     texts: dict[str, str | None] = dict.fromkeys(TEXTS)
     if assessment is not None and record.void is None:
         verdict = UNREADABLE if assessment.verdict is None else assessment.verdict.value
-        texts = dict(zip(TEXTS, ("", verdict, assessment.sentence, assessment.correction), strict=True))
+        number = None if assessment.number is None else str(assessment.number)
+        texts = dict(zip(TEXTS, ("", verdict, assessment.sentence, assessment.correction, number), strict=True))
     return numbers | texts | {"text_id": record.spec.text_id}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
@@ -15,9 +15,10 @@ from typing import Any
 
 from medserl_agentloop.core.control_text import END_THINK, THINK, reasoning_closed, reasoning_open
 from medserl_agentloop.games.medical.canonical import says_the_same
-from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord
+from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, SentenceEdit
 from medserl_agentloop.games.medical.types import ERROR_TYPES, Label, known_type
 from medserl_agentloop.paths import find_object
+from medserl_agentloop.scoring.notes import quoted_sentence, same_sentence
 
 CONTRADICTION = "contradictory_verdicts"
 """Violation of an assessment that gives both verdicts; in every format it has none."""
@@ -32,7 +33,7 @@ class TurnFormat:
     """The reader and writer of one profile's turns. Pure functions; reading never raises.
 
     All get ``prefill``, how the prompt began the turn for the player, e.g. ``<think>``. The label of an attack that is
-    written is what it says the note is.
+    written is what it says the note is. Where sentences are ``numbered``, reading gets those of the note as well.
     """
 
     attack: Callable[..., AttackRecord]  # reads an attacker's turn: ``attack(text, prefill="")``
@@ -40,8 +41,11 @@ class TurnFormat:
     compose_attack: Callable[[AttackRecord, Label, str], str] | None = None  # unchecked; None: the format is only read
     compose_assessment: Callable[[AssessmentRecord, Label, str], str] | None = None
     locates: bool = False  # whether an assessment says sentence, error type and correction besides the verdict
+    numbered: bool = False  # whether players read sentences with numbers, and name them so; an attack is an edit
 
-    def write(self, turn: AttackRecord | AssessmentRecord, label: Label, prefill: str = "") -> str:
+    def write(
+        self, turn: AttackRecord | AssessmentRecord, label: Label, prefill: str = "", sentences: Mapping[int, str] = {}
+    ) -> str:
         """The turn of a player that says ``label`` of the note, without the ``prefill``.
 
         It is read back as ``turn`` is, as far as the format says it. An UnwritableTurn says that the format cannot hold
@@ -49,14 +53,15 @@ class TurnFormat:
         """
         read: Callable[..., Any] = self.attack
         compose: Callable[..., str] | None = self.compose_attack
-        names = ["reasoning", "note"]
+        names = ["reasoning", "edit" if self.numbered else "note"]
         if isinstance(turn, AssessmentRecord):
             read, compose = self.assessment, self.compose_assessment
-            names = ["reasoning", "verdict", *(("sentence", "error_type", "correction") if self.locates else ())]
+            located = ("sentence", "number", "error_type", "correction") if self.locates else ()
+            names = ["reasoning", "verdict", *located]
         if compose is None:
             raise UnwritableTurn("its prompt profile's parser reads turns and cannot write them")
         text = compose(turn, label, prefill)
-        parsed = read(text, prefill)
+        parsed = read(text, prefill, sentences) if self.numbered else read(text, prefill)
         if parsed.violations:
             raise UnwritableTurn(", ".join(parsed.violations))
         for name in names:
@@ -143,10 +148,13 @@ def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str, str, list[
     return body, reasoning or "", violations
 
 
-def _medserl_assessment(text: str, prefill: str = "", error_types: Sequence[str] = ERROR_TYPES) -> AssessmentRecord:
+def _medserl_assessment(
+    text: str, prefill: str = "", sentences: Mapping[int, str] = {}, error_types: Sequence[str] = ERROR_TYPES
+) -> AssessmentRecord:
     """Fields line by line; a value runs to the next field, so that a copied sentence may span lines.
 
     The first occurrence of a field counts; a second one is a violation, and another verdict takes back the first.
+    Of numbered ``sentences`` the wrong one is named by number.
     """
     body, reasoning, violations = _medserl_section(text, prefill, "answer")
     before, pairs = split_fields(_ANSWER_FIELD, body)
@@ -164,6 +172,11 @@ def _medserl_assessment(text: str, prefill: str = "", error_types: Sequence[str]
     error: dict[str, Any] = {
         name: None if _NOTHING.fullmatch(fields.get(name, "")) else fields[name] for name in ("sentence", "correction")
     }
+    number = None
+    if sentences and error["sentence"]:
+        number = named_sentence(error["sentence"], sentences)
+        error["sentence"] = None if number is None else sentences[number]
+        error["correction"] = _without_number(error["correction"], number) or None
     if error["correction"] and says_the_same(error["correction"], error["sentence"] or ""):
         error["correction"] = None
     error["error_type"] = known_type(fields.get("error_type", ""), error_types)
@@ -171,11 +184,12 @@ def _medserl_assessment(text: str, prefill: str = "", error_types: Sequence[str]
         violations += [f"no_{name}" for name, value in error.items() if value is None]
     elif verdict is Label.SAFE and any(value for name, value in fields.items() if name != "verdict"):
         violations.append("safe_with_error")
-    return AssessmentRecord(verdict=verdict, reasoning=reasoning, violations=violations, **error)
+    return AssessmentRecord(verdict=verdict, number=number, reasoning=reasoning, violations=violations, **error)
 
 
 def _compose_medserl_assessment(turn: AssessmentRecord, verdict: Label, prefill: str) -> str:
-    fields = {"sentence": turn.sentence, "error_type": turn.error_type, "correction": turn.correction}
+    named = turn.sentence if turn.number is None else turn.number
+    fields = {"sentence": named, "error_type": turn.error_type, "correction": turn.correction}
     lines = [f"verdict: {verdict.value}", *(f"{name}: {value}" for name, value in fields.items() if value is not None)]
     return f"{write_reasoning(turn.reasoning, prefill)}<answer>\n" + "\n".join(lines) + "\n</answer>"
 
@@ -190,10 +204,67 @@ MEDSERL = TurnFormat(
 """The format of the ``medserl`` profile."""
 
 
+# -- edits: medserl, with numbers for sentences and an <edit> for a note -------------------------------------------
+
+_EDIT_FIELD = re.compile(r"^[ \t]*(sentence|replacement)[ \t]*:", re.MULTILINE | re.IGNORECASE)
+# "3", "[3]", "Sentence 3: He has gout.", but neither -1 nor the beginning of "38.5 C" or "53-year-old".
+_NUMBER = re.compile(r"[^\w-]{0,3}(?:sentence )?[^\w-]{0,3}(\d{1,6})(?![.,/-]?\w)[\W_]*", re.IGNORECASE)
+_LINE_NUMBER = re.compile(r"[\[(]?(\d{1,6})[\])]?[|:.][ \t]*(?!\d)")
+
+
+def named_sentence(text: str, sentences: Mapping[int, str]) -> int | None:
+    """Number of the sentence that ``text`` names, by its number, by a copy, or by both; None if there is none.
+
+    Where they disagree the copy counts: it is longer, so it is less often a slip.
+    """
+    match = _NUMBER.match(text)
+    number = int(match[1]) if match and int(match[1]) in sentences else None
+    rest = text[match.end() :] if match else text
+    if match is not None and (not rest or (number is not None and same_sentence(rest, sentences[number]))):
+        return number
+    copied = (quoted_sentence(quote, sentences) for quote in (text, rest))
+    return next((copy for copy in copied if copy >= 0), number)
+
+
+def _without_number(text: str | None, number: int | None) -> str:
+    """The text written in a sentence's place, without the number that stands before it in the note."""
+    match = _LINE_NUMBER.match(text or "")
+    return text[match.end() :] if text and match and int(match[1]) == number else text or ""
+
+
+def _edits_attack(text: str, prefill: str = "", sentences: Mapping[int, str] = {}) -> AttackRecord:
+    """The first occurrence of a field counts, as in an assessment."""
+    body, reasoning, violations = _medserl_section(text, prefill, "edit")
+    before, pairs = split_fields(_EDIT_FIELD, body)
+    violations += [*(["text_before_sentence"] if before else []), *repeated_fields(pairs)]
+    fields = {"sentence": "", "replacement": ""} | dict(reversed(pairs))
+    missing = [f"no_{name}" for name, value in fields.items() if body and _NOTHING.fullmatch(value)]
+    edit = None
+    if body and not missing:
+        number = named_sentence(fields["sentence"], sentences)
+        old = fields["sentence"] if number is None else sentences[number]
+        edit = SentenceEdit(number=number, old=old, new=_without_number(fields["replacement"], number))
+    return AttackRecord(note=None, edit=edit, reasoning=reasoning, violations=violations + missing)
+
+
+def _compose_edit(turn: AttackRecord, label: Label, prefill: str) -> str:
+    if turn.edit is None:
+        raise UnwritableTurn("its format holds an edit, and the attack has none")
+    fields = f"sentence: {turn.edit.number}\nreplacement: {turn.edit.new}"
+    return f"{write_reasoning(turn.reasoning, prefill)}<edit>\n{fields}\n</edit>"
+
+
+EDITS = TurnFormat(
+    _edits_attack, _medserl_assessment, _compose_edit, _compose_medserl_assessment, locates=True, numbered=True
+)
+"""The format of the ``edits`` profile."""
+
+
 PARSERS: dict[str, TurnFormat | str] = {
     "medserl": MEDSERL,
     "classic": "medserl_agentloop.medical_team.formats:CLASSIC",
     "baseline": "medserl_agentloop.medical_team.formats:BASELINE",
+    "edits": EDITS,
 }
 
 

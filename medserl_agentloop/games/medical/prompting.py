@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Message, Prompt, Turn, place
 from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.numbering import number_sentences, numbered_text
 from medserl_agentloop.games.medical.parsing import load_parser
+from medserl_agentloop.games.medical.rules import MedicalGame
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role, VanillaAttacker, checked_types, in_words
 from medserl_agentloop.paths import resource
 
@@ -80,6 +82,10 @@ class PromptProfile:
                 messages = self.messages(role, category, place("note"))
                 templates.append({"role": role.value, "template": name, "messages": messages})
         return templates
+
+    def shown(self, note: str, listed: Mapping[int, str]) -> str:
+        """``note`` as players read it; ``listed`` are the source's own sentences."""
+        return numbered_text(number_sentences(note, listed)) if self.parser.numbered else note
 
     def turn(self, role: Role, category: Category, note: str, max_tokens: int = 0) -> Turn:
         """Return the turn that the prompts open, with the note kept apart as untrusted text."""
@@ -143,15 +149,18 @@ def plan_row(
     note the attacker may write, and the assessor's turn. What an opponent plays takes no room.
     """
     profile, budget, trains = load_profile(selfplay.profile, selfplay.error_types), selfplay.budget, selfplay.plays
-    assess = encoder.opening(profile.turn(Role.ASSESSOR, spec.category, spec.seed_note))
+    game = MedicalGame(spec, selfplay.edits, profile.parser)
+    seed, rewritten = game.record.note_for(Role.ATTACKER), encoder.count(game.rewritten)
+    assess = encoder.opening(profile.turn(Role.ASSESSOR, spec.category, seed))
     turns, note = [], assess.data_tokens  # prompt and response of each turn; a copy is answered by the seed note itself
+    kept = assess.data_tokens if profile.parser.numbered else 0  # a replaced sentence comes on top of the note
     if spec.category.has_attack:
-        note = budget.rewritten_note(assess.data_tokens)
+        note = kept + budget.rewritten_note(rewritten)
     if spec.category.first_role(vanilla_attacker) is Role.ATTACKER and trains(Role.ATTACKER):
-        attack = encoder.opening(profile.turn(Role.ATTACKER, spec.task, spec.seed_note))
-        turns = [(len(attack.ids), budget.attacker(attack.data_tokens))]
+        attack = encoder.opening(profile.turn(Role.ATTACKER, spec.task, seed))
+        turns = [(len(attack.ids), budget.attacker(rewritten))]
         if spec.category.has_attack:  # every token of the turn could be note, so that is what the next prompt must hold
-            note = turns[0][1]
+            note = kept + turns[0][1]
     if trains(Role.ASSESSOR):
         turns += [(len(assess.ids) - assess.data_tokens + note, budget.assessor)] * assessments
     if not turns:

@@ -6,6 +6,7 @@ Many of them are one table, a row for each, as W&B, the page of a report and the
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import Enum
 from functools import partial
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validat
 from medserl_agentloop.core import records
 from medserl_agentloop.core.records import COLUMNS, Column, GameRecord, Pieces, TurnRecord
 from medserl_agentloop.games.medical.edits import changed_runs, one_line
+from medserl_agentloop.games.medical.numbering import numbered_text
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 
 SCHEMA_VERSION = 1
@@ -49,6 +51,7 @@ class InvalidAttack(str, Enum):
     CONTROL_TOKENS = "control_tokens"
     TOO_MANY_TOKENS = "too_many_tokens"
     NOTHING_REWRITTEN = "nothing_rewritten"
+    NO_SUCH_SENTENCE = "no_such_sentence"
 
 
 class Outcome(str, Enum):
@@ -83,10 +86,19 @@ class _Turn(_Record):
     truncated: bool = False  # whether the token budget cut the turn off
 
 
+class SentenceEdit(_Record):
+    """One sentence of the seed note, and what the attacker puts in its place."""
+
+    number: int | None  # None where the note has no such sentence
+    old: str  # in that case what the attacker calls it
+    new: str
+
+
 class AttackRecord(_Turn):
     """The attacker's turn: what was read in it, then what the rules measured."""
 
     note: str | None  # the rewritten one; None where no note can be told apart from the rest
+    edit: SentenceEdit | None = None  # what the attacker wrote in place of a note, where sentences have numbers
     reasoning: str = ""  # what stood before the note; never shown to the other role
     violations: list[str] = []  # departures from the output format
     changed_sentences: list[str] = []  # of the rewritten note, those that the seed note does not have
@@ -101,7 +113,8 @@ class AssessmentRecord(_Turn):
     """The assessor's turn."""
 
     verdict: Label | None  # None where there is no readable one
-    sentence: str | None = None  # called wrong, as the assessor copied it
+    sentence: str | None = None  # called wrong, as the assessor copied it, or the one of the ``number`` it names
+    number: int | None = None  # where sentences have numbers
     error_type: str | None = None
     correction: str | None = None  # the sentence as the assessor would write it
     reasoning: str = ""
@@ -153,6 +166,21 @@ class MedicalRecord(GameRecord):
     rewards: Rewards = Field(default={})  # type: ignore[assignment]  # a Role is a str
     scheme: str = ""  # of rewards
     profile: str = ""  # of the prompts
+
+    @property
+    def sentences(self) -> Mapping[int, str]:
+        """Those of the presented note, before there is one of the seed note; empty where they have no numbers."""
+        edit = self.attack.edit if self.attack is not None and self.category.has_attack else None
+        if edit is None or edit.number is None or self.presented_note is None:
+            return self.spec.sentences
+        return {**self.spec.sentences, edit.number: edit.new}
+
+    def note_for(self, role: Role) -> str:
+        """The note as ``role`` reads it."""
+        attacks = role is Role.ATTACKER
+        if self.spec.sentences:
+            return numbered_text(self.spec.sentences if attacks else self.sentences)
+        return self.spec.seed_note if attacks else self.presented_note or ""
 
     @property
     def category(self) -> Category:

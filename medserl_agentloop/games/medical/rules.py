@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.games.medical import edits
 from medserl_agentloop.games.medical.canonical import canonical_words, says_the_same
+from medserl_agentloop.games.medical.numbering import (
+    number_sentences,
+    numbered_text,
+    replace_sentence,
+    sentences_with,
+)
 from medserl_agentloop.games.medical.parsing import TurnFormat
 from medserl_agentloop.games.medical.records import AttackRecord, InvalidAttack, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, VanillaAttacker
@@ -42,10 +48,12 @@ class MedicalGame:
     vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP
     special_tokens: Sequence[str] = ()  # of the run's tokenizer; attacks may not write them
     count: Callable[[str], int] | None = None  # tokens of a text in a prompt; without it they have no limit
-    room: Callable[[int], float] = lambda seed: math.inf  # the most tokens of a rewritten note, by those of the seed
+    room: Callable[[int], float] = lambda seed: math.inf  # the most tokens that an attacker has for :attr:`rewritten`
     assessments: int = 1  # how many times the assessor reads the presented note, each time anew
 
     def __post_init__(self) -> None:
+        numbers = number_sentences(self.spec.seed_note, self.spec.sentences) if self.parser.numbered else {}
+        self.spec = replace(self.spec, sentences=numbers)
         self.record = MedicalRecord(spec=self.spec)
         self.next_role: Role | None = self.spec.category.first_role(self.vanilla_attacker)
         if self.next_role is Role.ASSESSOR:
@@ -53,15 +61,21 @@ class MedicalGame:
 
     @property
     def note(self) -> str:
-        """The note that the next player reads."""
-        return self.record.presented_note or self.spec.seed_note
+        """The note that the player whose turn it is reads."""
+        return self.record.note_for(Role.ATTACKER if self.record.presented_note is None else Role.ASSESSOR)
+
+    @property
+    def rewritten(self) -> str:
+        """The longest text that the attacker writes again: the seed note, or one sentence of it."""
+        return max(self.spec.sentences.values(), key=len, default=self.spec.seed_note)
 
     def play(self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False) -> None:
         """Take the turn of ``next_role``; ``prefill`` is how the prompt began it. RuntimeError if the game is over."""
         if self.next_role is None:
             raise RuntimeError("the game is over: nobody's turn is left to play")
         attacks = self.next_role is Role.ATTACKER
-        turn = self.parser.attack(text, prefill) if attacks else self.parser.assessment(text, prefill)
+        read = self.parser.attack if attacks else self.parser.assessment
+        turn = read(text, prefill, self.record.sentences) if self.parser.numbered else read(text, prefill)
         turn.response, turn.tokens, turn.truncated = text, tokens, truncated
         if truncated:
             turn.violations.append("truncated")
@@ -82,8 +96,10 @@ class MedicalGame:
 
     def take(self, attack: AttackRecord) -> None:
         """Take an attack that was read; ``attack.invalid`` says what the rules find."""
-        spec, note, most = self.spec, attack.note, self.limits.max_changed_words
-        edit = None
+        spec, most, own, edit = self.spec, self.limits.max_changed_words, attack.edit, None
+        if own is not None and own.number is not None:
+            attack.note = replace_sentence(spec.seed_note, spec.sentences, own.number, own.new)
+        note = attack.note
         if note is not None and not edits.exceeds(note, spec.seed_note, most):
             edit = edits.compare_notes(spec.seed_note, note)
             attack.changed_sentences = list(edit.inserted)
@@ -107,17 +123,18 @@ class MedicalGame:
         if attack.truncated:
             return InvalidAttack.TRUNCATED
         if note is None:
-            return InvalidAttack.UNPARSED
+            return InvalidAttack.UNPARSED if attack.edit is None else InvalidAttack.NO_SUCH_SENTENCE
         if not self.spec.category.has_attack:
             return None if edit is not None and edit.says_the_same else InvalidAttack.NOT_COPIED
         if edit is None:
             return InvalidAttack.TOO_MANY_WORDS
-        return next((fault for fault, holds in self._faults(note, attack.injections, edit) if holds), None)
+        return next((fault for fault, holds in self._faults(note, attack, edit) if holds), None)
 
-    def _faults(self, note: str, injected: list[str], edit: edits.Edit) -> Iterator[tuple[InvalidAttack, bool]]:
+    def _faults(self, note: str, attack: AttackRecord, edit: edits.Edit) -> Iterator[tuple[InvalidAttack, bool]]:
         """Yield each rule that a rewritten note can break, and whether it does. The first broken one counts."""
         limits = self.limits
-        yield InvalidAttack.CONTROL_TOKENS, not edits.CONTROL_KINDS.isdisjoint(injected)
+        most = limits.max_changed_sentences if attack.edit is None else 1  # a number stands for one sentence
+        yield InvalidAttack.CONTROL_TOKENS, not edits.CONTROL_KINDS.isdisjoint(attack.injections)
         yield InvalidAttack.UNCHANGED, edit.says_the_same
         yield InvalidAttack.HIDDEN_TEXT, edit.hides_text
         yield InvalidAttack.INSTRUCTS_READER, bool(edit.instructions)
@@ -126,16 +143,20 @@ class MedicalGame:
             yield InvalidAttack.ERROR_NOT_TOUCHED, limits.must_touch_error and not self._touches_the_error(note, edit)
         yield InvalidAttack.CUT_SHORT, edit.cut_short
         yield InvalidAttack.NOTHING_REWRITTEN, not (edit.inserted and edit.removed)
-        yield InvalidAttack.TOO_MANY_SENTENCES, edit.sentences > limits.max_changed_sentences
+        yield InvalidAttack.TOO_MANY_SENTENCES, edit.sentences > most
         yield InvalidAttack.TOO_MANY_WORDS, edit.words > limits.max_changed_words
-        yield InvalidAttack.TOO_MANY_TOKENS, self._has_too_many_tokens(note, edit)  # last: it tokenises the note
+        yield InvalidAttack.TOO_MANY_TOKENS, self._has_too_many_tokens(note, attack, edit)  # last: it tokenises
 
-    def _has_too_many_tokens(self, note: str, edit: edits.Edit) -> bool:
+    def _has_too_many_tokens(self, note: str, attack: AttackRecord, edit: edits.Edit) -> bool:
         """Return whether the note, or the growth of its changed sentence, has too many tokens for the assessor."""
         if self.count is None:
             return False
-        seed = self.count(self.spec.seed_note)
-        if self.count(note) > self.room(seed):
+        seed, most = self.count(self.spec.seed_note), self.room(self.count(self.rewritten))
+        shown = note
+        if attack.edit is not None and attack.edit.number is not None:  # besides the one, the other sentences
+            shown = numbered_text({**self.spec.sentences, attack.edit.number: attack.edit.new})
+            most += self.count(numbered_text(self.spec.sentences))
+        if self.count(shown) > most:
             return True
         a_word = seed / max(1, len(edits.WORD.findall(self.spec.seed_note)))
         growth = self.count(" ".join(edit.inserted)) - self.count(" ".join(edit.removed))
@@ -166,12 +187,17 @@ class MedicalGame:
         return any(telling & set(canonical_words(sentence)) for sentence in (*edit.removed, *edit.inserted))
 
     def _present(self, note: str, edit: edits.Edit | None) -> None:
-        spec = self.spec
+        spec, attack = self.spec, self.record.attack
         self.record.presented_note = note
         if spec.target_label is Label.HARMFUL:
+            wrong = list(edit.inserted) if edit else []
+            if edit and attack is not None and attack.edit is not None:
+                wrong = [attack.edit.new]
             old = spec.error_sentence if spec.category.seed_label is Label.HARMFUL else None
-            inserted = list(edit.inserted) if edit else []
-            self.record.error_sentences = [old] if old and _contains(note, old) else inserted
+            if old and _contains(note, old):
+                # Its source may split sentences otherwise than the numbers do.
+                wrong = sentences_with(old, spec.corrected_sentence or "", self.record.sentences.values()) or [old]
+            self.record.error_sentences = wrong
         self.next_role = Role.ASSESSOR
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from medserl_agentloop.paths import LONGEST_NOTE
 
@@ -110,6 +110,14 @@ class Category(str, Enum):
         return Role.ATTACKER if attacks else Role.ASSESSOR
 
 
+def _by_number(sentences: Any) -> Any:
+    """The sentences of a parquet row, which has a list of structs, by number."""
+    try:
+        return sentences if isinstance(sentences, Mapping) else {each["id"]: each["text"] for each in sentences}
+    except (KeyError, TypeError):
+        raise ValueError("not a list of id and text") from None
+
+
 @dataclass(frozen=True)
 class GameSpec:
     """The facts of one game: its case, its category, and the facts of the error where known."""
@@ -125,6 +133,8 @@ class GameSpec:
     text_id: str = ""  # of the source row; never part of a prompt
     vignette_id: str = ""  # of the case; the unit of splitting
     index: int = -1  # unique number of the row in its file
+    # As the source numbers them; in a game whose players name them by number, those of the seed note.
+    sentences: Annotated[dict[int, str], BeforeValidator(_by_number)] = field(default_factory=dict)
 
     @property
     def task(self) -> Category:
@@ -175,4 +185,4 @@ class GameSpec:
 
 
 _GAME_SPEC = TypeAdapter(GameSpec)
-_FACTS = [field.name for field in fields(GameSpec) if field.name != "seed_note"]
+_FACTS = [fact.name for fact in fields(GameSpec) if fact.name != "seed_note"]
