@@ -30,9 +30,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "board.md"
 
 
 def read() -> list[list[str]]:
-    """The table as it was last made."""
+    """The page's table as it was last made: whole sets, without the small parts by difficulty."""
     with TABLE.open(encoding="utf-8", newline="") as file:
-        return list(csv.reader(file))
+        return [row for row in csv.reader(file) if ", " not in row[0]]
 
 
 def parts(path: Path) -> Iterator[tuple[str, list[ReferenceNote]]]:
