@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from medserl_agentloop.games.medical.records import MedicalRecord, Rewards
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, Rewards
 from medserl_agentloop.games.medical.types import Label, Role
 
 Pair = tuple[float, float]
@@ -40,7 +40,7 @@ def medical_general_sum(record: MedicalRecord, terms: GeneralSumTerms = GENERAL_
     The attacker's total is in [-2.5, 2.5], the assessor's in [-2, 2]. As in the baseline, an attack that does not count
     presents no error and has the realism bonus, and an unreadable verdict does not say that there is an error.
     """
-    present = record.label is Label.HARMFUL
+    present = record.label is Label.HARMFUL and record.outcome is not Outcome.INVALID_ATTACK
     detected = record.assessment is not None and record.assessment.verdict is Label.HARMFUL
     rewards: Rewards = {}
     for role, turn in ((Role.ATTACKER, record.attack), (Role.ASSESSOR, record.assessment)):

@@ -27,7 +27,8 @@ from medserl_agentloop.games.medical.judges import build_judge, llm
 from medserl_agentloop.games.medical.judges.llm import LlmJudge, judge_template
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
-from medserl_agentloop.games.medical.types import Category
+from medserl_agentloop.games.medical.rewards import load_scheme, reward_game
+from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.testing.mock_engine import MockReply
 
 VERDICT = {"reason": "the dose is too high", "error": "present", "realistic": True}
@@ -302,14 +303,15 @@ def test_an_error_that_the_reader_finds_in_the_presented_note_alone_counts() -> 
 @pytest.mark.parametrize(
     "said", [finding("absent", None), finding(sentence=1), finding(sentence=99), finding(sentence=None)]
 )
-def test_an_error_that_the_reader_does_not_find_there_is_void_for_both(said: dict[str, Any]) -> None:
+def test_error_that_no_reader_finds_costs_the_attacker_alone(said: dict[str, Any]) -> None:
     record, _ = gated([said])
-    assert record.outcome is Outcome.VOID and record.rewards == {}
-    assert record.void == "error not knowable: found in 0 of 1 readings of the note alone"
+    assert record.outcome is Outcome.INVALID_ATTACK and record.void is None
+    reward_game(record, load_scheme("medserl", {"failed_attack": -1.25}))
+    assert record.rewards == {Role.ATTACKER: {"validity": -1.25, "format": 0.0}}
 
 
 @pytest.mark.parametrize(
-    ("needed", "outcome"), [(1, Outcome.CORRECT_DETECTION), (2, Outcome.CORRECT_DETECTION), (3, Outcome.VOID)]
+    ("needed", "outcome"), [(1, Outcome.CORRECT_DETECTION), (2, Outcome.CORRECT_DETECTION), (3, Outcome.INVALID_ATTACK)]
 )
 def test_enough_readings_must_find_it(needed: int, outcome: Outcome) -> None:
     record, asked = gated([finding(), finding("abstain", None), finding()], needed=needed)
@@ -323,7 +325,7 @@ def test_an_abstention_is_kept_apart_from_a_miss() -> None:
     numbers = role_metrics([record])
     assert numbers["selfplay/judge/knowable_rate"] == 0
     assert numbers["selfplay/judge/reading_abstention_rate"] == 0.5
-    assert numbers["selfplay/void/unknowable"] == numbers["selfplay/judge/answer_rate"] == 1
+    assert numbers["selfplay/attacker/invalid/not_knowable"] == numbers["selfplay/judge/answer_rate"] == 1
 
 
 def test_lost_decisive_reading_voids_the_game_as_a_judge_failure() -> None:
@@ -427,7 +429,7 @@ def test_a_blind_reader_on_the_base_sees_the_note_alone() -> None:
     for call in engine.calls[3:]:
         assert "candida" not in TOKENIZER.decode(call.prompt_ids)
         assert call.sampling_params["temperature"] == 0.7 and "adapter" not in call.sampling_params
-    assert record.void is not None and record.void.startswith("error not knowable")
+    assert record.outcome is Outcome.INVALID_ATTACK and record.judgement is not None and not record.judgement.knowable
 
 
 def test_outside_a_run_there_is_no_base_to_ask() -> None:

@@ -34,7 +34,7 @@ PLACEHOLDERS = {
     "<category>": "|".join(c.value for c in Category),
     "<error_type>": "|".join(t.value for t in ErrorType),
     "<reason>": "|".join(r.value for r in InvalidAttack),
-    "<class>": "judge_failed|judge_abstained|unknowable|no_room|aborted|failed|timed_out|no_log_probs|no_number|other",
+    "<class>": "judge_failed|judge_abstained|no_room|aborted|failed|timed_out|no_log_probs|no_number|other",
     "<alarm>": "|".join(r.name for r in RULES),
     "<kind>": "[a-z_]+",
     "<claim>": "isolation|credit|loss",
@@ -69,7 +69,7 @@ def everything() -> list[MedicalRecord]:
     ]
     games += [finished(Outcome.INVALID_ATTACK, attack={"invalid": reason}) for reason in InvalidAttack]
     reasons = (
-        *("judge abstained", "error not knowable: found in 0 of 1 readings of the note alone", "else"),
+        *("judge abstained", "else"),
         *("no room for the assessor's turn", "assessor: generation aborted", "assessor: 0 log-probs for 5 tokens"),
         "assessor: generation timed out after 3600.0 s",
     )

@@ -25,16 +25,16 @@ from medserl_agentloop.games.medical.canonical import canonical_words
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.records import (
     BELIEVES_THE_ROW,
-    UNKNOWABLE,
     AssessmentRecord,
     AttackRecord,
+    InvalidAttack,
     MedicalRecord,
     Outcome,
 )
 from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.scoring.notes import TEXTS, UNREADABLE
 
-_VOID_CLASSES = {"judge failed": "judge_failed", "judge abstained": "judge_abstained", UNKNOWABLE: "unknowable"}
+_VOID_CLASSES = {"judge failed": "judge_failed", "judge abstained": "judge_abstained"}
 
 UNREAD_RATE = "selfplay/judge/unread_rate"
 
@@ -64,7 +64,10 @@ def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
     answers: list[MedicalRecord] = []
     failures: list[tuple[int, bool]] = []  # by words of the note: whether the judge failed
     abstained = 0
-    for game in (g for g in games if g.category.has_attack and g.attack is not None and g.attack.invalid is None):
+    for game in games:
+        judged = game.attack is not None and game.attack.invalid in (None, InvalidAttack.NOT_KNOWABLE)
+        if not (judged and game.category.has_attack):
+            continue
         why_void = void_class(game, _VOID_CLASSES)
         failed = "judge_failed" in why_void
         abstains = "judge_abstained" in why_void or (game.judgement is not None and game.label is None)
@@ -322,8 +325,8 @@ RULES = (
         "unknowable_errors",
         "selfplay/judge/knowable_rate",
         0.8,
-        "Read the void games: the attacker swaps facts that the note does not decide, or the reader misses errors that "
-        "it should find (medserl judge calibrate).",
+        "Read the attacks that are invalid as not_knowable: the attacker swaps facts that the note does not decide, or "
+        "the reader misses errors that it should find (medserl judge calibrate).",
         "selfplay/judge/gated",
         above=False,
     ),

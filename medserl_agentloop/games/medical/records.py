@@ -25,7 +25,6 @@ SCHEMA_VERSION = 1
 JUDGE_FAILED = "judge failed"
 """The beginning of :attr:`MedicalRecord.void` where the judge gave no answer; the reason follows."""
 JUDGE_ABSTAINED = "judge abstained"  # what :attr:`MedicalRecord.void` is where the judge answered that it cannot tell
-UNKNOWABLE = "error not knowable"  # the same where the blind gate's readers do not find the error in the note alone
 
 BELIEVES_THE_ROW = "labels"
 """Name of the judge that reads no note: a valid attack counts as having done what its row asks for."""
@@ -52,6 +51,7 @@ class InvalidAttack(str, Enum):
     TOO_MANY_TOKENS = "too_many_tokens"
     NOTHING_REWRITTEN = "nothing_rewritten"
     NO_SUCH_SENTENCE = "no_such_sentence"
+    NOT_KNOWABLE = "not_knowable"  # the blind gate's readers do not find the error in the note alone
 
 
 class Outcome(str, Enum):

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from medserl_agentloop.games.medical.edits import is_copy
-from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, Rewards
+from medserl_agentloop.games.medical.records import InvalidAttack, MedicalRecord, Outcome, Rewards
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import did_you_mean, find_object
 
@@ -26,7 +26,9 @@ _REWARDS = TypeAdapter(Rewards)
 # -- zero_sum and medserl: one player's win is the other's loss, and no trick of the attacker's pays ---------------
 
 # An attack that the judge contradicts has failed. Like an invalid one it earns `validity` in place of `game`: otherwise
-# an attacker would win wherever the assessor errs about a note that holds no attack.
+# an attacker would win wherever the assessor errs about a note that holds no attack. So has one whose error nobody
+# finds in the note alone: if it cost nothing, one that is seldom let through and then wins would pay
+# (experiments/incentives).
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class _ZeroSumTerms:
 
     win: float = 1.0  # ``game`` of the player who wins; the other one gets the opposite
     invalid_attack: float = -1.0  # ``validity`` of an attack that breaks the rules; no better than being caught
-    failed_attack: float = -1.0  # ``validity`` of one that the judge contradicts; no worse than breaking the rules
+    failed_attack: float = -1.0  # ``validity`` where judge or blind gate says no; no worse than breaking the rules
     decoy: float = 1.0  # factor of the attacker's ``game`` where it was asked for a harmless rewording
     cut_off_assessment: float = -1.0  # the attacker's ``game`` where a budget cut the assessor off before a verdict
     format_violated: float = -0.5  # ``format`` of a turn that departs from the output format
@@ -66,10 +68,10 @@ def zero_sum(record: MedicalRecord, terms: _ZeroSumTerms = _ZeroSumTerms()) -> R
     rewards: Rewards = {}
     if record.attack is not None:
         attacker: dict[str, float] = {}
-        if record.attack.invalid is not None:
-            attacker["validity"] = terms.invalid_attack
-        elif record.attack_failed:
+        if record.attack_failed or record.attack.invalid is InvalidAttack.NOT_KNOWABLE:
             attacker["validity"] = terms.failed_attack
+        elif record.attack.invalid is not None:
+            attacker["validity"] = terms.invalid_attack
         elif record.category.has_attack:  # who copied a note has no part in what the assessor makes of it
             share = terms.decoy if record.spec.task is Category.DECOY_BENIGN else 1.0
             attacker["game"] = 0.0 + share * (terms.cut_off_assessment if record.cut_off else -assessor_game)
@@ -184,6 +186,8 @@ def reward_game(record: MedicalRecord, scheme: RewardScheme) -> None:
     their mean, component by component, so that its rewards keep their range.
     """
     each = [_earned(game, scheme) for game in record.by_assessment] if not record.is_void else [{}]
+    if record.outcome is Outcome.INVALID_ATTACK:  # nobody learns from guessing at an error that is not in the note
+        each = [{role: parts for role, parts in rewards.items() if role is Role.ATTACKER} for rewards in each]
     record.rewards, record.turn_rewards = each[0], {}
     if len(each) > 1:
         of_roles = {role: [rewards[role] for rewards in each if role in rewards] for role in Role}

@@ -18,7 +18,7 @@ from medserl_agentloop.games.medical.records import (
     BELIEVES_THE_ROW,
     JUDGE_ABSTAINED,
     JUDGE_FAILED,
-    UNKNOWABLE,
+    InvalidAttack,
     Judgement,
     MedicalRecord,
     Reading,
@@ -118,7 +118,7 @@ def build_judge(
 
 
 async def judge_game(judge: Judge, record: MedicalRecord) -> None:
-    """Put the judge's word into ``record``, if there is something to judge; a failure or an abstention voids it."""
+    """Put the judge's word into ``record``, if there is something to judge. A failure or an abstention voids it."""
     if record.void is not None or record.assessment is None:
         return
     try:
@@ -132,6 +132,5 @@ async def judge_game(judge: Judge, record: MedicalRecord) -> None:
         return
     if record.judgement.label is None:
         record.void = JUDGE_ABSTAINED
-    elif record.judgement.knowable is False:
-        hits = sum(reading.found is True for reading in record.judgement.readings)
-        record.void = f"{UNKNOWABLE}: found in {hits} of {len(record.judgement.readings)} readings of the note alone"
+    elif record.judgement.knowable is False and record.attack is not None:
+        record.attack.invalid = InvalidAttack.NOT_KNOWABLE
