@@ -50,9 +50,8 @@ def recipes(size: Size, engine: Engine, gib: float) -> list[str]:
         return ["own_notes", *["sglang_cpu"] * (engine == "sglang")]
     if engine == "embedded" or not gib:
         raise ValueError(f"--size {size} needs a GPU that nvidia-smi shows, and --engine sglang, vllm or none")
-    card = ["gpu_80g"] * (gib < 90) + ["gpu_141g"] * (gib > 130)
-    safe = ["first_run"] * (engine == "sglang")
-    return [size, *card * (size == "qwen3_4b"), *["vllm"] * (engine == "vllm"), *safe]
+    card, safe = ["gpu_80g"] * (gib < 90), ["first_run"] * (engine == "sglang")
+    return [size, *card * (size == "qwen3_4b"), *safe]
 
 
 def overrides(
@@ -73,6 +72,7 @@ def overrides(
             f"{actor}.ppo_mini_batch_size": rows,
             f"{actor}.optim.lr": LR,
             f"{rollout}.n": REPEATS,
+            **({f"{rollout}.name": "vllm", f"{rollout}.gpu_memory_utilization": 0.4} if engine == "vllm" else {}),
             # verl's SGLang server keeps a token of it free, by which the longest answers would be shorter.
             f"{rollout}.max_model_len": 2 * (prompt + turn) + 16,
             # No end of turn: the first is for vLLM, the second for the others; verl would put the tokenizer's there.
