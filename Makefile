@@ -112,20 +112,19 @@ $(VENV)/bin/python:
 	echo "== virtual environment in $(VENV), from $(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
 
+# What the tests need comes in one go with the rest: pip takes half a minute to look through it again.
+$(VENV)/.cpu: EXTRAS := cpu
+$(VENV)/.dev: EXTRAS := cpu,dev,eval
+
 # torch first and by exact version: verl's open range would take another build of it. pip would compile on one core only;
 # nobody imports the packages' tests, and some packages hold files that this Python cannot compile.
-$(VENV)/.cpu: pyproject.toml constraints-cpu.txt | $(VENV)/bin/python
+$(VENV)/.cpu $(VENV)/.dev: pyproject.toml constraints-cpu.txt | $(VENV)/bin/python
 	@echo "== installing torch"
 	$(PIP) install --no-compile torch==2.13.0
-	echo "== installing medserl-agentloop[cpu] (about 2 GB, 2 to 4 minutes)"
-	$(PIP) install --no-compile $(PINNED) --editable '.[cpu]'
+	echo "== installing medserl-agentloop[$(EXTRAS)] (about 2 GB, 2 to 4 minutes)"
+	$(PIP) install --no-compile $(PINNED) --editable '.[$(EXTRAS)]'
 	$(BIN)/python -m compileall -qq --workers 0 -x /tests/ $(VENV)/lib || true
-	touch $@
-
-$(VENV)/.dev: $(VENV)/.cpu
-	@echo "== installing what the tests need"
-	$(PIP) install $(PINNED) --editable '.[cpu,dev,eval]'
-	touch $@
+	touch $(VENV)/.cpu $@
 
 $(SGLANG_VENV)/.sglang: pyproject.toml constraints-cpu.txt constraints-sglang.txt
 	@test "$$($(PYTHON) -c 'import sys; print(sys.version_info[:2])')" = "(3, 11)" \
