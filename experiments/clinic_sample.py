@@ -8,11 +8,12 @@ simplified for a game and are NOT medical advice.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 
-from experiments.clinic import Split, sample_clean_note, with_error
+from experiments.clinic import Note, Split, sample_clean_note, with_error
 from medserl_agentloop.data.cases import NEAR_DUPLICATE, NearDuplicateIndex
 from medserl_agentloop.data.reader import COLUMNS
 from medserl_agentloop.data.sentences import with_numbers
@@ -30,8 +31,11 @@ def write_sample(
     seed: int = SEED,
     split: Split = Split.ANY,
     overlap: float = NEAR_DUPLICATE,
+    draw: Callable[[random.Random, Note], tuple[Note, int]] | None = None,
 ) -> int:
-    """Write distinct cases whose error types take turns: each one's error note, most followed by the clean twin.
+    """Write distinct cases: each one's error note, most followed by the clean twin.
+
+    Error types take turns, unless ``draw`` puts the errors in and returns the wrong note and sentence.
 
     Returns the number of rows. ``split`` says which wordings and facts they use; ``overlap`` is the share of 4-grams
     from which on two notes are too much alike to stand in one sample, and 1 leaves out only the same notes again. A
@@ -46,10 +50,15 @@ def write_sample(
         kind = kinds[number % len(kinds)]
         for _ in range(_MAX_TRIES):
             clean = sample_clean_note(rng, split, split)
-            index = next((i for i, s in enumerate(clean.sentences) if s.kind is kind), None)
-            if index is None:
-                continue
-            error = with_error(rng, clean, index)
+            if draw:
+                error, index = draw(rng, clean)
+                kind = clean.sentences[index].kind or kind
+            else:
+                of_kind = [i for i, s in enumerate(clean.sentences) if s.kind is kind]
+                if not of_kind:
+                    continue
+                index = of_kind[0]
+                error = with_error(rng, clean, index)
             notes = {clean.text, error.text}
             if not notes & texts and (overlap >= 1 or not any(known.matches(note, overlap) for note in notes)):
                 break

@@ -44,6 +44,7 @@ class Lesson:
         practice: Share of the ``adversarial_harmful`` turns that start from a note with many errors.
             Such a note cannot be recited from memory: it teaches the player to copy.
         harmless: Share of the ``adversarial_benign`` turns that only reword the note they should put an error in.
+        unseen_share: Share of the attacks' errors that are of the ``overlooked`` kinds; None leaves it to chance.
         facts: Which facts are stated of which findings.
         shared: Share of the assessments that follow the attack within one conversation.
         overheard: Share of these that repeat the attacker's plan instead of reading the note. Their verdict
@@ -57,6 +58,7 @@ class Lesson:
     overlooked: frozenset[str] = frozenset()
     practice: float = 0.0
     harmless: float = 0.0
+    unseen_share: float | None = None
     facts: Split = Split.ANY
     shared: float = 0.0
     overheard: float = 0.0
@@ -223,12 +225,21 @@ def _attack(rng: random.Random, clean: Note, category: Category, lesson: Lesson)
         if lesson.harmless and rng.random() < lesson.harmless:
             index = rng.randrange(1, len(clean.sentences))
             return _injection(clean, reworded(rng, clean, index, Split.SEEN), index, lesson)
-        return _injection(clean, *inject_error(rng, clean), lesson)
+        return _injection(clean, *error_of(rng, clean, lesson), lesson)
     if category is Category.ADVERSARIAL_HARMFUL:
         shown, index = inject_error(rng, clean)
         return _attack_on_wrong_note(rng, shown, index, lesson)
     index = rng.randrange(1, len(clean.sentences))
     return _rewording(clean, reworded(rng, clean, index, Split.SEEN), index, lesson)
+
+
+def error_of(rng: random.Random, clean: Note, lesson: Lesson) -> tuple[Note, int]:
+    """Return a note with one error, of the ``overlooked`` kinds as often as a lesson says, and the wrong sentence."""
+    overlooked = None if lesson.unseen_share is None else rng.random() < lesson.unseen_share
+    while True:
+        shown, index = inject_error(rng, clean)
+        if overlooked in (None, error_detail(shown, index) in lesson.overlooked):
+            return shown, index
 
 
 def _injection(clean: Note, rewritten: Note, index: int, lesson: Lesson) -> Transcript:

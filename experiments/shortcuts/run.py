@@ -15,7 +15,7 @@ import os
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +34,7 @@ from experiments.learning.measure import Rate
 from experiments.learning.player import save_player
 from experiments.learning.results import Counts, Rates, Share, gain, markdown
 from experiments.learning.run import LEARN, PROFILE, prepare_data, train
+from experiments.learning.transcripts import Lesson, Transcript
 from experiments.learning.warm_start import PromptCodec, WarmStart, warm_start
 from experiments.shortcuts.clinic import Effect, effect, styled
 from experiments.shortcuts.transcripts import LESSON, styled_transcript
@@ -105,15 +106,15 @@ EVERY = {**ARMS, **ASSESSED}
 console = Console()
 
 
-def teach(folder: Path, plan: WarmStart) -> None:
-    """The novice after a short warm start in the harder clinic, unless it is there."""
+def teach(folder: Path, plan: WarmStart, sample: Callable[[random.Random, Lesson], Transcript]) -> None:
+    """The novice after a short warm start on other transcripts, unless it is there."""
     if folder.exists():
         return
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
     model = AutoModelForCausalLM.from_pretrained(resource("assets/novice"), dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(resource("assets/novice"))
-    warm_start(model, PromptCodec(tokenizer, PROFILE), plan, console, styled_transcript)
+    warm_start(model, PromptCodec(tokenizer, PROFILE), plan, console, sample)
     unfinished = folder.with_name(f".{folder.name}.new")
     save_player(model, tokenizer, unfinished)
     unfinished.rename(folder)
@@ -375,7 +376,7 @@ def main(
     chosen, numbers = arms or list(ARMS), [int(seed) for seed in seeds.split(",")]
     for arm in chosen:
         prepare_data(_data(arm), EVERY[arm].mix)
-    teach(START, replace(LESSONS, steps=lessons))
+    teach(START, replace(LESSONS, steps=lessons), styled_transcript)
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         work = [pool.submit(measure_start, seed, cases) for seed in numbers]
         work += [pool.submit(train_and_measure, arm, seed, override or [], cases) for seed in numbers for arm in chosen]
