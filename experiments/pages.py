@@ -21,6 +21,7 @@ def tables() -> Iterator[tuple[Path, str, str]]:
     from experiments.incentives import payoffs, simulate
     from experiments.kuhn_poker import run as kuhn_poker
     from experiments.learning import results
+    from experiments.opponent import results as opponent
     from experiments.shortcuts import run as shortcuts
 
     for file in sorted(simulate.FIGURES.glob("*.csv")):
@@ -34,6 +35,8 @@ def tables() -> Iterator[tuple[Path, str, str]]:
     yield board.PAGE, "board", results.markdown(board.read())
     for name, make in results.TABLES.items():
         yield results.PAGES.get(name, results.PAGE), name, results.markdown(make(folder=results.FIGURES))
+    for name, text in opponent.tables().items():
+        yield opponent.PAGE, name, text
     for name, arms in shortcuts.TABLES.items():
         yield shortcuts.PAGE, name, results.markdown(shortcuts.arms_table(arms))
     for name, make in shortcuts.FURTHER_TABLES.items():

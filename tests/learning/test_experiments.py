@@ -18,6 +18,7 @@ from experiments.clinic import sample_clean_note
 from experiments.learning import context_leak, pictures
 from experiments.learning import run as learning
 from experiments.learning.results import FIGURES, Rates, Share, gain, in_training
+from experiments.opponent import run as opponent
 from experiments.shortcuts import run as shortcuts
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.step_file import GAMES_FILE
@@ -25,10 +26,17 @@ from medserl_agentloop.games.medical.records import read_games
 from medserl_agentloop.scoring.metrics import wilson_interval
 from medserl_agentloop.testing.tiny import compose_run
 
+
+def opponent_command(arm: str, seed: int, extra: list[str]) -> list[str]:
+    url = "http://127.0.0.1:1" if opponent.ARMS[arm].frozen_attacker else None
+    return opponent.training_command(arm, 0.03, seed, 40, url, extra)
+
+
 NOVICE = "actor_rollout_ref.model.path=${medserl:assets/novice}"
 ARMS = [
     *((learning.training_command, name, []) for name in learning.EXPERIMENTS),
     *((shortcuts.training_command, name, [NOVICE]) for name in shortcuts.EVERY),
+    *((opponent_command, name, [NOVICE]) for name in opponent.ARMS),
 ]
 
 

@@ -1,0 +1,61 @@
+"""Draw the picture of the README from the committed counts: ``python -m experiments.opponent.picture``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import matplotlib.pyplot as plt
+import typer
+
+from experiments.learning.pictures import BLUE, GREEN, ORANGE
+from experiments.opponent.results import ARMS, FIGURES, MEASURES, Players, of_arm, read, steps_of
+
+COLOURS = dict(zip(ARMS, (ORANGE, BLUE, GREEN), strict=True))
+LABELS = dict(zip(ARMS, ("self-play", "frozen attacker", "labels alone"), strict=True))
+BY_STEP = {"errors of unseen kinds found": "Errors of unseen kinds found", "all errors found": "All errors found"}
+
+
+def line(axes: Any, arm: str, points: Sequence[tuple[float, Sequence[float]]]) -> None:
+    """The mean over seeds of one arm, and every seed as a dot; ``points`` are places with their seeds' values in %."""
+    places = [place for place, _ in points]
+    axes.plot(places, [mean(values) for _, values in points], color=COLOURS[arm], lw=2, label=LABELS[arm])
+    for place, values in points:
+        axes.plot([place] * len(values), values, "o", color=COLOURS[arm], ms=3, alpha=0.6)
+
+
+def values_at(players: Players, unseen: float, arm: str, step: int, measure: str) -> list[float]:
+    """A measure's values of all seeds, in %, without those that were not measured."""
+    values = [MEASURES[measure](player) for player in of_arm(players, unseen, arm, step).values()]
+    return [value for value in values if value == value]
+
+
+def draw(folder: Path = FIGURES) -> None:
+    """Recall by step where the start seldom shows unseen kinds, and the worst case by how seldom it does."""
+    players = read(folder)
+    shares = sorted({key[0] for key in players})
+    figure, panels = plt.subplots(1, 3, figsize=(10.4, 3.0), sharey=True)
+    for axes, (measure, title) in zip(panels[:2], BY_STEP.items(), strict=True):
+        for arm in ARMS:
+            steps = steps_of(players, shares[0])
+            points = [(float(step), values_at(players, shares[0], arm, step, measure)) for step in steps]
+            line(axes, arm, [point for point in points if point[1]])
+        axes.set_title(f"{title}, {100 * shares[0]:g} % rare")
+        axes.set_xlabel("step of 64 games")
+    for arm in ARMS:
+        points = [(100 * share, values_at(players, share, arm, 40, "worst case over the panel")) for share in shares]
+        line(panels[2], arm, [point for point in points if point[1]])
+    panels[2].set_title("Worst case over the panel, step 40")
+    panels[2].set_xlabel("unseen kinds among the start's errors, %")
+    panels[2].set_xticks([100 * share for share in shares], [f"{100 * share:g}" for share in shares])
+    panels[0].set_ylim(0, 101)
+    panels[0].set_ylabel("%")
+    panels[0].legend(loc="upper left")
+    figure.tight_layout()
+    figure.savefig(folder / "opponent.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    typer.run(draw)

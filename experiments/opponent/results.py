@@ -1,0 +1,167 @@
+"""The committed counts of ``experiments.opponent.run``, and the tables of the README.
+
+``python -m experiments.pages`` fills them in, ``experiments.opponent.picture`` draws.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.learning.results import Table, markdown
+from medserl_agentloop.core.metrics import effective_number
+from medserl_agentloop.scoring.metrics import mean_interval
+
+FIGURES = Path(__file__).parent / "figures"
+PAGE = Path(__file__).with_name("README.md")
+START = "start"
+ARMS = ("self_play", "static", "labels")
+PANEL = (START, "self_play")
+"""Attackers that all assessors meet: the start, and the last player of the arm that trains its attacker."""
+UNSEEN = ("management", "treatment", "dose")  # the kinds of error that the novice does not see
+FEWEST = 30  # valid attacks of a member of the panel that counts
+MARGIN = 2.0  # points; a difference that is surely smaller counts as none
+Counts = dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Player:
+    """The counts of one assessor, of one seed, at one step."""
+
+    counts: Counts
+
+    def share(self, *measures: str) -> float:
+        """Share of some measures counted together, in %."""
+        found = [self.counts.get(measure, (0, 0)) for measure in measures]
+        items = sum(of for _, of in found)
+        return 100 * sum(hits for hits, _ in found) / items if items else float("nan")
+
+    @property
+    def worst_case(self) -> float:
+        """The lowest recall over the panel's attackers, in %."""
+        panel = [m for m, (_, items) in self.counts.items() if m.startswith("panel/") and items >= FEWEST]
+        return min(map(self.share, panel), default=float("nan"))
+
+    @property
+    def effective_kinds(self) -> float:
+        """The effective number of kinds among its own valid attacks."""
+        return effective_number([hits for m, (hits, _) in self.counts.items() if m.startswith("attacker/kind/")])
+
+
+Players = Mapping[tuple[float, str, int, int], Player]
+"""Players by share of unseen kinds, arm, seed and step."""
+
+
+def read(folder: Path = FIGURES) -> Players:
+    """The counts of ``rates.csv``."""
+    counts: defaultdict[tuple[float, str, int, int], Counts] = defaultdict(dict)
+    with (folder / "rates.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            key = (float(row["unseen"]), row["arm"], int(row["seed"]), int(row["step"]))
+            counts[key][row["measure"]] = (int(row["hits"]), int(row["items"]))
+    return {key: Player(of) for key, of in counts.items()}
+
+
+MEASURES: dict[str, Callable[[Player], float]] = {
+    "worst case over the panel": lambda player: player.worst_case,
+    "errors of unseen kinds found": lambda player: player.share(*(f"assessor/error/{kind}" for kind in UNSEEN)),
+    "all errors found": lambda player: player.share("assessor/error"),
+    "correct notes called wrong": lambda player: 100 - player.share("assessor/clean"),
+}
+
+
+def of_arm(players: Players, unseen: float, arm: str, step: int) -> dict[int, Player]:
+    """The players of one arm at one step, by seed; the start is at step 0 in every arm."""
+    wanted = (unseen, START, 0) if step == 0 else (unseen, arm, step)
+    return {seed: player for (share, name, seed, at), player in players.items() if (share, name, at) == wanted}
+
+
+def steps_of(players: Players, unseen: float) -> list[int]:
+    return sorted({step for share, _, _, step in players if share == unseen})
+
+
+def arms_table(unseen: float, folder: Path = FIGURES) -> Table:
+    """The start and every arm by step, in %: the mean over seeds with Student's 95 % interval, and each seed."""
+    players = read(folder)
+    table = [["", "step", "seeds", *MEASURES]]
+    for step in steps_of(players, unseen):
+        for arm in (START,) if step == 0 else ARMS:
+            if seeds := of_arm(players, unseen, arm, step):
+                cells = [_over_seeds([of(player) for _, player in sorted(seeds.items())]) for of in MEASURES.values()]
+                table.append([f"`{arm}`" if step else "start", str(step), str(len(seeds)), *cells])
+    return table
+
+
+def _over_seeds(values: Sequence[float]) -> str:
+    if any(value != value for value in values):
+        return ""
+    if len(values) == 1:
+        return f"{values[0]:.1f}"
+    average, low, high = mean_interval(values)
+    return f"{average:.1f} ({low:.1f} to {high:.1f}; {', '.join(f'{value:.1f}' for value in values)})"
+
+
+def gains_table(unseen: float, folder: Path = FIGURES) -> Table:
+    """Self-play less every other arm in points, paired by seed, with what the interval says of the margin."""
+    players = read(folder)
+    table = [["self-play less", "step", "measure", "mean (95 % over seeds)", "each seed", "says"]]
+    for arm in ARMS[1:]:
+        for step in steps_of(players, unseen)[1:]:
+            ours, theirs = (of_arm(players, unseen, name, step) for name in (ARMS[0], arm))
+            both = sorted(ours.keys() & theirs.keys())
+            for name, of in MEASURES.items():
+                each = [of(ours[seed]) - of(theirs[seed]) for seed in both]
+                if len(each) > 1 and all(value == value for value in each):
+                    average, low, high = mean_interval(each)
+                    said = ", ".join(f"{value:+.1f}" for value in each)
+                    cells = [f"{average:+.1f} ({low:+.1f} to {high:+.1f})", said, verdict(low, high)]
+                    table.append([f"`{arm}`", str(step), name, *cells])
+    return table
+
+
+def verdict(low: float, high: float) -> str:
+    """An interval of a difference in words, with ``MARGIN`` points as the least that counts."""
+    if low > -MARGIN and high < MARGIN:
+        return "equal"
+    return "more" if low > 0 else "less" if high < 0 else "open"
+
+
+def attackers_table(unseen: float, folder: Path = FIGURES) -> Table:
+    """The panel's attackers: valid attacks, kinds of error, and what each assessor finds of them, in %, over seeds."""
+    players = read(folder)
+    last = steps_of(players, unseen)[-1]
+    table = [["attacker", "valid", "effective kinds", "unseen kinds", *(f"found by `{arm}`" for arm in (START, *ARMS))]]
+    for arm in PANEL:
+        own = of_arm(players, unseen, arm, 0 if arm == START else last).values()
+        kinds = [f"attacker/kind/{kind}" for kind in UNSEEN]
+        of_unseen = [100 * sum(p.counts.get(k, (0, 0))[0] for k in kinds) / p.counts[VALID][0] for p in own]
+        row = [
+            _mean([player.share(VALID) for player in own]),
+            _mean([p.effective_kinds for p in own]),
+            _mean(of_unseen),
+        ]
+        for assessor in (START, *ARMS):
+            met = of_arm(players, unseen, assessor, 0 if assessor == START else last).values()
+            row.append(_mean([player.share(f"panel/{arm}") for player in met]))
+        table.append([f"`{arm}`", *row])
+    return table
+
+
+VALID = "attacker/valid"
+
+
+def _mean(values: Sequence[float]) -> str:
+    known = [value for value in values if value == value]
+    return f"{sum(known) / len(known):.1f}" if known else ""
+
+
+def tables(folder: Path = FIGURES) -> dict[str, str]:
+    """Every table of the README by name."""
+    made = {}
+    for unseen in sorted({key[0] for key in read(folder)}):
+        for name, make in (("arms", arms_table), ("gains", gains_table), ("attackers", attackers_table)):
+            made[f"{name}_{100 * unseen:g}"] = markdown(make(unseen, folder))
+    return made
