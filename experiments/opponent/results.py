@@ -20,7 +20,7 @@ PAGE = Path(__file__).with_name("README.md")
 START = "start"
 ARMS = ("self_play", "static", "labels")
 PANEL = (START, "self_play")
-"""Attackers that all assessors meet: the start, and the last player of the arm that trains its attacker."""
+"""Attackers that all assessors of a step meet: the start, and the player of that step of the arm with a trained one."""
 UNSEEN = ("management", "treatment", "dose")  # the kinds of error that the novice does not see
 FEWEST = 30  # valid attacks of a member of the panel that counts
 MARGIN = 2.0  # points; a difference that is surely smaller counts as none
@@ -130,12 +130,17 @@ def verdict(low: float, high: float) -> str:
 
 
 def attackers_table(unseen: float, folder: Path = FIGURES) -> Table:
-    """The panel's attackers: valid attacks, kinds of error, and what each assessor finds of them, in %, over seeds."""
+    """The panel's attackers: valid attacks, kinds of error, and what each assessor finds of them, in %, over seeds.
+
+    Assessors are those of the attacker's step, or of the last step where the start attacks.
+    """
     players = read(folder)
     last = steps_of(players, unseen)[-1]
-    table = [["attacker", "valid", "effective kinds", "unseen kinds", *(f"found by `{arm}`" for arm in (START, *ARMS))]]
-    for arm in PANEL:
-        own = of_arm(players, unseen, arm, 0 if arm == START else last).values()
+    table = [
+        ["attacker", "step", "valid", "effective kinds", "unseen kinds", *(f"found by `{a}`" for a in (START, *ARMS))]
+    ]
+    for arm, trained in panel_of(players, unseen):
+        own = of_arm(players, unseen, arm, trained).values()
         kinds = [f"attacker/kind/{kind}" for kind in UNSEEN]
         of_unseen = [100 * sum(p.counts.get(k, (0, 0))[0] for k in kinds) / p.counts[VALID][0] for p in own]
         row = [
@@ -144,10 +149,17 @@ def attackers_table(unseen: float, folder: Path = FIGURES) -> Table:
             _mean(of_unseen),
         ]
         for assessor in (START, *ARMS):
-            met = of_arm(players, unseen, assessor, 0 if assessor == START else last).values()
-            row.append(_mean([player.share(f"panel/{arm}") for player in met]))
-        table.append([f"`{arm}`", *row])
+            met = of_arm(players, unseen, assessor, 0 if assessor == START else trained or last).values()
+            row.append(_mean([player.share(f"panel/{arm}/{trained}") for player in met]))
+        table.append([f"`{arm}`", str(trained), *row])
     return table
+
+
+def panel_of(players: Players, unseen: float) -> list[tuple[str, int]]:
+    """The attackers that were met, with their steps."""
+    met = {m for (share, *_), player in players.items() if share == unseen for m in player.counts}
+    names = [m.removeprefix("panel/").split("/") for m in met if m.startswith("panel/")]
+    return sorted(((arm, int(step)) for arm, step in names), key=lambda member: member[1])
 
 
 VALID = "attacker/valid"

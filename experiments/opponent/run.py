@@ -197,8 +197,8 @@ def measure_seed(
 ) -> list[tuple[object, ...]]:
     """The rows of ``rates.csv`` for arms of one seed: on held-out cases, then against the panel at the last step.
 
-    ``panel/ATTACKER`` counts the valid attacks of a member of the panel that an assessor finds. All assessors of a seed
-    meet the same attacks.
+    ``panel/ATTACKER/STEP`` counts the valid attacks of a member of the panel that an assessor finds. All assessors of a
+    seed meet the same attacks.
     """
     torch.set_num_threads(1)
     cases, last = held_out_cases(CASES, cases_seed), max(measured)
@@ -209,13 +209,14 @@ def measure_seed(
         for step in measured:
             players[arm, step] = load_player(_folder(unseen, arm, seed) / f"global_step_{step}")
     rates = {key: measurement.each_role(player) for key, player in players.items()}
-    for arm in PANEL:
-        folder = start_of(unseen) if arm == START else _folder(unseen, arm, seed) / f"global_step_{last}"
+    for member in PANEL:
+        trained = 0 if member == START else last
+        folder = _folder(unseen, member, seed) / f"global_step_{trained}" if trained else start_of(unseen)
         attacker, attacks = load_player(folder), dict[int, Any]()
         for (name, step), assessor in players.items():
             if step in (0, last):
                 found = found_of(attacker, assessor, cases[:PANEL_CASES], seed, attacks)
-                rates[name, step].append(replace(found, measure=f"panel/{arm}"))
+                rates[name, step].append(replace(found, measure=f"panel/{member}/{trained}"))
     return [
         (f"{unseen:g}", arm, seed, step, rate.measure, rate.hits, rate.items)
         for (arm, step), each in rates.items()

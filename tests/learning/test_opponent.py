@@ -75,7 +75,12 @@ def test_rows_are_added_in_order_and_take_the_place_of_older_ones(tmp_path: Path
 
 
 def test_worst_case_leaves_out_attackers_with_few_valid_attacks() -> None:
-    counts = {"panel/start": (90, 100), "panel/self_play": (60, 100), "panel/labels": (0, 29), "assessor/error": (1, 9)}
+    counts = {
+        "panel/start/0": (90, 100),
+        "panel/self_play/40": (60, 100),
+        "panel/x/40": (0, 29),
+        "assessor/error": (1, 9),
+    }
     assert results.Player(counts).worst_case == 60
 
 
@@ -95,4 +100,4 @@ def test_every_arm_trains_and_is_measured(tmp_path: Path) -> None:
     printed_by(tmp_path, "-m", opponent.__name__, *options, **environment(REPOSITORY))
     players = results.read(tmp_path / "results")
     assert {arm for _, arm, _, _ in players} == {results.START, *results.ARMS}
-    assert all(player.counts["panel/start"][1] > 0 for (_, _, _, step), player in players.items() if step)
+    assert all(player.counts["panel/start/0"][1] > 0 for (_, _, _, step), player in players.items() if step)
