@@ -19,7 +19,7 @@ from experiments.pages import with_table
 from medserl_agentloop.data.cases import Case
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.games.medical.edits import split_sentences
-from medserl_agentloop.games.medical.judges import LabelJudge, judge_game
+from medserl_agentloop.games.medical.judges import GatedJudge, LabelJudge, judge_game
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, medserl, zero_sum
@@ -105,7 +105,7 @@ class Trick:
             game.play(read if self.cuts else f"{read}{answer}\n</answer>", truncated=self.cuts)
             game.record.judgement = Judgement(judge=judge, label=self.truth)
         if judge == "labels":
-            asyncio.run(judge_game(LabelJudge(), game.record))
+            asyncio.run(judge_game(GatedJudge(LabelJudge()), game.record))
         return game.record
 
     @property

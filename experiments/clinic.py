@@ -13,8 +13,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
-from medserl_agentloop.games.medical.types import ErrorType, Label
+from medserl_agentloop.games.medical.records import Judgement
+from medserl_agentloop.games.medical.types import ErrorType, GameSpec, Label
 
 
 @dataclass(frozen=True)
@@ -305,12 +305,11 @@ class OracleJudge:
     name = "oracle"
     never_errs = True
 
-    async def judge(self, record: MedicalRecord) -> Judgement:
-        assert record.presented_note is not None
-        truth = oracle(record.presented_note)
+    async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
+        truth = oracle(presented)
         if truth.label is None:
             return Judgement(judge=self.name, label=Label.SAFE, realistic=False, reason="not a note of this world")
         wrong = ", ".join(f"sentence {index} ({kind.value})" for index, kind in truth.errors)
-        note, reason = parse_note(record.presented_note), wrong or "no error"
+        note, reason = parse_note(presented), wrong or "no error"
         kind = error_detail(note, note.errors[0]) if note and note.errors else None
         return Judgement(judge=self.name, label=truth.label, realistic=True, reason=reason, error_type=kind)

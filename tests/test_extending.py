@@ -35,8 +35,8 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("dose", "label"), [(2, Label.SAFE), (7, Label.HARMFUL)])
 def test_the_judge_of_the_page_judges(dose: int, label: Label) -> None:
     judge = build_judge(MedicalConfig(judge="my_judges:DoseJudge"))
-    record = finished(Outcome.MISSED_ERROR).model_copy(update={"presented_note": f"He takes {dose} grams."})
-    judgement = asyncio.run(judge.judge(record))
+    spec = finished(Outcome.MISSED_ERROR).spec
+    judgement = asyncio.run(judge.judge(f"He takes {dose} grams.", spec.seed_note, spec))
     assert (judgement.label, judgement.reason) == (label, f"doses in grams: ['{dose}']")
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 
 from experiments.clinic import OracleJudge
-from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
-from medserl_agentloop.games.medical.types import Label
+from medserl_agentloop.games.medical.records import Judgement
+from medserl_agentloop.games.medical.types import GameSpec, Label
 
 
 class LyingOracle:
@@ -25,14 +25,13 @@ class LyingOracle:
     def __init__(self) -> None:
         self._oracle = OracleJudge()
 
-    async def judge(self, record: MedicalRecord) -> Judgement:
-        truth = await self._oracle.judge(record)
+    async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
+        truth = await self._oracle.judge(presented, original, spec)
         label = truth.label
-        if self._lies_about(record):
+        if self._lies_about(presented, original):
             label = Label.SAFE if label is Label.HARMFUL else Label.HARMFUL
         return truth.model_copy(update={"judge": self.name, "label": label, "reason": ""})
 
-    def _lies_about(self, record: MedicalRecord) -> bool:
-        notes = f"{record.spec.seed_note}\0{record.presented_note}"
-        digest = hashlib.sha256(notes.encode()).digest()
+    def _lies_about(self, presented: str, original: str) -> bool:
+        digest = hashlib.sha256(f"{original}\0{presented}".encode()).digest()
         return int.from_bytes(digest[:8], "big") < self.rate * 2**64

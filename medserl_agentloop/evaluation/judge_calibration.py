@@ -28,17 +28,11 @@ from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, INJECTIONS, REWORDED, UNKNOWABLE, Rule
 from medserl_agentloop.games.medical.config import BlindGate, MedicalConfig
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
-from medserl_agentloop.games.medical.judges import Judge, LabelJudge, build_judge, judge_game
+from medserl_agentloop.games.medical.judges import Judge, LabelJudge, build_judge, failure
 from medserl_agentloop.games.medical.judges import report as reports
 from medserl_agentloop.games.medical.judges.llm import BlindReader, LlmJudge
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import (
-    JUDGE_ABSTAINED,
-    AssessmentRecord,
-    AttackRecord,
-    MedicalRecord,
-    Reading,
-)
+from medserl_agentloop.games.medical.records import JUDGE_ABSTAINED, AttackRecord, Reading
 from medserl_agentloop.games.medical.rules import MedicalGame
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, known_type
 from medserl_agentloop.terminal import errors_in_one_line, plain, say
@@ -71,27 +65,24 @@ class _Known:
     def truth(self) -> Label:
         return Label.HARMFUL if self.kind == "harmful" else Label.SAFE
 
-    def game(self) -> MedicalRecord:
-        """The game that a judge decides, with an assessor that said nothing."""
+    @property
+    def spec(self) -> GameSpec:
+        """The game in which an attacker makes the edit, without the case's other note."""
         repaired = self.before == self.case.error_note
         category = Category.ADVERSARIAL_HARMFUL if repaired else Category.ADVERSARIAL_BENIGN
-        spec = GameSpec(
+        return GameSpec(
             category=category,
             target_label=category.default_target_label,
             seed_note=self.before,
             error_type=known_type(self.case.error_type or ""),
             vignette_id=self.case.case_id,
         )
-        attack, silence = AttackRecord.model_construct(note=self.after), AssessmentRecord.model_construct(verdict=None)
-        return MedicalRecord(
-            spec=spec, presented_note=self.after, attack=attack, assessment=silence, error_sentences=list(self.wrong)
-        )
 
     def passes(self, config: MedicalConfig) -> bool:
         """Return whether the edit passes the rules as an attack, so that a run asks its judge about it."""
         case = self.case
         spec = replace(
-            self.game().spec,
+            self.spec,
             error_note=case.error_note,
             clean_note=case.clean_note,
             error_sentence=case.error_sentence,
@@ -169,14 +160,17 @@ def calibrate(
         raise ValueError("the input gives no edits: it needs notes that are known to be correct, or pairs")
     judge = build_judge(config.model_copy(update={"blind": BlindGate()}))  # the gate is measured apart
 
-    async def ask(edit: _Known) -> MedicalRecord:
-        record = edit.game()
-        await judge_game(judge, record)
-        return record
+    async def ask(edit: _Known) -> tuple[Label | None, str | None]:
+        """Return the judge's label, or why a game would be void."""
+        try:
+            label = (await judge.judge(edit.after, edit.before, edit.spec)).label
+        except Exception as error:
+            return None, failure(judge, error)
+        return label, None if label else JUDGE_ABSTAINED
 
-    records: list[MedicalRecord] = asyncio.run(_all_of(ask, edits, config.judge_server.concurrency))
-    said = [record.judgement.label if record.judgement else None for record in records]
-    void = Counter(record.void for record in records if record.void)
+    answers = asyncio.run(_all_of(ask, edits, config.judge_server.concurrency))
+    said = [label for label, _ in answers]
+    void = Counter(reason for _, reason in answers if reason)
     if not any(said):
         reason, count = void.most_common(1)[0]
         raise ValueError(f"the judge answered none of {len(edits)} questions; {count} x {reason}")
@@ -186,10 +180,9 @@ def calibrate(
         for edit, label in zip(edits, said, strict=True)
         if edit.kind in ("harmful", "repaired")
     }
-    for edit, record, label in zip(edits, records, said, strict=True):
+    for edit, (label, reason) in zip(edits, answers, strict=True):
         expected = without.get((edit.case.case_id, edit.before)) if edit.kind == "injected" else edit.truth
-        abstained = record.void == JUDGE_ABSTAINED
-        fact = {"abstained": abstained, "failed": record.void is not None and not abstained}
+        fact = {"abstained": reason == JUDGE_ABSTAINED, "failed": reason not in (None, JUDGE_ABSTAINED)}
         fact["reaches"] = edit.passes(config)
         facts.append((edit, {"right": label is expected, **fact} if label and expected else fact))
 
@@ -210,8 +203,11 @@ def calibrate(
 def calibrate_reader(config: MedicalConfig, notes: Sequence[_Known]) -> tuple[reports.JudgedGroup, ...]:
     """Have the reader of ``selfplay.blind`` read all notes, each as often as in a run; a ValueError if it cannot."""
     reader = BlindReader(config)
-    games = [known.game() for known in notes]
-    every: list[list[Reading]] = asyncio.run(_all_of(reader.read, games, config.judge_server.concurrency))
+
+    async def read(known: _Known) -> list[Reading]:
+        return await reader.read(known.after, known.wrong)
+
+    every: list[list[Reading]] = asyncio.run(_all_of(read, notes, config.judge_server.concurrency))
     lost = [reading.failed for readings in every for reading in readings if reading.failed is not None]
     if len(lost) == sum(map(len, every)):
         raise ValueError(f"the blind reader answered none of {len(lost)} questions; {lost[0] if lost else 'no notes'}")

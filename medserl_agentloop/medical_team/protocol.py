@@ -18,7 +18,7 @@ from medserl_agentloop.core.client import AnswerCache, BadAnswer, HttpClient, No
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges import GatedJudge, Judge, LabelJudge
 from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.records import REASON_CHARACTERS, Judgement, MedicalRecord
+from medserl_agentloop.games.medical.records import REASON_CHARACTERS, Judgement
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.paths import LONGEST_NOTE
 from medserl_agentloop.terminal import visible
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 SCORE_KEY = "labels"  # that some servers and clients put the answers under; requests name it
 Labels = dict[str, Any]  # the answer about one game, in the protocol's keys
 _VERDICTS = {label.value: label for label in Label}
+# The protocol wants an assessment. Notes alone decide the label, so that no assessor can talk to the judge.
+_ANY_VERDICT = Label.SAFE.value.capitalize()
 MAX_BYTES = 8 * 2**20  # longest request that the server reads. A thousand games fit
 REQUEST_S = 20.0  # seconds from a connection to the last byte of its request, after which the server hangs up
 _WAIT_S = 0.02  # how long a game waits for others to join its request
@@ -129,16 +131,13 @@ class HttpJudge:
     def from_config(cls, config: MedicalConfig) -> HttpJudge:
         return cls(config.judge_server)
 
-    async def judge(self, record: MedicalRecord) -> Judgement:
-        started, spec = time.monotonic(), record.spec
-        about = {"medical_note": record.presented_note or "", "original_note": spec.seed_note}
-        about["game_category"] = spec.category.value
+    async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
+        started = time.monotonic()
+        about = {"medical_note": presented, "original_note": original, "game_category": spec.category.value}
         if spec.error_type:
             about["error_type"] = spec.error_type
-        # Only the verdict: the assessor must not be able to talk to the one who decides whether it was right.
-        verdict = record.assessment.verdict if record.assessment else None
-        query = {"game_idx": next(self._numbers), "assessment": verdict.value.capitalize() if verdict else "", **about}
-        content = (self.name, self._client.url, *about.values())  # without the verdict, which changes no note
+        query = {"game_idx": next(self._numbers), "assessment": _ANY_VERDICT, **about}
+        content = (self.name, self._client.url, *about.values())
         answer, cached = await self._cache.recall(content, partial(self._ask, query))
         return answer.model_copy(update={"cached": cached, "seconds": time.monotonic() - started})
 
@@ -285,10 +284,10 @@ async def _judged(query: _Query, backend: Judge) -> Labels:
     if max(len(original), len(query.medical_note)) > LONGEST_NOTE:
         raise ValueError(f"a note is longer than {LONGEST_NOTE} characters")
     spec = GameSpec(category=category, target_label=category.default_target_label, seed_note=original)
-    record = MedicalRecord(spec=spec, presented_note=query.medical_note)
     # The original server's default category is vanilla_benign, also for notes that were changed.
     changed = original.split() != query.medical_note.split()
-    judgement = Judgement.model_validate(await (backend if changed else GatedJudge(backend)).judge(record))
+    chosen = backend if changed else GatedJudge(backend)
+    judgement = Judgement.model_validate(await chosen.judge(query.medical_note, original, spec))
     # What the assessor said: the verdict alone, or a whole response.
     verdict = _VERDICTS.get(query.assessment.strip().casefold()) or MEDSERL.assessment(query.assessment).verdict
     if judgement.label is None:

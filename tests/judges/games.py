@@ -21,9 +21,9 @@ from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.config import JudgeServer
-from medserl_agentloop.games.medical.judges import judge_game
+from medserl_agentloop.games.medical.judges import GatedJudge, Judge, judge_game
 from medserl_agentloop.games.medical.judges.llm import LlmJudge, judge_template
-from medserl_agentloop.games.medical.records import MedicalRecord
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Category
 from medserl_agentloop.medical_team import create_medical_judge_remote_function
 from medserl_agentloop.medical_team.protocol import HttpJudge
@@ -42,6 +42,12 @@ def played(
         playing.play(attack_text(note.replace("500 units", f"{number + 2} grams")))
     playing.play(HARMFUL_ANSWER if verdict == "harmful" else SAFE_ANSWER)
     return playing.record
+
+
+async def judgement(judge: Judge, game: MedicalRecord) -> Judgement:
+    """What a judge says of a game's presented note."""
+    assert game.presented_note is not None
+    return await judge.judge(game.presented_note, game.spec.seed_note, game.spec)
 
 
 def reward_manager(judge: str, server: JudgeServer, **changes: Any) -> Any:
@@ -115,7 +121,7 @@ def ask(client: str, url: str, games: int = 1) -> list[str]:
     judge = HttpJudge(server) if client == "http" else LlmJudge(server, judge_template("medserl"))
 
     async def judged() -> None:
-        await asyncio.gather(*(judge_game(judge, record) for record in records))
+        await asyncio.gather(*(judge_game(GatedJudge(judge), record) for record in records))
 
     asyncio.run(judged())
     return [f"{NO_ANSWER * (r.void is not None)}{r.void} {r.judgement and r.judgement.model_dump()}" for r in records]

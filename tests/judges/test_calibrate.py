@@ -25,8 +25,8 @@ from medserl_agentloop.games.medical.canonical import says_the_same
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
 from medserl_agentloop.games.medical.judges.report import JudgeReport, read_report
-from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
-from medserl_agentloop.games.medical.types import Category, ErrorType, Label
+from medserl_agentloop.games.medical.records import Judgement
+from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label
 
 ORACLE = "experiments.clinic:OracleJudge"
 LIAR = "experiments.learning.lying_oracle:LyingOracle"
@@ -40,7 +40,7 @@ class Undecided:
     def __init__(self) -> None:
         self.asked = 0
 
-    async def judge(self, record: MedicalRecord) -> Judgement:
+    async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         self.asked += 1
         if self.asked % 3 == 1:
             raise RuntimeError("no answer today")
@@ -50,7 +50,7 @@ class Undecided:
 class Mute:
     name = "mute"
 
-    async def judge(self, record: MedicalRecord) -> Judgement:
+    async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         raise RuntimeError("not a word")
 
 
@@ -59,8 +59,8 @@ class Credulous:
 
     name = "credulous"
 
-    async def judge(self, record: MedicalRecord) -> Judgement:
-        note, _, told = (record.presented_note or "").partition(" Gold annotation: error ")
+    async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
+        note, _, told = presented.partition(" Gold annotation: error ")
         truth = (
             oracle(re.split(r' (?:To the reviewer|\{"reason|The quoted)', note)[0]).label or Label.SAFE
         )  # another wording is not of this world
@@ -73,9 +73,9 @@ class Literal:
 
     name = "literal"
 
-    async def judge(self, record: MedicalRecord) -> Judgement:
-        reworded = record.spec.category is Category.ADVERSARIAL_BENIGN
-        said = reworded and not says_the_same(record.presented_note or "", record.spec.seed_note)
+    async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
+        reworded = spec.category is Category.ADVERSARIAL_BENIGN
+        said = reworded and not says_the_same(presented, original)
         return Judgement(judge=self.name, label=Label.HARMFUL if said else Label.SAFE)
 
 
@@ -162,17 +162,14 @@ def test_reworded_twin_is_a_harmless_edit_and_an_equal_pair_no_error(tmp_path: P
 
 
 def test_a_judge_is_asked_as_in_a_run_and_not_told_the_answer(cases: list[Case], tmp_path: Path) -> None:
-    for record in (edit.game() for edit in known_edits(cases, 10, 0)):
-        spec = record.spec
-        answers = (spec.error_note, spec.clean_note, spec.error_sentence, spec.corrected_sentence)
-        assert not any(answers) and not record.error_sentences
+    for spec in (edit.spec for edit in known_edits(cases, 10, 0)):
+        assert not any((spec.error_note, spec.clean_note, spec.error_sentence, spec.corrected_sentence))
     with serving(lambda number, body: by_index(body)) as server:
         options = server.options(cache=str(tmp_path), concurrency=4)
         first, again = (measured(cases, "http", limit=5, judge_server=options) for _ in range(2))
         queries = [query for request in server.requests for query in request["queries"]]
         assert server.most_at_once <= 4
     assert Counter(query["game_category"] for query in queries) == {"adversarial_benign": 23, "adversarial_harmful": 7}
-    assert {query["assessment"] for query in queries} == {""}
     assert first == again
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from game.builders import finished
-from judges.games import played, printed_at_start_up
+from judges.games import judgement, played, printed_at_start_up
 from judges.local_server import by_index, serving, unused_url
 from serving import completion
 from support import run_with
@@ -27,7 +27,7 @@ from medserl_agentloop.games.medical.judges.report import (
     write_report,
 )
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
-from medserl_agentloop.games.medical.types import Category, Label
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 
 
 class Doubter:
@@ -35,7 +35,7 @@ class Doubter:
 
     name = "doubter"
 
-    async def judge(self, record: MedicalRecord) -> Judgement:
+    async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         return Judgement(judge=self.name, label=Label.SAFE)
 
 
@@ -51,7 +51,13 @@ class Configured(Doubter):
 
 
 class NoJudge:
-    def judge(self, record: MedicalRecord) -> None: ...
+    def judge(self, presented: str, original: str, spec: GameSpec) -> None: ...
+
+
+class JudgeOfRecords:
+    """As judges were before they were asked about notes."""
+
+    async def judge(self, record: MedicalRecord) -> None: ...
 
 
 def test_every_registered_judge_is_a_judge_by_that_name() -> None:
@@ -62,7 +68,8 @@ def test_custom_class_is_a_judge_and_not_asked_about_untouched_notes() -> None:
     plain = build_judge(MedicalConfig(judge=f"{__name__}:Doubter"))
     configured = build_judge(MedicalConfig(judge=f"{__name__}:Configured", judge_server=JudgeServer(model="mine")))
     assert (plain.name, configured.name) == ("doubter", "mine")
-    labels = {category: asyncio.run(plain.judge(played(0, category))).label for category in Category}
+    games = [played(0, category) for category in Category]
+    labels = {game.category: asyncio.run(judgement(plain, game)).label for game in games}
     assert labels[Category.VANILLA_HARMFUL] is Label.HARMFUL
     assert labels[Category.ADVERSARIAL_HARMFUL] is Label.SAFE
 
@@ -71,7 +78,11 @@ def test_custom_class_is_a_judge_and_not_asked_about_untouched_notes() -> None:
     ("changes", "message"),
     [
         ({"judge": "lable"}, "no judge 'lable' (did you mean 'labels'?): expected one of http, labels, llm, or pack"),
-        ({"judge": f"{__name__}:NoJudge"}, "Class of a class with a method 'async def judge(self, record) -> Judge"),
+        (
+            {"judge": f"{__name__}:NoJudge"},
+            "Class with 'async def judge(self, presented, original, spec) -> ",
+        ),
+        ({"judge": f"{__name__}:JudgeOfRecords"}, "Class with 'async def judge(self, presented, original, spec) -> "),
         ({"judge": "experiments.clinic:OracleJudge"}, "experiments/ is in a checkout only: start there"),
         ({"judge": "http"}, "set selfplay.judge_server.url to the address"),
         ({"judge": "llm"}, "judge_server.url=http://localhost:30000/v1 selfplay.judge_server.model=MODEL, with the"),
@@ -109,17 +120,17 @@ def test_a_first_question_shows_whether_the_judge_answers(capsys: pytest.Capture
 def test_games_with_nothing_to_judge_are_left_alone() -> None:
     for record in (finished(Outcome.INVALID_ATTACK), MedicalRecord(spec=played().spec, void="aborted")):
         before = record.model_copy(deep=True)
-        asyncio.run(judge_game(Doubter(), record))
+        asyncio.run(judge_game(GatedJudge(Doubter()), record))
         assert record == before
 
 
 def test_failure_reason_is_one_short_line() -> None:
     class Talkative(Doubter):
-        async def judge(self, record: MedicalRecord) -> Judgement:
+        async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
             raise RuntimeError("line\n" * 1000)
 
     record = played()
-    asyncio.run(judge_game(Talkative(), record))
+    asyncio.run(judge_game(GatedJudge(Talkative()), record))
     assert record.void is not None and record.void.startswith("judge failed: RuntimeError: line line")
     assert len(record.void) < 400 and "\n" not in record.void
     assert record.judgement is None
@@ -129,13 +140,11 @@ def answering(answer: Any, **changes: Any) -> MedicalRecord:
     """A game with an injected error that the assessor saw, judged by a user's judge with this answer."""
 
     class Own(Doubter):
-        async def judge(self, record: MedicalRecord) -> Judgement:
-            record.spec, record.assessment = played(1).spec, None  # its copy
+        async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
             return await answer if isawaitable(answer) else answer
 
-    record, asked = played(), played().spec
+    record = played()
     asyncio.run(judge_game(GatedJudge(Own(), **changes), record))
-    assert record.spec == asked and record.assessment is not None
     return record
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import StrictUndefined, Template, UndefinedError
 from jinja2.sandbox import SecurityError
-from judges.games import judged_by, played, reward_all, reward_manager
+from judges.games import judged_by, judgement, played, reward_all, reward_manager
 from judges.local_server import Status, serving
 from omegaconf import OmegaConf
 from pydantic import ValidationError
@@ -243,7 +243,7 @@ def test_the_cache_forgets_when_wording_or_model_change(tmp_path: Path) -> None:
             *((PAIR + " ", {}), (PAIR, {"extra_body": {"top_p": 0.9}}), (PAIR, {})),
         ):
             judge = LlmJudge(server.model_options(cache=str(tmp_path), **changed), wording)
-            asyncio.run(judge.judge(played()))
+            asyncio.run(judgement(judge, played()))
         assert len(server.requests) == 4
 
 
@@ -255,9 +255,9 @@ def test_a_profile_may_word_its_own_judge(tmp_path: Path) -> None:
     server = JudgeServer(url="http://localhost/v1", model="m")
     judge = LlmJudge.from_config(MedicalConfig(judge="labels", profile=str(tmp_path), judge_server=server))
     with pytest.raises(UndefinedError, match="mine"):
-        asyncio.run(judge.judge(played()))
+        asyncio.run(judgement(judge, played()))
     with pytest.raises(SecurityError, match="unsafe"):
-        asyncio.run(LlmJudge(server, "{{ cycler.__init__.__globals__ }}").judge(played()))
+        asyncio.run(judgement(LlmJudge(server, "{{ cycler.__init__.__globals__ }}"), played()))
 
 
 # --- the blind gate: an injected error counts only if a reader of the presented note alone finds it where it is ---

@@ -23,8 +23,8 @@ from serving import serving as serving_app
 from medserl_agentloop.games.medical.config import JudgeServer
 from medserl_agentloop.games.medical.judges import LabelJudge
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
-from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
-from medserl_agentloop.games.medical.types import Category, Label
+from medserl_agentloop.games.medical.records import Judgement
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.medical_team.protocol import MAX_BYTES, create_app
 
 QUERY = {"game_idx": 7, "medical_note": "He takes 9 g.", "assessment": "Safe", "game_category": "adversarial_benign"}
@@ -105,7 +105,7 @@ class Says:
     def __init__(self, name: str, said: Judgement | None) -> None:
         self.name, self.said = name, said
 
-    async def judge(self, record: MedicalRecord) -> Judgement:
+    async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         if self.said is None:
             raise RuntimeError("out of order")
         return self.said

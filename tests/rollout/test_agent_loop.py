@@ -44,7 +44,7 @@ from medserl_agentloop.games.medical.judges import LabelJudge
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord
-from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.games.medical.types import GameSpec, Role
 from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run, tiny_tokenizer
@@ -320,9 +320,9 @@ ROLES = [role.value for role in Role]
 class Counting(LabelJudge):
     asked = 0
 
-    async def judge(self, record: MedicalRecord) -> Judgement:
+    async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         Counting.asked += 1
-        return await super().judge(record)
+        return await super().judge(presented, original, spec)
 
 
 def scored(*said: str, run: Any = FOUR, category: str = "adversarial_benign") -> tuple[SelfPlayOutput, dict[str, Any]]:

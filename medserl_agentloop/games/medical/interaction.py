@@ -15,7 +15,7 @@ from medserl_agentloop.core.interaction import Interaction, PlannedRow, Prompt, 
 from medserl_agentloop.core.records import Pieces, Section, as_text
 from medserl_agentloop.games.medical import metrics as measured
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges import UNREAD_WARNING, Judge, build_judge, judge_game
+from medserl_agentloop.games.medical.judges import UNREAD_WARNING, GatedJudge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems
 from medserl_agentloop.games.medical.numbering import around
 from medserl_agentloop.games.medical.prompting import load_profile, plan_row, template_name
@@ -120,7 +120,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         return [string for role in Role for string in self._profile.settings.stop.get(role, [])]
 
     @cached_property
-    def _judge(self) -> Judge:
+    def _judge(self) -> GatedJudge:
         return build_judge(self.config, *self._reward_model, base=self._base)
 
     @cached_property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from inspect import iscoroutinefunction
+from collections.abc import Sequence
+from inspect import iscoroutinefunction, signature
 from typing import Any, Protocol
 
 from medserl_agentloop.core.chat import BASE, BaseModelChat
@@ -23,7 +23,7 @@ from medserl_agentloop.games.medical.records import (
     MedicalRecord,
     Reading,
 )
-from medserl_agentloop.games.medical.types import Label
+from medserl_agentloop.games.medical.types import GameSpec, Label
 from medserl_agentloop.paths import find_object
 
 logger = logging.getLogger(__name__)
@@ -40,13 +40,16 @@ UNREAD_WARNING = (  # printed once by a run or command that plays games with ``l
 )
 
 
+_ASKED_ABOUT = ("presented", "original", "spec")
+
+
 class Judge(Protocol):
     """Says whether a presented note is harmful; a class method ``from_config(config: MedicalConfig)`` may build it."""
 
     name: str
 
-    async def judge(self, record: MedicalRecord) -> Judgement:
-        """Judge ``record.presented_note``. An exception voids the game, it never ends the run."""
+    async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
+        """Judge the ``presented`` note, which an attacker made of the ``original``. An exception voids the game."""
         ...
 
 
@@ -55,44 +58,49 @@ class LabelJudge:
 
     name = BELIEVES_THE_ROW
 
-    async def judge(self, record: MedicalRecord) -> Judgement:
-        return Judgement(judge=self.name, label=record.spec.target_label)
-
-
-Reads = Callable[[MedicalRecord], Awaitable[list[Reading]]]
-"""Reads the presented note of a game alone, several times, and says each time whether it finds the error."""
+    async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
+        return Judgement(judge=self.name, label=spec.target_label)
 
 
 class GatedJudge:
-    """Asks a judge about rewritten notes only; with ``reads``, an error counts if ``needed`` readings find it."""
+    """Asks a judge, which may be a user's, about rewritten notes only, and checks what it returns.
 
-    def __init__(self, judge: Judge, reads: Reads | None = None, needed: int = 1, limit_s: float | None = None) -> None:
-        self.name = judge.name
-        self._judge, self._reads, self._needed, self._limit_s = judge, reads, needed, limit_s
+    Attributes:
+        reader: Reads the notes in which the judge finds an injected error; it counts if enough readings find it.
+    """
 
-    async def judge(self, record: MedicalRecord) -> Judgement:
-        if not record.category.has_attack:
-            return await LabelJudge().judge(record)
-        answer = self._judge.judge(record.model_copy(deep=True))  # it may be a user's
+    def __init__(self, judge: Judge, reader: BlindReader | None = None, limit_s: float | None = None) -> None:
+        self.name, self.reader = judge.name, reader
+        self._judge, self._limit_s = judge, limit_s
+
+    async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
+        if not spec.category.has_attack:
+            return await LabelJudge().judge(presented, original, spec)
+        answer = self._judge.judge(presented, original, spec)
         try:
-            judgement = Judgement.model_validate(await asyncio.wait_for(answer, self._limit_s))
+            return Judgement.model_validate(await asyncio.wait_for(answer, self._limit_s))
         except TimeoutError:
             raise BadAnswer(f"no answer in {self._limit_s} s: raise {JudgeServer.node}.timeout_s") from None
-        injected = record.spec.target_label is judgement.label is Label.HARMFUL
-        if self._reads is None or not injected:
-            return judgement
-        readings = await self._reads(record)
-        hits = sum(reading.found is True for reading in readings)
-        lost = [reading.failed for reading in readings if reading.failed is not None]
-        if hits < self._needed <= hits + len(lost):
-            raise BadAnswer(f"{len(lost)} of {len(readings)} readings were lost: {lost[0]}")
-        return judgement.model_copy(update={"readings": readings, "knowable": hits >= self._needed})
+
+
+def with_readings(judgement: Judgement, readings: Sequence[Reading], needed: int) -> Judgement:
+    """Add whether ``needed`` readings of the note alone found its error; BadAnswer if too many were lost to tell."""
+    hits = sum(reading.found is True for reading in readings)
+    lost = [reading.failed for reading in readings if reading.failed is not None]
+    if hits < needed <= hits + len(lost):
+        raise BadAnswer(f"{len(lost)} of {len(readings)} readings were lost: {lost[0]}")
+    return judgement.model_copy(update={"readings": list(readings), "knowable": hits >= needed})
 
 
 def judge_class(name: str) -> Any:
     """The class of the judge called ``name``; a ValueError says why there is none."""
-    expected = "package.module:Class of a class with a method 'async def judge(self, record) -> Judgement'"
-    return find_object("judge", name, JUDGES, expected, lambda one: iscoroutinefunction(getattr(one, "judge", None)))
+    expected = f"package.module:Class with 'async def judge(self, {', '.join(_ASKED_ABOUT)}) -> Judgement'"
+    return find_object("judge", name, JUDGES, expected, _is_judge)
+
+
+def _is_judge(one: Any) -> bool:
+    method = getattr(one, "judge", None)
+    return iscoroutinefunction(method) and [*signature(method).parameters] == ["self", *_ASKED_ABOUT]
 
 
 def build_judge(
@@ -100,8 +108,8 @@ def build_judge(
     reward_router_address: str | None = None,
     reward_model: str | None = None,
     base: BaseModelChat | None = None,
-) -> Judge:
-    """The judge of a ``selfplay`` node, behind its gate; without a url verl's reward model. ValueError if it cannot."""
+) -> GatedJudge:
+    """The judge of a ``selfplay`` node behind its gate; without a url verl's reward model. ValueError if it cannot."""
     if config.asks_base and base is None:
         raise ValueError(f"selfplay.judge_server.url={BASE}: the base model answers in a run only; name a server.")
     server = config.judge_server
@@ -111,24 +119,35 @@ def build_judge(
     chosen = judge_class(config.judge)
     asked = {"base": base} if config.asks_base and config.judge == "llm" else {}
     judge = chosen.from_config(config, **asked) if hasattr(chosen, "from_config") else chosen()
-    reads = BlindReader(config, base).read if config.blind.readings else None
+    reader = BlindReader(config, base) if config.blind.readings else None
     # Those of this package have a limit for each request, and wait for others behind it.
     limit_s = None if config.judge in JUDGES else server.timeout_s * (server.retries + 1)
-    return GatedJudge(judge, reads, config.blind.needed, limit_s)
+    return GatedJudge(judge, reader, limit_s)
 
 
-async def judge_game(judge: Judge, record: MedicalRecord) -> None:
+def failure(judge: Judge, error: Exception) -> str:
+    """Log that a judge gave no answer, and return why in one line, at most 300 characters."""
+    reason = one_line(f"{type(error).__name__}: {error}")[:300]
+    own = not isinstance(error, NoAnswer)  # of a user's code: its line helps
+    logger.warning("judge %s gave no answer, the game is void: %s", judge.name, reason, exc_info=own and error)
+    return f"{JUDGE_FAILED}: {reason}"
+
+
+async def judge_game(judge: GatedJudge, record: MedicalRecord) -> None:
     """Put the judge's word into ``record``, if there is something to judge. A failure or an abstention voids it."""
-    if record.void is not None or record.assessment is None:
+    if record.void is not None or record.assessment is None or record.presented_note is None:
         return
+    spec, note = record.spec, record.presented_note
     try:
-        record.judgement = await judge.judge(record)
+        judgement = await judge.judge(note, spec.seed_note, spec)
+        injected = spec.category.has_attack and spec.target_label is judgement.label is Label.HARMFUL
+        if judge.reader is not None and injected:
+            readings = await judge.reader.read(note, record.error_sentences)
+            judgement = with_readings(judgement, readings, judge.reader.needed)
+        record.judgement = judgement
     except Exception as error:
         # An outage of the judge must cost its games, not the run, and must not invent a result.
-        reason = one_line(f"{type(error).__name__}: {error}")[:300]
-        record.void = f"{JUDGE_FAILED}: {reason}"
-        own = not isinstance(error, NoAnswer)  # of a user's code: its line helps
-        logger.warning("judge %s gave no answer, the game is void: %s", judge.name, reason, exc_info=own)
+        record.void = failure(judge, error)
         return
     if record.judgement.label is None:
         record.void = JUDGE_ABSTAINED

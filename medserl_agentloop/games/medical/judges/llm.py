@@ -13,6 +13,7 @@ import logging
 import re
 import time
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -26,8 +27,8 @@ from medserl_agentloop.core.control_text import THINK, as_data
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.edits import changed_runs, one_line, split_sentences
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import REASON_CHARACTERS, Judgement, MedicalRecord, Reading
-from medserl_agentloop.games.medical.types import Label
+from medserl_agentloop.games.medical.records import REASON_CHARACTERS, Judgement, Reading
+from medserl_agentloop.games.medical.types import GameSpec, Label
 from medserl_agentloop.paths import each_key_once, resource
 from medserl_agentloop.scoring.notes import same_sentence
 
@@ -173,9 +174,9 @@ class LlmJudge:
     def is_down(self) -> bool:
         return self._model.chat.is_down
 
-    async def judge(self, record: MedicalRecord) -> Judgement:
+    async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         started = time.monotonic()
-        verdict, cached = await self._model.answer(record.presented_note or "", record.spec.seed_note)
+        verdict, cached = await self._model.answer(presented, original)
         return Judgement(
             judge=self.name,
             label=_LABELS[verdict.error],
@@ -191,28 +192,27 @@ class BlindReader:
 
     def __init__(self, config: MedicalConfig, base: BaseModelChat | None = None) -> None:
         server, wording = config.blind.reader(config.judge_server), judge_template(config.profile, "blind")
-        self._readings = config.blind.readings
+        self.needed, self._readings = config.blind.needed, config.blind.readings
         self._model = _Model(server, wording, Finding, base)
 
-    async def read(self, record: MedicalRecord) -> list[Reading]:
-        return await asyncio.gather(*(self._reading(record, number) for number in range(self._readings)))
+    async def read(self, note: str, wrong: Sequence[str]) -> list[Reading]:
+        """Return the readings of ``note``; one finds the error if it names a sentence of ``wrong``, or a part of it."""
+        return await asyncio.gather(*(self._reading(note, wrong, number) for number in range(self._readings)))
 
-    async def _reading(self, record: MedicalRecord, number: int) -> Reading:
-        presented = record.presented_note or ""
+    async def _reading(self, note: str, wrong: Sequence[str], number: int) -> Reading:
         try:
-            finding, cached = await self._model.answer(presented, presented, number)
+            finding, cached = await self._model.answer(note, note, number)
         except NoAnswer as error:  # one that is lost must not take the others with it
             return Reading(found=None, failed=f"{type(error).__name__}: {error}")
-        hit = finding.error == "present" and _is_wrong(record, finding.sentence)
+        hit = finding.error == "present" and _is_wrong(note, wrong, finding.sentence)
         reason = finding.reason[:REASON_CHARACTERS]
         return Reading(found=None if finding.error == "abstain" else hit, reason=reason, cached=cached)
 
 
-def _is_wrong(record: MedicalRecord, number: int | None) -> bool:
-    """Return whether the sentence of this number, from 1, is known to be wrong, or part of one that is."""
-    sentences = split_sentences(record.presented_note or "")
+def _is_wrong(note: str, wrong: Sequence[str], number: int | None) -> bool:
+    """Return whether the sentence of this number, from 1, is one of ``wrong``, or part of one that is."""
+    sentences = split_sentences(note)
     if number is None or not 1 <= number <= len(sentences):
         return False
     named = sentences[number - 1]
-    known = map(one_line, record.error_sentences)
-    return any(named in wrong or wrong in named or same_sentence(named, wrong) for wrong in known)
+    return any(named in known or known in named or same_sentence(named, known) for known in map(one_line, wrong))

@@ -17,7 +17,6 @@ from medserl_agentloop.games.medical.config import BlindGate, JudgeServer, Medic
 from medserl_agentloop.games.medical.judges import build_judge, judge_class
 from medserl_agentloop.games.medical.judges.llm import BlindReader, judge_template
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.paths import regular_file, replacing
 from medserl_agentloop.scoring.metrics import wilson_interval
@@ -205,11 +204,11 @@ def unanswered(config: MedicalConfig) -> str | None:
     """Why the judge gives no answer to a first question; None if it does, or if there is no server to ask yet."""
     if config.judge not in ("http", "llm") or config.judge_server.url in (None, BASE):
         return None
-    once = config.judge_server.model_copy(update={"retries": 0, "cache": None})
+    once = {"judge_server": config.judge_server.model_copy(update={"retries": 0, "cache": None}), "blind": BlindGate()}
     before, after = _FIRST_QUESTION
-    record = MedicalRecord(spec=GameSpec(Category.ADVERSARIAL_BENIGN, Label.HARMFUL, before), presented_note=after)
+    spec = GameSpec(Category.ADVERSARIAL_BENIGN, Label.HARMFUL, before)
     try:
-        blocking(build_judge(config.model_copy(update={"judge_server": once, "blind": BlindGate()})).judge(record))
+        blocking(build_judge(config.model_copy(update=once)).judge(after, before, spec))
     except Exception as error:  # as in a game, which it would make void
         return f"{type(error).__name__}: {error}"
     return None
