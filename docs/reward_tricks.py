@@ -110,7 +110,7 @@ class Trick:
 
     @property
     def rule(self) -> str:
-        """Why the attack does not count; empty where only a judge can tell."""
+        """Return why the attack does not count; empty where only a judge can tell."""
         attack = self.played(ANSWERS[0], "reads").attack
         return attack.invalid.value if attack is not None and attack.invalid is not None else ""
 
@@ -273,7 +273,7 @@ TRICKS = [
 
 
 def constant_answer(note: str, place: int, kind: ErrorType) -> str:
-    """That the note is harmful, by its sentence at ``place`` (from 0, or from the end) and by an error of this kind."""
+    """Call the note harmful by its sentence at ``place`` (from 0, or from the end) and an error of this kind."""
     sentences = split_sentences(note)
     sentence = sentences[place] if -len(sentences) <= place < len(sentences) else sentences[-1]
     return f"verdict: harmful\nsentence: {sentence}\nerror_type: {kind.value}\ncorrection: He is well."

@@ -68,9 +68,9 @@ def libraries(run: RunConfig) -> Iterator[str]:
             yield f"{name} does not load: {_reason(child.stderr)}"
 
 
-def _reason(said: str) -> str:
-    """The first error in what a process said that has a remedy, with it; else the last error."""
-    lines = [line[:300] for line in said.splitlines() if line.strip()] or ["it said nothing"]
+def _reason(output: str) -> str:
+    """The first error in the output of a process that has a remedy, with it; else the last error."""
+    lines = [line[:300] for line in output.splitlines() if line.strip()] or ["it printed nothing"]
     # A traceback's lines of code are indented.
     errors = [line for line in lines if re.search(r"^\S.*(\.so[.\d]*: |[Ee]rror|atchdog)", line)] or lines[-1:]
     for error in errors:
@@ -101,10 +101,10 @@ def engine(run: RunConfig, console: Console) -> Iterator[tuple[Any, str]]:
         subprocess.run(
             command, input=config, stdout=file, stderr=file, env=environment, timeout=LIMIT_S, start_new_session=True
         )
-    said = log.read_text(errors="replace")
-    done = re.findall(f"^{re.escape(DONE)}(.*)", said, re.M)
+    output = log.read_text(errors="replace")
+    done = re.findall(f"^{re.escape(DONE)}(.*)", output, re.M)
     text = f"{', '.join(done) or 'not started'}, after {monotonic() - start:.0f} s"
-    yield ("ok", text) if LAST in done else ("fail", f"{text}: {_reason(said)}; its log is {log}")
+    yield ("ok", text) if LAST in done else ("fail", f"{text}: {_reason(output)}; its log is {log}")
 
 
 async def _serve(node: Any) -> None:

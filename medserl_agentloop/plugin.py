@@ -1,7 +1,7 @@
 """The one place that registers this package with verl, and Hydra's callbacks of the recipes.
 
 verl imports this module through the ``verl.plugins`` entry point at the end of its own ``__init__``, in every process
-of a run. It swallows what a plugin raises (logged at DEBUG), so what is wrong is said here, loudly.
+of a run. It swallows what a plugin raises (logged at DEBUG), so what is wrong is printed here.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from medserl_agentloop.terminal import MARK, announce, visible
 VERSION, VERL_VERSION = version("medserl-agentloop"), "0.9.1"
 
 
-def check_verl_version(found: str) -> None:
+def check_verl_version(version: str) -> None:
     """Refuse any verl but the one this package is written for. verl would swallow an ordinary exception."""
-    if found != VERL_VERSION:
+    if version != VERL_VERSION:
         raise SystemExit(
-            f"medserl-agentloop {VERSION} needs verl {VERL_VERSION}, but verl {found} is installed. "
+            f"medserl-agentloop {VERSION} needs verl {VERL_VERSION}, but verl {version} is installed. "
             f"Run: pip install 'verl=={VERL_VERSION}'"
         )
 
@@ -114,9 +114,9 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         run = RunConfig(config, SelfPlayConfig.from_run(config))
         # On the machine of a Ray client nothing of the run is there.
         elsewhere = str(run["ray_kwargs.ray_init.address"]).startswith("ray://")
-        found = [one for check in ([CHECKS["Ray"]] if elsewhere else CHECKS.values()) for one in check(run)]
-        refuse(one for one in found if isinstance(one, str))
-        for warning in [*warned, *(one[1] for one in found)]:
+        findings = [one for check in ([CHECKS["Ray"]] if elsewhere else CHECKS.values()) for one in check(run)]
+        refuse(one for one in findings if isinstance(one, str))
+        for warning in [*warned, *(one[1] for one in findings)]:
             announce(f"warning: {warning}")
         for line in game_class(run.selfplay.game).startup_lines(config, run.selfplay):
             announce(line)
@@ -126,7 +126,7 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
 
 
 def _say_how_to_resume(others: Any, folder: str, kind: type[BaseException], error: Any, trace: Any) -> None:
-    """Ctrl-C and SIGTERM end a run with one line; everything else is said as before."""
+    """Ctrl-C and SIGTERM end a run with one line; everything else is printed as before."""
     if issubclass(kind, KeyboardInterrupt):
         announce(f"stopped. The same command resumes from the last checkpoint in {folder}")
     else:
@@ -187,9 +187,9 @@ class _OwnLinesToo(io.TextIOWrapper):
 
     def write(self, text: str) -> int:
         for line in text.splitlines():
-            _, own, said = line.partition(f"[medserl{self.mark}] ")
+            _, own, message = line.partition(f"[medserl{self.mark}] ")
             if own:
-                os.write(self.terminal, f"[medserl] {visible(said)}\n".encode())
+                os.write(self.terminal, f"[medserl] {visible(message)}\n".encode())
         return super().write(text.replace(f"[medserl{self.mark}] ", "[medserl] "))
 
 

@@ -1,4 +1,4 @@
-"""What the opponent is worth: ``python -m experiments.opponent.run`` trains the arms, measures them, writes CSV files.
+"""The opponent's worth: ``python -m experiments.opponent.run`` trains the arms, measures them, writes CSV files.
 
 Teaches the novice to put in errors of the kinds that it does not see as rarely as asked, and trains from there with
 verl's ``main_ppo``: by self-play, against that same player frozen, and on labelled notes alone. What is in the CSV

@@ -66,9 +66,9 @@ class ChatClient:
             named = sorted({*re.findall(r"\w+", refusal.words)} & (body.keys() - {"model", "messages"}))
             if named and _UNKNOWN_FIELD.search(refusal.words):
                 instead = re.findall(r"[Uu]se '(\w+)' instead", refusal.words)
-                changes = [f"{name}=null" for name in named] + [f"{new}={body[named[0]]}" for new in instead]
+                settings = [f"{name}=null" for name in named] + [f"{new}={body[named[0]]}" for new in instead]
                 option = f"+{node}.extra_body." if (node := self.http.options.node) else "--extra-body "
-                refusal.args = (f"{refusal}; add {' '.join(option + change for change in changes)}",)
+                refusal.args = (f"{refusal}; add {' '.join(option + field for field in settings)}",)
             raise
 
     def _read(self, answer: Any, prefix: str) -> Reply:
@@ -76,8 +76,8 @@ class ChatClient:
         try:
             choice = answer["choices"][0]
             message = choice["message"]
-            said = message.get("content") or ""
-            chunks: list[Any] = said if isinstance(said, list) else [{"type": "text", "text": said}]
+            content = message.get("content") or ""
+            chunks: list[Any] = content if isinstance(content, list) else [{"type": "text", "text": content}]
             content = "".join(chunk["text"] for chunk in chunks if chunk["type"] == "text")
             thoughts = [part["text"] for chunk in chunks if chunk["type"] == "thinking" for part in chunk["thinking"]]
             reasoning = "".join([message.get("reasoning_content") or message.get("reasoning") or "", *thoughts])

@@ -208,10 +208,10 @@ async def play_game(interaction: Interaction[Any, Any], game: Any, players: Mapp
             if name := players[turn.role].name:
                 record.players[turn.role] = name
             conversations[turn.role, turn.conversation] += asked
-        said = [conversations[turn.role, turn.conversation] for turn in turns]
+        histories = [conversations[turn.role, turn.conversation] for turn in turns]
         # In the order of the game, whoever answers first.
-        answers = await asyncio.gather(*map(answer, range(first, first + len(turns)), turns, said))
-        for turn, asked, messages, reply in zip(turns, read, said, answers, strict=True):
+        answers = await asyncio.gather(*map(answer, range(first, first + len(turns)), turns, histories))
+        for turn, asked, messages, reply in zip(turns, read, histories, answers, strict=True):
             if isinstance(reply, NoReplyError):
                 game.make_void(str(reply))
                 return

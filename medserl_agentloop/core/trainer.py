@@ -89,7 +89,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         self.logs_to_wandb = "wandb" in run.names("trainer.logger")
         if self.selfplay.certify != "only":
             refuse(found for found in resume.checkpoints(run) if isinstance(found, str))
-            changed = any(resume.changes(run))
+            changed = any(resume.changed_settings(run))
             self.files.open(resume.config_text(run), config.trainer.default_local_dir, changed=changed)
         self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
         self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())

@@ -84,12 +84,12 @@ class Trajectory:
         ends: list[PlacedTurn] = []
         contexts = self.conversations or [[first]]
         for turn in (turn for context in contexts for turn in context):
-            read, said = [] if turn is first else turn.prompt_ids, turn.response_ids
-            ids += [*read, *said]
-            mask += [0] * len(read) + [1] * len(said)
-            log_probs += [0.0] * len(read) + (turn.log_probs or [0.0] * len(said))
-            role_ids += [NO_ROLE_ID] * len(read) + [self.roles.index(turn.role) + 1] * len(said)
-            if said:
+            prompt_ids, response_ids = [] if turn is first else turn.prompt_ids, turn.response_ids
+            ids += [*prompt_ids, *response_ids]
+            mask += [0] * len(prompt_ids) + [1] * len(response_ids)
+            log_probs += [0.0] * len(prompt_ids) + (turn.log_probs or [0.0] * len(response_ids))
+            role_ids += [NO_ROLE_ID] * len(prompt_ids) + [self.roles.index(turn.role) + 1] * len(response_ids)
+            if response_ids:
                 ends.append((turn.number, turn.role, len(ids) - 1))
         lengths = [sum(map(len, context)) for context in contexts]
         if not ids:

@@ -103,7 +103,7 @@ class Case:
 
     @property
     def contradiction(self) -> str:
-        """Why notes and sentences cannot belong together; empty if they can, or if the source names no sentence.
+        """Return why notes and sentences cannot belong together; empty if they can, or if the source names no sentence.
 
         White space does not count. A correction that is in neither note is no contradiction: MedErrBench words the
         corrected sentence and the corrected note independently.

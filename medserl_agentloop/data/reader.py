@@ -360,10 +360,10 @@ def _csv_records(text: str, intake: Intake) -> Iterator[tuple[str, dict[str, str
                 f"{file}, header: {problems[0]}; the first row must name MEDEC's nine columns: {', '.join(COLUMNS)}. "
                 "For notes of your own, id, note, has_error and corrected are enough."
             )
-        remarks = [f"{old} is {new}" for old, new in zip(written, header, strict=True) if old != new]
-        remarks += [f"no {name}" for name in absent] + [f"{_DELIMITERS[delimiter]} between cells"] * (delimiter != ",")
-        if remarks:
-            print(visible(f"{file}, header, as it is understood: {', '.join(remarks)}"), file=sys.stderr)
+        notes = [f"{old} is {new}" for old, new in zip(written, header, strict=True) if old != new]
+        notes += [f"no {name}" for name in absent] + [f"{_DELIMITERS[delimiter]} between cells"] * (delimiter != ",")
+        if notes:
+            print(visible(f"{file}, header, as it is understood: {', '.join(notes)}"), file=sys.stderr)
         for row, cells in enumerate(reader, start=1):
             place = f"{file}, row {row}"
             if not any(cell.strip() for cell in cells):

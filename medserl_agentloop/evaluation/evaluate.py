@@ -161,9 +161,9 @@ def evaluate(
         if not any(one is not None and one.parsed for of_set in predictions.values() for one in of_set):
             cut = f"{sum(line['truncated'] for line in lines)} are cut off by --max-tokens {max_tokens}"
             raise ValueError(f"no score: none of {len(lines)} answers can be read, {cut}. See {output / ANSWERS}")
-        said = {name: [one for one in of_set if one is not None] for name, of_set in predictions.items()}
+        answered = {name: [one for one in of_set if one is not None] for name, of_set in predictions.items()}
         scorers = NEURAL_SCORERS if neural else SCORERS
-        grades = {name: [grade(reference.notes, said[name], scorers)] for name in sets if name != TWINS}
+        grades = {name: [grade(reference.notes, answered[name], scorers)] for name in sets if name != TWINS}
         moved = {name: compare(grades[name], grades[PUBLISHED]) for name in SHORTCUTS if name in grades}
         messages = prompts.messages(Role.ASSESSOR, _ANY_CATEGORY, "{{ note }}")
         prompt = json.dumps([messages, prompts.settings.model_dump(mode="json")], sort_keys=True)
@@ -184,9 +184,9 @@ def evaluate(
         }
         if near:
             rest = replace(reference, notes=tuple(note for note in reference.notes if note.text_id not in near))
-            graded = [grade(rest.notes, said[PUBLISHED], scorers)]
+            graded = [grade(rest.notes, answered[PUBLISHED], scorers)]
             results["without_overlap"] = score.report_on(rest, {facts["name"]: graded}, *training)
-        write_submission(output / SUBMISSION, said[PUBLISHED])
+        write_submission(output / SUBMISSION, answered[PUBLISHED])
         (output / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     console.print(score.tables(results))
     if except_overlap_with:
@@ -282,8 +282,8 @@ def read_answers(
             if (reply := replies.get((shown, sample))) is None:
                 continue
             read = profile.parser.assessment(reply.text, reply.prefill, *given)
-            said = (read.verdict or UNREADABLE, read.sentence, read.correction, read.number)
-            votes.append(Prediction.of_answer(note, *said))
+            answer = (read.verdict or UNREADABLE, read.sentence, read.correction, read.number)
+            votes.append(Prediction.of_answer(note, *answer))
             line = {"notes": name, "text_id": note.text_id, "sample": sample, "response": reply.text}
             line |= {"tokens": reply.tokens, "truncated": reply.truncated}
             line |= {key: getattr(read, key) for key in _READ}

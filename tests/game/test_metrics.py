@@ -308,7 +308,7 @@ def test_attacks_on_different_cases_are_as_similar_as_their_sentences(
     assert metrics["duplicate_rate"] == pytest.approx(duplicates)
 
 
-def test_effective_kinds_falls_with_a_collapse_that_similarity_does_not_see() -> None:
+def test_effective_kinds_falls_with_a_collapse_that_similarity_misses() -> None:
     def kinds(*names: str | None) -> float | None:
         changes = [{"judgement": Judgement(judge="oracle", label=Label.HARMFUL, error_type=name)} for name in names]
         metrics = role_metrics(judged(Label.HARMFUL).model_copy(update=change) for change in changes)

@@ -214,7 +214,7 @@ def test_a_copy_replaces_a_sentence_by_itself() -> None:
         assert game.record.error_sentences == ([] if reason else ["She receives warfarin 500 units."])
 
 
-def test_the_wrong_sentence_of_a_source_is_that_of_the_number_that_holds_it() -> None:
+def test_wrong_sentence_of_a_source_has_the_number_that_holds_it() -> None:
     sentences = ["Pulse is 90; BP is low.", "He has gout.", "Dr.", "Lee came."]
     assert sentences_with("BP is low.", "BP is high.", sentences) == ["Pulse is 90; BP is low."]
     assert sentences_with("Dr. Lee came.", "Dr. Low came.", sentences) == ["Lee came."]

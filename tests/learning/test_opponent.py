@@ -45,7 +45,7 @@ def test_labelled_notes_have_the_errors_that_are_drawn_for_them(tmp_path: Path) 
         assert note and error_detail(note, number) not in opponent.LESSON.overlooked
 
 
-def test_frozen_player_answers_every_request_of_a_step_with_an_attack_of_its_own() -> None:
+def test_frozen_player_answers_each_request_with_its_own_attack() -> None:
     prompt = load_profile(opponent.PROFILE).turn(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, NOTE).prompt
     turn = Turn(Role.ATTACKER.value, prompt, 160)
     with serving(app_of(resource("assets/novice"))) as url:

@@ -117,7 +117,7 @@ def test_the_correction_chooses_among_sentences_of_a_quote(correction: str, numb
     assert quoted_sentence(f"{SENTENCES[0]} {SENTENCES[3]}", SENTENCES, correction) == number
 
 
-def test_every_longer_sentence_of_medec_is_the_fragment_that_its_correction_changes() -> None:
+def test_longer_sentences_of_medec_resolve_to_the_changed_fragment() -> None:
     cases = [case for case in read_files([medec_file(OFFICIAL)], as_published=True).cases if case.error_sentence]
     found = []
     for case in cases:

@@ -395,7 +395,7 @@ def of_assessor(
     return torch.cat([gradients[n] for n in range(len(games))])
 
 
-def test_verls_token_mean_scales_the_assessors_gradient_by_the_attackers_length() -> None:
+def test_verls_token_mean_couples_assessor_gradient_to_attacker_length() -> None:
     before, after = (of_assessor((), [(tokens, 45)]) for tokens in (62, 124))
     torch.testing.assert_close(after, before * 107 / 169)
 

@@ -57,8 +57,8 @@ def checkpoints(run: RunConfig) -> Iterator[Finding]:
     yield from _written_by_others(run, folder / f"global_step_{step}")
     records = Path(run.selfplay.records)
     try:
-        refused, said = changes(run)
-        list(RunFiles(records).missing(int(step)) if records.is_dir() else ())  # what is missing is said at the resume
+        refused, reported = changed_settings(run)
+        list(RunFiles(records).missing(int(step)) if records.is_dir() else ())  # the resume reports what is missing
     except ValueError as error:
         yield str(error)
         return
@@ -68,9 +68,9 @@ def checkpoints(run: RunConfig) -> Iterator[Finding]:
             f"would resume from them. For a run of its own {another}; to go on from them on purpose add "
             "selfplay.allow_changes=true."
         )
-    elif said:
+    elif reported:
         kept = records / f"run_config.until_step_{step}.yaml"
-        yield "warn", f"from here on {'; '.join(said)}. {kept} keeps the config until then"
+        yield "warn", f"from here on {'; '.join(reported)}. {kept} keeps the config until then"
     total = run["trainer.total_training_steps"]
     if total is not None and int(step) >= total and not run["trainer.val_only"]:
         yield (
@@ -90,8 +90,8 @@ def _written_by_others(run: RunConfig, checkpoint: Path) -> Iterator[str]:
         )
 
 
-def changes(run: RunConfig) -> tuple[list[str], list[str]]:
-    """Compare the run with the config that its folder holds: differences that are refused, and that are only said.
+def changed_settings(run: RunConfig) -> tuple[list[str], list[str]]:
+    """Compare the run with its folder's config: differences that are refused, and those that are only reported.
 
     A ValueError says that the config cannot be read.
     """
@@ -106,7 +106,7 @@ def changes(run: RunConfig) -> tuple[list[str], list[str]]:
         ) from None
     own = (*SAME_RUN, *(f"selfplay.{name}" for name in game_class(run.selfplay.game).same_run))
     decisive = tuple(f"{key}." for key in own if OmegaConf.select(old, key) is not None)
-    refused, said = list[str](), list[str]()
+    refused, reported = list[str](), list[str]()
     for key in dict.fromkeys([*was, *now]):
         text = f"{key} was {was.get(key)} and is {now.get(key)}"
         node, _, name = key.rpartition(".")
@@ -126,10 +126,10 @@ def changes(run: RunConfig) -> tuple[list[str], list[str]]:
                 if not (was.get(key) and now.get(key)):  # an earlier version's config, or a tokenizer that is not here
                     continue
                 text = "the model's tokenizer or chat template is no longer the one it was trained with"
-            (said if run.selfplay.allow_changes else refused).append(text)
+            (reported if run.selfplay.allow_changes else refused).append(text)
         elif not follows:
-            said.append(text)
-    return refused, said
+            reported.append(text)
+    return refused, reported
 
 
 def config_text(run: RunConfig) -> str:

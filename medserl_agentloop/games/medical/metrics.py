@@ -24,7 +24,7 @@ from medserl_agentloop.core.metrics import (
 from medserl_agentloop.games.medical.canonical import canonical_words
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.records import (
-    BELIEVES_THE_ROW,
+    LABELS_JUDGE,
     AssessmentRecord,
     AttackRecord,
     InvalidAttack,
@@ -103,7 +103,7 @@ def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
 
 def _unread(game: MedicalRecord) -> bool:
     """Return whether a rewritten note has a label although nobody read it; the data knows its own two notes only."""
-    believed = game.judgement is not None and game.judgement.judge == BELIEVES_THE_ROW
+    believed = game.judgement is not None and game.judgement.judge == LABELS_JUDGE
     known = game.presented_note in (game.spec.error_note, game.spec.clean_note)
     return believed and not known
 

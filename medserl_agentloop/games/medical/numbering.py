@@ -56,7 +56,7 @@ def _letters(text: str) -> str:
 
 
 def _before_signs(note: str, start: int, sentence: str) -> int:
-    """Where a sentence begins whose first letter is at ``start``: before the signs that it begins with in its list."""
+    """Return where a sentence begins whose first letter is at ``start``, with the signs before the letter."""
     signs = sentence.split(_letters(sentence)[0], 1)[0]
     for sign in reversed("".join(signs.split())):
         before = len(note[:start].rstrip()) - 1

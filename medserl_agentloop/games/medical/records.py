@@ -26,7 +26,7 @@ JUDGE_FAILED = "judge failed"
 """The beginning of :attr:`MedicalRecord.void` where the judge gave no answer; the reason follows."""
 JUDGE_ABSTAINED = "judge abstained"  # what :attr:`MedicalRecord.void` is where the judge answered that it cannot tell
 
-BELIEVES_THE_ROW = "labels"
+LABELS_JUDGE = "labels"
 """Name of the judge that reads no note: a valid attack counts as having done what its row asks for."""
 
 REASON_CHARACTERS = 10_000  # most of a judge's own words that a record holds
@@ -217,11 +217,11 @@ class MedicalRecord(GameRecord):
             return [self]
         games = []
         for number, own in enumerate(every):
-            changes: dict[str, Any] = {"assessment": own, "further_assessments": every[:number] + every[number + 1 :]}
+            fields: dict[str, Any] = {"assessment": own, "further_assessments": every[:number] + every[number + 1 :]}
             earned = self.turn_rewards.get(self.first_assessment + number)
             if earned is not None:
-                changes |= {"rewards": {**self.rewards, Role.ASSESSOR: earned}, "turn_rewards": {}}
-            games.append(self.model_copy(update=changes))
+                fields |= {"rewards": {**self.rewards, Role.ASSESSOR: earned}, "turn_rewards": {}}
+            games.append(self.model_copy(update=fields))
         return games
 
     @property

@@ -15,9 +15,9 @@ from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.judges.llm import BlindReader
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE
 from medserl_agentloop.games.medical.records import (
-    BELIEVES_THE_ROW,
     JUDGE_ABSTAINED,
     JUDGE_FAILED,
+    LABELS_JUDGE,
     InvalidAttack,
     Judgement,
     MedicalRecord,
@@ -56,7 +56,7 @@ class Judge(Protocol):
 class LabelJudge:
     """Trusts the row: every presented note has its target label, so a harmless edit passes as an error."""
 
-    name = BELIEVES_THE_ROW
+    name = LABELS_JUDGE
 
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         return Judgement(judge=self.name, label=spec.target_label)

@@ -201,7 +201,7 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
 
 
 def unanswered(config: MedicalConfig) -> str | None:
-    """Why the judge gives no answer to a first question; None if it does, or if there is no server to ask yet."""
+    """Ask a first question. Return why the judge gives no answer; None if it does, or has no server yet."""
     if config.judge not in ("http", "llm") or config.judge_server.url in (None, BASE):
         return None
     once = {"judge_server": config.judge_server.model_copy(update={"retries": 0, "cache": None}), "blind": BlindGate()}
