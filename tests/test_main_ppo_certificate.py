@@ -12,6 +12,8 @@ import pytest
 from real_runs import Run, environment
 
 from medserl_agentloop.core.certificate import CERTIFICATE_FILE
+from medserl_agentloop.core.step_file import GAMES_FILE
+from medserl_agentloop.games.medical.records import read_games
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -31,12 +33,12 @@ def with_module(name: str, **changes: str) -> dict[str, str]:
 def test_bf16_raises_no_alarm_and_mini_batches_share_two_turn_games_evenly(
     tmp_path: Path, data: tuple[str, ...]
 ) -> None:
-    """Also the attacker alone, with role_rloo, while the assessor is held to the reference policy."""
+    """Also the attacker alone, paid by zero_sum, with role_rloo, while the assessor is held to the reference policy."""
     counts = tmp_path / "mini_batches"
-    one_role = ("algorithm.adv_estimator=role_rloo", "selfplay.train=attacker", "selfplay.alarms.patience=1")
+    one_role = ("algorithm.adv_estimator=role_rloo", "selfplay.train=attacker", "selfplay.reward=zero_sum")
     anchor = ("selfplay.anchor.assessor=0.1", f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.0")
     watched = with_module("mini_batches", MINI_BATCHES=str(counts))
-    run = Run(tmp_path, *data, *BF16, *ONE_STEP, *one_role, *anchor, env=watched)
+    run = Run(tmp_path, *data, *BF16, *ONE_STEP, *one_role, *anchor, "selfplay.alarms.patience=1", env=watched)
     run.wait()
     (step,) = run.metrics
     assert not {"selfplay/alarm/context_leak", "selfplay/alarm/rollout_mismatch"} & set(step)
@@ -44,6 +46,7 @@ def test_bf16_raises_no_alarm_and_mini_batches_share_two_turn_games_evenly(
     assert step["selfplay/context_leak_games"] >= 8
     assert max(step[f"selfplay/certificate/isolation/{of}"] for of in ("actor", "reference")) < 0.1
 
+    assert {game.scheme for game in read_games(tmp_path / "run" / GAMES_FILE)} == {"zero_sum"}
     assert step["actor/grad_norm"] > 0
     assert step["selfplay/attacker/trained_tokens"] > 0 == step["selfplay/assessor/trained_tokens"]
     assert step["actor/anchor_kl_loss"] > 0  # from the second mini-batch on the policy differs from the reference
