@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from judges.games import printed_at_start_up
 from real_runs import environment
 from support import run_with
 from typer.testing import CliRunner
@@ -47,6 +48,15 @@ from medserl_agentloop.testing.tiny import compose_run
 def test_a_wrong_key_is_named_with_its_remedy(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         check_run(run_with(**changes))
+
+
+def test_start_up_names_a_role_that_is_whitened_by_a_kind_it_cannot_see(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(**normalize: str) -> bool:
+        keys = (f"selfplay.credit.normalize.{role}={how}" for role, how in normalize.items())
+        return any("assessor reads the same prompt" in line for line in printed_at_start_up(capsys, *keys))
+
+    assert said(assessor="kind", attacker="batch")
+    assert not said(assessor="mean", attacker="kind")
 
 
 @pytest.mark.parametrize(("estimator", "enabled"), [("role_gae", True), ("role_grpo", False)])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from medserl_agentloop.core.alarms import Rule, common_rules
 from medserl_agentloop.core.chat import BASE, BaseModelChat
@@ -33,6 +33,9 @@ from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, GameSpec
 from medserl_agentloop.scoring.metrics import NotesBySet, notes_by_set, scores_by_set
 from medserl_agentloop.scoring.notes import TEXTS
 
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
 
 class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     """Attacker and assessor on a clinical note."""
@@ -44,7 +47,6 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     trained_role_won = staticmethod(measured.trained_role_won)
     validation_numbers = staticmethod(measured.validation_numbers)
     check_run = staticmethod(judge_problems)
-    startup_lines = staticmethod(judge_lines)
     columns = GAMES
     headline = (
         "selfplay/attacker/undetected_rate",
@@ -61,6 +63,16 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         ("undetected", "selfplay/attacker/undetected_rate"),
         ("accuracy", "selfplay/assessor/accuracy"),
     )
+
+    @classmethod
+    def startup_lines(cls, config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
+        yield from judge_lines(config, selfplay)
+        for role, normalization in selfplay.credit.normalize.items():
+            if normalization == "kind" and len({template_name(Role(role), category) for category in Category}) == 1:
+                yield (
+                    f"credit: selfplay.credit.normalize.{role}=kind, and the {role} reads the same prompt in games of "
+                    "all kinds. Answers about a kind with few mistakes weigh more; batch and mean weigh all alike"
+                )
 
     def __init__(self, config: MedicalConfig, tokens: Any = None) -> None:
         super().__init__(config, tokens)
