@@ -3,7 +3,7 @@
 An attack does not count by its form, by its size, or by what it leaves of the error.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from game.builders import (
@@ -21,14 +21,40 @@ from game.builders import (
     rewrite_of,
     spec,
 )
+from pydantic import ValidationError
 
-from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.records import InvalidAttack, Outcome
+from medserl_agentloop.games.medical.parsing import MEDSERL, TurnFormat
+from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, Label, Role, VanillaAttacker
 
 ATTACKED = [c for c in Category if c.has_attack]
 UNTOUCHED = [c for c in Category if not c.has_attack]
+
+
+class Careless:
+    """A user's parser that sets fields to anything."""
+
+    numbered = False
+
+    def __init__(self, verdict: object) -> None:
+        self.verdict = verdict
+
+    def assessment(self, text: str, prefill: str = "") -> Any:
+        return MEDSERL.assessment(text, prefill).model_copy(update={"verdict": self.verdict})
+
+
+@pytest.mark.parametrize(
+    ("verdict", "outcome"), [("harmful", Outcome.CORRECT_DETECTION), ("safe", Outcome.MISSED_ERROR)]
+)
+def test_verdict_of_a_users_parser_is_paid_as_it_is_recorded(verdict: str, outcome: Outcome) -> None:
+    playing = MedicalGame(spec(Category.VANILLA_HARMFUL), EditLimits(), cast(TurnFormat, Careless(verdict)))
+    playing.play(SAFE_ANSWER)
+    playing.record.judgement = Judgement(judge="labels", label=Label.HARMFUL)
+    written = MedicalRecord.model_validate(playing.record.to_json())
+    assert playing.record.outcome is written.outcome is outcome
+    with pytest.raises(ValidationError, match="verdict"):
+        MedicalGame(spec(Category.VANILLA_HARMFUL), EditLimits(), cast(TurnFormat, Careless("wrong"))).play(SAFE_ANSWER)
 
 
 @pytest.mark.parametrize("category", ATTACKED)

@@ -17,7 +17,7 @@ from medserl_agentloop.games.medical.numbering import (
     sentences_with,
 )
 from medserl_agentloop.games.medical.parsing import TurnFormat
-from medserl_agentloop.games.medical.records import AttackRecord, InvalidAttack, MedicalRecord
+from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, InvalidAttack, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, VanillaAttacker
 
 
@@ -75,7 +75,9 @@ class MedicalGame:
             raise RuntimeError("the game is over: nobody's turn is left to play")
         attacks = self.next_role is Role.ATTACKER
         read = self.parser.attack if attacks else self.parser.assessment
-        turn = read(text, prefill, self.record.sentences) if self.parser.numbered else read(text, prefill)
+        said = read(text, prefill, self.record.sentences) if self.parser.numbered else read(text, prefill)
+        # A user's parser may have set a field to anything; what is paid must be what is written down.
+        turn = (AttackRecord if attacks else AssessmentRecord).model_validate(dict(said))
         turn.response, turn.tokens, turn.truncated = text, tokens, truncated
         if truncated:
             turn.violations.append("truncated")
