@@ -141,6 +141,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         self._certificate_metrics = certificate.metrics
 
     def _val_metrics_update(self, sources: Any, uids: Any, facts: Any, *rest: Any, **more: Any) -> dict[str, float]:
+        self.liveness.check()  # a validation without the games that raised would look like a whole one
         metrics: dict[str, float] = super()._val_metrics_update(sources, uids, facts, *rest, **more)
         for numbers, line in self.interaction.validation_scores(sources, facts):
             metrics.update(numbers)

@@ -52,9 +52,20 @@ def test_validation_metrics_are_in_the_file_of_the_run(tmp_path: Path, monkeypat
     trainer: Any = object.__new__(SelfPlayTrainerSync)
     scores = {"val-core/panel/f1": 0.5}, "validation on panel"
     trainer.interaction = SimpleNamespace(validation_scores=lambda sources, facts: [scores])
+    trainer.liveness = SimpleNamespace(check=lambda: None)
     trainer.files, trainer.global_steps = RunFiles(tmp_path), 0
     trainer._val_metrics_update([], [], {})
     assert list(trainer.files.metrics.read()) == [{"step": 0, "val-aux/num_turns/max": 2.0, "val-core/panel/f1": 0.5}]
+
+
+def test_validation_without_the_games_that_raised_ends_the_run() -> None:
+    def check() -> None:
+        raise RuntimeError("the code of a game raised an exception")
+
+    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer.liveness = SimpleNamespace(check=check)
+    with pytest.raises(RuntimeError, match="the code of a game raised"):
+        trainer._val_metrics_update([], [], {})
 
 
 def test_abandoned_requests_are_aborted_before_the_engine_sleeps() -> None:
