@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
+from judges.local_server import unused_url
 from omegaconf import OmegaConf
 from ray._private.utils import get_ray_address_file
 from ray._private.worker import _post_init_hooks
@@ -48,6 +49,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_cluster: None) -> P
 def problem(check: str, changes: dict[str, Any], recipe: str = "own_notes") -> str:
     found = CHECKS[check](run_of(changes, recipe))
     return "\n".join(one if isinstance(one, str) else ": ".join(one) for one in found)
+
+
+def test_opponent_that_nobody_serves_is_refused() -> None:
+    endpoint = {"selfplay.opponent.kind": "endpoint", "selfplay.train": "assessor", "selfplay.opponent.model": "m"}
+    url = unused_url()
+    answer = problem("opponent", {**endpoint, "selfplay.opponent.url": url})
+    assert answer.startswith(f"selfplay.opponent.url={url}: no server answers at {url}/v1")
+    assert problem("opponent", {}) == ""
 
 
 def trained(folder: Path, step: int) -> dict[str, Any]:
@@ -226,6 +235,7 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path, f
         "selfplay.reward": ("medserl", "zero_sum"),
         "selfplay.judge": ("labels", "http"),
         "selfplay.judge_server.model": ("gpt-5", "gpt-4"),
+        "selfplay.blind.model": (None, "gpt-4"),
         "actor_rollout_ref.actor.optim.lr": (0.0003, 0.001),
         "data.train_files": ("train.parquet", files["data.train_files"]),
     }
@@ -233,7 +243,11 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path, f
     assert "has checkpoints of another run (" in refused
     assert all(f"{key} was {was} and is {now}" in refused for key, (was, now) in decisive.items())
     on_purpose = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "runs/quickstart/global_step_3"}
-    assert problem("checkpoints", {**here, "selfplay.profile": "classic", **on_purpose}) == ""
+    on_purpose = {**here, **on_purpose, "trainer.experiment_name": "another"}
+    assert problem("checkpoints", on_purpose) == ""
+    chosen = problem("checkpoints", {**on_purpose, "selfplay.profile": "classic"})
+    assert chosen == "warn: from this checkpoint on selfplay.profile was medserl and is classic"
+    assert "global_step_3 cannot be gone on from: data.shuffle" in problem("checkpoints", on_purpose | shuffled)
     changed = {**here, "selfplay.reward": "zero_sum"}
     assert problem("checkpoints", changed | {"selfplay.certify": "only"}) == ""
     on_purpose = {"selfplay.allow_changes": True}

@@ -27,6 +27,8 @@ from ray._common.utils import get_default_ray_temp_dir
 from ray._private.utils import get_num_cpus, get_ray_address_file, read_ray_address, validate_socket_filepath
 from transformers.utils import is_kernels_available
 
+from medserl_agentloop.core.chat import ServedModel
+from medserl_agentloop.core.client import blocking, without_credentials
 from medserl_agentloop.core.config import ConfigError, game_class
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import AGENT_NAME, LIMITS, Interaction, overlong
@@ -305,6 +307,17 @@ def check_dataset(
     )
 
 
+def opponent(run: RunConfig) -> Iterator[Finding]:
+    """A server that plays the untrained role can be reached; without it all its games would be void."""
+    options = run.selfplay.opponent
+    if options.kind != "endpoint":
+        return
+    try:
+        blocking(ServedModel(options.model_copy(update={"retries": 0}).client("/v1")).check())
+    except ValueError as error:
+        yield f"selfplay.opponent.url={without_credentials(str(options.url))}: {error}."
+
+
 CHECKS: dict[str, Callable[[RunConfig], Iterator[Finding]]] = {
     "Ray": cluster,
     "GPU": gpus,
@@ -314,5 +327,6 @@ CHECKS: dict[str, Callable[[RunConfig], Iterator[Finding]]] = {
     "model": models,
     "data": data,
     "checkpoints": checkpoints,
+    "opponent": opponent,
 }
 """All checks by name: each yields a sentence for a problem, with its remedy, or ``warn`` and what should be known."""

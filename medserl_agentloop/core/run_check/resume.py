@@ -21,13 +21,14 @@ SAME_RUN = (
     "reward.reward_model.model_path",
 )
 """Keys that decide what a run learns, besides its game's (``GameHooks.same_run``). Which role trains may change."""
-SAME_LOADER = ("data.dataloader_num_workers", "data.shuffle", "data.sampler.class_path")
+SAME_LOADER = ("data.dataloader_num_workers", "data.shuffle", "data.sampler.class_path", "data.sampler.class_name")
 """Keys with another value of which a checkpoint's place in the rows cannot be read, or is another place."""
 SAME_ANYWAY = (
     *("trainer.total_epochs", "trainer.total_training_steps", "trainer.resume", "selfplay.allow_changes"),
     *("transfer_queue.enable", f"{MODEL}.lora.{ROLE_ADAPTERS}"),
 )
 """Beginnings of keys that a run which goes on has to change, and of those that are set after its start is checked."""
+ITS_NAME = ("trainer.default_local_dir", "trainer.experiment_name", "selfplay.records")
 TRAIN_HASHES, TOKENIZER_HASH = "medserl_train_files_sha256", "medserl_tokenizer_sha256"  # in ``run_config.yaml``
 Finding = str | tuple[Literal["warn"], str]
 
@@ -36,7 +37,17 @@ def checkpoints(run: RunConfig) -> Iterator[Finding]:
     """Check that the run to resume, if any, is the same one, can be read, and has steps left to train."""
     folder, mode = Path(run["trainer.default_local_dir"]), run["trainer.resume_mode"]
     if mode == "resume_path" and run["trainer.resume_from_path"]:
-        yield from _written_by_others(run, Path(run["trainer.resume_from_path"]))
+        checkpoint = Path(run["trainer.resume_from_path"])
+        yield from _written_by_others(run, checkpoint)
+        try:
+            refused, reported = changed_settings(run, checkpoint.parent)
+        except ValueError as error:
+            yield str(error)
+            return
+        if refused:
+            yield f"the checkpoint {checkpoint} cannot be gone on from: {'; '.join(refused)}."
+        elif reported:
+            yield "warn", f"from this checkpoint on {'; '.join(reported)}"
     if mode != "auto" or run.selfplay.certify == "only":
         return
     latest, another = folder / LATEST, "set trainer.experiment_name to a new name"
@@ -90,12 +101,13 @@ def _written_by_others(run: RunConfig, checkpoint: Path) -> Iterator[str]:
         )
 
 
-def changed_settings(run: RunConfig) -> tuple[list[str], list[str]]:
+def changed_settings(run: RunConfig, folder: Path | None = None) -> tuple[list[str], list[str]]:
     """Compare the run with its folder's config: differences that are refused, and those that are only reported.
 
-    A ValueError says that the config cannot be read.
+    In another ``folder``, whose checkpoint the run names itself, only what it cannot be read with is refused. A
+    ValueError says that the config cannot be read.
     """
-    before, new = Path(run.selfplay.records) / CONFIG_FILE, OmegaConf.create(config_text(run))
+    before, new = (folder or Path(run.selfplay.records)) / CONFIG_FILE, OmegaConf.create(config_text(run))
     try:
         old = OmegaConf.load(before) if before.is_file() else new
         was, now = ({key: value for key, value in leaves(c) if value not in (None, {})} for c in (old, new))
@@ -105,7 +117,8 @@ def changed_settings(run: RunConfig) -> tuple[list[str], list[str]]:
             "it, or move it away to go on without a comparison."
         ) from None
     own = (*SAME_RUN, *(f"selfplay.{name}" for name in game_class(run.selfplay.game).same_run))
-    decisive = tuple(f"{key}." for key in own if OmegaConf.select(old, key) is not None)
+    known = [f"{key}." for key, _ in leaves(old)]  # an earlier version may lack a key
+    decisive = tuple(f"{key}." for key in own if any(name.startswith(f"{key}.") for name in known))
     refused, reported = list[str](), list[str]()
     for key in dict.fromkeys([*was, *now]):
         text = f"{key} was {was.get(key)} and is {now.get(key)}"
@@ -114,7 +127,8 @@ def changed_settings(run: RunConfig) -> tuple[list[str], list[str]]:
         # A folder of models may have been moved.
         moved = name.endswith("path") and Path(str(was.get(key))).name == Path(str(now.get(key))).name
         unknown = key == TRAIN_HASHES and not was.get(key)  # where only verl finds the files
-        if was.get(key) == now.get(key) or moved or unknown or key.startswith(SAME_ANYWAY):
+        own_name = folder is not None and key in ITS_NAME
+        if was.get(key) == now.get(key) or moved or unknown or own_name or key.startswith(SAME_ANYWAY):
             continue
         if key in SAME_LOADER:
             refused.append(f"{text}, and its place in the rows is lost: set it back")
@@ -126,7 +140,7 @@ def changed_settings(run: RunConfig) -> tuple[list[str], list[str]]:
                 if not (was.get(key) and now.get(key)):  # an earlier version's config, or a tokenizer that is not here
                     continue
                 text = "the model's tokenizer or chat template is no longer the one it was trained with"
-            (reported if run.selfplay.allow_changes else refused).append(text)
+            (reported if run.selfplay.allow_changes or folder else refused).append(text)
         elif not follows:
             reported.append(text)
     return refused, reported
