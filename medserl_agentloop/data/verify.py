@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -168,10 +167,22 @@ def _wrong_columns(schema: Any) -> Iterator[str]:
 
 
 def _holds_the_same(kind: Any, expected: Any) -> bool:
-    """Compare types by what Python reads: pandas may write large_string, categories, and null for a field of None."""
-    spelt = re.sub(r"dictionary<values=(\w+), indices=\w+, ordered=\d>", r"\1", str(kind).replace("large_", ""))
-    spelt, wanted = (re.sub(r"list<\w+", "list<", text) for text in (spelt, str(expected)))
-    return re.fullmatch(re.escape(wanted).replace("string", "(string|null)"), spelt) is not None
+    """Compare Arrow types by what Python reads: pandas may write large_string, categories, null where all is None."""
+    import pyarrow.types
+
+    arrow: Any = pyarrow.types
+
+    if arrow.is_dictionary(kind):
+        kind = kind.value_type
+    if arrow.is_struct(expected) and arrow.is_struct(kind):
+        own, wanted = ({field.name: field.type for field in one} for one in (kind, expected))
+        return own.keys() == wanted.keys() and all(_holds_the_same(own[name], wanted[name]) for name in wanted)
+    if arrow.is_list(expected) and (arrow.is_list(kind) or arrow.is_large_list(kind)):
+        return bool(arrow.is_null(kind.value_type)) or _holds_the_same(kind.value_type, expected.value_type)
+    if arrow.is_string(expected):
+        kinds = (arrow.is_string, arrow.is_large_string, arrow.is_string_view, arrow.is_null)
+        return any(is_kind(kind) for is_kind in kinds)
+    return bool(kind == expected or (arrow.is_integer(expected) and arrow.is_integer(kind)))
 
 
 def _open_as_verl(path: Path) -> Any:

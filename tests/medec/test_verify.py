@@ -17,7 +17,7 @@ from note_files import OFFICIAL, PAIRS, SAMPLE, medec_file
 
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import DEFAULT_MIX, SCHEMA, RowPlan, build_rows
-from medserl_agentloop.data.verify import Check, find_leaks
+from medserl_agentloop.data.verify import Check, _holds_the_same, find_leaks
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.paths import sha256_of
 
@@ -70,6 +70,21 @@ def large_texts(kind: Any) -> Any:
     if pa.types.is_list(kind):
         return pa.large_list(large_texts(kind.value_type))
     return pa.large_string() if pa.types.is_string(kind) else kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "same"),
+    [
+        (pa.string_view(), pa.string()),
+        (pa.int32(), pa.int64()),
+        (pa.list_(pa.null()), pa.list_(pa.struct([("id", pa.int64()), ("text", pa.string())]))),
+        (pa.struct([("b", pa.large_string()), ("a", pa.int64())]), pa.struct([("a", pa.int64()), ("b", pa.string())])),
+    ],
+    ids=str,
+)
+def test_arrow_types_that_python_reads_alike_are_one(kind: Any, same: Any) -> None:
+    assert _holds_the_same(kind, same)
+    assert not _holds_the_same(kind, pa.float64()) and not _holds_the_same(pa.list_(kind), same)
 
 
 def test_a_check_that_looked_at_no_row_does_not_hold(tmp_path: Path) -> None:
