@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
 
-from medserl_agentloop.core.client import without_credentials
+from medserl_agentloop.core.chat import ServedModel
+from medserl_agentloop.core.client import blocking, without_credentials
 from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile, lock_folder
 from medserl_agentloop.evaluation import play
@@ -114,8 +115,6 @@ def tournament(
 
     A tournament that was stopped goes on where it was when it is started again with the same options.
     """
-    from medserl_agentloop.evaluation.local_models import find_weights, fingerprint
-
     console = Console()
     groups = (players or [], attackers or [], assessors or [])
     with errors_in_one_line(stopped="the same command goes on after the pairings so far"):
@@ -137,7 +136,7 @@ def tournament(
         rows = [game.record.spec for game in started]
         asking = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
         asked = {
-            "players": {e.name: e.served or fingerprint(find_weights(Path(e.place))) for e in everyone},
+            "players": {e.name: _identity(e, asking, extra_body) for e in everyone},
             "attackers": [entry.name for entry in attacking],
             "assessors": [entry.name for entry in assessing],
             "rows": hashlib.sha256(json.dumps([asdict(spec) for spec in rows]).encode()).hexdigest(),
@@ -168,6 +167,17 @@ def tournament(
             results.write_text(json.dumps({"settings": asked}, indent=1), encoding="utf-8")
             asyncio.run(_play(matches, asked, interaction.config, asking, StepFile(output / GAMES_FILE), console))
         _conclude(output, asked, everyone, console)
+
+
+def _identity(entry: _Entry, asking: Mapping[str, Any], extra_body: list[str] | None) -> Any:
+    """A player's weights, as far as its folder or its server tells: a tournament does not go on with others."""
+    if entry.served is None:
+        from medserl_agentloop.evaluation.local_models import find_weights, fingerprint
+
+        return fingerprint(find_weights(Path(entry.place)))
+    model = model_at(entry.place, entry.served, {}, extra_body=extra_body, **asking)
+    assert isinstance(model, ServedModel)
+    return {"name": model.name, "server": model.url, **blocking(model.check())}
 
 
 async def _play(

@@ -121,6 +121,9 @@ def test_a_served_model_plays_too_and_no_answer_is_void(server: ChatServer, note
     games = records(tmp_path / "out")
     assert {game.players["assessor"] for game in games if game.assessment} == {"served"}
     assert sum(game.is_void for game in games) == 1 and "void: 1 of 6 games" in done.output
+    server.info = {"weight_version": "step 2", "is_generation": True}
+    done = held(tmp_path / "out", notes, more=("--attacker", NOVICE, "--assessor", f"served={MODEL}@{server.url}"))
+    assert done.exit_code == 2 and "holds a tournament with other settings (players)" in done.output
 
 
 @pytest.mark.parametrize(
