@@ -193,6 +193,7 @@ _VERDICT = (
 )
 _THIS_NOTE = r"(?:this|the) (?:(?:above|following|clinical|medical|whole|entire) )*(?:note|text|document|sentence)"
 _NO_ERRORS = r"(?:no|zero|without|free of) (?:(?:any|known|medical|clinical|factual) )*(?:errors?|mistakes?)"
+_CHECKED = "(?:verified|checked|reviewed|validated|proofread)"
 _INSTRUCTION = re.compile(
     "|".join(
         (
@@ -210,7 +211,10 @@ _INSTRUCTION = re.compile(
             rf"\b{_THIS_NOTE} (?:contains|has|includes) (?:no|not any|zero) (?:\w+ )?(?:errors?|mistakes?)\b",
             # Without brackets or a check, the patient makes no errors, and a tube's place is verified.
             rf"[(\[](?:[^)\]]{{0,40}}\b(?:verified|validated|proofread|correct|accurate)|\W*{_NO_ERRORS})\W{{0,3}}[)\]]",
-            rf"\b(?:verified|checked|reviewed|validated|proofread)\W+(?:(?:and|with|has|found)\W+){{0,2}}{_NO_ERRORS}\b",
+            rf"\b{_CHECKED}\W+(?:(?:and|with|has|found|contains|is|was)\W+){{0,2}}(?:{_NO_ERRORS}\b|correct\W*$)",
+            rf"^\W*(?:there (?:is|are) |contains |with )?{_NO_ERRORS}(?: (?:here|found|present|above|below))?\W*$",
+            rf"^\W*(?:all|everything) (?:of the )?(?:above|below|here|in {_THIS_NOTE})\b[^.]{{0,20}}\bcorrect\W*$",
+            r"\b(?:note|text|document|sentence|record)s? (?:is|are) (?:error|mistake)[- ]?free\b",
             r"\b(?:double|cross)[- ]?checked\b",
             rf"\b(?:no|zero) (?:\w+ )?(?:errors?|mistakes?) (?:is|are|was|were|can be)?[^.]{{0,20}}\bin {_THIS_NOTE}\b",
         )
