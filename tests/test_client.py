@@ -22,6 +22,7 @@ from medserl_agentloop.core.client import (
     Refused,
     ServerOptions,
     Unreachable,
+    _is_this_machine,
     blocking,
 )
 
@@ -144,8 +145,23 @@ def test_loopback_goes_past_every_proxy_which_would_read_the_key(
     monkeypatch.setenv("TEST_KEY", KEY)
     monkeypatch.setenv(variable, "socks5://127.0.0.1:9")  # not even built: httpx lacks a package for it
     with serving(lambda number, body: number) as server:
-        for number, host in enumerate(("127.0.0.1", "localhost", "127.1")):
+        for number, host in enumerate(("127.0.0.1", "localhost", "127.1", "0.0.0.0", "[::ffff:127.0.0.1]")):
             assert ask(server.url.replace("127.0.0.1", host), api_key_env="TEST_KEY") == number
+
+
+def test_this_machine_is_known_by_all_its_names() -> None:
+    here = (
+        "localhost",
+        "localhost.",
+        "localhost.localdomain",
+        "ip6-localhost",
+        "127.1",
+        "::1",
+        "::ffff:127.0.0.1",
+        "::",
+    )
+    there = ("localhost.example.com", "10.0.0.1", "127.example.com", "mylocalhost", "::ffff:10.0.0.1")
+    assert [*map(_is_this_machine, here + there)] == [True] * len(here) + [False] * len(there)
 
 
 @pytest.mark.parametrize("answer", [Status(502), Status(403), b"<html>"])

@@ -23,7 +23,7 @@ TEMPLATE_KWARGS = "chat_template_kwargs"  # the arguments of the chat template, 
 BASE = "base"  # in the place of a server's ``url``: the base model of the run
 ABORTED = ("abort", "aborted")  # stop reasons of a turn that the engine gave up: SGLang's, and verl's own word
 _ENDED, _CUT = ("stop", None, "eos_token", "eos", "stop_sequence"), ("length", "model_length")  # finish reasons
-_UNKNOWN_FIELD = re.compile("un(supported|known|recognized)|not (support|permit|allow)", re.I)  # by a refusal
+_UNKNOWN_FIELD = re.compile("un(supported|known|recognized)|not (support|permit|allow)|deprecated", re.I)
 _ALL_REASONING = (
     ": the server put all of it into its reasoning. Start it without a reasoning parser, or switch thinking off "
     f"(extra_body {TEMPLATE_KWARGS}.enable_thinking=false)"
@@ -68,7 +68,7 @@ class ChatClient:
                 instead = re.findall(r"[Uu]se '(\w+)' instead", refusal.words)
                 settings = [f"{name}=null" for name in named] + [f"{new}={body[named[0]]}" for new in instead]
                 option = f"+{node}.extra_body." if (node := self.http.options.node) else "--extra-body "
-                refusal.args = (f"{refusal}; add {' '.join(option + field for field in settings)}",)
+                refusal.args = (f"add {' '.join(option + field for field in settings)} ({refusal})",)
             raise
 
     def _read(self, answer: Any, prefix: str) -> Reply:

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from ipaddress import ip_address
 from typing import Any, ClassVar, Generic, TypeVar
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
@@ -249,9 +250,18 @@ class HttpClient:
         return words
 
 
+def _is_this_machine(host: str) -> bool:
+    """Return whether a host is this machine by its name or number; ``0.0.0.0`` is, too, for a client."""
+    with suppress(ValueError):
+        number = ip_address(host)
+        number = getattr(number, "ipv4_mapped", None) or number
+        return number.is_loopback or number.is_unspecified
+    return re.fullmatch(r"127[.\d]+|(ip6-)?(localhost|loopback)(\.localdomain)?\.?|.+\.localhost\.?", host) is not None
+
+
 def _http_client(address: httpx.URL) -> tuple[httpx.AsyncClient, str]:
     """A client for one address, and the environment's proxy on the way; none leads to this machine: it sees the key."""
-    past = re.fullmatch(r"localhost|127[.\d]+|::1", address.host) or proxy_bypass(address.host)
+    past = _is_this_machine(address.host) or proxy_bypass(address.host)
     proxy = "" if past else getproxies().get(address.scheme) or getproxies().get("all") or ""
     proxy = proxy if "://" in proxy or not proxy else f"http://{proxy}"
     # A connection that is kept would belong to one event loop. Loading certificates takes 40 ms.

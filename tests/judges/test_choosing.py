@@ -115,6 +115,10 @@ def test_a_first_question_shows_whether_the_judge_answers(capsys: pytest.Capture
     assert unanswered(config("llm", None)) is None  # verl's own, which is not up yet
     with pytest.raises(SystemExit, match=r"cannot be connected to .*Start the judge first"):
         printed_at_start_up(capsys, "selfplay.judge=http", f"selfplay.judge_server.url={unused_url()}")
+    url = unused_url()
+    reader = [f"selfplay.blind.{key}" for key in ("readings=1", "model=m", f"url={url}")]
+    with pytest.raises(SystemExit, match=rf"selfplay\.blind\.url={url} cannot be connected to"):
+        printed_at_start_up(capsys, *reader)
 
 
 def test_games_with_nothing_to_judge_are_left_alone() -> None:

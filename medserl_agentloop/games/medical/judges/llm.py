@@ -38,6 +38,7 @@ _NOT_TEXT = {"Cc", "Cf", "Cs", "Co", "Cn"}  # control and invisible characters, 
 # Some chat templates open the reasoning themselves, so that a response only closes it.
 _REASONING = re.compile(r"\A.*</think>", re.DOTALL)
 _JSON = json.JSONDecoder(object_pairs_hook=each_key_once)  # pydantic's own reader takes the last of two values
+_OBJECT = re.compile(r'\{\s*"')  # prose may have braces of its own
 _LABELS = {"present": Label.HARMFUL, "absent": Label.SAFE, "abstain": None}
 
 Words = Annotated[str, AfterValidator(lambda text: text.encode(errors="replace").decode())]
@@ -73,13 +74,13 @@ def read_answer(text: str, kind: type[Answer], note: str = "") -> Answer:
     """Read a response: its one JSON object, after reasoning and amid prose; one of a player's ``note`` is a quote."""
     answer = _REASONING.sub("", text).strip()
     try:
-        prose, start = answer.partition("{")[0], answer.index("{")
-        value, end = _JSON.raw_decode(answer, start)
+        start = _OBJECT.search(answer).start()  # type: ignore[union-attr]  # caught below
+        prose, (value, end) = answer[:start], _JSON.raw_decode(answer, start)
         quoted = one_line(answer[start:end]) in one_line(note)
         if quoted or "{" in answer[end:] or prose.rstrip().endswith("[") or THINK in prose:
             raise ValueError
         return kind.model_validate(value)
-    except (ValueError, RecursionError):  # a ValidationError is a ValueError
+    except (ValueError, RecursionError, AttributeError):  # a ValidationError is a ValueError
         raise BadAnswer(f"not the JSON that was asked for: {one_line(answer)[:100]!r}") from None
 
 

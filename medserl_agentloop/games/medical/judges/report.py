@@ -201,14 +201,18 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
 
 
 def unanswered(config: MedicalConfig) -> str | None:
-    """Ask a first question. Return why the judge gives no answer; None if it does, or has no server yet."""
-    if config.judge not in ("http", "llm") or config.judge_server.url in (None, BASE):
-        return None
-    once = {"judge_server": config.judge_server.model_copy(update={"retries": 0, "cache": None}), "blind": BlindGate()}
+    """Ask a first question. Return why judge or reader gives no answer; None if they do, or have no server yet."""
+    server = config.judge_server.model_copy(update={"retries": 0, "cache": None})
+    once = config.model_copy(update={"judge_server": server, "blind": BlindGate()})
     before, after = _FIRST_QUESTION
     spec = GameSpec(Category.ADVERSARIAL_BENIGN, Label.HARMFUL, before)
     try:
-        blocking(build_judge(config.model_copy(update=once)).judge(after, before, spec))
+        if config.judge in ("http", "llm") and server.url not in (None, BASE):
+            blocking(build_judge(once).judge(after, before, spec))
+        if config.blind.readings and config.blind.reader(server).url not in (None, BASE):
+            reader = BlindReader(once.model_copy(update={"blind": config.blind}))
+            (reading, *_) = blocking(reader.read(after, [after]))
+            return reading.failed and f"{BlindGate.node}: {reading.failed}"
     except Exception as error:  # as in a game, which it would make void
         return f"{type(error).__name__}: {error}"
     return None
@@ -217,9 +221,12 @@ def unanswered(config: MedicalConfig) -> str | None:
 def judge_lines(config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
     """Yield the lines that a run prints of its judge: whether it answers, and how good it is."""
     if "ConnectError" in (reason := unanswered(selfplay) or ""):
+        node, server = _NODE, selfplay.judge_server
+        if reason.startswith(BlindGate.node):
+            node, server = BlindGate.node, selfplay.blind.reader(server)
         raise ConfigError(
-            f"{_NODE}.url={selfplay.judge_server.url} cannot be connected to ({reason}). Start the judge first, or "
-            "name the address at which it listens."
+            f"{node}.url={server.url} cannot be connected to ({reason}). Start the judge first, or name the address at "
+            "which it listens."
         )
     if reason:
         yield f"warning: the judge gave no answer to a first question ({reason}); games that it does not judge are void"
