@@ -207,9 +207,12 @@ class WarmStartCheck(StartupCheck):
                 "weights; set 'checkpoint.save_contents=[model,optimizer,extra]' and merge (docs/warm_start.md)"
             )
         _choose_platform(self.platform)
+        from medserl_agentloop.core.config import refuse
         from medserl_agentloop.core.run_check import problems
 
-        for warning in problems(config, compose(job.config_name))[1]:
+        wrong, warned = problems(config, compose(job.config_name))
+        refuse(wrong)
+        for warning in warned:
             announce(f"warning: {warning}")
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.config import ConfigError
-from medserl_agentloop.core.run_check import check_run
+from medserl_agentloop.core.run_check import check_run, problems
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.tiny import compose_run
 
@@ -48,6 +48,17 @@ from medserl_agentloop.testing.tiny import compose_run
 def test_a_wrong_key_is_named_with_its_remedy(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         check_run(run_with(**changes))
+
+
+@pytest.mark.parametrize("recipe", ["warm_start", "warm_start_base", "warm_start_smollm2", "warm_start_qwen3_4b"])
+def test_a_warm_start_of_no_steps_is_refused_before_ray(recipe: str) -> None:
+    def refused(*overrides: str) -> list[str]:
+        sft = "sft_trainer_engine"
+        return problems(compose_run(f"+recipes={recipe}", *overrides, config_name=sft), compose_run(config_name=sft))[0]
+
+    assert refused() == []
+    for override in ("trainer.total_training_steps=three", "trainer.total_epochs=0"):
+        assert [line.partition(" ")[0] for line in refused(override)] == [override]
 
 
 def test_start_up_names_a_role_that_is_whitened_by_a_kind_it_cannot_see(capsys: pytest.CaptureFixture[str]) -> None:

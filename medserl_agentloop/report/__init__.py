@@ -9,7 +9,6 @@ What a game adds to the fields of every record, its own class says: ``columns`` 
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -28,7 +27,7 @@ from medserl_agentloop import DEFAULT_GAME
 from medserl_agentloop.core.config import ConfigError, game_class
 from medserl_agentloop.core.interaction import Interaction
 from medserl_agentloop.core.metrics import storable
-from medserl_agentloop.core.records import Column, GameRecord, Rewards, read_games
+from medserl_agentloop.core.records import LARGEST_REWARD, Column, GameRecord, Rewards, read_games
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.terminal import plain, visible
 
@@ -126,8 +125,8 @@ def _addable(file: Path, records: Iterable[GameRecord]) -> Iterator[GameRecord]:
             raise ValueError(
                 f"{file}, line {number} brings rewards to {len(names):,} names: a table takes {MOST_NAMES:,}"
             )
-        if not all(math.isfinite(sum(parts.values())) for parts in record.rewards.values()):
-            raise ValueError(f"{file}, line {number} is not a game record: its rewards add up to no number")
+        if not all(abs(part) <= LARGEST_REWARD for parts in record.rewards.values() for part in parts.values()):
+            raise ValueError(f"{file}, line {number} holds a reward that is no number within {LARGEST_REWARD:g}")
         yield record
 
 

@@ -43,6 +43,7 @@ DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": True}
         ({"algorithm.adv_estimator": "reinforce_plus"}, "(did you mean 'reinforce_plus_plus'?) is none of gae, "),
         ({f"{ROLLOUT}.top_k": None}, f"{ROLLOUT}.top_k=null is no number, and verl's own value is -1"),
         ({"data.train_batch_size": "many"}, "data.train_batch_size=many is no number, and verl's own value is 1024"),
+        ({"trainer.total_epochs": 0}, "trainer.total_epochs=0 trains nothing"),
         *(({"trainer.total_training_steps": n}, f"_steps={n} trains nothing. Set a number") for n in (0, "three")),
         ({"selfplay.reward": "no_module:Own"}, "No module named 'no_module'. Put the folder that it is in on PYTHONP"),
         ({"selfplay.train": "attacker", "algorithm.adv_estimator": "grpo"}, "(did you mean 'role_grpo'?)"),

@@ -97,10 +97,10 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
 def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[str]]:
     """Return refusals and warnings for the start of a run; ``schema`` is verl's own config."""
     warned = [f"{key} is not a key of verl's config; nothing in verl reads it" for key in unknown_keys(config, schema)]
-    if "selfplay" not in config:  # a warm start
-        return [], warned
     if wrong := list(_no_numbers(config, schema)):
         return wrong, warned
+    if "selfplay" not in config:  # a warm start
+        return [], warned
     try:
         check_run(config)
     except ConfigError as error:
@@ -118,12 +118,15 @@ def _no_numbers(config: DictConfig, schema: DictConfig) -> Iterator[str]:
     """Keys that are numbers in verl's config and hold something else, which verl reports without the key."""
     for key, default in leaves(schema):
         value = OmegaConf.select(config, key)
-        several = key.endswith("_threshold")  # two numbers, as text
-        if isinstance(default, (int, float)) and not (isinstance(value, (int, float)) or several):
+        # Two numbers as text, and a word of the SFT trainer's.
+        text = key.endswith("_threshold") or value == "after_each_epoch"
+        if isinstance(default, (int, float)) and not (isinstance(value, (int, float)) or text):
             yield f"{key}={'null' if value is None else value} is no number, and verl's own value is {default}."
-    steps = OmegaConf.select(config, "trainer.total_training_steps")
+    steps, epochs = (OmegaConf.select(config, f"trainer.total_{of}") for of in ("training_steps", "epochs"))
     if steps is not None and not (isinstance(steps, int) and steps > 0):
         yield f"trainer.total_training_steps={steps} trains nothing. Set a number from 1, or null for whole epochs."
+    if isinstance(epochs, int) and epochs < 1:
+        yield f"trainer.total_epochs={epochs} trains nothing. Set a number from 1."
 
 
 def _trainer(run: RunConfig) -> Iterator[str]:

@@ -68,8 +68,9 @@ def compose_explained(config_name: str, *overrides: str) -> DictConfig:
             hint = f"{did_you_mean(missing[1], known)}; the recipes are {', '.join(known)}"
         elif unknown := re.match(r"Could not override '(.*)'", reason):
             hint = did_you_mean(unknown[1], dict(leaves(compose_run(config_name=config_name))))
-        elif isinstance(error, OverrideParseException):
-            key, equals, value = error.override.partition("=")
+        elif isinstance(error, OverrideParseException) or reason.startswith("Ambiguous value for argument"):
+            text = getattr(error, "override", None) or reason.partition("'")[2].rpartition("'")[0]
+            key, equals, value = text.partition("=")
             hint = f""": a value with '=', ',' or brackets needs quotes in quotes, '{key}="{value}"'""" * bool(equals)
         raise ValueError(f"{reason}{hint}") from None
 
