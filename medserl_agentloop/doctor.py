@@ -17,6 +17,7 @@ import sysconfig
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +45,7 @@ Findings = Iterator[str | tuple[Status, str]]
 _On = Console | None
 
 LIMIT_S = 120.0  # of a check: some wait for another machine, a network drive or a driver
+COMPILED_WITHIN_S = 5400.0  # all kernels, of which one alone may take a quarter of an hour
 BUNDLED, LEFT_OUT = 2_000_000, "[a line with words of the data]"  # last characters of a log
 SECRET = re.compile("KEY|TOKEN|SECRET|PASS")  # in names of environment variables
 KEYS = (r"(?<=://)[^/\s@]+(?=@)", r"\b(?:hf_|sk-)[\w-]{16,}", r"(?<=Bearer )\S+")
@@ -78,14 +80,17 @@ def diagnose(
     if device == "cuda" and machine.stays_here(run):
         yield from _asked({"compilers": _compilers, "libraries": libraries, "memory": _memory}, run)
     if compile_on is not None:
-        yield from (CheckResult("kernels", *found) for found in _kernels(run, compile_on))
+        yield from _asked({"kernels": partial(_kernels, console=compile_on)}, run, limit_s=COMPILED_WITHIN_S)
     if start_on is not None:
         yield from (CheckResult("SGLang", *found) for found in engine(run, start_on))
     if all(finding.status != "fail" for finding in at_start):
         yield from _asked({"game": _game, "disk": _disk, "dry run": _dry_run}, run)
 
 
-def _asked(checks: Mapping[str, Callable[..., Findings]], *arguments: Any) -> Iterator[CheckResult]:
+def _asked(
+    checks: Mapping[str, Callable[..., Findings]], *arguments: Any, limit_s: float | None = None
+) -> Iterator[CheckResult]:
+    limit_s = limit_s or LIMIT_S
     for name, check in checks.items():
         found: list[Any] = []
 
@@ -100,8 +105,8 @@ def _asked(checks: Mapping[str, Callable[..., Findings]], *arguments: Any) -> It
         # A thread of its own, which is left behind: nothing else ends a call that waits in a library.
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
-        thread.join(LIMIT_S)
-        found = found or [f"the check was not over after {LIMIT_S:g} s, and was given up. Find out what it waits for."]
+        thread.join(limit_s)
+        found = found or [f"the check was not over after {limit_s:g} s, and was given up. Find out what it waits for."]
         yield from (CheckResult(name, *(("fail", text) if isinstance(text, str) else text)) for text in found)
 
 

@@ -15,7 +15,6 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
@@ -97,10 +96,12 @@ def engine(run: RunConfig, console: Console) -> Iterator[tuple[Any, str]]:
     environment = os.environ | ray_environment(run) | ({SWITCH: "1"} if run["trainer.device"] == "cpu" else {})
     command, start = [sys.executable, "-m", __name__], monotonic()
     waiting = console.status(f"SGLang starts, and its log is {log}")
-    with log.open("wb") as file, waiting, suppress(subprocess.TimeoutExpired):
-        subprocess.run(
-            command, input=config, stdout=file, stderr=file, env=environment, timeout=LIMIT_S, start_new_session=True
-        )
+    with log.open("wb") as file, waiting:
+        outputs: dict[str, Any] = {"stdout": file, "stderr": file, "env": environment, "start_new_session": True}
+        try:
+            subprocess.run(command, input=config, timeout=LIMIT_S, **outputs)
+        except subprocess.TimeoutExpired:
+            file.write(f"\nError: it was not over after {LIMIT_S:g} s, and was given up\n".encode())
     output = log.read_text(errors="replace")
     done = re.findall(f"^{re.escape(DONE)}(.*)", output, re.M)
     text = f"{', '.join(done) or 'not started'}, after {monotonic() - start:.0f} s"

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import threading
 import zipfile
 from pathlib import Path
@@ -191,7 +192,7 @@ def test_compiled_package_that_does_not_load_is_named_with_a_remedy(
 @pytest.mark.parametrize(
     ("said", "answer"),
     [
-        ("", "it said nothing"),
+        ("", "it printed nothing"),
         ("Traceback\n  File\nRuntimeError: odd\n", "RuntimeError: odd"),
         ("torch.OutOfMemoryError: CUDA out of memory.\nRuntimeError: died", "rollout.gpu_memory_utilization"),
         ("python: error while loading shared libraries: libcudart.so.13: cannot open shared object", "constraints-gpu"),
@@ -234,6 +235,17 @@ def test_engine_starts_with_the_variables_that_the_run_gives_to_ray(
     safe = run_of({"selfplay.records": str(tmp_path)}, "[qwen3_0_6b,first_run]")
     (found,) = engine_check.engine(safe, Console(file=io.StringIO()))
     assert found[0] == "fail" and started[0]["SGLANG_FLASHINFER_USE_PAGED"] == "1"
+
+
+def test_engine_that_never_starts_is_given_up_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(command: list[str], *, timeout: float, **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(engine_check.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(engine_check.subprocess, "run", never)
+    run = run_of({"selfplay.records": str(tmp_path)}, "qwen3_0_6b")
+    ((status, text),) = engine_check.engine(run, Console(file=io.StringIO()))
+    assert status == "fail" and "was not over after 1800 s, and was given up" in text
 
 
 def test_a_host_without_memory_for_the_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
