@@ -238,3 +238,19 @@ def test_the_seven_files_hold_what_the_page_says() -> None:
     for file, name in said:
         code = file.read_text(encoding="utf-8")
         assert re.search(rf"^(async )?(def|class) {name}\b|^{name}\b", code, re.M), (file, name)
+
+
+def test_shares_in_the_readme_stand_in_tables_of_linked_pages() -> None:
+    readme = ROOT / "README.md"
+    table = re.compile(r"<!-- table: .*? -->(.*?)<!-- end -->", re.DOTALL)
+    checked = 0
+    for paragraph in re.split(r"\n\n|\n- ", table.sub("", text_of(readme)).replace("95 % interval", "interval")):
+        shares = {
+            int(n) for several in re.findall(r"(\d+(?: (?:to|and) \d+)*) %", paragraph) for n in several.split()[::2]
+        }
+        linked = {target or "README.md" for target in re.findall(r"\]\(([^)#:]*)(?:#[^)]*)?\)", paragraph)}
+        tables = (table.findall((ROOT / page).read_text(encoding="utf-8")) for page in linked if page.endswith(".md"))
+        found = {round(float(share)) for each in tables for share in re.findall(r"\d+\.\d+", "".join(each))}
+        assert shares <= found, f"{shares - found} %: {paragraph}"
+        checked += len(shares)
+    assert checked >= 9
