@@ -17,7 +17,7 @@ def tables() -> Iterator[tuple[Path, str, str]]:
     """Page, name and text of every table; only that of the payoffs is played, not read."""
     import pandas as pd
 
-    from experiments import board
+    from experiments.board import run as board
     from experiments.incentives import payoffs, simulate
     from experiments.kuhn_poker import run as kuhn_poker
     from experiments.learning import results

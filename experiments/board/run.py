@@ -1,6 +1,6 @@
-"""The table of docs/board.md: MEDEC's sets and their sister benchmarks side by side, with floors and overlap.
+"""The table of the page beside: MEDEC's sets and their sister benchmarks side by side, with floors and overlap.
 
-    python -m experiments.board SET ... --train medec_ms_train_pairs.jsonl [--answers FOLDER]
+    python -m experiments.board.run SET ... --train medec_ms_train_pairs.jsonl [--answers FOLDER]
 
 A set is a file that ``medserl score --reference`` takes; MedErrBench's are also cut by difficulty. Where the folder of
 answers holds a folder with SET's name, as ``medserl evaluate --output FOLDER/SET`` leaves it, the scores of its
@@ -25,8 +25,8 @@ from medserl_agentloop.scoring.notes import ReferenceNote, read_submission
 COLUMNS = ("notes", "with an error", "overlap", "always no error", "last sentence", "bag of words", "without overlap")
 
 
-TABLE = Path(__file__).with_suffix(".csv")
-PAGE = Path(__file__).parents[1] / "docs" / "board.md"
+TABLE = Path(__file__).with_name("board.csv")
+PAGE = Path(__file__).with_name("README.md")
 
 
 def read() -> list[list[str]]:
