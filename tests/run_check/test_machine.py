@@ -69,7 +69,6 @@ def trained(folder: Path, step: int) -> dict[str, Any]:
 def has_packages(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     monkeypatch.setattr(machine, "find_spec", lambda name: name if name in packages else None)
     monkeypatch.setattr(machine, "distributions", lambda name: [name] if name in packages else [])
-    monkeypatch.setattr(machine, "is_kernels_available", lambda: "kernels" in packages)
 
 
 def current_cluster(address: str) -> Path:
@@ -125,11 +124,10 @@ def test_missing_engines_loggers_and_flash_attention_are_named(monkeypatch: pyte
     answer = problem("packages", {**ON_GPU, "trainer.logger": ["tensorboard", "swanlab"]}, "qwen3_4b")
     assert "rollout.name=sglang: the package sglang is not installed" in answer
     assert "trainer.logger=swanlab: the package swanlab is not installed" in answer and "=tensorboard" not in answer
-    assert "pip install --no-deps flash-attn==2.8.3" in answer
+    assert "pip install --no-deps --only-binary flash-attn flash-attn==2.8.3" in answer
     for installed, changes, advice in (
         (["flash_attn", "flash-attn-4"], {}, [f"+{ATTENTION}=sdpa", f"{FUSED}=True"]),  # as SGLang brings them
-        (["kernels"], {}, [f"{FUSED}=True"]),
-        (["kernels"], {FUSED: True}, []),
+        (["kernels"], {FUSED: True}, [f"+{ATTENTION}=sdpa"]),  # Transformers would download it
         ([], {ATTENTION: "sdpa"}, [f"{FUSED}=True"]),
         ([], {ATTENTION: "sdpa", FUSED: True}, []),
         (["flash-attn"], {}, []),

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.run_check import problems
 from medserl_agentloop.core.run_check.composition import Setting, settings
+from medserl_agentloop.testing.tiny import compose_run
 
 ACTOR, CRITIC, ROLLOUT = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.rollout"
 CORRECTION, SAMPLER, MODEL = "algorithm.rollout_correction", "trainer.v1.sampler", "actor_rollout_ref.model"
@@ -106,6 +107,19 @@ def test_a_run_that_could_not_be_trusted_is_refused_with_its_remedy(changes: dic
 )
 def test_supported_configs_are_accepted(changes: dict[str, Any]) -> None:
     assert refusal(changes) == ""
+
+
+def test_adapters_in_cuda_graphs_need_a_backend_that_drops_none() -> None:
+    def refused(*overrides: str) -> str:
+        base = ("selfplay.judge_server.url=base", "selfplay.judge_server.json_schema=false")
+        return "\n".join(
+            problems(compose_run("+recipes=[qwen3_4b,lora,adapter_per_role]", *base, *overrides), schema())[0]
+        )
+
+    backend = f"{ROLLOUT}.engine_kwargs.sglang.lora_backend"
+    assert refused() == refused(f"{backend}=csgmv", f"{ROLLOUT}.enforce_eager=true") == ""
+    for override in (f"{backend}=csgmv", f"~{backend}"):
+        assert f"selfplay.adapters=per_role needs {backend}=triton: in CUDA graphs" in refused(override)
 
 
 def test_a_run_plays_and_trains_the_roles_that_its_opponent_leaves() -> None:

@@ -22,6 +22,7 @@ from medserl_agentloop.paths import did_you_mean
 
 ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+LORA_BACKEND = f"{ROLLOUT}.engine_kwargs.sglang.lora_backend"
 CORRECTION, SAMPLER = "algorithm.rollout_correction", "trainer.v1.sampler"
 FSDP = ("fsdp", "fsdp2")
 
@@ -229,9 +230,16 @@ def _adapters(run: RunConfig) -> Iterator[str]:
         (strategy != "fsdp2", f"{ACTOR}.strategy=fsdp2", "an adapter's gradients are clipped as FSDP2 holds them"),
         (sharing > 1, f"{ACTOR}.ulysses_sequence_parallel_size=1", "a rank must see the roles of a whole row"),
         (run.selfplay.context != "isolated", "selfplay.context=isolated", "the shared context is one of both roles"),
+        (_drops_adapters(run), f"{LORA_BACKEND}=triton", "in CUDA graphs csgmv gives some requests no adapter"),
     ):
         if wrong:
             yield f"selfplay.adapters=per_role needs {needed}: {reason}."
+
+
+def _drops_adapters(run: RunConfig) -> bool:
+    """Return whether SGLang would decode several adapters by csgmv in CUDA graphs, before its pull request 28371."""
+    on_gpu = run[f"{ROLLOUT}.name"] == "sglang" and run["trainer.device"] == "cuda"
+    return on_gpu and run[LORA_BACKEND] in (None, "csgmv") and not run[f"{ROLLOUT}.enforce_eager"]
 
 
 def _asynchronous(run: RunConfig) -> Iterator[str]:

@@ -25,7 +25,6 @@ from datasets import Dataset
 from huggingface_hub import HfApi, try_to_load_from_cache
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private.utils import get_num_cpus, get_ray_address_file, read_ray_address, validate_socket_filepath
-from transformers.utils import is_kernels_available
 
 from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.client import blocking, without_credentials
@@ -41,7 +40,7 @@ ROWS_AT_START = 500  # of a data file, looked at before Ray starts: about a seco
 RESERVED = 2  # positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)
 GPU_SET = "pip install --no-deps --requirement <(grep -v '^flash-attn==' constraints-gpu.txt)"
 FLASH_ATTN = (
-    "pip install --no-deps flash-attn==2.8.3 "
+    "pip install --no-deps --only-binary flash-attn flash-attn==2.8.3 "
     "--extra-index-url https://verl-project.github.io/verl-wheelhouse/cu130/torch2.11/simple/"
 )
 PACKAGES = {"sglang": GPU_SET, "vllm": GPU_SET.replace("gpu", "vllm")} | {
@@ -123,8 +122,8 @@ def packages(run: RunConfig) -> Iterator[str]:
     on_gpu = run["trainer.device"] == "cuda" and run[f"{ACTOR}.strategy"] in FSDP
     if on_gpu and not any(distributions(name="flash-attn")):
         attention, fused = f"{MODEL}.override_config.attn_implementation", f"{MODEL}.use_fused_kernels"
-        # With the package kernels, Transformers downloads the same attention (modeling_utils.py).
-        attends = run[attention] not in (None, "flash_attention_2") or is_kernels_available()
+        # With the package kernels, Transformers would download the same attention, which verl has not been tried with.
+        attends = run[attention] not in (None, "flash_attention_2")
         lacking = [] if attends else [f"+{attention}=sdpa (slower, and not run on a GPU)"]
         if not run[fused]:  # logprobs_from_logits_v2 in verl/utils/torch_functional.py
             lacking.append(f"{fused}=True (without it, verl takes log-probs in bf16, one token after another)")
