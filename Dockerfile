@@ -14,7 +14,8 @@ RUN grep -vE '^(#|torch|triton|nvidia-|cuda-|cupy-|flash|sgl)' constraints-gpu.t
     && pip install --no-cache-dir --no-deps --ignore-installed --requirement over.txt \
     && pip install --no-cache-dir --no-deps --requirement rest.txt
 
-COPY . medserl-agentloop
-RUN pip install --no-cache-dir --no-deps ./medserl-agentloop && cp -r medserl-agentloop/data_prep . && medserl --help > /dev/null
+WORKDIR /workspace/medserl
+COPY . .
+RUN pip install --no-cache-dir --no-deps . && medserl --help > /dev/null
 
 CMD ["bash"]
