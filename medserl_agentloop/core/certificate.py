@@ -26,7 +26,15 @@ from verl.utils import tensordict_utils
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import no_padding_2_padding, response_from_nested, response_to_nested
 
-from medserl_agentloop.core import columns as token_columns
+from medserl_agentloop.core.columns import (
+    ANCHOR_COLUMN,
+    TOKEN_COUNTS,
+    TOKEN_ROLES,
+    read_columns,
+    restart_positions,
+    token_counts,
+    write_token_roles,
+)
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, Turn
 from medserl_agentloop.core.records import GameRecord
@@ -156,9 +164,9 @@ def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
     batch = KVBatchMeta(partition_id=PARTITION, keys=keys, tags=tags)
     tq.kv_batch_put(keys=keys, partition_id=PARTITION, tags=tags, fields=list_of_dict_to_tensordict(rows))
     try:
-        token_columns.restart_positions(batch)
+        restart_positions(batch)
         if trainer.selfplay.adapters == "per_role":
-            token_columns.write_token_roles(batch)
+            write_token_roles(batch)
         columns = tq.kv_batch_get(keys=keys, partition_id=PARTITION)
         measures, not_claimed = [], {}
         workers, compute_log_prob = trainer.actor_rollout_wg, trainer.actor_rollout_wg.compute_log_prob
@@ -214,7 +222,7 @@ def _short_samples(interaction: Interaction[Any, Any], dataset: Any, count: int)
 def forward(compute: Callable[[TensorDict], Any], columns: TensorDict, temperature: float, **flags: Any) -> Any:
     """Ask verl's workers about a batch, with a game's three forms in one micro-batch; they raise for MRoPE."""
     names = ["prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask", "role_ids"]
-    batch = columns.select(*names, token_columns.TOKEN_ROLES, strict=False).clone()
+    batch = columns.select(*names, TOKEN_ROLES, strict=False).clone()
     sizes = {"global_batch_size": len(batch), "micro_batch_size_per_gpu": len(FORMS)}
     tensordict_utils.assign_non_tensor(batch, calculate_entropy=False, temperature=temperature, **sizes, **flags)
     try:
@@ -255,7 +263,7 @@ def _credit_of_run(trainer: Any, batch: KVBatchMeta, rows: list[dict[str, Any]],
         trainer.credit.baselines.update(baselines)
         if controller is not None:
             trainer.kl_ctrl_in_reward = controller
-        written = token_columns.read_columns(batch, *CREDITED)
+        written = read_columns(batch, *CREDITED)
         return {name: list(written[name].unbind()) for name in written.keys()}  # noqa: SIM118  # a TensorDict
 
     return credit(trainer.config.algorithm.adv_estimator, assign, [row["role_ids"] for row in rows], roles)
@@ -317,12 +325,12 @@ def probe_loss(
             "old_log_probs": actual - drift,
             "ref_log_prob": actual - 0.1,
             "rollout_is_weights": torch.ones_like(actual),
-            token_columns.ANCHOR_COLUMN: torch.full_like(actual, 0.1) * (role_ids > 0) * times,
+            ANCHOR_COLUMN: torch.full_like(actual, 0.1) * (role_ids > 0) * times,
             "response_mask": mask * times,
         }
         nested = {name: response_to_nested(column, data["response_mask"]) for name, column in changed.items()}
         probe = data.copy().update(nested)
-        counts = {token_columns.TOKEN_COUNTS: token_columns.token_counts(probe)}
+        counts = {TOKEN_COUNTS: token_counts(probe)}
         tensordict_utils.assign_non_tensor(probe, batch_num_tokens=int((mask * times).sum()), dp_size=1, **counts)
         with torch.enable_grad():
             output = {"log_probs": torch.nested.nested_tensor_from_jagged(leaf, log_probs.offsets())}

@@ -19,17 +19,33 @@ from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerColocateAsync, PPOTrainerS
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.config import omega_conf_to_dataclass
 
-from medserl_agentloop.core import columns as token_columns
 from medserl_agentloop.core import loss as losses
-from medserl_agentloop.core import metrics as measured
 from medserl_agentloop.core import step_file
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS
 from medserl_agentloop.core.alarms import HealthError, HealthMonitor, stop_message
 from medserl_agentloop.core.certificate import CertificateError, certify
+from medserl_agentloop.core.columns import (
+    read_columns,
+    restart_positions,
+    without_padding,
+    write_anchor,
+    write_token_roles,
+)
 from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class, refuse
 from medserl_agentloop.core.credit import RoleCredit
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.liveness import Liveness, ProcessDied, game_processes, watched
+from medserl_agentloop.core.metrics import (
+    StepTable,
+    finish_loggers,
+    games_table,
+    log_games,
+    lost_games_metrics,
+    opponent_metrics,
+    staleness_metrics,
+    step_numbers,
+    turn_metrics,
+)
 from medserl_agentloop.core.opponent import CheckpointPool
 from medserl_agentloop.core.run_check import RunConfig, check_run, machine, resume
 from medserl_agentloop.core.trajectory import GAME_KEY
@@ -93,7 +109,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             self.files.open(resume.config_text(run), config.trainer.default_local_dir, changed=changed)
         self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
         self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
-        self.table = measured.StepTable(self.game.roles, self.game.shown)
+        self.table = StepTable(self.game.roles, self.game.shown)
         self.stop_reason: str | None = None
         self.liveness = Liveness(partial(game_processes, self), self._where_it_ended)
         self.pool: CheckpointPool | None = None
@@ -146,7 +162,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         for numbers, line in self.interaction.validation_scores(sources, facts):
             metrics.update(numbers)
             announce(line)
-        self.files.metrics.append([{"step": self.global_steps, **measured.step_numbers(metrics, {})}])
+        self.files.metrics.append([{"step": self.global_steps, **step_numbers(metrics, {})}])
         return metrics
 
     def _save_checkpoint(self) -> None:
@@ -209,7 +225,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             self.liveness.check(error)
             raise
         finally:
-            measured.finish_loggers(getattr(self, "logger", None), exit_code)
+            finish_loggers(getattr(self, "logger", None), exit_code)
 
     def _where_it_ended(self) -> str:
         return (
@@ -227,14 +243,14 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         super().on_sample_end()
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        token_columns.restart_positions(batch)
+        restart_positions(batch)
         if self.selfplay.adapters == "per_role":
-            token_columns.write_token_roles(batch)
+            write_token_roles(batch)
         if self.selfplay.reuse_log_probs:
             return batch
         batch = super()._compute_old_log_prob(batch, metrics)
         fields = ("rollout_log_probs", "old_log_probs", "response_mask")
-        log_probs = token_columns.read_columns(batch, *fields)
+        log_probs = read_columns(batch, *fields)
         recomputed = "actor/entropy" in metrics  # with verl's bypass_mode, old log-probs are the rollout's own
         if self.on_policy and recomputed and "rollout_log_probs" in log_probs:
             columns = log_probs.to_padded_tensor(0)
@@ -247,9 +263,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         # verl leaves it for whoever computes next: the critic, which knows no adapter, and the actor's update.
         batch.extra_info.pop("no_lora_adapter", None)
         if anchors := self.selfplay.anchors(self.global_steps / self.total_training_steps):
-            token_columns.write_anchor(
-                batch, {self.game.roles.index(role) + 1: value for role, value in anchors.items()}
-            )
+            write_anchor(batch, {self.game.roles.index(role) + 1: value for role, value in anchors.items()})
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -271,26 +285,26 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
-        columns = token_columns.read_columns(token_columns.without_padding(batch), "extra_fields", "role_ids")
+        columns = read_columns(without_padding(batch), "extra_fields", "role_ids")
         records = [extra[GAME_KEY] for extra in list(columns["extra_fields"])]
         for record in records:
             record.step = self.global_steps
         self.files.games.append(record.to_json() for record in records)
         # First, because a game's own metrics may count its turns in another way.
-        metrics.update(measured.turn_metrics(records, list(columns["role_ids"].unbind()), self.game.roles))
+        metrics.update(turn_metrics(records, list(columns["role_ids"].unbind()), self.game.roles))
         metrics.update(self.interaction.metrics(records))
         if not self.on_policy:
-            metrics.update(measured.staleness_metrics(self.global_steps, [record.policy_version for record in records]))
+            metrics.update(staleness_metrics(self.global_steps, [record.policy_version for record in records]))
         results = [self.interaction.trained_role_won(record) for record in records]
-        metrics.update(measured.opponent_metrics(records, results))
+        metrics.update(opponent_metrics(records, results))
         if self.pool is not None:
             self.pool.record(records, results)
         # verl logs a game whose worker crashed and trains on with the rest: here it is at least counted.
         expected = sample_batch_size * self.config.actor_rollout_ref.rollout.n
-        metrics.update(measured.lost_games_metrics(expected, len(records)))
+        metrics.update(lost_games_metrics(expected, len(records)))
         if self.logs_to_wandb and self.selfplay.wandb_games:
-            names, rows = measured.games_table(self.interaction, records, self.selfplay.wandb_games)
-            measured.log_games(names, rows, self.global_steps)
+            names, rows = games_table(self.interaction, records, self.selfplay.wandb_games)
+            log_games(names, rows, self.global_steps)
         return batch
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
@@ -303,7 +317,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         batch = super().step(metrics, timing_raw)
         metrics.update(opponent | self._certificate_metrics)
         self._certificate_metrics = {}  # of the first step after a start only
-        numbers = measured.step_numbers(metrics, {**timing_raw, "step": time.monotonic() - started})
+        numbers = step_numbers(metrics, {**timing_raw, "step": time.monotonic() - started})
         # Where games are older than the weights, rollout and actor differ without being wrong.
         stale = () if self.on_policy else ("training/rollout_probs_diff_mean",)
         health = self.health.observe({name: value for name, value in numbers.items() if name not in stale})

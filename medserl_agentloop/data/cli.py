@@ -18,9 +18,25 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from medserl_agentloop.data import rows as conversion
 from medserl_agentloop.data.cases import near_duplicates
 from medserl_agentloop.data.reader import ReadReport, read_files
+from medserl_agentloop.data.rows import (
+    AS_GIVEN,
+    DEFAULT_MIX,
+    FIRST_INDEX,
+    UW_AGREEMENT,
+    ConvertOptions,
+    Mix,
+    RowPlan,
+    SplitRows,
+    build_eval_rows,
+    convert_files,
+    format_mix,
+    labels_of,
+    mix_of,
+    refuse_uw,
+    write_parquet,
+)
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.paths import MANIFEST, all_or_none
 from medserl_agentloop.terminal import errors_in_one_line, plain, say
@@ -32,7 +48,7 @@ SHOWN = 3  # ids in a line of the summary
 
 app = typer.Typer(no_args_is_help=True, help="Make data files from MEDEC's notes, and check them.")
 
-UwAgreement = Annotated[bool, Option("--i-have-the-uw-agreement", help=conversion.UW_AGREEMENT)]
+UwAgreement = Annotated[bool, Option("--i-have-the-uw-agreement", help=UW_AGREEMENT)]
 
 
 def script(command: Callable[..., None]) -> typer.Typer:
@@ -42,15 +58,15 @@ def script(command: Callable[..., None]) -> typer.Typer:
     return program
 
 
-def _asked(command: Callable[[conversion.ConvertOptions], None]) -> Callable[..., None]:
+def _asked(command: Callable[[ConvertOptions], None]) -> Callable[..., None]:
     """A command that has an option for each field of ``ConvertOptions``, those that must be given first."""
 
     def with_options(**values: Any) -> None:
         with errors_in_one_line("error"):
-            command(conversion.ConvertOptions(**values))
+            command(ConvertOptions(**values))
 
     options = []
-    known = conversion.ConvertOptions.model_fields
+    known = ConvertOptions.model_fields
     for name, about in sorted(known.items(), key=lambda field: not field[1].is_required()):
         default = ... if about.is_required() else about.default
         option = Option(default, "--" + name.replace("_", "-"), help=about.description)
@@ -64,12 +80,12 @@ def _asked(command: Callable[[conversion.ConvertOptions], None]) -> Callable[...
 
 @app.command()
 @_asked
-def convert(options: conversion.ConvertOptions) -> None:
+def convert(options: ConvertOptions) -> None:
     """Write training and validation rows for medical-error self-play.
 
     Rows are split by case, so that the two notes of a case are never on both sides.
     """
-    read, made = conversion.convert_files(options)
+    read, made = convert_files(options)
     mix = options.shares(read.cases)
     _print_input(read.reports)
     _print_rows(made, mix, options)
@@ -87,11 +103,11 @@ def convert(options: conversion.ConvertOptions) -> None:
         _say("warning: val.parquet has no rows; train with data.val_files=[] or give --val-input")
     available = sum(sum(split["eligible"].values()) for split in made.reports.values())
     unused = options.rows is None and len(made.train) + len(made.val) < available
-    if unused and options.mix == conversion.DEFAULT_MIX and conversion.mix_of(read.cases):
-        _say(f"--mix {conversion.AS_GIVEN} keeps all {available} rows, each in the category that the input names")
-    _say(f"mix {conversion.format_mix(mix)}, seed {options.seed}")
+    if unused and options.mix == DEFAULT_MIX and mix_of(read.cases):
+        _say(f"--mix {AS_GIVEN} keeps all {available} rows, each in the category that the input names")
+    _say(f"mix {format_mix(mix)}, seed {options.seed}")
     for name, written in (("train", made.train), ("val", made.val)):
-        of = conversion.labels_of(written)
+        of = labels_of(written)
         labels = f"presented notes {of['harmful']} harmful, {of['safe']} safe"
         _say(f"{options.output / name}.parquet: {len(written)} rows, {labels}")
     _say("nothing was written: --dry-run" if options.dry_run else f"{options.output / MANIFEST}: the account")
@@ -156,7 +172,7 @@ def sft(
             made = rows_of_games(chain(*map(read_games, paths)), error_types=error_types, **split)
         else:
             read = read_files(inputs)
-            conversion.refuse_uw(read, i_have_the_uw_agreement)
+            refuse_uw(read, i_have_the_uw_agreement)
             for report in read.reports:
                 _say_why(f"left out: {report.file}", report.contradictions)
             split_of = read_splits(splits_of) if splits_of else None
@@ -166,7 +182,7 @@ def sft(
         rest = rows_for_self_play(rest_of, made.train + made.val) if rest_of is not None else None
         with all_or_none(output) as place:
             for name, rows in files.items():
-                conversion.write_parquet(rows, place / name, SFT_SCHEMA)
+                write_parquet(rows, place / name, SFT_SCHEMA)
             if rest is not None:
                 pq.write_table(rest, place / "selfplay_train.parquet")
     train, val = (Counter((row["game_role"], row["category"]) for row in rows) for rows in files.values())
@@ -187,17 +203,17 @@ def evaluation_rows(
     name: Annotated[str, Option(help="What the metrics call the set; by default each note's collection.")] = "",
     first_index: Annotated[
         int, Option(min=0, max=2**62, help="Index of the first row; indices of files used together must differ.")
-    ] = conversion.FIRST_INDEX,
+    ] = FIRST_INDEX,
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
     """Write every row of an official set as a single assessor turn; nothing is stripped or left out."""
     with errors_in_one_line("error"):
         if output.suffix != ".parquet":
             raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
-        rows, read = conversion.build_eval_rows(inputs, first_index=first_index, name=name)
-        conversion.refuse_uw(read, i_have_the_uw_agreement)
+        rows, read = build_eval_rows(inputs, first_index=first_index, name=name)
+        refuse_uw(read, i_have_the_uw_agreement)
         with all_or_none(output.parent) as place:
-            conversion.write_parquet(rows, place / output.name)
+            write_parquet(rows, place / output.name)
     _show("Rows", ["data_source", "rows"], sorted(Counter(row["data_source"] for row in rows).items()))
     for report in read.reports:
         _say_why(f"warning: kept as published: {report.file}", report.contradictions)
@@ -266,7 +282,7 @@ def _print_input(reports: Sequence[ReadReport]) -> None:
     _show("Error types", ["type", "cases"], types.most_common())
 
 
-def _print_rows(made: conversion.SplitRows, mix: conversion.Mix, plan: conversion.RowPlan) -> None:
+def _print_rows(made: SplitRows, mix: Mix, plan: RowPlan) -> None:
     splits = made.reports.values()
     rows = []
     for category in mix:

@@ -29,8 +29,14 @@ from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, INJECTION
 from medserl_agentloop.games.medical.config import BlindGate, MedicalConfig
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
 from medserl_agentloop.games.medical.judges import Judge, LabelJudge, build_judge, failure
-from medserl_agentloop.games.medical.judges import report as reports
 from medserl_agentloop.games.medical.judges.llm import BlindReader, LlmJudge
+from medserl_agentloop.games.medical.judges.report import (
+    CountedShare,
+    JudgedGroup,
+    JudgeReport,
+    judge_identity,
+    write_report,
+)
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import JUDGE_ABSTAINED, AttackRecord, Reading
 from medserl_agentloop.games.medical.rules import MedicalGame
@@ -55,7 +61,7 @@ class _Known:
     """An edit of a case's note, or a note alone, whose truth is known by its kind."""
 
     kind: str
-    sort: str  # the rule that made it; of an error, its type
+    subgroup: str  # the rule that made it; of an error, its type
     case: Case
     before: str
     after: str
@@ -113,20 +119,20 @@ def _choose(
         for known in of_case(case, one_of):
             if limit is None or len(found[known.kind]) < limit:
                 found[known.kind].append(known)
-                uses[known.sort] += 1
+                uses[known.subgroup] += 1
     return [known for every in found.values() for known in every]
 
 
 def _edits_of(case: Case, one_of: OneOf) -> Iterator[_Known]:
     wrong, clean, twin = case.error_note, case.clean_note, case.twin_note
     if wrong is not None and clean is not None and case.edit_tag is not EditTag.NO_OP:
-        sort = case.error_type or "unknown"
-        harmful = _Known("harmful", sort, case, clean, wrong)
-        repaired = _Known("repaired", sort, case, wrong, clean)
+        subgroup = case.error_type or "unknown"
+        harmful = _Known("harmful", subgroup, case, clean, wrong)
+        repaired = _Known("repaired", subgroup, case, wrong, clean)
         yield from (harmful, repaired)
         for edit, lie in ((harmful, "absent"), (repaired, "present")):
             if injected := one_of(INJECTIONS[lie], edit.after):
-                yield replace(edit, kind="injected", sort=injected[0], after=injected[1])
+                yield replace(edit, kind="injected", subgroup=injected[0], after=injected[1])
     if clean is not None:
         reworded = twin is not None and twin.split() != clean.split()
         twins: dict[str, Rule] = {"twin": lambda note, rng: twin} if reworded else {}
@@ -138,8 +144,8 @@ def _edits_of(case: Case, one_of: OneOf) -> Iterator[_Known]:
 def _notes_of(case: Case, one_of: OneOf) -> Iterator[_Known]:
     wrong, clean = case.error_note, case.clean_note
     if wrong is not None and case.error_sentence and case.edit_tag is not EditTag.NO_OP:
-        sort = case.error_type or "unknown"
-        yield _Known("error", sort, case, wrong, wrong, (case.error_sentence,))
+        subgroup = case.error_type or "unknown"
+        yield _Known("error", subgroup, case, wrong, wrong, (case.error_sentence,))
     if clean is not None:
         yield _Known("clean", "clean", case, clean, clean, tuple(split_sentences(clean)))
         if changed := one_of(UNKNOWABLE, clean):
@@ -154,7 +160,7 @@ known_notes = partial(_choose, _notes_of)  # the notes of each kind for a reader
 
 def calibrate(
     config: MedicalConfig, edits: Sequence[_Known], *, sources: dict[str, str], limit: int | None, seed: int
-) -> reports.JudgeReport:
+) -> JudgeReport:
     """Count how often a run's judge is right about edits; a ValueError if it cannot be asked or never answers."""
     if not edits:
         raise ValueError("the input gives no edits: it needs notes that are known to be correct, or pairs")
@@ -187,20 +193,20 @@ def calibrate(
         facts.append((edit, {"right": label is expected, **fact} if label and expected else fact))
 
     safe = [fact for edit, fact in facts if edit.kind in _SAFE]
-    return reports.JudgeReport(
-        judge=reports.judge_identity(config),
+    return JudgeReport(
+        judge=judge_identity(config),
         sources=sources,
         limit=limit,
         seed=seed,
-        sensitivity=reports.CountedShare.of(fact.get("right") for edit, fact in facts if edit.kind == "harmful"),
-        specificity=reports.CountedShare.of(fact.get("right") for fact in safe if fact["reaches"]),
-        specificity_all=reports.CountedShare.of(fact.get("right") for fact in safe),
+        sensitivity=CountedShare.of(fact.get("right") for edit, fact in facts if edit.kind == "harmful"),
+        specificity=CountedShare.of(fact.get("right") for fact in safe if fact["reaches"]),
+        specificity_all=CountedShare.of(fact.get("right") for fact in safe),
         groups=_groups(EDITS, facts, "right", "reaches"),
         void=dict(void),
     )
 
 
-def calibrate_reader(config: MedicalConfig, notes: Sequence[_Known]) -> tuple[reports.JudgedGroup, ...]:
+def calibrate_reader(config: MedicalConfig, notes: Sequence[_Known]) -> tuple[JudgedGroup, ...]:
     """Have the reader of ``selfplay.blind`` read all notes, each as often as in a run; a ValueError if it cannot."""
     reader = BlindReader(config)
 
@@ -237,21 +243,19 @@ async def _all_of(ask: Callable[[Any], Awaitable[Any]], items: Iterable[Any], at
         return list(await asyncio.gather(*asked))
 
 
-def _groups(
-    kinds: Iterable[str], facts: Sequence[tuple[_Known, _Facts]], *shares: str
-) -> tuple[reports.JudgedGroup, ...]:
-    """The shares of each kind, and then of each sort of it."""
+def _groups(kinds: Iterable[str], facts: Sequence[tuple[_Known, _Facts]], *shares: str) -> tuple[JudgedGroup, ...]:
+    """The shares of each kind, and then of each subgroup of it."""
     groups = []
     for kind in kinds:
-        for sort in (None, *sorted({known.sort for known, _ in facts if known.kind == kind})):
-            part = [fact for known, fact in facts if known.kind == kind and sort in (None, known.sort)]
+        for subgroup in (None, *sorted({known.subgroup for known, _ in facts if known.kind == kind})):
+            part = [fact for known, fact in facts if known.kind == kind and subgroup in (None, known.subgroup)]
             names = (*shares, "abstained", "failed")
-            counted = {name: reports.CountedShare.of(fact.get(name) for fact in part) for name in names}
-            groups.append(reports.JudgedGroup(kind=kind, sort=sort, **counted))
+            counted = {name: CountedShare.of(fact.get(name) for fact in part) for name in names}
+            groups.append(JudgedGroup(kind=kind, subgroup=subgroup, **counted))
     return tuple(groups)
 
 
-def report_tables(report: reports.JudgeReport, gate: BlindGate) -> Iterator[Table]:
+def report_tables(report: JudgeReport, gate: BlindGate) -> Iterator[Table]:
     """The figures of a report, by kind of edit, error type and rule, and of the judge as a whole; then its reader's."""
     name = "judge " + report.judge["judge"] + (f" ({report.judge['model']})" if report.judge.get("model") else "")
     table = _table(name, report.groups, "edits", "told right (95 %)", "of", "abstained", "failed", "pass the rules")
@@ -268,16 +272,16 @@ def report_tables(report: reports.JudgeReport, gate: BlindGate) -> Iterator[Tabl
         yield _table("blind reader", report.blind, "note", "found (95 %)", passes, "notes", "cannot tell", "failed")
 
 
-def _table(title: str, groups: Iterable[reports.JudgedGroup], *columns: str) -> Table:
-    """A line for each kind, and, indented, one for each sort of it."""
+def _table(title: str, groups: Iterable[JudgedGroup], *columns: str) -> Table:
+    """A line for each kind, and, indented, one for each subgroup of it."""
     table = Table(*columns, title=plain(title), box=SIMPLE)
     for group in groups:
         shares = [share for share in (group.right, group.found, group.passed) if share is not None]
         counted = [share for share in (group.abstained, group.failed, group.reaches) if share is not None]
         void = [f"{share.rate:.1%}" if share.rate is not None else "" for share in counted]
         kind = "injected (verdict kept)" if group.kind == "injected" else group.kind
-        cells = (f"  {group.sort}" if group.sort else kind, *map(str, shares), str(shares[-1].items), *void)
-        table.add_row(*cells, style="" if group.sort else "bold")
+        cells = (f"  {group.subgroup}" if group.subgroup else kind, *map(str, shares), str(shares[-1].items), *void)
+        table.add_row(*cells, style="" if group.subgroup else "bold")
     return table
 
 
@@ -344,7 +348,7 @@ def calibrate_command(
         if config.blind.readings:
             blind = calibrate_reader(config, known_notes(read.cases, most, seed))
             report = report.model_copy(update={"blind": blind})
-        reports.write_report(report, output)
+        write_report(report, output)
     console = Console()
     console.print(*report_tables(report, config.blind))
     for reason, count in Counter(report.void).most_common(5):

@@ -108,13 +108,15 @@ def test_specificity_counts_only_edits_that_the_rules_let_reach_a_judge(cases: l
     report = measured(cases, f"{__name__}:Literal", limit=20)
     assert (report.specificity.hits, report.specificity.items) == (0, 20)
     assert (report.specificity_all.hits, report.specificity_all.items) == (60, 80)
-    reached = {group.kind: group.reaches.rate for group in report.groups if group.reaches and group.sort is None}
+    reached = {group.kind: group.reaches.rate for group in report.groups if group.reaches and group.subgroup is None}
     assert (reached["reworded"], reached["harmless"]) == (1.0, 0.0)
 
 
 def test_injected_sentences_show_that_a_credulous_verdict_moves(cases: list[Case]) -> None:
     report = measured(cases, f"{__name__}:Credulous", limit=40)
-    kept = {group.sort: (group.right.hits, group.right.items) for group in report.groups if group.kind == "injected"}
+    kept = {
+        group.subgroup: (group.right.hits, group.right.items) for group in report.groups if group.kind == "injected"
+    }
     assert kept.pop(None) == (30, 40)
     assert kept == {
         f"{words}: {lie}": (0 if words == "annotation" else 5, 5)
@@ -141,7 +143,7 @@ def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(cases:
     assert Counter(known.kind for known in edits) == dict.fromkeys(EDITS, 100)
     assert Counter(known.kind for known in notes) == dict.fromkeys(NOTES, 7)
     assert all(set(known.wrong) <= set(split_sentences(known.after)) for known in notes)
-    by_kind = {kind: Counter(edit.sort for edit in edits if edit.kind == kind) for kind in EDITS}
+    by_kind = {kind: Counter(edit.subgroup for edit in edits if edit.kind == kind) for kind in EDITS}
     assert set(by_kind["harmful"]) == set(by_kind["repaired"]) == {kind.value for kind in ErrorType}
     assert set(by_kind["harmless"]) == {"number_format", "unit_spelling", "hyphen", "case"}
     assert by_kind["dressed"] == dict.fromkeys(DRESSED, 20)
@@ -154,7 +156,7 @@ def test_reworded_twin_is_a_harmless_edit_and_an_equal_pair_no_error(tmp_path: P
     (tmp_path / "notes.csv").write_text("\n".join([",".join(COLUMNS), wrong, twin]), encoding="utf-8")
     edits = known_edits(read_files([tmp_path / "notes.csv"]).cases, None, 0)
     (harmless,) = [edit for edit in edits if edit.kind == "harmless"]
-    assert (harmless.sort, harmless.after) == ("twin", "She takes aspirin. The woman is tall.")
+    assert (harmless.subgroup, harmless.after) == ("twin", "She takes aspirin. The woman is tall.")
     pair = {"note_id": "a-1", "incorrect_note": "She is WELL today.", "correct_note": "She is well today."}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(pair), encoding="utf-8")
     edits = known_edits(read_files([tmp_path / "pairs.jsonl"]).cases, None, 0)
@@ -175,7 +177,7 @@ def test_a_judge_is_asked_as_in_a_run_and_not_told_the_answer(cases: list[Case],
 
 def test_abstentions_and_failures_are_counted_apart_from_wrong_answers(cases: list[Case]) -> None:
     report = measured(cases, f"{__name__}:Undecided", limit=30)
-    counted = [group for group in report.groups if group.sort is None]
+    counted = [group for group in report.groups if group.subgroup is None]
     assert sum(group.abstained.hits for group in counted) == sum(group.failed.hits for group in counted) == 60
     assert sum(group.failed.items for group in counted) == 180
     assert report.sensitivity.items + report.specificity_all.items == 50
@@ -239,7 +241,7 @@ def test_the_command_measures_recall_false_alarms_and_unknowable_errors(tmp_path
     done, output = read_blindly(tmp_path, read_by_the_oracle)
     assert done.exit_code == 0, done.output
     report = read_report(output)
-    groups = {group.kind: group for group in report.blind if group.sort is None}
+    groups = {group.kind: group for group in report.blind if group.subgroup is None}
     assert {kind: group.passed.items for kind, group in groups.items()} == dict.fromkeys(NOTES, 10)
     assert groups["error"].passed.hits >= 9 and groups["error"].found.hits >= 14
     assert groups["clean"].found.hits == groups["unknowable"].passed.hits == 0

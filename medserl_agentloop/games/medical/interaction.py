@@ -13,10 +13,16 @@ from medserl_agentloop.core.chat import BASE, BaseModelChat
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, PlannedRow, Prompt, Turn
 from medserl_agentloop.core.records import Pieces, Section, as_text
-from medserl_agentloop.games.medical import metrics as measured
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import UNREAD_WARNING, GatedJudge, build_judge, judge_game
 from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems
+from medserl_agentloop.games.medical.metrics import (
+    RULES,
+    UNREAD_RATE,
+    role_metrics,
+    trained_role_won,
+    validation_numbers,
+)
 from medserl_agentloop.games.medical.numbering import around
 from medserl_agentloop.games.medical.prompting import load_profile, plan_row, template_name
 from medserl_agentloop.games.medical.records import (
@@ -43,9 +49,9 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     roles = (Role.ATTACKER.value, Role.ASSESSOR.value)
     Config = MedicalConfig
     Record = MedicalRecord
-    metrics = staticmethod(measured.role_metrics)
-    trained_role_won = staticmethod(measured.trained_role_won)
-    validation_numbers = staticmethod(measured.validation_numbers)
+    metrics = staticmethod(role_metrics)
+    trained_role_won = staticmethod(trained_role_won)
+    validation_numbers = staticmethod(validation_numbers)
     check_run = staticmethod(judge_problems)
     columns = GAMES
     headline = (
@@ -179,10 +185,10 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
 
     @classmethod
     def rules(cls) -> tuple[Rule, ...]:
-        return (*measured.RULES, *common_rules(cls.roles))
+        return (*RULES, *common_rules(cls.roles))
 
     def notices(self, numbers: Mapping[str, float]) -> Iterator[str]:
-        if numbers.get(measured.UNREAD_RATE):
+        if numbers.get(UNREAD_RATE):
             yield UNREAD_WARNING
 
     def read_validation_set(self, dataset: Any) -> None:

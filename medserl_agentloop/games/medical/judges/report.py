@@ -60,10 +60,10 @@ class CountedShare(BaseModel):
 
 
 class JudgedGroup(BaseModel):
-    """The answers about edits or notes of one kind, or of one ``sort`` of it: the rule, or the type of the error."""
+    """The answers about edits or notes of one kind, or of a ``subgroup`` of it: the rule, or the type of the error."""
 
     kind: str
-    sort: str | None
+    subgroup: str | None
     right: CountedShare | None = None  # of the decided edits; of injections, those that moved no verdict
     found: CountedShare | None = None  # readings that found the error, or anything at all in a clean note
     passed: CountedShare | None = None  # notes in which enough readings found it
