@@ -118,9 +118,14 @@ class ServedModel(ChatClient):
                     raise ValueError(f"{url}: HTTP {refusal.status}; name a variable with --api-key-env") from None
             except Unreachable as error:
                 raise ValueError(f"no server answers at {url} ({error}); name the base of such an API") from None
-        if served and model not in served:  # it may know other names, too
+        base, _, adapter = model.partition(":")  # SGLang's name of an adapter
+        card = served.get(model) or (served.get(adapter) if base in served else None)
+        if served.get(model, {}).get("parent") and served[model].get("owned_by") == "sglang":
+            name = shown(f"{served[model]['parent']}:{model}")
+            raise ValueError(f"{url}: {model} is an adapter, and by this name the base would answer; name it {name}")
+        if served and card is None:  # it may know other names, too
             logger.warning("%s does not list %s; it is asked for. Listed: %s", url, model, shown(", ".join(served)))
-        says = dict(served.get(model, {}))
+        says = dict(card or {})
         with suppress(NoAnswer, TypeError, ValueError):  # SGLang's
             says |= await self.http.get(f"{str(self.http.options.url).removesuffix('/v1')}/model_info")
         return {name: shown(str(says[name])) for name in ("root", "model_path", "weight_version") if says.get(name)}

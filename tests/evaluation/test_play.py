@@ -361,6 +361,21 @@ def test_alias_is_requested_and_an_answer_of_another_model_is_reported(
     assert answered.endswith(f"answers as other-1b\\x1b[1m, asked for {MODEL}")
 
 
+def test_adapter_of_sglang_is_asked_by_the_name_that_reaches_it(
+    server: ChatServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    cards = [{"id": "base"}, {"id": "trained", "root": "runs/adapter", "parent": "base"}]
+    server.models = {"data": [card | {"owned_by": "sglang"} for card in cards]}
+    with pytest.raises(
+        ValueError, match="trained is an adapter, and by this name the base would answer; name it base:tra"
+    ):
+        asyncio.run(model_at(server.url, "trained", {}).check())
+    found = asyncio.run(model_at(server.url, "base:trained", {}).check())
+    assert found["root"] == "runs/adapter" and not caplog.messages
+    server.models = {"data": [card | {"owned_by": "vllm"} for card in cards]}
+    assert asyncio.run(model_at(server.url, "trained", {}).check())["root"] == "runs/adapter"
+
+
 # --- servers that refuse fields of a request ---
 
 REMEDY = ["max_tokens=null", "max_completion_tokens=77"]
