@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = {"quickstart": ROOT / "README.md", "summary": ROOT / "docs" / "results.md"}
 """The pages of the tables that are not on ``PAGE``."""
 FIGURES = Path(__file__).parent / "figures"
-ABLATIONS = ("headline", "reinforce_plus_plus", "shared", "rules_alone", "unchecked")
+ABLATIONS = ("legacy", "reinforce_plus_plus", "shared", "rules_alone", "unchecked")
+NORMALIZATIONS = {"batch": "headline", "kind": "assessor_kind", "mean": "assessor_mean"}
+"""Runs by how the assessor's advantages are normalised."""
 ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
 LONGER_LINES = (
     "assessor, balanced accuracy",
@@ -285,14 +287,32 @@ def chosen(rates: Rates, kind: str, step: int, temperature: float = 1.0) -> Shar
 
 
 def facts_table(folder: Path = FIGURES) -> Table:
-    """Errors found in wrong notes, by whether the wrong fact was held out, from ``facts_rates.csv``."""
-    rates = Rates.of("facts", folder)
+    """Errors found in wrong notes, by whether the wrong fact was held out."""
+    rates = Rates.of("headline", folder)
     table = [["errors found, %", "decoding", *(f"step {step}" for step in rates.steps)]]
     for of in ("seen", "held-out"):
         measure = f"assessor/fact/{of.replace('-', '_')}"
         for temperature, decoding in DECODING.items():
             shares = [rates.share(measure, step, temperature) for step in rates.steps]
             table.append([f"of {of} facts", decoding, *map(str, shares)])
+    return table
+
+
+def normalization_table(folder: Path = FIGURES) -> Table:
+    """Compare the last step of the runs of ``NORMALIZATIONS`` at temperature 1, and pair them by seed."""
+    runs = {name: Rates.of(run, folder) for name, run in NORMALIZATIONS.items()}
+    step = runs["batch"].steps[-1]
+
+    def missed(measure: str) -> dict[str, Share]:
+        return {name: rates.share(measure, step, 1.0).complement for name, rates in runs.items()}
+
+    lines = {"correct notes called wrong": missed("assessor/clean"), "wrong notes believed": missed("assessor/error")}
+    lines |= {f"of these, {kind}": missed(f"assessor/error/{kind}") for kind in KINDS}
+    lines["attacks valid and undetected, of all"] = {name: rates.won(step, 1.0) for name, rates in runs.items()}
+    table = [[f"step {step}, %", *(f"`{name}`" for name in runs), "`kind` less `batch`", "`mean` less `batch`"]]
+    for line, shares in lines.items():
+        gains = [gain(shares["batch"], shares[other])[0] for other in ("kind", "mean")]
+        table.append([line, *map(str, shares.values()), *gains])
     return table
 
 
@@ -361,17 +381,18 @@ def headline_sentence(folder: Path = FIGURES) -> str:
 
     undetected = partial(rates.share, "attacker/undetected")
     return (
-        f"In {last} steps of 64 games in the toy clinic, three seeds, the assessor's balanced accuracy on held-out "
-        f"notes goes from {change(rates.balanced)} (greedy: {change(rates.balanced, 0.0)}), and the share of all "
-        f"attacks that put in an error which the frozen starting player misses from {change(rates.won)} (of the valid "
-        f"ones from {change(undetected)})."
+        f"In {last} steps of 64 games in the toy clinic, {len(rates.seeds)} seeds, the assessor's balanced accuracy on "
+        f"held-out notes goes from {change(rates.balanced)} (greedy: {change(rates.balanced, 0.0)}), and the share of "
+        f"all attacks that put in an error which the frozen starting player misses from {change(rates.won)} (of the "
+        f"valid ones from {change(undetected)})."
     )
 
 
 def gains_table(folder: Path = FIGURES) -> Table:
     """Tabulate the text's claims about the method: differences at temperature 1, paired by seed."""
-    runs = {name: Rates.of(name, folder) for name in ("headline", "reinforce_plus_plus", "shared", "rules_alone")}
-    headline, end = runs["headline"], runs["headline"].steps[-1]
+    runs = {name: Rates.of(name, folder) for name in ("legacy", "reinforce_plus_plus", "shared", "rules_alone")}
+    headline, legacy = Rates.of("headline", folder), runs["legacy"]
+    end = headline.steps[-1]
     own = ("self/attacks", "self/decoys")
     lines: dict[str, tuple[Share, Share]] = {
         f"`headline`, step {end} less step 0: assessor, balanced accuracy": (
@@ -383,20 +404,20 @@ def gains_table(folder: Path = FIGURES) -> Table:
             headline.share("attacker/undetected", end, 1.0),
         ),
         "the same: attacker, valid and undetected, of all attacks": (headline.won(0, 1.0), headline.won(end, 1.0)),
-        "`headline` less `reinforce_plus_plus`, step 20: undetected by the novice": (
+        "`legacy` less `reinforce_plus_plus`, step 20: undetected by the novice": (
             runs["reinforce_plus_plus"].share("attacker/undetected", 20, 1.0),
-            headline.share("attacker/undetected", 20, 1.0),
+            legacy.share("attacker/undetected", 20, 1.0),
         ),
         "the same: valid and undetected, of all attacks": (
             runs["reinforce_plus_plus"].won(20, 1.0),
-            headline.won(20, 1.0),
+            legacy.won(20, 1.0),
         ),
-        "`headline` less `shared`, step 20: own games, isolated": (
+        "`legacy` less `shared`, step 20: own games, isolated": (
             runs["shared"].share(own, 20, 1.0),
-            headline.share(own, 20, 1.0),
+            legacy.share(own, 20, 1.0),
         ),
-        f"`rules_alone` less `headline`, step {end}: harmless attacks": (
-            headline.share("attacker/harmless", end, 1.0),
+        f"`rules_alone` less `legacy`, step {end}: harmless attacks": (
+            legacy.share("attacker/harmless", end, 1.0),
             runs["rules_alone"].share("attacker/harmless", end, 1.0),
         ),
     }
@@ -427,11 +448,12 @@ TABLES: dict[str, Callable[..., Table]] = {
     "kinds": kinds_table,
     "gains": gains_table,
     "facts": facts_table,
+    "normalization": normalization_table,
     "smollm2_medec": medec_table,
     "runs": runs_table,
     "estimators": estimators_table,
     **{name: partial(_by_step, name, SMOLLM2_LINES) for name in ("smollm2", "smollm2_reinforce_plus_plus")},
-    "adapters": partial(runs_table, ("headline", "adapter_shared", "adapter_per_role")),
+    "adapters": partial(runs_table, ("legacy", "adapter_shared", "adapter_per_role")),
 }
 
 

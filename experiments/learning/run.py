@@ -85,6 +85,7 @@ class Experiment:
         recipe: What is run.
         start: The player that training starts from, which is also the frozen opponent.
         dtype: What players are measured in.
+        legacy: Whether it was measured under ``LEGACY``.
     """
 
     overrides: tuple[str, ...] = ()
@@ -95,15 +96,21 @@ class Experiment:
     recipe: str = "quickstart"
     start: Path = NOVICE
     dtype: torch.dtype = torch.float32
+    legacy: bool = True
 
 
 def _ablation(*overrides: str) -> Experiment:
     return Experiment((*overrides, f"trainer.total_training_steps={ABLATION_STEPS}"))
 
 
+def _assessor_credit(normalization: str) -> Experiment:
+    of_assessor = f"selfplay.credit.normalize.assessor={normalization}"
+    return Experiment((*LONGER, of_assessor), measured=(20,), with_games=False, legacy=False)
+
+
 def _smollm2(*overrides: str) -> Experiment:
     return Experiment(
-        (*VERLS_LOSS, *overrides),
+        (*VERLS_LOSS, WHITENED_BY_KIND, *overrides),
         data="data/learn_untouched",
         measured=(10,),
         temperatures=(1.0, 0.0),
@@ -129,12 +136,16 @@ ANCHOR = 0.2
 ONE_ROLE_STEPS = 12
 ABLATION_STEPS = 20
 VERLS_LOSS = ("selfplay.credit.loss=verl", "selfplay.certify=warn")
-# Longer than the quickstart, and as the committed figures were measured: a cut-off assessment is nobody's, a guessed
-# sentence is paid, and the loss is verl's mean over the tokens of both roles, which the certificate refuses.
-LEARN = (
-    *("trainer.total_training_steps=40", "trainer.save_freq=20"),
+WHITENED_BY_KIND = "selfplay.credit.normalize.assessor=kind"
+LONGER = ("trainer.total_training_steps=40", "trainer.save_freq=20")
+# Longer than the quickstart, and as most of the committed figures were measured: a cut-off assessment is nobody's, a
+# guessed sentence is paid, the assessor is whitened by a kind that it cannot see, and the loss is verl's mean over the
+# tokens of both roles, which the certificate refuses.
+LEGACY = (
+    *LONGER,
     *(f"selfplay.reward_terms.{term}=0" for term in ("cut_off_assessment", "guessed")),
     "selfplay.credit.role_weights.assessor=0.3",
+    WHITENED_BY_KIND,
     *VERLS_LOSS,
 )
 # An adapter of rank 16 has a sixth of the novice's parameters, and wants a larger step.
@@ -144,8 +155,11 @@ LORA = (
     "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra]",
 )
 EXPERIMENTS = {
-    "quickstart": Experiment(measured=(8,)),
-    "headline": Experiment(measured=(20,), temperatures=(1.0, 0.0)),
+    "quickstart": Experiment(measured=(8,), legacy=False),
+    "headline": Experiment(LONGER, measured=(20,), temperatures=(1.0, 0.0), legacy=False),
+    "legacy": Experiment(measured=(20,), temperatures=(1.0, 0.0)),
+    "assessor_kind": _assessor_credit("kind"),
+    "assessor_mean": _assessor_credit("mean"),
     "longer": Experiment(("trainer.total_training_steps=60",), measured=(20, 40), temperatures=(1.0, 0.0)),
     "longer_anchored": Experiment(
         (
@@ -199,7 +213,7 @@ def training_command(experiment: str, seed: int, extra: Iterable[str] = ()) -> l
     kind = EXPERIMENTS[experiment]
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo", f"+recipes={kind.recipe}"),
-        *(LEARN if kind.recipe == "quickstart" and experiment != "quickstart" else ()),
+        *(LEGACY if kind.recipe == "quickstart" and kind.legacy else ()),
         *kind.overrides,
         f"actor_rollout_ref.model.path={kind.start}",
         f"data.train_files={kind.data}/train.parquet",

@@ -33,7 +33,7 @@ from experiments.incentives.dynamics import BALANCED_MIX
 from experiments.learning.measure import Rate
 from experiments.learning.player import save_player
 from experiments.learning.results import Counts, Rates, Share, gain, markdown
-from experiments.learning.run import LEARN, PROFILE, prepare_data, train
+from experiments.learning.run import LEGACY, PROFILE, prepare_data, train
 from experiments.learning.transcripts import Lesson, Transcript
 from experiments.learning.warm_start import PromptCodec, WarmStart, warm_start
 from experiments.shortcuts.clinic import Effect, effect, styled
@@ -125,7 +125,7 @@ def training_command(arm: str, seed: int, extra: Iterable[str] = ()) -> list[str
     folder = RUNS / arm / str(seed)
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=quickstart"),
-        *LEARN,
+        *LEGACY,
         f"actor_rollout_ref.model.path={START}",
         f"selfplay.judge={EVERY[arm].judge}",
         *EVERY[arm].overrides,
