@@ -24,6 +24,7 @@ FIGURES = Path(__file__).parent / "figures"
 ABLATIONS = ("legacy", "reinforce_plus_plus", "shared", "rules_alone", "unchecked")
 NORMALIZATIONS = {"batch": "headline", "kind": "assessor_kind", "mean": "assessor_mean"}
 """Runs by how the assessor's advantages are normalised."""
+CREDIT = ("headline", "credit_by_role", "credit_summed")
 ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
 LONGER_LINES = (
     "assessor, balanced accuracy",
@@ -316,6 +317,23 @@ def normalization_table(folder: Path = FIGURES) -> Table:
     return table
 
 
+def credit_table(folder: Path = FIGURES) -> Table:
+    """Compare the runs of ``CREDIT`` at step 20 and temperature 1; differences are paired by seed."""
+    runs, step = {name: Rates.of(name, folder) for name in CREDIT}, 20
+    recipe = runs["headline"]
+    heading = ["", "assessor, balanced", "undetected by the novice", "valid and undetected, of all", "less `headline`"]
+    table = [heading, ["novice", *_of_both(recipe, 0, recipe.seeds), ""]]
+    for name, rates in runs.items():
+        less = gain(recipe.won(step, 1.0, rates.seeds), rates.won(step, 1.0))[0] if rates is not recipe else ""
+        table.append([f"`{name}`", *_of_both(rates, step, rates.seeds), less])
+    return table
+
+
+def _of_both(rates: Rates, step: int, seeds: Sequence[int]) -> list[str]:
+    shares = (rates.balanced, partial(rates.share, "attacker/undetected"), rates.won)
+    return [str(share(step, 1.0, seeds)) for share in shares]
+
+
 def medec_table(folder: Path = FIGURES) -> Table:
     """The players of ``smollm2`` as assessors of MEDEC-MS's validation set, from ``smollm2_medec.csv``."""
     with (folder / "smollm2_medec.csv").open(encoding="utf-8", newline="") as file:
@@ -421,6 +439,15 @@ def gains_table(folder: Path = FIGURES) -> Table:
             runs["rules_alone"].share("attacker/harmless", end, 1.0),
         ),
     }
+    summed, by_role = (Rates.of(f"credit_{how}", folder) for how in ("summed", "by_role"))
+    lines["`credit_by_role` less `credit_summed`, step 20: undetected by the novice"] = (
+        summed.share("attacker/undetected", 20, 1.0),
+        by_role.share("attacker/undetected", 20, 1.0),
+    )
+    lines["the same, with the recipe of today: valid and undetected, of all attacks"] = (
+        summed.won(20, 1.0),
+        by_role.won(20, 1.0),
+    )
     attackers = {name: Rates.of(f"{name}_attacker", folder) for name in ESTIMATORS}
     grpo = attackers.pop("role_grpo")
     for name, rates in attackers.items():
@@ -449,6 +476,7 @@ TABLES: dict[str, Callable[..., Table]] = {
     "gains": gains_table,
     "facts": facts_table,
     "normalization": normalization_table,
+    "credit": credit_table,
     "smollm2_medec": medec_table,
     "runs": runs_table,
     "estimators": estimators_table,

@@ -132,6 +132,13 @@ def _one_role(estimator: str, role: str) -> Experiment:
     return Experiment((*overrides, *(anchor if role == "attacker" else ())), with_games=False)
 
 
+def _untuned(*overrides: str) -> Experiment:
+    """Today's game without what was tuned in the recipe's credit: no normalisation by kind, equal weights."""
+    steps = (f"trainer.total_training_steps={ABLATION_STEPS}", f"trainer.save_freq={ABLATION_STEPS}")
+    equal = ("selfplay.credit.normalize.attacker=batch", "selfplay.credit.role_weights.assessor=1.0")
+    return Experiment((*steps, *equal, *overrides), with_games=False, legacy=False)
+
+
 ANCHOR = 0.2
 ONE_ROLE_STEPS = 12
 ABLATION_STEPS = 20
@@ -172,6 +179,8 @@ EXPERIMENTS = {
     ),
     "reinforce_plus_plus": _ablation("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.certify=warn"),
     "shared": _ablation("selfplay.context=shared"),
+    "credit_by_role": _untuned(),
+    "credit_summed": _untuned("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.certify=warn"),
     "adapter_shared": Experiment((*LORA, "actor_rollout_ref.model.lora.merge=True"), measured=(20,)),
     "adapter_per_role": Experiment((*LORA, "selfplay.adapters=per_role"), measured=(20,)),
     "rules_alone": Experiment(("selfplay.judge=labels",), data="data/learn_unchecked", measured=(ABLATION_STEPS,)),
