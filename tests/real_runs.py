@@ -91,11 +91,25 @@ class Run:
         """What a user would see on the terminal."""
         self.train_log = folder / "run" / "train.log"
         self._earlier = self.train_log.stat().st_size if self.train_log.exists() else 0
-        command = [sys.executable, "-m", "verl.trainer.main_ppo", f"+recipes={recipe}", *SMALL, *overrides]
-        command += [f"trainer.default_local_dir={folder}/run", f"hydra.run.dir={folder}/hydra"]
+        self._command = [sys.executable, "-m", "verl.trainer.main_ppo", f"+recipes={recipe}", *SMALL, *overrides]
+        self._command += [f"trainer.default_local_dir={folder}/run", f"hydra.run.dir={folder}/hydra"]
+        self._env, self._tries = env or environment(), 0
+        self._start()
+
+    def _start(self) -> None:
+        self._tries += 1
         with self.log.open("w") as log:
             outputs: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
-            self.process = subprocess.Popen(command, cwd=folder, env=env or environment(), **outputs)
+            self.process = subprocess.Popen(self._command, cwd=self.folder, env=self._env, **outputs)
+
+    def _is_over(self) -> bool:
+        """Return whether the run has ended. Ray gives its node 30 s to start; a busy machine may need a second try."""
+        if self.process.poll() is None:
+            return False
+        if self._tries == 1 and "The current node timed out during startup" in self.log.read_text():
+            self._start()
+            return False
+        return True
 
     def wait(self) -> None:
         assert self.wait_for_end() == 0, self.said()
@@ -114,11 +128,11 @@ class Run:
         return int(tracker.read_text() or 0) if tracker.exists() else 0
 
     def wait_for_checkpoint(self, step: int) -> None:
-        self._wait_until(lambda: self.reached >= step or self.process.poll() is not None)
+        self._wait_until(lambda: self.reached >= step or self._is_over())
         assert self.reached >= step, self.said()
 
     def wait_for_end(self) -> int:
-        self._wait_until(lambda: self.process.poll() is not None)
+        self._wait_until(self._is_over)
         return self.process.wait()
 
     def _wait_until(self, done: Callable[[], bool]) -> None:

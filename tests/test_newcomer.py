@@ -50,6 +50,8 @@ NOT_RUN = {
     "medserl judge calibrate": SERVED,
     "medserl evaluate http": SERVED,
     "CUDA_VISIBLE_DEVICES=": GPU,
+    "SGLANG_FLASHINFER_USE_PAGED=1 CUDA_VISIBLE_DEVICES=": GPU,
+    "python -m verl.model_merger merge --backend fsdp --local_dir runs/qwen3_4b": GPU,
     "python -m verl.trainer.main_ppo +recipes=qwen3_4b": GPU,
     "python -m verl.trainer.main_ppo +recipes=[qwen3_4b": GPU,
 }
