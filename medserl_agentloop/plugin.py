@@ -128,7 +128,10 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
 def _say_how_to_resume(others: Any, folder: str, kind: type[BaseException], error: Any, trace: Any) -> None:
     """Ctrl-C and SIGTERM end a run with one line; everything else is printed as before."""
     if issubclass(kind, KeyboardInterrupt):
-        announce(f"stopped. The same command resumes from the last checkpoint in {folder}")
+        from medserl_agentloop.core.step_file import LATEST
+
+        resumes = f"resumes from the last checkpoint in {folder}" if Path(folder, LATEST).is_file() else "starts anew"
+        announce(f"stopped. The same command {resumes}")
     else:
         others(kind, error, trace)
 

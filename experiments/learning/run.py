@@ -177,7 +177,6 @@ EXPERIMENTS = {
         measured=(20, 40),
         temperatures=(1.0, 0.0),
     ),
-    "reinforce_plus_plus": _ablation("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.certify=warn"),
     "shared": _ablation("selfplay.context=shared"),
     "credit_by_role": _untuned(),
     "credit_summed": _untuned("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.certify=warn"),

@@ -115,17 +115,21 @@ class ServedModel(ChatClient):
                 served = {str(each["id"]): each for each in (await self.http.get("/models"))["data"]}
             except Refused as refusal:
                 if refusal.status in (401, 403):
-                    raise ValueError(f"{url}: HTTP {refusal.status}; name a variable with --api-key-env") from None
+                    node = self.http.options.node
+                    option = f"{node}.api_key_env" if node else "--api-key-env"
+                    raise ValueError(f"{url}: HTTP {refusal.status}; name a variable with {option}") from None
             except Unreachable as error:
                 raise ValueError(f"no server answers at {url} ({error}); name the base of such an API") from None
-        base, _, adapter = model.partition(":")  # SGLang's name of an adapter
-        card = served.get(model) or (served.get(adapter) if base in served else None)
-        if served.get(model, {}).get("parent") and served[model].get("owned_by") == "sglang":
-            name = shown(f"{served[model]['parent']}:{model}")
+        card = dict(served.get(model, {}))
+        if card.get("parent") and card.get("owned_by") == "sglang":
+            name = shown(f"{card['parent']}:{model}")
             raise ValueError(f"{url}: {model} is an adapter, and by this name the base would answer; name it {name}")
-        if served and card is None:  # it may know other names, too
+        base, _, adapter = model.partition(":")  # SGLang's name of an adapter
+        if base in served:
+            card = card or dict(served.get(adapter, {}))
+        if served and not card:  # it may know other names, too
             logger.warning("%s does not list %s; it is asked for. Listed: %s", url, model, shown(", ".join(served)))
-        says = dict(card or {})
+        says = card
         with suppress(NoAnswer, TypeError, ValueError):  # SGLang's
             says |= await self.http.get(f"{str(self.http.options.url).removesuffix('/v1')}/model_info")
         return {name: shown(str(says[name])) for name in ("root", "model_path", "weight_version") if says.get(name)}

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pyarrow import types
 from scipy.stats import hypergeom
 
 from medserl_agentloop.data.cases import Case, contradictions, near_duplicates
@@ -168,21 +169,17 @@ def _wrong_columns(schema: Any) -> Iterator[str]:
 
 def _holds_the_same(kind: Any, expected: Any) -> bool:
     """Compare Arrow types by what Python reads: pandas may write large_string, categories, null where all is None."""
-    import pyarrow.types
-
-    arrow: Any = pyarrow.types
-
-    if arrow.is_dictionary(kind):
+    if types.is_dictionary(kind):
         kind = kind.value_type
-    if arrow.is_struct(expected) and arrow.is_struct(kind):
+    if types.is_struct(expected) and types.is_struct(kind):
         own, wanted = ({field.name: field.type for field in one} for one in (kind, expected))
         return own.keys() == wanted.keys() and all(_holds_the_same(own[name], wanted[name]) for name in wanted)
-    if arrow.is_list(expected) and (arrow.is_list(kind) or arrow.is_large_list(kind)):
-        return bool(arrow.is_null(kind.value_type)) or _holds_the_same(kind.value_type, expected.value_type)
-    if arrow.is_string(expected):
-        kinds = (arrow.is_string, arrow.is_large_string, arrow.is_string_view, arrow.is_null)
-        return any(is_kind(kind) for is_kind in kinds)
-    return bool(kind == expected or (arrow.is_integer(expected) and arrow.is_integer(kind)))
+    if types.is_list(expected) and (types.is_list(kind) or types.is_large_list(kind)):
+        return bool(types.is_null(kind.value_type)) or _holds_the_same(kind.value_type, expected.value_type)
+    if types.is_string(expected):
+        same = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
+        return any(holds(kind) for holds in same)
+    return bool(kind == expected or (types.is_integer(expected) and types.is_integer(kind)))
 
 
 def _open_as_verl(path: Path) -> Any:

@@ -175,15 +175,15 @@ def calibrate(
         return label, None if label else JUDGE_ABSTAINED
 
     answers = asyncio.run(_all_of(ask, edits, config.judge_server.concurrency))
-    said = [label for label, _ in answers]
+    labels = [label for label, _ in answers]
     void = Counter(reason for _, reason in answers if reason)
-    if not any(said):
+    if not any(labels):
         reason, count = void.most_common(1)[0]
         raise ValueError(f"the judge answered none of {len(edits)} questions; {count} x {reason}")
     facts: list[tuple[_Known, _Facts]] = []
     without = {
         (edit.case.case_id, edit.before): label
-        for edit, label in zip(edits, said, strict=True)
+        for edit, label in zip(edits, labels, strict=True)
         if edit.kind in ("harmful", "repaired")
     }
     for edit, (label, reason) in zip(edits, answers, strict=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from game.builders import finished
+from game.builders import CLEAN_NOTE, finished
 from judges.games import judgement, played, printed_at_start_up
 from judges.local_server import by_index, serving, unused_url
 from serving import completion
@@ -145,10 +145,13 @@ def answering(answer: Any, **changes: Any) -> MedicalRecord:
 
     class Own(Doubter):
         async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
+            spec.sentences.clear()  # its copy
             return await answer if isawaitable(answer) else answer
 
     record = played()
+    record.spec.sentences[0] = CLEAN_NOTE
     asyncio.run(judge_game(GatedJudge(Own(), **changes), record))
+    assert record.spec.sentences
     return record
 
 

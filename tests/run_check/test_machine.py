@@ -245,7 +245,7 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path, f
     assert problem("checkpoints", on_purpose) == ""
     chosen = problem("checkpoints", {**on_purpose, "selfplay.profile": "classic"})
     assert chosen == "warn: from this checkpoint on selfplay.profile was medserl and is classic"
-    assert "global_step_3 cannot be gone on from: data.shuffle" in problem("checkpoints", on_purpose | shuffled)
+    assert "global_step_3 cannot be resumed: data.shuffle" in problem("checkpoints", on_purpose | shuffled)
     changed = {**here, "selfplay.reward": "zero_sum"}
     assert problem("checkpoints", changed | {"selfplay.certify": "only"}) == ""
     on_purpose = {"selfplay.allow_changes": True}
@@ -358,9 +358,12 @@ def test_others_lines_go_to_the_runs_log_and_an_error_to_the_terminal(
 
 def test_ctrl_c_ends_a_run_with_the_way_to_resume(capsys: pytest.CaptureFixture[str]) -> None:
     others: list[Any] = []
-    hook = partial(_say_how_to_resume, lambda *error: others.append(error[0]), "runs/x")
+    hook = partial(_say_how_to_resume, lambda *error: others.append(error[0]), "x")
     hook(ValueError, ValueError(), None)
     assert others == [ValueError] and capsys.readouterr().out == ""
     hook(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert capsys.readouterr().out == "[medserl] stopped. The same command resumes from the last checkpoint in runs/x\n"
+    assert capsys.readouterr().out == "[medserl] stopped. The same command starts anew\n"
+    trained(Path("x"), 3)
+    hook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert capsys.readouterr().out == "[medserl] stopped. The same command resumes from the last checkpoint in x\n"
     assert others == [ValueError]

@@ -176,6 +176,7 @@ def test_a_later_recipe_takes_precedence(recipes: str) -> None:
         (["qwen3_4"], "Could not load 'recipes/qwen3_4'. (did you mean 'qwen3_4b'?); the recipes are adapter_per_ro"),
         (["quickstart", "trainer.total_epoch=3"], "Could not override 'trainer.total_epoch'. (did you mean 'trainer."),
         (["quickstart", "nonsense"], "Error parsing override 'nonsense'"),
+        (["quickstart", "data.train_files=a,b"], """needs quotes in quotes, 'data.train_files="a,b"'"""),
         (["quickstart", "data.train_files=/a=b/x"], """needs quotes in quotes, 'data.train_files="/a=b/x"'"""),
     ],
 )

@@ -45,7 +45,7 @@ def checkpoints(run: RunConfig) -> Iterator[Finding]:
             yield str(error)
             return
         if refused:
-            yield f"the checkpoint {checkpoint} cannot be gone on from: {'; '.join(refused)}."
+            yield f"trainer.resume_from_path={checkpoint} cannot be resumed: {'; '.join(refused)}."
         elif reported:
             yield "warn", f"from this checkpoint on {'; '.join(reported)}"
     if mode != "auto" or run.selfplay.certify == "only":
@@ -104,8 +104,8 @@ def _written_by_others(run: RunConfig, checkpoint: Path) -> Iterator[str]:
 def changed_settings(run: RunConfig, folder: Path | None = None) -> tuple[list[str], list[str]]:
     """Compare the run with its folder's config: differences that are refused, and those that are only reported.
 
-    In another ``folder``, whose checkpoint the run names itself, only what it cannot be read with is refused. A
-    ValueError says that the config cannot be read.
+    With ``folder``, that of a checkpoint which the run names itself, only changes are refused that make the checkpoint
+    unreadable. A ValueError says that the config cannot be read.
     """
     before, new = (folder or Path(run.selfplay.records)) / CONFIG_FILE, OmegaConf.create(config_text(run))
     try:

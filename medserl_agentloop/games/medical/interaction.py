@@ -76,8 +76,9 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         for role, normalization in selfplay.credit.normalize.items():
             if normalization == "kind" and len({template_name(Role(role), category) for category in Category}) == 1:
                 yield (
-                    f"credit: selfplay.credit.normalize.{role}=kind, and the {role} reads the same prompt in games of "
-                    "all kinds. Answers about a kind with few mistakes weigh more; batch and mean weigh all alike"
+                    f"credit: the {role} reads the same prompt in all kinds of games, and with selfplay.credit."
+                    f"normalize.{role}=kind its answers about kinds with few mistakes weigh more. batch and mean weigh "
+                    "all answers alike"
                 )
 
     def __init__(self, config: MedicalConfig, tokens: Any = None) -> None:

@@ -75,9 +75,9 @@ class MedicalGame:
             raise RuntimeError("the game is over: nobody's turn is left to play")
         attacks = self.next_role is Role.ATTACKER
         read = self.parser.attack if attacks else self.parser.assessment
-        said = read(text, prefill, self.record.sentences) if self.parser.numbered else read(text, prefill)
+        parsed = read(text, prefill, self.record.sentences) if self.parser.numbered else read(text, prefill)
         # A user's parser may have set a field to anything; what is paid must be what is written down.
-        turn = (AttackRecord if attacks else AssessmentRecord).model_validate(dict(said))
+        turn = (AttackRecord if attacks else AssessmentRecord).model_validate(dict(parsed))
         turn.response, turn.tokens, turn.truncated = text, tokens, truncated
         if truncated:
             turn.violations.append("truncated")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from copy import deepcopy
 from inspect import iscoroutinefunction, signature
 from typing import Any, Protocol
 
@@ -66,7 +67,7 @@ class GatedJudge:
     """Asks a judge, which may be a user's, about rewritten notes only, and checks what it returns.
 
     Attributes:
-        reader: Reads the notes in which the judge finds an injected error; it counts if enough readings find it.
+        reader: Reads the notes in which the judge finds an injected error. The error counts if enough readings find it.
     """
 
     def __init__(self, judge: Judge, reader: BlindReader | None = None, limit_s: float | None = None) -> None:
@@ -76,7 +77,7 @@ class GatedJudge:
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         if not spec.category.has_attack:
             return await LabelJudge().judge(presented, original, spec)
-        answer = self._judge.judge(presented, original, spec)
+        answer = self._judge.judge(presented, original, deepcopy(spec))  # it may be a user's
         try:
             return Judgement.model_validate(await asyncio.wait_for(answer, self._limit_s))
         except TimeoutError:
@@ -100,7 +101,10 @@ def judge_class(name: str) -> Any:
 
 def _is_judge(one: Any) -> bool:
     method = getattr(one, "judge", None)
-    return iscoroutinefunction(method) and [*signature(method).parameters] == ["self", *_ASKED_ABOUT]
+    try:
+        return iscoroutinefunction(method) and bool(signature(method).bind("self", *_ASKED_ABOUT))
+    except TypeError:  # it takes other arguments
+        return False
 
 
 def build_judge(
