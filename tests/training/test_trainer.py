@@ -126,10 +126,12 @@ def test_step_table_has_rewards_the_games_columns_and_what_is_unusual() -> None:
     numbers = {"timing_s/step": 2.0, "selfplay/first/reward": -0.5, "selfplay/second/reward": 0.5}
     header, row = table.lines(1, 10, {**numbers, "selfplay/void_rate": 0.25}, ["void_games"])
     assert header.split("  ")[0].strip() == "step" and len(header) == row.index("void") + len("alarm")
-    assert row.split() == ["step", "1/10", "0:00:18", "2.000", "-0.500", "0.500", "-", "void", "0.25,", "void_games"]
+    said = ["step", "1/10", "0:00:18", "2.000", "-0.500", "0.500", "-", "-", "void", "0.25,", "void_games"]
+    assert row.split() == said
     for label, cell in (("first reward", "-0.500"), ("second reward", " 0.500"), ("illegal", "-")):
         assert header.index(label) + len(label) == row.index(f" {cell} ") + len(f" {cell}"), "aligned"
-    assert table.lines(2, 10, {**numbers, "selfplay/illegal_rate": 0.1}, [])[0].endswith("0.100")
+    more = {"selfplay/illegal_rate": 0.1, "training/rollout_probs_diff_mean": 2.1e-4}
+    assert table.lines(2, 10, {**numbers, **more}, [])[0].split()[-2:] == ["0.100", "2.1e-04"]
 
 
 def test_step_table_repeats_its_header_every_twenty_rows() -> None:
