@@ -17,6 +17,7 @@ CARDS = {
     "qwen3_4b,gpu_80g algorithm.adv_estimator=role_gae": 80,
     f"qwen3_4b trainer.n_gpus_per_node=8 {ROLLOUT}.gpu_memory_utilization=0.6": 80,
     "qwen3_4b trainer.n_gpus_per_node=7 data.train_batch_size=63 actor_rollout_ref.actor.ppo_mini_batch_size=63": 80,
+    "qwen3_4b,judge_by_verl,first_run": 96,
     "qwen3_4b,judge_by_verl trainer.n_gpus_per_node=4 reward.reward_model.n_gpus_per_node=4": 80,
     "qwen3_4b trainer.n_gpus_per_node=8 trainer.nnodes=2": 80,
 }
