@@ -26,12 +26,14 @@ def test_memory_savers_hook_needs_no_cuda_but_the_wheels(named: str, monkeypatch
     # A driver is here in name only: the compiler's stand-in for it.
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{sysconfig.get_path('purelib')}/nvidia/cu13/lib/stubs")
     monkeypatch.setenv("CUDA_HOME", named)
-    compiler.use_wheels()
     with configure_subprocess():
         hook = os.environ["LD_PRELOAD"]
+    assert Path(hook).is_file()  # one that is missing is ignored
     # Without the loader's cache, in which a CUDA toolkit of this machine would hide what is missing.
-    loader = ["/lib64/ld-linux-x86-64.so.2", "--inhibit-cache", "--preload", hook]
-    subprocess.run([*loader, "/bin/true"], check=True)
+    preload = ["/lib64/ld-linux-x86-64.so.2", "--inhibit-cache", "--preload", hook, "/bin/true"]
+    assert subprocess.run(preload).returncode == 127, "the wheels' libraries are found without `use_wheels`"
+    compiler.use_wheels()
+    subprocess.run(preload, check=True)
 
 
 def test_compiled_packages_load_without_a_gpu() -> None:
