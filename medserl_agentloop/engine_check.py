@@ -1,7 +1,8 @@
 """``medserl doctor``: whether the compiled packages of a GPU run load, and with ``--engine`` whether SGLang starts.
 
 A child process starts verl's own server with the settings of the run: with random weights, if the run pushes its own
-(verl's ``load_format: dummy``). It gives its memory back, takes it again and generates a token. Not run on a GPU here.
+(verl's ``load_format: dummy``). It gives its memory back, takes it again and generates a token, first with an adapter
+where roles have adapters. Not run on a GPU here.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from medserl_agentloop.planning import GIB
 LOG_FILE = "engine.log"  # beside the run's train.log
 LIMIT_S = 1800.0  # a first start compiles
 DONE, LAST = "[engine] ", "generated a token"
+ADAPTER = "doctor"
 REMEDIES = {
     "libnuma": "apt-get install libnuma1 (in conda: conda install numactl)",
     r"libcuda\.so": "start it where nvidia-smi shows a GPU, a container with --gpus all",
@@ -41,6 +43,7 @@ REMEDIES = {
     "[Oo]ut of memory": f"end what nvidia-smi shows, or lower {ROLLOUT}.gpu_memory_utilization",
     "[Nn]ot enough memory|pool size": f"end what nvidia-smi shows, or raise {ROLLOUT}.gpu_memory_utilization",
     "no kernel image|attention.backend": f"+{ROLLOUT}.engine_kwargs.sglang.attention_backend=triton",
+    "memory saver": "pip install --force-reinstall torch_memory_saver, at the version of constraints-gpu.txt",
     "ninja|nvcc": "medserl doctor RECIPE --compile, which names the kernel",
 }
 """Signs in an error, with remedies to try."""
@@ -117,16 +120,63 @@ async def _serve(node: Any) -> None:
     cards = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
     # Colocated: the only mode in which the server takes back what it gave without a trainer's push.
     server = AdapterServer(node.rollout, node.model, RolloutMode.COLOCATED, [], 0, 0, 1, cards, 0)
+    before = _free_memory()
     await server.launch_server()
     print(f"{DONE}started", flush=True)
     if node.rollout.free_cache_engine:
-        free = torch.cuda.mem_get_info()[0]
+        started = _free_memory()
         await server.sleep()
-        print(f"{DONE}gave {(torch.cuda.mem_get_info()[0] - free) / GIB:.1f} GiB back", flush=True)
+        given = given_back(before, started, _free_memory())
+        print(f"{DONE}gave {given:.1f} GiB back", flush=True)
         await server.wake_up()
         print(f"{DONE}took them again", flush=True)
-    await server.generate(list(range(8)), {"max_new_tokens": 1, "logprobs": True}, "doctor")
+    prompt, sampling = list(range(8)), {"max_new_tokens": 1, "logprobs": True}
+    if server.lora_as_adapter:
+        await _load_adapter(server, node.model)
+        await server.generate(prompt, {**sampling, "adapter": ADAPTER}, "adapter")
+        print(f"{DONE}generated with an adapter", flush=True)
+    await server.generate(prompt, sampling, "base")
     print(DONE + LAST, flush=True)
+
+
+def _free_memory() -> float:
+    """GiB of the first card that are free; 0 without a card."""
+    return torch.cuda.mem_get_info()[0] / GIB if torch.cuda.is_available() else 0.0
+
+
+def given_back(before: float, started: float, asleep: float) -> float:
+    """GiB that a server gave back, from what was free before its start, after it, and while it sleeps.
+
+    Raises:
+        RuntimeError: It is less than a quarter of what the server had taken. The KV cache alone is more.
+    """
+    taken, given = before - started, asleep - started
+    if given < taken / 4:
+        raise RuntimeError(f"the memory saver gave {given:.1f} of {taken:.1f} GiB back")
+    return given
+
+
+async def _load_adapter(server: Any, model: Any) -> None:
+    """Load an adapter of zeros into the server, as a step loads those of the roles."""
+    from peft import get_peft_model, get_peft_model_state_dict
+    from sglang.srt.managers.io_struct import LoadLoRAAdapterReqInput
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from medserl_agentloop.backends.role_adapters import lora_config, write_adapter
+    from medserl_agentloop.backends.sglang_adapters import folder_for
+
+    settings: Any = OmegaConf.to_container(model)
+    config = lora_config({**settings, "r": model.lora_rank})
+    with torch.device("meta"):
+        base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model.path))
+        state = get_peft_model_state_dict(get_peft_model(base, config))
+    zeros = {name: torch.zeros(weight.shape, dtype=torch.bfloat16) for name, weight in state.items()}
+    with folder_for(zeros) as folder:
+        write_adapter(Path(folder), zeros, config)
+        request = LoadLoRAAdapterReqInput(lora_name=ADAPTER, lora_path=folder)
+        loaded = await server.tokenizer_manager.load_lora_adapter(request)
+    if not loaded.success:
+        raise RuntimeError(f"the server did not take an adapter: {loaded.error_message}")
 
 
 if __name__ == "__main__":

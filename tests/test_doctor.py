@@ -189,6 +189,13 @@ def test_compiled_package_that_does_not_load_is_named_with_a_remedy(
     assert f"{errors['flash_attn_2_cuda']}. Try: pip install" in attention and "/torch2.11/simple/" in attention
 
 
+def test_engine_that_keeps_its_memory_is_no_success() -> None:
+    assert engine_check.given_back(before=79.0, started=20.0, asleep=70.0) == 50.0
+    assert engine_check.given_back(before=0.0, started=0.0, asleep=0.0) == 0.0
+    with pytest.raises(RuntimeError, match=r"gave 1\.0 of 59\.0 GiB back"):
+        engine_check.given_back(before=79.0, started=20.0, asleep=21.0)
+
+
 @pytest.mark.parametrize(
     ("said", "answer"),
     [

@@ -180,7 +180,14 @@ def test_weights_go_through_shared_memory_where_it_has_room(tmp_path: Path, monk
     assert sglang_adapters.place_for(1) is None
 
 
-def test_doctor_starts_the_engine_with_the_settings_of_the_run(tmp_path: Path) -> None:
-    config = compose_run("+recipes=[own_notes,sglang_cpu]", f"selfplay.records={tmp_path}")
+@pytest.mark.parametrize(
+    ("parts", "done"),
+    [
+        ("own_notes,sglang_cpu", "started, generated a token, after "),
+        ("own_notes,sglang_cpu,adapter_per_role", "started, generated with an adapter, generated a token, after "),
+    ],
+)
+def test_doctor_starts_the_engine_with_the_settings_of_the_run(parts: str, done: str, tmp_path: Path) -> None:
+    config = compose_run(f"+recipes=[{parts}]", f"selfplay.records={tmp_path}")
     ((status, text),) = engine_check.engine(RunConfig(config, SelfPlayConfig.from_run(config)), Console(quiet=True))
-    assert status == "ok" and text.startswith("started, generated a token, after "), text
+    assert status == "ok" and text.startswith(done), text
