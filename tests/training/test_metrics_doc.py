@@ -4,7 +4,6 @@ import csv
 import re
 from functools import cache
 
-import pytest
 import torch
 from game.builders import finished
 from make_reference import METRICS
@@ -111,14 +110,10 @@ def produced() -> frozenset[str]:
     return frozenset({*metrics, *POOL_METRICS, *(METRIC_PREFIX + rule.name for rule in RULES)})
 
 
-@pytest.mark.parametrize("name", sorted(produced()))
-def test_a_metric_stands_in_the_table_once(name: str) -> None:
-    assert len([row for row, pattern in documented().items() if pattern.fullmatch(name)]) == 1
-
-
-@pytest.mark.parametrize(("row", "pattern"), documented().items(), ids=lambda value: getattr(value, "pattern", value))
-def test_a_row_of_the_table_is_a_metric(row: str, pattern: re.Pattern[str]) -> None:
-    assert any(pattern.fullmatch(name) for name in produced())
+def test_every_metric_stands_in_the_table_once_and_every_row_is_a_metric() -> None:
+    rows = {name: [row for row, pattern in documented().items() if pattern.fullmatch(name)] for name in produced()}
+    assert {name: found for name, found in rows.items() if len(found) != 1} == {}
+    assert documented().keys() == {row for found in rows.values() for row in found}
 
 
 def test_the_rules_and_medserl_show_read_metrics_that_exist() -> None:
