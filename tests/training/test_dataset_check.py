@@ -96,10 +96,15 @@ def test_rows_of_an_earlier_version_are_refused_in_one_sentence(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("profile", ["medserl", "brief", "baseline", "classic", "edits"])
-def test_every_profile_plays_the_same_rows(tmp_path: Path, profile: str) -> None:
+def test_every_profile_plays_the_same_rows_and_parses_each_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
+) -> None:
+    parse, parsed = GameSpec.from_extra_info, []
+    monkeypatch.setattr(GameSpec, "from_extra_info", lambda *given: parsed.append(given) or parse(*given))
     rows = [row(category.value) for category in Category]
     selfplay = MedicalConfig(profile=profile, judge="http", vanilla_attacker=VanillaAttacker.COPY)
     assert "plays all of its 5 rows" in check(tmp_path, rows, selfplay=selfplay)
+    assert len(parsed) == 5
 
 
 def test_filter_overlong_prompts_leaves_out_rows_by_their_games(
@@ -123,20 +128,11 @@ def test_filter_overlong_prompts_leaves_out_rows_by_their_games(
         check_dataset(everything, "rows.parquet", game, ENCODER, run.data)
 
 
-def test_a_row_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parse, parsed = GameSpec.from_extra_info, []
-    monkeypatch.setattr(GameSpec, "from_extra_info", lambda *given: parsed.append(given) or parse(*given))
-    check(tmp_path, [row("vanilla_benign"), row("adversarial_benign"), row("vanilla_harmful")])
-    assert len(parsed) == 3
-
-
 def problems(config: Any) -> list[str]:
     return list(problems_of_data(RunConfig(config, MedicalConfig.from_run(config))))
 
 
-def test_file_without_game_columns_is_named_and_remote_files_are_left(
-    tmp_path: Path,
-) -> None:
+def test_file_without_game_columns_is_named_and_remote_files_are_left(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a"] * 16}), file := tmp_path / "rows.parquet")
     config = compose_run("+recipes=own_notes", f"data.train_files={file}", "data.val_files=hdfs://rows.parquet")
     (problem,) = problems(config)
