@@ -8,6 +8,7 @@ from math import nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl import DataProto
-from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -42,28 +42,17 @@ from medserl_agentloop.testing.tiny import compose_run
 NAMES = MedicalGameInteraction.roles
 
 
-def test_verl_finds_the_trainer_and_takes_it_for_its_synchronous_one() -> None:
-    trainer = object.__new__(get_trainer_cls("selfplay_sync"))
-    assert isinstance(trainer, SelfPlayTrainerSync) and trainer.verl_mode == "sync"
-
-
-def test_validation_metrics_are_in_the_file_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_is_in_the_file_of_the_run_unless_a_game_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(PPOTrainer, "_val_metrics_update", lambda *_: {"val-aux/num_turns/max": 2, "val-core/x": nan})
     trainer: Any = object.__new__(SelfPlayTrainerSync)
     scores = {"val-core/panel/f1": 0.5}, "validation on panel"
     trainer.interaction = SimpleNamespace(validation_scores=lambda sources, facts: [scores])
-    trainer.liveness = SimpleNamespace(check=lambda: None)
+    trainer.liveness = Mock(**{"check.side_effect": [None, RuntimeError("the code of a game raised an exception")]})
     trainer.files, trainer.global_steps = RunFiles(tmp_path), 0
     trainer._val_metrics_update([], [], {})
     assert list(trainer.files.metrics.read()) == [{"step": 0, "val-aux/num_turns/max": 2.0, "val-core/panel/f1": 0.5}]
-
-
-def test_validation_without_the_games_that_raised_ends_the_run() -> None:
-    def check() -> None:
-        raise RuntimeError("the code of a game raised an exception")
-
-    trainer: Any = object.__new__(SelfPlayTrainerSync)
-    trainer.liveness = SimpleNamespace(check=check)
     with pytest.raises(RuntimeError, match="the code of a game raised"):
         trainer._val_metrics_update([], [], {})
 
@@ -193,9 +182,7 @@ def test_numbers_of_a_step_are_finite_and_unknown_weights_have_no_age() -> None:
 # --- the replay buffer that the recipes name ---
 
 
-def test_wait_for_games_polls_often_and_ends_where_the_check_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_wait_for_games_polls_often_and_ends_where_the_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_trainer, "CHECK_INTERVAL_S", 0.25)
     config = compose_run("+recipes=core")
     reduced = SimpleNamespace(config=config, trainer_mode="sync", _add_prompts_to_generate=lambda count: None)
