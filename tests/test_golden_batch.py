@@ -3,7 +3,6 @@
 Where they are meant to change, ``PYTHONPATH=tests python tests/test_golden_batch.py`` plays and records them again.
 """
 
-import asyncio
 import gzip
 import json
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import TOKENIZER, judge, run_with
+from support import TOKENIZER, judge, run_game, run_with
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
 from medserl_agentloop.core.columns import restarted
@@ -23,7 +22,6 @@ from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
-from medserl_agentloop.testing.tiny import build_agent_loop
 
 FILE = Path(__file__).parent / "golden" / "medical_64.json.gz"
 GOLDEN = json.loads(gzip.decompress(FILE.read_bytes()))
@@ -38,18 +36,11 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def play_game(game: dict[str, Any], number: int) -> dict[str, Any]:
+def play_game(game: dict[str, Any]) -> dict[str, Any]:
     """One game through agent loop, reward manager and ``as_dict``."""
     run = run_with(**RUNS[game["run"]])
     engine = MockSGLangEngine([_scripted(reply) for reply in game["replies"]], TOKENIZER)
-
-    async def played() -> Any:
-        loop = build_agent_loop(engine, TOKENIZER, run)
-        row = {"uid": game["uid"], "session_id": number % 2, "global_steps": 3}
-        return await loop.run({"temperature": 1.0, "logprobs": True}, extra_info=game["extra_info"], **row)
-
-    output = asyncio.run(played())
-    columns = judge(output, run)
+    columns = judge(run_game(engine, game["extra_info"], run), run)
     record = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
     tensors = {
         name: torch.as_tensor(columns[name]).tolist()
@@ -75,7 +66,7 @@ def _scripted(reply: dict[str, Any]) -> MockReply:
 
 def replay(games: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, list[list[float]]]]:
     """The columns of each game, and the advantages (of trained tokens, in order) of the batch by estimator."""
-    columns = [play_game(game, number) for number, game in enumerate(games)]
+    columns = [play_game(game) for game in games]
     width = max(len(c["responses"]) for c in columns)
 
     def padded(name: str) -> torch.Tensor:
