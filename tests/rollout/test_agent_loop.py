@@ -8,7 +8,7 @@ import re
 import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,15 +41,12 @@ from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.judges import LabelJudge
-from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import GameSpec, Role
 from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run, tiny_tokenizer
-
-shared = partial(play, run=run_with(selfplay__context="shared"))
 
 
 def assert_well_formed(output: SelfPlayOutput) -> None:
@@ -91,20 +88,6 @@ def test_run_that_asks_for_no_log_probs_has_none(log_prob: float | None) -> None
         assert "rollout_log_probs" not in judge(output)
 
 
-@pytest.mark.parametrize("turn", [0, 1])
-def test_turn_without_requested_log_probs_makes_the_game_void(turn: int) -> None:
-    attack = TOKENIZER.encode(attack_text())
-    complete = MockReply(token_ids=attack, log_probs=[-1.0] * len(attack))
-    output, record, _ = play([attack if turn == 0 else complete, assessment_text()], log_prob=None)
-    missing = len(attack) if turn == 0 else len(TOKENIZER.encode(assessment_text())) + 1
-    assert record.void == f"{list(Role)[turn].value}: 0 log-probs for {missing} tokens"
-    assert role_metrics([record])["selfplay/void/no_log_probs"] == 1.0
-    assert_well_formed(output)
-    columns = judge(output)  # a row like all others, which no loss reads
-    assert columns["rollout_log_probs"].shape == columns["response_mask"].shape
-    assert not columns["response_mask"].any()
-
-
 @given(
     reasoning=st.text(max_size=300),
     before=st.text(max_size=100),
@@ -129,7 +112,8 @@ def test_assessor_prompt_depends_on_the_presented_note_alone(
 
 
 def test_the_shared_context_shows_the_assessor_everything() -> None:
-    output, _, engine = shared([attack_text(reasoning="SECRET-PLAN"), assessment_text()])
+    replies = [attack_text(reasoning="SECRET-PLAN"), assessment_text()]
+    output, _, engine = play(replies, run=run_with(selfplay__context="shared"))
     attacker, assessor = engine.calls
     assert assessor.prompt_ids[: len(attacker.prompt_ids)] == attacker.prompt_ids
     assert "SECRET-PLAN" in TOKENIZER.decode(assessor.prompt_ids)
@@ -432,14 +416,10 @@ def two_games() -> tuple[RoleBatch, list[list[int]]]:
         conversations=stacked(
             [context_ids(columns["context_lengths"], len(output.response_ids)) for output, columns in games], mask
         ),
-        repeated_roles=interaction(assessments=K).repeated_roles,
+        repeated_roles=MedicalGameInteraction(MedicalConfig(judge="labels", assessments=K)).repeated_roles,
         values=torch.zeros(mask.shape),
     )
     return batch, [ends(output) for output, _ in games]
-
-
-def interaction(**changes: Any) -> MedicalGameInteraction:
-    return MedicalGameInteraction(MedicalConfig(**{"judge": "labels", **changes}))
 
 
 def advantages(name: str, how: str, batch: RoleBatch) -> torch.Tensor:

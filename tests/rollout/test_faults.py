@@ -142,17 +142,18 @@ async def never_comes(output: TokenOutput) -> TokenOutput:
 
 @pytest.mark.parametrize("turn", [0, 1])
 @pytest.mark.parametrize(
-    ("fault", "reason"),
+    ("fault", "reason", "counted"),
     [
-        (raises(RuntimeError("CUDA out of memory")), "generation failed: RuntimeError: CUDA out of memory"),
-        (raises(ActorDiedError()), "generation failed: ActorDiedError"),
-        (answers(stop_reason="abort"), "generation aborted"),
-        (answers(token_ids=[], log_probs=[]), "generation aborted"),
-        (never_comes, f"generation timed out after {TIMEOUT_S} s"),
+        (raises(RuntimeError("CUDA out of memory")), "generation failed: RuntimeError: CUDA out of memory", "failed"),
+        (raises(ActorDiedError()), "generation failed: ActorDiedError", "failed"),
+        (answers(stop_reason="abort"), "generation aborted", "aborted"),
+        (answers(token_ids=[], log_probs=[]), "generation aborted", "aborted"),
+        (answers(log_probs=None), "0 log-probs for ", "no_log_probs"),
+        (never_comes, f"generation timed out after {TIMEOUT_S} s", "timed_out"),
     ],
 )
 def test_a_server_that_fails_costs_its_own_games_and_pays_nothing_for_them(
-    fault: Fault, reason: str, turn: int, whole: Kept, monkeypatch: pytest.MonkeyPatch
+    fault: Fault, reason: str, counted: str, turn: int, whole: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = stored(Server(turn, fault), monkeypatch)
     assert not kept.failed and sorted(g.uid for g in kept.games) == sorted(whole.paid)  # each once
@@ -160,9 +161,10 @@ def test_a_server_that_fails_costs_its_own_games_and_pays_nothing_for_them(
     assert len(failed) == GAMES / 2 and not whole.of(failed=True)
     assert others == {uid: game for uid, game in whole.of(failed=False).items() if uid in others}
     for uid, game in failed.items():
-        assert reason in game["void"] and game["rewards"] == {} and kept.paid[uid] == 0.0
-    [share] = [v for k, v in role_metrics(kept.games).items() if k.startswith("selfplay/void/")]
-    assert share == 0.5
+        assert game["void"].startswith(f"{list(Role)[turn].value}: {reason}") and game["rewards"] == {}
+        assert kept.paid[uid] == 0.0
+    void = {name: share for name, share in role_metrics(kept.games).items() if name.startswith("selfplay/void/")}
+    assert void == {f"selfplay/void/{counted}": 0.5}
 
 
 def test_answers_in_any_order_make_the_same_games(whole: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,9 +182,7 @@ def test_answers_in_any_order_make_the_same_games(whole: Kept, monkeypatch: pyte
     assert kept.of(failed=False) == whole.of(failed=False) and kept.paid == whole.paid
 
 
-def test_dead_reward_worker_voids_its_games_which_are_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_dead_reward_worker_voids_its_games_which_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ends at the end of the step (core/liveness.py), so nothing of it is trained on or written."""
     manager, asked = PerTurnRewardManager(RUN, PLAYER), iter(range(GAMES))
 
