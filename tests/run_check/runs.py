@@ -6,12 +6,12 @@ from functools import cache
 from typing import Any
 
 from hydra import compose, initialize_config_module
+from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.run_check import RunConfig, problems
-from medserl_agentloop.plugin import StartupCheck
 from medserl_agentloop.testing.tiny import compose_run
 
 schema = cache(compose_run)
@@ -41,9 +41,10 @@ def refusal(changes: Mapping[str, Any], recipe: str = "own_notes") -> str:
     return "\n".join(problems(run(changes, recipe), schema())[0])
 
 
-def start_up(*overrides: str, recipe: str = "own_notes") -> None:
-    """Run the start-up check of a recipe with these overrides; return its output."""
+def start_up(*overrides: str, recipe: str = "own_notes", config_name: str = "ppo_trainer") -> None:
+    """Have Hydra call the start-up check of a recipe with these overrides; it makes a warning of most exceptions."""
     GlobalHydra.instance().clear()
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides=[f"+recipes={recipe}", *overrides], return_hydra_config=True)
-        StartupCheck().on_run_start(config)
+        config = compose(config_name, overrides=[f"+recipes={recipe}", *overrides], return_hydra_config=True)
+        check = {**config.hydra.callbacks.medserl, "platform": None}  # that of this process stays
+        Callbacks(OmegaConf.create({"hydra": {"callbacks": {"medserl": check}}})).on_run_start(config)

@@ -1,14 +1,17 @@
 """A run that verl would start, but that self-play could not trust, is refused; ``medserl config`` shows every value."""
 
+import math
 from typing import Any
 
 import pytest
+from invoking import invoke
+from judges.games import printed_at_start_up
 from run_check.runs import refusal, run, run_of, schema
-from typer.testing import CliRunner
 
-from medserl_agentloop.cli import app
-from medserl_agentloop.core.run_check import problems
+from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.run_check import check_run, problems
 from medserl_agentloop.core.run_check.composition import Setting, settings
+from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.tiny import compose_run
 
 ACTOR, CRITIC, ROLLOUT = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.rollout"
@@ -32,11 +35,26 @@ NEEDED_BEFORE = (
     {f"{ROLLOUT}.calculate_log_probs": False},
 )
 DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": True}
+NUMBERS = ("judge_server.timeout_s", "budget.note_growth", "opponent.sampling.temperature")
+NO_WEIGHT = {f"selfplay.credit.role_weights.{role.value}": 0.0 for role in Role}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"selfplay.contxt": "shared"}, "selfplay.contxt is not a key of this node (did you mean 'context'?)"),
+        ({"selfplay.budget.asessor": 5}, "selfplay.budget.asessor is not a key of this node (did you mean 'assessor'"),
+        ({"selfplay.context": "isolatd"}, "selfplay.context='isolatd': Input should be 'isolated' or 'shared'"),
+        ({"selfplay.alarms.limits": {"void_game": 0.9}}, "selfplay.alarms.limits.void_game is not a key of this"),
+        ({"selfplay.reward": "zerosum"}, "selfplay.reward: no reward scheme 'zerosum' (did you mean 'zero_sum'?)"),
+        ({"selfplay.profile": "nonesuch"}, "no prompt profile 'nonesuch': expected one of baseline, brief, classic"),
+        ({"selfplay.credit.role_weights.judge": 1.0}, "selfplay.credit.role_weights.judge is not a key"),
+        (NO_WEIGHT, "selfplay.credit.role_weights: every role that is trained has weight 0"),
+        *(({f"selfplay.{key}": math.inf}, f"{key}=inf: Input should be a finite number") for key in NUMBERS),
+        ({"selfplay.alarms.limits": {"void_games": math.nan}}, "limits.void_games=nan: Input should be a finite"),
+        ({"selfplay.assessments": 2, **SHARED}, "Set selfplay.context=isolated"),
+        ({"selfplay.reward": "learnable"}, "Set selfplay.assessments to 2 or more"),
+        ({"selfplay.assessments": 0}, "selfplay.assessments"),
         ({"trainer.v1.trainer_mode": "sync"}, "trainer.v1.trainer_mode=selfplay_sync"),
         ({"trainer.use_v1": False}, "Set trainer.use_v1=True"),
         ({"reward.reward_manager.source": "register"}, "Set reward.reward_manager.source=importlib"),
@@ -143,6 +161,44 @@ def test_unlikely_settings_are_warnings(changes: dict[str, Any], warning: str) -
     assert not refused and warning in only
 
 
+@pytest.mark.parametrize("recipe", ["warm_start", "warm_start_base", "warm_start_smollm2", "warm_start_qwen3_4b"])
+def test_a_warm_start_of_no_steps_is_refused_before_ray(recipe: str) -> None:
+    def refused(*overrides: str) -> list[str]:
+        sft = "sft_trainer_engine"
+        return problems(compose_run(f"+recipes={recipe}", *overrides, config_name=sft), compose_run(config_name=sft))[0]
+
+    assert refused() == []
+    for override in ("trainer.total_training_steps=three", "trainer.total_epochs=0"):
+        assert [line.partition(" ")[0] for line in refused(override)] == [override]
+
+
+def test_start_up_names_a_role_that_is_whitened_by_a_kind_it_cannot_see(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(**normalize: str) -> bool:
+        keys = (f"selfplay.credit.normalize.{role}={how}" for role, how in normalize.items())
+        return any("assessor reads the same prompt" in line for line in printed_at_start_up(capsys, *keys))
+
+    assert said(assessor="kind", attacker="batch")
+    assert not said(assessor="mean", attacker="kind")
+
+
+@pytest.mark.parametrize(("estimator", "enabled"), [("role_gae", True), ("role_grpo", False)])
+def test_the_recipes_bring_a_critic_where_the_estimator_reads_its_values(estimator: str, enabled: bool) -> None:
+    composed = compose_run("+recipes=own_notes", f"algorithm.adv_estimator={estimator}")
+    assert composed.critic.enable is enabled
+    assert composed.critic.model.path == composed.actor_rollout_ref.model.path
+
+
+@pytest.mark.parametrize("key", [f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"])
+def test_an_anchor_is_accepted_with_either_way_to_a_reference_policy(key: str) -> None:
+    anchored = check_run(run({"selfplay.anchor.assessor": 0.1, "selfplay.anchor_end": 0.5, key: True}))
+    assert [anchored.anchors(done) for done in (0.0, 1.0)] == [{"assessor": 0.1}, {"assessor": 0.05}]
+
+
+def test_a_run_without_the_node_is_told_to_start_from_a_recipe() -> None:
+    with pytest.raises(ConfigError, match=r"\+recipes=quickstart"):
+        check_run(compose_run())
+
+
 # --- every value of a run with its origin ---
 
 
@@ -162,12 +218,9 @@ def test_every_value_names_what_set_it_last() -> None:
     assert found["selfplay.anchor.attacker"].changed is True
     # follows from rollout.n
     assert (found["critic.rollout_n"].value, found["critic.rollout_n"].changed) == (8, False)
-
-
-@pytest.mark.parametrize("recipes", ["quickstart,colocate_async", "[quickstart,colocate_async]"])
-def test_a_later_recipe_takes_precedence(recipes: str) -> None:
-    mode = by_key(recipes)["trainer.v1.trainer_mode"]
-    assert (mode.value, mode.origin) == ("selfplay_colocate_async", "recipes/colocate_async.yaml")
+    for recipes in ("quickstart,colocate_async", "[quickstart,colocate_async]"):
+        mode = by_key(recipes)["trainer.v1.trainer_mode"]
+        assert (mode.value, mode.origin) == ("selfplay_colocate_async", "recipes/colocate_async.yaml")
 
 
 @pytest.mark.parametrize(
@@ -181,19 +234,19 @@ def test_a_later_recipe_takes_precedence(recipes: str) -> None:
     ],
 )
 def test_config_command_reports_a_hydra_error_in_one_line(arguments: list[str], message: str) -> None:
-    answer = CliRunner().invoke(app, ["config", *arguments])
+    answer = invoke("config", *arguments)
     assert answer.exit_code == 2
     assert message in answer.stderr and answer.stderr.count("\n") == 1
 
 
 def test_the_command_prints_what_was_changed_and_refuses_as_the_start_does() -> None:
-    answer = CliRunner().invoke(app, ["config", "quickstart", "trainer.total_epochs=3"])
+    answer = invoke("config", "quickstart", "trainer.total_epochs=3")
     assert answer.exit_code == 0
     lines = {line.split()[-1]: line.split("  ")[0].strip() for line in answer.stdout.splitlines()}
     assert lines["trainer.total_epochs=3"] == "command line"
     assert lines["data.train_batch_size=16"] == "recipes/tiny.yaml"
     assert not any(line.startswith("verl") for line in lines.values())
-    answer = CliRunner().invoke(app, ["config", "quickstart", "--all", "trainer.use_v1=False"])
+    answer = invoke("config", "quickstart", "--all", "trainer.use_v1=False")
     assert answer.exit_code == 1
     assert "verl's ppo_trainer.yaml" in answer.stdout and "selfplay.context=isolated" in answer.stdout
     assert "refused: trainer.v1.trainer_mode=selfplay_sync (trainer.use_v1=False) does not know" in answer.stderr
