@@ -198,6 +198,31 @@ def test_every_key_of_a_run_that_a_page_names_exists() -> None:
     assert {(page, key) for page, key in named if page != "CHANGELOG.md" and not exists(key)} == set()
 
 
+# --- the arms of the study, but for what its page marks as planned ---
+
+
+SERVER = ("selfplay.judge_server.url=http://localhost:30000/v1", "selfplay.judge_server.model=judge")
+
+
+def arms() -> list[tuple[str, list[str]]]:
+    """Name and overrides of the arms that play games, without planned keys."""
+    page = text_of(ROOT / "experiments" / "study" / "README.md")
+    section = page.partition("## Arms")[2].partition("Arms without self-play")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", section, re.MULTILINE)
+    return [(name, shlex.split(" ".join(re.findall(r"`([^`]+)`(?!†)", overrides)))) for name, overrides in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "overrides"), arms())
+def test_every_arm_of_the_study_starts(name: str, overrides: list[str]) -> None:
+    selfplay = check_run(compose_run("+recipes=qwen3_4b", *SERVER, *overrides))
+    assert selfplay.judge == ("labels" if name in ("assessor_only", "labels") else "llm")
+
+
+def test_the_page_has_the_arms_of_the_study() -> None:
+    assert {name for name, _ in arms()} >= {"self_play", "assessor_only", "no_gate", "shared_context", "summed_credit"}
+
+
 # --- the reference tables of the site ---
 
 
