@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import zipfile
 from pathlib import Path
@@ -18,11 +19,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import typer
 from fastapi import FastAPI
+from invoking import invoke
 from rich.console import Console
 from run_check.runs import run_of, schema
 from serving import serving
-from typer.testing import CliRunner
 
 from medserl_agentloop import compiler, doctor, engine_check
 from medserl_agentloop.cli import app
@@ -233,24 +235,16 @@ def test_bundle_has_the_log_without_keys_notes_and_games(
     assert kept == [log[0], doctor.LEFT_OUT, "GET http://***@host", "the ***, ***", doctor.LEFT_OUT]
 
 
-def test_engine_starts_with_the_variables_that_the_run_gives_to_ray(
+def test_engine_has_the_variables_of_the_run_and_is_given_up_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[dict[str, str]] = []
-    monkeypatch.setattr(engine_check.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(engine_check.subprocess, "run", lambda *_, env, **__: started.append(env))
-    safe = run_of({"selfplay.records": str(tmp_path)}, "[qwen3_0_6b,first_run]")
-    (found,) = engine_check.engine(safe, Console(file=io.StringIO()))
-    assert found[0] == "fail" and started[0]["SGLANG_FLASHINFER_USE_PAGED"] == "1"
-
-
-def test_engine_that_never_starts_is_given_up_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(command: list[str], *, timeout: float, **_: Any) -> None:
+    def never(command: list[str], *, timeout: float, env: dict[str, str], **_: Any) -> None:
+        assert env["SGLANG_FLASHINFER_USE_PAGED"] == "1"  # as the run gives it to Ray
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(engine_check.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(engine_check.subprocess, "run", never)
-    run = run_of({"selfplay.records": str(tmp_path)}, "qwen3_0_6b")
+    run = run_of({"selfplay.records": str(tmp_path)}, "[qwen3_0_6b,first_run]")
     ((status, text),) = engine_check.engine(run, Console(file=io.StringIO()))
     assert status == "fail" and "was not over after 1800 s, and was given up" in text
 
@@ -325,7 +319,36 @@ def test_a_dead_cluster_is_named_before_ray_waits_for_it(monkeypatch: pytest.Mon
 def test_the_command_ends_with_1_if_something_blocks(status: Any, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     full = CheckResult("disk", status, "full. Free some.")
     monkeypatch.setattr(doctor, "diagnose", lambda composed, schema, **options: iter([full]))
-    answer = CliRunner().invoke(app, ["doctor", "--json"])
+    answer = invoke("doctor", "--json")
     assert answer.exit_code == code
     assert json.loads(answer.stdout) == [{"check": "disk", "status": status, "text": "full. Free some."}]
-    assert f"{status}  disk: full. Free some." in CliRunner().invoke(app, ["doctor"]).stdout
+    assert f"{status}  disk: full. Free some." in invoke("doctor").stdout
+
+
+# --- --json is JSON and nothing else, whatever is logged beside it ---
+
+
+COMMANDS = {"doctor": [], "plan": ["quickstart"]}
+BORDER = "-- the next --\n"
+ALL = f"""
+import sys
+from medserl_agentloop.cli import app
+for command in sys.argv[1:]:
+    app([*command.split(), "--json"], standalone_mode=False)
+    sys.stdout.write({BORDER!r})
+"""
+
+
+def test_every_command_with_json_is_here() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    with_json = [name for name, command in commands.items() if any("--json" in param.opts for param in command.params)]
+    assert sorted(with_json) == sorted(COMMANDS)
+
+
+@pytest.mark.slow
+def test_json_can_be_piped() -> None:
+    program = [sys.executable, "-c", ALL, *(" ".join([name, *words]) for name, words in COMMANDS.items())]
+    done = subprocess.run(program, capture_output=True, text=True)
+    *printed, rest = done.stdout.split(BORDER)
+    assert len(printed) == len(COMMANDS) and not rest and all(map(json.loads, printed)), done.stderr
+    assert "runs on the CPU" in done.stderr
