@@ -1,4 +1,7 @@
-"""The platform "cpu" is chosen by VERL_PLATFORM=cpu, in no other way, and leaves other runs alone."""
+"""The platform "cpu" is chosen by VERL_PLATFORM=cpu, in no other way, and leaves other runs alone.
+
+So does SGLang on a CPU: where it is not installed, where it is not chosen, and where there is a GPU.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,17 @@ import pytest
 import torch
 import verl  # noqa: F401  the plugin's registrations run while verl is imported
 from real_runs import printed_by
+from run_check.runs import run_of
 from verl.plugin.platform import PlatformRegistry
-from verl.utils.distributed import initialize_global_process_group_ray
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 from medserl_agentloop import backends
-from medserl_agentloop.backends import engines, register
-from medserl_agentloop.backends.cpu_platform import PlatformCPU, register_gloo
+from medserl_agentloop.backends import engines, register, sglang_cpu
+from medserl_agentloop.backends.cpu_platform import PlatformCPU
 from medserl_agentloop.backends.role_adapters import RoleAdapters
+from medserl_agentloop.core.run_check.machine import RESERVED, longest_context, sglang_on_cpu
 from medserl_agentloop.testing.tiny import tiny_model
 
 REPORT = """
@@ -65,21 +69,6 @@ def test_the_device_module_has_the_calls_that_verl_makes_on_every_device() -> No
     assert device.current_stream() is not None  # falls through to torch.cpu
 
 
-def test_torch_starts_gloo_under_the_name_that_verl_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    register_gloo()
-    monkeypatch.setattr("verl.utils.distributed.get_device_name", lambda: PlatformCPU.device_name)
-    monkeypatch.setattr("verl.utils.distributed.get_nccl_backend", PlatformCPU().communication_backend_name)
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
-        monkeypatch.setenv(name, value)
-    initialize_global_process_group_ray()
-    try:
-        assert torch.distributed.get_backend() == "cpu:gloo,cpu:gloo"
-        torch.distributed.all_reduce(ones := torch.ones(2))
-        assert ones.tolist() == [1, 1]
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 def test_a_gpu_run_gets_the_engine_and_the_replica_that_know_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     backends.register_adapters()
     monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
@@ -104,3 +93,83 @@ def test_sglangs_flag_is_set_before_the_servers_module_is_imported(monkeypatch: 
     monkeypatch.setattr("verl.workers.rollout.replica._load_sglang", load)
     monkeypatch.setattr("ray.remote", lambda served: served)
     assert backends.load_replica()().server_class is server
+
+
+# --- SGLang on a CPU ---
+
+
+OURS = "medserl_agentloop.backends.sglang_adapters.CpuServerAdapter"
+VERLS = "verl.workers.rollout.sglang_rollout.sglang_rollout.ServerAdapter"
+KEY = ("sglang", "async")
+
+
+@pytest.fixture
+def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process in which nothing is registered, on a machine without a GPU, with SGLang installed."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if "shim" not in path])
+    monkeypatch.setitem(_ROLLOUT_REGISTRY, KEY, VERLS)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sglang_cpu, "is_installed", lambda: True)
+    monkeypatch.setenv(sglang_cpu.SWITCH, "1")
+
+
+@pytest.mark.parametrize(
+    ("machine", "push", "shim"),
+    [
+        ({"chosen", "installed"}, OURS, True),
+        ({"chosen", "installed", "gpu build"}, OURS, True),
+        ({"chosen"}, OURS, False),
+        ({"chosen", "installed", "gpu build", "gpu"}, VERLS, False),
+        ({"installed"}, VERLS, True),  # Transformers imports torchvision all the same
+        ({"installed", "gpu build"}, VERLS, False),  # the head node of a GPU cluster
+    ],
+)
+def test_register_chooses_push_and_shim_by_the_machine(
+    untouched: None, monkeypatch: pytest.MonkeyPatch, machine: set[str], push: str, shim: bool
+) -> None:
+    monkeypatch.setenv(sglang_cpu.SWITCH, "1" if "chosen" in machine else "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: "gpu" in machine)
+    monkeypatch.setattr(torch.version, "cuda", "13.0" if "gpu build" in machine else None)
+    monkeypatch.setattr(sglang_cpu, "is_installed", lambda: "installed" in machine)
+    for _ in range(2):
+        sglang_cpu.register()
+    assert _ROLLOUT_REGISTRY[KEY] == push
+    assert [Path(path).name for path in sys.path if "shim" in path] == ["first", "last"] * shim
+    assert not shim or [Path(sys.path[place]).name for place in (0, -1)] == ["first", "last"]
+
+
+def test_folders_that_are_called_like_the_packages_are_not_taken_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sglang_cpu.is_installed()
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "torchvision").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert sglang_cpu.is_installed() is before
+
+
+RECIPE = "[quickstart,sglang_cpu]"
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, "cpu_smollm2", "learn_smollm2", "quickstart"])
+def test_the_recipes_leave_every_turn_its_tokens(untouched: None, recipe: str) -> None:
+    assert not list(sglang_on_cpu(run_of({}, recipe)))
+
+
+@pytest.mark.parametrize("key", ["max_model_len", "engine_kwargs.sglang.max_total_tokens"])
+def test_context_that_would_cut_a_turn_is_refused_with_the_number_needed(untouched: None, key: str) -> None:
+    needed = longest_context(run_of({}, RECIPE)) + RESERVED
+    assert not list(sglang_on_cpu(run_of({f"actor_rollout_ref.rollout.{key}": needed}, RECIPE)))
+    (problem,) = sglang_on_cpu(run_of({f"actor_rollout_ref.rollout.{key}": needed - 1}, RECIPE))
+    assert f"{key}={needed - 1}" in problem and f"at least {needed}" in problem
+
+
+def test_in_a_shared_context_a_turn_sees_all_that_came_before() -> None:
+    run = run_of({"selfplay.context": "shared"}, RECIPE)
+    assert longest_context(run) == run["data.max_prompt_length"] + run["data.max_response_length"]
+
+
+def test_a_run_with_a_gpu_is_sent_to_the_recipes_for_gpus(untouched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    (problem,) = sglang_on_cpu(run_of({}, RECIPE))
+    assert "CUDA_VISIBLE_DEVICES=-1" in problem

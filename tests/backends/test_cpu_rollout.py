@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 import torch
 from verl.workers.config import HFModelConfig, RolloutConfig
-from verl.workers.rollout.base import BaseRollout, get_rollout_class
-from verl.workers.rollout.replica import RolloutReplicaRegistry, TokenOutput
+from verl.workers.rollout.replica import TokenOutput
 
-from medserl_agentloop import backends
 from medserl_agentloop.backends import cpu_sampling
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutReplica, CpuRolloutServer
 from medserl_agentloop.backends.cpu_sampling import (
@@ -155,18 +153,12 @@ def test_ids_that_the_tokenizer_lacks_are_never_drawn() -> None:
         assert all(number > -100 for completion in done for number in completion.log_probs)
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
-        ({"min_new_tokens": 4}, "min_new_tokens=4"),
-    ],
-)
-def test_sampling_settings_refuse_what_cannot_be_honoured(params: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("name", "value"), [("repetition_penalty", 1.2), ("min_new_tokens", 4)])
+def test_sampling_settings_refuse_what_cannot_be_honoured(name: str, value: float) -> None:
     verls = {"temperature": 0.6, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
     assert SamplingSettings.from_params(verls) == SamplingSettings(temperature=0.6, top_p=0.9)
-    with pytest.raises(ValueError, match=message):
-        SamplingSettings.from_params(verls | params)
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        SamplingSettings.from_params(verls | {name: value})
 
 
 # --- the server ---
@@ -194,18 +186,6 @@ def ask(server: CpuRolloutServer, *calls: tuple[list[int], dict[str, Any]], name
         )
 
     return asyncio.run(all_calls())
-
-
-def test_server_answers_with_token_outputs_that_carry_the_weights_step(model_path: Path, model: Any) -> None:
-    server = make_server(model_path, model, steps=3)
-    (output,) = ask(server, ([5, 6, 7], {"temperature": 1.0, "max_tokens": 8}))
-    assert isinstance(output, TokenOutput)
-    assert output.extra_fields == {"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3}
-    assert output.log_probs is not None
-    assert len(output.log_probs) == len(output.token_ids) <= 8
-    completion = Completion(output.token_ids, output.log_probs)
-    expected = forward_log_probs(model, [5, 6, 7], completion, SamplingSettings())
-    assert output.log_probs == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
@@ -257,13 +237,22 @@ def test_a_batch_never_exceeds_max_num_seqs(model_path: Path, model: Any, batche
     assert [len(budgets) for _, budgets in batches] == [2, 2, 1]
 
 
-def test_budgets_that_fit_are_spent(model_path: Path, model: Any) -> None:
-    for prompt_length, params, config, tokens in (
-        (8, {}, {"prompt_length": 4, "response_length": 10}, 6),  # the default counts against both lengths
-        (100, {"max_tokens": 28}, {}, 28),  # fills the context exactly
-    ):
-        (output,) = ask(make_server(model_path, model, **config), ([5] * prompt_length, {**params, "ignore_eos": True}))
-        assert len(output.token_ids) == tokens
+@pytest.mark.parametrize(
+    ("prompt", "params", "config", "tokens"),
+    [
+        ([5] * 8, {}, {"prompt_length": 4, "response_length": 10}, 6),  # the default counts against both lengths
+        ([5] * 100, {"max_tokens": 28}, {}, 28),  # fills the context exactly
+    ],
+)
+def test_server_spends_budgets_that_fit_and_tells_the_step_of_its_weights(
+    model_path: Path, model: Any, prompt: list[int], params: dict[str, Any], config: dict[str, Any], tokens: int
+) -> None:
+    (output,) = ask(make_server(model_path, model, steps=3, **config), (prompt, {**params, "ignore_eos": True}))
+    assert isinstance(output, TokenOutput) and len(output.token_ids) == tokens
+    assert output.extra_fields == {"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3}
+    assert output.log_probs is not None
+    completion = Completion(output.token_ids, output.log_probs)
+    assert output.log_probs == pytest.approx(forward_log_probs(model, prompt, completion, SamplingSettings()), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -340,17 +329,6 @@ def test_draws_follow_seed_step_name_and_prompt_and_not_order_or_batch(model_pat
     assert answers() == answers("bcaa") == answers("caba")
     assert answers(seed=2) != answers() != answers(steps=4)
     assert len({tuple(tokens) for _, tokens in answers()}) == 4
-
-
-def test_verl_finds_replica_and_adapter_once_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    backends.register()
-    backends.register()
-    assert RolloutReplicaRegistry.get("cpu_hf") is CpuRolloutReplica
-    monkeypatch.setenv("RANK", "2")
-    adapter_class = get_rollout_class("cpu_hf", "async")
-    assert issubclass(adapter_class, BaseRollout)
-    assert not adapter_class.__abstractmethods__
 
 
 def test_a_replica_of_several_processes_is_refused() -> None:
