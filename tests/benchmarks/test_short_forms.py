@@ -18,7 +18,7 @@ RUN_BY = {
     "adapters": "tests/backends/test_role_adapters.py",
     "gpu": "tests/benchmarks/test_gpu.py",
     "gpu_none": "tests/benchmarks/test_gpu.py",
-    "plan_memory": "tests/planning/test_arithmetic.py",
+    "plan_memory": "tests/planning/test_plan.py",
     "prefix_reuse": "tests/sglang_cpu/test_prefix_reuse.py",
     "report_page": "tests/report/test_page.py",
 }
