@@ -1,7 +1,7 @@
 """An OpenAI-compatible chat server whose answers a test chooses, a run's folder, and a file of rows to play."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from serving import as_new, completion, serving
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST
 from medserl_agentloop.data.rows import write_parquet
 from medserl_agentloop.games.medical.records import MedicalRecord
-from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.games.medical.types import GameSpec, Role
 from medserl_agentloop.paths import resource
 
 MODEL = "toy-4b"
@@ -94,11 +94,15 @@ def run_at(folder: Path, steps: int = 1, player: str = "tiny_player", **config: 
     return folder
 
 
-@pytest.fixture(scope="session")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A parquet file of twelve games, three of each of the four categories."""
-    path = tmp_path_factory.mktemp("rows") / "train.parquet"
-    specs = [spec(CATEGORIES[number % 4], index=number, text_id=f"toy-{number}") for number in range(12)]
+def write_rows(specs: Iterable[GameSpec], path: Path) -> Path:
+    """A parquet file of rows to play."""
     facts = [MedicalRecord(spec=one).to_json()["spec"] | {"sentences": []} for one in specs]
     write_parquet([{"extra_info": of_row} for of_row in facts], path)
     return path
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve games, three of each of the four categories."""
+    specs = [spec(CATEGORIES[number % 4], index=number, text_id=f"toy-{number}") for number in range(12)]
+    return write_rows(specs, tmp_path_factory.mktemp("rows") / "train.parquet")

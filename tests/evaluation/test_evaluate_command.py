@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,14 +101,18 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_a_model_that_knows_everything_scores_so(server: ChatServer, notes: Path, tmp_path: Path) -> None:
+def test_who_knows_all_scores_so_and_again_from_the_cache(server: ChatServer, notes: Path, tmp_path: Path) -> None:
+    server.answer = lambda role, prompt: {**completion(knows(role, prompt)), "model": "toy-4b-2026"}
     done = evaluate(server.url, notes, tmp_path, "--model", MODEL)
     assert "flag accuracy" in done.output and "always no error" in done.output
+    again = evaluate(server.url, notes, tmp_path, "--model", MODEL).output
+    assert "--fresh asks again" not in done.output
+    assert re.search(r"16 of 16 answers were made 20\S+ \S+ UTC to 20\S+ \S+ UTC; --fresh asks again", again)
     found = json.loads((tmp_path / "results.json").read_text())
     assert measures(found)["flag_accuracy"] == measures(found)["sentence_accuracy"] == measures(found)["f1"] == 1.0
     reference = read_reference([notes])
     assert found["reference"]["sha256"] == reference.sha256
-    assert found["model"] == {"name": MODEL, "server": f"{server.url}/v1", "answers_as": []}
+    assert found["model"] == {"name": MODEL, "server": f"{server.url}/v1", "answers_as": ["toy-4b-2026"]}
     assert found["prompts"]["profile"] == "medserl" and len(found["prompts"]["sha256"]) == 64
     assert found["sampling"] == {"temperature": 0.0, "samples": 1, "max_tokens": 1024, "seed": 0}
     assert {"python", "verl", "medserl-agentloop"} <= found["versions"].keys()
@@ -199,25 +203,18 @@ def test_other_weights_by_their_server_are_asked_anew(
         assert len(server.requests) == requests * 2 * CASES
 
 
-def test_answers_of_the_cache_are_counted_and_dated(server: ChatServer, notes: Path, tmp_path: Path) -> None:
-    server.answer = lambda role, prompt: {**completion(knows(role, prompt)), "model": "toy-4b-2026"}
-    assert "--fresh asks again" not in evaluate(server.url, notes, tmp_path, "--model", MODEL).output
-    again = evaluate(server.url, notes, tmp_path, "--model", MODEL)
-    assert re.search(r"16 of 16 answers were made 20\S+ \S+ UTC to 20\S+ \S+ UTC; --fresh asks again", again.output)
-    assert json.loads((tmp_path / "results.json").read_text())["model"]["answers_as"] == ["toy-4b-2026"]
-
-
-@pytest.mark.parametrize("answer", ["I cannot say.", completion(None, reasoning_content="It is wrong.")])
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("I cannot say.", "no score: none of 16 answers can be read"),
+        (completion(None, reasoning_content="It is wrong."), "put all of it into its reasoning. Start it"),
+    ],
+)
 def test_an_evaluation_without_a_readable_answer_has_no_score(
-    server: ChatServer, notes: Path, tmp_path: Path, answer: Any
+    server: ChatServer, notes: Path, tmp_path: Path, answer: Any, said: str
 ) -> None:
     server.answer = lambda role, prompt: answer
     done = evaluate(server.url, notes, tmp_path, "--model", MODEL)
-    said = (
-        "no score: none of 16 answers can be read"
-        if isinstance(answer, str)
-        else "put all of it into its reasoning. Start it"
-    )
     assert done.exit_code == 2 and said in done.output and not (tmp_path / "results.json").exists()
     assert evaluate(server.url, notes, tmp_path, "--model", MODEL, "--allow-missing").exit_code == 2
 
@@ -327,17 +324,19 @@ NOWHERE = ("http://127.0.0.1:9", "--model", "x")
         ((*NOWHERE, "--samples", 3), "notes.csv", "--temperature above 0"),
         (NOWHERE, "uw.csv", "16 of MEDEC-UW"),
         ((*NOWHERE, "--twins"), "clean.csv", "no note with an error and its corr"),
+        ((str(resource("assets/tiny_player")),), "notes.csv", r"sglang\.launch_server (?s:.*)Or add --slow"),
     ],
 )
 def test_evaluate_refuses_models_and_notes_it_cannot_ask(
-    tmp_path: Path, arguments: tuple[Any, ...], file: str, says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[Any, ...], file: str, says: str
 ) -> None:
+    monkeypatch.setattr("medserl_agentloop.evaluation.local_models._LARGE", 1_000_000)
     write_reference(tmp_path / "notes.csv", cases())
     write_reference(tmp_path / "uw.csv", [replace(note, text_id=f"uw-{note.text_id}") for note in cases()])
     write_reference(tmp_path / "clean.csv", [note for note in cases() if not note.flag])
     model, *more = arguments
     done = evaluate(model, tmp_path / file, tmp_path / "out", *more)
-    assert done.exit_code == 2 and says in done.output
+    assert done.exit_code == 2 and re.search(says, done.output), done.output
 
 
 def test_notes_under_agreement_are_sent_where_it_was_signed(server: ChatServer, tmp_path: Path) -> None:
@@ -374,6 +373,12 @@ def merge(shards: Path, target: Path) -> None:
     """As ``python -m verl.model_merger`` does it."""
     places = {"local_dir": str(shards), "hf_model_config_path": str(shards / "huggingface"), "target_dir": str(target)}
     FSDPModelMerger(ModelMergerConfig(operation="merge", backend="fsdp", **places)).merge_and_save()
+
+
+def drawn(player: Any, turn: Turn, conversation: Sequence[Message] | None = None, budget: int = 9) -> Reply:
+    """A greedy turn of a player, after its prompt alone or after a conversation."""
+    options: Any = {"number": 0, "budget": budget, "temperature": 0.0, "seed": 0}
+    return asyncio.run(player.sample(turn, turn.prompt.filled() if conversation is None else conversation, **options))
 
 
 def loaded(folder: Path) -> Any:
@@ -455,15 +460,6 @@ def test_a_folder_with_a_part_of_the_weights_is_refused(tmp_path: Path) -> None:
         find_weights(tmp_path)
 
 
-def test_a_large_model_is_refused_on_the_cpu_with_the_command_of_a_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_reference(tmp_path / "notes.csv", cases())
-    monkeypatch.setattr("medserl_agentloop.evaluation.local_models._LARGE", 1_000_000)
-    done = evaluate(str(resource("assets/tiny_player")), tmp_path / "notes.csv", tmp_path / "out")
-    assert done.exit_code == 2 and "sglang.launch_server" in done.output and "Or add --slow" in done.output
-
-
 def test_fingerprint_differs_by_weights_template_and_base_of_the_adapter(tmp_path: Path) -> None:
     for seed, name in ((0, "a"), (0, "b"), (1, "c")):
         saved(tmp_path / name, seed)
@@ -490,7 +486,7 @@ def test_checkpoint_with_role_adapters_plays_each_role_with_its_own(tmp_path: Pa
     game = MedicalGameInteraction(MedicalConfig(judge="labels", profile="brief"))
     for turn in game.sample_turns(extra_info("adversarial_benign")):
         role = Role(turn.role)
-        asyncio.run(player.sample(turn, turn.prompt.filled(), number=0, budget=2, temperature=0.0, seed=0))
+        drawn(player, turn, budget=2)
         ids = torch.tensor([player.encoder.opening(turn).ids])
         with torch.inference_mode():
             found = player.model(ids).logits
@@ -507,20 +503,15 @@ def test_decoded_turn_drops_end_ids_of_the_generation_config(tmp_path: Path) -> 
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
         player = load_player(tmp_path)
         turn = Turn("first", Prompt(({"role": "user", "content": "You hold the king."},)), 99)
-        drawn: Any = {"number": 0, "budget": 99, "temperature": 0.0, "seed": 0}
-        said.append(asyncio.run(player.sample(turn, turn.prompt.filled(), **drawn)))
+        said.append(drawn(player, turn, budget=99))
     assert player.tokenizer.eos_token_id == 0
     assert said[0] == said[1] and not said[0].truncated
 
 
 def test_a_later_turn_is_answered_after_the_whole_conversation(tmp_path: Path) -> None:
-    def answer(turn: Turn, conversation: list[Message]) -> Reply:
-        drawn: Any = {"number": 0, "budget": 9, "temperature": 0.0, "seed": 0}
-        return asyncio.run(player.sample(turn, conversation, **drawn))
-
     player = load_player(resource("assets/tiny_player"))
     words = (("user", "You hold the king."), ("assistant", "check"), ("user", "The other bets."))
     messages = [{"role": role, "content": content} for role, content in words]
     later = Turn("first", Prompt((messages[-1],)), 9)
-    whole = answer(replace(later, prompt=Prompt(tuple(messages))), messages)
-    assert answer(later, messages) == whole != answer(later, messages[-1:])
+    whole = drawn(player, replace(later, prompt=Prompt(tuple(messages))), messages)
+    assert drawn(player, later, messages) == whole != drawn(player, later, messages[-1:])

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -196,9 +196,6 @@ def test_served_model_commands_import_neither_verl_nor_torch() -> None:
 # --- a chat server's answers, faults and habits, as everyone who asks for a turn meets them ---
 
 
-T = TypeVar("T")
-
-
 def ask(url: str, content: str = "hello", prefix: str = "", special_tokens: Iterable[str] = ()) -> Reply:
     chat = ChatClient(ServerOptions(url=f"{url}/v1", model=MODEL, timeout_s=5.0).client(), special_tokens)
     return blocking(chat.complete([{"role": "user", "content": content}], {"seed": 7}, prefix))
@@ -297,16 +294,11 @@ def turn(note: str = CLEAN_NOTE, **changes: Any) -> Any:
     return replace(load_profile().turn(Role.ASSESSOR, Category.VANILLA_BENIGN, note), max_tokens=77, **changes)
 
 
-def play(url: str, use: Callable[[ServedModel], Awaitable[T]]) -> T:
-    async def played() -> T:
-        model = model_at(url, MODEL, {}, timeout_s=5.0, retries=1)
-        assert isinstance(model, ServedModel)
-        return await use(model)
-
-    return asyncio.run(played())
+def play(url: str, use: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
+    return asyncio.run(use(model_at(url, MODEL, {}, timeout_s=5.0, retries=1)))
 
 
-def reply(url: str, one: Any, **fields: Any) -> Reply:
+def reply(url: str, one: Any, **fields: Any) -> Any:
     return play(url, lambda player: player.reply(one, one.prompt.filled(), **fields))
 
 

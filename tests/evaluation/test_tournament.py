@@ -7,14 +7,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from evaluation.conftest import MODEL, ChatServer, run_at
+from evaluation.conftest import MODEL, ChatServer, run_at, write_rows
 from evaluation.test_play import good_player
 from game.builders import finished
 from invoking import invoke
 from typer.testing import Result
 
 from experiments.learning.measure import held_out_cases, spec_of
-from medserl_agentloop.data.rows import write_parquet
 from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.evaluation.play import play_match
 from medserl_agentloop.evaluation.tournament import entries, newest, shares
@@ -49,10 +48,7 @@ def test_a_match_repeats_itself_and_a_turn_without_room_is_cut_off() -> None:
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two cases: each to attack, and untouched with and without its error."""
-    path = tmp_path_factory.mktemp("notes") / "notes.parquet"
-    facts = [MedicalRecord(spec=spec).to_json()["spec"] | {"sentences": []} for spec in specs(2)]
-    write_parquet([{"extra_info": of_row} for of_row in facts], path)
-    return path
+    return write_rows(specs(2), tmp_path_factory.mktemp("notes") / "notes.parquet")
 
 
 def held(output: Path, notes: Path, *players: str, more: tuple[str, ...] = ()) -> Result:
@@ -141,17 +137,23 @@ def test_tournament_refuses_missing_unknown_and_repeated_players(
     assert done.exit_code == 2 and says in done.output and not (tmp_path / "out").exists()
 
 
+def run_of(folder: Path, notes: Path, **node: Any) -> Path:
+    """A run of the novice's that has two checkpoints."""
+    node |= {"profile": "brief", "judge": ORACLE}
+    start = {"model": {"path": NOVICE}}
+    return run_at(folder, 2, selfplay=node, data={"val_files": str(notes)}, actor_rollout_ref=start)
+
+
 def test_a_run_is_its_checkpoints_and_says_profile_judge_and_notes(notes: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone.parquet"
-    node = {"profile": "brief", "judge": ORACLE, "vanilla_attacker": "copy"}
-    start = {"model": {"path": NOVICE}}
-    run = run_at(tmp_path / "run", 2, selfplay=node, data={"val_files": str(gone)}, actor_rollout_ref=start)
+    run = run_of(tmp_path / "run", gone, vanilla_attacker="copy")
     (run / "global_step_10" / "actor").mkdir(parents=True)
     (run / "global_step_3").mkdir()  # its weights were deleted
     found = entries(f"mine={run}")
     assert [entry.name for entry in found] == ["mine/0", "mine/1", "mine/2", "mine/10"]
     assert found[0].place == NOVICE and {entry.line for entry in found} == {"mine"}
     (run / "global_step_10" / "actor").rmdir()
+    (run / "global_step_1" / "actor").unlink()
     command = ("tournament", run, "--games", 3, *SHORT)
     done = invoke(*command)
     assert done.exit_code == 2 and "name the notes with --data" in " ".join(done.output.split())
@@ -163,9 +165,7 @@ def test_a_run_is_its_checkpoints_and_says_profile_judge_and_notes(notes: Path, 
 
 
 def test_progress_is_a_tournament_between_the_ends_of_a_run(notes: Path, tmp_path: Path) -> None:
-    node = {"profile": "brief", "judge": ORACLE, "budget": {"attacker_reasoning": 40, "assessor": 60}}
-    start = {"model": {"path": NOVICE}}
-    run = run_at(tmp_path / "run", 2, selfplay=node, data={"val_files": str(notes)}, actor_rollout_ref=start)
+    run = run_of(tmp_path / "run", notes, budget={"attacker_reasoning": 40, "assessor": 60})
     done = invoke("progress", run, "--games", 6)
     assert done.exit_code == 0 and "valid errors found, %" in done.output, done.output
     assert {game.players["assessor"] for game in records(run / "progress" / "2")} == {"run/0", "run/2"}
