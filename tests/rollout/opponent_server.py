@@ -1,54 +1,39 @@
 """A local HTTP server that speaks the routes of SGLang's that opponents use, on a real socket."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from evaluation.conftest import Answer, ChatServer, response
+from fastapi import FastAPI, Response
 from serving import completion, serving
 
-Answer = str | int | dict[str, Any]
-"""Text of a turn, an HTTP status to fail with, or a whole body."""
 
-
-class OpponentServer:
-    """Answers with whatever ``answer`` returns for the messages of a request; remembers all requests."""
+class OpponentServer(ChatServer):
+    """Answers with whatever ``answer`` returns for the messages of a request, and plays with other weights if told."""
 
     def __init__(self) -> None:
-        self.answer: Callable[[list[dict[str, str]]], Answer] = lambda _: "hello"
+        super().__init__()
+        self.chats = self.requests
+        self.answer = lambda messages: "hello"
+        self.info: dict[str, str] = {"model_path": "somewhere", "weight_version": "default"}
         self.swap_result: Answer = {"success": True}
-        self.weight_version = "default"
-        self.chats: list[dict[str, Any]] = []
         self.swaps: list[dict[str, str]] = []
-        self.url = ""
+
+    def complete(self, body: dict[str, Any]) -> Answer:
+        said = self.answer(body["messages"])
+        metadata = {"weight_version": self.info["weight_version"]}
+        return {**completion(said), "model": "frozen-7b", "metadata": metadata} if isinstance(said, str) else said
 
     def app(self) -> FastAPI:
-        app = FastAPI()
-
-        @app.post("/v1/chat/completions")
-        def chat(body: dict[str, Any], request: Request) -> Any:
-            self.chats.append({**body, "authorization": request.headers.get("authorization")})
-            said = self.answer(body["messages"])
-            if isinstance(said, int):
-                return JSONResponse({"error": "broken"}, status_code=said)
-            if isinstance(said, dict):
-                return said
-            return {**completion(said), "model": "frozen-7b", "metadata": {"weight_version": self.weight_version}}
+        app = super().app()
 
         @app.post("/update_weights_from_disk")
-        def swap(body: dict[str, str]) -> Any:
+        def swap(body: dict[str, str]) -> Response:
             self.swaps.append(body)
-            if isinstance(self.swap_result, int):
-                return JSONResponse({"success": False}, status_code=self.swap_result)
-            assert isinstance(self.swap_result, dict)
-            if self.swap_result["success"]:
-                self.weight_version = body["weight_version"]
-            return self.swap_result
-
-        @app.get("/model_info")
-        def info() -> dict[str, str]:
-            return {"model_path": "somewhere", "weight_version": self.weight_version}
+            if isinstance(self.swap_result, dict) and self.swap_result["success"]:
+                self.info["weight_version"] = body["weight_version"]
+            return response(self.swap_result)
 
         return app
 

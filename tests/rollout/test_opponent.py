@@ -109,12 +109,12 @@ def test_an_opponent_that_fails_voids_the_game(server: OpponentServer) -> None:
 
 def test_pool_answer_names_its_weights_which_must_be_of_the_pool(server: OpponentServer) -> None:
     server.answer = lambda _: attack_text()
-    server.weight_version = "global_step_40"
+    server.info["weight_version"] = "global_step_40"
     run = against(server, "assessor", kind="pool")
     _, record, _ = play([assessment_text()], run=run)
     assert record.opponent is not None
     assert (record.opponent.kind, record.opponent.version) == ("pool", "global_step_40")
-    server.weight_version = "default"
+    server.info["weight_version"] = "default"
     _, record, _ = play([], run=run)
     assert record.void == "opponent failed: the server played with weights 'default', which are not of the pool"
 
@@ -214,14 +214,12 @@ def test_server_gets_the_chosen_checkpoint_once_per_change_or_restart(tmp_path: 
         "selfplay/opponent/pool_size": 2.0,
         "selfplay/opponent/step": 2.0,
     }
+    weights = str(tmp_path / "global_step_2" / "actor" / "huggingface")
     assert server.swaps == [
         {"model_path": "Qwen/Qwen3-4B", "weight_version": "global_step_0"},
-        {
-            "model_path": str(tmp_path / "global_step_2" / "actor" / "huggingface"),
-            "weight_version": "global_step_2",
-        },
+        {"model_path": weights, "weight_version": "global_step_2"},
     ]
-    server.weight_version = "default"  # restarted
+    server.info["weight_version"] = "default"  # restarted
     pool.prepare(3)
     assert server.swaps[-1] == server.swaps[-2]
 
