@@ -137,7 +137,7 @@ def test_custom_profile_has_a_system_message_parser_prefix_and_stops(
         ("stop: {judge: [x]}", "stop"),
         ("parser: !!python/object/apply:os.system [id]", "could not determine a constructor"),
         ("parser: [", "expected the node content"),
-        ("parser: " + "[" * 2000, "recursion"),
+        ("parser: " + "[" * 1000, "recursion"),
         ("parser: ${broken", "no viable alternative"),
     ],
 )

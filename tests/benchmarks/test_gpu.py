@@ -127,16 +127,17 @@ def test_a_part_runs_alone_and_the_table_has_those_before_it(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("engine", "gib", "names"),
+    ("engine", "cards", "names"),
     [
-        ("sglang", 79.6, ["qwen3_4b", "gpu_80g", "first_run"]),
-        ("sglang", 95.6, ["qwen3_4b", "first_run"]),
-        ("sglang", 140.4, ["qwen3_4b", "first_run"]),
-        ("vllm", 140.4, ["qwen3_4b"]),
+        ("sglang", [79.6], ["qwen3_4b", "gpu_80g", "first_run"]),
+        ("sglang", [95.6, 140.4], ["qwen3_4b", "first_run"]),
+        ("vllm", [140.4], ["qwen3_4b"]),
     ],
 )
-def test_the_recipes_for_a_card_compose_and_pass_the_checks_of_a_run(engine: Any, gib: float, names: list[str]) -> None:
-    assert gpu.recipes("qwen3_4b", engine, gib) == names
+def test_the_recipes_for_a_card_compose_and_pass_the_checks_of_a_run(
+    engine: Any, cards: list[float], names: list[str]
+) -> None:
+    assert all(gpu.recipes("qwen3_4b", engine, gib) == names for gib in cards)
     commands = gpu.overrides(Path("/out"), names, engine, games=64, prompt=210, turn=1024)
     run = compose_run(*(each for each in commands["relay"] if not each.startswith("hydra.")))
     assert check_run(run).game == "gpu_game:Relay"
