@@ -101,9 +101,7 @@ def test_a_client_serves_one_event_loop_after_another() -> None:
 # --- the breaker ---
 
 
-def test_circuit_opens_after_losses_in_a_row_and_tries_one_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_circuit_opens_after_losses_in_a_row_and_tries_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(core_client.time, "monotonic", lambda: now)
     breaker = CircuitBreaker(2, 10.0)
@@ -150,16 +148,8 @@ def test_loopback_goes_past_every_proxy_which_would_read_the_key(
 
 
 def test_this_machine_is_known_by_all_its_names() -> None:
-    here = (
-        "localhost",
-        "localhost.",
-        "localhost.localdomain",
-        "ip6-localhost",
-        "127.1",
-        "::1",
-        "::ffff:127.0.0.1",
-        "::",
-    )
+    names = ("localhost", "localhost.", "localhost.localdomain", "ip6-localhost")
+    here = (*names, "127.1", "::1", "::ffff:127.0.0.1", "::")
     there = ("localhost.example.com", "10.0.0.1", "127.example.com", "mylocalhost", "::ffff:10.0.0.1")
     assert [*map(_is_this_machine, here + there)] == [True] * len(here) + [False] * len(there)
 

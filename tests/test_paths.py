@@ -6,10 +6,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from invoking import invoke
 from note_files import SAMPLE
-from typer.testing import CliRunner
 
-from medserl_agentloop.cli import app
 from medserl_agentloop.paths import read_parquet, replacing
 
 
@@ -77,6 +76,6 @@ def test_a_pipe_or_a_device_is_refused_by_every_command_that_reads_a_file(
     names = {kind: tmp_path / f"input.{kind}" for kind in ("csv", "jsonl", "parquet")}
     for path in names.values():
         path.symlink_to("/dev/zero") if device else os.mkfifo(path)
-    result = CliRunner().invoke(app, words.format(sample=SAMPLE, **names).split())
+    result = invoke(*words.format(sample=SAMPLE, **names).split())
     refused = "is no regular file" in result.stderr or "holds no games" in result.stderr
     assert result.exit_code == 2 and refused, result.output
