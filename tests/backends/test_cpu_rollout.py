@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 from verl.workers.config import HFModelConfig, RolloutConfig
-from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.base import BaseRollout, get_rollout_class
+from verl.workers.rollout.replica import RolloutReplicaRegistry, TokenOutput
 
+from medserl_agentloop import backends
 from medserl_agentloop.backends import cpu_sampling
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutReplica, CpuRolloutServer
 from medserl_agentloop.backends.cpu_sampling import (
@@ -329,6 +331,17 @@ def test_draws_follow_seed_step_name_and_prompt_and_not_order_or_batch(model_pat
     assert answers() == answers("bcaa") == answers("caba")
     assert answers(seed=2) != answers() != answers(steps=4)
     assert len({tuple(tokens) for _, tokens in answers()}) == 4
+
+
+def test_verl_finds_replica_and_adapter_once_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    backends.register()
+    backends.register()
+    assert RolloutReplicaRegistry.get("cpu_hf") is CpuRolloutReplica
+    monkeypatch.setenv("RANK", "2")
+    adapter_class = get_rollout_class("cpu_hf", "async")
+    assert issubclass(adapter_class, BaseRollout)
+    assert not adapter_class.__abstractmethods__
 
 
 def test_a_replica_of_several_processes_is_refused() -> None:

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl import DataProto
+from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -40,6 +41,11 @@ from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.testing.tiny import compose_run
 
 NAMES = MedicalGameInteraction.roles
+
+
+def test_verl_finds_the_trainer_and_takes_it_for_its_synchronous_one() -> None:
+    trainer = object.__new__(get_trainer_cls("selfplay_sync"))
+    assert isinstance(trainer, SelfPlayTrainerSync) and trainer.verl_mode == "sync"
 
 
 def test_validation_is_in_the_file_of_the_run_unless_a_game_raised(
