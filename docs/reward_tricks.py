@@ -24,15 +24,7 @@ from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, medserl, zero_sum
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import (
-    Category,
-    ErrorType,
-    GameSpec,
-    Label,
-    Role,
-    VanillaAttacker,
-    known_type,
-)
+from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role, known_type
 from medserl_agentloop.medical_team.rewards import medical_general_sum
 
 PAGE = Path(__file__).with_name("rewards.md")
@@ -94,7 +86,7 @@ class Trick:
             spec,
             EditLimits(),
             MEDSERL,
-            vanilla_attacker=VanillaAttacker.COPY if self.copies else VanillaAttacker.SKIP,
+            copies=self.copies,
             special_tokens=SPECIAL_TOKENS,
             count=lambda text: len(text.encode()),  # as a tokenizer that knows no word
             room=lambda seed: self.room,

@@ -35,7 +35,7 @@ from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.rewards import medserl, zero_sum
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, Label, Role, VanillaAttacker
+from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.medical_team.protocol import JudgeAnswer, by_index
 
 SEEN = Counter[str]()
@@ -67,7 +67,7 @@ ROOM = 400
 def parsers(data: bytes) -> None:
     """Both turns of a game. No contradictory verdict counts, and what a valid attack promises holds."""
     (name, prefill, category, copies, sentences, truncated, label), rest = _settings(
-        data, list(PARSERS), PREFILLS, list(Category), list(VanillaAttacker), (1, 3), (False, True), list(Label)
+        data, list(PARSERS), PREFILLS, list(Category), (False, True), (1, 3), (False, True), list(Label)
     )
     attack, _, assessment = rest.decode(errors="surrogateescape").partition(NEXT_TURN)
     read = load_parser(name).attack(attack, prefill)

@@ -26,7 +26,7 @@ from medserl_agentloop.games.medical.parsing import EDITS, MEDSERL, TurnFormat, 
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import medserl
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, Label, Role, VanillaAttacker
+from medserl_agentloop.games.medical.types import Category, Label, Role
 
 BLANKS = st.sampled_from([" ", "\n", "\r\n", "\n\n\n", "\t ", "\u00a0"])
 PIECES = st.sampled_from(
@@ -161,7 +161,7 @@ def test_an_assessment_names_a_numbered_sentence() -> None:
 
 def started(category: Category | str, parser: TurnFormat = EDITS, **changes: Any) -> MedicalGame:
     limits = EditLimits(max_changed_sentences=changes.pop("max_sentences", 1))
-    copies = changes.pop("vanilla_attacker", VanillaAttacker.SKIP)
+    copies = changes.pop("copies", False)
     return MedicalGame(spec(category, **changes), limits, parser, copies)
 
 
@@ -208,7 +208,7 @@ def test_an_edit_that_does_not_count_says_why(text: str, reason: InvalidAttack) 
 
 def test_a_copy_replaces_a_sentence_by_itself() -> None:
     for new, reason in (("Discharge is planned.", None), ("Death is near.", InvalidAttack.NOT_COPIED)):
-        game = started("vanilla_harmful", vanilla_attacker=VanillaAttacker.COPY)
+        game = started("vanilla_harmful", copies=True)
         game.play(edit_text(2, new))
         assert game.record.attack is not None and game.record.attack.invalid is reason
         assert game.record.error_sentences == ([] if reason else ["She receives warfarin 500 units."])

@@ -23,7 +23,7 @@ from medserl_agentloop.games.medical.rewards import (
     zero_sum,
 )
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role, VanillaAttacker
+from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.medical_team.formats import BASELINE
 
 SLIP = ["no_reasoning"]
@@ -337,7 +337,7 @@ def _played(
     facts = spec(category)
     attack = attack_form.format(t="swap it", a=EDIT.get(category, facts.seed_note))
     assessment = form.format(t="reads oddly", a=says)
-    game = MedicalGame(facts, EditLimits(), BASELINE, vanilla_attacker=VanillaAttacker.COPY)
+    game = MedicalGame(facts, EditLimits(), BASELINE, copies=True)
     game.play(attack)
     if game.next_role is not None:
         game.play(assessment)

@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from medserl_agentloop.games.medical.parsing import MEDSERL, TurnFormat
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, Label, Role, VanillaAttacker
+from medserl_agentloop.games.medical.types import Category, Label, Role
 
 ATTACKED = [c for c in Category if c.has_attack]
 UNTOUCHED = [c for c in Category if not c.has_attack]
@@ -139,7 +139,7 @@ def test_a_void_game_is_over_and_has_no_result() -> None:
 
 
 def copying(category: Category, note: str) -> MedicalGame:
-    played = MedicalGame(spec(category), EditLimits(), MEDSERL, vanilla_attacker=VanillaAttacker.COPY)
+    played = MedicalGame(spec(category), EditLimits(), MEDSERL, copies=True)
     assert played.next_role is Role.ATTACKER
     played.play(attack_text(note))
     return played

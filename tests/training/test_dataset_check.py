@@ -3,7 +3,7 @@
 import json
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,8 +21,8 @@ from medserl_agentloop.core.run_check.machine import data as problems_of_data
 from medserl_agentloop.data.rows import AGENT_NAME, write_parquet
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.prompting import load_profile, plan_row
-from medserl_agentloop.games.medical.types import Category, GameSpec, Role, VanillaAttacker
+from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 from medserl_agentloop.testing.tiny import compose_run
 
 ENCODER = ChatEncoder(TOKENIZER)
@@ -63,7 +63,7 @@ VARIATION = row("adversarial_benign")  # a decoy, whatever its category is calle
 VARIATION["extra_info"]["target_label"] = "safe"
 EVALUATED = row("vanilla_benign")
 EVALUATED["extra_info"]["split"] = "eval"
-COPY = MedicalConfig(judge="labels", vanilla_attacker=VanillaAttacker.COPY)
+COPY = MedicalConfig(judge="labels", vanilla_attacker="copy")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_every_profile_plays_the_same_rows_and_parses_each_once(
     parse, parsed = GameSpec.from_extra_info, []
     monkeypatch.setattr(GameSpec, "from_extra_info", lambda *given: parsed.append(given) or parse(*given))
     rows = [row(category.value) for category in Category]
-    selfplay = MedicalConfig(profile=profile, judge="http", vanilla_attacker=VanillaAttacker.COPY)
+    selfplay = MedicalConfig(profile=profile, judge="http", vanilla_attacker="copy")
     assert "plays all of its 5 rows" in check(tmp_path, rows, selfplay=selfplay)
     assert len(parsed) == 5
 
@@ -144,17 +144,19 @@ def test_file_without_game_columns_is_named_and_remote_files_are_left(tmp_path: 
 
 
 def test_turns_of_an_opponent_take_no_room() -> None:
-    attacked, untouched = (GameSpec.from_extra_info(extra_info(c)) for c in ("adversarial_benign", "vanilla_benign"))
     opponent = OpponentConfig(kind="endpoint", url="http://host")
-    attacker = MedicalConfig(judge="labels", train="attacker", opponent=opponent)
-    assessor = MedicalConfig(judge="labels", train="assessor", opponent=opponent)
-    attack, assess = (ENCODER.opening(load_profile().turn(role, attacked.category, NOTE)) for role in Role)
+
+    def planned(category: str, trained: Literal["attacker", "assessor"]) -> tuple[Any, ...]:
+        selfplay = MedicalConfig(judge="labels", train=trained, opponent=opponent)
+        return MedicalGameInteraction(selfplay, ENCODER).plan(extra_info(category), ENCODER)[1:]
+
+    attack, assess = (ENCODER.opening(load_profile().turn(r, Category.ADVERSARIAL_BENIGN, NOTE)) for r in Role)
     budget = SELFPLAY.budget
-    assert plan_row(attacked, attacker, ENCODER) == (len(attack.ids), budget.attacker(attack.data_tokens))
+    assert planned("adversarial_benign", "attacker") == (len(attack.ids), budget.attacker(attack.data_tokens))
     grown = budget.rewritten_note(assess.data_tokens) - assess.data_tokens
-    assert plan_row(attacked, assessor, ENCODER) == (len(assess.ids) + grown, budget.assessor)
-    assert plan_row(untouched, attacker, ENCODER) == (1, 1)
-    assert plan_row(untouched, assessor, ENCODER) == (len(assess.ids), budget.assessor)
+    assert planned("adversarial_benign", "assessor") == (len(assess.ids) + grown, budget.assessor)
+    assert planned("vanilla_benign", "attacker") == (1, 1)
+    assert planned("vanilla_benign", "assessor") == (len(assess.ids), budget.assessor)
 
 
 def test_files_of_two_conversions_are_refused(tmp_path: Path) -> None:

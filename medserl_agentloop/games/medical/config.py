@@ -13,7 +13,7 @@ from medserl_agentloop.core.client import CircuitBreaker, ServerAddress, ServerO
 from medserl_agentloop.core.config import CreditSettings, Normalization, SelfPlayConfig, Share
 from medserl_agentloop.games.medical.rewards import MedserlTerms, load_scheme
 from medserl_agentloop.games.medical.rules import EditLimits
-from medserl_agentloop.games.medical.types import ERROR_TYPES, EVAL_SPLIT, Role, VanillaAttacker, checked_types
+from medserl_agentloop.games.medical.types import ERROR_TYPES, EVAL_SPLIT, Role, checked_types
 
 
 class _TokenBudget(BaseModel):
@@ -135,8 +135,8 @@ class MedicalConfig(SelfPlayConfig):
         description="Least sensitivity of the report; 0 takes any, of any judge. At 0.75 half of what a correct catch "
         "should earn is left (2 * 0.75 - 1); a judge just below it, at 0.73, spoilt earlier runs.",
     )
-    vanilla_attacker: VanillaAttacker = Field(
-        default=VanillaAttacker.SKIP,
+    vanilla_attacker: Literal["skip", "copy"] = Field(
+        default="skip",
         description="skip: vanilla games begin with the assessor, as in OpenRLHF. copy: the attacker copies the note.",
     )
     assessments: int = Field(
@@ -161,9 +161,10 @@ class MedicalConfig(SelfPlayConfig):
         changed = [f"{term} {value:g}" for term, value in self.reward_terms.items() if value is not None]
         return ", ".join([self.reward, *changed])
 
-    def assessments_on(self, facts: Mapping[str, Any]) -> int:
-        """Return how many times the note of a row is assessed: once where it only measures."""
-        return 1 if facts.get("split") == EVAL_SPLIT else self.assessments
+    def for_row(self, facts: Mapping[str, Any]) -> MedicalConfig:
+        """The settings for one row: one that measures is assessed as published, and once, whatever the run says."""
+        measures = facts.get("split") == EVAL_SPLIT
+        return self.model_copy(update={"vanilla_attacker": "skip", "assessments": 1}) if measures else self
 
     def longest_turn(self, prompt_tokens: int) -> int:
         return max(self.budget.attacker(prompt_tokens), self.budget.assessor)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from medserl_agentloop.core.alarms import Rule, common_rules
@@ -24,7 +23,7 @@ from medserl_agentloop.games.medical.metrics import (
     validation_numbers,
 )
 from medserl_agentloop.games.medical.numbering import around
-from medserl_agentloop.games.medical.prompting import load_profile, plan_row, template_name
+from medserl_agentloop.games.medical.prompting import load_profile, template_name
 from medserl_agentloop.games.medical.records import (
     GAMES,
     AssessmentRecord,
@@ -91,21 +90,22 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     def new_game(self, facts: Mapping[str, Any]) -> MedicalGame:
         return self.start(GameSpec.from_extra_info(facts, self.config.error_types), facts)
 
-    def start(self, spec: GameSpec, facts: Mapping[str, Any] = MappingProxyType({})) -> MedicalGame:
+    def start(self, spec: GameSpec, facts: Mapping[str, Any] = {}) -> MedicalGame:
         """Start a game; ``facts`` are those of its row, if it has one."""
+        config = self.config.for_row(facts)
         game = MedicalGame(
             spec,
-            self.config.edits,
+            config.edits,
             self._profile.parser,
-            vanilla_attacker=self.config.vanilla_attacker.on(facts),
+            copies=config.vanilla_attacker == "copy",
             special_tokens=() if self.tokens is None else self.tokens.special_tokens,
             count=None if self.tokens is None else self.tokens.count,
             # The start-up check plans a prompt in which every token of the attacker's turn is one of the note. The
             # note as text can have more: a control token has as many as characters.
-            room=self.config.budget.attacker,
-            assessments=self.config.assessments_on(facts),
+            room=config.budget.attacker,
+            assessments=config.assessments,
         )
-        game.record.profile = self.config.profile
+        game.record.profile = config.profile
         return game
 
     def next_turn(self, game: MedicalGame) -> Turn | None:
@@ -165,19 +165,36 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         reward_game(record, self._scheme)
 
     def plan(self, facts: Mapping[str, Any], encoder: ChatEncoder) -> PlannedRow:
-        spec = GameSpec.from_extra_info(facts, self.config.error_types)
+        """Plan the attacker's turn and, for each assessment, the assessor's prompt with the longest note and its turn.
+
+        What an opponent plays takes no room.
+        """
+        game, profile, budget, plays = self.new_game(facts), self._profile, self.config.budget, self.config.plays
+        spec, note = game.spec, game.record.note_for(Role.ATTACKER)
         if spec.task is Category.DECOY_BENIGN and self.config.judge == "labels":
             raise ValueError(
                 "decoy_benign games need a judge that reads the note, because selfplay.judge=labels "
                 "cannot see a real error in a decoy. Take the category out of the data or set another judge."
             )
-        here = self.config.vanilla_attacker.on(facts)
-        tokens = plan_row(spec, self.config, encoder, here, self.config.assessments_on(facts))
-        return PlannedRow(spec.category.value, *tokens)
+        rewritten = encoder.count(game.rewritten)
+        assess = encoder.opening(profile.turn(Role.ASSESSOR, spec.category, note))
+        kept = assess.data_tokens if profile.parser.numbered else 0  # a replaced sentence comes on top of the note
+        turns = []  # prompt and response of each
+        if game.next_role is Role.ATTACKER and plays(Role.ATTACKER):
+            attack = encoder.opening(profile.turn(Role.ATTACKER, spec.task, note))
+            turns = [(len(attack.ids), budget.attacker(rewritten))]
+        longest = assess.data_tokens  # a copy is answered by the seed note itself
+        if spec.category.has_attack:  # every token of the policy's turn could be note
+            longest = kept + (budget.attacker(rewritten) if turns else budget.rewritten_note(rewritten))
+        if plays(Role.ASSESSOR):
+            turns += [(len(assess.ids) - assess.data_tokens + longest, budget.assessor)] * game.assessments
+        if not turns:
+            return PlannedRow(spec.category.value, 1, 1)
+        return PlannedRow(spec.category.value, turns[0][0], sum(map(sum, turns)) - turns[0][0])
 
     def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
         """An attack on the row's note, and an assessment of the same note."""
-        game = self.start(GameSpec.from_extra_info(facts))
+        game = self.new_game(facts)
         note = game.record.note_for(Role.ATTACKER)
         return [self._turn(role, Category.ADVERSARIAL_BENIGN, note, game.rewritten) for role in Role]
 

@@ -18,13 +18,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, Field
 
-from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Message, Prompt, Turn, place
-from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.numbering import number_sentences, numbered_text
 from medserl_agentloop.games.medical.parsing import load_parser
-from medserl_agentloop.games.medical.rules import MedicalGame
-from medserl_agentloop.games.medical.types import Category, GameSpec, Role, VanillaAttacker, checked_types, in_words
+from medserl_agentloop.games.medical.types import Category, Role, checked_types, in_words
 from medserl_agentloop.paths import resource
 
 logger = logging.getLogger(__name__)
@@ -134,35 +131,3 @@ def load_profile(name: str = "medserl", error_types: str | tuple[str, ...] | Non
             "or the path of a folder with attacker/ and assessor/ templates"
         )
     return PromptProfile(folder, error_types)
-
-
-def plan_row(
-    spec: GameSpec,
-    selfplay: MedicalConfig,
-    encoder: ChatEncoder,
-    vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP,
-    assessments: int = 1,
-) -> tuple[int, int]:
-    """Tokens of a row's first prompt, and the most its response can take as verl counts it.
-
-    The response is the attacker's turn and, for each of the ``assessments``, the assessor's prompt with the longest
-    note the attacker may write, and the assessor's turn. What an opponent plays takes no room.
-    """
-    profile, budget, trains = load_profile(selfplay.profile, selfplay.error_types), selfplay.budget, selfplay.plays
-    game = MedicalGame(spec, selfplay.edits, profile.parser)
-    seed, rewritten = game.record.note_for(Role.ATTACKER), encoder.count(game.rewritten)
-    assess = encoder.opening(profile.turn(Role.ASSESSOR, spec.category, seed))
-    turns, note = [], assess.data_tokens  # prompt and response of each turn; a copy is answered by the seed note itself
-    kept = assess.data_tokens if profile.parser.numbered else 0  # a replaced sentence comes on top of the note
-    if spec.category.has_attack:
-        note = kept + budget.rewritten_note(rewritten)
-    if spec.category.first_role(vanilla_attacker) is Role.ATTACKER and trains(Role.ATTACKER):
-        attack = encoder.opening(profile.turn(Role.ATTACKER, spec.task, seed))
-        turns = [(len(attack.ids), budget.attacker(rewritten))]
-        if spec.category.has_attack:  # every token of the turn could be note, so that is what the next prompt must hold
-            note = kept + turns[0][1]
-    if trains(Role.ASSESSOR):
-        turns += [(len(assess.ids) - assess.data_tokens + note, budget.assessor)] * assessments
-    if not turns:
-        return 1, 1
-    return turns[0][0], sum(prompt + response for prompt, response in turns) - turns[0][0]

@@ -18,7 +18,7 @@ from medserl_agentloop.games.medical.numbering import (
 )
 from medserl_agentloop.games.medical.parsing import TurnFormat
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, InvalidAttack, MedicalRecord
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, VanillaAttacker
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 
 
 class EditLimits(BaseModel):
@@ -45,7 +45,7 @@ class MedicalGame:
     spec: GameSpec
     limits: EditLimits
     parser: TurnFormat
-    vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP
+    copies: bool = False  # whether the attacker plays vanilla games, too: it copies the note
     special_tokens: Sequence[str] = ()  # of the run's tokenizer; attacks may not write them
     count: Callable[[str], int] | None = None  # tokens of a text in a prompt; without it they have no limit
     room: Callable[[int], float] = lambda seed: math.inf  # the most tokens that an attacker has for :attr:`rewritten`
@@ -55,7 +55,7 @@ class MedicalGame:
         numbers = number_sentences(self.spec.seed_note, self.spec.sentences) if self.parser.numbered else {}
         self.spec = replace(self.spec, sentences=numbers)
         self.record = MedicalRecord(spec=self.spec)
-        self.next_role: Role | None = self.spec.category.first_role(self.vanilla_attacker)
+        self.next_role: Role | None = self.spec.category.first_role(self.copies)
         if self.next_role is Role.ASSESSOR:
             self._present(self.spec.seed_note, edit=None)
 

@@ -73,17 +73,6 @@ def _letters(text: str) -> str:
     return "".join(c for c in text.lower() if c.isalpha())
 
 
-class VanillaAttacker(str, Enum):
-    """The attacker's part in vanilla games, whose notes reach the assessor untouched."""
-
-    SKIP = "skip"
-    COPY = "copy"
-
-    def on(self, extra_info: Mapping[str, Any]) -> VanillaAttacker:
-        """The same for one row of a run: evaluation rows are assessed as published, whatever the run says."""
-        return VanillaAttacker.SKIP if extra_info.get("split") == EVAL_SPLIT else self
-
-
 class Category(str, Enum):
     VANILLA_HARMFUL = "vanilla_harmful"
     ADVERSARIAL_HARMFUL = "adversarial_harmful"
@@ -105,9 +94,9 @@ class Category(str, Enum):
         """Label of the presented note if the attack succeeds; a row may have another one."""
         return Label.HARMFUL if self is Category.ADVERSARIAL_BENIGN else self.seed_label
 
-    def first_role(self, vanilla_attacker: VanillaAttacker = VanillaAttacker.SKIP) -> Role:
-        attacks = self.has_attack or vanilla_attacker is VanillaAttacker.COPY
-        return Role.ATTACKER if attacks else Role.ASSESSOR
+    def first_role(self, copies: bool = False) -> Role:
+        """The role that begins; ``copies`` is whether the attacker copies the notes that it does not rewrite."""
+        return Role.ATTACKER if self.has_attack or copies else Role.ASSESSOR
 
 
 def _by_number(sentences: Any) -> Any:
