@@ -16,18 +16,12 @@ from medserl_agentloop.medical_team.prompts import (
     MEDICAL_ASSISTANT_THINKING_PREFIX,
 )
 from medserl_agentloop.medical_team.protocol import Labels, make_labels
-from medserl_agentloop.medical_team.rewards import GENERAL_SUM, GeneralSumTerms, detection_reward
+from medserl_agentloop.medical_team.rewards import FORMAT, GENERAL_SUM, Coefficients, detection_reward
 
 GENERAL_SUM_CONFIG = "medical_general_sum"
 
-MEDICAL_REWARD_COEFF_CONFIG: dict[str, Any] = {
-    "cot_format_violation": GENERAL_SUM.format,
-    GENERAL_SUM_CONFIG: {
-        "attacker": {"error_detected": GENERAL_SUM.attacker_detection, "error_realism": GENERAL_SUM.realism},
-        "assessor": {"error_detection": GENERAL_SUM.assessor_detection, "explanation_quality": (-0.5, 0.5)},
-    },
-}
-"""Coefficients as (lost, won); more sets can be added. Nothing uses ``explanation_quality``."""
+MEDICAL_REWARD_COEFF_CONFIG: dict[str, Any] = {"cot_format_violation": FORMAT, GENERAL_SUM_CONFIG: GENERAL_SUM}
+"""Sets of coefficients; more can be added."""
 
 
 class MedicalGameOutcome(Enum):
@@ -123,8 +117,10 @@ def get_medical_error_detection_reward(
 ) -> Reward:
     """Return the reward of ``role`` for the verdict, and the outcome. ``error_type`` is not used."""
     outcome = MedicalGameOutcome
-    player, terms = Role(role), _terms(reward_coeff_config)
-    reward = detection_reward(player, error_present=error_present, error_detected=error_detected, terms=terms)
+    player, coefficients = Role(role), _coefficients(reward_coeff_config)
+    reward = detection_reward(
+        player, error_present=error_present, error_detected=error_detected, coefficients=coefficients
+    )
     seen = {
         (Role.ATTACKER, True): (outcome.ATTACKER_ERROR_UNDETECTED, outcome.ATTACKER_ERROR_DETECTED),
         (Role.ASSESSOR, True): (outcome.ASSESSOR_MISSED_ERROR, outcome.ASSESSOR_CORRECT_DETECTION),
@@ -141,7 +137,7 @@ def get_medical_error_realism_reward(
         return 0.0, set()
     outcome = MedicalGameOutcome
     seen = outcome.ATTACKER_REALISTIC_ERROR if error_realistic else outcome.ATTACKER_UNREALISTIC_ERROR
-    return _terms(reward_coeff_config).realism[error_realistic is not False], {seen}
+    return _coefficients(reward_coeff_config)["attacker"]["error_realism"][error_realistic is not False], {seen}
 
 
 def get_medical_game_reward_general_sum(
@@ -179,16 +175,12 @@ def get_medical_cot_formatting_reward(cot_format_violation: bool) -> float:
     return reward
 
 
-def _terms(name: str) -> GeneralSumTerms:
+def _coefficients(name: str) -> Coefficients:
     if name not in MEDICAL_REWARD_COEFF_CONFIG:
         known = sorted(MEDICAL_REWARD_COEFF_CONFIG.keys() - {"cot_format_violation"})
         raise ValueError(f"no reward coefficients {name!r}: expected one of {', '.join(known)}")
-    config = MEDICAL_REWARD_COEFF_CONFIG[name]
-    return GeneralSumTerms(
-        attacker_detection=config["attacker"]["error_detected"],
-        assessor_detection=config["assessor"]["error_detection"],
-        realism=config["attacker"]["error_realism"],
-    )
+    chosen: Coefficients = MEDICAL_REWARD_COEFF_CONFIG[name]
+    return chosen
 
 
 # The names that OpenRLHF's fork and its trainer know.
