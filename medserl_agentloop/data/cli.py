@@ -228,7 +228,7 @@ def profile(
 ) -> None:
     """Write a prompt profile with the texts of a checkout of the OpenRLHF system; its code is read and never run."""
     with errors_in_one_line("error"):
-        files: dict[str, str] = resolve_name("medserl_agentloop.medical_team.checkout:profile_files")(source)
+        files: dict[str, str] = resolve_name("medserl_agentloop.medical_team.prompts:profile_files")(source)
         if output.exists():
             raise ValueError(f"{output} exists: give the name of a new folder.")
         with all_or_none(output) as place:
