@@ -13,7 +13,7 @@ from note_files import OFFICIAL, PAIRS, medec_file, real_pairs
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.edit_rules import DRESSED as DRESSED_EDITS
 from medserl_agentloop.evaluation.edit_rules import HARMLESS
-from medserl_agentloop.games.medical.canonical import IGNORABLE, canonical_words, says_the_same, visible
+from medserl_agentloop.games.medical.canonical import canonical_words, says_the_same, visible
 from medserl_agentloop.games.medical.edits import is_copy
 
 DRESSED = {
@@ -148,12 +148,9 @@ def test_changes_of_the_medicine_are_not_the_same_statement(a: str, b: str) -> N
     assert not says_the_same(f"He receives {a} today.", f"He receives {b} today.")
 
 
-def test_every_default_ignorable_code_point_is_known() -> None:
-    """4,174 of them in Unicode 16's DerivedCoreProperties.txt."""
-    ignorable = [chr(code) for code in range(0x110000) if IGNORABLE.match(chr(code))]
-    assert len(ignorable) == 4174
-    assert says_the_same("aspirin", "asp" + "".join(ignorable) + "irin")
-    assert not IGNORABLE.search("aspirin \u00b5\u00b0\u2265\u00e9\u533b\u0301")
+def test_default_ignorable_code_points_are_not_seen() -> None:
+    assert says_the_same("aspirin", "asp\u00ad\u034f\u115f\u180e\u200b\u3164\ufe0f\ufff0\U000e0041irin")
+    assert not says_the_same("aspirin", "aspirin \u533b")
 
 
 KNOWN = ["fever", "cough", "38.5", "81 mg", "no", "heparin", "x-ray", "twice daily", "120/80", "BP"]

@@ -15,17 +15,11 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import cache
 
-# Unicode 16's Default_Ignorable_Code_Point. The standard library does not have this property, and the general
-# categories miss some: U+034F is a mark, U+115F a letter.
-_IGNORABLE_RANGES = (
-    (0x00AD, 0x00AD), (0x034F, 0x034F), (0x061C, 0x061C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F),
-    (0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF),
-    (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF),
-)  # fmt: skip
-_IGNORABLE = "".join(f"{chr(first)}-{chr(last)}" for first, last in _IGNORABLE_RANGES)
-IGNORABLE = re.compile(f"[{_IGNORABLE}]")  # a character that fonts show as nothing
+import regex
 
-_UNSEEN = re.compile(f"[{_IGNORABLE}\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
+# What fonts show as nothing, and control characters that end no line. General categories miss some of it: U+034F is a
+# mark, U+115F a letter.
+_UNSEEN = regex.compile(r"[\p{Default_Ignorable_Code_Point}\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
 # Bullets, middle dots, and a blank that counts as a symbol.
 _BLANKS = "\u2022\u2023\u2043\u25aa\u25cf\u25e6\u00b7\u2219\u2027\u22c5\u2800"
 _SPELLING = str.maketrans(

@@ -7,23 +7,16 @@ the assessor, since words work on a model even where they are data. No pattern h
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import regex
 from rapidfuzz.distance import OSA, Levenshtein, MatchingBlock
 
 from medserl_agentloop.core.control_text import MARKUP, SWITCH
-from medserl_agentloop.games.medical.canonical import (
-    IDEOGRAPHS,
-    IGNORABLE,
-    canonical_words,
-    says_the_same,
-    spaced,
-    visible,
-)
+from medserl_agentloop.games.medical.canonical import IDEOGRAPHS, canonical_words, says_the_same, spaced, visible
 
 # A full stop, question mark or exclamation mark ends a sentence where a new one plausibly begins.
 # "38.5 C" and "e.g. aspirin" stay whole. A line break ends nothing: models flatten them when they copy.
@@ -36,8 +29,11 @@ LONGEST_WORD = 32
 """Characters of one word; MEDEC's longest has 31. What is longer, or glued with ``_``, counts as several words."""
 WORD = re.compile(rf"[{IDEOGRAPHS}]|_{{1,{LONGEST_WORD}}}|[^\s_{IDEOGRAPHS}]{{1,{LONGEST_WORD}}}")
 
-# Format, control, private and unassigned characters: what a model reads in them, a person does not see.
-_INVISIBLE_CATEGORIES = {"Cf", "Cc", "Co", "Cn", "Zl", "Zp"}
+# Format, control, private and unassigned characters, those that fonts show as nothing, and Braille's blank: what a
+# model reads in them, a person does not see.
+_INVISIBLE = regex.compile(
+    r"[\p{Cf}\p{Cc}\p{Co}\p{Cn}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800--[\t\n\r\x0b\x0c]]", regex.V1
+)
 _GAP = re.compile(r"\s+")
 _LONGEST_GAP = 16  # characters; an indented table of findings needs less
 
@@ -154,12 +150,7 @@ def _breaks_off(gone: list[str], come: list[str]) -> bool:
 
 def _hidden(new: str, old: str) -> bool:
     gap, usual = (max(map(len, _GAP.findall(text)), default=0) for text in (new, old))
-    return gap > max(_LONGEST_GAP, usual) or any(map(_is_invisible, Counter(new) - Counter(old)))
-
-
-def _is_invisible(character: str) -> bool:
-    hidden = unicodedata.category(character) in _INVISIBLE_CATEGORIES and character not in "\t\n\r\x0b\x0c"
-    return hidden or character == "\u2800" or IGNORABLE.match(character) is not None  # U+2800: Braille's blank
+    return gap > max(_LONGEST_GAP, usual) or any(map(_INVISIBLE.match, Counter(new) - Counter(old)))
 
 
 # -- injections: what could be meant for the machine that reads a note, rather than for a clinician ----------------
