@@ -51,7 +51,6 @@ class KuhnGame:
 
     def __init__(self, cards: tuple[str, str]) -> None:
         self.record = KuhnRecord(cards=cards)
-        self.over = False
 
     def play(self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False) -> None:
         """Make a move. Whoever says anything else loses as much as can be lost."""
@@ -61,12 +60,11 @@ class KuhnGame:
         record.moves += (move if legal else "illegal",)
         won = winnings(record.cards, record.moves) if legal else (-2, 2)[mover]
         if won is not None:
-            self.over = True
             record.rewards = {"first": {"chips": float(won)}, "second": {"chips": float(-won)}}
 
     def make_void(self, reason: str) -> None:
         """End the game without a result."""
-        self.record.void, self.over = reason, True
+        self.record.void = reason
 
 
 class KuhnPoker(Interaction[KuhnGame, KuhnRecord]):
@@ -84,7 +82,7 @@ class KuhnPoker(Interaction[KuhnGame, KuhnRecord]):
 
     def next_turn(self, game: KuhnGame) -> Turn | None:
         moves = game.record.moves
-        if game.over:
+        if game.record.rewards or game.record.is_void:
             return None
         passive, active = ACTIONS["bet" in moves]
         news = f"The other says {moves[-1]}. " if moves else ""

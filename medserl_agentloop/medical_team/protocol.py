@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from medserl_agentloop.core.client import AnswerCache, BadAnswer, HttpClient, NoAnswer, Refused
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges import GatedJudge, Judge, LabelJudge
-from medserl_agentloop.games.medical.parsing import MEDSERL
+from medserl_agentloop.games.medical.parsing import MEDSERL, verdict_of
 from medserl_agentloop.games.medical.records import REASON_CHARACTERS, Judgement
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.paths import LONGEST_NOTE
@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 SCORE_KEY = "labels"  # that some servers and clients put the answers under; requests name it
 Labels = dict[str, Any]  # the answer about one game, in the protocol's keys
-_VERDICTS = {label.value: label for label in Label}
 # The protocol wants an assessment. Notes alone decide the label, so that no assessor can talk to the judge.
 _ANY_VERDICT = Label.SAFE.value.capitalize()
 MAX_BYTES = 8 * 2**20  # longest request that the server reads. A thousand games fit
@@ -289,7 +288,7 @@ async def _judged(query: _Query, backend: Judge) -> Labels:
     chosen = backend if changed else GatedJudge(backend)
     judgement = Judgement.model_validate(await chosen.judge(query.medical_note, original, spec))
     # What the assessor said: the verdict alone, or a whole response.
-    verdict = _VERDICTS.get(query.assessment.strip().casefold()) or MEDSERL.assessment(query.assessment).verdict
+    verdict = verdict_of(query.assessment) or MEDSERL.assessment(query.assessment).verdict
     if judgement.label is None:
         return _labels(is_parsing_error=True, abstained=True, reasoning=judgement.reason)
     return _labels(

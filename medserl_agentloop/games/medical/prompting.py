@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import FileSystemLoader, StrictUndefined, TemplateSyntaxError
+from jinja2 import FileSystemLoader, StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, Field
@@ -94,7 +94,9 @@ class PromptProfile:
         try:
             return self._jinja.get_template(name).render(error_types=self.error_types, **values)
         except Exception as error:  # a user's template may raise anything
-            where = _place(error, self.folder / name)
+            # The last template on the way to the error, which another one may include.
+            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(".jinja")]
+            where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else self.folder / name
             allowed = "{{ note }} and {{ error_types }}, and nothing else" if values else "no variable but error_types"
             raise ValueError(f"prompt template {where}: {error}. It may use {allowed}.") from error
 
@@ -109,14 +111,6 @@ def template_name(role: Role, category: Category) -> str:
     if role is Role.ASSESSOR:
         return "assess"
     return category.value if category.has_attack else "copy"  # with selfplay.vanilla_attacker=copy
-
-
-def _place(error: Exception, template: Path) -> str:
-    """File and line that a rendering error comes from, which an included template may hold."""
-    if isinstance(error, TemplateSyntaxError):
-        return f"{error.filename or template}, line {error.lineno}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(".jinja")]
-    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else str(template)
 
 
 @cache
