@@ -216,7 +216,8 @@ def test_labels_judge_reads_only_rewritten_notes_that_the_data_knows() -> None:
     assert role_metrics([believed("x", category="vanilla_harmful")]).get("selfplay/judge/unread_rate", 0.0) == 0.0
 
 
-ANSWERS = [*map(judged, [*Label, None]), void("judge abstained"), void("judge failed: Timeout")]
+ABSTAINED = judged(None).model_copy(update={"void": "judge abstained"})
+ANSWERS = [*map(judged, Label), ABSTAINED, ABSTAINED, void("judge failed: Timeout")]
 ATTACKS = [
     judged(Label.SAFE),
     judged(Label.HARMFUL),

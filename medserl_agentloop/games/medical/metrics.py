@@ -61,36 +61,28 @@ def role_metrics(records: Iterable[MedicalRecord]) -> dict[str, float]:
 
 def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
     """Metrics of the judge on rewritten notes; untouched notes use the data's label."""
-    answers: list[MedicalRecord] = []
-    failures: list[tuple[int, bool]] = []  # by words of the note: whether the judge failed
-    abstained = 0
-    for game in games:
-        judged = game.attack is not None and game.attack.invalid in (None, InvalidAttack.NOT_KNOWABLE)
-        if not (judged and game.category.has_attack):
-            continue
-        why_void = void_class(game, _VOID_CLASSES)
-        failed = "judge_failed" in why_void
-        abstains = "judge_abstained" in why_void or (game.judgement is not None and game.label is None)
-        if game.judgement is None and not failed and not abstains:
-            continue
-        failures.append((len((game.presented_note or "").split()), failed))
-        if not failed and not abstains:
-            answers.append(game)
-        abstained += abstains and not failed
-    if not (asked := len(failures)):
+
+    def failed(game: MedicalRecord) -> bool:
+        return "judge_failed" in void_class(game, _VOID_CLASSES)
+
+    reach_it = (None, InvalidAttack.NOT_KNOWABLE)
+    rewritten = [g for g in games if g.attack and g.attack.invalid in reach_it and g.category.has_attack]
+    asked = [g for g in rewritten if g.judgement is not None or failed(g)]
+    if not asked:
         return {}
-    middle = median(words for words, _ in failures)
-    longer, others = ([void for words, void in failures if (words > middle) is long] for long in (True, False))
+    answers = [g for g in asked if g.label is not None and not failed(g)]
+    middle = median(map(_words, asked))
+    longer, others = (share(failed(g) for g in asked if (_words(g) > middle) is long) for long in (True, False))
     injected = [g for g in answers if g.spec.target_label is Label.HARMFUL]
     realism = [g.judgement.realistic for g in answers if g.judgement and g.judgement.realistic is not None]
     gated = [g.judgement for g in answers if g.judgement is not None and g.judgement.knowable is not None]
     readings = [r for judgement in gated for r in judgement.readings if r.failed is None]
     return {
-        "asked": float(asked),
-        "answer_rate": len(answers) / asked,
-        "abstention_rate": abstained / asked,
-        "failure_rate": share(void for _, void in failures),
-        "failures_by_length": share(longer) - share(others),
+        "asked": float(len(asked)),
+        "answer_rate": len(answers) / len(asked),
+        "abstention_rate": share(g.judgement is not None and g.label is None for g in asked),
+        "failure_rate": share(map(failed, asked)),
+        "failures_by_length": longer - others,
         "injected": float(len(injected)) or math.nan,
         "no_error_rate": share(g.label is Label.SAFE for g in injected),
         "realistic_rate": share(realism),
@@ -245,11 +237,12 @@ def _gap(games: Sequence[MedicalRecord], label: Label, inside: Callable[[Medical
 
 
 def _length_effect(games: Sequence[MedicalRecord]) -> float:
-    def words(game: MedicalRecord) -> int:
-        return len((game.presented_note or "").split())
+    middle = median(map(_words, games)) if games else 0
+    return _mean_of_known(*(_gap(games, label, lambda game: _words(game) > middle) for label in Label))
 
-    middle = median(map(words, games)) if games else 0
-    return _mean_of_known(*(_gap(games, label, lambda game: words(game) > middle) for label in Label))
+
+def _words(game: MedicalRecord) -> int:
+    return len((game.presented_note or "").split())
 
 
 def _error_is_last(game: MedicalRecord) -> bool:
