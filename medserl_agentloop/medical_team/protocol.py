@@ -18,7 +18,7 @@ from medserl_agentloop.core.client import AnswerCache, BadAnswer, HttpClient, No
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges import GatedJudge, Judge, LabelJudge
 from medserl_agentloop.games.medical.parsing import MEDSERL, verdict_of
-from medserl_agentloop.games.medical.records import REASON_CHARACTERS, Judgement
+from medserl_agentloop.games.medical.records import Judgement
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.paths import LONGEST_NOTE
 from medserl_agentloop.terminal import visible
@@ -55,7 +55,7 @@ class JudgeAnswer(BaseModel):
 
     def to_judgement(self, judge: str) -> Judgement:
         """Return the judgement of the presented note; ValueError if there is none, or it contradicts itself."""
-        reason = (self.judge_reasoning or "")[:REASON_CHARACTERS]
+        reason = self.judge_reasoning or ""
         if self.abstained:
             return Judgement(judge=judge, label=None, reason=reason)
         if self.is_parsing_error:

@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping
 from enum import Enum
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, computed_field, model_validator
 
 from medserl_agentloop.core import records
 from medserl_agentloop.core.records import COLUMNS, Column, GameRecord, Pieces, TurnRecord
@@ -29,7 +29,8 @@ JUDGE_ABSTAINED = "judge abstained"  # what :attr:`MedicalRecord.void` is where 
 LABELS_JUDGE = "labels"
 """Name of the judge that reads no note: a valid attack counts as having done what its row asks for."""
 
-REASON_CHARACTERS = 10_000  # most of a judge's own words that a record holds
+Reason = Annotated[str, AfterValidator(lambda words: words[:10_000])]
+"""A judge's own words, as many of them as a record holds."""
 
 Rewards = dict[Role, dict[str, float]]
 """For each role that is rewarded, its components by name; a role's reward is their sum."""
@@ -125,7 +126,7 @@ class Reading(_Record):
     """Result of a reader of the note alone: True if it found the error; None if it abstained or ``failed``."""
 
     found: bool | None
-    reason: str = ""
+    reason: Reason = ""
     cached: bool = False
     failed: str | None = None
 
@@ -139,7 +140,7 @@ class Judgement(_Record):
     judge: str
     label: Label | None  # None if the judge abstains
     realistic: bool | None = None  # whether the change is; None if the judge does not say
-    reason: str = ""
+    reason: Reason = ""
     error_type: str | None = None  # the kind of the error, from a judge that names it
     cached: bool = False  # whether the answer was given before, about the same notes
     seconds: float = 0.0  # until the answer was there, with all waiting and every further try

@@ -27,7 +27,7 @@ from medserl_agentloop.core.control_text import THINK, as_data
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.edits import changed_runs, one_line, split_sentences
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import REASON_CHARACTERS, Judgement, Reading
+from medserl_agentloop.games.medical.records import Judgement, Reading
 from medserl_agentloop.games.medical.types import GameSpec, Label
 from medserl_agentloop.paths import each_key_once, resource
 from medserl_agentloop.scoring.notes import same_sentence
@@ -182,7 +182,7 @@ class LlmJudge:
             judge=self.name,
             label=_LABELS[verdict.error],
             realistic=verdict.realistic,
-            reason=verdict.reason[:REASON_CHARACTERS],
+            reason=verdict.reason,
             cached=cached,
             seconds=time.monotonic() - started,
         )
@@ -206,8 +206,7 @@ class BlindReader:
         except NoAnswer as error:  # one that is lost must not take the others with it
             return Reading(found=None, failed=f"{type(error).__name__}: {error}")
         hit = finding.error == "present" and _is_wrong(note, wrong, finding.sentence)
-        reason = finding.reason[:REASON_CHARACTERS]
-        return Reading(found=None if finding.error == "abstain" else hit, reason=reason, cached=cached)
+        return Reading(found=None if finding.error == "abstain" else hit, reason=finding.reason, cached=cached)
 
 
 def _is_wrong(note: str, wrong: Sequence[str], number: int | None) -> bool:
