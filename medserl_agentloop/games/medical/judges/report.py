@@ -203,15 +203,14 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
 def unanswered(config: MedicalConfig) -> str | None:
     """Ask a first question. Return why judge or reader gives no answer; None if they do, or have no server yet."""
     server = config.judge_server.model_copy(update={"retries": 0, "cache": None})
-    once = config.model_copy(update={"judge_server": server, "blind": BlindGate()})
+    once = config.model_copy(update={"judge_server": server})
     before, after = _FIRST_QUESTION
     spec = GameSpec(Category.ADVERSARIAL_BENIGN, Label.HARMFUL, before)
     try:
         if config.judge in ("http", "llm") and server.url not in (None, BASE):
-            blocking(build_judge(once).judge(after, before, spec))
+            blocking(judge_class(config.judge).from_config(once).judge(after, before, spec))
         if config.blind.readings and config.blind.reader(server).url not in (None, BASE):
-            reader = BlindReader(once.model_copy(update={"blind": config.blind}))
-            (reading, *_) = blocking(reader.read(after, [after]))
+            (reading, *_) = blocking(BlindReader(once).read(after, [after]))
             return reading.failed and f"{BlindGate.node}: {reading.failed}"
     except Exception as error:  # as in a game, which it would make void
         return f"{type(error).__name__}: {error}"
