@@ -6,6 +6,9 @@ Sentences by number are in the note's order and as they stand in it: only white 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import accumulate, pairwise
+
+from rapidfuzz.distance import Postfix, Prefix
 
 from medserl_agentloop.games.medical.edits import one_line, sentences_in
 
@@ -23,32 +26,26 @@ def _as_listed(note: str, listed: Mapping[int, str]) -> dict[int, str]:
 
     Only letters and digits are compared: lists drop apostrophes, stops and line breaks.
     """
-    if min(listed, default=-1) < 0:
+    parts = {number: letters for number, text in listed.items() if (letters := _letters(text))}
+    if not parts or min(listed) < 0:
         return {}
+    letters, wanted = _letters(note), "".join(parts.values())
     places = [at for at, character in enumerate(note) if character.isalnum()]
-    letters = _letters(note)
-    left = [(number, text) for number, listing in listed.items() if (text := _letters(listing))]
-    first, end = 0, len(letters)
-    starts, behind = dict[int, int](), dict[int, int]()
-    while left and letters.startswith(left[0][1], first):
-        number, text = left.pop(0)
-        starts[number] = first
-        first += len(text)
-    while left and letters.endswith(left[-1][1], first, end):
-        number, text = left.pop()
-        end -= len(text)
-        behind = {number: end, **behind}
-    if len(left) == 1 and first < end:
-        starts[left[0][0]] = first
-    elif left or not (starts or behind):
+    starts = [0, *accumulate(map(len, parts.values()))]  # the last one is the end
+    # The sentences before ``first`` are the same, and those from ``rest`` on: one between may be another one.
+    same = Prefix.similarity(letters, wanted)
+    first = max(start for start in starts if start <= same)
+    rest = len(wanted) - Postfix.similarity(letters[first:], wanted[first:])
+    if any(first < start < rest for start in starts[:-1]):
         return {}
-    elif first < end and behind and (not first or len(sentences_in(note[places[first - 1] : places[first] + 1])) > 1):
-        behind[next(iter(behind))] = first  # it begins otherwise than in the list; else one ends otherwise
-    starts |= behind
-    cuts = [_before_signs(note, places[start], listed[number]) if start else 0 for number, start in starts.items()]
-    return {
-        number: note[cut:until].strip() for number, cut, until in zip(starts, cuts, [*cuts[1:], len(note)], strict=True)
-    }
+    moves = first + 1  # from where on sentences stand elsewhere than in the list
+    if 0 < first < len(wanted) and rest <= first and len(sentences_in(note[places[first - 1] : places[first] + 1])) < 2:
+        moves = first  # what comes in between two sentences is the end of one, not the beginning of the next
+    starts = [start + (len(letters) - len(wanted)) * (start >= moves) for start in starts]
+    if any(start >= end for start, end in pairwise(starts)):  # a sentence is missing
+        return {}
+    cuts = [_before_signs(note, places[s], listed[n]) if s else 0 for n, s in zip(parts, starts[:-1], strict=True)]
+    return {n: note[cut:end].strip() for n, cut, end in zip(parts, cuts, [*cuts[1:], len(note)], strict=True)}
 
 
 def _letters(text: str) -> str:
