@@ -10,7 +10,6 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
-from collections import defaultdict
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
@@ -150,9 +149,7 @@ _FULL = {
     **{f"{kind} {'i' * n}": f"{kind} {n}" for kind in ("type", "class", "grade", "stage") for n in (1, 2, 3)},
     **{f"{verb}n't": f"{verb} not" for verb in _VERBS.split()},
 }
-_PHRASES: dict[str, list[tuple[list[str], list[str]]]] = defaultdict(list)  # by their first word, longest first
-for _short, _long in sorted(_FULL.items(), key=lambda pair: -len(pair[0].split())):
-    _PHRASES[_short.split()[0]].append((_short.split(), _long.split()))
+_ABBREVIATION = re.compile(rf"(?<!\S)(?:{'|'.join(map(re.escape, sorted(_FULL, key=len, reverse=True)))})(?!\S)")
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _MONTH = (
@@ -211,7 +208,10 @@ def canonical_words(text: str, *, hyphen: str = " ") -> list[str]:
             token = _in_base_unit(words, token)
         words.append(token)
         counts = token[0].isdecimal() or token == "per"
-    return _spelt_out(_spelt_out(words))  # "q12h" by way of "every 12 hours"
+    content = " ".join(words)
+    for _ in range(2):  # "q12h" by way of "every 12 hours"
+        content = _ABBREVIATION.sub(lambda short: _FULL[short[0]], content)
+    return content.split()
 
 
 def spaced(text: str) -> str:
@@ -304,18 +304,3 @@ def _is_range(words: list[str]) -> bool:
     """Return whether the last of ``words`` is the second of two numbers that belong together."""
     before = words[-3:-1] if words[-2:-1] and words[-2] in _BETWEEN_NUMBERS else words[-2:-1]
     return bool(before) and before[0][0].isdecimal()
-
-
-def _spelt_out(words: list[str]) -> list[str]:
-    full: list[str] = []
-    at = 0
-    while at < len(words):
-        for short, long in _PHRASES.get(words[at], ()):
-            if words[at : at + len(short)] == short:
-                full += long
-                at += len(short)
-                break
-        else:
-            full.append(words[at])
-            at += 1
-    return full
