@@ -113,8 +113,11 @@ _IN_BASE_UNITS = {
     **{unit: (10**places, "ml") for unit, places in {"l": 3, "dl": 2, "ml": 0}.items()},
     **{unit: (n, "s") for unit, n in {"s": 1, "min": 60, "h": 3600, "day": 86400, "week": 604800}.items()},
 }
-_LONGEST_NUMBER = 20  # digits of an amount that is converted; a Decimal has 28
-_BETWEEN_NUMBERS = {"or", "and", "-", "/", "x", "*", "+", "\u00d7"}
+# A number of at most 20 digits, for a Decimal has 28, with its unit; before it another one, as in "1 to 2 g".
+_AMOUNT = re.compile(
+    r"(?<!\S)(\d\S* (?:(?:or|and|[-/x*+\u00d7]) )?)?(\d[\d.]{0,19}) "
+    r"(?!(?:or|and|x) )([^\W\d_]+)(?: per (d?l|ml))?(?!\S)"
+)
 # Reviewed: each has one meaning in a clinical note. PE, MS, RA, AS, PT, OD, DM, ED and the like have several.
 _ABBREVIATIONS = """
 qd = daily; bid = 2 times daily; tid = 3 times daily; qid = 4 times daily; qod = every other day; qhs = at bedtime
@@ -205,10 +208,9 @@ def canonical_words(text: str, *, hyphen: str = " ") -> list[str]:
             token = _UNITS[token]
             if not token:
                 continue
-            token = _in_base_unit(words, token)
         words.append(token)
         counts = token[0].isdecimal() or token == "per"
-    content = " ".join(words)
+    content = _AMOUNT.sub(_in_base_units, " ".join(words))
     for _ in range(2):  # "q12h" by way of "every 12 hours"
         content = _ABBREVIATION.sub(lambda short: _FULL[short[0]], content)
     return content.split()
@@ -286,21 +288,11 @@ def _value(number: str) -> str:
     return f"{whole}.{part}" if part else whole
 
 
-def _in_base_unit(words: list[str], unit: str) -> str:
-    """The unit that ``unit`` becomes; the number before it is changed to fit, but for a range such as "1 to 2 g"."""
-    factor, base = _IN_BASE_UNITS.get(unit, (1, ""))
-    per = words[-1] == "per"
-    if not base or (per and (base != "ml" or not words[-2:-1] or not words[-2].isalpha())):
-        return unit
-    before = words[:-2] if per else words
-    if not before or not before[-1][0].isdecimal() or len(before[-1]) > _LONGEST_NUMBER or _is_range(before):
-        return unit
-    number = Decimal(before[-1])
-    words[len(before) - 1] = _value(format(number / factor if per else number * factor, "f"))
-    return base
-
-
-def _is_range(words: list[str]) -> bool:
-    """Return whether the last of ``words`` is the second of two numbers that belong together."""
-    before = words[-3:-1] if words[-2:-1] and words[-2] in _BETWEEN_NUMBERS else words[-2:-1]
-    return bool(before) and before[0][0].isdecimal()
+def _in_base_units(amount: re.Match[str]) -> str:
+    """An amount in the base unit of its kind; as it is where another number belongs to it."""
+    other, number, unit, volume = amount.groups()
+    factor, base = _IN_BASE_UNITS.get(unit, (1, unit))
+    if other or (unit not in _IN_BASE_UNITS and not volume):
+        return amount[0]
+    value = Decimal(number) * factor / (_IN_BASE_UNITS[volume][0] if volume else 1)
+    return f"{_value(format(value, 'f'))} {base}{' per ml' if volume else ''}"
