@@ -21,7 +21,7 @@ from medserl_agentloop.core.records import GameRecord
 if TYPE_CHECKING:
     import torch
 
-    from medserl_agentloop.core.hooks import GameHooks
+    from medserl_agentloop.core.interaction import Interaction
 
 _VOID_CLASSES = {
     "generation failed": "failed",  # first: the server's own words follow it
@@ -189,7 +189,9 @@ class StepTable:
         return "  ".join([f"{step:{len(f'step {total}/{total}')}}", *aligned, ", ".join(rest)]).rstrip()
 
 
-def games_table(game: GameHooks[Any], records: Sequence[GameRecord], count: int) -> tuple[list[str], list[list[Any]]]:
+def games_table(
+    game: Interaction[Any, Any], records: Sequence[GameRecord], count: int
+) -> tuple[list[str], list[list[Any]]]:
     """Columns and rows of up to ``count`` games to read in W&B, one outcome after the other: facts and sections."""
     by_outcome: dict[str, list[GameRecord]] = defaultdict(list)
     for record in records:

@@ -171,7 +171,7 @@ def _number(text: str) -> float:
 
 
 def write_prompts(folder: str | Path, step: int, prompts: Iterable[dict[str, Any]]) -> None:
-    """Write those ``GameHooks.prompts`` of a run from ``step`` on that ``prompts.jsonl`` does not hold yet."""
+    """Write those ``Interaction.prompts`` of a run from ``step`` on that ``prompts.jsonl`` does not hold yet."""
     file = StepFile(Path(folder) / PROMPTS_FILE)
     file.cut_after(step - 1)
     held = {(row["role"], row["template"]): row["messages"] for row in file.read()} if file.path.exists() else {}

@@ -4,7 +4,7 @@
     games("runs/quickstart").groupby("step")["assessor_reward"].mean()
 
 What a game adds to the fields of every record, its own class says: ``columns`` and ``sections`` of
-:class:`medserl_agentloop.core.hooks.GameHooks`.
+:class:`medserl_agentloop.core.interaction.Interaction`.
 """
 
 from __future__ import annotations

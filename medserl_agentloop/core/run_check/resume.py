@@ -20,7 +20,7 @@ SAME_RUN = (
     *("selfplay.game", "selfplay.context", f"{MODEL}.path", f"{ACTOR}.optim.lr", "algorithm.adv_estimator"),
     "reward.reward_model.model_path",
 )
-"""Keys that decide what a run learns, besides its game's (``GameHooks.same_run``). Which role trains may change."""
+"""Keys that decide what a run learns, besides its game's (``Interaction.same_run``). Which role trains may change."""
 SAME_LOADER = ("data.dataloader_num_workers", "data.shuffle", "data.sampler.class_path", "data.sampler.class_name")
 """Keys with another value of which a checkpoint's place in the rows cannot be read, or is another place."""
 SAME_ANYWAY = (
