@@ -111,12 +111,16 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         _choose_platform(self.platform)
         refused, warned = problems(config, compose(config.hydra.job.config_name))
         refuse(refused)
+        for warning in warned:
+            announce(f"warning: {warning}")
+        if "selfplay" not in config:  # a warm start
+            return
         run = RunConfig(config, SelfPlayConfig.from_run(config))
         # On the machine of a Ray client nothing of the run is there.
         elsewhere = str(run["ray_kwargs.ray_init.address"]).startswith("ray://")
         findings = [one for check in ([CHECKS["Ray"]] if elsewhere else CHECKS.values()) for one in check(run)]
         refuse(one for one in findings if isinstance(one, str))
-        for warning in [*warned, *(one[1] for one in findings)]:
+        for _, warning in findings:
             announce(f"warning: {warning}")
         for line in game_class(run.selfplay.game).startup_lines(config, run.selfplay):
             announce(line)
@@ -194,29 +198,6 @@ class _OwnLinesToo(io.TextIOWrapper):
             if own:
                 os.write(self.terminal, f"[medserl] {visible(message)}\n".encode())
         return super().write(text.replace(f"[medserl{self.mark}] ", "[medserl] "))
-
-
-class WarmStartCheck(StartupCheck):
-    """The same for the recipes of verl's SFT trainer."""
-
-    @_or_no_run()
-    def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
-        job = config.hydra.job
-        if job.config_name != "sft_trainer_engine":
-            raise SystemExit("[medserl] this recipe is a warm start: run python -m verl.trainer.sft_trainer_ray")
-        if config.model.lora_rank > 0 and "hf_model" in config.checkpoint.save_contents:
-            raise SystemExit(
-                "[medserl] with LoRA, verl's hf_model folder holds names that no model reads, and would load as random "
-                "weights; set 'checkpoint.save_contents=[model,optimizer,extra]' and merge (docs/warm_start.md)"
-            )
-        _choose_platform(self.platform)
-        from medserl_agentloop.core.config import refuse
-        from medserl_agentloop.core.run_check import problems
-
-        wrong, warned = problems(config, compose(job.config_name))
-        refuse(wrong)
-        for warning in warned:
-            announce(f"warning: {warning}")
 
 
 def _choose_platform(name: str | None) -> None:

@@ -2,6 +2,7 @@
 
 It restarts ``position_ids`` at each private context before any log-probability is computed, keeps the roles' advantages
 and losses apart, and writes the games. ``trainer.v1.trainer_mode`` is ``selfplay_sync`` or ``selfplay_colocate_async``.
+``recipes/core.yaml`` also names the data set and the replay buffer that stand here.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import open_dict
+from omegaconf import OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerColocateAsync, PPOTrainerSync, register_trainer
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from medserl_agentloop.core import loss as losses
 from medserl_agentloop.core import step_file
@@ -31,9 +33,10 @@ from medserl_agentloop.core.columns import (
     write_anchor,
     write_token_roles,
 )
-from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class, refuse
+from medserl_agentloop.core.config import ROLE_ADAPTERS, SelfPlayConfig, game_class, refuse
 from medserl_agentloop.core.credit import RoleCredit
 from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.interaction import overlong
 from medserl_agentloop.core.liveness import Liveness, ProcessDied, game_processes, watched
 from medserl_agentloop.core.metrics import (
     StepTable,
@@ -53,6 +56,27 @@ from medserl_agentloop.terminal import announce
 
 POLL_INTERVAL_S = 0.1  # verl's own buffer looks at its queue every 2 s, which is most of a tiny model's step
 CHECK_INTERVAL_S = 5.0
+
+
+class SelfPlayDataset(RLHFDataset):  # type: ignore[misc]  # verl is untyped
+    """verl's data set. With ``data.filter_overlong_prompts`` it leaves out and counts the rows whose game is too long.
+
+    verl's own filter measures the column ``prompt``; a game renders its prompts itself.
+    """
+
+    def maybe_filter_out_long_prompts(self, dataframe: Any = None) -> Any:
+        if not self.filter_overlong_prompts:
+            return dataframe
+        selfplay = SelfPlayConfig.from_run(OmegaConf.select(self.config, ".."))
+        encoder = ChatEncoder.of_run(self.tokenizer, self.config)
+        game = game_class(selfplay.game)(selfplay, encoder)
+        rows = list(dataframe["extra_info"])
+        fitting = [number for number, facts in enumerate(rows) if not overlong(game.plan(facts, encoder), self.config)]
+        announce(
+            f"{', '.join(self.data_files)}: data.filter_overlong_prompts leaves out {len(rows) - len(fitting)} of "
+            f"{len(rows)} rows"
+        )
+        return dataframe.select(fitting)
 
 
 class SelfPlayReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is untyped

@@ -17,7 +17,7 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.utils import need_reference_policy
 
 from medserl_agentloop.core.config import NORMALIZATIONS, ConfigError, SelfPlayConfig, game_class, refuse
-from medserl_agentloop.core.run_check.composition import leaves, with_recipes
+from medserl_agentloop.core.run_check.composition import PPO, leaves, with_recipes
 from medserl_agentloop.paths import did_you_mean
 
 ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"
@@ -98,10 +98,9 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
 def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[str]]:
     """Return refusals and warnings for the start of a run; ``schema`` is verl's own config."""
     warned = [f"{key} is not a key of verl's config; nothing in verl reads it" for key in unknown_keys(config, schema)]
-    if wrong := list(_no_numbers(config, schema)):
+    wrong = list(_no_numbers(config, schema)) or list(_warm_start(config))
+    if wrong or "selfplay" not in config:
         return wrong, warned
-    if "selfplay" not in config:  # a warm start
-        return [], warned
     try:
         check_run(config)
     except ConfigError as error:
@@ -128,6 +127,19 @@ def _no_numbers(config: DictConfig, schema: DictConfig) -> Iterator[str]:
         yield f"trainer.total_training_steps={steps} trains nothing. Set a number from 1, or null for whole epochs."
     if isinstance(epochs, int) and epochs < 1:
         yield f"trainer.total_epochs={epochs} trains nothing. Set a number from 1."
+
+
+def _warm_start(config: DictConfig) -> Iterator[str]:
+    """verl's SFT trainer runs a warm start, and saves weights that a model can read."""
+    if "selfplay" in config:
+        return
+    if OmegaConf.select(config, "hydra.job.config_name") == PPO:
+        yield "this recipe is a warm start: run python -m verl.trainer.sft_trainer_ray"
+    elif config.model.lora_rank > 0 and "hf_model" in config.checkpoint.save_contents:
+        yield (
+            "with LoRA, verl's hf_model folder holds names that no model reads, and would load as random weights; set "
+            "'checkpoint.save_contents=[model,optimizer,extra]' and merge (docs/warm_start.md)"
+        )
 
 
 def _trainer(run: RunConfig) -> Iterator[str]:

@@ -35,7 +35,7 @@ from medserl_agentloop.core.run_check import ACTOR, FSDP, MODEL, ROLLOUT, RunCon
 from medserl_agentloop.core.run_check.resume import Finding, checkpoints
 from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet, regular_file
 
-OWN_DATASET = "pkg://medserl_agentloop.core.dataset"  # data.custom_cls.path in recipes/core.yaml
+OWN_DATASET = "pkg://medserl_agentloop.core.trainer"  # data.custom_cls.path in recipes/core.yaml
 ROWS_AT_START = 500  # of a data file, looked at before Ray starts: about a second
 RESERVED = 2  # positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)
 GPU_SET = "pip install --no-deps --requirement <(grep -v '^flash-attn==' constraints-gpu.txt)"
