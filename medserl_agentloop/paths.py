@@ -191,12 +191,10 @@ DIFFERS = (
 )
 
 
-def in_manifest(path: Path, option: str | None = None) -> str | None:
-    """The hash that the manifest beside an output file has for it, or an option that it was written with; or None."""
+def in_manifest(path: Path) -> str | None:
+    """The hash that the manifest beside an output file has for it, or None."""
     try:
-        manifest = json.loads((path.parent / MANIFEST).read_bytes())
-        value = manifest["outputs"][path.name]["sha256"]
-        value = manifest["options"][option] if option and value else value
+        value = json.loads((path.parent / MANIFEST).read_bytes())["outputs"][path.name]["sha256"]
         return None if value is None else str(value)
     except (OSError, ValueError, LookupError, TypeError):  # no such file, or one that is about something else
         return None

@@ -35,15 +35,6 @@ from medserl_agentloop.terminal import MARK, announce, visible
 VERSION, VERL_VERSION = version("medserl-agentloop"), "0.9.1"
 
 
-def check_verl_version(version: str) -> None:
-    """Refuse any verl but the one this package is written for. verl would swallow an ordinary exception."""
-    if version != VERL_VERSION:
-        raise SystemExit(
-            f"medserl-agentloop {VERSION} needs verl {VERL_VERSION}, but verl {version} is installed. "
-            f"Run: pip install 'verl=={VERL_VERSION}'"
-        )
-
-
 RESOLVERS = {  # what recipes may write
     # The path of a file or folder that travels with the package.
     "medserl": lambda name: str(resource(name)),
@@ -56,7 +47,11 @@ RESOLVERS = {  # what recipes may write
 
 def register() -> None:
     """Register everything with verl. Runs when this module is imported, once per process."""
-    check_verl_version(verl.__version__)
+    if verl.__version__ != VERL_VERSION:
+        raise SystemExit(  # verl would swallow an ordinary exception
+            f"medserl-agentloop {VERSION} needs verl {VERL_VERSION}, but verl {verl.__version__} is installed. "
+            f"Run: pip install 'verl=={VERL_VERSION}'"
+        )
     compiler.use_wheels()
     try:
         for name, resolver in RESOLVERS.items():
@@ -120,8 +115,8 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         elsewhere = str(run["ray_kwargs.ray_init.address"]).startswith("ray://")
         findings = [one for check in ([CHECKS["Ray"]] if elsewhere else CHECKS.values()) for one in check(run)]
         refuse(one for one in findings if isinstance(one, str))
-        for _, warning in findings:
-            announce(f"warning: {warning}")
+        for finding in findings:
+            announce(f"warning: {finding[1]}")
         for line in game_class(run.selfplay.game).startup_lines(config, run.selfplay):
             announce(line)
         sys.excepthook = partial(_say_how_to_resume, sys.excepthook, config.trainer.default_local_dir)

@@ -28,11 +28,6 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         """Score one game: the sum of its rewards (0.0 if void), and with it the record and validation's numbers."""
         fields = data[len(data) - 1].non_tensor_batch["tool_extra_fields"]
-        if GAME_KEY not in fields:
-            raise ValueError(
-                "this trajectory holds no game: PerTurnRewardManager only scores rows with "
-                "agent_name=medserl_selfplay (see tool_configs/agent_loop.yaml)"
-            )
         record: Any = fields[GAME_KEY].model_copy(deep=True)
         await self._game.score(record)
         # A user's code may have put anything into it; what is paid must be what is written down.
