@@ -135,7 +135,7 @@ def _warm_start(config: DictConfig) -> Iterator[str]:
         return
     if OmegaConf.select(config, "hydra.job.config_name") == PPO:
         yield "this recipe is a warm start: run python -m verl.trainer.sft_trainer_ray"
-    elif config.model.lora_rank > 0 and "hf_model" in config.checkpoint.save_contents:
+    elif OmegaConf.select(config, "model.lora_rank") and "hf_model" in config.checkpoint.save_contents:
         yield (
             "with LoRA, verl's hf_model folder holds names that no model reads, and would load as random weights; set "
             "'checkpoint.save_contents=[model,optimizer,extra]' and merge (docs/warm_start.md)"
