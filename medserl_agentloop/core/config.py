@@ -201,12 +201,11 @@ class SelfPlayConfig(BaseModel):
 
 def game_class(name: str) -> type[Any]:
     """The game of a name in ``medserl_agentloop/games`` or a ``package.module:Class``; ConfigError if there is none."""
+    expected = "package.module:Class of yours, a subclass of medserl_agentloop.core.interaction.Interaction"
     try:
-        game: type[Any] = find_object("game", name, GAMES, "package.module:Class for one of yours")
+        game: type[Any] = find_object("game", name, GAMES, expected, lambda found: hasattr(found, "next_turn"))
     except ValueError as error:
         raise ConfigError(f"selfplay.game: {error}") from None
-    if not hasattr(game, "next_turn"):
-        raise ConfigError(f"selfplay.game={name} is no subclass of medserl_agentloop.core.interaction.Interaction")
     return game
 
 
