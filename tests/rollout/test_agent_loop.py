@@ -287,9 +287,6 @@ def test_an_output_without_a_judged_game_is_refused() -> None:
     output.reward_score = 1.0
     with pytest.raises(ValueError, match="PerTurnRewardManager"):
         output.as_dict()
-    del output.extra_fields[GAME_KEY]
-    with pytest.raises(ValueError, match="agent_name=medserl_selfplay"):
-        judge(output)
 
 
 # --- four assessments of one attack: contexts, rewards in their places, credit, and room for all of them ---
