@@ -373,7 +373,8 @@ def _dry_run(run: RunConfig) -> Findings:
 def write_bundle(path: Path, findings: Sequence[CheckResult], config: DictConfig | None) -> None:
     """Write a zip for those who help: findings, versions, config and logs.
 
-    Without keys, and without lines that have five words in a row of the run's data or latest games.
+    Without keys, and without lines that have five words in a row of the run's data or latest games; without logs where
+    the data cannot be read.
     """
     versions = sorted(f"{found.name}=={found.version}" for found in distributions())
     files = {"findings.txt": "\n".join(map("  ".join, findings)), "versions.txt": "\n".join(versions)}
@@ -381,19 +382,29 @@ def write_bundle(path: Path, findings: Sequence[CheckResult], config: DictConfig
     if config is not None and "selfplay" in config:
         run, folder = RunConfig(config, SelfPlayConfig.model_construct()), Path(config.selfplay.records)
         files["config.yaml"] = OmegaConf.to_yaml(config)
-        for file in (*folder.glob("*.log"), *folder.glob("*.yaml")):
-            files[file.name] = file.read_text("utf-8", "replace")[-BUNDLED:]
-        data = [*machine.parquet_files(run, "data.train_files"), *machine.parquet_files(run, "data.val_files")]
-        texts = [str(row) for file in data for row in read_parquet(file)["extra_info"].to_pylist()]
-        for file in folder.glob(GAMES_FILE):
-            with file.open(encoding="utf-8", errors="replace") as games:
-                texts += deque(games, 2000)
-        private = {words for text in texts for words in _fives(text)}
+        try:
+            private = set(_private(run, folder))
+        except (OSError, ValueError, KeyError) as error:
+            files["logs_left_out.txt"] = f"the data cannot be read, so what is theirs in the logs is not known: {error}"
+        else:
+            for file in (*folder.glob("*.log"), *folder.glob("*.yaml")):
+                files[file.name] = file.read_text("utf-8", "replace")[-BUNDLED:]
     secrets = [re.escape(value) for name, value in os.environ.items() if SECRET.search(name) and len(value) > 7]
     with ZipFile(path, "w", ZIP_DEFLATED) as archive:
         for name, text in files.items():
             lines = (LEFT_OUT if private.intersection(_fives(line)) else line for line in text.splitlines())
             archive.writestr(name, re.sub("|".join([*KEYS, *secrets]), "***", "\n".join(lines)))
+
+
+def _private(run: RunConfig, folder: Path) -> Iterator[tuple[str, ...]]:
+    """Five words in a row of the run's data and of its latest games."""
+    for file in [*machine.parquet_files(run, "data.train_files"), *machine.parquet_files(run, "data.val_files")]:
+        for row in read_parquet(file)["extra_info"].to_pylist():
+            yield from _fives(str(row))
+    for path in folder.glob(GAMES_FILE):
+        with path.open(encoding="utf-8", errors="replace") as games:
+            for line in deque(games, 2000):
+                yield from _fives(line)
 
 
 def _fives(text: str) -> Iterator[tuple[str, ...]]:

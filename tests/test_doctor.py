@@ -234,6 +234,12 @@ def test_bundle_has_the_log_without_keys_notes_and_games(
         kept = bundle.read("train.log").decode().splitlines()
     assert kept == [log[0], doctor.LEFT_OUT, "GET http://***@host", "the ***, ***", doctor.LEFT_OUT]
 
+    config.data.train_files = str(tmp_path / "cut.parquet")
+    (tmp_path / "cut.parquet").write_bytes(Path(files["data.train_files"]).read_bytes()[:1000])
+    doctor.write_bundle(tmp_path / "run.zip", [], config)
+    with zipfile.ZipFile(tmp_path / "run.zip") as bundle:
+        assert "train.log" not in bundle.namelist() and b"cut.parquet" in bundle.read("logs_left_out.txt")
+
 
 def test_engine_has_the_variables_of_the_run_and_is_given_up_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
