@@ -428,33 +428,24 @@ def build_eval_rows(
 ) -> tuple[list[Row], ReadResult]:
     """One assessor turn for every row of MEDEC's files and its sisters', in their order, and the account of the files.
 
-    ``name`` is what the metrics call the set: by default, each note's collection.
-    """
-    read = read_published(paths)
-    rows: list[Row] = []
-    for index, case in enumerate(read.cases, start=first_index):
-        category = Category.VANILLA_BENIGN if case.error_note is None else Category.VANILLA_HARMFUL
-        row = _parquet_row(case, category, index, EVAL_SPLIT)
-        row["data_source"] = f"{name or case.subset}_eval/{category.value}"
-        rows.append(row)
-    return rows, read
-
-
-def read_published(paths: Sequence[Path]) -> ReadResult:
-    """Every row of MEDEC's files and its sisters' as a case of its own.
-
     Published figures are computed on the text as it was published, so nothing is stripped, repaired or left out. A
-    MedecFormatError names file, row and column where a file is not right.
+    MedecFormatError names file, row and column where a file is not right. ``name`` is what the metrics call the set: by
+    default, each note's collection.
     """
     for path in paths:
         if path.suffix.lower() not in (".csv", ".json"):
             wanted = "MEDEC's or MedErrBench's .csv files, or MedRECT's .json"
             raise MedecFormatError(f"{path}: evaluation rows are made from {wanted}; give such a file.")
     read = read_files(paths, as_published=True)
-    for case in read.cases:
+    rows: list[Row] = []
+    for index, case in enumerate(read.cases, start=first_index):
         if case.error_note is not None and case.error_sentence_id < 0:
             raise MedecFormatError(
                 f"{case.case_id!a} does not say which sentence is wrong, so answers on it cannot be scored; "
                 "fill in its Sentences and Error Sentence ID."
             )
-    return read
+        category = Category.VANILLA_BENIGN if case.error_note is None else Category.VANILLA_HARMFUL
+        row = _parquet_row(case, category, index, EVAL_SPLIT)
+        row["data_source"] = f"{name or case.subset}_eval/{category.value}"
+        rows.append(row)
+    return rows, read

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from medserl_agentloop.data.cases import EditTag
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.rows import read_published
+from medserl_agentloop.data.rows import build_eval_rows
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.paths import resource, sha256_of
 from medserl_agentloop.scoring import metrics
@@ -89,21 +89,8 @@ def score(
 
 def read_reference(paths: Sequence[Path]) -> Reference:
     """Every note of MEDEC's CSV files; a MedecFormatError names file, row and column of what is wrong in them."""
-    read = read_published(paths)
-    notes = tuple(
-        ReferenceNote(
-            text_id=case.text_id(harmful := case.error_note is not None),
-            text=(case.error_note if harmful else case.clean_note) or "",
-            flag=harmful,
-            error_type=case.error_type,
-            sentence_id=case.error_sentence_id,
-            correction=case.corrected_sentence,
-            sentences=case.sentences,
-            case=case.case_id,
-            subset=case.subset,
-        )
-        for case in read.cases
-    )
+    rows, read = build_eval_rows(paths)
+    notes = tuple(ReferenceNote.from_extra_info(row["extra_info"]) for row in rows)
     dropped = sum(report.dropped_empty for report in read.reports)
     return Reference(notes, dropped, {report.file: report.sha256 for report in read.reports})
 
