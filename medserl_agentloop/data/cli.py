@@ -89,8 +89,7 @@ def convert(options: ConvertOptions) -> None:
     mix = options.shares(read.cases)
     _print_input(read.reports)
     _print_rows(made, mix, options)
-    dropped = sum(report.dropped_empty for report in read.reports)
-    counts = {"records dropped: every field is empty": dropped, **made.left_out}
+    counts = {"records dropped: every field is empty": read.dropped_empty, **made.left_out}
     _show("Left out", ["what and why", "count"], [item for item in counts.items() if item[1]])
     for report in read.reports:
         _say_why(f"left out: {report.file}", report.contradictions)
@@ -172,7 +171,7 @@ def sft(
             made = rows_of_games(chain(*map(read_games, paths)), error_types=error_types, **split)
         else:
             read = read_files(inputs)
-            refuse_uw(read, i_have_the_uw_agreement)
+            refuse_uw(read.uw_rows, i_have_the_uw_agreement)
             for report in read.reports:
                 _say_why(f"left out: {report.file}", report.contradictions)
             split_of = read_splits(splits_of) if splits_of else None
@@ -211,14 +210,13 @@ def evaluation_rows(
         if output.suffix != ".parquet":
             raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
         rows, read = build_eval_rows(inputs, first_index=first_index, name=name)
-        refuse_uw(read, i_have_the_uw_agreement)
+        refuse_uw(read.uw_rows, i_have_the_uw_agreement)
         with all_or_none(output.parent) as place:
             write_parquet(rows, place / output.name)
     _show("Rows", ["data_source", "rows"], sorted(Counter(row["data_source"] for row in rows).items()))
     for report in read.reports:
         _say_why(f"warning: kept as published: {report.file}", report.contradictions)
-    dropped = sum(report.dropped_empty for report in read.reports)
-    _say(f"{output}: {len(rows)} rows; {dropped} empty records dropped")
+    _say(f"{output}: {len(rows)} rows; {read.dropped_empty} empty records dropped")
 
 
 @app.command()

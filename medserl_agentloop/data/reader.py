@@ -102,6 +102,14 @@ class ReadResult(NamedTuple):
     cases: list[Case]
     reports: list[ReadReport]
 
+    @property
+    def dropped_empty(self) -> int:
+        return sum(report.dropped_empty for report in self.reports)
+
+    @property
+    def uw_rows(self) -> int:
+        return sum(report.uw_rows for report in self.reports)
+
 
 def read_files(
     paths: Iterable[Path], *, join: Sequence[Path] = (), repair_encoding: bool = False, as_published: bool = False

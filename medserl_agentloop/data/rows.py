@@ -199,7 +199,8 @@ def convert_files(options: ConvertOptions) -> tuple[ReadResult, SplitRows]:
         dropped = [case for case in cases if case.subset == MEDEC_UW]
         exclusions["a case of MEDEC-UW, left out by --drop-medec-uw"] += [(case.case_id, None) for case in dropped]
         cases = [case for case in cases if case.subset != MEDEC_UW]
-    refuse_uw(read._replace(cases=cases), options.i_have_the_uw_agreement)
+    else:
+        refuse_uw(read.uw_rows, options.i_have_the_uw_agreement)
     val_files = {report.sha256 for report in read.reports[len(options.input) :]}
     val_ids = {case.case_id for case in cases if case.source_sha256 in val_files} if options.val_input else None
     if options.exclude_near_duplicates_of:
@@ -224,15 +225,13 @@ def convert_files(options: ConvertOptions) -> tuple[ReadResult, SplitRows]:
     return read, made
 
 
-def refuse_uw(read: ReadResult, agreed: bool) -> None:
+def refuse_uw(rows: int, agreed: bool) -> None:
     """Raise ValueError for rows of MEDEC-UW without the agreement."""
-    of_uw = [case for case in read.cases if case.subset == MEDEC_UW]
-    if of_uw and not agreed:
-        rows = len({text_id for case in of_uw for text_id in case.text_ids})
+    if rows and not agreed:
         raise ValueError(
-            f"the input has {rows} MEDEC-UW rows of {len({case.case_id for case in of_uw})} cases, by their ids, their "
-            "file's name or marks such as <NAME/>. They may be used only under a signed agreement: if you have signed "
-            "it, add --i-have-the-uw-agreement; medserl data convert leaves them out with --drop-medec-uw."
+            f"the input has {rows} MEDEC-UW rows, by their ids, their file's name or marks such as <NAME/>. They may "
+            "be used only under a signed agreement: if yours allows this use, add --i-have-the-uw-agreement; medserl "
+            "data convert leaves them out with --drop-medec-uw."
         )
 
 

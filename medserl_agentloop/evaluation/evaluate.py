@@ -27,8 +27,10 @@ from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.client import blocking
 from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.core.step_file import CONFIG_FILE, StepFile, lock_folder
-from medserl_agentloop.data.cases import near_duplicates
+from medserl_agentloop.data.cases import MEDEC_UW, near_duplicates
+from medserl_agentloop.data.cli import UwAgreement
 from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.data.rows import refuse_uw
 from medserl_agentloop.data.sentences import with_numbers
 from medserl_agentloop.evaluation import play, score
 from medserl_agentloop.evaluation.play import MODEL_HELP, Model, model_at, output_of, run_config, run_of, template_of
@@ -90,9 +92,7 @@ def evaluate(
     train: score.Train = None,
     neural: score.Neural = False,
     allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Notes without an answer are wrong.")] = False,
-    i_have_the_uw_agreement: Annotated[
-        bool, typer.Option("--i-have-the-uw-agreement", help="Send MEDEC-UW notes too; you have signed its agreement.")
-    ] = False,
+    i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
     """Ask a model about every note of a MEDEC set, score its answers and write them down.
 
@@ -105,12 +105,7 @@ def evaluate(
         if samples > 1 and temperature == 0:
             raise ValueError(f"--samples {samples} needs a --temperature above 0; at 0 all of them are equal")
         reference = score.read_reference(notes)
-        uw = sum(note.subset == "medec_uw" for note in reference.notes)
-        if uw and not i_have_the_uw_agreement:
-            raise ValueError(
-                f"the notes include {uw} of MEDEC-UW, which may be used only under a signed agreement; if yours "
-                "allows this model to read them, add --i-have-the-uw-agreement"
-            )
+        refuse_uw(sum(note.subset == MEDEC_UW for note in reference.notes), i_have_the_uw_agreement)
         sets = {PUBLISHED: list(reference.notes)} | ({TWINS: score.read_twins(notes)} if twins else {})
         for name, change in SHORTCUTS.items() if shortcuts else ():
             sets[name] = [replace(note, text=change(note)) for note in reference.notes]

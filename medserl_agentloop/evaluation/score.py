@@ -91,8 +91,7 @@ def read_reference(paths: Sequence[Path]) -> Reference:
     """Every note of MEDEC's CSV files; a MedecFormatError names file, row and column of what is wrong in them."""
     rows, read = build_eval_rows(paths)
     notes = tuple(ReferenceNote.from_extra_info(row["extra_info"]) for row in rows)
-    dropped = sum(report.dropped_empty for report in read.reports)
-    return Reference(notes, dropped, {report.file: report.sha256 for report in read.reports})
+    return Reference(notes, read.dropped_empty, {report.file: report.sha256 for report in read.reports})
 
 
 def read_training(paths: Sequence[Path], reference: Sequence[ReferenceNote]) -> tuple[list[ReferenceNote], int]:

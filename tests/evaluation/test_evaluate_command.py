@@ -322,7 +322,7 @@ NOWHERE = ("http://127.0.0.1:9", "--model", "x")
         (NOWHERE[:1], "notes.csv", "a server needs --model"),
         (NOWHERE, "notes.csv", "no server answers at http://127.0.0.1:9/v1/models"),
         ((*NOWHERE, "--samples", 3), "notes.csv", "--temperature above 0"),
-        (NOWHERE, "uw.csv", "16 of MEDEC-UW"),
+        (NOWHERE, "uw.csv", "16 MEDEC-UW rows"),
         ((*NOWHERE, "--twins"), "clean.csv", "no note with an error and its corr"),
         ((str(resource("assets/tiny_player")),), "notes.csv", r"sglang\.launch_server (?s:.*)Or add --slow"),
     ],

@@ -147,13 +147,13 @@ def test_uw_rows_are_known_by_marks_and_can_be_dropped(convert, write_pairs, wri
     csv = write_csv(error_row(0, Text="Mr. <NAME/> fell."))
     path = write_pairs(*(pair(n) for n in range(40)), *marked)
     inputs = ("--input", path, "--input", csv)
-    assert_one_sentence(convert(*inputs), "6 MEDEC-UW rows of 6 cases", "--drop-medec-uw")
+    assert_one_sentence(convert(*inputs), "6 MEDEC-UW rows", "--drop-medec-uw")
     assert convert(*inputs, "--drop-medec-uw").exit_code == 0
     assert {"ms-train-40", "ms-test-0"}.isdisjoint(ids_in(tmp_path / "out/train.parquet"))
     dropped = manifest_of(tmp_path / "out")["exclusions"][0]
     assert (dropped["reason"], dropped["count"]) == ("a case of MEDEC-UW, left out by --drop-medec-uw", 6)
     result = run("medec_eval_to_parquet", "--input", csv, "--output", tmp_path / "eval.parquet")
-    assert_one_sentence(result, "1 MEDEC-UW rows of 1 cases")
+    assert_one_sentence(result, "1 MEDEC-UW rows")
 
 
 # --- a run that fails or is killed leaves the old files or the new ones, never half of one ---
