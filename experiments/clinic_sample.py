@@ -15,8 +15,8 @@ import pandas as pd
 
 from experiments.clinic import Note, Split, sample_clean_note, with_error
 from medserl_agentloop.data.cases import NEAR_DUPLICATE, NearDuplicateIndex
+from medserl_agentloop.data.cells import with_numbers
 from medserl_agentloop.data.reader import COLUMNS
-from medserl_agentloop.data.sentences import with_numbers
 from medserl_agentloop.games.medical.types import ErrorType
 
 CASES = 160

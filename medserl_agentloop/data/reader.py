@@ -17,6 +17,7 @@ import io
 import json
 import re
 import sys
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,10 +28,9 @@ from typing import NamedTuple
 from ftfy import TextFixerConfig, fix_encoding
 
 from medserl_agentloop.data.cases import MEDEC_UW, Case, EditTag, MedecFormatError, contradictions
-from medserl_agentloop.data.sentences import numbered_sentences, sentences_on_one_line
+from medserl_agentloop.data.cells import LARGEST_CELL, NO_TYPE, NOTE, Cells
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.types import ERROR_TYPES, known_type
-from medserl_agentloop.paths import LONGEST_NOTE, each_key_once, regular_file
+from medserl_agentloop.paths import each_key_once, regular_file
 from medserl_agentloop.terminal import shown, visible
 
 COLUMNS = (
@@ -48,18 +48,12 @@ _SHORT_NAMES = {"Text ID": "id", "Text": "note", "Error Flag": "haserror", "Corr
 _PLACE_OF_ERROR = {"Sentences", "Error Sentence ID", "Error Sentence", "Corrected Sentence"}
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _PAIR_KEYS = ("note_id", "incorrect_note", "correct_note", "error_type", "error_sentence", "corrected_sentence")
-_ABSENT = ("", "na", "n/a", "nan", "none", "null")  # in lower case: how MEDEC, pandas and JSON spell no value
-_NO_TYPE = "unknown"
-_LARGEST_CELL = 4 * LONGEST_NOTE  # the list of a note's sentences is longer than the note
-_LONGEST_TYPE = 40
-NOTE = "the text of the note"  # what to write where there is none
 _SHOWN_PROBLEMS = 10
 # Word overlap of a clean row with the corrected text of the error row before it. On the official
 # validation set the lowest twin has 0.86, and the highest of two unrelated notes 0.45.
 _TWIN_OVERLAP = 0.7
 # No guess at bytes that were lost: what stands in their place is text.
 _MISREAD_ONLY = TextFixerConfig(restore_byte_a0=False, replace_lossy_sequences=False, fix_c1_controls=False)
-_UNUSABLE = re.compile("[\0\ud800-\udfff]")
 _READ_OPENRLHF = "medserl_agentloop.medical_team.openrlhf_rows:read_rows"
 
 NoteJoin = Mapping[str, Case]  # text of a note, white space aside -> the first case that has it
@@ -191,74 +185,6 @@ class Intake:
         return cases if self.as_published else [case for case in cases if case.case_id not in wrong]
 
 
-class Cells:
-    """The values of one row, and their ``problems`` in sentences; all formats accept and refuse the same things."""
-
-    def __init__(self, place: str, values: Mapping[str, str], as_published: bool = False) -> None:
-        self.place, self.values, self.as_published = place, values, as_published
-        self.problems: list[str] = []
-
-    def refuse(self, column: str, instead: str) -> None:
-        self.problems.append(f"{self.place}, column {column!r}: found {shown(self.values[column])}; {instead}.")
-
-    def text(self, column: str, needed: str = "", longest: int = LONGEST_NOTE) -> str | None:
-        """A text with LF line ends and without outer white space; None where there is none, which ``needed`` refuses.
-
-        Both notes of a pair go through here: trailing blanks are more frequent on MEDEC's error notes and would give
-        the label away.
-        """
-        value = self.values[column]
-        text = value.replace("\r\n", "\n").replace("\r", "\n").strip()
-        if bad := _UNUSABLE.search(value):
-            byte = ord(bad[0]) - 0xDC00
-            what = "a NUL character" if bad[0] == "\0" else "a lone surrogate"
-            why = f"{what} (U+{ord(bad[0]):04X}), which no tokenizer can read; write the intended character"
-            if 0x80 <= byte <= 0xFF:  # how _read_text marks it
-                why = f"the byte 0x{byte:02x}, which is not UTF-8; save the file as UTF-8"
-            self.problems.append(f"{self.place}, column {column!r}: character {bad.start()} is {why}.")
-        elif len(value) > longest:
-            self.refuse(column, f"a note has at most {LONGEST_NOTE:,} characters")
-        elif text.casefold() in _ABSENT:
-            if needed:
-                self.refuse(column, f"write {needed}")
-            return None
-        return value if self.as_published else text
-
-    def row_id(self, column: str, needed: str) -> str:
-        """The row's id, which the place of later problems names."""
-        text_id = (self.text(column, needed) or "").strip()
-        self.place += f" ({shown(text_id)})" if text_id else ""
-        return text_id
-
-    def flag(self, column: str) -> bool:
-        """Return whether the row's note has an error: 0 or 1 in any spelling, or True or False."""
-        text = self.values[column].strip().lower()
-        number = {"true": 1, "false": 0}.get(text, _whole_number(text))
-        if number not in (0, 1):
-            self.refuse(column, "write 1 for a note with an error and 0 for a correct one")
-        return number == 1
-
-    def sentence_number(self, column: str) -> int:
-        """The number of a sentence; -1 where there is none."""
-        text = self.values[column].strip()
-        number = -1 if text.casefold() in _ABSENT else _whole_number(text)
-        if number is None or number < -1:
-            self.refuse(column, "write the number of a sentence (0, 1, ...), or -1 for none")
-        return -1 if number is None else number
-
-    def error_type(self, column: str) -> str | None:
-        """MEDEC's name of a type, in any spelling, or the source's own word; None where there is none."""
-        word = one_line(self.text(column) or "")
-        if len(word) > _LONGEST_TYPE:
-            self.refuse(column, f"write {', '.join(ERROR_TYPES)}, a type of your own in few words, or NA")
-        return known_type(word) or (word if word and word.lower() != _NO_TYPE else None)
-
-
-def _whole_number(text: str) -> int | None:
-    """The number that ``1``, ``01``, ``1.0`` or ``-1`` spells; None for anything else."""
-    return int(float(text)) if re.fullmatch(r"[+-]?[0-9]{1,6}(\.0*)?", text) else None
-
-
 def _open(path: Path, intake: Intake, joined: NoteJoin | None) -> Iterator[Case]:
     """The cases of an input; its name and its hash go to the report."""
     if path.suffix.lower() not in (".csv", ".json", ".jsonl"):
@@ -280,23 +206,17 @@ def _open(path: Path, intake: Intake, joined: NoteJoin | None) -> Iterator[Case]
 
 
 def _read_text(path: Path) -> tuple[str, str]:
-    """A file's text, which must be UTF-8, and the hash of its bytes."""
+    """A file's text and the hash of its bytes. A byte that is not UTF-8 becomes a surrogate, which Cells refuses."""
     try:
         content = regular_file(path).read_bytes()
-        # Surrogates pass here so that the row they stand in can be named; Cells refuses them.
-        text = content.decode("utf-8", errors="surrogatepass")
     except OSError as error:
         reason = f"cannot be read ({error.strerror or error}); give the path of a MEDEC file"
         raise MedecFormatError(f"{path}: {reason}.") from error
-    except UnicodeDecodeError as error:
-        if b"\0" in content:  # UTF-16: there are no rows to name
-            reason = f"byte {error.start} (0x{content[error.start]:02x}) is not UTF-8; save the file as UTF-8"
-            raise MedecFormatError(f"{path}: {reason}.") from error
-        # Such a byte becomes a surrogate from U+DC80 on, for the same reason.
-        text = content.decode("utf-8", errors="surrogateescape")
+    if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):  # there are no rows to name
+        raise MedecFormatError(f"{path}: byte 0 (0x{content[0]:02x}) is not UTF-8; save the file as UTF-8.")
     if not content.strip():
         raise MedecFormatError(f"{path}: the file is empty; give a MEDEC file with at least one row.")
-    return text.removeprefix("\ufeff"), hashlib.sha256(content).hexdigest()
+    return content.decode("utf-8-sig", errors="surrogateescape"), hashlib.sha256(content).hexdigest()
 
 
 def _count_cases(report: ReadReport, cases: list[Case]) -> None:
@@ -310,7 +230,7 @@ def _count_cases(report: ReadReport, cases: list[Case]) -> None:
     report.contradicting = len(report.contradictions)
     report.no_op_edits = sum(case.edit_tag is EditTag.NO_OP for case in cases)
     report.non_local_edits = sum(case.edit_tag is EditTag.NON_LOCAL for case in cases)
-    report.error_types = dict(sorted(Counter(case.error_type or _NO_TYPE for case in wrong).items()))
+    report.error_types = dict(sorted(Counter(case.error_type or NO_TYPE for case in wrong).items()))
     report.uw_rows = len({text_id for case in cases if case.subset == MEDEC_UW for text_id in case.text_ids})
 
 
@@ -347,7 +267,7 @@ def _read_rows(records: Iterable[tuple[str, dict[str, str]]], intake: Intake) ->
 def _csv_records(text: str, intake: Intake) -> Iterator[tuple[str, dict[str, str]]]:
     """Place and cells by column of every record after the header that is not empty."""
     file = intake.report.file
-    csv.field_size_limit(_LARGEST_CELL)
+    csv.field_size_limit(LARGEST_CELL)
     delimiter = max(_DELIMITERS, key=text.partition("\n")[0].count)
     # newline="" leaves the line ends inside quoted cells to the CSV parser; strict finds open quotes.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -413,14 +333,7 @@ def _case_of_row(cells: Cells, sha256: str) -> Case:
     """One row as a case of its own, its twin aside."""
     text_id = cells.row_id("Text ID", "the row's id, such as ms-train-0")
     note = cells.text("Text", NOTE) or ""
-    listed = cells.text("Sentences", longest=_LARGEST_CELL) or ""
-    sentences = numbered_sentences(listed)
-    if list(sentences) == [0] and re.search(r"\s1\s", listed):
-        of_note = sentences_on_one_line(listed, note)
-        if not of_note:
-            cells.refuse("Sentences", "write each sentence of the text on a line, behind its number")
-        elif len(of_note) > 1:
-            sentences = of_note
+    sentences = cells.sentences("Sentences", note)
     has_error = cells.flag("Error Flag")
     error_type = cells.error_type("Error Type")
     number = cells.sentence_number("Error Sentence ID")

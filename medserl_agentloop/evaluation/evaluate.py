@@ -28,10 +28,10 @@ from medserl_agentloop.core.client import blocking
 from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.core.step_file import CONFIG_FILE, StepFile, lock_folder
 from medserl_agentloop.data.cases import MEDEC_UW, near_duplicates
+from medserl_agentloop.data.cells import with_numbers
 from medserl_agentloop.data.cli import UwAgreement
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import refuse_uw
-from medserl_agentloop.data.sentences import with_numbers
 from medserl_agentloop.evaluation import play, score
 from medserl_agentloop.evaluation.play import MODEL_HELP, Model, model_at, output_of, run_config, run_of, template_of
 from medserl_agentloop.games.medical.edits import one_line, split_sentences

@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from medserl_agentloop.data.cases import Case, NearDuplicateIndex
-from medserl_agentloop.data.reader import NOTE, Cells, Intake, NoteJoin, objects
+from medserl_agentloop.data.cells import NOTE, Cells
+from medserl_agentloop.data.reader import Intake, NoteJoin, objects
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import Category, Label
 

@@ -11,9 +11,9 @@ from medec.builders import clean_row, error_row, message_of, pair, read_one
 from note_files import OFFICIAL, PAIRS, medec_file
 
 from medserl_agentloop.data.cases import EditTag, MedecFormatError
+from medserl_agentloop.data.cells import numbered_sentences, with_numbers
 from medserl_agentloop.data.reader import COLUMNS, read_files, repair_encoding
 from medserl_agentloop.data.rows import build_eval_rows
-from medserl_agentloop.data.sentences import numbered_sentences, with_numbers
 
 # --- any file ---
 
@@ -273,7 +273,7 @@ BAD_CELLS = [
     *(("Text", value, "write the text of the note") for value in ("", "NA", "nan", " None", "null")),
     ("Text ID", " ", "write the row's id"),
     ("Error Type", "Mrs Example " * 10, "found a text of 120 characters"),
-    ("Text", "pH 7\ud83d3", "character 4 is a lone surrogate (U+D83D)"),
+    ("Text", "pH 7\ud83d3", "character 4 is the byte 0xed, which is not UTF-8"),
     ("Text", "pH\0 7", "character 2 is a NUL character (U+0000)"),
 ]
 
