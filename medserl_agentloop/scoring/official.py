@@ -19,15 +19,13 @@ Scorer = Callable[[Sequence[str], Sequence[str]], Sequence[float] | str]
 """Takes predictions and references, none of them blank. Returns a number in [0, 1] per pair, or why there are none."""
 
 
-def rouge_1(predictions: Sequence[str], references: Sequence[str]) -> list[float] | str:
+def _rouge_1(predictions: Sequence[str], references: Sequence[str]) -> list[float]:
     """ROUGE-1 F of the package ``rouge``, which the task used; texts of nothing but full stops score by equality.
 
     It compares what stands between blanks; in Chinese and Japanese, characters.
     """
-    try:
-        from rouge import Rouge
-    except ImportError as error:
-        return _no_package("rouge", "eval", error)
+    from rouge import Rouge
+
     rouge = Rouge(metrics=["rouge-1"], stats=["f"])
 
     def one(prediction: str, reference: str) -> float:
@@ -67,16 +65,18 @@ def _bleurt(predictions: Sequence[str], references: Sequence[str]) -> Any:
     return scores
 
 
-def _by_model(scorer: Callable[[Sequence[str], Sequence[str]], Any], package: str, model: str) -> Scorer:
+def _guarded(scorer: Callable[[Sequence[str], Sequence[str]], Any], package: str, extra: str, called: str) -> Scorer:
     """A scorer clipped to [0, 1] that says why it cannot run."""
 
     def clipped(predictions: Sequence[str], references: Sequence[str]) -> list[float] | str:
         try:
             return [float(score) for score in np.clip(scorer(predictions, references), 0.0, 1.0)]
-        except ImportError as error:
-            return _no_package(package, "eval-neural", error)
         except Exception as error:  # a model that cannot be downloaded, too little memory, another version's interface
-            return f"{model}: {_first_line(error)}"
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            if isinstance(error, ImportError):
+                install = f"pip install 'medserl-agentloop[{extra}]'"
+                return f"the package {package} cannot be imported ({reason}): {install}"
+            return f"{called}: {reason}"
 
     return clipped
 
@@ -85,18 +85,10 @@ def _not_asked(predictions: Sequence[str], references: Sequence[str]) -> str:
     return "ask for it with --neural"  # the two models are large
 
 
-SCORERS: Mapping[str, Scorer] = {"rouge_1": rouge_1, "bertscore": _not_asked, "bleurt": _not_asked}
+_ROUGE = {"rouge_1": _guarded(_rouge_1, "rouge", "eval", "ROUGE-1")}
+SCORERS: Mapping[str, Scorer] = {**_ROUGE, "bertscore": _not_asked, "bleurt": _not_asked}
 NEURAL_SCORERS: Mapping[str, Scorer] = {
-    "rouge_1": rouge_1,
-    "bertscore": _by_model(_bertscore, "bert-score", BERTSCORE_MODEL),
-    "bleurt": _by_model(_bleurt, "bleurt-pytorch", BLEURT_MODEL),
+    **_ROUGE,
+    "bertscore": _guarded(_bertscore, "bert-score", "eval-neural", BERTSCORE_MODEL),
+    "bleurt": _guarded(_bleurt, "bleurt-pytorch", "eval-neural", BLEURT_MODEL),
 }
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _no_package(package: str, extra: str, error: ImportError) -> str:
-    install = f"pip install 'medserl-agentloop[{extra}]'"
-    return f"the package {package} cannot be imported ({_first_line(error)}): {install}"
