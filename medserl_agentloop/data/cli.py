@@ -253,18 +253,11 @@ def overlap(
         path: [(case.twin_text_id or case.case_id, note) for case in result.cases for note in case.notes]
         for path, result in read.items()
     }
-    pairs = [
-        (path.name, name, other.name, of_other, f"{similarity:.2f}")
-        for path, other in permutations(files, 2)
-        for name, of_other, similarity in {
-            match[0]: match for match in near_duplicates(notes[path], notes[other])
-        }.values()
-    ]
-    found = Counter((file, other) for file, _, other, _, _ in pairs)
-    rows = [
-        [f"{path.name} ({len(dict(notes[path]))})", other.name, found[path.name, other.name]]
-        for path, other in permutations(files, 2)
-    ]
+    pairs, rows = [], []
+    for path, other in permutations(files, 2):
+        found = {match[0]: match for match in near_duplicates(notes[path], notes[other])}
+        pairs += [(path.name, name, other.name, near, f"{similarity:.2f}") for name, near, similarity in found.values()]
+        rows.append([f"{path.name} ({len(dict(notes[path]))})", other.name, len(found)])
     _show("Notes that are nearly a note of another file (4-gram Jaccard 0.5 or more)", ["file", "other", "notes"], rows)
     if output is not None:
         with output.open("w", encoding="utf-8", newline="") as file:

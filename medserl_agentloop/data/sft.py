@@ -104,8 +104,8 @@ def _table(path: Path) -> tuple[pa.Table, list[str]]:
     if differs_from_manifest(path):
         raise ValueError(f"{path}: {DIFFERS}.")
     table = read_parquet(path)
-    columns = {name: table.flatten()[name] for name in table.flatten().column_names}
-    if "extra_info.vignette_id" not in columns:
+    columns = table.flatten()
+    if "extra_info.vignette_id" not in columns.column_names:
         raise ValueError(f"{path}: not a file of rows for self-play; give what medserl data convert wrote.")
     return table, columns["extra_info.vignette_id"].to_pylist()
 
