@@ -21,7 +21,6 @@ from typing import Annotated, Any
 import typer
 from omegaconf import OmegaConf
 from rich.console import Console
-from rich.progress import Progress
 
 from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.client import blocking
@@ -214,8 +213,6 @@ async def ask(
         say(console, f"{len(made)} of {len(asked)} answers were made {made[0]} to {made[-1]}; --fresh asks again")
     failed: dict[Question, str] = {}
     options = {"budget": sampling["max_tokens"], "temperature": temperature, "seed": sampling["seed"]}
-    progress = Progress(console=console)
-    bar = progress.add_task("answers", total=len(asked), completed=len(replies))
 
     async def one(number: int) -> None:
         try:
@@ -226,10 +223,9 @@ async def ask(
             replies[asked[number]] = reply
             made = f"{datetime.now(UTC):%F %H:%M UTC}"
             cache.append([{"step": 0, "key": keys[number], "made": made, "reply": asdict(reply)}])
-        progress.advance(bar)
 
-    with progress:
-        await asyncio.gather(*(one(number) for number, question in enumerate(asked) if question not in replies))
+    left = [number for number, question in enumerate(asked) if question not in replies]
+    await play.all_of(one, left, len(left), "answers")  # the model says how many it takes at once
     return replies, failed
 
 

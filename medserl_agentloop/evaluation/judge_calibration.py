@@ -10,22 +10,22 @@ import logging
 import os
 import random
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
 from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.data.cases import Case, EditTag
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, INJECTIONS, REWORDED, UNKNOWABLE, Rule
+from medserl_agentloop.evaluation.play import all_of
 from medserl_agentloop.games.medical.config import BlindGate, MedicalConfig
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
 from medserl_agentloop.games.medical.judges import Judge, LabelJudge, build_judge, failure
@@ -174,7 +174,7 @@ def calibrate(
             return None, failure(judge, error)
         return label, None if label else JUDGE_ABSTAINED
 
-    answers = asyncio.run(_all_of(ask, edits, config.judge_server.concurrency))
+    answers = asyncio.run(all_of(ask, edits, config.judge_server.concurrency, "questions"))
     labels = [label for label, _ in answers]
     void = Counter(reason for _, reason in answers if reason)
     if not any(labels):
@@ -213,7 +213,7 @@ def calibrate_reader(config: MedicalConfig, notes: Sequence[_Known]) -> tuple[Ju
     async def read(known: _Known) -> list[Reading]:
         return await reader.read(known.after, known.wrong)
 
-    every: list[list[Reading]] = asyncio.run(_all_of(read, notes, config.judge_server.concurrency))
+    every: list[list[Reading]] = asyncio.run(all_of(read, notes, config.judge_server.concurrency, "questions"))
     lost = [reading.failed for readings in every for reading in readings if reading.failed is not None]
     if len(lost) == sum(map(len, every)):
         raise ValueError(f"the blind reader answered none of {len(lost)} questions; {lost[0] if lost else 'no notes'}")
@@ -224,23 +224,6 @@ def calibrate_reader(config: MedicalConfig, notes: Sequence[_Known]) -> tuple[Ju
             answered = {"failed": False, "found": reading.found is True, "abstained": reading.found is None}
             facts.append((known, {"failed": True} if reading.failed else answered))
     return _groups(NOTES, facts, "found", "passed")
-
-
-async def _all_of(ask: Callable[[Any], Awaitable[Any]], items: Iterable[Any], at_once: int) -> list[Any]:
-    """The answers about all items, at most so many asked for at once."""
-    slots = asyncio.Semaphore(at_once)
-
-    async def one(item: Any) -> Any:
-        async with slots:
-            answer = await ask(item)
-        bar.advance(task)
-        return answer
-
-    columns = ("questions", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        asked = [one(item) for item in items]
-        task = bar.add_task("", total=len(asked))
-        return list(await asyncio.gather(*asked))
 
 
 def _groups(kinds: Iterable[str], facts: Sequence[tuple[_Known, _Facts]], *shares: str) -> tuple[JudgedGroup, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +130,22 @@ def output_of(command: str, model: str, served: str | None) -> Path:
 
 
 # --- players and rows ---
+
+
+async def all_of(ask: Callable[[Any], Awaitable[Any]], items: Sequence[Any], at_once: int, what: str) -> list[Any]:
+    """The answers about all items, at most so many asked for at once, beside a bar that counts them as ``what``."""
+    places = asyncio.Semaphore(at_once)
+    progress = Progress(console=Console(stderr=True), transient=True)
+
+    async def one(item: Any) -> Any:
+        async with places:
+            answer = await ask(item)
+        progress.advance(bar)
+        return answer
+
+    with progress:
+        bar = progress.add_task(what, total=len(items))
+        return await asyncio.gather(*map(one, items))
 
 
 def model_at(place: str, served: str | None, template_kwargs: Mapping[str, Any], **options: Any) -> Model:
