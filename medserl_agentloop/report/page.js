@@ -31,6 +31,8 @@ const measured = (name, game) => {
   const found = value(name, game);
   return found === "yes" ? 1 : found === "no" ? 0 : found;
 };
+const gamesThat = (fit) => [...Array(state.data.games).keys()].filter(fit);
+const gamesWith = (names, game) => gamesThat((other) => names.every((name) => value(name, other) === value(name, game)));
 const sign = (outcome) => SIGNS[outcome] ?? "";
 const outcomeColor = (outcome) => (outcome in SIGNS ? `var(--${outcome})` : PALETTE[column("outcome").words.indexOf(outcome) % PALETTE.length]);
 const roles = () => state.data.rewards.map((name) => name.replace(/_reward$/, ""));
@@ -53,10 +55,10 @@ async function record(game) {
 
 // ---- elements ------------------------------------------------------------------------------------------------------
 
-function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+function filled(made, attributes, children) {
   for (const [name, given] of Object.entries(attributes)) {
     if (name === "color") made.style.setProperty("--color", given);
+    else if (name === "style") Object.assign(made.style, given); // not as an attribute: the page's policy forbids it
     else if (name.startsWith("on")) made.addEventListener(name.slice(2), given);
     else if (given !== null && given !== undefined) made.setAttribute(name, given);
   }
@@ -64,16 +66,8 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-function drawn(tag, attributes = {}, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, given] of Object.entries(attributes)) {
-    if (name === "style") Object.assign(made.style, given); // not as an attribute: the page's policy forbids it
-    else if (name.startsWith("on")) made.addEventListener(name.slice(2), given);
-    else made.setAttribute(name, given);
-  }
-  made.append(...children);
-  return made;
-}
+const element = (tag, attributes = {}, ...children) => filled(document.createElement(tag), attributes, children);
+const drawn = (tag, attributes, ...children) => filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
 const words = (name) => String(name).replaceAll("_", " ").replace("missed error", "undetected error"); // as outcome_words
 const number = (x, digits = 2) => (x === null || x === undefined ? "" : x.toFixed(digits));
@@ -133,11 +127,7 @@ async function filter() {
   const last = byId("last").value === "" ? Infinity : Number(byId("last").value);
   const wanted = [...state.wanted].map(([name, code]) => [column(name).codes, code]);
   const steps = column("step").values;
-  let games = [];
-  for (let game = 0; game < state.data.games; game++) {
-    if (steps[game] < first || steps[game] > last) continue;
-    if (wanted.every(([codes, code]) => codes[game] === code)) games.push(game);
-  }
+  let games = gamesThat((game) => !(steps[game] < first || steps[game] > last) && wanted.every(([codes, code]) => codes[game] === code));
   const phrase = byId("text").value.trim().toLowerCase();
   if (phrase) {
     games = await withText(games, phrase, turn);
@@ -239,13 +229,6 @@ function related(title, games, label) {
   return element("p", { class: "links" }, `${title}:`, ...links, more);
 }
 
-function gamesWith(names, game) {
-  const games = [];
-  for (let other = 0; other < state.data.games; other++)
-    if (names.every((name) => value(name, other) === value(name, game))) games.push(other);
-  return games;
-}
-
 async function open(game) {
   if (!(game >= 0 && game < state.data.games)) return;
   state.chosen = game;
@@ -279,7 +262,7 @@ function scale(low, high, from, to) {
   return (x) => from + ((x - low) / (high - low || 1)) * (to - from);
 }
 
-function frame(steps, low, high, digits = 2) {
+function frame(steps, low, high, digits = 2, ends = [`step ${steps[0]}`, steps.at(-1)]) {
   const { width, height, left, right, top, bottom } = PLOT;
   const x = scale(steps[0], steps.at(-1), left, width - right);
   const y = scale(low, high, height - bottom, top);
@@ -289,8 +272,7 @@ function frame(steps, low, high, digits = 2) {
       drawn("line", { class: "axis", x1: left, x2: width - right, y1: y(tick), y2: y(tick) }),
       drawn("text", { x: left - 4, y: y(tick) + 3, "text-anchor": "end" }, tick.toFixed(digits)),
     );
-  svg.append(drawn("text", { x: left, y: height - 4 }, `step ${steps[0]}`));
-  svg.append(drawn("text", { x: width - right, y: height - 4, "text-anchor": "end" }, String(steps.at(-1))));
+  svg.append(drawn("text", { x: left, y: height - 4 }, ends[0]), drawn("text", { x: width - right, y: height - 4, "text-anchor": "end" }, ends[1]));
   return { svg, x, y };
 }
 
@@ -345,11 +327,9 @@ function lineChart(series, runs) {
 
 function legend(entries) {
   return element("div", { class: "legend" }, ...entries.map(([name, color, dash]) => {
-    const line = dash === undefined ? [] : [drawn("line", { x1: 0, x2: 22, y1: 5, y2: 5, "stroke-width": 2, "stroke-dasharray": dash, style: { stroke: color } })];
-    const swatch = element("span", { class: "swatch" }, line.length ? drawn("svg", { width: 22, height: 10 }, ...line) : null);
-    if (line.length) swatch.classList.add("line");
-    else swatch.style.background = color;
-    return element("span", {}, swatch, name);
+    const line = { x1: 0, x2: 22, y1: 5, y2: 5, "stroke-width": 2, "stroke-dasharray": dash, style: { stroke: color } };
+    const swatch = dash === undefined ? drawn("rect", { width: 9, height: 9, style: { fill: color } }) : drawn("line", line);
+    return element("span", {}, drawn("svg", { class: "swatch", width: dash === undefined ? 9 : 22, height: 10 }, swatch), name);
   }));
 }
 
@@ -388,12 +368,7 @@ function scatter(across, up, games) {
   // No spreading into Math.min: a run has more games than a call may have arguments.
   const [low, high] = points.reduce(([l, h], [, b]) => [Math.min(l, b), Math.max(h, b)], [Infinity, -Infinity]);
   const most = points.reduce((m, [a]) => Math.max(m, a), 1);
-  const { width, height, left, right, bottom } = PLOT;
-  const x = scale(0, most, left, width - right);
-  const { svg, y } = frame([0, most], low, high === low ? low + 1 : high);
-  svg.lastChild.remove(); // the frame's own labels are for steps
-  svg.lastChild.remove();
-  svg.append(drawn("text", { x: left, y: height - 4 }, `${words(across)}, 0 to ${most}`));
+  const { svg, x, y } = frame([0, most], low, high === low ? low + 1 : high, 2, [`${words(across)}, 0 to ${most}`, ""]);
   const every = Math.ceil(points.length / 1500); // more dots than this hide each other
   points.forEach(([a, b, game], k) => {
     if (k % every) return;

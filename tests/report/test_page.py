@@ -193,7 +193,7 @@ def test_several_runs_stand_side_by_side(viewed: Callable[..., Any], tmp_path: P
     assert figures.count() == 4  # all games ended alike, so there is nothing to cross
     for place, name in enumerate(names):
         assert f"outcomes by step, {name}" in figures.nth(place).inner_text()
-        assert f"step {steps[name]}" in figures.nth(place).locator("svg").inner_html()
+        assert f"step {steps[name]}" in figures.nth(place).locator("svg[role=img]").inner_html()
     view.select_option("[data-filter=run]", label=f"run: {names[0]}")
     assert view.inner_text("#count") == "5 of 10 games"
     assert f"outcomes by step, {names[0]}" in view.inner_text("#plots figure >> nth=0")
