@@ -132,7 +132,7 @@ def report_on(
 ) -> dict[str, Any]:
     """Scores of systems, floors and differences to the first one, JSON-able; ``why`` says what is not computed."""
     first, *others = systems
-    bounds = metrics.floors(reference.notes, training)
+    bounds, absent = metrics.floors(reference.notes, training)
     scores = {name: metrics.summarise(seeds) for name, seeds in systems.items()}
     is_medec = all(_OF_MEDEC.fullmatch(note.text_id) for note in reference.notes)
     return {
@@ -154,10 +154,8 @@ def report_on(
             for name in others
         ],
         "floors": [
-            {"name": name, "scores": None, "why": floor}
-            if isinstance(floor, str)
-            else {"name": name, "scores": asdict(floor), "why": None}
-            for name, floor in bounds.items()
+            *({"name": name, "scores": asdict(floor), "why": None} for name, floor in bounds.items()),
+            *({"name": name, "scores": None, "why": why} for name, why in absent.items()),
         ],
         "published": PUBLISHED if is_medec else [],
     }

@@ -276,8 +276,10 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def floors(reference: Sequence[ReferenceNote], training: Sequence[ReferenceNote] = ()) -> dict[str, Scores | str]:
-    """Every floor by name: its scores without intervals, or why it is not computed; two learn from training notes."""
+def floors(
+    reference: Sequence[ReferenceNote], training: Sequence[ReferenceNote] = ()
+) -> tuple[dict[str, Scores], dict[str, str]]:
+    """The floors' scores by name, without intervals, and why others are not computed; two learn from training notes."""
     no_error = [Prediction(note.text_id) for note in reference]
     first, last = ([_copied(note, which) for note in reference] for which in (min, max))
     given = {"always no error": no_error, "always error (first sentence)": first, "last sentence is wrong": last}
@@ -293,18 +295,14 @@ def floors(reference: Sequence[ReferenceNote], training: Sequence[ReferenceNote]
             absent[name] = str(error).splitlines()[0]
         else:
             given[name] = [wrong if flag else right for flag, wrong, right in zip(flags, last, no_error, strict=True)]
-    return {name: score(reference, predictions, resamples=0) for name, predictions in given.items()} | absent
+    return {name: score(reference, predictions, resamples=0) for name, predictions in given.items()}, absent
 
 
-def floor_value(floor: Scores | str, measure: str) -> float | None:
-    return None if isinstance(floor, str) else floor.measures[measure].value
-
-
-def floors_above(scores: Scores, bounds: Mapping[str, Scores | str]) -> dict[str, tuple[str, ...]]:
+def floors_above(scores: Scores, bounds: Mapping[str, Scores]) -> dict[str, tuple[str, ...]]:
     """For each measure that a floor bounds, the floors that a system stays below."""
     values = {name: scores.measures[name].value for name in COMPARED if name in scores.measures}
     return {
-        measure: tuple(name for name, floor in bounds.items() if value < (floor_value(floor, measure) or 0.0))
+        measure: tuple(name for name, floor in bounds.items() if value < (floor.measures[measure].value or 0.0))
         for measure, value in values.items()
         if value is not None
     }
@@ -338,14 +336,14 @@ def scores_by_set(
 
 
 def _reported(name: str, reference: Sequence[ReferenceNote], scores: Scores) -> tuple[dict[str, float], str]:
-    bounds = floors(reference)
+    bounds, _ = floors(reference)
     values: dict[str, float | None] = {"unreadable": scores.unreadable, "missing": scores.missing}
     values |= {measure: m.value for measure, m in scores.measures.items()}
     for kind, groups in scores.groups.items():
         for group, of_group in groups.items():
             values |= {f"{kind}/{group}/{measure}": m.value for measure, m in of_group["measures"].items()}
     for title, floor in bounds.items():
-        values |= {f"floor/{title}/{measure}": floor_value(floor, measure) for measure in COMPARED}
+        values |= {f"floor/{title}/{measure}": floor.measures[measure].value for measure in COMPARED}
     metrics = {
         f"val-{'core' if key in _CORE else 'aux'}/{name}/{metric_name(key)}": value
         for key, value in values.items()
