@@ -38,14 +38,7 @@ from medserl_agentloop.games.medical.numbering import number_sentences
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, Role
 from medserl_agentloop.scoring.metrics import compare, grade, mean_interval, wilson_interval
-from medserl_agentloop.scoring.notes import (
-    UNREADABLE,
-    Prediction,
-    ReferenceNote,
-    majority,
-    quoted_sentence,
-    write_submission,
-)
+from medserl_agentloop.scoring.notes import UNREADABLE, Prediction, ReferenceNote, majority, write_submission
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
 from medserl_agentloop.terminal import errors_in_one_line, say
 
@@ -278,7 +271,6 @@ def read_answers(
             line = {"notes": name, "text_id": note.text_id, "sample": sample, "response": reply.text}
             line |= {"tokens": reply.tokens, "truncated": reply.truncated}
             line |= {key: getattr(read, key) for key in _READ}
-            number = quoted_sentence(read.sentence, note.sentences, read.correction, read.number)
-            lines.append({**line, "sentence_id": number})
+            lines.append({**line, "sentence_id": votes[-1].sentence_id})
         predictions.setdefault(name, []).append(majority(votes) if votes else None)
     return predictions, lines
