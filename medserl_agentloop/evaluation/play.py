@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -81,14 +80,24 @@ def play(
         # The game does not know how long its texts are for this model, so the option says the turns' budget.
         budgets, players = dict.fromkeys(interaction.roles, max_tokens), dict.fromkeys(interaction.roles, player)
         drawn: Any = {"temperature": temperature, "seed": seed, "concurrency": concurrency}
-        with written(output, len(started), games, console) as done:
+        say(console, f"games: {output}")
+        file, void = StepFile(output), Counter[str]()
+        with Progress(console=console) as progress:
+            bar = progress.add_task("games", total=len(started))
+
+            def done(number: int, record: Any) -> None:
+                record.uid, record.session = str(number % games), number // games  # each row again and again
+                record.context, record.step = "isolated", 0
+                file.append([record.to_json()])
+                void.update([record.void] if record.void is not None else [])
+                progress.update(bar, advance=1, description=f"games, {void.total()} void")
+
             records = asyncio.run(play_games(interaction, started, players, budgets=budgets, done=done, **drawn))
     metrics = interaction.metrics(records)
     table = Table("metric", "value", title="role metrics")
     for name, value in metrics.items():
         table.add_row(plain(name), f"{value:.4g}")  # components have names of a user's own
     console.print(table)
-    void = Counter(record.void for record in records if record.void is not None)
     for line in (*interaction.notices(metrics), *(f"void: {n} x {reason}" for reason, n in void.most_common())):
         say(console, line)
     if void.total() == len(records):
@@ -192,14 +201,12 @@ def start_games(
         raise ValueError(f"name the notes with --data FILE: the run's data.val_files ({held}) is not one file here")
     file = Path(files[0])
     rows = read_parquet(file)
-    if "extra_info" not in rows.column_names:
-        raise ValueError(f"{file} has no column extra_info; write it with medserl data convert")
     if len(rows) < count:
         raise ValueError(f"{file} holds {len(rows)} rows; --games can be at most that")
     games: list[Any] = []
     for row in rows.take(random.Random(seed).sample(range(len(rows)), len(rows))[:count]).to_pylist() * samples:
         try:
-            games.append(interaction.new_game(row["extra_info"] or {}))
+            games.append(interaction.new_game(row.get("extra_info") or {}))
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
     if isinstance(config, MedicalConfig):
@@ -294,21 +301,3 @@ async def play_match(
     for record in records:  # who never got a turn is named too: an invalid attack belongs to its pairing
         record.players = dict(names) if record.category.has_attack else {Role.ASSESSOR.value: assessor.name}
     return records
-
-
-@contextmanager
-def written(output: Path, games: int, rows: int, console: Console) -> Iterator[Callable[[int, Any], None]]:
-    """Gives what writes each of the ``games`` as soon as it is scored; they are on ``rows`` rows, again and again."""
-    say(console, f"games: {output}")
-    progress, file, void = Progress(console=console), StepFile(output), 0
-    bar = progress.add_task("games", total=games)
-
-    def done(number: int, record: Any) -> None:
-        nonlocal void
-        record.context, record.uid, record.session, record.step = "isolated", str(number % rows), number // rows, 0
-        file.append([record.to_json()])
-        void += record.void is not None
-        progress.update(bar, advance=1, description=f"games, {void} void")
-
-    with progress:
-        yield done
