@@ -372,14 +372,13 @@ def _split(cases: list[Case], plan: RowPlan, val_ids: set[str] | None, exclusion
 
 def _sharing_a_note(cases: list[Case]) -> list[list[str]]:
     """Ids of the cases that share a note, directly or through others: such cases must be in one split."""
-    notes = [{one_line(note).casefold() for note in case.notes} for case in cases]
-    group_of: dict[str, list[int]] = {}
-    for at in range(len(cases)):
-        group = sorted({at, *(other for note in notes[at] for other in group_of.get(note, ()))})
-        for member in group:
-            group_of |= dict.fromkeys(notes[member], group)
-    groups = {group[0]: group for group in group_of.values()}
-    return [[cases[at].case_id for at in groups[first]] for first in sorted(groups)]
+    from scipy.cluster.hierarchy import DisjointSet  # not at the top: it is slow to load
+
+    groups, first = DisjointSet(range(len(cases))), dict[str, int]()
+    for at, case in enumerate(cases):
+        for note in case.notes:
+            groups.merge(at, first.setdefault(one_line(note).casefold(), at))
+    return [[cases[at].case_id for at in sorted(group)] for group in groups.subsets()]
 
 
 def _counts(split: str, mix: Mix, capacity: Mapping[Category, int], rows: int | None) -> dict[Category, int]:

@@ -10,7 +10,6 @@ import base64
 import gzip
 import hashlib
 import json
-import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,10 +134,10 @@ def _by_step(run: Path) -> dict[str, Any]:
     file = run / METRICS_FILE
     frame = metrics(run) if file.is_file() and file.stat().st_size else pd.DataFrame()
     alarms = {n.removeprefix(METRIC_PREFIX): frame[n].dropna().index for n in frame if n.startswith(METRIC_PREFIX)}
-    saved = [re.fullmatch(r"global_step_(\d+)", path.name) for path in (run.iterdir() if run.is_dir() else ())]
+    saved = (path.name.removeprefix("global_step_") for path in run.glob("global_step_*"))
     return {
         "steps": [int(step) for step in frame.index],
         "names": {n: [None if pd.isna(x) else float(f"{x:.5g}") for x in frame[n]] for n in frame},
         "alarms": {int(step): [n for n, steps in alarms.items() if step in steps] for step in frame.index},
-        "checkpoints": sorted(int(match[1]) for match in saved if match),
+        "checkpoints": sorted(int(step) for step in saved if step.isdecimal()),
     }
