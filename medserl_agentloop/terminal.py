@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unicodedata import category
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
 
@@ -50,6 +51,19 @@ def plain(text: str, style: str = "") -> Text:
 def say(console: Console, line: str) -> None:
     """Print a line of untrusted text, unwrapped, so that it can be searched for."""
     console.print(plain(line), soft_wrap=True)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    """Numbers and untrusted text as a table of ``rich``; whole numbers stand on the right."""
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left")
+    for at, column in enumerate(columns):
+        numbers = any(isinstance(row[at], int) for row in rows)
+        made.add_column(plain(column), justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(plain(str(cell)) for cell in row))
+    return made
 
 
 @contextmanager

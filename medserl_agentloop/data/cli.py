@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from typer import Argument, Option
 
 from medserl_agentloop.data.cases import near_duplicates
@@ -39,7 +37,7 @@ from medserl_agentloop.data.rows import (
 )
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.paths import MANIFEST, all_or_none
-from medserl_agentloop.terminal import errors_in_one_line, plain, say
+from medserl_agentloop.terminal import errors_in_one_line, say, table
 
 if TYPE_CHECKING:
     from medserl_agentloop.data.verify import Report
@@ -314,11 +312,4 @@ def _say(line: str) -> None:
 
 
 def _show(title: str, headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table; numbers stand on the right."""
-    table = Table(title=title, title_justify="left")
-    for at, heading in enumerate(headings):
-        numbers = any(isinstance(row[at], int) for row in rows)
-        table.add_column(Text(heading), justify="right" if numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(plain(str(cell)) for cell in row))
-    Console().print(table)
+    Console().print(table(title, headings, rows))

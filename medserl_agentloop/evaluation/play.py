@@ -17,7 +17,6 @@ import typer
 from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from medserl_agentloop.core.chat import PATH, TEMPLATE_KWARGS, ServedModel
 from medserl_agentloop.core.client import ServerOptions
@@ -30,7 +29,7 @@ from medserl_agentloop.games.medical.judges import build_judge
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 from medserl_agentloop.paths import read_parquet
-from medserl_agentloop.terminal import errors_in_one_line, plain, say
+from medserl_agentloop.terminal import errors_in_one_line, say, table
 
 if TYPE_CHECKING:
     from medserl_agentloop.evaluation.local_models import LocalModel
@@ -94,10 +93,8 @@ def play(
 
             records = asyncio.run(play_games(interaction, started, players, budgets=budgets, done=done, **drawn))
     metrics = interaction.metrics(records)
-    table = Table("metric", "value", title="role metrics")
-    for name, value in metrics.items():
-        table.add_row(plain(name), f"{value:.4g}")  # components have names of a user's own
-    console.print(table)
+    values = [(name, f"{value:.4g}") for name, value in metrics.items()]
+    console.print(table("role metrics", ["metric", "value"], values))
     for line in (*interaction.notices(metrics), *(f"void: {n} x {reason}" for reason, n in void.most_common())):
         say(console, line)
     if void.total() == len(records):

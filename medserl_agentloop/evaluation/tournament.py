@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Column, Table
+from rich.table import Table
 
 from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.client import blocking, without_credentials
@@ -32,7 +32,7 @@ from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, read_games
 from medserl_agentloop.games.medical.types import GameSpec, Label, Role
 from medserl_agentloop.scoring.metrics import wilson_interval
-from medserl_agentloop.terminal import errors_in_one_line, plain, say
+from medserl_agentloop.terminal import errors_in_one_line, say, table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -223,8 +223,7 @@ def _conclude(output: Path, asked: dict[str, Any], everyone: Sequence[_Entry], c
     results.to_csv(output / TABLE, index=False)
     numbers = {"void": len(void), "shares": results.to_dict("records"), "newest": of_lines}
     (output / RESULTS).write_text(json.dumps({"settings": asked, **numbers}, indent=1), encoding="utf-8")
-    for table in tables(results, [entry.name for entry in everyone]):
-        console.print(table)
+    console.print(*tables(results, [entry.name for entry in everyone]))
     for result in of_lines:
         forgotten = [
             f"it has forgotten {lost['attacker']}, which wins {lost['success']:.0%} of its games and won "
@@ -327,7 +326,4 @@ def tables(results: pd.DataFrame, players: Sequence[str]) -> Iterator[Table]:
         cells = shown[shown.measure.isin(measures)].pivot(index=rows, columns=columns, values="cell").fillna("")
         cells = cells.loc[[name for name in players if name in cells.index]]
         cells = cells[[name for name in (*players, *measures) if name in cells]]
-        table = Table(f"{rows} \\ {columns}", *(Column(plain(name)) for name in cells), title=title)
-        for name, *line in cells.itertuples():
-            table.add_row(plain(name), *line)
-        yield table
+        yield table(title, [f"{rows} \\ {columns}", *cells], list(cells.itertuples()))

@@ -20,7 +20,6 @@ from omegaconf import OmegaConf
 from pydantic import ConfigDict
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from medserl_agentloop import DEFAULT_GAME
@@ -29,7 +28,7 @@ from medserl_agentloop.core.interaction import Interaction
 from medserl_agentloop.core.metrics import storable
 from medserl_agentloop.core.records import LARGEST_REWARD, Column, GameRecord, Rewards, read_games
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FILE, StepFile
-from medserl_agentloop.terminal import plain, visible
+from medserl_agentloop.terminal import plain, table, visible
 
 MOST_NAMES = 5_000  # of metrics, or of reward components, in a file
 PART = 1000  # games that are held at a time where a frame is made, besides those that complete a step
@@ -199,14 +198,12 @@ def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
         for title, names in (("metrics", headline_metrics(game, game.roles or shown.rewards)), ("validation", scores)):
             known = by_step.filter(names).dropna(how="all").dropna(axis="columns", how="all")
             ends = known.iloc[[0, -1] if len(known) > 1 else [0] * len(known)]
-            table = Table("metric", *(f"step {step}" for step in ends.index), title=title)
-            for name in ends:
-                table.add_row(
-                    plain(name + words.get(name, "")),
-                    *("" if pd.isna(value) else f"{value:.4g}" for value in ends[name]),
-                )
-            if len(known):
-                console.print(table)
+            rows = [
+                [name + words.get(name, ""), *("" if pd.isna(value) else f"{value:.4g}" for value in ends[name])]
+                for name in ends
+            ]
+            if rows:
+                console.print(table(title, ["metric", *(f"step {step}" for step in ends.index)], rows))
         console.print(plain(f"all metrics: {run / METRICS_FILE}"))
     console.print(plain(f"all games: {games_file(run)}"))
 
