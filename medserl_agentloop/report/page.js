@@ -428,16 +428,16 @@ function drawPlots() {
   const byRun = runs.map((_, code) => state.shown.filter((game) => column("run").codes[game] === code));
   const perRun = (make) => runs.flatMap((run, code) => (byRun[code].length ? make(run, byRun[code], code) : []));
   const named = (name, run) => (runs.length > 1 ? `${name}, ${run}` : name);
-  const line = (name, run, code, points, color) => ({ name: named(words(name), run), points, color, dash: DASHES[code % DASHES.length] });
+  const line = (name, run, code, points, color) => ({ name: named(name, run), points, color, dash: DASHES[code % DASHES.length] });
 
   const [kind, which, ...rest] = state.plots.curve.split(":");
   const metric = [which, ...rest].join(":");
   const color = (name, code) => (rewards.includes(name) ? roleColor(name.replace(/_reward$/, "")) : PALETTE[code % PALETTE.length]);
-  const drawMeans = (names) => lineChart(perRun((run, games, code) => names.map((name) => line(name, run, code, means(name, games), color(name, code)))), runs);
+  const drawMeans = (names) => lineChart(perRun((run, games, code) => names.map((name) => line(words(name), run, code, means(name, games), color(name, code)))), runs);
   const drawMetrics = (names) => lineChart(names.flatMap((name, place) => runs.map((run, code) => {
     const values = metrics[run].names[name] ?? [];
     const points = metrics[run].steps.map((step, i) => [step, values[i]]).filter(([, x]) => typeof x === "number");
-    return { name: named(name.replace("val-core/", ""), run), points: new Map(points), color: PALETTE[(names.length > 1 ? place : code) % PALETTE.length], dash: DASHES[code % DASHES.length] };
+    return line(name.replace("val-core/", ""), run, code, new Map(points), PALETTE[(names.length > 1 ? place : code) % PALETTE.length]);
   })), runs);
   const draw = { roles: () => drawMeans(rewards), mean: () => drawMeans([which]), dots: () => scatter(which, rest[0], state.shown), metric: () => drawMetrics([metric]) };
 
