@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from medserl_agentloop.data.cases import EditTag
 from medserl_agentloop.data.reader import read_files
@@ -173,10 +172,12 @@ def tables(report: Mapping[str, Any]) -> Group:
     return Group(*(part for each in parts for part in (each, "")))
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(title=plain(title), title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for at, column in enumerate(columns):
         table.add_column(plain(column), min_width=0 if at else 16, overflow="fold")
+    for row in rows:
+        table.add_row(*map(plain, row))
     return table
 
 
@@ -192,88 +193,86 @@ def _words(measure: str) -> str:
 
 
 def _measures(systems: Mapping[str, Any]) -> Table:
-    table = _table("Scores with 95 % intervals", "", *systems)
+    rows = []
     if any(scores["seeds"] > 1 for scores in systems.values()):
-        table.add_row("pooled submissions", *(str(scores["seeds"]) for scores in systems.values()))
+        rows.append(["pooled submissions", *(str(scores["seeds"]) for scores in systems.values())])
     for name, title in (("unreadable", "unreadable answers"), ("missing", "notes without an answer")):
         counts = [scores[name] for scores in systems.values()]
-        table.add_row(title, *(f"{count:.4g}, counted as wrong" if count else "0" for count in counts))
+        rows.append([title, *(f"{count:.4g}, counted as wrong" if count else "0" for count in counts)])
     for name in next(iter(systems.values()))["measures"]:
         measures = [scores["measures"][name] for scores in systems.values()]
         # A composite that is not computed has the reason in the row of its score.
         if not name.endswith("_composite") or any(measure["value"] is not None for measure in measures):
-            table.add_row(_words(name), *map(_cell, measures))
-    return table
+            rows.append([_words(name), *map(_cell, measures)])
+    return _table("Scores with 95 % intervals", ["", *systems], rows)
 
 
 def _groups(system: str, kinds: Mapping[str, Any]) -> Table:
-    title = f"By kind of note: {system}".removesuffix(": ")
-    table = _table(title, "", "notes", *map(_words, metrics.GROUP_MEASURES))
+    rows: list[list[str]] = []
     for kind, groups in kinds.items():
         for label, group in groups.items():
             values = [group["measures"].get(m, {"value": None}) for m in metrics.GROUP_MEASURES]
-            cells = [Text("-") if measure["value"] is None else _cell(measure, ".2f") for measure in values]
-            title = f"{label} sentence" if kind == "error position" else label
-            table.add_row(plain(title), str(group["notes"]), *cells)
-        table.add_row()
-    return table
+            cells = ["-" if measure["value"] is None else _cell(measure, ".2f") for measure in values]
+            rows.append([f"{label} sentence" if kind == "error position" else label, str(group["notes"]), *cells])
+        rows.append([])
+    title = f"By kind of note: {system}".removesuffix(": ")
+    return _table(title, ["", "notes", *map(_words, metrics.GROUP_MEASURES)], rows)
 
 
 def _comparison(first: str, second: str, differences: Mapping[str, Any]) -> Table:
-    table = _table(f"{first} minus {second}", "", "difference", "bootstrap p")
-    for name, one in differences.items():
-        if one["value"] is not None:
-            p_value = "" if one["p_value"] is None else f"{one['p_value']:.2g}"
-            table.add_row(_words(name), _with_interval(one["value"], one["low"], one["high"], "+.3f"), p_value)
-    return table
+    rows = [
+        (_words(name), _moved(one), "" if one["p_value"] is None else f"{one['p_value']:.2g}")
+        for name, one in differences.items()
+        if one["value"] is not None
+    ]
+    return _table(f"{first} minus {second}", ["", "difference", "bootstrap p"], rows)
 
 
 def _beside(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     quoted = report["published"]
-    table = _table("Beside floors" + (" and published results" if quoted else ""), "", *map(_words, metrics.COMPARED))
-    notes: list[Text] = []
+    rows, notes = [], []
     for name, scores in report["systems"].items():
         above = scores["below_floors"]
         values = {m: scores["measures"][m]["value"] for m in metrics.COMPARED}
-        table.add_row(
-            plain(name), *(_with_interval(values[m]) + (" <" if above.get(m) else "") for m in metrics.COMPARED)
-        )
-        notes += [plain(f"< {name}, {_words(m)}: below {'; '.join(names)}") for m, names in above.items() if names]
-    table.add_row()
+        rows.append([name, *(_with_interval(values[m]) + (" <" if above.get(m) else "") for m in metrics.COMPARED)])
+        notes += [f"< {name}, {_words(m)}: below {'; '.join(names)}" for m, names in above.items() if names]
+    rows.append([])
     for floor in report["floors"]:
         title = f"floor: {floor['name']}" + (f" (not computed: {floor['why']})" if floor["why"] else "")
         values = {m: floor["scores"]["measures"][m]["value"] if floor["scores"] else None for m in metrics.COMPARED}
-        table.add_row(title, *map(_with_interval, values.values()))
+        rows.append([title, *map(_with_interval, values.values())])
     if quoted:
-        table.add_row()
+        rows.append([])
     sources: dict[str, int] = {}
     for published in quoted:
         number = sources.setdefault(f"{published['source']}; {published['differs']}", len(sources) + 1)
         cells = (_with_interval(published["measures"].get(m)) for m in metrics.COMPARED)
-        table.add_row(Text(f"quoted: {published['system']} [{number}]"), *cells)
-    yield table
-    yield Group(*notes, *(Text(f"[{number}] {source}") for source, number in sources.items()))
+        rows.append([f"quoted: {published['system']} [{number}]", *cells])
+    title = "Beside floors" + (" and published results" if quoted else "")
+    yield _table(title, ["", *map(_words, metrics.COMPARED)], rows)
+    yield Group(*map(plain, (*notes, *(f"[{number}] {source}" for source, number in sources.items()))))
 
 
 def _robustness(report: Mapping[str, Any]) -> Iterator[Table]:
     """Yield the results of ``medserl evaluate`` with ``--twins`` and ``--shortcuts``."""
     if twins := report.get("twins"):
-        table = _table(f"Both notes of {twins['cases']} cases", "", "of cases")
+        rows = []
         for name, share in [*twins.items()][1:]:
             value, low, high = share or (None, None, None)
-            table.add_row(_words(name), _with_interval(value, low, high, "+.3f" if name == "bias" else ".3f"))
-        yield table
+            rows.append([_words(name), _with_interval(value, low, high, "+.3f" if name == "bias" else ".3f")])
+        yield _table(f"Both notes of {twins['cases']} cases", ["", "of cases"], rows)
     if shortcuts := report.get("shortcuts"):
         measures = ("flag_accuracy", "sentence_accuracy")
-        table = _table("How far accuracy moves", "", *map(_words, measures))
-        for change, moved in shortcuts.items():
-            cells = (moved["differences"][measure] for measure in measures)
-            table.add_row(change, *(_with_interval(one["value"], one["low"], one["high"], "+.3f") for one in cells))
-        yield table
+        rows = [[name, *(_moved(moved["differences"][m]) for m in measures)] for name, moved in shortcuts.items()]
+        yield _table("How far accuracy moves", ["", *map(_words, measures)], rows)
 
 
-def _cell(measure: Mapping[str, Any], form: str = ".3f") -> Text:
+def _moved(difference: Mapping[str, Any]) -> str:
+    return _with_interval(difference["value"], difference["low"], difference["high"], "+.3f")
+
+
+def _cell(measure: Mapping[str, Any], form: str = ".3f") -> str:
     if measure["value"] is None:
-        return plain(f"not computed: {measure['why']}")
+        return f"not computed: {measure['why']}"
     spread = "" if measure["spread"] is None else f" sd {measure['spread']:.3f}"
-    return Text(_with_interval(measure["value"], measure["low"], measure["high"], form) + spread)
+    return _with_interval(measure["value"], measure["low"], measure["high"], form) + spread
