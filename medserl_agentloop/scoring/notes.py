@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rapidfuzz import fuzz
+from rapidfuzz import fuzz, process
 
 from medserl_agentloop.paths import regular_file
 
@@ -123,9 +123,8 @@ def quoted_sentence(
     texts = {number: _plain(text) for number, text in sentences.items() if text.strip()}
     if number in texts and _letters(texts[number]) == _letters(quote):
         return number
-    copies = {number: fuzz.ratio(quote, text) for number, text in texts.items() if same_sentence(quote, text)}
-    if copies:
-        return max(copies, key=lambda number: copies[number])
+    if copy := process.extractOne(quote, texts, scorer=fuzz.ratio, score_cutoff=_SAME_SENTENCE):
+        return copy[2]
     if len(quote) < _SHORTEST_QUOTE:
         return -1
     parts = [n for n, text in texts.items() if quote in text or (len(text) >= _SHORTEST_QUOTE and text in quote)]
