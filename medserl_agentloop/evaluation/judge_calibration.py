@@ -86,14 +86,8 @@ class _Known:
 
     def passes(self, config: MedicalConfig) -> bool:
         """Return whether the edit passes the rules as an attack, so that a run asks its judge about it."""
-        case = self.case
-        spec = replace(
-            self.spec,
-            error_note=case.error_note,
-            clean_note=case.clean_note,
-            error_sentence=case.error_sentence,
-            corrected_sentence=case.corrected_sentence,
-        )
+        facts = ("error_note", "clean_note", "error_sentence", "corrected_sentence")
+        spec = replace(self.spec, **{fact: getattr(self.case, fact) for fact in facts})
         attack = AttackRecord(note=self.after)
         MedicalGame(spec, config.edits, load_profile(config.profile).parser).take(attack)
         return attack.invalid is None
