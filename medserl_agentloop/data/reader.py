@@ -175,8 +175,10 @@ class Intake:
         self.problems += cells.problems
         return not cells.problems
 
-    def consistent(self, cases: list[Case]) -> list[Case]:
-        """The cases that do not contradict themselves; a MedecFormatError if most do."""
+    def cases(self, rows: Iterable[Cells], case_of: Callable[[Cells, str], Case]) -> list[Case]:
+        """The cases of the rows without a fault that do not contradict themselves; a MedecFormatError if most do."""
+        read = ((cells, case_of(cells, self.report.sha256)) for cells in rows)
+        cases = [case for cells, case in read if self.accepts(cells, case.case_id)]
         wrong, refusal = contradictions(cases)
         if refusal:
             raise MedecFormatError(f"{self.report.file}: {refusal}; put the columns right.")
@@ -202,7 +204,7 @@ def _open(path: Path, intake: Intake, joined: NoteJoin | None) -> Iterator[Case]
     if '"data_type"' in first or '"game_category"' in first:
         read: Callable[..., Iterator[Case]] = resolve_name(_READ_OPENRLHF)
         return read(path, text, intake, joined)
-    return _read_pairs(text, intake)
+    return iter(intake.cases((cells for _, cells, _ in objects(text, intake, _PAIR_KEYS)), _case_of_pair))
 
 
 def _read_text(path: Path) -> tuple[str, str]:
@@ -237,15 +239,9 @@ def _count_cases(report: ReadReport, cases: list[Case]) -> None:
 # -- MEDEC's CSV ---------------------------------------------------------------------------------------------------
 
 
-def _read_rows(records: Iterable[tuple[str, dict[str, str]]], intake: Intake) -> Iterator[Case]:
+def _read_rows(records: Iterable[Cells], intake: Intake) -> Iterator[Case]:
     """The cases of rows that have MEDEC's columns, every error row joined with its clean twin."""
-    rows: list[Case] = []
-    for place, values in records:
-        cells = intake.cells(place, values)
-        case = _case_of_row(cells, intake.report.sha256)
-        if intake.accepts(cells, case.case_id):
-            rows.append(case)
-    by_id = {row.case_id: row for row in intake.consistent(rows)}
+    by_id = {row.case_id: row for row in intake.cases(records, _case_of_row)}
     # A clean row may stand before its error row, so the twins are known only after one pass over all.
     error_row_of: dict[str, str] = {}
     for text_id, row in by_id.items():
@@ -264,8 +260,8 @@ def _read_rows(records: Iterable[tuple[str, dict[str, str]]], intake: Intake) ->
             yield row
 
 
-def _csv_records(text: str, intake: Intake) -> Iterator[tuple[str, dict[str, str]]]:
-    """Place and cells by column of every record after the header that is not empty."""
+def _csv_records(text: str, intake: Intake) -> Iterator[Cells]:
+    """Every record after the header that is not empty, by column."""
     file = intake.report.file
     csv.field_size_limit(LARGEST_CELL)
     delimiter = max(_DELIMITERS, key=text.partition("\n")[0].count)
@@ -297,7 +293,7 @@ def _csv_records(text: str, intake: Intake) -> Iterator[tuple[str, dict[str, str
             if not any(cell.strip() for cell in cells):
                 intake.report.dropped_empty += 1
             elif len(cells) == len(header):
-                yield place, dict.fromkeys(absent, "NA") | dict(zip(header, cells, strict=True))
+                yield intake.cells(place, dict.fromkeys(absent, "NA") | dict(zip(header, cells, strict=True)))
             else:
                 intake.problems.append(
                     f"{place}: found {len(cells)} cells under a header of {len(header)} columns; "
@@ -308,8 +304,8 @@ def _csv_records(text: str, intake: Intake) -> Iterator[tuple[str, dict[str, str
         intake.problems.append(f"{file}, row {row + 1}: not valid CSV ({error}); {instead}.")
 
 
-def _medrect_records(text: str, intake: Intake) -> Iterator[tuple[str, dict[str, str]]]:
-    """Place and MEDEC's columns of every note of a MedRECT file."""
+def _medrect_records(text: str, intake: Intake) -> Iterator[Cells]:
+    """Every note of a MedRECT file by MEDEC's columns."""
     file = intake.report.file
     try:
         notes = json.loads(text)
@@ -326,7 +322,8 @@ def _medrect_records(text: str, intake: Intake) -> Iterator[tuple[str, dict[str,
             continue
         values[2] = re.sub(r"(?m)^([0-9]+)\. ", r"\1 ", str(values[2]))
         values += [note.get("_".join(column.lower().split())) for column in COLUMNS[4:]]
-        yield place, {name: "" if value is None else str(value) for name, value in zip(COLUMNS, values, strict=True)}
+        texts = ["" if value is None else str(value) for value in values]
+        yield intake.cells(place, dict(zip(COLUMNS, texts, strict=True)))
 
 
 def _case_of_row(cells: Cells, sha256: str) -> Case:
@@ -387,21 +384,16 @@ def repair_encoding(text: str) -> str:
 # -- objects, one on each line -------------------------------------------------------------------------------------
 
 
-def _read_pairs(text: str, intake: Intake) -> Iterator[Case]:
-    cases: list[Case] = []
-    for _, cells, _ in objects(text, intake, _PAIR_KEYS):
-        case = Case(
-            case_id=cells.row_id("note_id", "the pair's id, such as ms-train-0"),
-            error_note=cells.text("incorrect_note", NOTE),
-            clean_note=cells.text("correct_note", NOTE),
-            error_sentence=cells.text("error_sentence"),
-            corrected_sentence=cells.text("corrected_sentence"),
-            error_type=cells.error_type("error_type"),
-            source_sha256=intake.report.sha256,
-        )
-        if intake.accepts(cells, case.case_id):
-            cases.append(case)
-    return iter(intake.consistent(cases))
+def _case_of_pair(cells: Cells, sha256: str) -> Case:
+    return Case(
+        case_id=cells.row_id("note_id", "the pair's id, such as ms-train-0"),
+        error_note=cells.text("incorrect_note", NOTE),
+        clean_note=cells.text("correct_note", NOTE),
+        error_sentence=cells.text("error_sentence"),
+        corrected_sentence=cells.text("corrected_sentence"),
+        error_type=cells.error_type("error_type"),
+        source_sha256=sha256,
+    )
 
 
 def objects(text: str, intake: Intake, keys: tuple[str, ...]) -> Iterator[tuple[int, Cells, list[str]]]:
