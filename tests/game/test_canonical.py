@@ -1,6 +1,5 @@
 """The comparison of two notes: dressing makes no difference, and everything else does."""
 
-import random
 import re
 from collections.abc import Callable
 from decimal import Decimal
@@ -8,97 +7,84 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from note_files import OFFICIAL, PAIRS, medec_file, real_pairs
+from note_files import OFFICIAL, PAIRS, medec_file
 
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.evaluation.edit_rules import DRESSED as DRESSED_EDITS
-from medserl_agentloop.evaluation.edit_rules import HARMLESS
 from medserl_agentloop.games.medical.canonical import canonical_words, says_the_same, visible
 from medserl_agentloop.games.medical.edits import is_copy
 
-DRESSED = {
-    "numbers": [
-        ("81 mg", "81.0 mg"), ("38.5 C", "38.50 C"), ("5,000 units", "5000 units"), ("1,234,567", "1234567"),
-        (".5 mg", "0.5 mg"), ("08:30", "8:30"), ("three days", "3 days"), ("5½ tablets", "5 1/2 tablets"),
-        ("10² cells", "10^2 cells"), ("\uff15\uff10 mg", "50 mg"), ("5 000 units", "5000 units"),
-        ("5\u2009250 units", "5,250 units"), ("5\u00b75 mg", "5.5 mg"),
-        ("\u0665\u0660 mg", "50 mg"), ("\u096b mg", "5 mg"), ("650 mg", "6.5e2 mg"), ("650 mg", "6.5 x 10^2 mg"),
-        ("650 mg", "6 5 0 mg"), ("50 mg", "5 0 mg"), ("10\u2075 cells", "100,000 cells"), ("+4.0", "4"),
-        ("warfarin", "w a r f a r i n"), ("heparin", "heparin\u00b9"), ("type 2 diabetes", "type II diabetes"),
-        ("gout. 2. He rests", "gout. 3. He rests"), ("daily: 1) heparin, 2) rest", "daily: 3) heparin, 4) rest"),
-    ],
-    "number words": [
-        ("50 mg", "fifty mg"), ("25 mg", "twenty-five mg"), ("120 mg", "one hundred and twenty mg"),
-        ("100 mg", "a hundred mg"), ("5,000 units", "5 thousand units"),
-        ("2506 units", "two thousand five hundred and six units"),
-        ("1,500,000 cells", "1.5 million cells"), ("a 35-year-old man", "a thirty-five-year-old man"),
-        ("the second dose", "the 2nd dose"), ("five six", "5 6"),
-    ],
-    "calculations": [
-        ("5 mg", "10/2 mg"), ("0.5 mg", "1/2 mg"), ("5.5 mg", "5\u00bd mg"), ("5 mg", "3 + 2 mg"), ("6 mg", "1+2+3 mg"),
-    ],
-    "ranges and limits": [
-        ("5-10 mg", "5 to 10 mg"), ("5-10 mg", "between five and 10 mg"), (">140", "greater than 140"),
-        (">= 140", "at least 140"), ("\u2264 140", "no more than 140"), ("<140", "less than 140"),
-    ],
-    "units": [
-        ("81 mg", "81mg"), ("81 mg", "81 milligrams"), ("0.5 g", "500 mg"), ("1,000 mcg", "1 mg"), ("5 µg", "5 mcg"),
-        ("5 \u03bcg", "5 micrograms"), ("2 L", "2,000 cc"), ("96/min", "96 per minute"), ("10 mg/dL", "10 mg / dl"),
-        ("98/62 mm Hg", "98/62 mmHg"), ("38.5 C", "38.5°C"), ("38.5 C", "38.5 degrees Celsius"),
-        ("98 %", "98 percent"), ("24 hr", "24 hours"), ("5 IU", "5 units"), ("24 kg/m²", "24 kg/m2"),
-        ("60 min", "1 h"), ("7 days", "1 week"), ("every 1.5 hours", "every 90 minutes"), ("1 g/dL", "10 g/L"),
-        ("1 mg/mL", "1 g/L"), ("5 mg/dL", "50 mg per litre"), ("5 mmol/L", "5 mM"), ("5 \u00b5M", "5 umol/L"),
-        ("120/80 BP 81 mg", "120/80 blood pressure 0.081 g"), ("Day 3 aspirin 0.5 g", "Day 3 aspirin 500 mg"),
-    ],
-    "case": [("He has GOUT", "he has gout"), ("Stra\u00dfe", "STRASSE")],
-    "hyphens": [
-        ("a 35-year-old man", "a 35 year old man"), ("x-ray", "x\u2011ray"), ("follow-up", "followup"),
-        ("follow-up", "follow up"), ("Streptococcus pneumoniae", "Strepto-coccus pneumoniae"),
-        ("type 2 diabetes", "type-2 diabetes"), ("5\u201310 mg", "5-10 mg"), ("5 - 10 mg", "5-10 mg"),
-        ("fever, cough", "fever \u2014 cough"), ("fever, cough", "fever--cough"),
-    ],
-    "white space and punctuation": [
-        ("He has\n\n gout.", "He  has gout"), ("She_receives_heparin", "She receives heparin"),
-        ("fever,cough", "fever; cough"), ("He has gout.He rests", "He has gout. He rests"),
-        ("**500** units", "500 units"), ("\u2022 He rests", "He rests"), ("> 140", ">140"),
-        ("Coumadin\u2122 5 mg", "Coumadin 5 mg"), ("the \u2039worst\u203a headache", "the worst headache"),
-        ("He\u00b7rests", "He rests"), ("the \u300cworst\u300d headache", "the worst headache"),
-        ("the \u201cworst\u201d headache", 'the "worst" headache'), ("the patient\u2019s arm", "the patient's arm"),
-    ],
-    "look-alikes": [
-        ("aspirin", "\u0430sp\u0456rin"), ("aspirin", "\u0391spirin"), ("COPD", "\u0421\u041e\u0420D"),
-        ("a cough", "\u0430 cough"), ("aspirin", "asp\u0131rin"), ("aspirin", "asp\u00edrin"),
-        ("aspirin", "\U0001d41a\U0001d42c\U0001d429\U0001d422\U0001d42b\U0001d422\U0001d427"),
-        ("aspirin", "\uff41\uff53\uff50\uff49\uff52\uff49\uff4e"), ("office", "o\ufb03ce"),
-        ("TNF-\u03b1", "TNF-alpha"),
-    ],
-    "other alphabets": [
-        ("asp\u026arin", "aspirin"), ("\u1d00sp\u026a\u0280\u026a\u0274", "aspirin"), ("a\u2ca5p\u2c93rin", "acpirin"),
-        ("\u0261out", "gout"), ("w\u00e5rf\u00e4rin", "warfarin"), ("hepar\u0268n", "heparin"),
-    ],
-    "HTML and LaTeX": [
-        ("&gt; 140", "> 140"), ("5&nbsp;mg", "5 mg"), ("&#53; mg", "5 mg"), ("5 &micro;g", "5 mcg"),
-        ("&#x35; mg", "5 mg"),
-        ("$5$ mg", "5 mg"), ("5\\,mg", "5 mg"), ("$\\geq 140$", ">= 140"), ("5 $\\mu g$", "5 mcg"), ("98\\%", "98 %"),
-        ("\\textbf{5} mg", "5 mg"), ("$38.5^{\\circ}$C", "38.5 C"), ("$10^{9}$", "10^9"), ("$\\frac{1}{2}$", "1/2"),
-        ("$\\alpha$", "\u03b1"), ("5~mg", "5 mg"),
-    ],
-    "dates": [
-        ("March 5, 2020", "5 March 2020"), ("Mar 5th 2020", "03/05/2020"), ("2020-03-05", "3/5/2020"),
-        ("on Sept. 9", "on 9th of September"), ("March 5, 2020", "03/05/20"), ("March 5, 2020", "2020/03/05"),
-        ("March 5, 2020", "5-Mar-2020"), ("March 5, 2020", "03-05-2020"), ("March 5, 2020", "March the 5th, 2020"),
-    ],
-    "abbreviations": [
-        ("twice daily", "b.i.d."), ("three times a day", "TID"), ("every 8 hours", "q8h"),
-        ("daily", "every 24 hours"), ("daily", "once a day"), ("QD", "every day"), ("q12h", "2 times per day"),
-        ("weekly", "every 7 days"), ("left arm", "L arm"), ("right arm", "R. arm"), ("left arm", "lt arm"),
-        ("by mouth as needed", "PO prn"), ("blood pressure 120/80", "BP 120/80"),
-        ("38.5, blood pressure 81 mg", "38.5, BP 81 mg"), ("an electrocardiogram", "an EKG"),
-        ("without fever", "w/o fever"), ("with fever", "w/ fever"), ("with 2 days of fever", "w/ two days of fever"),
-        ("hypertension & gout", "HTN and gout"), ("cannot walk", "can't walk"),
-        ("A 52-year-old woman", "A 52 y/o woman"), ("myocardial infarction", "MI"),
-    ],
-}  # fmt: skip
+DRESSED = [
+    # numbers
+    ("81 mg", "81.0 mg"), ("38.5 C", "38.50 C"), ("5,000 units", "5000 units"), ("1,234,567", "1234567"),
+    (".5 mg", "0.5 mg"), ("08:30", "8:30"), ("three days", "3 days"), ("5½ tablets", "5 1/2 tablets"),
+    ("10² cells", "10^2 cells"), ("\uff15\uff10 mg", "50 mg"), ("5 000 units", "5000 units"),
+    ("5\u2009250 units", "5,250 units"), ("5\u00b75 mg", "5.5 mg"),
+    ("\u0665\u0660 mg", "50 mg"), ("\u096b mg", "5 mg"), ("650 mg", "6.5e2 mg"), ("650 mg", "6.5 x 10^2 mg"),
+    ("650 mg", "6 5 0 mg"), ("50 mg", "5 0 mg"), ("10\u2075 cells", "100,000 cells"), ("+4.0", "4"),
+    ("warfarin", "w a r f a r i n"), ("heparin", "heparin\u00b9"), ("type 2 diabetes", "type II diabetes"),
+    ("gout. 2. He rests", "gout. 3. He rests"), ("daily: 1) heparin, 2) rest", "daily: 3) heparin, 4) rest"),
+    # number words
+    ("50 mg", "fifty mg"), ("25 mg", "twenty-five mg"), ("120 mg", "one hundred and twenty mg"),
+    ("100 mg", "a hundred mg"), ("5,000 units", "5 thousand units"),
+    ("2506 units", "two thousand five hundred and six units"),
+    ("1,500,000 cells", "1.5 million cells"), ("a 35-year-old man", "a thirty-five-year-old man"),
+    ("the second dose", "the 2nd dose"), ("five six", "5 6"),
+    # calculations
+    ("5 mg", "10/2 mg"), ("0.5 mg", "1/2 mg"), ("5.5 mg", "5\u00bd mg"), ("5 mg", "3 + 2 mg"), ("6 mg", "1+2+3 mg"),
+    # ranges and limits
+    ("5-10 mg", "5 to 10 mg"), ("5-10 mg", "between five and 10 mg"), (">140", "greater than 140"),
+    (">= 140", "at least 140"), ("\u2264 140", "no more than 140"), ("<140", "less than 140"),
+    # units
+    ("81 mg", "81mg"), ("81 mg", "81 milligrams"), ("0.5 g", "500 mg"), ("1,000 mcg", "1 mg"), ("5 µg", "5 mcg"),
+    ("5 \u03bcg", "5 micrograms"), ("2 L", "2,000 cc"), ("96/min", "96 per minute"), ("10 mg/dL", "10 mg / dl"),
+    ("98/62 mm Hg", "98/62 mmHg"), ("38.5 C", "38.5°C"), ("38.5 C", "38.5 degrees Celsius"),
+    ("98 %", "98 percent"), ("24 hr", "24 hours"), ("5 IU", "5 units"), ("24 kg/m²", "24 kg/m2"),
+    ("60 min", "1 h"), ("7 days", "1 week"), ("every 1.5 hours", "every 90 minutes"), ("1 g/dL", "10 g/L"),
+    ("1 mg/mL", "1 g/L"), ("5 mg/dL", "50 mg per litre"), ("5 mmol/L", "5 mM"), ("5 \u00b5M", "5 umol/L"),
+    ("120/80 BP 81 mg", "120/80 blood pressure 0.081 g"), ("Day 3 aspirin 0.5 g", "Day 3 aspirin 500 mg"),
+    # case
+    ("He has GOUT", "he has gout"), ("Stra\u00dfe", "STRASSE"),
+    # hyphens
+    ("a 35-year-old man", "a 35 year old man"), ("x-ray", "x\u2011ray"), ("follow-up", "followup"),
+    ("follow-up", "follow up"), ("Streptococcus pneumoniae", "Strepto-coccus pneumoniae"),
+    ("type 2 diabetes", "type-2 diabetes"), ("5\u201310 mg", "5-10 mg"), ("5 - 10 mg", "5-10 mg"),
+    ("fever, cough", "fever \u2014 cough"), ("fever, cough", "fever--cough"),
+    # white space and punctuation
+    ("He has\n\n gout.", "He  has gout"), ("She_receives_heparin", "She receives heparin"),
+    ("fever,cough", "fever; cough"), ("He has gout.He rests", "He has gout. He rests"),
+    ("**500** units", "500 units"), ("\u2022 He rests", "He rests"), ("> 140", ">140"),
+    ("Coumadin\u2122 5 mg", "Coumadin 5 mg"), ("the \u2039worst\u203a headache", "the worst headache"),
+    ("He\u00b7rests", "He rests"), ("the \u300cworst\u300d headache", "the worst headache"),
+    ("the \u201cworst\u201d headache", 'the "worst" headache'), ("the patient\u2019s arm", "the patient's arm"),
+    # look-alikes
+    ("aspirin", "\u0430sp\u0456rin"), ("aspirin", "\u0391spirin"), ("COPD", "\u0421\u041e\u0420D"),
+    ("a cough", "\u0430 cough"), ("aspirin", "asp\u0131rin"), ("aspirin", "asp\u00edrin"),
+    ("aspirin", "\U0001d41a\U0001d42c\U0001d429\U0001d422\U0001d42b\U0001d422\U0001d427"),
+    ("aspirin", "\uff41\uff53\uff50\uff49\uff52\uff49\uff4e"), ("office", "o\ufb03ce"),
+    ("TNF-\u03b1", "TNF-alpha"),
+    # other alphabets
+    ("asp\u026arin", "aspirin"), ("\u1d00sp\u026a\u0280\u026a\u0274", "aspirin"), ("a\u2ca5p\u2c93rin", "acpirin"),
+    ("\u0261out", "gout"), ("w\u00e5rf\u00e4rin", "warfarin"), ("hepar\u0268n", "heparin"),
+    # HTML and LaTeX
+    ("&gt; 140", "> 140"), ("5&nbsp;mg", "5 mg"), ("&#53; mg", "5 mg"), ("5 &micro;g", "5 mcg"),
+    ("&#x35; mg", "5 mg"),
+    ("$5$ mg", "5 mg"), ("5\\,mg", "5 mg"), ("$\\geq 140$", ">= 140"), ("5 $\\mu g$", "5 mcg"), ("98\\%", "98 %"),
+    ("\\textbf{5} mg", "5 mg"), ("$38.5^{\\circ}$C", "38.5 C"), ("$10^{9}$", "10^9"), ("$\\frac{1}{2}$", "1/2"),
+    ("$\\alpha$", "\u03b1"), ("5~mg", "5 mg"),
+    # dates
+    ("March 5, 2020", "5 March 2020"), ("Mar 5th 2020", "03/05/2020"), ("2020-03-05", "3/5/2020"),
+    ("on Sept. 9", "on 9th of September"), ("March 5, 2020", "03/05/20"), ("March 5, 2020", "2020/03/05"),
+    ("March 5, 2020", "5-Mar-2020"), ("March 5, 2020", "03-05-2020"), ("March 5, 2020", "March the 5th, 2020"),
+    # abbreviations
+    ("twice daily", "b.i.d."), ("three times a day", "TID"), ("every 8 hours", "q8h"),
+    ("daily", "every 24 hours"), ("daily", "once a day"), ("QD", "every day"), ("q12h", "2 times per day"),
+    ("weekly", "every 7 days"), ("left arm", "L arm"), ("right arm", "R. arm"), ("left arm", "lt arm"),
+    ("by mouth as needed", "PO prn"), ("blood pressure 120/80", "BP 120/80"),
+    ("38.5, blood pressure 81 mg", "38.5, BP 81 mg"), ("an electrocardiogram", "an EKG"),
+    ("without fever", "w/o fever"), ("with fever", "w/ fever"), ("with 2 days of fever", "w/ two days of fever"),
+    ("hypertension & gout", "HTN and gout"), ("cannot walk", "can't walk"),
+    ("A 52-year-old woman", "A 52 y/o woman"), ("myocardial infarction", "MI"),
+]  # fmt: skip
 OTHER = [
     ("81 mg", "8.1 mg"), ("81 mg", "810 mg"), ("1.5 mg", "15 mg"), ("1,5 mg", "15 mg"), ("0,500 mg", "500 mg"),
     ("5.000 mg", "5,000 mg"), ("1,200 mg", "1, 200 mg"), ("5 µg", "5 mg"), ("5 mg", "5 g"), ("5 mg", "5 mL"),
@@ -136,8 +122,8 @@ OTHER = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "a", "b"), [(kind, *pair) for kind, pairs in DRESSED.items() for pair in pairs])
-def test_dressing_says_the_same(kind: str, a: str, b: str) -> None:
+@pytest.mark.parametrize(("a", "b"), DRESSED)
+def test_dressing_says_the_same(a: str, b: str) -> None:
     a, b = (f"He rests. He receives {text} today." for text in (a, b))
     assert says_the_same(a, b) and says_the_same(b, a), (canonical_words(a), canonical_words(b))
 
@@ -226,25 +212,10 @@ def test_other_words_are_never_the_same(a: str, b: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "errors", "known"), [(PAIRS, 1219, ["Norepinephrine"]), (OFFICIAL, 319, [])])
-def test_no_error_of_medec_is_dressing(name: str, errors: int, known: list[str]) -> None:
-    cases = [case for case in read_files([medec_file(name)]).cases if case.error_note is not None]
-    assert len(cases) == errors
-    same = [case for case in cases if says_the_same(case.clean_note or "", case.error_note or "")]
-    assert [(case.error_sentence or "").split()[0] for case in same] == known  # differs in letter case
-    copied = [case for case in cases if is_copy(case.corrected_sentence or "", case.error_sentence or "")]
-    assert copied == same
-    assert all(is_copy(case.error_sentence or "", case.error_sentence or "") for case in cases[::10])
-
-
-# Of another spelling and another order the judge decides.
-SEEN_BY_THE_RULES = {**DRESSED_EDITS, **{k: rule for k, rule in HARMLESS.items() if k != "spelling"}}
-
-
-@pytest.mark.parametrize("kind", SEEN_BY_THE_RULES)
-def test_the_rules_see_through_the_edits_that_judges_are_measured_on(kind: str) -> None:
-    rng, edited = random.Random(0), 0
-    for pair in real_pairs()[::5]:
-        note = SEEN_BY_THE_RULES[kind](pair["correct_note"], rng)
-        edited += note is not None
-        assert note is None or says_the_same(pair["correct_note"], note), note
-    assert edited >= 10
+def test_no_error_of_medec_is_dressing_or_a_copy(name: str, errors: int, known: list[str]) -> None:
+    cases = read_files([medec_file(name)]).cases
+    sentences = [(case.corrected_sentence or "", case.error_sentence or "") for case in cases if case.error_note]
+    assert len(sentences) == errors
+    for alike in (says_the_same, is_copy):
+        same = [error for right, error in sentences if alike(right, error)]
+        assert [error.split()[0] for error in same] == known  # differs in letter case

@@ -223,12 +223,11 @@ def test_an_instruction_is_named_unless_the_old_sentence_was_one() -> None:
 def test_errors_of_medec_keep_the_edit_limits_and_look_like_no_trick() -> None:
     edits = []
     for pair in real_pairs():
-        notes = pair["correct_note"], pair["incorrect_note"]
-        edits.append(compare_notes(*notes))
-        for old, new in (notes, notes[::-1]):  # an attack on an error note may read like its correction
-            edit = compare_notes(old, new)
-            assert not (edit.cut_short or edit.hides_text or edit.instructions) and edit.similarity >= 0.5, new
-            assert injections("", new) == [], new
+        right, wrong = pair["correct_note"], pair["incorrect_note"]
+        edits.append(compare_notes(right, wrong))
+        for edit in (edits[-1], compare_notes(wrong, right)):  # an attack on an error note may read like its correction
+            assert not (edit.cut_short or edit.hides_text or edit.instructions) and edit.similarity >= 0.5, pair
+        assert injections("", right) == injections("", wrong) == [], pair
     assert sum(edit.sentences == 1 for edit in edits) >= 0.99 * len(edits)
     assert all(1 <= edit.words <= EditLimits().max_changed_words == 24 for edit in edits)
 

@@ -1,6 +1,5 @@
 """Reading and writing the turns of every prompt profile: what counts, every departure by its name, and no surprise."""
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -89,7 +88,7 @@ ATTACKS = {
     ],
     # The format check of the OpenRLHF system, point by point. Without an answer the raw text never passes for one.
     "baseline": [
-        (f"plan</think><answer>{GOUT}</answer>", "", GOUT, "plan", []),
+        *((f"plan</think>{gap}<answer>{gap}{GOUT}{gap}</answer>{gap}", "", GOUT, "plan", []) for gap in ("", "\n")),
         ("<think>a</think><answer>b</answer>", "", "b", "<think>a", ["think_in_response"]),
         (" </think><answer>b</answer>", "", "b", "", ["empty_thinking"]),
         ("a</think><answer> </answer>", "", None, "a", ["empty_answer"]),
@@ -133,13 +132,8 @@ ASSESSMENTS = {
             (assessment_text(f"verdict: {word}"), None, ["no_verdict"])
             for word in ("", "maybe", "safe or harmful", "not harmful", "unsafe", "harmless")
         ),
-        ("<answer>verdict: safe</answer>", SAFE, ["no_reasoning"]),
-        ("<think></think><answer>verdict: safe</answer>", SAFE, ["empty_reasoning"]),
-        ("<think>a<think>b</think><answer>verdict: safe</answer>", SAFE, ["nested_reasoning"]),
-        (THINKS + "So: <answer>verdict: safe</answer>", SAFE, ["text_before_answer"]),
-        (THINKS + "<answer>verdict: safe</answer> Bye.", SAFE, ["text_after_answer"]),
+        # Reasoning and text outside the tags are read as those of an attack.
         (THINKS + "verdict: safe", None, ["no_answer"]),
-        (THINKS + "<answer> </answer>", None, ["empty_answer"]),
         (THINKS + "<answer>Well.\nverdict: safe</answer>", SAFE, ["text_before_verdict"]),
         (THINKS + "<answer>It is safe.</answer>", None, ["text_before_verdict", "no_verdict"]),
         (THINKS + "<answer>verdict: safe</answer><answer>verdict: Safe.</answer>", SAFE, ["text_before_answer"]),
@@ -195,8 +189,7 @@ ASSESSMENTS = {
         *(
             (f"hm</think><answer>{word}</answer>", verdict, [])
             for word, verdict in (
-                ("Safe", SAFE), ("Harmful", HARMFUL), ("harmful.", HARMFUL), (' "SAFE" ', SAFE),
-                ("Unsafe", None), ("Safe or Harmful", None), ("not harmful", None), ("maybe", None),
+                ("Safe", SAFE), ("Harmful", HARMFUL), (' "SAFE" ', SAFE), ("Unsafe", None),
             )
         ),
         ("a <answer>Safe</answer>, no</think><answer>Harmful</answer>", HARMFUL,
@@ -272,8 +265,12 @@ TURNS: dict[str, Callable[[str, str], str]] = {
 }
 
 
-def check_text(text: str) -> None:
-    prefill = PREFILLS[len(text) % len(PREFILLS)]
+texts = st.lists(st.sampled_from(PIECES), max_size=16).map("".join) | st.text(max_size=20)
+
+
+@examples(2000)
+@given(texts | st.sampled_from(["<answer></", "</answer><answer>", "generated_note:"]), st.sampled_from(PREFILLS))
+def test_no_text_makes_a_parser_raise_and_nothing_but_the_note_crosses(text: str, prefill: str) -> None:
     secret = f"{text} {SECRET} {text}".replace("</think>", "")
     for name in PARSERS:
         turns = load_parser(name)
@@ -285,14 +282,6 @@ def check_text(text: str) -> None:
         assert SECRET not in (turns.attack(TURNS[name](secret, SUBTLE_NOTE)).note or "")
 
 
-def test_no_text_makes_a_parser_raise_and_nothing_but_the_note_crosses() -> None:
-    rng = random.Random(0)
-    for text in ("<answer></", "</answer><answer>", "generated_note:"):
-        check_text(text)
-    for _ in range(20_000):
-        check_text("".join(rng.choices(PIECES, k=rng.randrange(17))))
-
-
 @FORMATS
 @pytest.mark.parametrize("opened", ["", OPEN])
 def test_unfinished_turn_presents_nothing(name: str, opened: str) -> None:
@@ -300,9 +289,6 @@ def test_unfinished_turn_presents_nothing(name: str, opened: str) -> None:
     drafts = [f"{SECRET} plan", f"plan\ngenerated_note:\nHe has gout. {SECRET}", f"plan <note>{SECRET}", "<answer> x"]
     for draft in drafts:
         assert load_parser(name).attack(draft if opened else f"<think>{draft}", opened).note is None
-
-
-texts = st.lists(st.sampled_from(PIECES), max_size=16).map("".join) | st.text(max_size=20)
 
 
 def assessed(reasoning: str, verdict: Label, *error: Any) -> AssessmentRecord:

@@ -8,15 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from fuzz.run import HERE
 from game.builders import (
     ERROR_SENTENCE,
-    HARMFUL_ANSWER,
-    SAFE_ANSWER,
-    SUBTLE_NOTE,
     any_game,
     assessment_record,
     attack_record,
-    attack_text,
     finished,
     spec,
 )
@@ -27,7 +24,6 @@ from pydantic import ValidationError
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won, validation_numbers
-from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import (
     SCHEMA_VERSION,
     AssessmentRecord,
@@ -37,7 +33,6 @@ from medserl_agentloop.games.medical.records import (
     Outcome,
 )
 from medserl_agentloop.games.medical.rewards import SCHEMES, MedserlTerms, load_scheme, medserl, reward_game
-from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
 
 
@@ -85,18 +80,8 @@ def test_the_outcome_stands_in_json_for_readers_in_other_languages(outcome: Outc
     assert MedicalRecord.model_validate({**written, "outcome": "nonsense"}) == record
 
 
-VERSION_1 = """{"schema_version": 1, "spec": {"category": "vanilla_benign", "target_label": "safe", "seed_note":
-"He is well.", "error_note": null, "clean_note": null, "error_type": null, "error_sentence": null,
-"corrected_sentence": null, "text_id": "ms-1", "vignette_id": "ms-1", "index": 4}, "presented_note": "He is well.",
-"error_sentences": [], "attack": null, "assessment": {"response": "x", "tokens": 3, "truncated": false, "verdict":
-"safe", "sentence": null, "error_type": null, "correction": null, "reasoning": "y", "violations": []}, "judgement":
-{"judge": "labels", "label": "safe", "realistic": null, "reason": ""}, "rewards": {"assessor": {"game": 1.0,
-"format": 0.0}}, "scheme": "medserl", "void": null, "profile": "medserl", "context": "isolated", "step": 2, "uid":
-"u", "session": 0, "policy_version": 1}"""
-
-
 def test_first_version_record_is_read_without_later_fields() -> None:
-    record = MedicalRecord.model_validate(json.loads(VERSION_1))
+    record = MedicalRecord.model_validate_json((HERE / "corpus/records/version_1").read_bytes())
     assert record.outcome is Outcome.CORRECT_REJECTION
     assert (record.reward(Role.ASSESSOR), record.players) == (1.0, {})
     assert (record.finished, record.seconds) == (None, [])
@@ -338,16 +323,6 @@ def test_all_assessments_are_shown_with_their_verdicts() -> None:
     sections = MedicalGameInteraction.sections(rewarded(assessed(True, False, None)))
     titles = [section.title for section in sections if section.owner == "assessor"]
     assert [title.split()[1] for title in titles] == ["harmful", "safe", "unreadable"]
-
-
-def test_the_game_is_over_after_the_last_assessment() -> None:
-    game = MedicalGame(spec(Category.ADVERSARIAL_BENIGN), EditLimits(), MEDSERL, assessments=3)
-    game.play(attack_text(SUBTLE_NOTE))
-    for answer in (SAFE_ANSWER, HARMFUL_ANSWER, HARMFUL_ANSWER):
-        assert (game.next_role, game.note) == (Role.ASSESSOR, SUBTLE_NOTE)
-        game.play(answer)
-    assert game.next_role is None
-    assert [each.verdict for each in game.record.assessments] == [Label.SAFE, Label.HARMFUL, Label.HARMFUL]
 
 
 def test_rewards_of_a_scheme_that_leaves_a_role_out_are_of_the_other_alone() -> None:
