@@ -1,6 +1,4 @@
-"""Games to judge, what the reward manager makes of many at once, and all clients that ask a server, asked alike."""
-
-from __future__ import annotations
+"""Games to judge, what the reward manager makes of many at once, and a server that answers with any bytes."""
 
 import asyncio
 import threading
@@ -21,12 +19,9 @@ from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.config import JudgeServer
-from medserl_agentloop.games.medical.judges import GatedJudge, Judge, judge_game
-from medserl_agentloop.games.medical.judges.llm import LlmJudge, judge_template
+from medserl_agentloop.games.medical.judges import Judge
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.types import Category
-from medserl_agentloop.medical_team import create_medical_judge_remote_function
-from medserl_agentloop.medical_team.protocol import HttpJudge
 from medserl_agentloop.paths import PACKAGE
 
 
@@ -98,33 +93,6 @@ def printed_at_start_up(capsys: pytest.CaptureFixture[str], *overrides: str) -> 
     data = PACKAGE.parent / "README.md"  # start-up looks whether the files are there; nothing reads them
     start_up(f"data.train_files={data}", f"data.val_files={data}", *overrides)
     return capsys.readouterr().out.splitlines()
-
-
-# --- clients ---
-
-
-CLIENTS = ("http", "llm", "medical_team")
-NO_ANSWER = "no answer: "
-
-
-def ask(client: str, url: str, games: int = 1) -> list[str]:
-    """Return the words of ``client`` about a server's answers; they begin with NO_ANSWER if there is none."""
-    records = [played(n) for n in range(games)]
-    if client == "medical_team":
-        queries = [
-            {"game_idx": n, "medical_note": r.presented_note, "assessment": "Safe", "game_category": r.category.value}
-            for n, r in enumerate(records)
-        ]
-        labels = create_medical_judge_remote_function(url, 5.0)("", queries)
-        return [NO_ANSWER * one["is_parsing_error"] + one["judge_reasoning"] for one in labels.values()]
-    server = JudgeServer(url=url, model="m", timeout_s=5.0, retries=0)
-    judge = HttpJudge(server) if client == "http" else LlmJudge(server, judge_template("medserl"))
-
-    async def judged() -> None:
-        await asyncio.gather(*(judge_game(GatedJudge(judge), record) for record in records))
-
-    asyncio.run(judged())
-    return [f"{NO_ANSWER * (r.void is not None)}{r.void} {r.judgement and r.judgement.model_dump()}" for r in records]
 
 
 @contextmanager

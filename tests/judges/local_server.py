@@ -1,7 +1,5 @@
 """A real HTTP server on this machine whose answers a test writes, faults included."""
 
-from __future__ import annotations
-
 import json
 import socket
 import struct

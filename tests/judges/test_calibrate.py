@@ -126,19 +126,10 @@ def test_injected_sentences_show_that_a_credulous_verdict_moves(cases: list[Case
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 1.0)  # they count in neither
 
 
-def test_each_case_gives_one_edit_per_kind_and_the_oracle_agrees(cases: list[Case]) -> None:
-    edits = [edit for edit in known_edits(cases, None, 0) if edit.kind != "injected"]
-    per_case = Counter((edit.case.case_id, edit.kind) for edit in edits)
-    assert set(per_case.values()) == {1}
-    assert len({edit.case.case_id for edit in edits}) == len(cases)
-    for edit in edits:
-        assert edit.before != edit.after
-        assert oracle(edit.after).label in (edit.truth, None)
-
-
 def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(cases: list[Case]) -> None:
     edits, notes = known_edits(cases, 100, 0), known_notes(cases, 7, 3)
     assert edits == known_edits(cases, 100, 0) != known_edits(cases, 100, 1)
+    assert set(Counter((edit.case.case_id, edit.kind, edit.subgroup) for edit in edits).values()) == {1}
     assert notes == known_notes(cases, 7, 3)
     assert Counter(known.kind for known in edits) == dict.fromkeys(EDITS, 100)
     assert Counter(known.kind for known in notes) == dict.fromkeys(NOTES, 7)
@@ -210,10 +201,9 @@ def test_the_command_prints_the_figures_and_writes_the_report(tmp_path: Path) ->
     [
         ("oracl", SAMPLE, "no judge 'oracl'"),
         ("labels", "nowhere.csv", "nowhere.csv: cannot be read"),
-        (f"{__name__}:Mute", SAMPLE, "the judge answered none of"),
     ],
 )
-def test_calibrate_refuses_unknown_judges_missing_files_and_mute_judges(
+def test_calibrate_refuses_unknown_judges_and_missing_files(
     judge: str, file: Any, message: str, tmp_path: Path
 ) -> None:
     result, output = command(tmp_path, judge, "--input", file)
@@ -287,6 +277,7 @@ def test_harmless_rule_rewords_and_leaves_uncertain_text_alone(rule: str) -> Non
     for example in EXAMPLES[rule].split(" | "):
         note, expected = example.split(" > ")
         assert HARMLESS[rule](note, random.Random(0)) == expected
+        assert says_the_same(note, expected) or rule == "spelling"  # of which the judge decides
     for note in LEFT_ALONE[rule].split(" | "):
         assert HARMLESS[rule](note, random.Random(0)) is None, note
 

@@ -74,15 +74,17 @@ def test_custom_class_is_a_judge_and_not_asked_about_untouched_notes() -> None:
     assert labels[Category.ADVERSARIAL_HARMFUL] is Label.SAFE
 
 
+FROZEN = {"train": "assessor", "opponent__kind": "endpoint"}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"judge": "lable"}, "no judge 'lable' (did you mean 'labels'?): expected one of http, labels, llm, or pack"),
-        (
-            {"judge": f"{__name__}:NoJudge"},
-            "Class with 'async def judge(self, presented, original, spec) -> ",
+        *(
+            ({"judge": f"{__name__}:{name}"}, "Class with 'async def judge(self, presented, original, spec) -> ")
+            for name in ("NoJudge", "JudgeOfRecords")
         ),
-        ({"judge": f"{__name__}:JudgeOfRecords"}, "Class with 'async def judge(self, presented, original, spec) -> "),
         ({"judge": "experiments.clinic:OracleJudge"}, "experiments/ is in a checkout only: start there"),
         ({"judge": "http"}, "set selfplay.judge_server.url to the address"),
         ({"judge": "llm"}, "judge_server.url=http://localhost:30000/v1 selfplay.judge_server.model=MODEL, with the"),
@@ -90,6 +92,10 @@ def test_custom_class_is_a_judge_and_not_asked_about_untouched_notes() -> None:
         ({"judge_server__url": "localhost:8001"}, "url=localhost:8001: expected http://host:port"),
         ({"judge_server__timeout_s": 0}, "selfplay.judge_server.timeout_s=0: Input should be greater than 0"),
         ({"judge_server__api_key_env": "sk-SECRET"}, "wants the name of a variable"),
+        ({"judge": "http", "judge_server__url": "http://me:SECRET@host"}, "judge_server.url holds a user name or a"),
+        ({**FROZEN, "opponent__url": "http://SECRET@host/v1"}, "opponent.api_key_env to the name of an environment"),
+        ({"blind": {"readings": 2, "needed": 3}}, "needed=3 of readings=2 can never be reached"),
+        ({"blind": {"readings": 2, "temperature": 0}}, "readings=2 at temperature=0 are all the same"),
     ],
 )
 def test_a_judge_that_cannot_work_is_refused(

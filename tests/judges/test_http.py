@@ -13,19 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 from game.builders import CLEAN_NOTE
 from invoking import invoke
-from judges.games import NO_ANSWER, ask, judged_by, judgement, played, reward_all, reward_manager
-from judges.local_server import Status, by_index, harmful, serving, unused_url
+from judges.games import judged_by, judgement, played, reward_all, reward_manager
+from judges.local_server import Status, by_index, harmful, serving
 from judges.test_llm import PAIR
 from note_files import SAMPLE
 from serving import completion
-from support import extra_info, run_with
+from support import extra_info
 
 from medserl_agentloop.core.client import AnswerCache
-from medserl_agentloop.core.config import ConfigError
-from medserl_agentloop.core.run_check import check_run
-from medserl_agentloop.games.medical.config import BlindGate, JudgeServer, MedicalConfig
+from medserl_agentloop.games.medical.config import BlindGate, MedicalConfig
 from medserl_agentloop.games.medical.judges.llm import BlindReader, LlmJudge
-from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
+from medserl_agentloop.games.medical.records import Judgement, Outcome
 from medserl_agentloop.games.medical.types import Category, Label
 from medserl_agentloop.medical_team.protocol import HttpJudge
 
@@ -131,10 +129,6 @@ def test_a_cancelled_game_takes_nothing_from_the_others() -> None:
 # --- a server that is slow, breaks or is gone: no game is lost, no result invented ---
 
 
-def outcomes(games: list[MedicalRecord]) -> dict[Outcome, int]:
-    return dict(Counter(game.outcome for game in games))
-
-
 def test_a_judge_that_takes_too_long_is_told_with_the_keys_to_change() -> None:
     def reply(number: int, body: Any) -> Any:
         time.sleep(0.4)
@@ -143,18 +137,6 @@ def test_a_judge_that_takes_too_long_is_told_with_the_keys_to_change() -> None:
     (game,), _ = judged_by("http", [played()], reply, timeout_s=0.1)
     assert "no answer within 0.1 s: raise selfplay.judge_server.timeout_s; of a server that reads" in str(game.void)
     assert "by batch_size and concurrency" in str(game.void)
-
-
-def test_judge_that_is_down_voids_all_rewritten_notes_and_no_others() -> None:
-    categories = ["adversarial_benign", "vanilla_harmful", "adversarial_harmful", "vanilla_benign"]
-    games = [played(n, categories[n % 4]) for n in range(100)]
-    server = JudgeServer(url=unused_url(), retries=0, batch_size=1)
-    manager = reward_manager("http", server)
-    for judged in (reward_all(manager, games), reward_all(manager, games)):
-        assert outcomes(judged) == {Outcome.VOID: 50, Outcome.CORRECT_DETECTION: 25, Outcome.FALSE_POSITIVE: 25}
-        voided = [game for game in judged if game.outcome is Outcome.VOID]
-        assert all(game.judgement is None and "judge failed: Unreachable: " in str(game.void) for game in voided)
-    assert all("requests in a row and counts as down" in str(game.void) for game in voided)
 
 
 # --- answers on disk: given once per content, never in the way of a game ---
@@ -242,37 +224,21 @@ def test_an_entry_of_another_version_is_asked_for_again(tmp_path: Path) -> None:
 EVERY = set(range(16))
 
 
-@pytest.mark.parametrize("client", ["http", "medical_team"])
 @pytest.mark.parametrize(
     ("status", "refused", "requests"),
     [(400, {5}, 9), (413, {0, 15}, 17), (422, EVERY, 31), (401, EVERY, 1), (404, EVERY, 1)],
 )
 def test_refused_note_costs_its_game_and_full_refusal_is_asked_once(
-    client: str, status: int, refused: set[int], requests: int
+    status: int, refused: set[int], requests: int
 ) -> None:
     def reply(number: int, body: Any) -> Any:
         if any(str(1000 + n) in query["medical_note"] for query in body["queries"] for n in refused):
             raise Status(status)
         return by_index(body)
 
-    with serving(reply) as server:
-        answers = ask(client, server.url, games=16)
-        assert len(server.requests) <= requests
-    assert {n for n, said in enumerate(answers) if said.startswith(NO_ANSWER)} == refused
-
-
-# --- any bytes at all ---
-
-
-@pytest.mark.parametrize("url", ["http://anna:hunter2@host:8001", "http://hunter2@host/v1"])
-@pytest.mark.parametrize("node", ["judge_server", "opponent"])
-def test_password_in_a_url_of_the_config_is_refused_and_not_repeated(url: str, node: str) -> None:
-    changes = {"selfplay__judge": "http"}
-    if node == "opponent":
-        changes = {"selfplay__train": "assessor", "selfplay__opponent__kind": "endpoint"}
-    with pytest.raises(ConfigError, match=f"{node}.url holds a user name or a password.*{node}.api_key_env") as error:
-        check_run(run_with(**changes, **{f"selfplay__{node}__url": url}))
-    assert "hunter2" not in str(error.value)
+    judged, server = judged_by("http", [played(n) for n in range(16)], reply)
+    assert len(server.requests) <= requests
+    assert {n for n, game in enumerate(judged) if game.void} == refused
 
 
 COMMANDS = [

@@ -15,7 +15,6 @@ from jinja2.sandbox import SecurityError
 from judges.games import judged_by, judgement, played, reward_all, reward_manager
 from judges.local_server import Status, serving
 from omegaconf import OmegaConf
-from pydantic import ValidationError
 from serving import completion, refusal
 from support import TOKENIZER, assessment_text, attack_text, judge, play, run_with
 from verl.trainer.ppo.reward import load_reward_manager
@@ -85,6 +84,8 @@ def test_a_server_without_json_schema_is_asked_without_from_then_on() -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
+        (completion("no idea"), "BadAnswer: not the JSON that was asked for: 'no idea'"),
+        (completion(PRESENT, finish="length"), "cut off after 2048 tokens"),
         (completion(None, reasoning_content=PRESENT), "the server put all of it into its reasoning"),
         # The remedy comes before the server's words, which are cut.
         (Status(400, refusal("max_tokens", "max_completion_tokens")), "extra_body.max_completion_tokens=2048 ("),
@@ -92,14 +93,17 @@ def test_a_server_without_json_schema_is_asked_without_from_then_on() -> None:
         (Status(400, refusal("temperature")), "add +selfplay.judge_server.extra_body.temperature=null"),
     ],
 )
-def test_judge_says_what_to_set_where_a_server_hides_or_refuses(answer: Any, reason: str) -> None:
+def test_a_bad_answer_voids_its_game_and_says_why_or_what_to_set(answer: Any, reason: str) -> None:
     def reply(number: int, body: Any) -> Any:
+        if "1007" not in body["messages"][0]["content"]:
+            return completion(PRESENT)
         if isinstance(answer, Status):
             raise answer
         return answer
 
-    (game,), _ = judged_by("llm", [played()], reply)
-    assert reason in str(game.void)
+    bad, good = judged_by("llm", [played(7), played(8)], reply)[0]
+    assert str(bad.void).startswith("judge failed: ") and reason in str(bad.void)
+    assert good.outcome is Outcome.CORRECT_DETECTION
 
 
 def test_reward_model_server_of_verl_is_asked_where_no_url_is_given() -> None:
@@ -223,22 +227,6 @@ def test_an_object_that_the_judge_quotes_from_the_note_is_no_answer() -> None:
         llm.read_answer(f"The note says {PRESENT}, which is odd.", llm.Verdict, f"He is well. {PRESENT} He smokes.")
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (completion("no idea"), "not the JSON that was asked for: 'no idea'"),
-        (completion(PRESENT, finish="length"), "cut off after 2048 tokens"),
-    ],
-)
-def test_a_bad_answer_voids_the_game_with_a_reason(answer: Any, reason: str) -> None:
-    def reply(number: int, body: Any) -> Any:
-        return answer if "1007" in body["messages"][0]["content"] else completion(PRESENT)
-
-    games, _ = judged_by("llm", [played(n) for n in range(5, 9)], reply)
-    assert [g.outcome is Outcome.VOID for g in games] == [False, False, True, False]
-    assert str(games[2].void).startswith("judge failed: BadAnswer: ") and reason in str(games[2].void)
-
-
 def test_the_cache_forgets_when_wording_or_model_change(tmp_path: Path) -> None:
     with serving(says_present) as server:
         for wording, changed in (
@@ -346,18 +334,6 @@ def test_blind_gate_reads_no_note_without_an_error_or_judged_safe(category: Cate
     record, asked = gated([finding()], judge={**VERDICT, "error": "absent"}, game=played(category=category))
     assert asked == []
     assert record.judgement is not None and record.judgement.knowable is None
-
-
-@pytest.mark.parametrize(
-    ("gate", "says"),
-    [
-        ({"readings": 2, "needed": 3}, "needed=3 of readings=2 can never be reached"),
-        ({"readings": 2, "temperature": 0}, "readings=2 at temperature=0 are all the same"),
-    ],
-)
-def test_a_gate_that_cannot_work_is_refused(gate: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValidationError, match=says):
-        MedicalConfig.model_validate({"blind": gate})
 
 
 def test_reader_is_the_judge_model_unless_another_is_named() -> None:

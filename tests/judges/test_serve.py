@@ -63,13 +63,13 @@ def labels_command() -> Iterator[str]:
         yield url
 
 
-def test_200_games_through_the_command_give_what_the_labels_judge_gives(labels_command: str) -> None:
+def test_games_through_the_command_get_what_the_labels_judge_gives(labels_command: str) -> None:
     categories = list(Category)
-    games = [played(n, categories[n % 5], verdict="safe" if n % 3 else "harmful") for n in range(200)]
+    games = [played(n, categories[n % 5], verdict="safe" if n % 3 else "harmful") for n in range(50)]
     server = JudgeServer(url=labels_command)
     by_http, by_labels = (reward_all(reward_manager(judge, server), games) for judge in ("http", "labels"))
     assert [(g.outcome, g.rewards) for g in by_http] == [(g.outcome, g.rewards) for g in by_labels]
-    assert Counter(g.judgement.judge for g in by_http if g.judgement) == {"http": 120, "labels": 80}
+    assert Counter(g.judgement.judge for g in by_http if g.judgement) == {"http": 30, "labels": 20}
     assert {g.judgement.realistic for g in by_http if g.judgement} == {None}
 
 
