@@ -1,7 +1,5 @@
 """Helpers of several modules: scripts to run, and parquet rows as a converter would write them."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import random

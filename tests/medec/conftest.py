@@ -1,7 +1,5 @@
 """Synthetic MEDEC files."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable
@@ -18,10 +16,10 @@ from medserl_agentloop.data.reader import COLUMNS
 def write_csv(tmp_path: Path) -> Callable[..., Path]:
     """Writes rows of cells as a CSV file."""
 
-    def write(*rows: dict[str, str], name: str = "notes.csv", newline: str = "\r\n", tail: str = "") -> Path:
+    def write(*rows: dict[str, str], name: str = "notes.csv", tail: str = "") -> Path:
         path = tmp_path / name
         with path.open("w", encoding="utf-8", errors="surrogatepass", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator=newline)
+            writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(rows)
             file.write(tail)
@@ -34,10 +32,9 @@ def write_csv(tmp_path: Path) -> Callable[..., Path]:
 def write_pairs(tmp_path: Path) -> Callable[..., Path]:
     """Writes objects as a JSONL file."""
 
-    def write(*pairs: Any, name: str = "pairs.jsonl", ensure_ascii: bool = False) -> Path:
+    def write(*pairs: Any, name: str = "pairs.jsonl") -> Path:
         path = tmp_path / name
-        lines = (json.dumps(p, ensure_ascii=ensure_ascii) + "\n" for p in pairs)
-        path.write_bytes("".join(lines).encode())
+        path.write_text("".join(json.dumps(p, ensure_ascii=False) + "\n" for p in pairs), encoding="utf-8")
         return path
 
     return write

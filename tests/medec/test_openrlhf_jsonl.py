@@ -1,7 +1,5 @@
 """OpenRLHF rows in their three shapes: each finds its case, or is counted and named."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pyarrow.parquet as pq

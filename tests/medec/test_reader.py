@@ -1,7 +1,5 @@
 """Files of any format -> cases: nothing is lost, nothing is read twice, and what cannot be read is named."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace
@@ -199,15 +197,6 @@ def test_the_sister_benchmarks_are_read_as_they_are(name, notes, errors, left_ou
 # --- MEDEC's CSV ---
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_line_ends_become_lf_and_rows_are_not_counted_by_lines(write_csv, newline):
-    """Case 4: quoted cells over several lines, either line end, no final newline, a byte order mark."""
-    note = f'One "quoted",{newline}two.{newline}{newline}Three.'
-    path = write_csv(error_row(0, Text=note), newline=newline)
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().rstrip(b"\r\n"))
-    assert read_one(path).error_note == 'One "quoted",\ntwo.\n\nThree.'
-
-
 def test_edits_are_tagged(write_csv):
     """Cases 7 and 8: a corrected sentence that stands elsewhere, and an edit of letter case only."""
     row = error_row(0)
@@ -246,12 +235,6 @@ def test_an_error_row_and_its_twin_become_one_case(write_csv, error, clean, text
 def test_clean_row_is_the_twin_of_one_error_row_only(write_csv):
     rows = (error_row(9, Text_ID="case-9"), error_row(9, Text_ID="case-09"), clean_row(10, Text_ID="case-10"))
     assert [case.text_ids for case in read_files([write_csv(*rows)]).cases] == [("case-9", "case-10"), ("case-09",)]
-
-
-def test_records_without_content_are_dropped_and_counted(write_csv):
-    """Case 1: records of empty cells at the end."""
-    report = read_files([write_csv(error_row(0), tail=",,,,,,,,\r\n , ,,,,,,,\r\n\r\n")]).reports[0]
-    assert (report.records, report.dropped_empty, report.pairs) == (4, 3, 1)
 
 
 def test_cell_over_the_csv_limit_is_read_and_a_note_over_ours_is_refused(write_csv):
@@ -314,11 +297,6 @@ NO_SENTENCES = {"Error_Sentence": "NA", "Sentences": "NA"}
         # Case 12: spellings of one type, and types of one's own.
         *(({"Error_Type": name}, {"error_type": "causalOrganism"}) for name in ("causalorganism", "Causal Organism")),
         ({"Error_Type": " Lab /  Serum value"}, {"error_type": "Lab / Serum value"}),
-        # Cases 13 and 14: neither markup nor template.
-        *(
-            ({"Text": note}, {"error_note": note})
-            for note in ("pO2 <5 %, <tag/> <think>x</think></answer><image>", "{{ note }} {% if %} 5 % \\1 a\u2028b")
-        ),
     ],
 )
 def test_values_are_read_as_what_they_mean(write_csv, cells, expected):

@@ -1,7 +1,5 @@
 """parquet -> datasets -> verl's RLHFDataset -> first-turn tokens: every row and every column."""
 
-from __future__ import annotations
-
 import csv
 import re
 import tempfile
@@ -144,15 +142,23 @@ TEXT = st.text(st.characters() | st.sampled_from('\r\n",\x00\ud800 '), max_size=
 
 
 @examples(100)
-@given(notes=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4), newline=st.sampled_from(["\n", "\r\n"]))
-def test_csv_comes_back_unchanged_from_parquet_or_is_refused_with_its_row(notes, newline):
+@given(
+    notes=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4),
+    newline=st.sampled_from(["\n", "\r\n"]),
+    encoding=st.sampled_from(["utf-8", "utf-8-sig"]),
+    last=st.booleans(),
+)
+def test_csv_comes_back_unchanged_from_parquet_or_is_refused_with_its_row(notes, newline, encoding, last):
+    """Quoted cells over several lines, either line end, with and without a last one and a byte order mark."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "notes.csv")
-        with path.open("w", encoding="utf-8", errors="surrogatepass", newline="") as file:
+        with path.open("w", encoding=encoding, errors="surrogatepass", newline="") as file:
             writer = csv.writer(file, lineterminator=newline, quoting=csv.QUOTE_ALL)
             writer.writerow(COLUMNS)
             for n, (wrong, right) in enumerate(notes):
                 writer.writerow([f"t-{2 * n}", f"{wrong}x", "NA", "1", "NA", "0", "NA", "NA", f"{right}y"])
+        if not last:
+            path.write_bytes(path.read_bytes().removesuffix(newline.encode()))
         unusable = [n for n, pair in enumerate(notes) if re.search("[\0\ud800-\udfff]", "".join(pair))]
         if unusable:
             with pytest.raises(MedecFormatError, match=f"notes.csv, row {unusable[0] + 1}"):

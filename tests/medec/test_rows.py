@@ -1,7 +1,5 @@
 """Rows made from cases: exact shares, splits by case, labels, and nothing that leaks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
