@@ -42,7 +42,7 @@ def gold(notes: Any) -> list[Prediction]:
     return [Prediction(n.text_id, n.flag, n.sentence_id, n.correction) for n in notes]
 
 
-def guesses(notes: Any, seed: int, *, copied: float = 0.5) -> list[Prediction]:
+def guesses(notes: Any, seed: int) -> list[Prediction]:
     """Return the answers of a system of no skill; some corrections copy the last sentence, the others are made up."""
     draw = random.Random(seed)
 
@@ -50,7 +50,7 @@ def guesses(notes: Any, seed: int, *, copied: float = 0.5) -> list[Prediction]:
         if draw.random() < 0.4:
             return Prediction(of.text_id)
         number = draw.choice(list(of.sentences))
-        text = of.sentences[number] if draw.random() < copied else " ".join(draw.choices(WORDS, k=5))
+        text = of.sentences[number] if draw.random() < 0.5 else " ".join(draw.choices(WORDS, k=5))
         return Prediction(of.text_id, True, number, text)
 
     return [one(of) for of in notes]

@@ -173,8 +173,6 @@ def test_training_notes_are_read_as_published_and_never_from_the_reference(tmp_p
     notes, left_out = read_training([csv_file, pairs], reference)
     expected = [(note(2, False).text, False), ("He took warfarin. ", True), ("He took aspirin.\n", False)]
     assert [(one.text, one.flag) for one in notes] == expected and left_out == 1
-    with pytest.raises(ValueError, match="every note of the training file is in the reference too"):
-        read_training([write_reference(tmp_path / "same.csv", reference)], reference)
     game = tmp_path / "game.jsonl"
     game.write_text(json.dumps({"prompt": "A note.", "completion": "", "data_type": "vanilla_harmful"}) + "\n")
     with pytest.raises(ValueError, match="holds no pairs"):
