@@ -10,6 +10,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -70,6 +71,7 @@ class Trick:
     cuts: bool = False
     copies: bool = False
 
+    @cache  # noqa: B019  # a few hundred games, which all stay
     def played(self, answer: str, judge: str) -> MedicalRecord:
         """The game if the assessor gives ``answer``; ``judge`` is ``labels`` or ``reads``."""
         wrong = self.category.seed_label is Label.HARMFUL
