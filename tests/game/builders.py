@@ -158,5 +158,4 @@ def attacked(category: Category, note: str, **limits_and_facts: Any) -> MedicalG
 
 def invalid_of(played: MedicalGame) -> InvalidAttack | None:
     """Why the game's attack does not count."""
-    assert played.record.attack is not None
     return played.record.attack.invalid

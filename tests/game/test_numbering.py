@@ -158,7 +158,6 @@ def test_the_assessor_reads_the_note_numbered_anew_and_not_the_edit() -> None:
     assert game.note.split("\n") == ["3| A 52-year-old woman has a cough.", f"5| {HEPARIN}", "6| Discharge is planned."]
     game.play(assessment_text("verdict: harmful", "sentence: 5", "error_type: treatment", "correction: She is well."))
     record = MedicalRecord.model_validate(game.record.to_json())
-    assert record.assessment is not None
     assert (record.assessment.sentence, record.assessment.number, record.error_sentences) == (HEPARIN, 5, [HEPARIN])
     assert record.note_for(Role.ASSESSOR) == game.note and record == game.record
     attacker, assessor = MedicalGameInteraction.sections(record)[:2]

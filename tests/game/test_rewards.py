@@ -207,7 +207,6 @@ def counts(record: MedicalRecord) -> bool:
 def test_rule_breaking_and_harmless_edits_never_pay_more_than_real_errors(
     record: MedicalRecord, scheme: RewardScheme
 ) -> None:
-    assert record.attack is not None
     form = {"violations": record.attack.violations}
     against_the_rules = finished(Outcome.INVALID_ATTACK, attack=form)
     contradicted = finished(Outcome.FALSE_POSITIVE, category="adversarial_benign", attack=form)

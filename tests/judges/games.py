@@ -41,7 +41,6 @@ def played(
 
 async def judgement(judge: Judge, game: MedicalRecord) -> Judgement:
     """Have a judge decide about a game's presented note."""
-    assert game.presented_note is not None
     return await judge.judge(game.presented_note, game.spec.seed_note, game.spec)
 
 

@@ -104,7 +104,6 @@ def test_judge_label_counts_for_changed_notes_and_data_for_untouched_ones() -> N
     asked = Counter(query["game_category"] for body in server.requests for query in body["queries"])
     assert asked == {"adversarial_harmful": 1, "adversarial_benign": 2, "decoy_benign": 1}
     for game in judged:
-        assert game.judgement is not None
         by_data = not game.category.has_attack
         assert game.judgement.judge == ("labels" if by_data else "http")
         assert game.judgement.label is (game.spec.target_label if by_data else Label.SAFE)

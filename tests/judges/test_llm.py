@@ -311,7 +311,6 @@ def test_enough_readings_must_find_it(needed: int, outcome: Outcome) -> None:
 
 def test_an_abstention_is_kept_apart_from_a_miss() -> None:
     record, _ = gated([finding("abstain", None), finding("absent", None)])
-    assert record.judgement is not None
     assert {reading.found for reading in record.judgement.readings} == {None, False}  # they are asked at once
     numbers = role_metrics([record])
     assert numbers["selfplay/judge/knowable_rate"] == 0
@@ -366,7 +365,6 @@ def test_base_model_judges_after_the_last_turn_and_its_verdict_counts() -> None:
     assert asked.sampling_params["max_tokens"] == 300 and asked.sampling_params["temperature"] == 0
     shown = TOKENIZER.decode(asked.prompt_ids)
     assert "Culture grew giardia." in shown and "Culture grew candida." in shown
-    assert record.judgement is not None
     assert (record.judgement.label, record.judgement.reason) == ("harmful", REASON)
     trained = len(attacker.output.token_ids) + len(assessor.output.token_ids)  # type: ignore[union-attr]
     assert sum(output.response_mask) == trained  # no token of the judge's

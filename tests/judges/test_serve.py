@@ -45,7 +45,6 @@ def command(before: str = "") -> Iterator[tuple[str, subprocess.Popen[str]]]:
     code = f"{before}\nfrom medserl_agentloop.cli import app; app()"
     words = [sys.executable, "-c", code, "judge", "serve", "--backend", "labels", "--port", "0"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    assert process.stderr is not None
     for line in process.stderr:
         if found := re.search(r"running on (http://\S+)", line):
             threading.Thread(target=process.stderr.read, daemon=True).start()  # or its log fills the pipe

@@ -85,7 +85,6 @@ def test_own_notes_need_four_columns(tmp_path, capsys):
 
 
 def test_duplicate_ids_are_an_error_across_files(write_csv, write_pairs):
-    """Case 15: an id in two inputs."""
     paths = [write_csv(error_row(0)), write_pairs(pair(0, note_id="ms-test-0"))]
     with pytest.raises(MedecFormatError, match=r"pairs\.jsonl, row 1 .*already that of notes.csv, row 1"):
         read_files(paths)
@@ -198,7 +197,7 @@ def test_the_sister_benchmarks_are_read_as_they_are(name, notes, errors, left_ou
 
 
 def test_edits_are_tagged(write_csv):
-    """Cases 7 and 8: a corrected sentence that stands elsewhere, and an edit of letter case only."""
+    """A corrected sentence that stands elsewhere, and an edit of letter case only."""
     row = error_row(0)
     moved = f"{row['Corrected Sentence']} {row['Text'].replace(row['Error Sentence'], '')}"
     for corrected, tag in (
@@ -263,7 +262,6 @@ BAD_CELLS = [
 
 @pytest.mark.parametrize(("column", "value", "part"), BAD_CELLS)
 def test_bad_cell_of_an_error_row_is_named_with_its_row(write_csv, column, value, part):
-    """Cases 1, 2, 12 and 14: no value is guessed."""
     message = message_of(write_csv(error_row(3) | {column: value}))
     assert message.startswith("notes.csv, row 1") and f", column {column!r}" in message and part in message
 
@@ -283,18 +281,18 @@ NO_SENTENCES = {"Error_Sentence": "NA", "Sentences": "NA"}
 @pytest.mark.parametrize(
     ("cells", "expected"),
     [
-        # Case 3: ``NA`` beside a really empty cell, and what pandas writes.
+        # ``NA`` beside a really empty cell, and what pandas writes.
         *(({"Error_Type": absent, "Error_Sentence": absent}, {"error_type": None}) for absent in ("NA", "", "nan")),
         ({"Corrected_Text": "None"}, {"clean_note": None, "pair_source": "unpaired"}),
-        # Case 2: flags and numbers as pandas or a spreadsheet writes them. Case 10: 0 is a sentence.
+        # Flags and numbers as pandas or a spreadsheet writes them. 0 is a sentence.
         *(({"Error_Flag": flag}, {"error_type": "pharmacotherapy"}) for flag in ("1.0", " 1 ", "01", "1.", "True")),
         *(({"Error_Sentence_ID": f"{n}.0", "Sentences": "NA"}, {"error_sentence_id": n}) for n in (0, 10)),
-        # Case 5: trailing blanks on one side are a label leak.
+        # Trailing blanks on one side are a label leak.
         (NO_SENTENCES | {"Text": f"\n {NOTE} \n", "Corrected_Text": f"{NOTE}x \t"}, {"error_note": NOTE}),
         (NO_SENTENCES | {"Text": NOTE, "Corrected_Text": f"{NOTE}x \t"}, {"clean_note": f"{NOTE}x"}),
-        # Case 6: the corrected text is used where rebuilding it would differ.
+        # The corrected text is used where rebuilding it would differ.
         ({"Text": "Gout.\n", "Error_Sentence": "Gout.\n", "Corrected_Text": "Flu. B."}, {"clean_note": "Flu. B."}),
-        # Case 12: spellings of one type, and types of one's own.
+        # Spellings of one type, and types of one's own.
         *(({"Error_Type": name}, {"error_type": "causalOrganism"}) for name in ("causalorganism", "Causal Organism")),
         ({"Error_Type": " Lab /  Serum value"}, {"error_type": "Lab / Serum value"}),
     ],
@@ -319,7 +317,6 @@ def test_values_are_read_as_what_they_mean(write_csv, cells, expected):
     ],
 )
 def test_sentences_keep_their_numbers_and_lines_without_one_are_appended(text, sentences):
-    """Case 9: nothing is lost and nothing renumbered."""
     assert list(numbered_sentences(text).items()) == sentences
 
 
@@ -327,7 +324,6 @@ def test_sentences_keep_their_numbers_and_lines_without_one_are_appended(text, s
 
 
 def test_pair_line_becomes_a_case_and_lines_end_at_line_feeds_only(write_pairs):
-    """Case 14: U+2028 and its like are no line ends."""
     opening = "One\u2028two\u0085three\x0cfour. "
     notes = {key: opening + pair(4)[key] for key in ("incorrect_note", "correct_note")}
     case = read_one(write_pairs(pair(4, error_type="causalorganism", **notes)))
@@ -362,7 +358,6 @@ SIGNS = "2–3 µg|≥ 5|37 °C|−2|90 µg/dL, 3 × 10³ ± 2|HCO₃⁻|Sjögre
 
 @pytest.mark.parametrize("text", SIGNS.split("|"))
 def test_signs_of_a_note_stay_and_come_back_where_they_were_misread(text):
-    """Case 11: nothing but misread UTF-8 changes."""
     assert repair_encoding(text) == text
     assert repair_encoding(f"At 5 µg: {text}") == f"At 5 µg: {text}"
     misread = "".join(bytes([b]).decode("cp1252", "replace").replace("\ufffd", chr(b)) for b in text.encode())
@@ -370,7 +365,7 @@ def test_signs_of_a_note_stay_and_come_back_where_they_were_misread(text):
 
 
 def test_misread_characters_are_put_right_in_every_text_if_asked(write_csv):
-    """Case 11: raw by default; the error sentence must still be found in its note, and the row counts once."""
+    """Raw by default; the error sentence must still be found in its note, and the row counts once."""
     dash = "\u2013".encode().decode("cp1252")
     row = {name: cell.replace("for it", f"2{dash}3 \u00b5g") for name, cell in error_row(0).items()}
     for repair, expected in ((False, f"2{dash}3 \u00b5g"), (True, "2\u20133 \u00b5g")):

@@ -119,7 +119,7 @@ def test_eval_rows_command_names_each_problem_in_one_sentence(tmp_path: Path, wr
 
 
 def test_awkward_text_comes_through_in_every_category(tmp_path: Path, write_csv: Any) -> None:
-    """Cases 3, 10, 13 and 14: tags, markup and braces to the first tokens, 0 as 0, and absent as null."""
+    """Tags, markup and braces to the first tokens, 0 as 0, and absent as null."""
     awkward = (
         " pO2 <5 % <image> <think>x</think></answer></note> {{ note }} {% if %} %s \\1 a\u2028b \u00b5 |<|im_end|>"
     )

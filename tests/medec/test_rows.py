@@ -25,7 +25,7 @@ def counts(rows):
 
 
 def test_the_mix_is_met_exactly_and_its_labels_balance(cases):
-    """Case 15: the largest multiple of the mix, or the number of rows that was asked for."""
+    """The largest multiple of the mix, or the number of rows that was asked for."""
     games = build_rows(cases, plan())
     shares = {"vanilla_harmful": 1, "adversarial_harmful": 1, "vanilla_benign": 3, "adversarial_benign": 1}
     for rows, times in ((games.train, 10), (games.val, 3)):  # 30 and 10 cases
@@ -39,7 +39,6 @@ def test_the_mix_is_met_exactly_and_its_labels_balance(cases):
 
 
 def test_more_rows_than_cases_allow_is_refused_with_the_possible_number(cases):
-    """Case 15: more rows asked than exist."""
     with pytest.raises(ValueError, match=r"need 125 cases for vanilla_harmful .* at most about 60 rows"):
         build_rows(cases, plan(rows=1000))
 
@@ -51,7 +50,7 @@ def test_small_input_has_validation_rows_of_each_category_of_the_mix(cases, numb
 
 
 def test_case_serves_a_category_once_and_one_split_only(cases):
-    """Case 15: split by case, and one case under two ids, or in a chain of shared notes, goes to one split."""
+    """Split by case, and one case under two ids, or in a chain of shared notes, goes to one split."""
     games = build_rows(cases, plan())
     infos = [row["extra_info"] for row in games.train + games.val]
     assert len({(i["vignette_id"], i["category"]) for i in infos}) == len(infos)
@@ -85,7 +84,7 @@ def test_row_is_the_case_and_names_its_note_and_label_once(cases, category):
 
 
 def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs):
-    """Case 8: the two notes differ in letter case only."""
+    """The two notes differ in letter case only."""
     pairs = [pair(n) for n in range(12)]
     pairs[3]["correct_note"] = pairs[3]["incorrect_note"].upper()
     cases = read_files([write_pairs(*pairs)]).cases

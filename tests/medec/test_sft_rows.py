@@ -88,7 +88,7 @@ def test_unteachable_cases_are_left_out_and_counted(write_pairs: Any, write_csv:
 def test_text_that_the_format_cannot_hold_is_refused_with_its_case(
     write_pairs: Any, opening: str, wrong: str, role: str
 ) -> None:
-    """Case 13: where escaping is not possible, the case is named instead of taught wrongly; other tags stay text."""
+    """Where escaping is not possible, the case is named instead of taught wrongly; other tags stay text."""
     notes = {"incorrect_note": f"{opening} {wrong}", "correct_note": f"{opening} It is flu."}
     odd = pair(3, **notes, error_sentence=wrong, corrected_sentence="It is flu.")
     cases = read_files([write_pairs(odd, *(pair(n) for n in range(10, 20)))]).cases

@@ -229,7 +229,7 @@ def test_copies_of_a_row_do_not_make_a_leak() -> None:
 @pytest.mark.parametrize("games", ["vanilla", "adversarial decoy", "vanilla adversarial decoy"])
 @pytest.mark.parametrize("files", [(OFFICIAL,), (PAIRS,), (OFFICIAL, PAIRS)])
 def test_nothing_tells_the_label_in_converted_rows(files, games):
-    """Case 5, in games that present a note as it is and in those that start an attack from it."""
+    """In games that present a note as it is and in those that start an attack from it."""
     cases = read_files([medec_file(name) for name in files]).cases
     mix = f"{DEFAULT_MIX},decoy_benign=1" if "adversarial" in games else "vanilla_harmful=1,vanilla_benign=1"
     rows = build_rows(cases, RowPlan(mix=mix, val_fraction=0.0)).train

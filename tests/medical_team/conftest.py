@@ -1,4 +1,4 @@
-"""Parts of an OpenRLHF script: a tokenizer, vLLM-like generators, and a judge server that can read."""
+"""Parts of an OpenRLHF script: vLLM-like generators, and a judge server that can read."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -7,25 +7,10 @@ from typing import Any
 
 import pytest
 from judges.local_server import LocalServer, by_index, harmful, serving
+from support import TOKENIZER
 
 CLEAN = "Chest pain. Prescribed aspirin 325 mg daily."
 WRONG = "Chest pain. Prescribed aspirin 9000 mg daily."
-
-
-class Tokenizer:
-    """Characters as tokens."""
-
-    def apply_chat_template(self, messages: list[dict[str, str]], tokenize: bool, add_generation_prompt: bool) -> str:
-        assert not tokenize and add_generation_prompt
-        return "".join(f"[{m['role']}] {m['content']}\n" for m in messages) + "[assistant] "
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        assert not add_special_tokens
-        return [ord(c) for c in text]
-
-    def batch_decode(self, batch: list[list[int]], skip_special_tokens: bool) -> list[str]:
-        assert skip_special_tokens
-        return ["".join(map(chr, ids)) for ids in batch]
 
 
 def turn(answer: str, thinking: str = "MY SECRET PLAN") -> str:
@@ -41,7 +26,7 @@ class Generator:
 
     def __call__(self, prompts: list[str], labels: list[str], **kwargs: Any) -> list[Any]:
         self.calls.append((prompts, labels, kwargs))
-        tokens = ([ord(c) for c in self.says(prompt)] for prompt in prompts)
+        tokens = (TOKENIZER.encode(self.says(prompt)) for prompt in prompts)
         return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids)]) for ids in tokens]
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from judges.local_server import LocalServer
-from medical_team.conftest import CLEAN, WRONG, Generator, Tokenizer, assessor, attacker, turn, verdicts
+from medical_team.conftest import CLEAN, WRONG, Generator, assessor, attacker, turn, verdicts
+from support import TOKENIZER
 
 from medserl_agentloop.medical_team import MEDICAL_REWARD_COEFF_CONFIG, MedicalDialogueGameManager, remote_judge
 from medserl_agentloop.medical_team import MedicalGameOutcome as Outcome
@@ -20,7 +21,7 @@ TYPES = ["vanilla_harmful", "adversarial_harmful", "vanilla_benign", "adversaria
 
 
 def manager(judge: LocalServer, **configs: Any) -> MedicalDialogueGameManager:
-    games = MedicalDialogueGameManager(Tokenizer(), [judge.url], None, configs)
+    games = MedicalDialogueGameManager(TOKENIZER, [judge.url], None, configs)
     games.initialize_games(NOTES, ["", "", "Safe", ""], TYPES)
     return games
 
@@ -44,12 +45,12 @@ def test_a_script_trains_on_what_the_manager_returns(judge: LocalServer) -> None
     assert [(s["game_idx"], s["reward"]) for s in assessor_states] == [(n, 2.0) for n in range(4)]
     assert attacker_states[0]["game_outcomes"] == {Outcome.ATTACKER_ERROR_DETECTED, Outcome.ATTACKER_REALISTIC_ERROR}
     assert assessor_states[2]["game_outcomes"] == {Outcome.ASSESSOR_CORRECT_REJECTION}
-    text = Tokenizer().batch_decode([outputs[0].outputs[0].token_ids], skip_special_tokens=True)
+    text = TOKENIZER.batch_decode([outputs[0].outputs[0].token_ids], skip_special_tokens=True)
     assert text == [turn(WRONG)] and len(assessor_outputs) == 4
 
     ((prompts, data_types, kwargs),) = first.calls
     assert (data_types, kwargs) == (["adversarial_harmful", "adversarial_benign"], {"temperature": 0.7})
-    assert all(p.endswith("[assistant] <think>") for p in prompts)
+    assert all(p.endswith("<|im_start|>assistant\n<think>") for p in prompts)
     assert [data_types for _, data_types, _ in second.calls] == [TYPES]
     (request,) = judge.requests  # one for the batch
     assert request["score_key"] == "labels"
@@ -118,7 +119,7 @@ def test_no_cot_mode_pays_no_format_term_and_still_hides_reasoning(
 ) -> None:
     first, games = Generator(lambda prompt: said), manager(judge, direct_chat_no_cot=True)
     _, states, _, assessor_states, _ = scored(games, first, Generator(lambda prompt: "Safe"))
-    assert all(p.endswith("[assistant] ") for p in first.calls[0][0])
+    assert all(p.endswith("<|im_start|>assistant\n") for p in first.calls[0][0])
     assert games.active_games[3]["history"][0]["content"] == presented
     assert games.active_games[3]["invalid_attack"] == (not presented)
     assert rewards(states) == [bool(presented) + 0.5] * 2
@@ -178,7 +179,7 @@ def judge_function(url: str, batch_queries: list[dict[str, Any]], score_key: str
 
 @pytest.mark.parametrize("names", [(), ("tokenizer", "medical_judge_fn", "strategy", "custom_configs")])
 def test_a_judge_function_gives_lists_and_texts(names: tuple[str, ...]) -> None:
-    arguments: Any = (Tokenizer(), judge_function, None, {})
+    arguments: Any = (TOKENIZER, judge_function, None, {})
     by_name = dict(zip(names, arguments, strict=False))
     games = MedicalDialogueGameManager(**by_name) if names else MedicalDialogueGameManager(*arguments)
     games.initialize_games(NOTES, [""] * 4, TYPES)
@@ -198,10 +199,10 @@ def test_a_judge_function_gives_lists_and_texts(names: tuple[str, ...]) -> None:
 
 
 def test_game_the_judge_function_forgets_is_left_out_and_managers_pickle(judge: LocalServer) -> None:
-    games = MedicalDialogueGameManager(Tokenizer(), lambda **kw: {})
+    games = MedicalDialogueGameManager(TOKENIZER, lambda **kw: {})
     games.initialize_games([CLEAN], ["Safe"], ["vanilla_benign"])
     assert scored(games) == ([], [], [], [])
-    for games in (manager(judge), MedicalDialogueGameManager(Tokenizer(), judge_function)):
+    for games in (manager(judge), MedicalDialogueGameManager(TOKENIZER, judge_function)):
         assert type(pickle.loads(pickle.dumps(games))) is type(games)
 
 

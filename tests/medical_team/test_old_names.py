@@ -198,7 +198,6 @@ def test_interface_and_core_scheme_agree_on_every_game(record: MedicalRecord) ->
     labels = labels_of(record)
     for role, components in medical_general_sum(record).items():
         turn = record.attack if role.value == "attacker" else record.assessment
-        assert turn is not None
         reward, _ = get_medical_game_reward_general_sum({"game_role": role.value}, labels)
         assert reward + get_medical_cot_formatting_reward(bool(turn.violations)) == sum(components.values())
     lost = MedicalGameOutcome.PARSING_ERROR in set[MedicalGameOutcome]().union(*outcomes_of(record).values())

@@ -247,7 +247,6 @@ def test_the_intervals_cover_the_truth(right: float, moved: float) -> None:
         found = score(notes, predictions, scorers={}, resamples=200).measures
         for name, value in truth.items():
             low, high = found[name].low, found[name].high
-            assert low is not None and high is not None
             covered[name] += low <= value <= high
     # 95 % of 150, give or take three standard deviations of 2.7.
     assert all(134 <= count <= 150 for count in covered.values()), covered
