@@ -2,7 +2,6 @@
 
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 from backends.adapters_worker import LENGTHS
 from peft import PeftModel
-from real_runs import AGREEMENT, REPOSITORY, answers_of, environment, same
+from real_runs import AGREEMENT, REPOSITORY, answers_of, same
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -126,10 +125,3 @@ def test_the_base_answers_after_ten_updates_as_before_the_first(found: dict[str,
     assert answers["None"][0] == answers["None"][1]  # to the last bit of every log-prob
     for adapter in ("default", "assessor"):
         assert answers[adapter][0] != answers[adapter][1]
-
-
-@pytest.mark.long
-def test_the_benchmark_of_adapters_runs_to_its_end() -> None:
-    command = [sys.executable, adapters.__file__, "--rounds", "1", "--games", "2"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
-    assert re.search(r"^one adapter .* 1.00 of one adapter .* 327,680 trained", done.stdout, re.M), done.stderr[-3000:]

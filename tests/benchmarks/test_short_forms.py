@@ -15,14 +15,14 @@ BENCHMARKS = ROOT / "benchmarks"
 RUN_BY = {
     "cpu_step": "tests/benchmarks/test_short_forms.py",
     "smollm2_step": "tests/benchmarks/test_short_forms.py",
-    "adapters": "tests/backends/test_role_adapters.py",
     "gpu": "tests/benchmarks/test_gpu.py",
     "gpu_none": "tests/benchmarks/test_gpu.py",
     "plan_memory": "tests/planning/test_plan.py",
     "prefix_reuse": "tests/sglang_cpu/test_prefix_reuse.py",
     "report_page": "tests/report/test_page.py",
 }
-NOT_RUN = {"start", "gpu_bundle"}  # the first times what other tests run anyway, the second downloads
+# The first times what other tests run anyway, the second downloads, the parts of the third run in backends/.
+NOT_RUN = {"start", "gpu_bundle", "adapters"}
 
 
 def test_every_benchmark_is_run_by_a_test() -> None:
