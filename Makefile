@@ -105,7 +105,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	@rm -rf $(VENV) $(SGLANG_VENV) $(SHIPPED_VENV) runs/quickstart runs/quickstart_sglang runs/shipped runs/learn data/learn data/learn_unchecked $(DATA)
+	@rm -rf $(VENV) $(SGLANG_VENV) $(SHIPPED_VENV) runs/quickstart runs/quickstart_sglang runs/shipped runs/learn data/learn data/learn_no_rewordings $(DATA)
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; give one with PYTHON=/path/to/python" >&2; exit 1; }

@@ -133,7 +133,7 @@ def ablations(folder: Path) -> None:
     """The headline run and the same without one of its parts."""
     runs = {name: Rates.of(name, folder) for name in ABLATIONS}
     names = ["novice", *(name.replace("_", " ") for name in ABLATIONS)]
-    figure, axes = plt.subplots(1, 4, figsize=(12.4, 2.6), sharey=True)
+    figure, axes = plt.subplots(1, 4, figsize=(12.4, 2.3), sharey=True)
     novice = next(iter(runs.values()))
     for place, title, measures, colour in (
         (axes[0], "Assessor: balanced accuracy", ("assessor/clean", "assessor/error"), BLUE),
@@ -151,19 +151,17 @@ def ablations(folder: Path) -> None:
 
 
 def estimators(folder: Path) -> None:
-    """One role trained alone with each estimator."""
-    attackers = {name: Rates.of(f"{name}_attacker", folder) for name in ESTIMATORS}
-    assessors = {name: Rates.of(f"{name}_assessor", folder) for name in ESTIMATORS}
+    """The attacker trained alone with each estimator, and what becomes of the assessor that is anchored."""
+    runs = {name: Rates.of(f"{name}_attacker", folder) for name in ESTIMATORS}
+    novice = next(iter(runs.values()))
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 2.8), sharey=True)
-    for place, title, measures, runs, colour in (
-        (left, "Attacker alone: undetected by the novice", ("attacker/undetected",), attackers, ORANGE),
-        (right, "Assessor alone: balanced accuracy", ("assessor/clean", "assessor/error"), assessors, BLUE),
+    for place, title, measures, colour in (
+        (left, "Attacker, trained: undetected by the novice", ("attacker/undetected",), ORANGE),
+        (right, "Assessor, anchored: balanced accuracy", ("assessor/clean", "assessor/error"), BLUE),
     ):
-        novice = next(iter(runs.values()))
         ends = [rates.share(measures, rates.steps[-1], 1.0) for rates in runs.values()]
-        shares = [novice.share(measures, novice.steps[0], 1.0), *ends]
-        dots(place, ["novice", *ESTIMATORS], shares, title, colour)
-    save(figure, folder / "estimators.svg", *(f"{n}_{role}" for n in ESTIMATORS for role in ("attacker", "assessor")))
+        dots(place, ["novice", *ESTIMATORS], [novice.share(measures, 0, 1.0), *ends], title, colour)
+    save(figure, folder / "estimators.svg", *(f"{name}_attacker" for name in ESTIMATORS))
 
 
 def save(figure: Any, path: Path, *experiments: str) -> None:

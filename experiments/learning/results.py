@@ -21,18 +21,11 @@ ROOT = Path(__file__).parents[2]
 PAGES = {"quickstart": ROOT / "README.md", "summary": ROOT / "docs" / "results.md"}
 """The pages of the tables that are not on ``PAGE``."""
 FIGURES = Path(__file__).parent / "figures"
-ABLATIONS = ("legacy", "shared", "rules_alone", "unchecked")
+ABLATIONS = ("headline", "shared", "rules_alone")
 NORMALIZATIONS = {"batch": "headline", "kind": "assessor_kind", "mean": "assessor_mean"}
 """Runs by how the assessor's advantages are normalised."""
 CREDIT = ("headline", "credit_by_role", "credit_summed")
 ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
-LONGER_LINES = (
-    "assessor, balanced accuracy",
-    "assessor, its own attacks found",
-    "attacker, undetected by the novice",
-    "attacker, valid and undetected, of all attacks",
-    "invalid, where an error was to be put in",
-)
 DECODING = {1.0: "temperature 1", 0.0: "greedy"}
 KINDS = ("diagnosis", "causalOrganism", "drug", "management", "treatment", "dose")
 
@@ -217,14 +210,6 @@ def summary_table(folder: Path = FIGURES) -> Table:
     return [heading, *([name, *(str(share(step, 1.0)) for step in ends)] for name, share in lines.items())]
 
 
-def longer_table(experiment: str = "longer", folder: Path = FIGURES) -> Table:
-    """Tabulate the attacker when the headline run goes on, without an anchor or with one."""
-    table = _by_step(experiment, {name: HEADLINE_LINES[name] for name in LONGER_LINES}, folder)
-    rates = Rates.of(experiment, folder)
-    doses = [[DECODING[t], *(str(chosen(rates, "dose", step, t)) for step in rates.steps)] for t in DECODING]
-    return [*table, *(["attacker, doses among its errors", *row] for row in doses)]
-
-
 def _by_step(experiment: str, lines: Mapping[str, tuple[str, ...]], folder: Path) -> Table:
     rates = Rates.of(experiment, folder)
     table = [["", "decoding", *(f"step {step}" for step in rates.steps)]]
@@ -280,11 +265,9 @@ def kinds_table(folder: Path = FIGURES) -> Table:
     return [*table, ["effective number of kinds", "", "", *(f"{number:.1f}" for number in kinds)]]
 
 
-def chosen(rates: Rates, kind: str, step: int, temperature: float = 1.0) -> Share:
+def chosen(rates: Rates, kind: str, step: int) -> Share:
     """Share of valid attacks that put in an error of ``kind``."""
-    return rates.share(f"attacker/kind/{kind}", step, temperature).among(
-        rates.share("attacker/undetected", step, temperature)
-    )
+    return rates.share(f"attacker/kind/{kind}", step, 1.0).among(rates.share("attacker/undetected", step, 1.0))
 
 
 def facts_table(folder: Path = FIGURES) -> Table:
@@ -371,21 +354,21 @@ def _side_by_side(rates: Rates, step: int) -> dict[str, str]:
 
 
 def estimators_table(estimators: Sequence[str] = ESTIMATORS, folder: Path = FIGURES) -> Table:
-    """Tabulate one role's gain alone and its effect on the other, with each estimator, at temperature 1."""
+    """Tabulate both roles after one of them was trained alone, at temperature 1: the attacker with each estimator."""
     of_attacker = ("undetected by the novice", "valid and undetected, of all")
-    table = [["", *of_attacker, "assessor, balanced", "assessor, readable", "assessor trained: balanced"]]
-    for number, estimator in enumerate(estimators):
-        attacker, assessor = (Rates.of(f"{estimator}_{role}", folder) for role in ("attacker", "assessor"))
-        starts = [("novice", attacker.steps[0], assessor.steps[0])] if number == 0 else []
-        for name, step, other_step in [*starts, (f"`{estimator}`", attacker.steps[-1], assessor.steps[-1])]:
-            shares = [
-                attacker.share("attacker/undetected", step, 1.0),
-                attacker.won(step, 1.0),
-                attacker.balanced(step, 1.0),
-                attacker.share("assessor/parsed", step, 1.0),
-                assessor.balanced(other_step, 1.0),
-            ]
-            table.append([name, *map(str, shares)])
+    table = [["", "trained", *of_attacker, "assessor, balanced", "assessor, readable"]]
+    alone = [*((estimator, "attacker") for estimator in estimators), (estimators[0], "assessor")]
+    runs = {each: Rates.of("_".join(each), folder) for each in alone}
+    novice = runs[alone[0]]
+    rows = [(("novice", ""), novice, 0), *(((f"`{e}`", role), run, run.steps[-1]) for (e, role), run in runs.items())]
+    for names, rates, step in rows:
+        shares = [
+            rates.share("attacker/undetected", step, 1.0),
+            rates.won(step, 1.0),
+            rates.balanced(step, 1.0),
+            rates.share("assessor/parsed", step, 1.0),
+        ]
+        table.append([*names, *map(str, shares)])
     return table
 
 
@@ -408,8 +391,7 @@ def headline_sentence(folder: Path = FIGURES) -> str:
 
 def gains_table(folder: Path = FIGURES) -> Table:
     """Tabulate the text's claims about the method: differences at temperature 1, paired by seed."""
-    runs = {name: Rates.of(name, folder) for name in ("legacy", "shared", "rules_alone")}
-    headline, legacy = Rates.of("headline", folder), runs["legacy"]
+    headline, shared, rules_alone = (Rates.of(name, folder) for name in ("headline", "shared", "rules_alone"))
     end = headline.steps[-1]
     own = ("self/attacks", "self/decoys")
     lines: dict[str, tuple[Share, Share]] = {
@@ -422,13 +404,13 @@ def gains_table(folder: Path = FIGURES) -> Table:
             headline.share("attacker/undetected", end, 1.0),
         ),
         "the same: attacker, valid and undetected, of all attacks": (headline.won(0, 1.0), headline.won(end, 1.0)),
-        "`legacy` less `shared`, step 20: own games, isolated": (
-            runs["shared"].share(own, 20, 1.0),
-            legacy.share(own, 20, 1.0),
+        "`headline` less `shared`, step 20: own games, isolated": (
+            shared.share(own, 20, 1.0),
+            headline.share(own, 20, 1.0, shared.seeds),
         ),
-        f"`rules_alone` less `legacy`, step {end}: harmless attacks": (
-            legacy.share("attacker/harmless", end, 1.0),
-            runs["rules_alone"].share("attacker/harmless", end, 1.0),
+        f"`rules_alone` less `headline`, step {end}: harmless attacks": (
+            headline.share("attacker/harmless", end, 1.0, rules_alone.seeds),
+            rules_alone.share("attacker/harmless", end, 1.0),
         ),
     }
     summed, by_role = (Rates.of(f"credit_{how}", folder) for how in ("summed", "by_role"))
@@ -461,8 +443,6 @@ def markdown(table: Table) -> str:
 TABLES: dict[str, Callable[..., Table]] = {
     "quickstart": quickstart_table,
     "headline": headline_table,
-    "longer": longer_table,
-    "longer_anchored": partial(longer_table, "longer_anchored"),
     "summary": summary_table,
     "kinds": kinds_table,
     "gains": gains_table,
@@ -473,7 +453,7 @@ TABLES: dict[str, Callable[..., Table]] = {
     "runs": runs_table,
     "estimators": estimators_table,
     **{name: partial(_by_step, name, SMOLLM2_LINES) for name in ("smollm2", "smollm2_reinforce_plus_plus")},
-    "adapters": partial(runs_table, ("legacy", "adapter_shared", "adapter_per_role")),
+    "adapters": partial(runs_table, ("headline", "adapter_shared", "adapter_per_role")),
 }
 
 

@@ -5,7 +5,7 @@ verl's ``main_ppo``, measures the checkpoints against the frozen novice (``exper
 ``headline_rates.csv`` and ``headline_steps.csv`` to ``experiments/learning/figures``. A run that has ended is
 not run again, one that was interrupted is resumed. ``experiments.learning.pictures`` draws the files;
 the README says what they show. Run it from the root of the repository, so that Ray's workers find the
-lying oracle.
+judge.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from medserl_agentloop.paths import resource
 # A judge that trusts labels takes no reworded notes, so there the safe notes are untouched ones.
 MIXES = {
     "data/learn": "adversarial_benign=3,decoy_benign=2",
-    "data/learn_unchecked": "adversarial_benign=3,vanilla_benign=2",
+    "data/learn_no_rewordings": "adversarial_benign=3,vanilla_benign=2",
     "data/learn_untouched": "adversarial_benign=1,vanilla_benign=1",
 }
 RUNS = Path("runs/learn")
@@ -45,9 +45,6 @@ PROFILE = "brief"
 NOVICE = resource("assets/novice")
 SMOLLM2 = Path("runs/learn_smollm2_sft/global_step_100/huggingface")
 CASES_SEED = 90_001
-LIAR = "experiments.learning.lying_oracle:LyingOracle"
-# As precise a mean as from an honest judge takes 1 / (0.8 + 0.8 - 1)^2 = 2.8 times as many games.
-MORE_GAMES = ("data.train_batch_size=48", "actor_rollout_ref.actor.ppo_mini_batch_size=48")
 STEP_METRICS = (
     "selfplay/attacker/turns",
     "selfplay/attacker/valid_rate",
@@ -85,7 +82,6 @@ class Experiment:
         recipe: What is run.
         start: The player that training starts from, which is also the frozen opponent.
         dtype: What players are measured in.
-        legacy: Whether it was measured under ``LEGACY``.
     """
 
     overrides: tuple[str, ...] = ()
@@ -96,21 +92,16 @@ class Experiment:
     recipe: str = "quickstart"
     start: Path = NOVICE
     dtype: torch.dtype = torch.float32
-    legacy: bool = True
-
-
-def _ablation(*overrides: str) -> Experiment:
-    return Experiment((*overrides, f"trainer.total_training_steps={ABLATION_STEPS}"))
 
 
 def _assessor_credit(normalization: str) -> Experiment:
     of_assessor = f"selfplay.credit.normalize.assessor={normalization}"
-    return Experiment((*LONGER, of_assessor), measured=(20,), with_games=False, legacy=False)
+    return Experiment((*FORTY_STEPS, of_assessor), measured=(20,), with_games=False)
 
 
 def _smollm2(*overrides: str) -> Experiment:
     return Experiment(
-        (*VERLS_LOSS, WHITENED_BY_KIND, *overrides),
+        (*AS_MEASURED, *overrides),
         data="data/learn_untouched",
         measured=(10,),
         temperatures=(1.0, 0.0),
@@ -134,27 +125,17 @@ def _one_role(estimator: str, role: str) -> Experiment:
 
 def _untuned(*overrides: str) -> Experiment:
     """Today's game without what was tuned in the recipe's credit: no normalisation by kind, equal weights."""
-    steps = (f"trainer.total_training_steps={ABLATION_STEPS}", f"trainer.save_freq={ABLATION_STEPS}")
     equal = ("selfplay.credit.normalize.attacker=batch", "selfplay.credit.role_weights.assessor=1.0")
-    return Experiment((*steps, *equal, *overrides), with_games=False, legacy=False)
+    return Experiment((*TWENTY_STEPS, *equal, *overrides), with_games=False)
 
 
 ANCHOR = 0.2
 ONE_ROLE_STEPS = 12
-ABLATION_STEPS = 20
-VERLS_LOSS = ("selfplay.credit.loss=verl", "selfplay.certify=warn")
-WHITENED_BY_KIND = "selfplay.credit.normalize.assessor=kind"
-LONGER = ("trainer.total_training_steps=40", "trainer.save_freq=20")
-# Longer than the quickstart, and as most of the committed figures were measured: a cut-off assessment is nobody's, a
-# guessed sentence is paid, the assessor is whitened by a kind that it cannot see, and the loss is verl's mean over the
-# tokens of both roles, which the certificate refuses.
-LEGACY = (
-    *LONGER,
-    *(f"selfplay.reward_terms.{term}=0" for term in ("cut_off_assessment", "guessed")),
-    "selfplay.credit.role_weights.assessor=0.3",
-    WHITENED_BY_KIND,
-    *VERLS_LOSS,
-)
+TWENTY_STEPS = ("trainer.total_training_steps=20", "trainer.save_freq=20")
+FORTY_STEPS = ("trainer.total_training_steps=40", "trainer.save_freq=20")
+# SmolLM2 and `experiments.shortcuts` were measured with verl's loss, a mean over the tokens of both roles, which the
+# certificate refuses, and with an assessor whitened by a kind that it cannot see.
+AS_MEASURED = ("selfplay.credit.loss=verl", "selfplay.certify=warn", "selfplay.credit.normalize.assessor=kind")
 # An adapter of rank 16 has a sixth of the novice's parameters, and wants a larger step.
 LORA = (
     *(f"actor_rollout_ref.model.{of}" for of in ("lora_rank=16", "lora_alpha=32", "target_modules=all-linear")),
@@ -162,43 +143,22 @@ LORA = (
     "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra]",
 )
 EXPERIMENTS = {
-    "quickstart": Experiment(measured=(8,), legacy=False),
-    "headline": Experiment(LONGER, measured=(20,), temperatures=(1.0, 0.0), legacy=False),
-    "legacy": Experiment(measured=(20,), temperatures=(1.0, 0.0)),
+    "quickstart": Experiment(measured=(8,)),
+    "headline": Experiment(FORTY_STEPS, measured=(20,), temperatures=(1.0, 0.0)),
     "assessor_kind": _assessor_credit("kind"),
     "assessor_mean": _assessor_credit("mean"),
-    "longer": Experiment(("trainer.total_training_steps=60",), measured=(20, 40), temperatures=(1.0, 0.0)),
-    "longer_anchored": Experiment(
-        (
-            *("trainer.total_training_steps=60", "actor_rollout_ref.actor.use_kl_loss=True"),
-            "actor_rollout_ref.actor.kl_loss_coef=0.0",
-            f"selfplay.anchor={{attacker: {ANCHOR}, assessor: {ANCHOR}}}",
-        ),
-        measured=(20, 40),
-        temperatures=(1.0, 0.0),
-    ),
-    "shared": _ablation("selfplay.context=shared"),
+    "shared": Experiment((*TWENTY_STEPS, "selfplay.context=shared")),
     "credit_by_role": _untuned(),
     "credit_summed": _untuned("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.certify=warn"),
-    "adapter_shared": Experiment((*LORA, "actor_rollout_ref.model.lora.merge=True"), measured=(20,)),
-    "adapter_per_role": Experiment((*LORA, "selfplay.adapters=per_role"), measured=(20,)),
-    "rules_alone": Experiment(("selfplay.judge=labels",), data="data/learn_unchecked", measured=(ABLATION_STEPS,)),
-    "unchecked": Experiment(
-        (
-            "selfplay.judge=labels",
-            "selfplay.edits.max_changed_sentences=100",
-            "selfplay.edits.max_changed_words=1000",
-        ),
-        data="data/learn_unchecked",
-        measured=(ABLATION_STEPS,),
-    ),
-    "lying_oracle": _ablation(f"selfplay.judge={LIAR}"),
-    "lying_oracle_more_games": _ablation(f"selfplay.judge={LIAR}", *MORE_GAMES),
+    "adapter_shared": Experiment((*FORTY_STEPS, *LORA, "actor_rollout_ref.model.lora.merge=True"), measured=(20,)),
+    "adapter_per_role": Experiment((*FORTY_STEPS, *LORA, "selfplay.adapters=per_role"), measured=(20,)),
+    "rules_alone": Experiment((*FORTY_STEPS, "selfplay.judge=labels"), data="data/learn_no_rewordings", measured=(20,)),
     "smollm2": _smollm2(),
     "smollm2_reinforce_plus_plus": _smollm2(
         *("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.reuse_log_probs=false")
     ),
-    **{f"{e}_{role}": _one_role(e, role) for e in ESTIMATORS for role in ("attacker", "assessor")},
+    **{f"{estimator}_attacker": _one_role(estimator, "attacker") for estimator in ESTIMATORS},
+    "role_reinforce_pp_assessor": _one_role("role_reinforce_pp", "assessor"),
 }
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -221,7 +181,6 @@ def training_command(experiment: str, seed: int, extra: Iterable[str] = ()) -> l
     kind = EXPERIMENTS[experiment]
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo", f"+recipes={kind.recipe}"),
-        *(LEGACY if kind.recipe == "quickstart" and kind.legacy else ()),
         *kind.overrides,
         f"actor_rollout_ref.model.path={kind.start}",
         f"data.train_files={kind.data}/train.parquet",

@@ -34,7 +34,7 @@ from experiments.clinic import Split
 from experiments.clinic_sample import write_sample
 from experiments.learning.measure import BUDGETS, Case, Measurement, Rate, held_out_cases, spec_of
 from experiments.learning.results import ROOT
-from experiments.learning.run import PROFILE, WHITENED_BY_KIND, prepare_data, train
+from experiments.learning.run import PROFILE, prepare_data, train
 from experiments.learning.transcripts import CURRICULA, error_of, sample_transcript
 from experiments.learning.warm_start import WarmStart
 from experiments.opponent.results import FIGURES, PANEL, START
@@ -160,7 +160,7 @@ def training_command(
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=quickstart"),
         *(f"trainer.total_training_steps={steps}", "trainer.save_freq=20"),
-        WHITENED_BY_KIND,  # as the recipe was when this was measured
+        "selfplay.credit.normalize.assessor=kind",  # as the recipe was when this was measured
         *ARMS[arm].overrides,
         *opponent,
         f"actor_rollout_ref.model.path={start_of(unseen)}",

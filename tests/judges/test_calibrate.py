@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from click.testing import Result
@@ -16,7 +17,7 @@ from judges.local_server import by_index, serving
 from note_files import SAMPLE
 from serving import completion
 
-from experiments.clinic import oracle
+from experiments.clinic import OracleJudge, oracle
 from medserl_agentloop.data.cases import Case
 from medserl_agentloop.data.reader import COLUMNS, read_files
 from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, UNKNOWABLE
@@ -29,7 +30,20 @@ from medserl_agentloop.games.medical.records import Judgement
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label
 
 ORACLE = "experiments.clinic:OracleJudge"
-LIAR = "experiments.learning.lying_oracle:LyingOracle"
+LIAR = f"{__name__}:Liar"
+
+
+class Liar(OracleJudge):
+    """Gives the opposite label about one note in five."""
+
+    name = "liar"
+    never_errs = False
+
+    async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
+        truth = await super().judge(presented, original, spec)
+        if crc32(f"{original}\n{presented}".encode()) % 5:
+            return truth
+        return truth.model_copy(update={"label": Label.SAFE if truth.label is Label.HARMFUL else Label.HARMFUL})
 
 
 class Undecided:
