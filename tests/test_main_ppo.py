@@ -50,8 +50,9 @@ def folder(data: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> P
 def start(folder: Path, name: str) -> Run:
     files = (f"data.{of}_files={folder}/{of}.parquet" for of in ("train", "val"))
     overrides = ("algorithm.adv_estimator=role_rae", "trainer.total_epochs=3", f"trainer.total_training_steps={LAST}")
+    reuse = "selfplay.reuse_log_probs=true"
     env = environment(VERL_FILE_LOGGER_PATH=str(folder / name / "logged.jsonl"))
-    return Run(folder / name, *files, *overrides, *VALIDATION, env=env)
+    return Run(folder / name, *files, *overrides, reuse, *VALIDATION, env=env)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,7 @@ def test_killed_run_resumes_as_if_never_killed_with_every_step_once(folder: Path
         for step in run.metrics:
             assert step["actor/grad_norm"] > 0
             assert step["training/rollout_probs_diff_max"] < AGREEMENT
+            assert step["selfplay/context_leak"] < 1 and "actor/entropy" not in step  # reused
             assert step["selfplay/assessor/parse_rate"] >= 0.5
             assert step["selfplay/judge/unread_rate"] > 0.5
     rewards: dict[Role, set[float | None]] = {
