@@ -82,6 +82,18 @@ def _reason(output: str) -> str:
     return errors[-1]
 
 
+def missing_libraries(folder: Path) -> dict[str, set[str]]:
+    """By library that neither the system nor a file in ``folder`` brings, the packages there that need it (by ldd)."""
+    files = [file for file in folder.rglob("*.so*") if file.is_file()]
+    brought = {file.name for file in files}  # a package loads those of another one before its own
+    needed_by: dict[str, set[str]] = {}
+    for file in files:
+        said = subprocess.run(["ldd", file], capture_output=True, text=True).stdout
+        for name in set(re.findall(r"^\s*(\S+) => not found", said, re.M)) - brought:
+            needed_by.setdefault(name, set()).add(file.relative_to(folder).parts[0])
+    return needed_by
+
+
 def ray_environment(run: RunConfig) -> dict[str, str]:
     """Variables that the run gives to Ray's workers, SGLang's server among them."""
     node = OmegaConf.select(run.config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
@@ -90,8 +102,13 @@ def ray_environment(run: RunConfig) -> dict[str, str]:
 
 def engine(run: RunConfig, console: Console) -> Iterator[tuple[Any, str]]:
     """SGLang starts as in the run, gives its memory back and takes it again, and generates a token."""
-    if run[f"{ROLLOUT}.name"] != "sglang" or (run["trainer.device"] == "cuda" and not torch.cuda.is_available()):
-        yield "warn", "not started: this needs a run with SGLang, and for a recipe of a GPU one that torch sees."
+    if run[f"{ROLLOUT}.name"] != "sglang":
+        yield "warn", "not started: this needs a run with SGLang."
+        return
+    if run["trainer.device"] == "cuda" and not torch.cuda.is_available():
+        missing = missing_libraries(Path(sysconfig.get_path("purelib")))
+        found = ", ".join(f"{name} ({' and '.join(sorted(packages))})" for name, packages in sorted(missing.items()))
+        yield "warn", f"not started: this needs a GPU that torch sees. Libraries missing here: {found or 'none'}."
         return
     log = Path(run.selfplay.records, LOG_FILE)
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -212,10 +212,21 @@ def test_engine_that_does_not_start_gives_its_reason_and_a_remedy(said: str, ans
     assert answer in engine_check._reason(said)
 
 
-@pytest.mark.parametrize("recipe", ["qwen3_4b", "own_notes"])
-def test_engine_that_cannot_start_here_is_not_started_and_says_so(recipe: str) -> None:
-    ((status, text),) = engine_check.engine(run_of({}, recipe), Console())
-    assert status == "warn" and "not started: this needs a run with SGLang, and for a recipe of a GPU" in text
+def test_engine_that_cannot_start_here_says_which_libraries_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [*engine_check.engine(run_of({}, "own_notes"), Console())] == [
+        ("warn", "not started: this needs a run with SGLang.")
+    ]
+    for file in ("kernels/ops.so", "torch/lib/libtorch.so"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+    (tmp_path / "ldd").write_text("#!/bin/sh\necho ' libtorch.so => not found\n libnuma.so.1 => not found'\n")
+    (tmp_path / "ldd").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(engine_check.sysconfig, "get_path", lambda _: str(tmp_path))
+    ((status, text),) = engine_check.engine(run_of({}, "qwen3_4b"), Console())
+    assert (status, text.partition("missing here: ")[2]) == ("warn", "libnuma.so.1 (kernels and torch).")
 
 
 def test_bundle_has_the_log_without_keys_notes_and_games(
