@@ -64,7 +64,7 @@ def test_both_experiments_teach_train_measure_and_write_a_short_run(
     results = tmp_path / "results"
     options = ["--seeds=3", "--cases=8", "--lessons=3", f"--results={results}"]
     merged = learning.EXPERIMENTS["adapter_shared"].overrides
-    for override in ("trainer.total_training_steps=1", "selfplay.context=shared", *merged, *SMALL):
+    for override in ("selfplay.context=shared", *merged, *SMALL, "trainer.total_training_steps=1"):
         options.append(f"--override={override}")
     printed = printed_by(tmp_path, "-m", shortcuts.__name__, "decoys_gate", *options, **environment(REPOSITORY))
     assert "decoys_gate 3: step 1/1" in printed
