@@ -146,7 +146,7 @@ def effective_number(counts: Sequence[int]) -> float:
 TABLE_NAME = "selfplay/games_table"
 
 _ROWS = 20  # of the table of steps, below one line with the names of its columns
-_MISMATCH = ("mismatch", "training/rollout_probs_diff_mean")  # between rollout and actor, some 1e-7 in fp32
+_MISMATCH = ("mismatch", "training/rollout_probs_diff_mean", ".1e")  # of rollout and actor; 5e-7 in fp32
 _UNUSUAL = (("lost games", "selfplay/lost_games"), ("void", "selfplay/void_rate"))
 
 
@@ -161,7 +161,7 @@ class StepTable:
 
     def __init__(self, roles: Sequence[str], of_game: Sequence[tuple[str, str]]) -> None:
         rewards = [(f"{role} reward", f"selfplay/{role}/reward") for role in roles]
-        self._columns = [("seconds", "timing_s/step"), *rewards, *of_game, _MISMATCH]
+        self._columns = [*((*each, ".3f") for each in [("seconds", "timing_s/step"), *rewards, *of_game]), _MISMATCH]
         self._printed = 0
         self._began = 0.0
 
@@ -174,17 +174,14 @@ class StepTable:
         # The clock, not the sum of the steps: checkpoints and validation take time between them.
         left = timedelta(seconds=round((now - self._began) / self._printed * (total - step)))
         unusual = [f"{label} {numbers[name]:.3g}" for label, name in _UNUSUAL if numbers.get(name)]
-        values = [
-            f"{numbers[name]:{'.1e' if (label, name) == _MISMATCH else '.3f'}}" if name in numbers else "-"
-            for label, name in self._columns
-        ]
+        values = [format(numbers[name], form) if name in numbers else "-" for _, name, form in self._columns]
         row = self._row(f"step {step}/{total}", total, [str(left), *values], [*unusual, *alarms])
         if self._printed % _ROWS != 1:
             return [row]
-        return [self._row("step", total, ["left", *(label for label, _ in self._columns)], ["alarm"]), row]
+        return [self._row("step", total, ["left", *(label for label, *_ in self._columns)], ["alarm"]), row]
 
     def _row(self, step: str, total: int, cells: list[str], rest: list[str]) -> str:
-        widths = [8, *(max(8, len(label)) for label, _ in self._columns)]
+        widths = [8, *(max(8, len(label)) for label, *_ in self._columns)]
         aligned = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
         return "  ".join([f"{step:{len(f'step {total}/{total}')}}", *aligned, ", ".join(rest)]).rstrip()
 
