@@ -4,8 +4,7 @@
 verl's ``main_ppo``, measures the checkpoints against the frozen novice (``experiments.learning.measure``) and writes
 ``headline_rates.csv`` and ``headline_steps.csv`` to ``experiments/learning/figures``. A run that has ended is
 not run again, one that was interrupted is resumed. ``experiments.learning.pictures`` draws the files;
-the README says what they show. Run it from the root of the repository, so that Ray's workers find the
-judge.
+the README says what they show. Run it from the root of the repository, where Ray's workers find the judge.
 """
 
 from __future__ import annotations
