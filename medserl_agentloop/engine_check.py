@@ -83,15 +83,15 @@ def _reason(output: str) -> str:
 
 
 def missing_libraries(folder: Path) -> dict[str, set[str]]:
-    """By library that neither the system nor a file in ``folder`` brings, the packages there that need it (by ldd)."""
+    """By package in ``folder``, the libraries that it needs and that neither the system nor a file there brings."""
     files = [file for file in folder.rglob("*.so*") if file.is_file()]
     brought = {file.name for file in files}  # a package loads those of another one before its own
-    needed_by: dict[str, set[str]] = {}
+    missing: dict[str, set[str]] = {}
     for file in files:
         said = subprocess.run(["ldd", file], capture_output=True, text=True).stdout
-        for name in set(re.findall(r"^\s*(\S+) => not found", said, re.M)) - brought:
-            needed_by.setdefault(name, set()).add(file.relative_to(folder).parts[0])
-    return needed_by
+        if names := set(re.findall(r"^\s*(\S+) => not found", said, re.M)) - brought:
+            missing.setdefault(file.relative_to(folder).parts[0], set()).update(names)
+    return missing
 
 
 def ray_environment(run: RunConfig) -> dict[str, str]:
@@ -107,7 +107,7 @@ def engine(run: RunConfig, console: Console) -> Iterator[tuple[Any, str]]:
         return
     if run["trainer.device"] == "cuda" and not torch.cuda.is_available():
         missing = missing_libraries(Path(sysconfig.get_path("purelib")))
-        found = ", ".join(f"{name} ({' and '.join(sorted(packages))})" for name, packages in sorted(missing.items()))
+        found = "; ".join(f"{min(names)} and {len(names) - 1} more ({name})" for name, names in sorted(missing.items()))
         yield "warn", f"not started: this needs a GPU that torch sees. Libraries missing here: {found or 'none'}."
         return
     log = Path(run.selfplay.records, LOG_FILE)

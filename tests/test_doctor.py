@@ -226,7 +226,10 @@ def test_engine_that_cannot_start_here_says_which_libraries_are_missing(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(engine_check.sysconfig, "get_path", lambda _: str(tmp_path))
     ((status, text),) = engine_check.engine(run_of({}, "qwen3_4b"), Console())
-    assert (status, text.partition("missing here: ")[2]) == ("warn", "libnuma.so.1 (kernels and torch).")
+    assert (status, text.partition("missing here: ")[2]) == (
+        "warn",
+        "libnuma.so.1 and 0 more (kernels); libnuma.so.1 and 0 more (torch).",
+    )
 
 
 def test_bundle_has_the_log_without_keys_notes_and_games(
