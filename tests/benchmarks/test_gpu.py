@@ -24,6 +24,7 @@ SMALL |= {"steps": STEPS, "games": GAMES, "note": NOTE, "turn": TURN}
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(900)
 def test_benchmark_runs_and_kills_a_game_and_fills_every_table_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
