@@ -33,7 +33,7 @@ from experiments.incentives.dynamics import BALANCED_MIX
 from experiments.learning.measure import Rate
 from experiments.learning.player import save_player
 from experiments.learning.results import Counts, Rates, Share, gain, markdown
-from experiments.learning.run import AS_MEASURED, FORTY_STEPS, PROFILE, prepare_data, train
+from experiments.learning.run import FORTY_STEPS, PROFILE, prepare_data, train
 from experiments.learning.transcripts import Lesson, Transcript
 from experiments.learning.warm_start import PromptCodec, WarmStart, warm_start
 from experiments.shortcuts.clinic import Effect, effect, styled
@@ -55,11 +55,6 @@ PAGE = Path(__file__).with_name("README.md")
 JUDGES = "experiments.shortcuts.judges"
 CASES_SEED = 90_002
 BUDGETS = {Role.ATTACKER: 192, Role.ASSESSOR: 160}
-# As the committed figures were measured: a cut-off assessment is nobody's, and a guessed sentence is paid.
-SETTINGS = (
-    *(f"selfplay.reward_terms.{term}=0" for term in ("cut_off_assessment", "guessed")),
-    "selfplay.credit.role_weights.assessor=0.3",
-)
 # A fifth of the warm start that made the novice, from its weights.
 LESSONS = WarmStart(steps=400, batch=32, lr=1e-3, note_weight=0.1, lessons=(LESSON, LESSON), first_lesson=1.0, seed=0)
 STEP_METRICS = (
@@ -131,8 +126,6 @@ def training_command(arm: str, seed: int, extra: Iterable[str] = ()) -> list[str
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=quickstart"),
         *FORTY_STEPS,
-        *AS_MEASURED,
-        *SETTINGS,
         f"actor_rollout_ref.model.path={START}",
         f"selfplay.judge={EVERY[arm].judge}",
         *EVERY[arm].overrides,
@@ -351,11 +344,7 @@ def alarm_table(results: Path = FIGURES) -> list[list[str]]:
                 fired.append(any([watching.observe({rule.metric: value}).firing for value in values]))
         return f"{sum(fired)} of {len(fired)}"
 
-    groups = {
-        "no gate, chosen on these": ("default", "decoys", "labels"),
-        "gate, chosen on these": ("decoys_gate",),
-        "gate, not seen before (`once`, `three_times`)": tuple(ASSESSED),
-    }
+    groups = {"no gate": ("default", "decoys", "labels"), "gate": ("decoys_gate", *ASSESSED)}
     limits = (-0.3, rule.limit, -0.45, -0.5)
     return [
         ["limit", *groups],
