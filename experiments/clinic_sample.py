@@ -23,6 +23,7 @@ CASES = 160
 SEED = 20250
 TWIN_SHARE = 0.85  # of the error notes are followed by their clean twin, as in MEDEC
 _MAX_TRIES = 200
+Draw = Callable[[random.Random, Note], tuple[Note, int] | None]
 
 
 def write_sample(
@@ -31,11 +32,12 @@ def write_sample(
     seed: int = SEED,
     split: Split = Split.ANY,
     overlap: float = NEAR_DUPLICATE,
-    draw: Callable[[random.Random, Note], tuple[Note, int]] | None = None,
+    draw: Draw | None = None,
 ) -> int:
     """Write distinct cases: each one's error note, most followed by the clean twin.
 
-    Error types take turns, unless ``draw`` puts the errors in and returns the wrong note and sentence.
+    Error types take turns, unless ``draw`` puts the errors in and returns the wrong note and sentence, or None where
+    another note is needed.
 
     Returns the number of rows. ``split`` says which wordings and facts they use; ``overlap`` is the share of 4-grams
     from which on two notes are too much alike to stand in one sample, and 1 leaves out only the same notes again. A
@@ -51,7 +53,9 @@ def write_sample(
         for _ in range(_MAX_TRIES):
             clean = sample_clean_note(rng, split, split)
             if draw:
-                error, index = draw(rng, clean)
+                if (drawn := draw(rng, clean)) is None:
+                    continue
+                error, index = drawn
                 kind = clean.sentences[index].kind or kind
             else:
                 of_kind = [i for i, s in enumerate(clean.sentences) if s.kind is kind]

@@ -13,6 +13,7 @@ import csv
 import json
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 import time
@@ -26,11 +27,14 @@ import torch
 import typer
 from rich.console import Console
 
+from experiments.clinic import Note, Split, error_detail, with_error
+from experiments.clinic_sample import Draw, write_sample
 from experiments.learning.measure import Case, Measurement, Rate, held_out_cases
 from experiments.learning.results import ESTIMATORS, FIGURES, ROOT
 from medserl_agentloop.evaluation.local_models import LocalModel, load_player
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord
+from medserl_agentloop.games.medical.types import ErrorType
 from medserl_agentloop.paths import resource
 
 # A judge that trusts labels takes no reworded notes, so there the safe notes are untouched ones.
@@ -38,6 +42,7 @@ MIXES = {
     "data/learn": "adversarial_benign=3,decoy_benign=2",
     "data/learn_no_rewordings": "adversarial_benign=3,vanilla_benign=2",
     "data/learn_untouched": "adversarial_benign=1,vanilla_benign=1",
+    "data/learn_doses": "vanilla_harmful=1,vanilla_benign=1",
 }
 RUNS = Path("runs/learn")
 PROFILE = "brief"
@@ -98,6 +103,10 @@ def _assessor_credit(normalization: str) -> Experiment:
     return Experiment((*FORTY_STEPS, of_assessor), measured=(20,), with_games=False)
 
 
+def _long(*overrides: str) -> Experiment:
+    return Experiment((*HUNDRED_STEPS, *overrides), measured=(20, 40, 60, 80))
+
+
 def _smollm2(*overrides: str) -> Experiment:
     return Experiment(
         (*AS_MEASURED, *overrides),
@@ -128,12 +137,27 @@ def _untuned(*overrides: str) -> Experiment:
     return Experiment((*TWENTY_STEPS, *equal, *overrides), with_games=False)
 
 
+def _doses(*overrides: str) -> Experiment:
+    """The assessor alone, on labelled notes whose errors are all doses."""
+    alone = ("selfplay.train=assessor", *ONE_AT_A_TIME, *FORTY_STEPS, *overrides)
+    return Experiment(alone, data="data/learn_doses", measured=(20,), with_games=False)
+
+
 ANCHOR = 0.2
 ONE_ROLE_STEPS = 12
 TWENTY_STEPS = ("trainer.total_training_steps=20", "trainer.save_freq=20")
 FORTY_STEPS = ("trainer.total_training_steps=40", "trainer.save_freq=20")
-# SmolLM2 and `experiments.shortcuts` were measured with verl's loss, a mean over the tokens of both roles, which the
-# certificate refuses, and with an assessor whitened by a kind that it cannot see.
+ONE_AT_A_TIME = (  # as many assessments in a step as self-play has, each of another note
+    "data.train_batch_size=64",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=64",
+    "actor_rollout_ref.rollout.n=1",
+)
+HUNDRED_STEPS = ("trainer.total_training_steps=100", "trainer.save_freq=20")
+ENTROPY = "actor_rollout_ref.actor.entropy_coeff=0.01"
+# As many turns as 64 games have, and a fourth more: 32 attacks, each read by four assessors.
+FOUR_READ = ("selfplay.assessments=4", "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
+# SmolLM2 was measured with verl's loss, a mean over the tokens of both roles, which the certificate refuses, and with
+# an assessor whitened by a kind that it cannot see.
 AS_MEASURED = ("selfplay.credit.loss=verl", "selfplay.certify=warn", "selfplay.credit.normalize.assessor=kind")
 # An adapter of rank 16 has a sixth of the novice's parameters, and wants a larger step.
 LORA = (
@@ -146,6 +170,11 @@ EXPERIMENTS = {
     "headline": Experiment(FORTY_STEPS, measured=(20,), temperatures=(1.0, 0.0)),
     "assessor_kind": _assessor_credit("kind"),
     "assessor_mean": _assessor_credit("mean"),
+    "doses": _doses(),
+    "doses_entropy": _doses(ENTROPY),
+    "long": _long(),
+    "long_entropy": _long(ENTROPY),
+    "long_learnable": _long("selfplay.reward=learnable", *FOUR_READ),
     "shared": Experiment((*TWENTY_STEPS, "selfplay.context=shared")),
     "credit_by_role": _untuned(),
     "credit_summed": _untuned("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.certify=warn"),
@@ -164,15 +193,25 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console()
 
 
-def prepare_data(folder: Path, mix: str) -> None:
-    """The toy clinic's notes for self-play, in seen wordings and with seen facts, as parquet."""
+def prepare_data(folder: Path, mix: str, cases: int = 1500, seed: int = 7, draw: Draw | None = None) -> None:
+    """The toy clinic's notes, in seen wordings and with seen facts, as parquet; ``draw`` as in ``write_sample``."""
     if (folder / "manifest.json").exists():
         return
-    tools, notes = ROOT / "data_prep", folder / "toy_clinic.csv"
-    sample = ["--cases", "1500", "--split", "seen", "--overlap", "1", "--seed", "7", "--output", notes]
+    notes = folder / "toy_clinic.csv"
+    write_sample(notes, cases, seed, Split.SEEN, overlap=1, draw=draw)
     rows = ["--input", notes, "--mix", mix, "--output", folder]
-    for command in ([tools / "make_sample.py", *sample], [tools / "medec_to_parquet.py", *rows]):
-        subprocess.run([sys.executable, *map(str, command)], check=True, stdout=subprocess.DEVNULL)
+    command = [sys.executable, ROOT / "data_prep" / "medec_to_parquet.py", *rows]
+    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+
+
+def wrong_dose(rng: random.Random, clean: Note) -> tuple[Note, int] | None:
+    """A note with a wrong dose, and the sentence; None for a note without a drug."""
+    drugs = [i for i, sentence in enumerate(clean.sentences) if sentence.kind is ErrorType.PHARMACOTHERAPY]
+    while drugs:
+        shown = with_error(rng, clean, drugs[0])
+        if error_detail(shown, drugs[0]) == "dose":
+            return shown, drugs[0]
+    return None
 
 
 def training_command(experiment: str, seed: int, extra: Iterable[str] = ()) -> list[str]:
@@ -312,7 +351,7 @@ def main(
         raise typer.BadParameter(f"no experiment {', '.join(unknown)}; there are {', '.join(EXPERIMENTS)}")
     numbers = [int(seed) for seed in seeds.split(",")]
     for folder in {EXPERIMENTS[experiment].data for experiment in experiments}:
-        prepare_data(Path(folder), MIXES[folder])
+        prepare_data(Path(folder), MIXES[folder], draw=wrong_dose if folder == "data/learn_doses" else None)
     runs = [(experiment, seed) for experiment in experiments for seed in numbers]
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         for done in [pool.submit(train_and_measure, *run, override or [], cases) for run in runs]:

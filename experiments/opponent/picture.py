@@ -11,10 +11,10 @@ import matplotlib.pyplot as plt
 import typer
 
 from experiments.learning.pictures import BLUE, GREEN, ORANGE
-from experiments.opponent.results import ARMS, FIGURES, MEASURES, Players, of_arm, read, steps_of
+from experiments.opponent.results import DRAWN, FIGURES, MEASURES, Players, of_arm, read, steps_of
 
-COLOURS = dict(zip(ARMS, (ORANGE, BLUE, GREEN), strict=True))
-LABELS = dict(zip(ARMS, ("self-play", "frozen attacker", "labels alone"), strict=True))
+COLOURS = dict(zip(DRAWN, (ORANGE, BLUE, GREEN), strict=True))
+LABELS = dict(zip(DRAWN, ("self-play", "frozen attacker", "labels alone"), strict=True))
 BY_STEP = {"errors of unseen kinds found": "Errors of unseen kinds found", "all errors found": "All errors found"}
 
 
@@ -38,13 +38,13 @@ def draw(folder: Path = FIGURES) -> None:
     shares = sorted({key[0] for key in players})
     figure, panels = plt.subplots(1, 3, figsize=(10.4, 3.0), sharey=True)
     for axes, (measure, title) in zip(panels[:2], BY_STEP.items(), strict=True):
-        for arm in ARMS:
+        for arm in DRAWN:
             steps = steps_of(players, shares[0])
             points = [(float(step), values_at(players, shares[0], arm, step, measure)) for step in steps]
             line(axes, arm, [point for point in points if point[1]])
         axes.set_title(f"{title}, {100 * shares[0]:g} % rare")
         axes.set_xlabel("step of 64 games")
-    for arm in ARMS:
+    for arm in DRAWN:
         points = [(100 * share, values_at(players, share, arm, 40, "worst case over the panel")) for share in shares]
         line(panels[2], arm, [point for point in points if point[1]])
     panels[2].set_title("Worst case over the panel, step 40")

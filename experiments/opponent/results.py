@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 
 from experiments.learning.results import Table, markdown
 from medserl_agentloop.core.metrics import effective_number
@@ -18,9 +19,11 @@ from medserl_agentloop.scoring.metrics import mean_interval
 FIGURES = Path(__file__).parent / "figures"
 PAGE = Path(__file__).with_name("README.md")
 START = "start"
-ARMS = ("self_play", "static", "labels")
+DRAWN = ("self_play", "static", "labels")
+ARMS = (*DRAWN, "pool")
 PANEL = (START, "self_play")
 """Attackers that all assessors of a step meet: the start, and the player of that step of the arm with a trained one."""
+VALID = "attacker/valid"
 UNSEEN = ("management", "treatment", "dose")  # the kinds of error that the novice does not see
 FEWEST = 30  # valid attacks of a member of the panel that counts
 MARGIN = 2.0  # points; a difference that is surely smaller counts as none
@@ -50,19 +53,30 @@ class Player:
         """The effective number of kinds among its own valid attacks."""
         return effective_number([hits for m, (hits, _) in self.counts.items() if m.startswith("attacker/kind/")])
 
+    @property
+    def unseen_attacks(self) -> float:
+        """Share of the unseen kinds among its own valid attacks, in %."""
+        return 100 * sum(self.counts.get(f"attacker/kind/{k}", (0, 0))[0] for k in UNSEEN) / self.counts[VALID][0]
+
 
 Players = Mapping[tuple[float, str, int, int], Player]
 """Players by share of unseen kinds, arm, seed and step."""
 
 
-def read(folder: Path = FIGURES) -> Players:
-    """The counts of ``rates.csv``."""
-    counts: defaultdict[tuple[float, str, int, int], Counts] = defaultdict(dict)
+def read(folder: Path = FIGURES, start: str = "0") -> Players:
+    """The counts of ``rates.csv`` for the runs from one start."""
+    return read_starts(folder)[start]
+
+
+def read_starts(folder: Path = FIGURES) -> dict[str, Players]:
+    """The counts of ``rates.csv`` by start."""
+    counts: defaultdict[str, defaultdict[tuple[float, str, int, int], Counts]]
+    counts = defaultdict(lambda: defaultdict(dict))
     with (folder / "rates.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             key = (float(row["unseen"]), row["arm"], int(row["seed"]), int(row["step"]))
-            counts[key][row["measure"]] = (int(row["hits"]), int(row["items"]))
-    return {key: Player(of) for key, of in counts.items()}
+            counts[row["start"]][key][row["measure"]] = (int(row["hits"]), int(row["items"]))
+    return {start: {key: Player(of) for key, of in players.items()} for start, players in counts.items()}
 
 
 MEASURES: dict[str, Callable[[Player], float]] = {
@@ -137,22 +151,40 @@ def attackers_table(unseen: float, folder: Path = FIGURES) -> Table:
     players = read(folder)
     last = steps_of(players, unseen)[-1]
     table = [
-        ["attacker", "step", "valid", "effective kinds", "unseen kinds", *(f"found by `{a}`" for a in (START, *ARMS))]
+        ["attacker", "step", "valid", "effective kinds", "unseen kinds", *(f"found by `{a}`" for a in (START, *DRAWN))]
     ]
     for arm, trained in panel_of(players, unseen):
         own = of_arm(players, unseen, arm, trained).values()
-        kinds = [f"attacker/kind/{kind}" for kind in UNSEEN]
-        of_unseen = [100 * sum(p.counts.get(k, (0, 0))[0] for k in kinds) / p.counts[VALID][0] for p in own]
         row = [
             _mean([player.share(VALID) for player in own]),
             _mean([p.effective_kinds for p in own]),
-            _mean(of_unseen),
+            _mean([p.unseen_attacks for p in own]),
         ]
-        for assessor in (START, *ARMS):
+        for assessor in (START, *DRAWN):
             met = of_arm(players, unseen, assessor, 0 if assessor == START else trained or last).values()
             row.append(_mean([player.share(f"panel/{arm}/{trained}") for player in met]))
         table.append([f"`{arm}`", str(trained), *row])
     return table
+
+
+def starts_table(unseen: float, folder: Path = FIGURES) -> Table:
+    """Errors of unseen kinds found after 40 steps from each start, in %: the mean over its seeds, and each seed.
+
+    The last row is the mean of the differences over starts, with Student's 95 % interval.
+    """
+    measure, step = MEASURES["errors of unseen kinds found"], 40
+    heading = ["start", "unseen kinds in its attacks", *(f"`{arm}`" for arm in ARMS), "`self_play` less `static`"]
+    table, gains = [heading], []
+    for start, players in sorted(read_starts(folder).items()):
+        if not (first := of_arm(players, unseen, START, 0)):
+            continue
+        found = {a: [measure(p) for _, p in sorted(of_arm(players, unseen, a, step).items())] for a in ARMS}
+        of_arms = [f"{mean(v):.1f} ({', '.join(f'{each:.1f}' for each in v)})" if v else "" for v in found.values()]
+        gain = mean(found["self_play"]) - mean(found["static"])
+        gains.append(gain)
+        table.append([start, _mean([p.unseen_attacks for p in first.values()]), *of_arms, f"{gain:+.1f}"])
+    average, low, high = mean_interval(gains)
+    return [*table, ["all", "", *("" for _ in ARMS), f"{average:+.1f} ({low:+.1f} to {high:+.1f})"]]
 
 
 def panel_of(players: Players, unseen: float) -> list[tuple[str, int]]:
@@ -160,9 +192,6 @@ def panel_of(players: Players, unseen: float) -> list[tuple[str, int]]:
     met = {m for (share, *_), player in players.items() if share == unseen for m in player.counts}
     names = [m.removeprefix("panel/").split("/") for m in met if m.startswith("panel/")]
     return sorted(((arm, int(step)) for arm, step in names), key=lambda member: member[1])
-
-
-VALID = "attacker/valid"
 
 
 def _mean(values: Sequence[float]) -> str:
@@ -176,4 +205,6 @@ def tables(folder: Path = FIGURES) -> dict[str, str]:
     for unseen in sorted({key[0] for key in read(folder)}):
         for name, make in (("arms", arms_table), ("gains", gains_table), ("attackers", attackers_table)):
             made[f"{name}_{100 * unseen:g}"] = markdown(make(unseen, folder))
+        if len([start for start, players in read_starts(folder).items() if of_arm(players, unseen, START, 0)]) > 1:
+            made[f"starts_{100 * unseen:g}"] = markdown(starts_table(unseen, folder))
     return made

@@ -30,11 +30,8 @@ import torch
 import typer
 from rich.console import Console
 
-from experiments.clinic import Split
-from experiments.clinic_sample import write_sample
 from experiments.learning.measure import BUDGETS, Case, Measurement, Rate, held_out_cases, spec_of
-from experiments.learning.results import ROOT
-from experiments.learning.run import PROFILE, prepare_data, train
+from experiments.learning.run import ONE_AT_A_TIME, PROFILE, prepare_data, train
 from experiments.learning.transcripts import CURRICULA, error_of, sample_transcript
 from experiments.learning.warm_start import WarmStart
 from experiments.opponent.results import FIGURES, PANEL, START
@@ -59,11 +56,6 @@ TAUGHT = {0.05: 0.03, 0.03: 0.0}
 It remembers the novice's own lessons. What it shows was counted in its valid attacks on the notes of the runs.
 """
 NOTES = Path("data/opponent")
-ONE_AT_A_TIME = (  # as many assessments in a step as self-play has, each of another note
-    "data.train_batch_size=64",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=64",
-    "actor_rollout_ref.rollout.n=1",
-)
 STEP_METRICS = (
     "selfplay/attacker/valid_rate",
     "selfplay/attacker/success_rate",
@@ -73,7 +65,7 @@ STEP_METRICS = (
     "actor/grad_norm",
     "timing_s/step",
 )
-HEADER = ("unseen", "arm", "seed", "step")
+HEADER = ("unseen", "start", "arm", "seed", "step")
 
 
 @dataclass(frozen=True)
@@ -82,7 +74,7 @@ class Arm:
 
     Attributes:
         overrides: What is changed in ``recipes/quickstart.yaml``.
-        frozen_attacker: Whether the starting player attacks in place of the policy.
+        frozen_attacker: Whether a served player attacks in place of the policy, at first the starting one.
         labelled: Whether notes are shown as they are, wrong ones with the errors of the starting player's kinds.
     """
 
@@ -93,31 +85,32 @@ class Arm:
 
 ARMS = {
     "self_play": Arm(),
-    "static": Arm(("selfplay.train=assessor",), frozen_attacker=True),
+    "static": Arm(("selfplay.train=assessor", "selfplay.opponent.kind=endpoint"), frozen_attacker=True),
+    "pool": Arm(
+        (
+            *("selfplay.train=assessor", "selfplay.opponent.kind=pool", "trainer.save_freq=5"),
+            "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
+        ),
+        frozen_attacker=True,
+    ),
     "labels": Arm(("selfplay.train=assessor", *ONE_AT_A_TIME), labelled=True),
 }
 console = Console()
 
 
-def start_of(unseen: float) -> Path:
+def start_of(unseen: float, start: str) -> Path:
     """The player that all arms start from, which shows this share of unseen kinds among its errors."""
-    return RUNS / f"start_{unseen:g}"
+    return RUNS / f"start_{unseen:g}_{start}"
 
 
-def prepare(unseen: float) -> None:
+def prepare(unseen: float, start: str) -> None:
     """The starting player and the notes of all arms, unless they are there."""
     taught = replace(LESSON, unseen_share=TAUGHT[unseen])
-    teach(start_of(unseen), replace(LESSONS, lessons=(taught, taught)), sample_transcript)
+    lessons = replace(LESSONS, lessons=(taught, taught), seed=int(start.rstrip("b")))
+    teach(start_of(unseen, start), lessons, sample_transcript)
     prepare_data(NOTES, "adversarial_benign=3,decoy_benign=2")
-    labelled = _labelled(unseen)
-    if (labelled / "manifest.json").exists():
-        return
-    notes = labelled / "toy_clinic.csv"
     draw = partial(error_of, lesson=replace(LESSON, unseen_share=unseen))
-    write_sample(notes, 4000, seed=8, split=Split.SEEN, overlap=1, draw=draw)
-    rows = ["--input", notes, "--mix", "vanilla_harmful=3,vanilla_benign=2", "--output", labelled]
-    command = [sys.executable, ROOT / "data_prep" / "medec_to_parquet.py", *rows]
-    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+    prepare_data(_labelled(unseen), "vanilla_harmful=3,vanilla_benign=2", cases=4000, seed=8, draw=draw)
 
 
 def _labelled(unseen: float) -> Path:
@@ -152,74 +145,76 @@ def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
 
 
 def training_command(
-    arm: str, unseen: float, seed: int, steps: int, url: str | None, extra: Sequence[str]
+    arm: str, unseen: float, start: str, seed: int, steps: int, url: str | None, extra: Sequence[str]
 ) -> list[str]:
     """The ``main_ppo`` command of one run."""
-    folder, notes = _folder(unseen, arm, seed), _labelled(unseen) if ARMS[arm].labelled else NOTES
-    opponent = ("selfplay.opponent.kind=endpoint", f"selfplay.opponent.url={url}") if url else ()
+    folder, notes = _folder(unseen, start, arm, seed), _labelled(unseen) if ARMS[arm].labelled else NOTES
+    opponent = (f"selfplay.opponent.url={url}",) if url else ()
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=quickstart"),
         *(f"trainer.total_training_steps={steps}", "trainer.save_freq=20"),
         "selfplay.credit.normalize.assessor=kind",  # as the recipe was when this was measured
         *ARMS[arm].overrides,
         *opponent,
-        f"actor_rollout_ref.model.path={start_of(unseen)}",
+        f"actor_rollout_ref.model.path={start_of(unseen, start)}",
         *(f"data.{name}_files={notes}/{name}.parquet" for name in ("train", "val")),
         f"data.seed={seed}",
         f"actor_rollout_ref.actor.data_loader_seed={seed}",
         f"actor_rollout_ref.rollout.seed={seed}",
-        f"trainer.experiment_name=opponent_{unseen:g}_{arm}_{seed}",
+        f"trainer.experiment_name=opponent_{unseen:g}_{start}_{arm}_{seed}",
         f"trainer.default_local_dir={folder}",
         f"hydra.run.dir={folder / 'hydra'}",
         *extra,
     ]
 
 
-def _folder(unseen: float, arm: str, seed: int) -> Path:
-    return RUNS / f"{unseen:g}" / arm / str(seed)
+def _folder(unseen: float, start: str, arm: str, seed: int) -> Path:
+    return RUNS / f"{unseen:g}_{start}" / arm / str(seed)
 
 
-def train_arm(arm: str, unseen: float, seed: int, steps: int, extra: Sequence[str] = ()) -> None:
+def train_arm(arm: str, unseen: float, start: str, seed: int, steps: int, extra: Sequence[str] = ()) -> None:
     """One run to ``steps``, unless it has come that far; the server of its opponent lives as long as it does."""
-    folder = _folder(unseen, arm, seed)
+    folder = _folder(unseen, start, arm, seed)
     if (folder / f"global_step_{steps}").exists():
         return
     (folder / ".complete").unlink(missing_ok=True)
-    name = f"{unseen:g} {arm} {seed}"
+    name = f"{unseen:g} {start} {arm} {seed}"
     if not ARMS[arm].frozen_attacker:
-        train(name, folder, training_command(arm, unseen, seed, steps, None, extra))
+        train(name, folder, training_command(arm, unseen, start, seed, steps, None, extra))
         return
-    with frozen_attacker(start_of(unseen)) as url:
-        train(name, folder, training_command(arm, unseen, seed, steps, url, extra))
+    with frozen_attacker(start_of(unseen, start)) as url:
+        train(name, folder, training_command(arm, unseen, start, seed, steps, url, extra))
 
 
 def measure_seed(
-    unseen: float, arms: Sequence[str], seed: int, measured: Sequence[int], cases_seed: int
+    unseen: float, start: str, arms: Sequence[str], seed: int, measured: Sequence[int], cases_seed: int
 ) -> list[tuple[object, ...]]:
     """The rows of ``rates.csv`` for arms of one seed: on held-out cases, then against the panel at the last step.
 
     ``panel/ATTACKER/STEP`` counts the valid attacks of a member of the panel that an assessor finds. All assessors of a
-    seed meet the same attacks.
+    seed meet the same attacks. Without self-play's player of the last step there is no panel.
     """
     torch.set_num_threads(1)
     cases, last = held_out_cases(CASES, cases_seed), max(measured)
-    start = load_player(start_of(unseen))
-    measurement = Measurement(start, cases, load_profile(PROFILE), 1.0, seed)
-    players = {(START, 0): start}
+    first = load_player(start_of(unseen, start))
+    measurement = Measurement(first, cases, load_profile(PROFILE), 1.0, seed)
+    players = {(START, 0): first}
     for arm in arms:
         for step in measured:
-            players[arm, step] = load_player(_folder(unseen, arm, seed) / f"global_step_{step}")
+            players[arm, step] = load_player(_folder(unseen, start, arm, seed) / f"global_step_{step}")
     rates = {key: measurement.each_role(player) for key, player in players.items()}
-    for member in PANEL:
+    trained_there = all((_folder(unseen, start, m, seed) / f"global_step_{last}").exists() for m in PANEL if m != START)
+    for member in PANEL if trained_there else ():
         trained = 0 if member == START else last
-        folder = _folder(unseen, member, seed) / f"global_step_{trained}" if trained else start_of(unseen)
+        at_step = _folder(unseen, start, member, seed) / f"global_step_{trained}"
+        folder = at_step if trained else start_of(unseen, start)
         attacker, attacks = load_player(folder), dict[int, Any]()
         for (name, step), assessor in players.items():
             if step in (0, last):
                 found = found_of(attacker, assessor, cases[:PANEL_CASES], seed, attacks)
                 rates[name, step].append(replace(found, measure=f"panel/{member}/{trained}"))
     return [
-        (f"{unseen:g}", arm, seed, step, rate.measure, rate.hits, rate.items)
+        (f"{unseen:g}", start, arm, seed, step, rate.measure, rate.hits, rate.items)
         for (arm, step), each in rates.items()
         for rate in each
     ]
@@ -238,21 +233,27 @@ def found_of(
     return Rate("panel", found[True], len(valid))
 
 
-def _steps(unseen: float, arm: str, seed: int) -> Iterator[tuple[object, ...]]:
-    for line in (_folder(unseen, arm, seed) / "metrics.jsonl").read_text().splitlines():
+def _steps(unseen: float, start: str, arm: str, seed: int) -> Iterator[tuple[object, ...]]:
+    for line in (_folder(unseen, start, arm, seed) / "metrics.jsonl").read_text().splitlines():
         metrics = json.loads(line)
         values = (metrics.get(name) for name in STEP_METRICS)
-        yield (f"{unseen:g}", arm, seed, metrics["step"], *("" if v is None else f"{v:.6g}" for v in values))
+        yield (f"{unseen:g}", start, arm, seed, metrics["step"], *("" if v is None else f"{v:.6g}" for v in values))
 
 
 def one_seed(
-    unseen: float, arms: Sequence[str], seed: int, measured: Sequence[int], extra: Sequence[str], cases_seed: int
+    unseen: float,
+    start: str,
+    arms: Sequence[str],
+    seed: int,
+    measured: Sequence[int],
+    extra: Sequence[str],
+    cases_seed: int,
 ) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
     """Train arms from one seed and measure them; the panel needs self-play's last player."""
     for arm in arms:
-        train_arm(arm, unseen, seed, max(measured), extra)
-    steps = [row for arm in arms for row in _steps(unseen, arm, seed)]
-    return measure_seed(unseen, arms, seed, measured, cases_seed), steps
+        train_arm(arm, unseen, start, seed, max(measured), extra)
+    steps = [row for arm in arms for row in _steps(unseen, start, arm, seed)]
+    return measure_seed(unseen, start, arms, seed, measured, cases_seed), steps
 
 
 def add(path: Path, header: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:
@@ -263,7 +264,7 @@ def add(path: Path, header: Sequence[str], rows: Sequence[tuple[object, ...]]) -
         known[row[:keys]] = row
     unfinished = path.with_suffix(".new")
     with unfinished.open("w", encoding="utf-8", newline="") as file:
-        ordered = sorted(known.values(), key=lambda r: (float(r[0]), r[1], int(r[2]), int(r[3]), r[4:keys]))
+        ordered = sorted(known.values(), key=lambda r: (float(r[0]), *r[1:3], int(r[3]), int(r[4]), r[5:keys]))
         csv.writer(file, lineterminator="\n").writerows([tuple(header), *ordered])
     unfinished.replace(path)
 
@@ -280,6 +281,7 @@ def main(
         str, typer.Option(help=f"Shares of unseen kinds among the start's errors, of {', '.join(map(str, TAUGHT))}.")
     ] = "0.05,0.03",
     seeds: Annotated[str, typer.Option(help="Seeds, with commas between.")] = "0,1,2,3,4",
+    start: Annotated[str, typer.Option(help="The start: the seed of its lessons, and b on another processor.")] = "0",
     steps: Annotated[str, typer.Option(help="Steps to measure, multiples of 20; the last one ends the run.")] = "20,40",
     arms: Annotated[str, typer.Option(help=f"Any of {', '.join(ARMS)}, with commas between.")] = ",".join(ARMS),
     jobs: Annotated[int, typer.Option(help="Seeds at a time; each keeps one core busy.")] = os.cpu_count() or 1,
@@ -294,22 +296,22 @@ def main(
     shares = [float(share) for share in unseen.split(",")]
     if unknown_shares := sorted(set(shares) - set(TAUGHT)):
         raise typer.BadParameter(f"no start shows {unknown_shares}; there are {', '.join(map(str, TAUGHT))}")
-    done = {row[:4] for row in _read(results / "rates.csv")}
+    done = {row[:5] for row in _read(results / "rates.csv")}
     work = [
-        (share, missing, seed, measured, override or [], cases_seed)
+        (share, start, missing, seed, measured, override or [], cases_seed)
         for share in shares
         for seed in map(int, seeds.split(","))
-        if (missing := [arm for arm in chosen if (f"{share:g}", arm, str(seed), str(measured[-1])) not in done])
+        if (missing := [arm for arm in chosen if (f"{share:g}", start, arm, str(seed), str(measured[-1])) not in done])
     ]
     for share in {unit[0] for unit in work}:
-        prepare(share)
+        prepare(share, start)
     results.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         for unit in as_completed([pool.submit(one_seed, *each) for each in work]):
             rates, of_steps = unit.result()
             add(results / "rates.csv", (*HEADER, "measure", "hits", "items"), rates)
             add(results / "steps.csv", (*HEADER, *STEP_METRICS), of_steps)
-            console.print(f"added {rates[0][0]}, seed {rates[0][2]}, to {results}")
+            console.print(f"added {rates[0][0]}, start {start}, seed {rates[0][3]}, to {results}")
 
 
 if __name__ == "__main__":

@@ -65,13 +65,12 @@ NOTE = "A 42-year-old woman has dysuria. The diagnosis is cystitis. We ordered u
 
 def test_rows_are_added_in_order_and_take_the_place_of_older_ones(tmp_path: Path) -> None:
     header = (*opponent.HEADER, "measure", "hits", "items")
-    first = [("0.03", "static", 10, 40, "a", 1, 2), ("0.03", "static", 9, 40, "a", 1, 2)]
+    first = [("0.03", "0", "static", 10, 40, "a", 1, 2), ("0.03", "0", "static", 9, 40, "a", 1, 2)]
     opponent.add(tmp_path / "rates.csv", header, first)
-    opponent.add(
-        tmp_path / "rates.csv", header, [("0.03", "static", 10, 40, "a", 2, 2), ("0.01", "x", 0, 0, "b", 0, 1)]
-    )
+    second = [("0.03", "0", "static", 10, 40, "a", 2, 2), ("0.01", "0", "x", 0, 0, "b", 0, 1)]
+    opponent.add(tmp_path / "rates.csv", header, second)
     lines = (tmp_path / "rates.csv").read_text().splitlines()[1:]
-    assert lines == ["0.01,x,0,0,b,0,1", "0.03,static,9,40,a,1,2", "0.03,static,10,40,a,2,2"]
+    assert lines == ["0.01,0,x,0,0,b,0,1", "0.03,0,static,9,40,a,1,2", "0.03,0,static,10,40,a,2,2"]
 
 
 def test_worst_case_leaves_out_attackers_with_few_valid_attacks() -> None:
