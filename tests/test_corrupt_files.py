@@ -22,7 +22,6 @@ from training.test_step_file import disk_that_is_full_after
 
 from medserl_agentloop.core import run_check
 from medserl_agentloop.core.alarms import HealthMonitor
-from medserl_agentloop.core.opponent import CheckpointPool, OpponentConfig
 from medserl_agentloop.core.run_check import RunConfig, machine
 from medserl_agentloop.core.step_file import (
     GAMES_FILE,
@@ -152,9 +151,8 @@ def test_metrics_that_no_table_takes_are_named(games: StepFile, row: dict[str, A
 @draws
 def test_a_damaged_state_of_a_checkpoint_is_named_or_taken_up(tmp_path: Path, draws: int) -> None:
     def parts() -> dict[str, Any]:
-        opponents = CheckpointPool(OpponentConfig(kind="pool", url="http://host"), tmp_path, "model", 3)
         health = HealthMonitor(MedicalConfig(judge="labels").alarms, MedicalGameInteraction.rules())
-        return {"baselines": {}, "alarms": health.state, "opponents": opponents.state}
+        return {"baselines": {}, "alarms": health.state}
 
     saved = parts()
     saved["baselines"] |= {role: {"adversarial_benign": 0.25} for role in ("attacker", "assessor")}

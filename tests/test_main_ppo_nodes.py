@@ -1,4 +1,4 @@
-"""A real run on two Ray nodes of this machine against a pool of its checkpoints, until one of the nodes is lost.
+"""A real run on two Ray nodes of this machine against a frozen opponent, until one of the nodes is lost.
 
 Its credit is role_gae with a critic and a KL in the reward, in dynamic batches, two epochs over each. Of the other
 estimators role_rae runs in test_main_ppo.py, role_grpo in benchmarks/test_gpu.py, role_rloo in
@@ -11,7 +11,6 @@ import re
 import shutil
 import tempfile
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from serving import completion
 from support import attack_text
 
 from medserl_agentloop.core.certificate import CERTIFICATE_FILE
-from medserl_agentloop.core.step_file import GAMES_FILE, STATE_FILE
+from medserl_agentloop.core.step_file import GAMES_FILE
 from medserl_agentloop.games.medical.records import read_games
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.release, pytest.mark.timeout(900)]
@@ -85,10 +84,8 @@ def test_two_node_run_trains_until_a_lost_node_is_named_and_ends_it(
             f"selfplay.judge_server.url={judge.url}/v1",
             "selfplay.judge_server.model=judge",
             "selfplay.judge_server.timeout_s=600",
-            "selfplay.opponent.kind=pool",
-            "selfplay.opponent.rule=latest",
+            "selfplay.opponent.kind=endpoint",
             f"selfplay.opponent.url={server.url}",
-            "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
             f"+ray_kwargs.ray_init.address={cluster.address}",
             "ray_kwargs.ray_init.num_cpus=null",
             "ray_kwargs.ray_init.num_gpus=null",
@@ -119,18 +116,10 @@ def test_two_node_run_trains_until_a_lost_node_is_named_and_ends_it(
 
     folder, reached = tmp_path / "run", run.reached
     assert run.steps_of_games() == dict.fromkeys(range(1, reached + 1), GAMES_PER_STEP)
-    assert [swap["weight_version"] for swap in server.swaps] == [f"global_step_{step}" for step in range(reached + 1)]
-    model = folder / f"global_step_{reached}" / "actor" / "huggingface"
-    assert server.swaps[-1]["model_path"] == str(model) and any(model.glob("*.safetensors"))
-    assessed: Counter[str] = Counter()
     for game in read_games(folder / GAMES_FILE):
         assert game.void is None
         if game.attack is not None:
-            assert game.opponent is not None and game.opponent.version == f"global_step_{game.step - 1}"
-            assessed[game.opponent.version] += game.assessment is not None
-    state = json.loads((folder / f"global_step_{reached}" / STATE_FILE).read_text())
-    results = state["opponents"]["results"]
-    assert {version: result["games"] for version, result in results.items()} == assessed
+            assert game.opponent is not None and game.opponent.version == "frozen-7b"
     for step in run.metrics:
         assert step["selfplay/attacker/trained_tokens"] == 0 < step["selfplay/assessor/trained_tokens"]
         assert step["selfplay/opponent/failed"] == 0

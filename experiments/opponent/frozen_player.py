@@ -1,4 +1,4 @@
-"""A model in a folder as an opponent on this machine's CPU: the routes of SGLang's server that an opponent is asked by.
+"""A model in a folder as an opponent on this machine's CPU: the chat route of an OpenAI-compatible server.
 
 ``python -m experiments.opponent.frozen_player FOLDER PORT``. Called by ``experiments.opponent.run``.
 """
@@ -22,18 +22,8 @@ _GATHER_S = 0.05  # requests of one training step arrive within this time, and a
 
 
 def app_of(folder: Path) -> FastAPI:
-    """The server's routes for the model in ``folder``, or another one; each answer has a seed of its own."""
-    player, version, numbers, app = load_player(folder), "default", count(), FastAPI()
-
-    @app.get("/model_info")
-    async def model_info() -> dict[str, str]:
-        return {"weight_version": version}
-
-    @app.post("/update_weights_from_disk")
-    async def update(body: dict[str, str]) -> dict[str, bool]:
-        nonlocal player, version
-        player, version = load_player(body["model_path"]), body["weight_version"]
-        return {"success": True}
+    """The server's routes for the model in ``folder``; each answer has a seed of its own."""
+    player, numbers, app = load_player(folder), count(), FastAPI()
 
     @app.post("/v1/chat/completions")
     async def chat(body: dict[str, Any]) -> dict[str, Any]:
@@ -52,8 +42,7 @@ def app_of(folder: Path) -> FastAPI:
             "message": {"role": "assistant", "content": reply.text},
             "finish_reason": "length" if reply.truncated else "stop",
         }
-        usage, metadata = {"completion_tokens": reply.tokens}, {"weight_version": version}
-        return {"model": folder.name, "choices": [choice], "usage": usage, "metadata": metadata}
+        return {"model": folder.name, "choices": [choice], "usage": {"completion_tokens": reply.tokens}}
 
     return app
 

@@ -74,7 +74,7 @@ class Arm:
 
     Attributes:
         overrides: What is changed in ``recipes/quickstart.yaml``.
-        frozen_attacker: Whether a served player attacks in place of the policy, at first the starting one.
+        frozen_attacker: Whether the starting player attacks in place of the policy.
         labelled: Whether notes are shown as they are, wrong ones with the errors of the starting player's kinds.
     """
 
@@ -85,14 +85,7 @@ class Arm:
 
 ARMS = {
     "self_play": Arm(),
-    "static": Arm(("selfplay.train=assessor", "selfplay.opponent.kind=endpoint"), frozen_attacker=True),
-    "pool": Arm(
-        (
-            *("selfplay.train=assessor", "selfplay.opponent.kind=pool", "trainer.save_freq=5"),
-            "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
-        ),
-        frozen_attacker=True,
-    ),
+    "static": Arm(("selfplay.train=assessor",), frozen_attacker=True),
     "labels": Arm(("selfplay.train=assessor", *ONE_AT_A_TIME), labelled=True),
 }
 console = Console()
@@ -149,7 +142,7 @@ def training_command(
 ) -> list[str]:
     """The ``main_ppo`` command of one run."""
     folder, notes = _folder(unseen, start, arm, seed), _labelled(unseen) if ARMS[arm].labelled else NOTES
-    opponent = (f"selfplay.opponent.url={url}",) if url else ()
+    opponent = ("selfplay.opponent.kind=endpoint", f"selfplay.opponent.url={url}") if url else ()
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=quickstart"),
         *(f"trainer.total_training_steps={steps}", "trainer.save_freq=20"),

@@ -18,7 +18,6 @@ from verl.utils.profiler import simple_timer
 from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.core.chat import ABORTED, BaseModelChat, ServedModel
-from medserl_agentloop.core.client import NoAnswer
 from medserl_agentloop.core.config import SelfPlayConfig, adapter_names, game_class
 from medserl_agentloop.core.encoding import ChatEncoder, end_ids
 from medserl_agentloop.core.interaction import Interaction, Message, NoReplyError, Reply, Turn, play_game
@@ -176,8 +175,8 @@ class _Seats:
         self._record.opponent = opponent
         try:
             reply = await model.reply(turn, messages)
-            opponent.version = config.version(reply.model, reply.weights)
-        except (NoAnswer, NoReplyError) as error:
+            opponent.version = reply.model or str(config.model)
+        except NoReplyError as error:
             # An outage costs its games, not the run, and nothing is invented in the opponent's place.
             raise NoReplyError(f"opponent failed: {error}") from None
         return reply

@@ -82,7 +82,6 @@ class ChatClient:
             thoughts = [part["text"] for chunk in chunks if chunk["type"] == "thinking" for part in chunk["thinking"]]
             reasoning = "".join([message.get("reasoning_content") or message.get("reasoning") or "", *thoughts])
             tokens = int((answer.get("usage") or {}).get("completion_tokens") or 0)
-            weights = (answer.get("metadata") or {}).get("weight_version")
             finish = choice.get("finish_reason")
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
             raise BadAnswer(f"the answer is no chat completion: {shown(str(answer))}") from None
@@ -95,8 +94,7 @@ class ChatClient:
             # Cut off while it reasoned: nothing closed the reasoning.
             closing = f"{END_THINK}\n" if content else ""
             content = f"{opening}{reasoning}{closing}{content}"
-        model, weights = str(answer.get("model") or ""), None if weights is None else str(weights)
-        return Reply(content.replace(JOINER, ""), tokens, finish in _CUT, prefix, model, weights)
+        return Reply(content.replace(JOINER, ""), tokens, finish in _CUT, prefix, str(answer.get("model") or ""))
 
 
 class ServedModel(ChatClient):

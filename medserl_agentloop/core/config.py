@@ -6,14 +6,14 @@ Here are the keys of any game; a game adds its own in a subclass. ``core.run_che
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medserl_agentloop import DEFAULT_GAME, GAMES
 from medserl_agentloop.core.alarms import Alarms
-from medserl_agentloop.core.opponent import OpponentConfig
+from medserl_agentloop.core.client import HttpClient, ServerOptions
 from medserl_agentloop.paths import did_you_mean, find_object
 
 C = TypeVar("C", bound="SelfPlayConfig")
@@ -93,6 +93,32 @@ class CreditSettings(BaseModel):
                 f"choose one of {', '.join(allowed)}, or null for {allowed[0]}"
             )
         return chosen
+
+
+class _OpponentSampling(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    temperature: float = Field(default=1.0, ge=0.0, description="0 is greedy.")
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling.")
+
+
+class OpponentConfig(ServerOptions):
+    """The player of the role that is not trained. Its tokens are never part of a trajectory."""
+
+    node: ClassVar[str] = "selfplay.opponent"
+
+    url: str | None = Field(default=None, description="OpenAI-compatible server, e.g. http://host:30000.")
+    model: str | None = Field(default="default", description="Model name in the requests; SGLang takes any.")
+    concurrency: int = Field(default=64, ge=1, description="Requests in flight from one agent-loop worker.")
+    sampling: _OpponentSampling = Field(default=_OpponentSampling(), description="Sampling of the opponent's turns.")
+    kind: Literal["live", "endpoint"] = Field(
+        default="live", description="live: the policy itself. endpoint: a frozen model behind that server."
+    )
+
+    def client(self, path: str = "", timeout_s: float | None = None) -> HttpClient:
+        """A client of the server, requests starting at ``path``. ``url`` may or may not name the API's version."""
+        root = (self.url or "").rstrip("/").removesuffix("/v1")
+        return ServerOptions.client(self.model_copy(update={"url": root + path}), timeout_s=timeout_s)
 
 
 class SelfPlayConfig(BaseModel):

@@ -273,7 +273,6 @@ class Reply:
     truncated: bool = False  # whether a token budget cut it off
     prefill: str = ""  # how the prompt began the turn for the player, e.g. ``<think>``
     model: str = ""  # by its server, where it says
-    weights: str | None = None  # their version by SGLang
 
 
 class Player(Protocol):

@@ -24,7 +24,7 @@ LARGEST_REWARD = 1e15  # in float32 its square is a number still, and so is the 
 
 
 class OpponentRecord(BaseModel):
-    """The player of the untrained role; ``version`` is its model or checkpoint, if it answered."""
+    """The player of the untrained role; ``version`` is its model, if it answered."""
 
     model_config = ConfigDict(extra="forbid")
 

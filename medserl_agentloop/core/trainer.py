@@ -49,7 +49,6 @@ from medserl_agentloop.core.metrics import (
     step_numbers,
     turn_metrics,
 )
-from medserl_agentloop.core.opponent import CheckpointPool
 from medserl_agentloop.core.run_check import RunConfig, check_run, machine, resume
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.terminal import announce
@@ -136,12 +135,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         self.table = StepTable(self.game.roles, self.game.shown)
         self.stop_reason: str | None = None
         self.liveness = Liveness(partial(game_processes, self), self._where_it_ended)
-        self.pool: CheckpointPool | None = None
         self.run_state: dict[str, Any] = {"baselines": self.credit.baselines, "alarms": self.health.state}
-        if self.selfplay.opponent.kind == "pool":
-            folder, keep = config.trainer.default_local_dir, config.trainer.max_actor_ckpt_to_keep
-            self.pool = CheckpointPool(self.selfplay.opponent, folder, config.actor_rollout_ref.model.path, keep)
-            self.run_state["opponents"] = self.pool.state
         config.trainer.v1.trainer_mode = self.verl_mode
         super().__init__(config)
 
@@ -226,8 +220,6 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             self.files.resume_after(step)
             if step < total:
                 step_file.write_prompts(self.selfplay.records, step + 1, self.interaction.prompts())
-        if self.pool is not None and step < total:
-            self.pool.prepare(step + 1)  # now: verl may validate first, and a server that cannot play is found at once
 
     def fit(self, agent_loop_manager: Any) -> None:
         """verl's training loop; an error that a dead process or node is behind names it (ProcessDied)."""
@@ -319,10 +311,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         metrics.update(self.interaction.metrics(records))
         if not self.on_policy:
             metrics.update(staleness_metrics(self.global_steps, [record.policy_version for record in records]))
-        results = [self.interaction.trained_role_won(record) for record in records]
-        metrics.update(opponent_metrics(records, results))
-        if self.pool is not None:
-            self.pool.record(records, results)
+        metrics.update(opponent_metrics(records, map(self.interaction.trained_role_won, records)))
         # verl logs a game whose worker crashed and trains on with the rest: here it is at least counted.
         expected = sample_batch_size * self.config.actor_rollout_ref.rollout.n
         metrics.update(lost_games_metrics(expected, len(records)))
@@ -337,9 +326,8 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             raise HealthError(self.stop_reason)
         started = time.monotonic()
         step, total = self.global_steps, self.total_training_steps
-        opponent = self.pool.prepare(step) if self.pool is not None else {}
         batch = super().step(metrics, timing_raw)
-        metrics.update(opponent | self._certificate_metrics)
+        metrics.update(self._certificate_metrics)
         self._certificate_metrics = {}  # of the first step after a start only
         numbers = step_numbers(metrics, {**timing_raw, "step": time.monotonic() - started})
         # Where games are older than the weights, rollout and actor differ without being wrong.

@@ -52,7 +52,7 @@ def full_record() -> MedicalRecord:
         **texts("scheme", "profile", "context", "uid"),
         **{"step": 5, "session": 2, "policy_version": 4},
         players={Role.ASSESSOR: "gpt"},
-        opponent=OpponentRecord(role=Role.ATTACKER, kind="pool", version="global_step_3"),
+        opponent=OpponentRecord(role=Role.ATTACKER, kind="endpoint", version="model"),
         finished=datetime(2026, 11, 22, 11, 25, 32, tzinfo=UTC),
         seconds=[1.25, 0.5],
     )
@@ -315,7 +315,7 @@ def test_majority_of_assessments_decides_a_game_against_an_opponent(
     right: tuple[bool | None, ...], attacker_won: bool, assessor_won: bool
 ) -> None:
     for role, won in ((Role.ASSESSOR, attacker_won), (Role.ATTACKER, assessor_won)):
-        opponent = OpponentRecord(role=role, kind="pool", version="1")
+        opponent = OpponentRecord(role=role, kind="endpoint", version="model")
         assert trained_role_won(assessed(*right, opponent=opponent)) is won
 
 

@@ -18,8 +18,8 @@ from experiments.opponent import results
 from experiments.opponent import run as opponent
 from experiments.opponent.frozen_player import app_of
 from medserl_agentloop.core.chat import ServedModel
+from medserl_agentloop.core.config import OpponentConfig
 from medserl_agentloop.core.interaction import Turn
-from medserl_agentloop.core.opponent import OpponentConfig
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
@@ -98,5 +98,5 @@ def test_every_arm_trains_and_is_measured(tmp_path: Path) -> None:
     options += [f"--override={each}" for each in SMALL]
     printed_by(tmp_path, "-m", opponent.__name__, *options, **environment(REPOSITORY))
     players = results.read(tmp_path / "results")
-    assert {arm for _, arm, _, _ in players} == {results.START, *results.ARMS}
+    assert {arm for _, arm, _, _ in players} == {results.START, *opponent.ARMS}
     assert all(player.counts["panel/start/0"][1] > 0 for (_, _, _, step), player in players.items() if step)

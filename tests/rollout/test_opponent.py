@@ -1,8 +1,6 @@
-"""Games against a frozen model, and the pool of earlier checkpoints: what is asked, what stays out of the tensors."""
+"""Games against a frozen model: what is asked, what stays out of the tensors, who won."""
 
-from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from serving import as_new
 from support import NOTE, REWRITTEN, assessment_text, attack_text, judge, play, run_with
 
 from medserl_agentloop.core.metrics import opponent_metrics
-from medserl_agentloop.core.opponent import CheckpointPool, OpponentConfig
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.metrics import trained_role_won
@@ -107,73 +104,8 @@ def test_an_opponent_that_fails_voids_the_game(server: OpponentServer) -> None:
     assert numbers == {"selfplay/opponent/games": 1.0, "selfplay/opponent/failed": 1.0}
 
 
-def test_pool_answer_names_its_weights_which_must_be_of_the_pool(server: OpponentServer) -> None:
-    server.answer = lambda _: attack_text()
-    server.info["weight_version"] = "global_step_40"
-    run = against(server, "assessor", kind="pool")
-    _, record, _ = play([assessment_text()], run=run)
-    assert record.opponent is not None
-    assert (record.opponent.kind, record.opponent.version) == ("pool", "global_step_40")
-    server.info["weight_version"] = "default"
-    _, record, _ = play([], run=run)
-    assert record.void == "opponent failed: the server played with weights 'default', which are not of the pool"
-
-
-# --- the pool: who is in it, who is chosen, what the server is told, what is saved ---
-
-
-def record(pool: CheckpointPool, games: list[MedicalRecord]) -> None:
-    pool.record(games, [trained_role_won(game) for game in games])
-
-
-def pool_of(folder: Path, *steps: int, rule: Any = "uniform", url: str = "http://127.0.0.1:9", **config: Any) -> Any:
-    for step in steps:
-        weights = folder / f"global_step_{step}" / "actor" / "huggingface"
-        weights.mkdir(parents=True, exist_ok=True)
-        (weights / "model.safetensors").touch()
-    return CheckpointPool(OpponentConfig(kind="pool", rule=rule, url=url, retries=0, **config), folder, "Qwen/Qwen3-4B")
-
-
-def met(version: str, outcome: Outcome, opponent: Role = Role.ATTACKER, **changes: Any) -> MedicalRecord:
-    return finished(outcome, opponent=OpponentRecord(role=opponent, kind="pool", version=version), **changes)
-
-
-def versions(pool: CheckpointPool, step: int) -> list[int]:
-    return [int(v.removeprefix("global_step_")) for v in pool.entries(step)]
-
-
-def test_the_pool_is_the_first_model_and_the_checkpoints_of_earlier_steps(tmp_path: Path) -> None:
-    pool = pool_of(tmp_path, 2, 10, 4, 6)
-    (tmp_path / "global_step_8" / "actor").mkdir(parents=True)  # saved without hf_model
-    assert versions(pool, 1) == [0]
-    assert versions(pool, 7) == [0, 2, 4, 6]
-    assert versions(pool, 6) == [0, 2, 4]  # what a taken-back run left of step 6 is not its past
-    # After a resume verl leaves on disk what it would have deleted.
-    windowed = CheckpointPool(OpponentConfig(kind="pool"), tmp_path, "model", keep=2)
-    assert (versions(windowed, 7), versions(windowed, 6)) == ([0, 4, 6], [0, 2, 4])
-    assert pool.entries(7)["global_step_0"] == "Qwen/Qwen3-4B"
-    assert pool.entries(7)["global_step_4"] == str(tmp_path / "global_step_4" / "actor" / "huggingface")
-
-
-def test_uniform_pool_repeats_its_choices_and_latest_takes_the_last(tmp_path: Path) -> None:
-    pool, again = pool_of(tmp_path, 1, 2), pool_of(tmp_path, 1, 2)
-    chosen = [pool.choose(step) for step in range(3, 303)]
-    assert chosen == [again.choose(step) for step in range(3, 303)]
-    assert chosen != [pool_of(tmp_path, 1, 2, seed=1).choose(step) for step in range(3, 303)]
-    assert min(Counter(chosen).values()) > 70 and len(set(chosen)) == 3
-    latest = pool_of(tmp_path, 2, 4, rule="latest")
-    assert [latest.choose(step) for step in (1, 2, 4, 5)] == [f"global_step_{n}" for n in (0, 1, 2, 4)]
-
-
-def test_win_rate_prefers_whom_the_trained_role_beats_least(tmp_path: Path) -> None:
-    pool = pool_of(tmp_path, 1, 2, rule="win_rate")
-    record(pool, [met("global_step_1", Outcome.CORRECT_DETECTION)] * 18)  # always beaten: (1 - 19/20)^2
-    record(pool, [met("global_step_2", Outcome.MISSED_ERROR)] * 18)  # never beaten: (1 - 1/20)^2
-    met_at = Counter(pool.choose(step) for step in range(3, 1003))
-    total = 0.0025 + 0.9025 + 0.25  # the first model was never met: (1 - 1/2)^2
-    assert met_at["global_step_2"] / 1000 == pytest.approx(0.9025 / total, abs=0.05)
-    assert met_at["global_step_0"] / 1000 == pytest.approx(0.25 / total, abs=0.05)
-    assert met_at["global_step_1"] < 15
+def met(outcome: Outcome, opponent: Role = Role.ATTACKER, **changes: Any) -> MedicalRecord:
+    return finished(outcome, opponent=OpponentRecord(role=opponent, kind="endpoint", version="frozen-7b"), **changes)
 
 
 @pytest.mark.parametrize(
@@ -187,66 +119,18 @@ def test_win_rate_prefers_whom_the_trained_role_beats_least(tmp_path: Path) -> N
     ],
 )
 def test_who_won(outcome: Outcome, assessor_trained: bool | None, attacker_trained: bool | None) -> None:
-    assert trained_role_won(met("v", outcome, opponent=Role.ATTACKER)) is assessor_trained
-    assert trained_role_won(met("v", outcome, opponent=Role.ASSESSOR)) is attacker_trained
-    alone = met("v", outcome, Role.ASSESSOR, category="vanilla_harmful")  # the opponent's game, and nobody else's
+    assert trained_role_won(met(outcome, opponent=Role.ATTACKER)) is assessor_trained
+    assert trained_role_won(met(outcome, opponent=Role.ASSESSOR)) is attacker_trained
+    alone = met(outcome, Role.ASSESSOR, category="vanilla_harmful")  # the opponent's game, and nobody else's
     assert trained_role_won(alone) is None
 
 
 def test_metrics_are_of_games_with_an_opponent_only() -> None:
     live = finished(Outcome.CORRECT_DETECTION)
     assert opponent_metrics([live], [None]) == {}
-    games = [live, met("v", Outcome.CORRECT_DETECTION), met("v", Outcome.MISSED_ERROR), met("v", Outcome.VOID)]
+    games = [live, met(Outcome.CORRECT_DETECTION), met(Outcome.MISSED_ERROR), met(Outcome.VOID)]
     assert opponent_metrics(games, map(trained_role_won, games)) == {
         "selfplay/opponent/games": 3.0,
         "selfplay/opponent/failed": 0.0,
         "selfplay/opponent/trained_role_win_rate": 0.5,
     }
-
-
-def test_server_gets_the_chosen_checkpoint_once_per_change_or_restart(tmp_path: Path, server: OpponentServer) -> None:
-    pool = pool_of(tmp_path, 2, rule="latest", url=server.url)
-    assert pool.prepare(1)["selfplay/opponent/step"] == 0
-    pool.prepare(1)
-    pool.prepare(2)
-    assert pool.prepare(3) == {
-        "selfplay/opponent/swap_failed": 0.0,
-        "selfplay/opponent/pool_size": 2.0,
-        "selfplay/opponent/step": 2.0,
-    }
-    weights = str(tmp_path / "global_step_2" / "actor" / "huggingface")
-    assert server.swaps == [
-        {"model_path": "Qwen/Qwen3-4B", "weight_version": "global_step_0"},
-        {"model_path": weights, "weight_version": "global_step_2"},
-    ]
-    server.info["weight_version"] = "default"  # restarted
-    pool.prepare(3)
-    assert server.swaps[-1] == server.swaps[-2]
-
-
-@pytest.mark.parametrize("result", [500, {"success": False, "message": "no such file"}, {"success": None}])
-def test_server_that_cannot_load_stops_the_start_or_costs_the_choice(
-    tmp_path: Path, server: OpponentServer, result: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pool = pool_of(tmp_path, 2, rule="latest", url=server.url)
-    good, server.swap_result = server.swap_result, result
-    with pytest.raises(RuntimeError, match=r"could not load Qwen/Qwen3-4B.*must be an SGLang server"):
-        pool.prepare(1)
-    server.swap_result = good
-    pool.prepare(1)
-    server.swap_result = result
-    metrics = pool.prepare(3)
-    assert metrics["selfplay/opponent/swap_failed"] == 1.0
-    assert "selfplay/opponent/step" not in metrics
-    assert "step 3 meets what it has loaded" in capsys.readouterr().out
-    server.swap_result = good
-    assert pool.prepare(4)["selfplay/opponent/step"] == 2.0
-
-
-def test_a_server_that_is_gone_or_does_not_say_what_it_plays_is_refused(tmp_path: Path, server: OpponentServer) -> None:
-    with pytest.raises(RuntimeError, match="ConnectError"):
-        pool_of(tmp_path).prepare(1)
-    pool = pool_of(tmp_path, url=server.url)
-    pool._served = lambda: None
-    with pytest.raises(RuntimeError, match="after loading global_step_0 the server says it plays None"):
-        pool.prepare(1)

@@ -21,8 +21,6 @@ SHARED = {"selfplay.context": "shared"}
 ASYNC = {"trainer.v1.trainer_mode": "selfplay_colocate_async"}
 ENDPOINT = {"selfplay.opponent.kind": "endpoint", "selfplay.opponent.url": "http://host:30000"}
 ENDPOINT |= {"selfplay.train": "assessor"}
-HF_MODEL = {f"{ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"]}
-POOL = {**ENDPOINT, "selfplay.opponent.kind": "pool"}
 LORA = {f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True}
 PER_ROLE = {f"{MODEL}.lora_rank": 8, "selfplay.adapters": "per_role"}
 NEEDS = "selfplay.adapters=per_role needs"
@@ -73,10 +71,6 @@ NO_WEIGHT = {f"selfplay.credit.role_weights.{role.value}": 0.0 for role in Role}
         ({**ENDPOINT, **SHARED}, "Set context=isolated"),
         ({**ENDPOINT, "selfplay.opponent.url": "host:1"}, "selfplay.opponent.url=host:1: expected http://"),
         ({**ENDPOINT, "selfplay.opponent.api_key_env": "NO_SUCH_KEY"}, "names an environment variable that is not"),
-        (POOL, "checkpoint.save_contents=[model,optimizer,extra,hf_model]"),
-        ({**POOL, **HF_MODEL, "trainer.save_freq": -1}, "Set trainer.save_freq to the number of steps between two"),
-        ({**POOL, **HF_MODEL, f"{MODEL}.lora_rank": 8}, f"{MODEL}.lora_rank=0"),
-        ({**POOL, **HF_MODEL, **ASYNC}, "a game would go on while its opponent changes"),
         # what verl ignores
         ({"algorithm.filter_groups.enable": True}, "In a zero-sum game the sum is constant"),
         ({"distillation.enabled": True, "trainer.use_v1": False}, "\ndistillation.enabled=True: self-play sets the"),
@@ -110,7 +104,6 @@ def test_a_run_that_could_not_be_trusted_is_refused_with_its_remedy(changes: dic
     "changes",
     [
         *({}, SEVERAL, ENDPOINT, PER_ROLE, LORA, GAE, {"selfplay.train": "assessor"}),
-        {**POOL, **HF_MODEL, "selfplay.opponent.url": "https://host/api/v1/"},
         {**DYNAMIC, f"{ACTOR}.ppo_max_token_len_per_gpu": 8192},
         {f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.rollout_is_threshold": "0.5_5.0"},
         {f"{CORRECTION}.bypass_mode": True},
@@ -141,7 +134,7 @@ def test_adapters_in_cuda_graphs_need_a_backend_that_drops_none() -> None:
 
 
 def test_a_run_plays_and_trains_the_roles_that_its_opponent_leaves() -> None:
-    played = run_of({**POOL, "selfplay.opponent.url": "https://host/api/v1/"}).selfplay
+    played = run_of({**ENDPOINT, "selfplay.opponent.url": "https://host/api/v1/"}).selfplay
     assert played.opponent.client("/v1").url == "https://host/api/v1"
     assert (played.plays("attacker"), played.plays("assessor")) == (False, True)
     alone = run_of({"selfplay.train": "assessor"}).selfplay

@@ -12,9 +12,8 @@ from support import NOTE, TOKENIZER, extra_info
 from verl.trainer.ppo.utils import create_rl_dataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.config import ConfigError, OpponentConfig
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.opponent import OpponentConfig
 from medserl_agentloop.core.run_check import RunConfig
 from medserl_agentloop.core.run_check.machine import check_dataset, check_files, check_stop_strings
 from medserl_agentloop.core.run_check.machine import data as problems_of_data

@@ -15,7 +15,6 @@ from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.credit import role_token_metrics
 from medserl_agentloop.core.loss import context_gaps, context_leak_metrics
 from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics, staleness_metrics
-from medserl_agentloop.core.opponent import POOL_METRICS
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
@@ -87,7 +86,7 @@ def everything() -> list[MedicalRecord]:
 
 
 def against_opponents() -> list[MedicalRecord]:
-    met = OpponentRecord(role=Role.ASSESSOR, kind="pool", version="global_step_1")
+    met = OpponentRecord(role=Role.ASSESSOR, kind="endpoint", version="model")
     return [game.model_copy(update={"opponent": met}) for game in everything()]
 
 
@@ -107,7 +106,7 @@ def produced() -> frozenset[str]:
     batch = RoleBatch(ones, ones, role_ids, ROLES, groups=["a"], kinds=["vanilla_benign"], values=ones)
     for estimator in ROLE_ESTIMATORS.values():
         metrics |= estimator(batch, CreditSettings(), Baselines()).metrics
-    return frozenset({*metrics, *POOL_METRICS, *(METRIC_PREFIX + rule.name for rule in RULES)})
+    return frozenset({*metrics, *(METRIC_PREFIX + rule.name for rule in RULES)})
 
 
 def test_every_metric_stands_in_the_table_once_and_every_row_is_a_metric() -> None:

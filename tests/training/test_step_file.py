@@ -249,8 +249,8 @@ def state(value: float = 0.0) -> Baselines:
 def test_saved_parts_resume_unchanged_and_unknown_parts_are_named(tmp_path: Path) -> None:
     assert load_state(tmp_path, {"alarms": state()}) == ["alarms"]
     save_state(tmp_path / "global_step_3", {"baselines": state(0.1 + 0.2), "alarms": state(7)})
-    parts = {"baselines": state(), "alarms": state(), "opponents": state(4)}
-    assert load_state(tmp_path / "global_step_3", parts) == ["opponents"]
+    parts = {"baselines": state(), "alarms": state(), "a_new_part": state(4)}
+    assert load_state(tmp_path / "global_step_3", parts) == ["a_new_part"]
     assert list(parts.values()) == [state(0.1 + 0.2), state(7), state(4)]
     assert [path.name for path in (tmp_path / "global_step_3").iterdir()] == [STATE_FILE]
 

@@ -192,7 +192,7 @@ def _estimator(run: RunConfig) -> Iterator[str]:
 
 
 def _opponent(run: RunConfig) -> Iterator[str]:
-    """The frozen model that the policy plays against can be asked, and a pool has checkpoints to serve."""
+    """The frozen model that the policy plays against can be asked, and takes a role that is not trained."""
     opponent = run.selfplay.opponent
     if opponent.kind == "live":
         return
@@ -209,16 +209,6 @@ def _opponent(run: RunConfig) -> Iterator[str]:
         opponent.api_key()
     except ValueError as error:
         yield str(error)
-    if opponent.kind == "pool":
-        contents = run.names(f"{ACTOR}.checkpoint.save_contents")
-        if run["trainer.save_freq"] <= 0 or "hf_model" not in contents or run.lora_rank:
-            yield (
-                f"{kind} plays against checkpoints that a server can load. Set trainer.save_freq to the number of "
-                f"steps between two opponents, {MODEL}.lora_rank=0 and {ACTOR}.checkpoint.save_contents="
-                f"[{','.join(dict.fromkeys([*contents, 'hf_model']))}]."
-            )
-        if run["trainer.v1.trainer_mode"] != "selfplay_sync":
-            yield f"{kind}: a game would go on while its opponent changes. Set trainer.v1.trainer_mode=selfplay_sync."
 
 
 def _adapters(run: RunConfig) -> Iterator[str]:
