@@ -201,6 +201,8 @@ async def ask(
         request = [identity, turn.prompt.filled(), turn.prefix, turn.stop, sampling["max_tokens"], drawn]
         keys.append(hashlib.sha256(json.dumps(request).encode()).hexdigest())
     found = {question: known[key] for question, key in zip(asked, keys, strict=True) if key in known}
+    for line in found.values():
+        line["reply"].pop("weights", None)  # which answers of an earlier checkout have
     replies = {question: Reply(**line["reply"]) for question, line in found.items()}
     if made := sorted(line.get("made", "at an unknown time") for line in found.values()):
         say(console, f"{len(made)} of {len(asked)} answers were made {made[0]} to {made[-1]}; --fresh asks again")

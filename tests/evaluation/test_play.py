@@ -250,9 +250,9 @@ def text(words: str) -> dict[str, Any]:
         (completion([{"type": "thinking", "thinking": [text("why")]}, text("x")]), "", Reply(WHY, 12, False)),
         ({**completion("x"), "usage": None}, "", Reply("x", 0, False)),
         (
-            {**completion("x"), "model": "m-7b", "metadata": {"weight_version": 3}},
+            {**completion("x"), "model": "m-7b"},
             "",
-            Reply("x", 12, False, model="m-7b", weights="3"),
+            Reply("x", 12, False, model="m-7b"),
         ),
     ],
 )
