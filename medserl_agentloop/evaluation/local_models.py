@@ -175,6 +175,7 @@ class LocalModel:
     encoder: ChatEncoder
     batch: int = 64  # turns that are sampled together
     _waiting: list[tuple[Any, cpu_sampling.SamplingRequest, asyncio.Future[Any]]] = field(default_factory=list)
+    _sampling: asyncio.Task[None] | None = None
 
     async def check(self) -> None:
         """Nothing to check: a model in a folder is loaded before it plays."""
@@ -197,13 +198,24 @@ class LocalModel:
         )
         answer = asyncio.get_running_loop().create_future()
         self._waiting.append(((turn.role, turn.stop, temperature), request, answer))
-        while not answer.done():
-            await asyncio.sleep(0)  # others join
-            if not answer.done():
-                self._sample_batch()
-        completion = answer.result()
+        if self._sampling is None or self._sampling.done():
+            self._sampling = asyncio.create_task(self._sample_all())
+        completion = await answer
         text = self.encoder.decode(completion.token_ids, turn.stop)
         return Reply(text, len(completion.token_ids), completion.stop_reason == "length", prompt.prefill)
+
+    async def _sample_all(self) -> None:
+        """Answer batch after batch; between two of them whoever has an answer takes it, and others join."""
+        await asyncio.sleep(0)
+        while self._waiting:
+            try:
+                self._sample_batch()
+            except Exception as error:
+                for *_, answer in self._waiting:
+                    if not answer.done():
+                        answer.set_exception(error)
+                self._waiting = []
+            await asyncio.sleep(0)
 
     def _sample_batch(self) -> None:
         """Answer the shortest prompts of one kind, as a batch is padded to its longest one."""
@@ -221,7 +233,8 @@ class LocalModel:
             tokenizer=self.tokenizer,
         )
         for (_, _, answer), completion in zip(batch, completions, strict=True):
-            answer.set_result(completion)
+            if not answer.done():  # else its asker has given up
+                answer.set_result(completion)
         self._waiting = [waiting for waiting in self._waiting if not waiting[2].done()]
 
 
