@@ -170,15 +170,16 @@ def attackers_table(unseen: float, folder: Path = FIGURES) -> Table:
 def starts_table(unseen: float, folder: Path = FIGURES) -> Table:
     """Errors of unseen kinds found after 40 steps from each start, in %: the mean over its seeds, and each seed.
 
-    The last row is the mean of the differences over starts, with Student's 95 % interval.
+    The last row is the mean of the differences over starts, with Student's 95 % interval. A start needs both arms.
     """
     measure, step = MEASURES["errors of unseen kinds found"], 40
     heading = ["start", "unseen kinds in its attacks", *(f"`{arm}`" for arm in ARMS), "`self_play` less `static`"]
     table, gains = [heading], []
     for start, players in sorted(read_starts(folder).items()):
-        if not (first := of_arm(players, unseen, START, 0)):
-            continue
+        first = of_arm(players, unseen, START, 0)
         found = {a: [measure(p) for _, p in sorted(of_arm(players, unseen, a, step).items())] for a in ARMS}
+        if not (found["self_play"] and found["static"]):
+            continue
         of_arms = [f"{mean(v):.1f} ({', '.join(f'{each:.1f}' for each in v)})" if v else "" for v in found.values()]
         gain = mean(found["self_play"]) - mean(found["static"])
         gains.append(gain)
@@ -205,6 +206,4 @@ def tables(folder: Path = FIGURES) -> dict[str, str]:
     for unseen in sorted({key[0] for key in read(folder)}):
         for name, make in (("arms", arms_table), ("gains", gains_table), ("attackers", attackers_table)):
             made[f"{name}_{100 * unseen:g}"] = markdown(make(unseen, folder))
-        if len([start for start, players in read_starts(folder).items() if of_arm(players, unseen, START, 0)]) > 1:
-            made[f"starts_{100 * unseen:g}"] = markdown(starts_table(unseen, folder))
-    return made
+    return {**made, "starts_3": markdown(starts_table(0.03, folder))}
