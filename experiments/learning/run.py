@@ -103,10 +103,6 @@ def _assessor_credit(normalization: str) -> Experiment:
     return Experiment((*FORTY_STEPS, of_assessor), measured=(20,), with_games=False)
 
 
-def _long(*overrides: str) -> Experiment:
-    return Experiment((*HUNDRED_STEPS, *overrides), measured=(20, 40, 60, 80))
-
-
 def _smollm2(*overrides: str) -> Experiment:
     return Experiment(
         (*AS_MEASURED, *overrides),
@@ -137,12 +133,6 @@ def _untuned(*overrides: str) -> Experiment:
     return Experiment((*TWENTY_STEPS, *equal, *overrides), with_games=False)
 
 
-def _doses(*overrides: str) -> Experiment:
-    """The assessor alone, on labelled notes whose errors are all doses."""
-    alone = ("selfplay.train=assessor", *ONE_AT_A_TIME, *FORTY_STEPS, *overrides)
-    return Experiment(alone, data="data/learn_doses", measured=(20,), with_games=False)
-
-
 ANCHOR = 0.2
 ONE_ROLE_STEPS = 12
 TWENTY_STEPS = ("trainer.total_training_steps=20", "trainer.save_freq=20")
@@ -152,10 +142,6 @@ ONE_AT_A_TIME = (  # as many assessments in a step as self-play has, each of ano
     "actor_rollout_ref.actor.ppo_mini_batch_size=64",
     "actor_rollout_ref.rollout.n=1",
 )
-HUNDRED_STEPS = ("trainer.total_training_steps=100", "trainer.save_freq=20")
-ENTROPY = "actor_rollout_ref.actor.entropy_coeff=0.01"
-# As many turns as 64 games have, and a fourth more: 32 attacks, each read by four assessors.
-FOUR_READ = ("selfplay.assessments=4", "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
 # SmolLM2 was measured with verl's loss, a mean over the tokens of both roles, which the certificate refuses, and with
 # an assessor whitened by a kind that it cannot see.
 AS_MEASURED = ("selfplay.credit.loss=verl", "selfplay.certify=warn", "selfplay.credit.normalize.assessor=kind")
@@ -170,11 +156,12 @@ EXPERIMENTS = {
     "headline": Experiment(FORTY_STEPS, measured=(20,), temperatures=(1.0, 0.0)),
     "assessor_kind": _assessor_credit("kind"),
     "assessor_mean": _assessor_credit("mean"),
-    "doses": _doses(),
-    "doses_entropy": _doses(ENTROPY),
-    "long": _long(),
-    "long_entropy": _long(ENTROPY),
-    "long_learnable": _long("selfplay.reward=learnable", *FOUR_READ),
+    "doses": Experiment(
+        ("selfplay.train=assessor", *ONE_AT_A_TIME, *FORTY_STEPS),
+        data="data/learn_doses",
+        measured=(20,),
+        with_games=False,
+    ),
     "shared": Experiment((*TWENTY_STEPS, "selfplay.context=shared")),
     "credit_by_role": _untuned(),
     "credit_summed": _untuned("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.certify=warn"),
