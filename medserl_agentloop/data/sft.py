@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from medserl_agentloop.data.cases import Case, EditTag
 from medserl_agentloop.data.rows import MESSAGES, Exclusions, Row, RowPlan, SplitRows, build_rows
-from medserl_agentloop.games.medical.edits import is_copy, one_line
+from medserl_agentloop.games.medical.edits import changed_part, is_copy, one_line
 from medserl_agentloop.games.medical.numbering import change_between
 from medserl_agentloop.games.medical.parsing import UnwritableTurn
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
@@ -139,7 +139,8 @@ def _answers(case: Case, profile: PromptProfile) -> dict[Category, str] | str:
         number, wrong = change
         right = one_line(sentences[number])
         edit = SentenceEdit(number=number, old=sentences[number], new=one_line(wrong))
-        here, changed, rest_stays = f"Sentence {number}", f"I change sentence {number}.", ""
+        gone, come = changed_part(right, edit.new)
+        here, changed, rest_stays = f"Sentence {number}", f'In sentence {number} I change "{gone}" to "{come}".', ""
     wrong_here = f"{here} does not fit the rest of the note: the {kind} is wrong. It should read: {right}"
     changed = f"{changed} That makes the {kind} wrong{rest_stays}."
     write, role = profile.parser.write, Role.ASSESSOR

@@ -12,6 +12,7 @@ from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.games.medical.edits import (
     LONGEST_WORD,
     Edit,
+    changed_part,
     compare_notes,
     exceeds,
     injections,
@@ -51,6 +52,16 @@ def test_splitting_neither_loses_nor_adds_words(note: str) -> None:
     sentences = split_sentences(note)
     assert " ".join(sentences).split() == note.split()
     assert all(s and s == " ".join(s.split()) for s in sentences)
+
+
+@given(st.lists(words, min_size=1, max_size=6), st.lists(words, min_size=1, max_size=6))
+def test_the_changed_part_put_in_place_of_the_old_makes_the_new_sentence(old: list[str], new: list[str]) -> None:
+    gone, come = (part.split() for part in changed_part(" ".join(old), " ".join(new)))
+    assert gone and come
+    places = [at for at in range(len(old)) if old[at : at + len(gone)] == gone]
+    assert new in [old[:at] + come + old[at + len(gone) :] for at in places]
+    if old != new and gone[0] == come[0]:  # no more than one neighbour, where words were only put in or taken out
+        assert 1 in (len(gone), len(come))
 
 
 TWO = "He has gout. He rests."

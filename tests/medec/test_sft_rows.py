@@ -27,7 +27,7 @@ from medserl_agentloop.data.sft import (
     rows_of_games,
 )
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, SentenceEdit
 from medserl_agentloop.games.medical.types import Category, Label, Role
 
 
@@ -124,6 +124,19 @@ def test_every_profile_can_be_taught_in_its_own_format(name: str, write_pairs: A
         assert read.verdict is category.seed_label and read.reasoning and not read.violations
         if read.verdict is Label.HARMFUL and profile.parser.locates:
             assert (read.sentence, read.correction) == (of["error_sentence"], of["corrected_sentence"])
+
+
+def test_an_edit_is_planned_in_the_words_that_change(write_pairs: Any) -> None:
+    """Where the reasoning named the number alone, models wrote the sentence as it was."""
+    wrong, right = "It is flu, and he rests.", "It is gout, and he rests."
+    notes = {"incorrect_note": f"Fever. {wrong} Well.", "correct_note": f"Fever. {right} Well."}
+    row = pair(3, **notes, error_sentence=wrong, corrected_sentence=right)
+    profile = load_profile("edits")
+    made = build_sft_rows(read_files([write_pairs(row)]).cases, prompts=profile, val_fraction=0)
+    [answer] = [row["messages"][-1]["content"] for row in made.train if row["game_role"] == "attacker"]
+    read = profile.parser.attack(answer, "", {0: "Fever.", 1: right, 2: "Well."})
+    assert read.edit == SentenceEdit(number=1, old=right, new=wrong)
+    assert read.reasoning and read.reasoning.startswith('In sentence 1 I change "gout," to "flu,".')
 
 
 def test_mistakes_are_said_in_one_sentence(tmp_path: Path, write_pairs: Any) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import regex
-from rapidfuzz.distance import OSA, Levenshtein, MatchingBlock
+from rapidfuzz.distance import OSA, Levenshtein, MatchingBlock, Postfix, Prefix
 
 from medserl_agentloop.core.control_text import MARKUP, SWITCH
 from medserl_agentloop.games.medical.canonical import IDEOGRAPHS, canonical_words, says_the_same, spaced, visible
@@ -133,6 +133,16 @@ def changed_runs(before: list[str], after: list[str]) -> list[tuple[int, int, in
     equal = [MatchingBlock(0, 0, 0), *Levenshtein.opcodes(before, after).as_matching_blocks()]
     between = [(one.a + one.size, other.a, one.b + one.size, other.b) for one, other in pairwise(equal)]
     return [run for run in between if run[0] < run[1] or run[2] < run[3]]
+
+
+def changed_part(old: str, new: str) -> tuple[str, str]:
+    """Words of either sentence from the first that differs to the last, with a neighbour where one would have none."""
+    before, after = old.split(), new.split()
+    start = Prefix.similarity(before, after)
+    same = Postfix.similarity(before[start:], after[start:])
+    if start + same == min(len(before), len(after)):
+        start, same = (start - 1, same) if start else (start, same - 1)
+    return " ".join(before[start : len(before) - same]), " ".join(after[start : len(after) - same])
 
 
 def _breaks_off(gone: list[str], come: list[str]) -> bool:
