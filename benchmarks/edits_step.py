@@ -22,7 +22,7 @@ from medserl_agentloop.backends.cpu_sampling import SamplingRequest, SamplingSet
 TURNS = {
     "whole notes (brief)": ((239, 259), (232, 80)),
     "edits": ((415, 76), (398, 80)),
-    "edits, asked for in one line": ((266, 76), (269, 80)),  # experiments/learning/brief_edits
+    "edits, asked for in one line": ((266, 76), (269, 80)),  # those of brief, with `parser: edits`
 }
 """By format, the tokens of the prompt and of the answer, of the attacker's turn and of the assessor's."""
 

@@ -23,6 +23,7 @@ from experiments.learning.results import (
     ESTIMATORS,
     FIGURES,
     KINDS,
+    LONG,
     Rates,
     Share,
     chosen,
@@ -129,6 +130,24 @@ def dots(axes: Any, names: Sequence[str], shares: Sequence[Share], title: str, c
     axes.set_title(title)
 
 
+def long(folder: Path) -> None:
+    """The run's own attacks that are found, over a hundred steps: the mean of every five, and each seed's."""
+    figure, axes = plt.subplots(figsize=(8.4, 2.8))
+    for name, colour in zip(LONG, (ORANGE, GREY, BLUE), strict=True):
+        rates = Rates.of(name, folder)
+        steps = range(5, rates.steps[-1] + 1, 5)
+        fives = [in_training(name, "assessor", "accuracy/adversarial_benign", slice(s - 5, s), folder) for s in steps]
+        axes.plot(steps, [100 * share.value for share in fives], color=colour, lw=2, label=name)
+        for seed in range(len(rates.seeds)):
+            axes.plot(steps, [100 * share.of_seeds[seed] for share in fives], color=colour, lw=0.6, alpha=0.6)
+    axes.set_title("Own attacks found in training, %")
+    axes.set_ylim(0, 101)
+    axes.set_xlabel("self-play step")
+    axes.margins(x=0)
+    axes.legend(loc="lower left")
+    save(figure, folder / "long.svg", *LONG)
+
+
 def ablations(folder: Path) -> None:
     """The headline run and the same without one of its parts."""
     runs = {name: Rates.of(name, folder) for name in ABLATIONS}
@@ -175,6 +194,7 @@ def save(figure: Any, path: Path, *experiments: str) -> None:
 PICTURES: dict[str, Callable[[Path], None]] = {
     "quickstart": partial(both_roles, {"quickstart": ("", "-")}),
     "headline": headline,
+    "long": long,
     "ablations": ablations,
     "estimators": estimators,
     "smollm2": partial(both_roles, SMOLLM2),

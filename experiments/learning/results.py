@@ -24,6 +24,8 @@ FIGURES = Path(__file__).parent / "figures"
 ABLATIONS = ("headline", "shared", "rules_alone")
 NORMALIZATIONS = {"batch": "headline", "kind": "assessor_kind", "mean": "assessor_mean"}
 """Runs by how the assessor's advantages are normalised."""
+LONG = ("long", "long_assessments", "long_learnable")
+"""Runs of a hundred steps."""
 CREDIT = ("headline", "credit_by_role", "credit_summed")
 ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
 DECODING = {1.0: "temperature 1", 0.0: "greedy"}
@@ -270,6 +272,35 @@ def chosen(rates: Rates, kind: str, step: int) -> Share:
     return rates.share(f"attacker/kind/{kind}", step, 1.0).among(rates.share("attacker/undetected", step, 1.0))
 
 
+def long_table(folder: Path = FIGURES) -> Table:
+    """Tabulate runs that go on beyond what the assessor can learn, at temperature 1, beside their starting player."""
+    runs = {name: Rates.of(name, folder) for name in LONG}
+    rows = [("novice", next(iter(runs.values())), 0)]
+    rows += [(f"`{name}`", rates, step) for name, rates in runs.items() for step in rates.steps if step]
+
+    def found(rates: Rates, step: int) -> dict[str, Share]:
+        return {kind: rates.share(f"assessor/error/{kind}", step, 1.0) for kind in KINDS}
+
+    def worst(rates: Rates, step: int) -> Share:
+        return min((share for kind, share in found(rates, step).items() if kind != "dose"), key=lambda s: s.value)
+
+    columns: dict[str, Callable[[Rates, int], Share]] = {
+        "own attacks found": lambda rates, step: rates.share("self/attacks", step, 1.0),
+        "doses, of the errors put in": lambda rates, step: chosen(rates, "dose", step),
+        "doses found": lambda rates, step: found(rates, step)["dose"],
+        "found of the other kind least found": worst,
+        "balanced": lambda rates, step: rates.balanced(step, 1.0),
+        "undetected by the novice": lambda rates, step: rates.share("attacker/undetected", step, 1.0),
+        "invalid": lambda rates, step: rates.share("attacker/valid", step, 1.0).complement,
+        "harmless": lambda rates, step: rates.share("attacker/harmless", step, 1.0),
+    }
+    table = [["%", "step", *columns, "effective number of kinds"]]
+    for name, rates, step in rows:
+        kinds = effective_number([chosen(rates, kind, step).hits for kind in KINDS])
+        table.append([name, str(step), *(str(share(rates, step)) for share in columns.values()), f"{kinds:.1f}"])
+    return table
+
+
 def facts_table(folder: Path = FIGURES) -> Table:
     """Errors found in wrong notes, by whether the wrong fact was held out."""
     rates = Rates.of("headline", folder)
@@ -447,6 +478,7 @@ TABLES: dict[str, Callable[..., Table]] = {
     "kinds": kinds_table,
     "gains": gains_table,
     "facts": facts_table,
+    "long": long_table,
     "normalization": normalization_table,
     "credit": credit_table,
     "smollm2_medec": medec_table,

@@ -127,6 +127,10 @@ def _one_role(estimator: str, role: str) -> Experiment:
     return Experiment((*overrides, *(anchor if role == "attacker" else ())), with_games=False)
 
 
+def _long(*overrides: str) -> Experiment:
+    return Experiment((*HUNDRED_STEPS, *overrides), measured=(40,))
+
+
 def _untuned(*overrides: str) -> Experiment:
     """Today's game without what was tuned in the recipe's credit: no normalisation by kind, equal weights."""
     equal = ("selfplay.credit.normalize.attacker=batch", "selfplay.credit.role_weights.assessor=1.0")
@@ -137,11 +141,14 @@ ANCHOR = 0.2
 ONE_ROLE_STEPS = 12
 TWENTY_STEPS = ("trainer.total_training_steps=20", "trainer.save_freq=20")
 FORTY_STEPS = ("trainer.total_training_steps=40", "trainer.save_freq=20")
+HUNDRED_STEPS = ("trainer.total_training_steps=100", "trainer.save_freq=20")
 ONE_AT_A_TIME = (  # as many assessments in a step as self-play has, each of another note
     "data.train_batch_size=64",
     "actor_rollout_ref.actor.ppo_mini_batch_size=64",
     "actor_rollout_ref.rollout.n=1",
 )
+# With four assessments of an attack, 160 turns in a step; the recipe's 16 notes with one have 128.
+EIGHT_NOTES = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
 # SmolLM2 was measured with verl's loss, a mean over the tokens of both roles, which the certificate refuses, and with
 # an assessor whitened by a kind that it cannot see.
 AS_MEASURED = ("selfplay.credit.loss=verl", "selfplay.certify=warn", "selfplay.credit.normalize.assessor=kind")
@@ -162,6 +169,9 @@ EXPERIMENTS = {
         measured=(20,),
         with_games=False,
     ),
+    "long": _long(),
+    "long_assessments": _long("selfplay.assessments=4", *EIGHT_NOTES),
+    "long_learnable": _long("selfplay.reward=learnable", "selfplay.assessments=4", *EIGHT_NOTES),
     "shared": Experiment((*TWENTY_STEPS, "selfplay.context=shared")),
     "credit_by_role": _untuned(),
     "credit_summed": _untuned("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.certify=warn"),
