@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 import torch
 import typer
@@ -27,12 +28,13 @@ TURNS = {
 """By format, the tokens of the prompt and of the answer, of the attacker's turn and of the assessor's."""
 
 
-def measure(model: torch.nn.Module, turns: tuple[tuple[int, int], ...], games: int) -> dict[str, float]:
+def measure(model: Any, turns: tuple[tuple[int, int], ...], games: int) -> dict[str, float]:
     """Seconds of processor time of generation and of the update."""
-    generator = torch.Generator().manual_seed(0)
+    generator, vocabulary = torch.Generator().manual_seed(0), model.config.vocab_size
 
     def tokens(length: int) -> list[int]:
-        return torch.randint(100, 40_000, (length,), generator=generator).tolist()
+        ids: list[int] = torch.randint(vocabulary, (length,), generator=generator).tolist()
+        return ids
 
     started = process_time()
     for prompt, answer in turns:

@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import edits_step
 import pytest
 import smollm2_step
+from transformers import AutoModelForCausalLM
 
 from medserl_agentloop.paths import resource
 
@@ -15,6 +17,7 @@ BENCHMARKS = ROOT / "benchmarks"
 RUN_BY = {
     "cpu_step": "tests/benchmarks/test_short_forms.py",
     "smollm2_step": "tests/benchmarks/test_short_forms.py",
+    "edits_step": "tests/benchmarks/test_short_forms.py",
     "gpu": "tests/benchmarks/test_gpu.py",
     "gpu_none": "tests/benchmarks/test_gpu.py",
     "plan_memory": "tests/planning/test_plan.py",
@@ -43,3 +46,9 @@ def test_the_benchmark_of_a_step_runs_to_its_end() -> None:
 def test_an_update_takes_time_in_every_way_that_is_compared() -> None:
     for way in smollm2_step.WAYS:
         assert smollm2_step.measure(resource("assets/tiny_player"), way, tokens=256, rounds=1) > 0
+
+
+def test_both_halves_of_a_step_take_time() -> None:
+    player = AutoModelForCausalLM.from_pretrained(resource("assets/tiny_player"), dtype="float32")
+    seconds = edits_step.measure(player, ((8, 4), (6, 2)), games=2)
+    assert set(seconds) == {"generation", "update"} and min(seconds.values()) > 0
