@@ -453,6 +453,11 @@ def gains_table(folder: Path = FIGURES) -> Table:
         summed.won(20, 1.0),
         by_role.won(20, 1.0),
     )
+    long, learnable = (Rates.of(name, folder) for name in ("long", "long_learnable"))
+    lines["`long_learnable` less `long`, step 100: own attacks found"] = (
+        long.share("self/attacks", 100, 1.0),
+        learnable.share("self/attacks", 100, 1.0, long.seeds),
+    )
     attackers = {name: Rates.of(f"{name}_attacker", folder) for name in ESTIMATORS}
     grpo = attackers.pop("role_grpo")
     for name, rates in attackers.items():

@@ -167,7 +167,7 @@ def prepare(folder: Path, notes: Path) -> None:
             given = tokenizer.encode(taught["content"] + "<|im_end|>\n", add_special_tokens=False)
             if len(prompt) + len(given) <= 2048:  # the recipe's data.max_length
                 rows.append({"format": name, "ids": [*prompt, *given], "answer_from": len(prompt)})
-    for profile in ("brief", "edits"):
+    for profile in DATA:
         for kind, turns in {"attack": attack_turns(profile), "assessment": assessment_turns(profile, notes)}.items():
             for number, turn in enumerate(turns):
                 ids = encoder.opening(turn).ids
