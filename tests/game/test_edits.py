@@ -54,8 +54,11 @@ def test_splitting_neither_loses_nor_adds_words(note: str) -> None:
     assert all(s and s == " ".join(s.split()) for s in sentences)
 
 
-@given(st.lists(words, min_size=1, max_size=6), st.lists(words, min_size=1, max_size=6))
-def test_the_changed_part_put_in_place_of_the_old_makes_the_new_sentence(old: list[str], new: list[str]) -> None:
+@given(*(st.lists(words, min_size=1, max_size=3) for _ in range(4)))
+def test_the_changed_part_put_in_place_of_the_old_makes_the_new_sentence(
+    start: list[str], before: list[str], after: list[str], end: list[str]
+) -> None:
+    old, new = start + before + end, start + after + end
     gone, come = (part.split() for part in changed_part(" ".join(old), " ".join(new)))
     assert gone and come
     places = [at for at in range(len(old)) if old[at : at + len(gone)] == gone]
