@@ -31,6 +31,7 @@ from experiments.clinic import Note, Split, error_detail, with_error
 from experiments.clinic_sample import Draw, write_sample
 from experiments.learning.measure import Case, Measurement, Rate, held_out_cases
 from experiments.learning.results import ESTIMATORS, FIGURES, ROOT
+from experiments.learning.transcripts import BRIEF_EDITS
 from medserl_agentloop.evaluation.local_models import LocalModel, load_player
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord
@@ -47,6 +48,7 @@ MIXES = {
 RUNS = Path("runs/learn")
 PROFILE = "brief"
 NOVICE = resource("assets/novice")
+NOVICE_EDITS = Path("runs/novice_edits")
 SMOLLM2 = Path("runs/learn_smollm2_sft/global_step_100/huggingface")
 CASES_SEED = 90_001
 STEP_METRICS = (
@@ -85,6 +87,7 @@ class Experiment:
         with_games: Whether they also play themselves.
         recipe: What is run.
         start: The player that training starts from, which is also the frozen opponent.
+        profile: Prompts and parser of all of them.
         dtype: What players are measured in.
     """
 
@@ -95,6 +98,7 @@ class Experiment:
     with_games: bool = True
     recipe: str = "quickstart"
     start: Path = NOVICE
+    profile: str = PROFILE
     dtype: torch.dtype = torch.float32
 
 
@@ -161,6 +165,7 @@ LORA = (
 EXPERIMENTS = {
     "quickstart": Experiment(measured=(8,)),
     "headline": Experiment(FORTY_STEPS, measured=(20,), temperatures=(1.0, 0.0)),
+    "edits": Experiment(FORTY_STEPS, measured=(20,), start=NOVICE_EDITS, profile=BRIEF_EDITS),
     "assessor_kind": _assessor_credit("kind"),
     "assessor_mean": _assessor_credit("mean"),
     "doses": Experiment(
@@ -217,6 +222,7 @@ def training_command(experiment: str, seed: int, extra: Iterable[str] = ()) -> l
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo", f"+recipes={kind.recipe}"),
         *kind.overrides,
+        f"selfplay.profile={kind.profile}",
         f"actor_rollout_ref.model.path={kind.start}",
         f"data.train_files={kind.data}/train.parquet",
         f"data.val_files={kind.data}/val.parquet",
@@ -260,13 +266,14 @@ def train_and_measure(experiment: str, seed: int, extra: list[str], count: int) 
 
 
 def _start_rates(kind: Experiment, seed: int) -> Path:
-    return RUNS / ("novice" if kind.start == NOVICE else kind.recipe) / str(seed) / "rates_0.csv"
+    name = kind.recipe if kind.start == SMOLLM2 else kind.start.name
+    return RUNS / name / str(seed) / "rates_0.csv"
 
 
 def _measured_once(output: Path, model: Path, seed: int, kind: Experiment, cases: list[Case]) -> None:
     if output.exists():
         return
-    profile, rows = load_profile(PROFILE), []
+    profile, rows = load_profile(kind.profile), []
     frozen, player = _player(kind.start, kind), _player(model, kind)
     for temperature in kind.temperatures:
         measurement = Measurement(frozen, cases, profile, temperature, seed)

@@ -3,7 +3,8 @@
 Run once by hand, on one CPU thread in about a quarter of an hour:
 ``python -m experiments.learning.train_tiny_player``. The player learns the format of both roles from
 ``experiments.learning.transcripts`` and is left with blind spots for self-play to remove:
-``tiny_player`` for the quickstart, ``novice`` for the learning curves.
+``tiny_player`` for the quickstart, ``novice`` for the learning curves. ``--player novice_edits --output FOLDER`` makes
+a novice that attacks by edits.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from experiments.clinic import (
+    Note,
     Split,
     error_detail,
     inject_error,
@@ -27,13 +29,14 @@ from experiments.clinic import (
 )
 from experiments.learning.attack_check import check_attack
 from experiments.learning.player import build_model, build_tokenizer, save_player
-from experiments.learning.transcripts import CURRICULA
+from experiments.learning.transcripts import BRIEF_EDITS, CURRICULA
 from experiments.learning.warm_start import PromptCodec, WarmStart, warm_start
-from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.types import Category, Label, Role
+from medserl_agentloop.games.medical.records import MedicalRecord
+from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
+from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 
 ASSETS = Path(__file__).parents[2] / "assets"
-PROFILES = {"tiny_player": "medserl", "novice": "brief"}
+PROFILES = {"tiny_player": "medserl", "novice": "brief", "novice_edits": BRIEF_EDITS}
 MAX_ANSWER_TOKENS = 200
 ATTACKS = (Category.ADVERSARIAL_BENIGN, Category.ADVERSARIAL_HARMFUL, Category.DECOY_BENIGN)
 
@@ -82,18 +85,22 @@ def evaluate(
         if category.seed_label is Label.HARMFUL:
             notes = [inject_error(rng, note)[0] for note in notes]
         prompts = [codec.opening(Role.ATTACKER, category, note.text).ids for note in notes]
-        attacks = [MEDSERL.attack(text) for text in sample_turns(model, codec, prompts)]
-        pairs = list(zip(notes, attacks, strict=True))
-        valid = [check_attack(n.text, a.note, category) == "ok" for n, a in pairs if a.note is not None]
+        pairs = list(zip(notes, sample_turns(model, codec, prompts), strict=True))
+        attacks = [(n, a) for n, text in pairs if (a := _read(codec, category, n, text).attack)]
+        valid = [check_attack(n.text, a.note, category) == "ok" for n, a in attacks if a.note is not None]
         results[f"attacker, {category.value}"] = {
-            "parses": sum(not a.violations for a in attacks) / items,
+            "parses": sum(not a.violations for _, a in attacks) / items,
             "valid edit": sum(valid) / items,
         }
     clean = [sample_clean_note(rng, Split.HELD_OUT, facts) for _ in range(items)]
     wrong = [inject_error(rng, sample_clean_note(rng, Split.HELD_OUT, facts)) for _ in range(items)]
     shown = [*clean, *(note for note, _ in wrong)]
     prompts = [codec.opening(Role.ASSESSOR, Category.VANILLA_BENIGN, note.text).ids for note in shown]
-    answers = [MEDSERL.assessment(text) for text in sample_turns(model, codec, prompts)]
+    answers = [
+        assessment
+        for note, text in zip(shown, sample_turns(model, codec, prompts), strict=True)
+        if (assessment := _read(codec, Category.VANILLA_BENIGN, note, text).assessment)
+    ]
     on_clean, on_wrong = answers[:items], answers[items:]
     detected: dict[str, list[bool]] = defaultdict(list)
     for (note, index), answer in zip(wrong, on_wrong, strict=True):
@@ -114,6 +121,14 @@ def evaluate(
     }
     results["assessor finds"] = {kind: sum(hits) / len(hits) for kind, hits in sorted(detected.items())}
     return results
+
+
+def _read(codec: PromptCodec, category: Category, note: Note, text: str) -> MedicalRecord:
+    """The first turn of a game, as the rules take it."""
+    spec = GameSpec(category, category.default_target_label, note.text)
+    game = MedicalGame(spec, EditLimits(), codec.profile.parser)
+    game.play(text)
+    return game.record
 
 
 MODEL_CARD = """\

@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from experiments.learning.transcripts import Lesson, Transcript, sample_transcript
+from experiments.learning.transcripts import Lesson, Transcript, as_edit, sample_transcript
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
+from medserl_agentloop.core.interaction import Turn
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role
 
@@ -69,7 +70,7 @@ class PromptCodec:
 
     def opening(self, role: Role, category: Category, note: str) -> EncodedPrompt:
         """The prompt of a role's first turn."""
-        return self.chat.opening(self.profile.turn(role, category, note))
+        return self.chat.opening(self._asked(role, category, note))
 
     def instructions(self, role: Role, category: Category) -> list[int]:
         """Prompt tokens before the note, the same for every example of a template."""
@@ -79,18 +80,22 @@ class PromptCodec:
 
     def example(self, transcript: Transcript) -> Example:
         """Encode a transcript, and the attack that it follows if it follows one."""
+        if self.profile.parser.numbered:
+            transcript = as_edit(transcript)
         first = transcript.attack or transcript
         opening = self.opening(first.role, first.category, first.note)
         ids = opening.ids[len(self.instructions(first.role, first.category)) :]
         answer = self._turn(first)
         if transcript.attack:
             ids = [*ids, *answer]
-            prompt = self.chat.continuation(
-                self.profile.turn(transcript.role, transcript.category, transcript.note), ids[-1]
-            )
+            asked = self._asked(transcript.role, transcript.category, transcript.note)
+            prompt = self.chat.continuation(asked, ids[-1])
             ids = [*ids, *prompt.ids]
             answer = self._turn(transcript)
         return Example([*ids, *answer], opening.data_tokens, len(answer))
+
+    def _asked(self, role: Role, category: Category, note: str) -> Turn:
+        return self.profile.turn(role, category, self.profile.shown(note, {}))
 
     def _turn(self, transcript: Transcript) -> list[int]:
         ids: list[int] = self.tokenizer.encode(transcript.answer, add_special_tokens=False)

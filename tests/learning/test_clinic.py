@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,16 @@ from experiments.clinic import (
 )
 from experiments.learning.attack_check import check_attack
 from experiments.learning.measure import Measurement, held_out_cases
-from experiments.learning.transcripts import BLIND_SPOTS, CURRICULA, Lesson, Transcript, transcripts
+from experiments.learning.train_tiny_player import PROFILES
+from experiments.learning.transcripts import BLIND_SPOTS, CURRICULA, Lesson, Transcript, as_edit, transcripts
 from experiments.learning.warm_start import PromptCodec
 from medserl_agentloop.data.cases import EditTag
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.local_models import load_player
-from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
+from medserl_agentloop.games.medical.parsing import EDITS, MEDSERL
+from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
+from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
+from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
 from medserl_agentloop.paths import resource
 
 seeds = st.integers(min_value=0, max_value=2**32)
@@ -137,27 +140,51 @@ def test_clinic_attacks_parse_and_are_valid_in_every_category() -> None:
     assert min(counts.values()) == counts[Category.DECOY_BENIGN] > 0.05 * len(attacks)
 
 
-def conversation(tokenizer: Any, turns: list[Transcript]) -> str:
-    profile, messages = load_profile("brief"), []
+def test_a_turn_taught_as_an_edit_says_the_same_as_with_a_whole_note() -> None:
+    for turn in itertools.islice(transcripts(1, replace(NOVICE[1], practice=0.5)), 300):
+        games = {}
+        for parser, answer in ((MEDSERL, turn.answer), (EDITS, as_edit(turn).answer)):
+            game = MedicalGame(GameSpec(turn.category, Label.SAFE, turn.note), EditLimits(), parser)
+            game.play(answer)
+            games[parser] = game.record
+        whole, edit = games[MEDSERL], games[EDITS]
+        assert whole.presented_note == edit.presented_note
+        if whole.assessment is not None and edit.assessment is not None:
+            named = edit.assessment.number
+            assert not edit.assessment.violations
+            for field in ("verdict", "sentence", "error_type", "correction"):
+                assert getattr(whole.assessment, field) == getattr(edit.assessment, field)
+        else:
+            assert edit.attack is not None and edit.attack.edit is not None and not edit.attack.violations
+            named = edit.attack.edit.number
+        planned = re.search(r"sentence (\d+)", (edit.attack or edit.assessment).reasoning)  # type: ignore[union-attr]
+        assert planned is None or named is None or int(planned[1]) == named
+
+
+def conversation(tokenizer: Any, profile: PromptProfile, turns: list[Transcript]) -> str:
+    messages = []
     for turn in turns:
-        messages += profile.messages(turn.role, turn.category, turn.note)
+        messages += profile.messages(turn.role, turn.category, profile.shown(turn.note, {}))
         messages.append({"role": "assistant", "content": turn.answer})
     text: str = tokenizer.apply_chat_template(messages, tokenize=False)
     return text.removesuffix("\n")  # the template's, after the end-of-turn token
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_an_example_is_the_conversation_that_self_play_has_token_for_token(shared: bool) -> None:
+@pytest.mark.parametrize("player", ["novice", "novice_edits"])
+def test_an_example_is_the_conversation_that_self_play_has_token_for_token(player: str, shared: bool) -> None:
     tokenizer = AutoTokenizer.from_pretrained(resource("assets/novice"))
-    codec = PromptCodec(tokenizer, "brief")
+    codec = PromptCodec(tokenizer, PROFILES[player])
+    profile = codec.profile
     turns = (t for t in transcripts(1, NOVICE[1]) if (t.attack is not None) == shared)
     for transcript in itertools.islice(turns, 40):
-        both = [transcript.attack, transcript] if transcript.attack else [transcript]
+        taught = as_edit(transcript) if profile.parser.numbered else transcript
+        both = [taught.attack, taught] if taught.attack else [taught]
         example = codec.example(transcript)
         ids = [*codec.instructions(both[0].role, both[0].category), *example.ids]
-        assert tokenizer.decode(ids) == conversation(tokenizer, both)
-        assert tokenizer.decode(example.ids[-example.answer_tokens :]) == transcript.answer + tokenizer.eos_token
-        assert tokenizer.decode(example.ids[: example.note_tokens]) == both[0].note
+        assert tokenizer.decode(ids) == conversation(tokenizer, profile, both)
+        assert tokenizer.decode(example.ids[-example.answer_tokens :]) == taught.answer + tokenizer.eos_token
+        assert tokenizer.decode(example.ids[: example.note_tokens]) == profile.shown(both[0].note, {})
 
 
 # --- measuring a player: what is counted ---
