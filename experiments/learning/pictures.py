@@ -22,6 +22,7 @@ from experiments.learning.results import (
     ABLATIONS,
     ESTIMATORS,
     FIGURES,
+    FORMATS,
     KINDS,
     LONG,
     Rates,
@@ -31,6 +32,7 @@ from experiments.learning.results import (
     headline_table,
     in_training,
     markdown,
+    minutes,
     source_hash,
 )
 
@@ -53,17 +55,25 @@ plt.rcParams.update(STYLE)
 
 
 def curve(
-    axes: Any, rates: Rates, measures: Sequence[str], temperature: float, label: str, colour: str, style: str = "-"
+    axes: Any,
+    rates: Rates,
+    measures: Sequence[str],
+    temperature: float,
+    label: str,
+    colour: str,
+    style: str = "-",
+    at: Mapping[int, float] | None = None,
 ) -> None:
-    """A share by step: pooled over seeds with its interval, and every seed as a thin line."""
+    """A share by step: pooled over seeds with its interval, and every seed as a thin line; ``at`` are the places."""
     steps = rates.steps
+    places = [at[step] if at else step for step in steps]
     pooled = [rates.share(measures, step, temperature) for step in steps]
     low, high = zip(*(share.interval for share in pooled), strict=True)
-    axes.fill_between(steps, [100 * x for x in low], [100 * x for x in high], color=colour, alpha=0.15, lw=0)
-    axes.plot(steps, [100 * share.value for share in pooled], style, color=colour, lw=2, label=label)
+    axes.fill_between(places, [100 * x for x in low], [100 * x for x in high], color=colour, alpha=0.15, lw=0)
+    axes.plot(places, [100 * share.value for share in pooled], style, color=colour, lw=2, label=label)
     for seed in rates.seeds:
         values = [100 * rates.share(measures, step, temperature, (seed,)).value for step in steps]
-        axes.plot(steps, values, style, color=colour, lw=0.6, alpha=0.6)
+        axes.plot(places, values, style, color=colour, lw=0.6, alpha=0.6)
 
 
 def headline(folder: Path) -> None:
@@ -148,6 +158,25 @@ def long(folder: Path) -> None:
     save(figure, folder / "long.svg", *LONG)
 
 
+def edits(folder: Path) -> None:
+    """Both roles by minutes of one core, with attacks as whole notes and as edits."""
+    figure, panels = plt.subplots(1, 2, figsize=(8.4, 2.8), sharey=True)
+    for (name, label), colour in zip(FORMATS.items(), (GREY, BLUE), strict=True):
+        rates = Rates.of(name, folder)
+        at = {step: minutes(name, step, folder) for step in rates.steps}
+        curve(panels[0], rates, ("assessor/clean", "assessor/error"), 1.0, label, colour, at=at)
+        curve(panels[1], rates, ("attacker/undetected",), 1.0, label, colour, at=at)
+    panels[0].set_title("Assessor: balanced accuracy")
+    panels[1].set_title("Attacker: undetected by its own start")
+    panels[0].set_ylabel("%")
+    for axes in panels:
+        axes.set_ylim(0, 101)
+        axes.margins(x=0)
+        axes.set_xlabel("minutes of training on one core")
+        axes.legend(loc="lower right")
+    save(figure, folder / "edits.svg", *FORMATS)
+
+
 def ablations(folder: Path) -> None:
     """The headline run and the same without one of its parts."""
     runs = {name: Rates.of(name, folder) for name in ABLATIONS}
@@ -195,6 +224,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "quickstart": partial(both_roles, {"quickstart": ("", "-")}),
     "headline": headline,
     "long": long,
+    "edits": edits,
     "ablations": ablations,
     "estimators": estimators,
     "smollm2": partial(both_roles, SMOLLM2),

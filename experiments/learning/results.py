@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import variance
+from statistics import median, variance
 
 from medserl_agentloop.core.metrics import effective_number
 from medserl_agentloop.scoring.metrics import mean_interval, wilson_interval
@@ -24,6 +24,8 @@ FIGURES = Path(__file__).parent / "figures"
 ABLATIONS = ("headline", "shared", "rules_alone")
 NORMALIZATIONS = {"batch": "headline", "kind": "assessor_kind", "mean": "assessor_mean"}
 """Runs by how the assessor's advantages are normalised."""
+FORMATS = {"headline": "whole notes", "edits": "edits"}
+"""Runs by what an attack is."""
 LONG = ("long", "long_assessments", "long_learnable")
 """Runs of a hundred steps."""
 CREDIT = ("headline", "credit_by_role", "credit_summed")
@@ -301,6 +303,32 @@ def long_table(folder: Path = FIGURES) -> Table:
     return table
 
 
+def minutes(experiment: str, step: int, folder: Path = FIGURES) -> float:
+    """Minutes that a run of ``FORMATS`` takes to a step; both formats were timed side by side, twelve steps of each."""
+    with (folder / "formats_seconds.csv").open(encoding="utf-8", newline="") as file:
+        return step * median(float(row[experiment]) for row in csv.DictReader(file)) / 60
+
+
+def formats_table(folder: Path = FIGURES) -> Table:
+    """Tabulate both roles by step at temperature 1, with attacks as whole notes and as edits."""
+    runs = {name: Rates.of(name, folder) for name in FORMATS}
+    columns: dict[str, Callable[[Rates, int], Share]] = {
+        "balanced": lambda rates, step: rates.balanced(step, 1.0),
+        "own attacks found": lambda rates, step: rates.share("self/attacks", step, 1.0),
+        "undetected by the start": lambda rates, step: rates.share("attacker/undetected", step, 1.0),
+        "valid and undetected, of all": lambda rates, step: rates.won(step, 1.0),
+        "invalid": lambda rates, step: rates.share("attacker/valid", step, 1.0).complement,
+        "rewordings invalid": lambda rates, step: rates.share("attacker/valid_decoys", step, 1.0).complement,
+        "doses, of the errors put in": lambda rates, step: chosen(rates, "dose", step),
+    }
+    table = [["%", "step", "minutes", *columns]]
+    for name, rates in runs.items():
+        for step in rates.steps:
+            shares = [str(share(rates, step)) for share in columns.values()]
+            table.append([FORMATS[name], str(step), f"{minutes(name, step, folder):.1f}", *shares])
+    return table
+
+
 def facts_table(folder: Path = FIGURES) -> Table:
     """Errors found in wrong notes, by whether the wrong fact was held out."""
     rates = Rates.of("headline", folder)
@@ -484,6 +512,7 @@ TABLES: dict[str, Callable[..., Table]] = {
     "gains": gains_table,
     "facts": facts_table,
     "long": long_table,
+    "formats": formats_table,
     "normalization": normalization_table,
     "credit": credit_table,
     "smollm2_medec": medec_table,
