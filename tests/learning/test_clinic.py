@@ -36,7 +36,15 @@ from experiments.clinic import (
 from experiments.learning.attack_check import check_attack
 from experiments.learning.measure import Measurement, held_out_cases
 from experiments.learning.train_tiny_player import PROFILES
-from experiments.learning.transcripts import BLIND_SPOTS, CURRICULA, Lesson, Transcript, as_edit, transcripts
+from experiments.learning.transcripts import (
+    BLIND_SPOTS,
+    BRIEF_EDITS,
+    CURRICULA,
+    Lesson,
+    Transcript,
+    as_edit,
+    transcripts,
+)
 from experiments.learning.warm_start import PromptCodec
 from medserl_agentloop.data.cases import EditTag
 from medserl_agentloop.data.reader import read_files
@@ -159,6 +167,12 @@ def test_a_turn_taught_as_an_edit_says_the_same_as_with_a_whole_note() -> None:
             named = edit.attack.edit.number
         planned = re.search(r"sentence (\d+)", (edit.attack or edit.assessment).reasoning)  # type: ignore[union-attr]
         assert planned is None or named is None or int(planned[1]) == named
+
+
+def test_both_formats_are_asked_for_in_the_same_words() -> None:
+    brief, edits = load_profile("brief").folder, load_profile(BRIEF_EDITS).folder
+    asked = [path.relative_to(edits) for path in edits.rglob("*.jinja")]
+    assert len(asked) == 4 and all((edits / path).read_text() == (brief / path).read_text() for path in asked)
 
 
 def conversation(tokenizer: Any, profile: PromptProfile, turns: list[Transcript]) -> str:
