@@ -31,7 +31,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscop
 help:
 	@echo "make quickstart  install, train both roles for 16 steps on the CPU, show a game and what was gained"
 	echo "make test        install, run the tests, some real runs among them"
-	echo "make test-all    the same with the longest real runs, some of which CI leaves out"
+	echo "make test-all    the same with the longest real runs, which CI leaves out"
 	echo "make test-fast   the same without real runs and other processes"
 	echo "make test-mutations  install, give parsers, readers, records, judge clients and templates 1,000,000 mutated inputs"
 	echo "                 each, damage 5,000 files, and draw all examples of the property tests, in a quarter of an hour"

@@ -14,7 +14,7 @@ from medserl_agentloop.core.step_file import GAMES_FILE
 from medserl_agentloop.games.medical.records import read_games
 from medserl_agentloop.games.medical.types import Role
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.release, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 RECIPES = "[own_notes,colocate_async]"
 

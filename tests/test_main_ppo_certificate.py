@@ -30,7 +30,6 @@ def with_module(name: str, **changes: str) -> dict[str, str]:
 
 
 @pytest.mark.long
-@pytest.mark.release
 def test_bf16_raises_no_alarm_and_mini_batches_share_two_turn_games_evenly(
     tmp_path: Path, data: tuple[str, ...]
 ) -> None:

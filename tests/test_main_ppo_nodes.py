@@ -26,7 +26,7 @@ from medserl_agentloop.core.certificate import CERTIFICATE_FILE
 from medserl_agentloop.core.step_file import GAMES_FILE
 from medserl_agentloop.games.medical.records import read_games
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.release, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 NODE = {"num_cpus": 8, "num_gpus": 1, "include_dashboard": False, "object_store_memory": 2**28}
 HEALTH = {"RAY_health_check_period_ms": "500"}  # a lost node refuses at once; one without time to answer has 10 s each

@@ -17,7 +17,7 @@ from test_docs import blocks
 
 from medserl_agentloop.testing.tiny import compose_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 PACKAGE = ("hydra_plugins", "medserl_agentloop", "prompts", "recipes", "tool_configs")
 PARTS = ("assets", "data_prep", "experiments", *PACKAGE)
@@ -133,6 +133,9 @@ def test_the_first_hour_goes_as_the_pages_say(checkout: Path) -> None:
     *_, verified = run(checkout, "docs/data.md", "data/own").values()
     assert "holds" in verified
 
+
+@pytest.mark.long
+def test_a_game_of_ones_own_trains_as_its_page_says(checkout: Path) -> None:
     (code,) = (block for block in blocks(REPOSITORY / "docs" / "extending.md", "python") if "(Interaction)" in block)
     (checkout / "rps.py").write_text(code, encoding="utf-8")
     said = run(checkout, "docs/extending.md", "rps")

@@ -25,7 +25,7 @@ from medserl_agentloop.games.medical.judges import LabelJudge
 from medserl_agentloop.games.medical.records import read_games
 from medserl_agentloop.medical_team.protocol import create_app
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.release, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
 
 QUICK_START = next(block for block in blocks(REPOSITORY / "docs/migration.md", "bash") if "main_ppo" in block)
 NOT_RUN = "make quickstart"  # test_newcomer.py runs it

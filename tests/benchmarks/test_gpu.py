@@ -24,7 +24,6 @@ SMALL |= {"steps": STEPS, "games": GAMES, "note": NOTE, "turn": TURN}
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.release
 @pytest.mark.timeout(900)
 def test_benchmark_runs_and_kills_a_game_and_fills_every_table_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -168,6 +167,7 @@ def test_the_random_model_is_as_large_as_the_published_one(size: str, parameters
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_engine_alone_is_measured_without_a_rollout(tmp_path: Path) -> None:
     """``gpu_none.py``, part by part: the table keeps those before."""
     for part, rows in (("isolation", ("isolation", "control: no restart")), ("loss", ("loop over rows", "chunks"))):

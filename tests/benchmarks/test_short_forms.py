@@ -36,6 +36,7 @@ def test_every_benchmark_is_run_by_a_test() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_benchmark_of_a_step_runs_to_its_end() -> None:
     command = [sys.executable, BENCHMARKS / "cpu_step.py", "--games=8", "--rounds=1", "--tokens=8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, "COLUMNS": "130"})

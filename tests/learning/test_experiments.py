@@ -56,7 +56,6 @@ def test_every_command_composes_and_passes_the_start_up_check(
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.release
 @pytest.mark.timeout(600)
 def test_both_experiments_teach_train_measure_and_write_a_short_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
