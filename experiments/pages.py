@@ -1,4 +1,4 @@
-"""Pages with tables that experiments write; ``python -m experiments.pages`` makes them all anew from the CSV files."""
+"""The tables of the pages: ``python -m experiments.pages`` writes all of them anew from the CSV files."""
 
 from __future__ import annotations
 

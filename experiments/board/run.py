@@ -4,7 +4,7 @@
 
 A set is a file that ``medserl score --reference`` takes; MedErrBench's are also cut by difficulty. Where the folder of
 answers holds a folder with SET's name, as ``medserl evaluate --output FOLDER/SET`` leaves it, the scores of its
-``submission.txt`` are in the table too. It is written to ``board.csv`` and the page; nothing of the data is.
+``submission.txt`` are in the table too. It is written to ``board.csv``; nothing of the data is.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.learning.results import markdown
-from experiments.pages import with_table
 from medserl_agentloop.data.cases import near_duplicates
 from medserl_agentloop.evaluation.score import read_reference, read_training
 from medserl_agentloop.scoring.metrics import floors, grade, summarise
@@ -89,7 +87,6 @@ def main() -> None:
     with TABLE.open("w", encoding="utf-8", newline="") as file:
         lines = [headings, *(row + [""] * (width - len(row)) for row in rows)]
         csv.writer(file, lineterminator="\n").writerows(lines)
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), "board", markdown(read())), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The payoff of each kind of attack: real edits of one note, with the real rules and the real schemes.
 
-``simulate`` and ``variance`` take their payoffs from here. ``python -m experiments.incentives.payoffs`` writes the
-matrix of ``README.md``; ``tests/learning/test_incentives.py`` keeps it true.
+``simulate`` and ``variance`` take their payoffs from here. ``python -m experiments.incentives.payoffs`` prints
+the matrix of ``README.md``; ``tests/learning/test_incentives.py`` keeps it true.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from experiments.pages import with_table
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome, Rewards
 from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, medserl, zero_sum
@@ -167,11 +166,5 @@ def _cell(attack: Attack, label: Label | None, answer: str, scheme: RewardScheme
     return " / ".join(f"{earned(rewards, role):.2f}" if role in rewards else "-" for role in Role)
 
 
-def main() -> None:
-    """Write the matrix into README.md."""
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), "payoffs", matrix()), encoding="utf-8")
-    print(matrix())
-
-
 if __name__ == "__main__":
-    main()
+    print(matrix())

@@ -1,7 +1,7 @@
 """Do the directions of the simulation hold under other guesses? ``python -m experiments.incentives.robustness``.
 
 Draws all guesses anew, plays every setting out, and counts in how many draws each statement of the README
-holds. A minute; writes ``figures/robustness.csv`` and the table of the page.
+holds. A minute; writes ``figures/robustness.csv``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from experiments.incentives.simulate import (
     EARLIER,
     FEWER,
     FIGURES,
-    PAGE,
     PENALTY,
     Table,
     as_csv,
     as_markdown,
     settings_of,
 )
-from experiments.pages import with_table
 
 Played = dict[tuple[str, str], dict[str, float]]
 """The measures by judge and setting."""
@@ -115,8 +113,6 @@ def main(draws: Annotated[int, typer.Option(min=1, help="Draws of the guesses.")
     """Count in how many draws of the guesses the directions hold."""
     table = robustness_table(Assumptions(steps=500, rate=0.6), draws)
     (FIGURES / "robustness.csv").write_text(as_csv(table), encoding="utf-8")
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(with_table(page, "robustness", as_markdown(table)), encoding="utf-8")
     print(as_markdown(table))
 
 

@@ -1,6 +1,6 @@
 """Simulate the rewards of the medical game: ``python -m experiments.incentives.simulate [KEY=VALUE ...]``.
 
-Prints four tables in seconds. Without other assumptions it also writes them to ``figures/`` and the README.
+Prints four tables in seconds. Without other assumptions it also writes them, and the picture, to ``figures/``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from experiments.incentives.assumptions import Assumptions
 from experiments.incentives.dynamics import BALANCED_MIX, Setting, best_f1, settled
 from experiments.incentives.payoffs import Terms
 from experiments.incentives.variance import assessments_table, validity_table
-from experiments.pages import with_table
 
 FIGURES = Path(__file__).parent / "figures"
 PAGE = Path(__file__).with_name("README.md")
@@ -161,11 +160,8 @@ def main(
     print(f"Best F1 of a threshold on untouched notes: {best_f1(assumed):.2f}")
     if overrides:
         return
-    page = PAGE.read_text(encoding="utf-8")
     for name, table in every.items():
         (FIGURES / f"{name}.csv").write_text(as_csv(table), encoding="utf-8")
-        page = with_table(page, name, as_markdown(table))
-    PAGE.write_text(page, encoding="utf-8")
     draw(every["dynamics"], assumed)
 
 

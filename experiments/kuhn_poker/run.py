@@ -1,8 +1,9 @@
 """Self-play in Kuhn poker, measured: ``python -m experiments.kuhn_poker.run [ARM SEED | measure]``.
 
 Trains every arm with three seeds, or one arm with one seed, or measures how far the runs have come, and writes the
-policies of the checkpoints to ``figures/policies.csv``. All numbers of the page are computed from them. A run that is
-whole in the file is not run again, and with open-spiel installed the file gets the solution of CFR, for comparison.
+policies of the checkpoints to ``figures/policies.csv``, from which ``python -m experiments.pages`` computes the page's
+numbers. A run that is whole in the file is not run again, and with open-spiel installed the file gets the solution of
+CFR, for comparison.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import sys
 from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.kuhn_poker.exploitability import (
@@ -26,7 +29,6 @@ from experiments.kuhn_poker.exploitability import (
     policy_of,
     value_of,
 )
-from experiments.pages import with_table
 
 FIGURES = Path(__file__).parent / "figures"
 TABLE = FIGURES / "policies.csv"
@@ -154,11 +156,16 @@ def table(runs: Runs) -> str:
     return "\n".join(lines)
 
 
-def main(arm: str | None = None, seed: str | None = None) -> None:
-    """Run what is missing, and write table and picture; ``measure`` only reads how far all runs have come."""
+def main(
+    arm: Annotated[str | None, typer.Argument(help=f"One of {', '.join(ARMS)}, or measure; without it, all.")] = None,
+    seed: Annotated[int, typer.Argument(help="The seed of that arm.")] = 0,
+) -> None:
+    """Run what is missing, and write file and picture; ``measure`` only reads how far all runs have come."""
     wanted = [(name, number) for number in SEEDS for name in ARMS]
     if arm in ARMS:
-        wanted = [(arm, int(seed or 0))]
+        wanted = [(arm, seed)]
+    elif arm not in (None, "measure"):
+        raise typer.BadParameter(f"no arm {arm}; there are {', '.join(ARMS)}, and measure")
     for name, number in wanted:
         folder = Path("runs") / "kuhn_poker" / f"{name.replace(' ', '_')}_{number}"
         if STEPS in read().get((name, number), {}):
@@ -171,10 +178,8 @@ def main(arm: str | None = None, seed: str | None = None) -> None:
         from experiments.kuhn_poker.solution import cfr
 
         write(read() | {(SOLVED, 0): cfr(range(0, STEPS + 1, 5))})
-    runs = read()
-    draw(runs)
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), "nash_conv", table(runs)), encoding="utf-8")
+    draw(read())
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    typer.run(main)
