@@ -1,4 +1,4 @@
-"""Draw the picture of the README from the committed counts: ``python -m experiments.opponent.picture``."""
+"""Draw the pictures of the README from the committed counts: ``python -m experiments.opponent.picture``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import typer
 
 from experiments.learning.pictures import BLUE, GREEN, ORANGE
-from experiments.opponent.results import DRAWN, FIGURES, MEASURES, Players, of_arm, read, steps_of
+from experiments.opponent.results import DRAWN, FIGURES, MEASURES, Players, found_from, of_arm, read, steps_of
 
 COLOURS = dict(zip(DRAWN, (ORANGE, BLUE, GREEN), strict=True))
 LABELS = dict(zip(DRAWN, ("self-play", "frozen attacker", "labels alone"), strict=True))
@@ -30,6 +30,27 @@ def values_at(players: Players, unseen: float, arm: str, step: int, measure: str
     """A measure's values of all seeds, in %, without those that were not measured."""
     values = [MEASURES[measure](player) for player in of_arm(players, unseen, arm, step).values()]
     return [value for value in values if value == value]
+
+
+def draw_starts(folder: Path = FIGURES) -> None:
+    """Errors of unseen kinds found from each start, the mean over its seeds, at two steps."""
+    figure, panels = plt.subplots(1, 2, figsize=(10.4, 3.4), sharex=True)
+    for axes, step in zip(panels, (40, 80), strict=True):
+        starts = found_from(0.03, step, folder)
+        for place, found in enumerate(starts.values()):
+            means = {arm: mean(found[arm]) for arm in DRAWN if found[arm]}
+            axes.plot([means["static"], means["self_play"]], [place, place], color="lightgrey", lw=2, zorder=1)
+            for arm, value in means.items():
+                axes.scatter(value, place, color=COLOURS[arm], label=LABELS[arm] if place == 0 else None, zorder=2)
+        axes.set_yticks(range(len(starts)), starts)
+        axes.invert_yaxis()
+        axes.set_title(f"Errors of unseen kinds found after {step} steps, 3 % rare")
+        axes.set_xlabel("%")
+    panels[0].set_ylabel("start")
+    panels[0].set_xlim(0, 101)
+    panels[0].legend(loc="center left")
+    figure.tight_layout()
+    figure.savefig(folder / "starts.svg", metadata={"Date": None})
 
 
 def draw(folder: Path = FIGURES) -> None:
@@ -55,6 +76,7 @@ def draw(folder: Path = FIGURES) -> None:
     panels[0].legend(loc="upper left")
     figure.tight_layout()
     figure.savefig(folder / "opponent.svg", metadata={"Date": None})
+    draw_starts(folder)
 
 
 if __name__ == "__main__":

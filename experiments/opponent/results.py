@@ -167,25 +167,43 @@ def attackers_table(unseen: float, folder: Path = FIGURES) -> Table:
     return table
 
 
-def starts_table(unseen: float, folder: Path = FIGURES) -> Table:
-    """Errors of unseen kinds found after 40 steps from each start, in %: the mean over its seeds, and each seed.
+def starts_table(unseen: float, step: int, folder: Path = FIGURES) -> Table:
+    """Errors of unseen kinds found after so many steps from each start, in %: the mean over its seeds, and each seed.
 
-    The last row is the mean of the differences over starts, with Student's 95 % interval. A start needs both arms.
+    The last row has the mean of the differences over starts, with Student's 95 % interval. A start needs both arms.
     """
-    measure, step = MEASURES["errors of unseen kinds found"], 40
-    heading = ["start", "unseen kinds in its attacks", *(f"`{arm}`" for arm in ARMS), "`self_play` less `static`"]
-    table, gains = [heading], []
-    for start, players in sorted(read_starts(folder).items()):
-        first = of_arm(players, unseen, START, 0)
-        found = {a: [measure(p) for _, p in sorted(of_arm(players, unseen, a, step).items())] for a in ARMS}
-        if not (found["self_play"] and found["static"]):
-            continue
-        of_arms = [f"{mean(v):.1f} ({', '.join(f'{each:.1f}' for each in v)})" if v else "" for v in found.values()]
-        gain = mean(found["self_play"]) - mean(found["static"])
-        gains.append(gain)
-        table.append([start, _mean([p.unseen_attacks for p in first.values()]), *of_arms, f"{gain:+.1f}"])
-    average, low, high = mean_interval(gains)
-    return [*table, ["all", "", *("" for _ in ARMS), f"{average:+.1f} ({low:+.1f} to {high:+.1f})"]]
+    starts, by_start = read_starts(folder), found_from(unseen, step, folder)
+    arms = [arm for arm in ARMS if any(found[arm] for found in by_start.values())]
+    others = [arm for arm in arms[1:] if sum(bool(found[arm]) for found in by_start.values()) > 1]
+    less = [f"`{arms[0]}` less `{arm}`" for arm in others]
+    table = [["start", "unseen kinds in its attacks", *(f"`{arm}`" for arm in arms), *less]]
+    gains: dict[str, list[float]] = {arm: [] for arm in others}
+    for start, found in by_start.items():
+        shown = _mean([player.unseen_attacks for player in of_arm(starts[start], unseen, START, 0).values()])
+        table.append([start, shown, *(_with_seeds(found[arm]) for arm in arms)])
+        for arm, of_arms in gains.items():
+            if found[arm]:
+                of_arms.append(mean(found[arms[0]]) - mean(found[arm]))
+            table[-1].append(f"{of_arms[-1]:+.1f}" if found[arm] else "")
+    intervals = [mean_interval(of_arms) for of_arms in gains.values()]
+    over_starts = (f"{average:+.1f} ({low:+.1f} to {high:+.1f})" for average, low, high in intervals)
+    return [*table, ["all", "", *("" for _ in arms), *over_starts]]
+
+
+def found_from(unseen: float, step: int, folder: Path = FIGURES) -> dict[str, dict[str, list[float]]]:
+    """Errors of unseen kinds found by start and arm, in %, each seed, from the starts with both arms at this step."""
+    measure = MEASURES["errors of unseen kinds found"]
+    by_start = {
+        start: {arm: [measure(p) for _, p in sorted(of_arm(players, unseen, arm, step).items())] for arm in ARMS}
+        for start, players in sorted(read_starts(folder).items())
+    }
+    return {start: found for start, found in by_start.items() if found["self_play"] and found["static"]}
+
+
+def _with_seeds(values: Sequence[float]) -> str:
+    if len(values) < 2:
+        return "".join(f"{value:.1f}" for value in values)
+    return f"{mean(values):.1f} ({', '.join(f'{value:.1f}' for value in values)})"
 
 
 def panel_of(players: Players, unseen: float) -> list[tuple[str, int]]:
@@ -206,4 +224,6 @@ def tables(folder: Path = FIGURES) -> dict[str, str]:
     for unseen in sorted({key[0] for key in read(folder)}):
         for name, make in (("arms", arms_table), ("gains", gains_table), ("attackers", attackers_table)):
             made[f"{name}_{100 * unseen:g}"] = markdown(make(unseen, folder))
-    return {**made, "starts_3": markdown(starts_table(0.03, folder))}
+    for step in (20, 40, 80):
+        made[f"starts_3_{step}"] = markdown(starts_table(0.03, step, folder))
+    return made
