@@ -108,6 +108,7 @@ def draw(runs: Runs) -> None:
     """Draw NashConv by step, a panel for each arm; each seed has a line, and a dashed one for the average so far."""
     import matplotlib.pyplot as plt
 
+    plt.rcParams["svg.hashsalt"] = "kuhn_poker"  # or each drawing has other ids
     figure, panels = plt.subplots(1, len(ARMS), figsize=(12, 3.2), sharey=True)
     for panel, arm in zip(panels, ARMS, strict=True):
         uniform = nash_conv(dict.fromkeys(information_sets(), 0.5))
