@@ -79,10 +79,10 @@ def _files_of_a_config(loader: Any, defaults: list[Any], repo: Any) -> Hashable:
 
 
 LONGEST = (
-    "test_main_ppo_certificate.py",
-    "test_main_ppo_async.py",
     "test_newcomer.py",
     "test_main_ppo.py",
+    "test_main_ppo_certificate.py",
+    "test_main_ppo_async.py",
     "learning/test_experiments.py",
     "test_old_commands.py",
     "test_main_ppo_nodes.py",

@@ -15,7 +15,7 @@ from medserl_agentloop.core.certificate import CERTIFICATE_FILE
 from medserl_agentloop.core.step_file import GAMES_FILE
 from medserl_agentloop.games.medical.records import read_games
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 MODULES = Path(__file__).parent / "training"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -29,7 +29,6 @@ def with_module(name: str, **changes: str) -> dict[str, str]:
     return environment(MODULES, VERL_USE_EXTERNAL_MODULES=name, **changes)
 
 
-@pytest.mark.long
 def test_bf16_raises_no_alarm_and_mini_batches_share_two_turn_games_evenly(
     tmp_path: Path, data: tuple[str, ...]
 ) -> None:
