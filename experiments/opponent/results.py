@@ -201,9 +201,8 @@ def found_from(unseen: float, step: int, folder: Path = FIGURES) -> dict[str, di
 
 
 def _with_seeds(values: Sequence[float]) -> str:
-    if len(values) < 2:
-        return "".join(f"{value:.1f}" for value in values)
-    return f"{mean(values):.1f} ({', '.join(f'{value:.1f}' for value in values)})"
+    each = ", ".join(f"{value:.1f}" for value in values)
+    return f"{mean(values):.1f} ({each})" if len(values) > 1 else each
 
 
 def panel_of(players: Players, unseen: float) -> list[tuple[str, int]]:

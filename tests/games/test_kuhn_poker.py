@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -17,7 +18,7 @@ from support import TOKENIZER, judge, run_game
 
 from experiments.kuhn_poker import warm_start
 from experiments.kuhn_poker.exploitability import Policy, average_policy, information_sets, nash_conv, value_of
-from experiments.kuhn_poker.run import measure
+from experiments.kuhn_poker.run import main, measure
 from medserl_agentloop.core.certificate import CertificateError, _short_samples
 from medserl_agentloop.core.interaction import Interaction, Prompt, Turn, place
 from medserl_agentloop.core.records import GameRecord
@@ -58,6 +59,11 @@ def test_the_average_policy_is_worth_what_a_draw_of_one_of_the_policies_is(drawn
         changed = [at for at in information_sets() if len(at[1].split()) % 2 == own]
         worth = [value_of({**equilibrium(0.2), **{at: p[at] for at in changed}}) for p in [*policies, average]]
         assert worth[-1] == pytest.approx(sum(worth[:-1]) / len(policies), abs=1e-9)
+
+
+def test_an_arm_that_there_is_not_trains_nothing() -> None:
+    with pytest.raises(typer.BadParameter, match="no arm bluff; there are role_rae, "):
+        main("bluff")
 
 
 def test_open_spiel_finds_the_same_exploitability_and_the_same_solution() -> None:
