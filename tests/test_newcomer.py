@@ -118,15 +118,24 @@ def rewards(run: Path) -> set[str]:
     return {name for game in games for components in game["rewards"].values() for name in components}
 
 
-def test_the_first_hour_goes_as_the_pages_say(checkout: Path) -> None:
-    said = run(checkout, "README.md")
-    quickstart = said["make quickstart"]
+@pytest.fixture(scope="module")
+def readme(checkout: Path) -> dict[str, str]:
+    """The output of README's commands."""
+    return run(checkout, "README.md")
+
+
+def test_the_readmes_commands_do_what_it_says(checkout: Path, readme: dict[str, str]) -> None:
+    quickstart = readme["make quickstart"]
     assert "step 1/1 " in quickstart and "runs/quickstart/progress/1: " in quickstart
     assert (checkout / "runs" / "quickstart" / "report.html").exists()
     own_notes = compose_run("+recipes=own_notes").data
     assert all((checkout / file).exists() for file in (own_notes.train_files, own_notes.val_files))
-    assert "It fits" in said["medserl plan qwen3_4b --gpu 96"]
+    assert "It fits" in readme["medserl plan qwen3_4b --gpu 96"]
 
+
+@pytest.mark.long
+@pytest.mark.usefixtures("readme")
+def test_the_guides_go_on_from_the_readme(checkout: Path) -> None:
     said = run(checkout, "docs/start.md")
     assert "== training" not in said["make quickstart"], "what is finished is not done again"
 
