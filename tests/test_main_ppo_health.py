@@ -11,7 +11,7 @@ from serving import serving
 from medserl_agentloop.core.step_file import GAMES_FILE
 from medserl_agentloop.games.medical.records import JUDGE_FAILED, read_games
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

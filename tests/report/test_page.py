@@ -214,6 +214,7 @@ def test_a_user_is_told_what_is_wrong(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_benchmark_runs_to_its_end(chromium: str) -> None:
     report_page = pytest.importorskip("report_page", reason="playwright is not installed: pip install playwright")
     command = [sys.executable, report_page.__file__, "--games", "60", "--chromium", chromium]
