@@ -36,7 +36,7 @@ from experiments.learning.results import (
     source_hash,
 )
 
-BLUE, ORANGE, GREEN, GREY = "#2f6fb0", "#d9722e", "#3a9150", "#8a8a8a"
+BLUE, ORANGE, GREEN, GREY, PURPLE = "#2f6fb0", "#d9722e", "#3a9150", "#8a8a8a", "#7d55a8"
 SMOLLM2 = {
     "smollm2": ("credit per role", "-"),
     "smollm2_reinforce_plus_plus": ("verl's REINFORCE++", ":"),
@@ -143,7 +143,7 @@ def dots(axes: Any, names: Sequence[str], shares: Sequence[Share], title: str, c
 def long(folder: Path) -> None:
     """The run's own attacks that are found, over a hundred steps: the mean of every five, and each seed's."""
     figure, axes = plt.subplots(figsize=(8.4, 2.8))
-    for name, colour in zip(LONG, (ORANGE, GREY, BLUE), strict=True):
+    for name, colour in zip(LONG, (ORANGE, GREY, BLUE, PURPLE, GREEN), strict=True):
         rates = Rates.of(name, folder)
         steps = range(5, rates.steps[-1] + 1, 5)
         fives = [in_training(name, "assessor", "accuracy/adversarial_benign", slice(s - 5, s), folder) for s in steps]

@@ -26,7 +26,7 @@ NORMALIZATIONS = {"batch": "headline", "kind": "assessor_kind", "mean": "assesso
 """Runs by how the assessor's advantages are normalised."""
 FORMATS = {"headline": "whole notes", "edits": "edits"}
 """Runs by what an attack is."""
-LONG = ("long", "long_assessments", "long_learnable")
+LONG = ("long", "long_assessments", "long_learnable", "long_entropy", "long_coverage")
 """Runs of a hundred steps."""
 CREDIT = ("headline", "credit_by_role", "credit_summed")
 ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")

@@ -176,6 +176,8 @@ EXPERIMENTS = {
     ),
     "long": _long(),
     "long_assessments": _long("selfplay.assessments=4", *EIGHT_NOTES),
+    "long_coverage": _long("selfplay.reward=experiments.learning.coverage:coverage"),
+    "long_entropy": _long("actor_rollout_ref.actor.entropy_coeff=0.01"),
     "long_learnable": _long("selfplay.reward=learnable", "selfplay.assessments=4", *EIGHT_NOTES),
     "shared": Experiment((*TWENTY_STEPS, "selfplay.context=shared")),
     "credit_by_role": _untuned(),
