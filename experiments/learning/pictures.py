@@ -154,7 +154,7 @@ def long(folder: Path) -> None:
     axes.set_ylim(0, 101)
     axes.set_xlabel("self-play step")
     axes.margins(x=0)
-    axes.legend(loc="lower left")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     save(figure, folder / "long.svg", *LONG)
 
 
