@@ -1,5 +1,6 @@
 """The trainer's own tensor work and columns, and the loss that reads the anchor's; its runs are in test_main_ppo.py."""
 
+import json
 import math
 from collections import Counter
 from contextlib import nullcontext
@@ -27,6 +28,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from medserl_agentloop.core import columns, loss
 from medserl_agentloop.core import trainer as core_trainer
+from medserl_agentloop.core.alarms import HealthError, HealthMonitor
 from medserl_agentloop.core.certificate import CERTIFICATE_FILE, Certificate, CertificateError, Measure
 from medserl_agentloop.core.columns import ANCHOR_COLUMN, TOKEN_COUNTS, TOKEN_ROLES, stacked, token_counts
 from medserl_agentloop.core.config import SelfPlayConfig
@@ -46,6 +48,33 @@ NAMES = MedicalGameInteraction.roles
 def test_verl_finds_the_trainer_and_takes_it_for_its_synchronous_one() -> None:
     trainer = object.__new__(get_trainer_cls("selfplay_sync"))
     assert isinstance(trainer, SelfPlayTrainerSync) and trainer.verl_mode == "sync"
+
+
+@pytest.mark.parametrize("on_alarm", ["warn", "stop"])
+def test_a_step_with_an_alarm_is_the_last_one_only_if_the_run_is_to_stop(
+    on_alarm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_verl(self: Any, metrics: dict[str, float], timing: dict[str, float]) -> None:
+        metrics["training/rollout_probs_diff_mean"] = 0.5
+
+    monkeypatch.setattr(PPOTrainer, "step", of_verl)
+    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer.selfplay = SelfPlayConfig(game="medical", on_alarm=on_alarm, alarms={"patience": 1})
+    trainer.health = HealthMonitor(trainer.selfplay.alarms, MedicalGameInteraction.rules())
+    trainer.interaction = SimpleNamespace(notices=lambda numbers: [])
+    trainer.table, trainer.files = StepTable(NAMES, []), RunFiles(tmp_path)
+    trainer.global_steps, trainer.total_training_steps = 1, 4
+    trainer.stop_reason, trainer._certificate_metrics = None, {}
+    trainer.step({}, {})
+    if on_alarm == "stop":
+        with pytest.raises(
+            HealthError, match=r"stopped after step 1 .* rollout_mismatch: training/rollout_probs_diff_mean is 0\.5"
+        ):
+            trainer.step({}, {})
+    else:
+        trainer.step({}, {})
+    steps = [json.loads(line) for line in trainer.files.metrics.path.read_text().splitlines()]
+    assert len(steps) == (1 if on_alarm == "stop" else 2) and steps[0]["selfplay/alarm/rollout_mismatch"] == 1.0
 
 
 def test_validation_is_in_the_file_of_the_run_unless_a_game_raised(
