@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median, variance
 
 from medserl_agentloop.core.metrics import effective_number
-from medserl_agentloop.scoring.metrics import mean_interval, wilson_interval
+from medserl_agentloop.scoring.metrics import mean_interval, student_quantile, wilson_interval
 
 PAGE = Path(__file__).with_name("README.md")
 ROOT = Path(__file__).parents[2]
@@ -60,14 +60,18 @@ class Share:
     def interval(self) -> tuple[float, float]:
         """The 95 % interval over cases and seeds: Wilson's, with the cases of one seed, as all seeds share them.
 
-        The variance between seeds over their number is added to that of the cases. It holds some of the chance in
-        a case once more, so the interval is rather too wide than too narrow.
+        The variance between seeds over their number is added to that of the cases. As few seeds say little of their
+        variance, the quantile is Student's, with the degrees of freedom of the sum (Welch and Satterthwaite).
         """
         of_seeds, uncertain = self.of_seeds, self.value * (1 - self.value)
         trials = self.items / len(of_seeds) if of_seeds else 0.0
-        if len(of_seeds) > 1 and uncertain:
-            trials = 1 / (1 / trials + variance(of_seeds) / len(of_seeds) / uncertain)
-        return wilson_interval(self.value * trials, trials)
+        between = variance(of_seeds) / len(of_seeds) if len(of_seeds) > 1 else 0.0
+        if not between:
+            return wilson_interval(self.value * trials, trials)
+        of_both = uncertain / trials + between
+        trials = uncertain / of_both
+        quantile = student_quantile((len(of_seeds) - 1) * (of_both / between) ** 2)
+        return wilson_interval(self.value * trials, trials, quantile)
 
     @property
     def complement(self) -> Share:

@@ -20,7 +20,7 @@ FIGURES = Path(__file__).parent / "figures"
 PAGE = Path(__file__).with_name("README.md")
 START = "start"
 DRAWN = ("self_play", "static", "labels")
-ARMS = (*DRAWN, "pool")  # the last one was measured before the pool of checkpoints left the package
+ARMS = (*DRAWN, "learnable", "pool")  # the last one was measured before the pool of checkpoints left the package
 PANEL = (START, "self_play")
 """Attackers that all assessors of a step meet: the start, and the player of that step of the arm with a trained one."""
 VALID = "attacker/valid"

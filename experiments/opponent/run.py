@@ -31,7 +31,7 @@ import typer
 from rich.console import Console
 
 from experiments.learning.measure import BUDGETS, Case, Measurement, Rate, held_out_cases, spec_of
-from experiments.learning.run import ONE_AT_A_TIME, PROFILE, prepare_data, train
+from experiments.learning.run import EIGHT_NOTES, ONE_AT_A_TIME, PROFILE, prepare_data, train
 from experiments.learning.transcripts import CURRICULA, error_of, sample_transcript
 from experiments.learning.warm_start import WarmStart
 from experiments.opponent.results import FIGURES, PANEL, START
@@ -87,6 +87,7 @@ ARMS = {
     "self_play": Arm(),
     "static": Arm(("selfplay.train=assessor",), frozen_attacker=True),
     "labels": Arm(("selfplay.train=assessor", *ONE_AT_A_TIME), labelled=True),
+    "learnable": Arm(("selfplay.reward=learnable", "selfplay.assessments=4", *EIGHT_NOTES)),
 }
 console = Console()
 

@@ -257,11 +257,11 @@ def _measure(seeds: Sequence[Grades], name: str, weights: Numbers, mask: Numbers
     return Estimate(value, *wilson_interval(value * trials, trials), spread)
 
 
-def wilson_interval(hits: float, trials: float) -> tuple[float, float]:
+def wilson_interval(hits: float, trials: float, quantile: float = _Z) -> tuple[float, float]:
     """Wilson's 95 % interval of a share; (0, 1) without trials."""
     if not trials:
         return 0.0, 1.0
-    share, of_one = hits / trials, _Z**2 / trials
+    share, of_one = hits / trials, quantile**2 / trials
     centre = (share + of_one / 2) / (1 + of_one)
     half = math.sqrt(of_one * (share * (1 - share) + of_one / 4)) / (1 + of_one)
     return max(0.0, centre - half), min(1.0, centre + half)
@@ -269,11 +269,16 @@ def wilson_interval(hits: float, trials: float) -> tuple[float, float]:
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Mean of two or more values with Student's 95 % interval."""
+    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
+    half = student_quantile(len(values) - 1) * deviation / len(values) ** 0.5
+    return mean, mean - half, mean + half
+
+
+def student_quantile(degrees_of_freedom: float) -> float:
+    """The standard errors that a 95 % interval reaches to each side, by Student's t."""
     from scipy.stats import t  # not at the top: half a second of every command
 
-    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
-    half = float(t.ppf(0.975, len(values) - 1)) * deviation / len(values) ** 0.5
-    return mean, mean - half, mean + half
+    return float(t.ppf(0.975, degrees_of_freedom))
 
 
 def floors(
