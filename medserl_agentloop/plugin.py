@@ -95,6 +95,12 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         self.platform = platform
 
     @_or_no_run()
+    def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
+        from medserl_agentloop.core.config import refuse
+
+        refuse(["--multirun would start all its runs in one process, with one Ray: give each run a command of its own"])
+
+    @_or_no_run()
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
         from ray._private.worker import _post_init_hooks
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median, variance
+from statistics import mean, median, variance
 
 from medserl_agentloop.core.metrics import effective_number
 from medserl_agentloop.scoring.metrics import mean_interval, student_quantile, wilson_interval
@@ -93,8 +93,8 @@ class Share:
 def gain(first: Share, second: Share) -> list[str]:
     """The second less the first in points: paired by seed, the mean with Student's 95 % interval, and each seed's."""
     each = [100 * (after - before) for before, after in zip(first.of_seeds, second.of_seeds, strict=True)]
-    mean, low, high = mean_interval(each)
-    return [f"{mean:+.1f} ({low:+.1f} to {high:+.1f})", ", ".join(f"{value:+.1f}" for value in each)]
+    average, low, high = mean_interval(each)
+    return [f"{average:+.1f} ({low:+.1f} to {high:+.1f})", ", ".join(f"{value:+.1f}" for value in each)]
 
 
 Counts = dict[tuple[int, int, float, str], tuple[int, int]]
@@ -269,13 +269,18 @@ def kinds_table(folder: Path = FIGURES) -> Table:
     for kind in KINDS:
         shares = [str(rates.share(f"assessor/error/{kind}", step, 1.0)) for step in (first, last)]
         table.append([kind, *shares, *(str(chosen(rates, kind, step)) for step in (first, last))])
-    kinds = [effective_number([chosen(rates, kind, step).hits for kind in KINDS]) for step in (first, last)]
-    return [*table, ["effective number of kinds", "", "", *(f"{number:.1f}" for number in kinds)]]
+    return [*table, ["effective number of kinds", "", "", *(effective_kinds(rates, step) for step in (first, last))]]
 
 
 def chosen(rates: Rates, kind: str, step: int) -> Share:
     """Share of valid attacks that put in an error of ``kind``."""
     return rates.share(f"attacker/kind/{kind}", step, 1.0).among(rates.share("attacker/undetected", step, 1.0))
+
+
+def effective_kinds(rates: Rates, step: int) -> str:
+    """The effective number of kinds of error among the valid attacks, the mean over seeds."""
+    by_seed = zip(*(chosen(rates, kind, step).counts for kind in KINDS), strict=True)
+    return f"{mean(effective_number([hits for hits, _ in kinds]) for kinds in by_seed):.1f}"
 
 
 def long_table(folder: Path = FIGURES) -> Table:
@@ -302,8 +307,8 @@ def long_table(folder: Path = FIGURES) -> Table:
     }
     table = [["%", "step", *columns, "effective number of kinds"]]
     for name, rates, step in rows:
-        kinds = effective_number([chosen(rates, kind, step).hits for kind in KINDS])
-        table.append([name, str(step), *(str(share(rates, step)) for share in columns.values()), f"{kinds:.1f}"])
+        shares = (str(share(rates, step)) for share in columns.values())
+        table.append([name, str(step), *shares, effective_kinds(rates, step)])
     return table
 
 

@@ -328,7 +328,7 @@ def gains_table(results: Path = FIGURES) -> list[list[str]]:
 
 
 def alarm_table(results: Path = FIGURES) -> list[list[str]]:
-    """In how many runs the alarm ``unseen_errors`` fires, by its limit."""
+    """In how many runs the limit of the alarm ``unseen_errors`` is passed three steps in a row, by limit."""
     [rule] = [rule for rule in RULES if rule.name == "unseen_errors"]
     with (results / "steps.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row[rule.metric]]

@@ -210,6 +210,11 @@ def test_a_check_that_breaks_ends_the_run(
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_a_sweep_of_hydra_is_refused_before_its_first_run() -> None:
+    with pytest.raises(SystemExit, match="--multirun .*: give each run a command of its own"):
+        start_up(event="on_multirun_start")
+
+
 def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path, files: dict[str, Any]) -> None:
     folder = home / "runs" / "quickstart"
     here = {**trained(folder, 3), "data.train_files": "train.parquet", "selfplay.judge_server.model": "gpt-5"}
