@@ -137,7 +137,7 @@ class Interaction(ABC, Generic[G, R]):
 
     def metrics(self, records: Sequence[R]) -> dict[str, float]:
         """Metrics of a step's games by name, ``selfplay/…``."""
-        return game_metrics(records, self.roles)
+        return game_metrics(records, self.roles, repeated_roles=self.repeated_roles)
 
     def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
         """The turns of the longest game on this row, to plan lengths; for the certificate, two conversations."""

@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -37,16 +37,23 @@ _SAME_REWARD = 1e-6  # rewards closer than this are equal: a sum of components i
 
 
 def game_metrics(
-    records: Sequence[GameRecord], roles: Sequence[str], void_classes: Mapping[str, str] = {}
+    records: Sequence[GameRecord],
+    roles: Sequence[str],
+    void_classes: Mapping[str, str] = {},
+    repeated_roles: Collection[str] = (),
 ) -> dict[str, float]:
-    """Return voids and rewards; metrics without games are omitted. ``void_classes``: class by words of a reason."""
+    """Return voids and rewards; metrics without games are omitted. ``void_classes``: class by words of a reason.
+
+    The turns of ``repeated_roles`` in one game are a group of their own, as in ``core.advantages``.
+    """
     metrics = {
         "selfplay/games": float(len(records)),
         "selfplay/void_rate": share(g.is_void for g in records),
         **shares_by_name("selfplay/void/", [void_class(g, void_classes) for g in records]),
     }
     for role in roles:
-        metrics |= _reward_metrics(role, [g for g in records if not g.is_void and role in g.rewards])
+        rewarded = [g for g in records if not g.is_void and role in g.rewards]
+        metrics |= _reward_metrics(role, rewarded, role in repeated_roles)
     return finite(metrics)
 
 
@@ -58,7 +65,7 @@ def void_class(record: GameRecord, more: Mapping[str, str] = {}) -> list[str]:
     return [next((name for text, name in classes.items() if text in (record.void or "")), "other")]
 
 
-def _reward_metrics(role: str, games: Sequence[GameRecord]) -> dict[str, float]:
+def _reward_metrics(role: str, games: Sequence[GameRecord], repeated: bool) -> dict[str, float]:
     """Rewards of one role in games that reward it: totals, components, and groups that teach nothing."""
     if not games:
         return {}
@@ -68,10 +75,13 @@ def _reward_metrics(role: str, games: Sequence[GameRecord]) -> dict[str, float]:
     for name in sorted({name for game in games for name in game.rewards[role]}):
         values = [game.rewards[role][name] for game in games if name in game.rewards[role]]
         metrics[prefix + f"reward_{name}"] = mean(values)
-    groups: dict[str, list[float]] = defaultdict(list)
-    for game, total in zip(games, totals, strict=True):
-        if game.uid:
-            groups[game.uid].append(total)
+    groups: dict[tuple[str, int | None], list[float]] = defaultdict(list)
+    for number, (game, total) in enumerate(zip(games, totals, strict=True)):
+        if game.uid and repeated:
+            turns = {n: turn.role for n, turn in enumerate(game.turns) if turn.role == role}
+            groups[game.uid, number] += game.reward_of_turns(turns).values()
+        elif game.uid:
+            groups[game.uid, None].append(total)
     comparable = [group for group in groups.values() if len(group) > 1]
     return metrics | {
         prefix + "groups": float(len(comparable)) or math.nan,

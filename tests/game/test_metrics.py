@@ -14,6 +14,7 @@ from game.builders import CLEAN_NOTE, ERROR_NOTE, ERROR_SENTENCE, any_game, atta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from medserl_agentloop.core.records import TurnRecord
 from medserl_agentloop.games.medical.metrics import MAX_COMPARED, diversity_metrics, role_metrics
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
@@ -190,6 +191,28 @@ def rewarded(uid: str, assessor: float, attacker: float | None = None) -> Medica
     totals = {Role.ASSESSOR: assessor, Role.ATTACKER: attacker}
     rewards = {role: {"game": total} for role, total in totals.items() if total is not None}
     return finished(Outcome.MISSED_ERROR, uid=uid, rewards=rewards)
+
+
+def assessed_twice(uid: str, *assessor: float) -> MedicalRecord:
+    game = rewarded(uid, sum(assessor) / len(assessor))
+    assert game.assessment is not None
+    own = {n: {"game": reward} for n, reward in enumerate(assessor, start=1)}
+    turns = [TurnRecord(role=role) for role in ("attacker", *["assessor"] * len(assessor))]
+    return game.model_copy(
+        update={"turn_rewards": own, "turns": turns, "further_assessments": [game.assessment] * (len(assessor) - 1)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("games", "no_signal"),
+    [([(1.0, -1.0), (-1.0, 1.0)], 0.0), ([(1.0, 1.0), (-1.0, -1.0)], 1.0), ([(1.0, 1.0), (1.0, -1.0)], 0.5)],
+)
+def test_assessments_of_one_note_are_a_group_as_they_are_to_the_estimators(
+    games: list[tuple[float, float]], no_signal: float
+) -> None:
+    metrics = role_metrics([assessed_twice("same", *rewards) for rewards in games])
+    assert metrics["selfplay/assessor/groups"] == 2
+    assert metrics["selfplay/assessor/no_signal_rate"] == no_signal
 
 
 VOID = {

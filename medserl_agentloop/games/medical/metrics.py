@@ -46,7 +46,8 @@ _PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 def role_metrics(records: Iterable[MedicalRecord]) -> dict[str, float]:
     """Metrics by name. An unreadable assessment counts as wrong; several of one note count as several games."""
     games = list(records)
-    metrics = game_metrics(games, [role.value for role in Role], _VOID_CLASSES)
+    repeated = [Role.ASSESSOR.value] if any(game.further_assessments for game in games) else []
+    metrics = game_metrics(games, [role.value for role in Role], _VOID_CLASSES, repeated)
     played = [g for g in games if g.outcome is not Outcome.VOID]
     assessed = [each for g in played for each in g.by_assessment]
     for name, numbers in (
