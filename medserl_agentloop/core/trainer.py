@@ -343,6 +343,9 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             announce(f"alarm {line}")
         if health.firing and self.selfplay.on_alarm == "stop":
             self.stop_reason = stop_message(health.firing, step)
+            save_freq = self.config.trainer.save_freq
+            if save_freq > 0 and step % save_freq and step < total:  # after other steps verl saves
+                self._save_checkpoint()
         return batch
 
 

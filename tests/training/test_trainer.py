@@ -65,7 +65,10 @@ def test_a_step_with_an_alarm_is_the_last_one_only_if_the_run_is_to_stop(
     trainer.table, trainer.files = StepTable(NAMES, []), RunFiles(tmp_path)
     trainer.global_steps, trainer.total_training_steps = 1, 4
     trainer.stop_reason, trainer._certificate_metrics = None, {}
+    trainer.config, saved = OmegaConf.create({"trainer": {"save_freq": 2}}), list[int]()
+    trainer._save_checkpoint = lambda: saved.append(trainer.global_steps)
     trainer.step({}, {})
+    assert saved == ([1] if on_alarm == "stop" else [])
     if on_alarm == "stop":
         with pytest.raises(
             HealthError, match=r"stopped after step 1 .* rollout_mismatch: training/rollout_probs_diff_mean is 0\.5"
