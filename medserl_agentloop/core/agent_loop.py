@@ -79,13 +79,15 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         await interaction.ask_base_model(record, self._shared.base)
 
         record.context = self._shared.config.context
-        # verl's metrics cast both versions to int; a server that names none played the row's step.
-        fallback = int(row.get("global_steps", 0))
-        record.policy_version = min((oldest for oldest, _ in seats.versions), default=fallback)
-        newest = max((newest for _, newest in seats.versions), default=fallback)
-        if record.policy_version != newest:
-            record.versions = seats.versions
-        extra = {"min_global_steps": record.policy_version, "max_global_steps": newest}
+        versions = seats.versions
+        # verl's metrics cast both to int; where the policy took no turn, they are the weights that the step began with.
+        oldest = newest = int(row.get("global_steps", 1)) - 1
+        if versions:
+            oldest, newest = min(first for first, _ in versions), max(last for _, last in versions)
+            record.policy_version = oldest
+        if oldest != newest:
+            record.versions = versions
+        extra = {"min_global_steps": oldest, "max_global_steps": newest}
         metrics = AgentLoopMetrics(generate_sequences=seats.timing.get("generate_sequences", 0.0))
         return seats.trajectory.to_output(record, metrics, extra, self.tokenizer.pad_token_id)
 
@@ -172,11 +174,13 @@ class _Seats:
         model, config = self._shared.opponent, self._shared.config.opponent
         assert model is not None
         opponent = OpponentRecord(role=turn.role, kind=config.kind, version=None)
-        self._record.opponent = opponent
         try:
             reply = await model.reply(turn, messages)
-            opponent.version = reply.model or str(config.model)
         except NoReplyError as error:
+            self._record.opponent = opponent
             # An outage costs its games, not the run, and nothing is invented in the opponent's place.
             raise NoReplyError(f"opponent failed: {error}") from None
+        if self._record.opponent is None:  # or a turn beside this one has failed
+            opponent.version = reply.model or str(config.model)
+            self._record.opponent = opponent
         return reply

@@ -80,6 +80,9 @@ def test_a_vanilla_game_needs_the_opponent_only_where_it_assesses(server: Oppone
     output, record, engine = play([], "vanilla_harmful", run=against(server, "attacker"))
     assert record.assessment is not None and not engine.calls
     assert output.response_mask == [0]
+    # No weights played; verl casts both to int, and takes the age of a game from them.
+    assert record.policy_version is None and record.versions == []
+    assert [output.extra_fields[f"{end}_global_steps"] for end in ("min", "max")] == [2, 2]  # of a row of step 3
 
 
 def test_an_opponents_invalid_attack_leaves_nothing_to_train_on(server: OpponentServer) -> None:
@@ -102,6 +105,17 @@ def test_an_opponent_that_fails_voids_the_game(server: OpponentServer) -> None:
     assert judged.rewards == {} and trained_role_won(judged) is None
     numbers = opponent_metrics([judged], [trained_role_won(judged)])
     assert numbers == {"selfplay/opponent/games": 1.0, "selfplay/opponent/failed": 1.0}
+
+
+@pytest.mark.parametrize("said", [[500, assessment_text()], [assessment_text(), 500]], ids=["first", "last"])
+def test_one_failed_turn_of_two_side_by_side_counts_as_a_failure(server: OpponentServer, said: list[Any]) -> None:
+    answers = iter(said)
+    server.answer = lambda _: next(answers)
+    run = against(server, "attacker")
+    run.selfplay.assessments = 2
+    _, record, _ = play([], "vanilla_harmful", run=run)
+    assert record.void is not None and record.void.startswith("opponent failed: assessor: HTTP 500")
+    assert record.opponent == OpponentRecord(role="assessor", kind="endpoint", version=None)
 
 
 def met(outcome: Outcome, opponent: Role = Role.ATTACKER, **changes: Any) -> MedicalRecord:
