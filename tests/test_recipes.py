@@ -94,6 +94,8 @@ def test_the_base_judges_beside_an_adapter_for_each_role() -> None:
 def test_a_recipe_of_another_game_passes_the_start_up_check() -> None:
     assert check_run(compose_run("+recipes=kuhn_poker")).game == "kuhn_poker"
     assert check_run(compose_run("+recipes=[core,cpu,tiny]", "selfplay.game=kuhn_poker")).game == "kuhn_poker"
+    with pytest.raises(ConfigError, match="every role that is trained has weight 0"):
+        check_run(compose_run("+recipes=kuhn_poker", "selfplay.credit.role_weights={first: 0, second: 0}"))
     with pytest.raises(ConfigError, match="game is not set"):
         check_run(compose_run("+recipes=[core,cpu,tiny]"))
 
@@ -110,6 +112,12 @@ def test_agent_loop_yaml_is_found_and_names_the_loop_that_rows_ask_for() -> None
 @pytest.mark.parametrize("files", ["data/medec_ms/train.parquet", "[data/medec_ms/a.parquet,data/other/b.parquet]"])
 def test_a_run_on_other_data_does_not_share_the_folder_of_the_first(files: str) -> None:
     assert compose_run("+recipes=quickstart").trainer.default_local_dir == "runs/quickstart"
+    for recipes, folder in (
+        ("quickstart,adapter_per_role", "quickstart_adapters"),
+        ("quickstart,colocate_async", "quickstart_async"),
+        ("qwen3_4b,lora,adapter_per_role", "qwen3_4b_adapters"),
+    ):
+        assert compose_run(f"+recipes=[{recipes}]").trainer.default_local_dir == f"runs/{folder}"
     other = compose_run("+recipes=own_notes", f"data.train_files={files}")
     assert other.trainer.default_local_dir == other.selfplay.records == "runs/medec_ms"
 
