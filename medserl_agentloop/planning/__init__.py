@@ -47,9 +47,7 @@ ANSWER, THOUGHT, JUDGE = 150, 450, "qwen3-32b"
 _BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 _ACTOR, _REF, _CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
 _FSDP = {_ACTOR: f"{_ACTOR}.fsdp_config", _REF: f"{_REF}.fsdp_config", _CRITIC: "critic.fsdp"}
-_PASSES = {_ACTOR: "actor_rollout_ref.rollout.log_prob", _REF: f"{_REF}.log_prob", _CRITIC: "critic.forward"}
 _MODEL, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
-_DYNAMIC, _LIMIT, _SIZE = "use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu"
 _HELPERS = (f"{_ROLLOUT}.agent.num_workers", "reward.num_workers", "data.dataloader_num_workers")
 _WARM_START = "engine"
 """Node of the one engine in the config of verl's SFT trainer, whose rows are conversations."""
@@ -129,17 +127,16 @@ def _longest(run: RunConfig) -> int:
     return sum(_whole(run, f"data.{key}") for key in keys)
 
 
-def _tokens(run: RunConfig, dynamic: str, most: str, size: str, sharing: int) -> int:
-    """Tokens of the largest micro-batch on one GPU."""
-    longest = _longest(run)
-    if not run[dynamic]:
-        return _whole(run, size) * longest // sharing
-    if _whole(run, most) * sharing < longest:
-        raise ValueError(
-            f"{most}={run[most]} holds no {_GAME[_WARM_START in run.config]} of {longest} tokens, which data.max_* "
-            f"allows, and verl ends the run at the first one. Set it to {-(-longest // sharing)} or more."
-        )
-    return _whole(run, most)
+def _tokens(run: RunConfig, packs: bool, keys: str, sharing: int) -> int:
+    """Tokens of the largest micro-batch on one GPU; ``keys`` is how its keys begin."""
+    from medserl_agentloop.core.config import refuse
+
+    longest, most = _longest(run), f"{keys}max_token_len_per_gpu"
+    if not packs:
+        return _whole(run, f"{keys}micro_batch_size_per_gpu") * longest // sharing
+    tokens = _whole(run, most)
+    refuse(run.too_few(most, longest, sharing, _GAME[_WARM_START in run.config]))
+    return tokens
 
 
 def _fsdp_engine(run: RunConfig, strategy: str, fsdp: str, model: str, optim: str, shape: Shape) -> Engine:
@@ -166,9 +163,9 @@ def _fsdp_engine(run: RunConfig, strategy: str, fsdp: str, model: str, optim: st
 
 
 def _engine(run: RunConfig, name: str, shape: Shape) -> Engine:
-    passes, sharing, reads = _PASSES[name], run.ulysses(name), name == _REF
-    own = f"{_CRITIC}.{_DYNAMIC}" if name == _CRITIC else f"{passes}_{_DYNAMIC}"
-    ppo = () if reads else (f"{name}.{_DYNAMIC}", f"{name}.ppo_{_LIMIT}", f"{name}.ppo_{_SIZE}")
+    from medserl_agentloop.core.run_check import LOG_PROBS, UPDATES
+
+    packs, sharing = run.packs(name), run.ulysses(name)
     model = f"{_CRITIC}.model" if name == _CRITIC else _MODEL
     engine = _fsdp_engine(run, f"{name}.strategy", _FSDP[name], model, f"{name}.optim", shape)
     return replace(
@@ -177,9 +174,9 @@ def _engine(run: RunConfig, name: str, shape: Shape) -> Engine:
         outputs=int(name == _CRITIC),
         scaled=run[f"{_ROLLOUT}.temperature"] != 1 and name != _CRITIC,
         entropy=name == _ACTOR and bool(run[f"{name}.calculate_entropy"] or run[f"{name}.entropy_coeff"]),
-        on_cpu=reads or engine.on_cpu,
-        update_tokens=_tokens(run, *ppo, sharing) if ppo else 0,
-        infer_tokens=_tokens(run, own, f"{passes}_{_LIMIT}", f"{passes}_{_SIZE}", sharing),
+        on_cpu=name == _REF or engine.on_cpu,
+        update_tokens=_tokens(run, packs, UPDATES[name], sharing) if name in run.trained else 0,
+        infer_tokens=_tokens(run, packs, LOG_PROBS[name], sharing) if name in run.log_probs.values() else 0,
     )
 
 
@@ -193,7 +190,7 @@ def _warm_start_setup(run: RunConfig, shape: Shape) -> Setup:
             f"multiple of {workers}."
         )
     engine = _fsdp_engine(run, f"{_WARM_START}.strategy", _WARM_START, "model", "optim", shape)
-    tokens = _tokens(run, f"data.{_DYNAMIC}", f"data.{_LIMIT}", f"data.{_SIZE}", sharing)
+    tokens = _tokens(run, bool(run["data.use_dynamic_bsz"]), "data.", sharing)
     return Setup(
         replace(engine, lora_rank=_whole(run, "model.lora_rank"), update_tokens=tokens),
         games=conversations,
@@ -225,8 +222,6 @@ def _judge(run: RunConfig, games: int, base: Shape) -> dict[str, Any]:
 
 def _setup(run: RunConfig, shapes: dict[str, Shape]) -> Setup:
     """Return the arithmetic's input for a run; a ValueError names the key that does not fit, and what to write."""
-    from verl.trainer.ppo.utils import need_reference_policy
-
     from medserl_agentloop.games.medical.config import MedicalConfig
 
     if _WARM_START in run.config:
@@ -239,9 +234,6 @@ def _setup(run: RunConfig, shapes: dict[str, Shape]) -> Setup:
                 f"data.max_prompt_length + data.max_response_length = {longest}, and {key} allows {most} tokens. Set "
                 f"data.max_response_length={most - run['data.max_prompt_length']} or less."
             )
-    reads = {} if run.selfplay.reuse_log_probs else {"actor": engines[_ACTOR]}
-    if need_reference_policy(run.config):  # with LoRA, the actor without its adapter
-        reads["reference" if _REF in engines else "reference in actor"] = engines.get(_REF, engines[_ACTOR])
     games = _whole(run, "data.train_batch_size") * _whole(run, f"{_ROLLOUT}.n")
     selfplay = run.selfplay
     game_tokens, generated = FILLED * longest, FILLED * longest / 2  # of a game, and of them those generated
@@ -259,7 +251,7 @@ def _setup(run: RunConfig, shapes: dict[str, Shape]) -> Setup:
     piecewise_off = bool(run[f"{_ROLLOUT}.engine_kwargs.sglang.disable_piecewise_cuda_graph"])
     return Setup(
         engines[_ACTOR],
-        reads,
+        {who: engines[engine] for who, engine in run.log_probs.items()},
         engines.get(_CRITIC),
         pool=0.0 if run[f"{_ROLLOUT}.name"] == "cpu_hf" else float(run[f"{_ROLLOUT}.gpu_memory_utilization"]),
         pool_of_free=sglang,
@@ -285,10 +277,15 @@ def plan_run(run: RunConfig, gpu_gb: float, model_config: Path | None = None, be
 
     ValueError for a model or a number that it cannot plan with.
     """
+    if (memory := gpu_gb * USABLE - beside) <= 0:
+        raise ValueError(
+            f"of a GPU with {gpu_gb:g} GB nothing is left beside {beside:g} GiB. Name a larger card, --gpu GB, or less "
+            "beside the run, --beside GIB."
+        )
     engines = {_WARM_START: "model"} if _WARM_START in run.config else run.engines
     shapes = {name: read_shape(run[f"{key}.path"], model_config) for name, key in engines.items()}
     name, tflops, bandwidth = CARDS[min(CARDS, key=lambda size: abs(size - gpu_gb))]
-    card = Card(name, (gpu_gb * USABLE - beside) * GIB, tflops, bandwidth)
+    card = Card(name, memory * GIB, tflops, bandwidth)
     setup = _setup(run, shapes)
     return Plan(card, setup, phases(setup, card), seconds(setup, card, run.gpus))
 
@@ -308,8 +305,8 @@ def composed(recipe: str, overrides: list[str]) -> RunConfig:
 def plan(
     recipe: Annotated[str, typer.Argument(help="Recipe of the run, or several: qwen3_4b,gpu_80g.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,
-    gpu: Annotated[float, typer.Option(help="Memory of one GPU, in GB.")] = 96,
-    beside: Annotated[float, typer.Option(help="GiB of each GPU that something else holds, e.g. a judge.")] = 0,
+    gpu: Annotated[float, typer.Option(min=1, help="Memory of one GPU, in GB.")] = 96,
+    beside: Annotated[float, typer.Option(min=0, help="GiB of each GPU that something else holds, e.g. a judge.")] = 0,
     model_config: Annotated[Path | None, typer.Option(help="Folder with the model's config.json.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:

@@ -65,6 +65,23 @@ def test_a_broken_copy_is_refused_with_the_key_and_what_to_write(overrides: list
         plan_run(run_of("qwen3_4b", *overrides), 96)
 
 
+def test_micro_batches_are_those_that_verl_makes() -> None:
+    """A critic packs by tokens whatever its key says, and nothing reads the actor's second budget here."""
+    critic, log_probs = "critic.use_dynamic_bsz=false", "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=4096"
+    setup = plan_run(run_of("qwen3_4b,gpu_80g", "algorithm.adv_estimator=role_gae", critic, log_probs), 80).setup
+    assert setup.critic is not None
+    assert (setup.critic.update_tokens, setup.actor.update_tokens, setup.actor.infer_tokens) == (9216, 9216, 0)
+    again = run_of("qwen3_4b", log_probs, "selfplay.reuse_log_probs=false")
+    with pytest.raises(ValueError, match=r"rollout\.log_prob_max_token_len_per_gpu=4096 holds no game of 9216"):
+        plan_run(again, 96)
+
+
+def test_a_card_of_which_nothing_is_left_is_refused() -> None:
+    for gpu, beside, answer in ((0, 0, "for '--gpu'"), (96, -1, "for '--beside'"), (96, 200, "nothing is left beside")):
+        done = invoke("plan", "qwen3_4b", "--gpu", gpu, "--beside", beside)
+        assert done.exit_code == 2 and answer in done.output
+
+
 def test_a_game_with_a_budget_of_its_own_is_planned_as_any_game() -> None:
     class Settings(SelfPlayConfig):
         budget: int = 5

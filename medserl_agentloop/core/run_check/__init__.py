@@ -28,9 +28,14 @@ FSDP = ("fsdp", "fsdp2")
 
 _OPEN_NODES = (
     *("selfplay", "hydra", "ray_kwargs.ray_init"),
-    # A field of FSDPEngineConfig that verl's YAML leaves out.
+    # Fields of FSDPEngineConfig and of CriticConfig that verl's YAML leaves out.
     *(f"{node}.mixed_precision" for node in (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config", "critic.fsdp", "engine")),
+    f"{CRITIC}.ppo_infer_max_token_len_per_gpu",
 )
+
+UPDATES = {ACTOR: f"{ACTOR}.ppo_", CRITIC: f"{CRITIC}.ppo_infer_"}
+LOG_PROBS = {ACTOR: f"{ROLLOUT}.log_prob_", REF: f"{REF}.log_prob_"}
+"""How the keys begin that say how large the micro-batches of an engine's update are, or of its pass for log-probs."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,17 @@ class RunConfig:
     @property
     def engines(self) -> dict[str, str]:
         """All engines that read games, each with the key of its model."""
-        # With LoRA, verl's reference policy is the actor without its adapter (trainer_base.py, ref_in_actor).
-        in_actor = self.lora_rank or self[f"{MODEL}.lora_adapter_path"] is not None
-        return self.trained | ({REF: MODEL} if need_reference_policy(self.config) and not in_actor else {})
+        return self.trained | ({REF: MODEL} if REF in self.log_probs.values() else {})
+
+    @property
+    def log_probs(self) -> dict[str, str]:
+        """The passes for log-probs before an update, each with its engine."""
+        passes = {} if self.selfplay.reuse_log_probs or self[f"{CORRECTION}.bypass_mode"] else {"actor": ACTOR}
+        if need_reference_policy(self.config):
+            # With LoRA, verl's reference policy is the actor without its adapter (trainer_base.py, ref_in_actor).
+            in_actor = self.lora_rank or self[f"{MODEL}.lora_adapter_path"] is not None
+            passes |= {"reference in actor": ACTOR} if in_actor else {"reference": REF}
+        return passes
 
     @property
     def lora_rank(self) -> int:
@@ -85,6 +98,20 @@ class RunConfig:
         # verl/workers/config: actor.py takes either key, critic.py reads only that of its engine.
         nodes = [f"{CRITIC}.fsdp"] if engine == CRITIC else [engine, f"{engine}.fsdp_config"]
         return max(self[f"{node}.ulysses_sequence_parallel_size"] or 1 for node in nodes)
+
+    def packs(self, engine: str) -> bool:
+        """Return whether the micro-batches of an engine are made by tokens."""
+        # verl hands no key to the critic's engine, whose own default is True (trainer_base.py, EngineConfig).
+        return engine == CRITIC or bool(self[f"{engine}.{'log_prob_' if engine == REF else ''}use_dynamic_bsz"])
+
+    def too_few(self, key: str, longest: int, sharing: int, row: str = "game") -> Iterator[str]:
+        """Yield that a micro-batch of so many tokens has no room for the longest row."""
+        # verl/utils/seqlen_balancing.py (rearrange_micro_batches) asserts it when such a row comes, maybe after hours.
+        if (self[key] or 0) * sharing < longest:
+            yield (
+                f"{key}={self[key]} holds no {row} of {longest} tokens, which data.max_* allows, and verl ends the "
+                f"run at the first one. Set it to {-(-longest // sharing)} or more."
+            )
 
 
 def check_run(config: DictConfig) -> SelfPlayConfig:
@@ -198,7 +225,10 @@ def _opponent(run: RunConfig) -> Iterator[str]:
         return
     kind = f"selfplay.opponent.kind={opponent.kind}"
     if run.selfplay.context == "shared":
-        yield f"{kind} keeps its turns out of the trajectory, which is one conversation of all. Set context=isolated."
+        yield (
+            f"{kind} keeps its turns out of the trajectory, which is one conversation of all. Set "
+            "selfplay.context=isolated."
+        )
     if run.selfplay.train == "both":
         yield (
             f"{kind} plays the role that is not trained, but selfplay.train=both trains both. Set selfplay.train to "
@@ -268,6 +298,17 @@ def _without_effect(run: RunConfig) -> Iterator[str]:
         )
     if run[key := "distillation.enabled"]:
         yield f"{key}=True: self-play sets the actor's loss, so the teacher's would never be used. Set it to False."
+    if run["algorithm.adv_estimator"] == "role_grpo" and not run[key := "algorithm.norm_adv_by_std_in_grpo"]:
+        roles = [role for role in game_class(run.selfplay.game).roles if run.selfplay.trains(role)]
+        yield (
+            f"{key}=False: role_grpo does not read it. For Dr. GRPO set "
+            f"{' and '.join(f'selfplay.credit.normalize.{role}=mean' for role in roles)}, and leave it at True."
+        )
+    if run[key := f"{SAMPLER}.sync_refill_failed_groups"]:
+        yield (
+            f"{key}=True: verl does not tell a custom sampler, and no game that was lost would be played again. Set it "
+            "to False; selfplay/lost_games counts them."
+        )
     corrects = run[f"{CORRECTION}.rollout_is"] or run[f"{CORRECTION}.rollout_rs"]
     # verl/trainer/ppo/v1/trainer_base.py: only the legacy trainer hands these keys on to the loss.
     if run[f"{CORRECTION}.bypass_mode"] and (corrects or run[f"{CORRECTION}.loss_type"] not in (None, "ppo_clip")):
@@ -300,22 +341,18 @@ def _batches(run: RunConfig) -> Iterator[str]:
             "Set it to false."
         )
     for engine in run.engines:
-        prefix = "log_prob_" if engine == REF else "ppo_"
-        size, budget = run[f"{engine}.ppo_mini_batch_size"] or batch, f"{engine}.{prefix}max_token_len_per_gpu"
+        size = run[f"{engine}.ppo_mini_batch_size"] or batch
         if batch > size and not run[f"{engine}.shuffle"]:
             yield (
                 f"{engine}.shuffle=False with several mini-batches in a step (data.train_batch_size={batch}, "
                 f"{engine}.ppo_mini_batch_size={size}): verl keeps the order in which games finish, so the first "
                 f"updates would see mostly invalid and one-turn games. Set {engine}.shuffle=True."
             )
-        # verl/utils/seqlen_balancing.py (rearrange_micro_batches) asserts it when such a game comes, maybe after hours.
-        dynamic = run[f"{engine}.{'log_prob_' if engine == REF else ''}use_dynamic_bsz"]
-        if dynamic and run[budget] * run.ulysses(engine) < longest:
-            yield (
-                f"{budget}={run[budget]} is less than a game may have (data.max_prompt_length + "
-                f"data.max_response_length = {longest}), and the run would end at the first longer one. Set it to "
-                f"{-(-longest // run.ulysses(engine))} or more."
-            )
+    passes = {UPDATES[engine]: engine for engine in run.trained}
+    passes |= {LOG_PROBS[engine]: engine for engine in run.log_probs.values()}
+    for keys, engine in passes.items():
+        if run.packs(engine):
+            yield from run.too_few(f"{keys}max_token_len_per_gpu", longest, run.ulysses(engine))
 
 
 def _checkpoints(run: RunConfig) -> Iterator[str]:
