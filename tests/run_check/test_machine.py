@@ -166,13 +166,15 @@ def missing_model(path: Path | str, monkeypatch: pytest.MonkeyPatch, hub: Except
 
 def test_a_model_that_nobody_has_is_refused(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     answer = missing_model("someone/no-model", monkeypatch, httpx.ConnectError("Name or service not known"))
-    assert answer.startswith(f"model.path=someone/no-model is no folder of a model (seen from {home}), nor one on the")
+    assert answer.startswith(f"{PATH}=someone/no-model is no folder of a model (seen from {home}), nor one on the")
     assert "Name or service not known" in answer and "hf download someone/no-model" in answer
     assert "no folder of a model" in missing_model("./models/nothing", monkeypatch)
     assert "there is no config.json in it" in missing_model(home, monkeypatch)
     assert missing_model("someone/some-model", monkeypatch) == missing_model("hdfs://cluster/model", monkeypatch) == ""
     (home / "config.json").write_text("{}")
     assert missing_model(home, monkeypatch) == ""
+    critic = {"critic.enable": True, "critic.model.path": "./nothing", PATH: str(home)}
+    assert problem("model", critic).startswith("critic.model.path=./nothing is no folder of a model")
     monkeypatch.setattr(machine, "try_to_load_from_cache", lambda name, file: str(home / file))
     assert missing_model("someone/cached", monkeypatch, httpx.ConnectError("")) == ""
 
@@ -211,7 +213,7 @@ def test_a_check_that_breaks_ends_the_run(
 
 
 def test_a_sweep_of_hydra_is_refused_before_its_first_run() -> None:
-    with pytest.raises(SystemExit, match="--multirun .*: give each run a command of its own"):
+    with pytest.raises(SystemExit, match=r"--multirun .*: give each run a command of its own"):
         start_up(event="on_multirun_start")
 
 
@@ -232,6 +234,10 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path, f
     shuffled = {"data.dataloader_num_workers": 2, "data.shuffle": False}
     lost = problem("checkpoints", here | shuffled | {"selfplay.allow_changes": True})
     assert all(f"{key} was " in lost for key in shuffled) and lost.count("its place in the rows is lost: set it") == 2
+    of_checkpoint = {"actor_rollout_ref.actor.optim.lr": 1e-5, "selfplay.train": "attacker"}
+    kept = problem("checkpoints", here | of_checkpoint | {"selfplay.allow_changes": True})
+    assert "optim.lr was 0.0003 and is 1e-05, and verl takes the checkpoint's: set it back" in kept
+    assert "selfplay.train was " not in kept  # but with an adapter for each role the optimizer is another one
     decisive = {
         "algorithm.adv_estimator": ("role_reinforce_pp", "role_grpo"),
         "selfplay.profile": ("medserl", "classic"),
@@ -239,7 +245,6 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path, f
         "selfplay.judge": ("labels", "http"),
         "selfplay.judge_server.model": ("gpt-5", "gpt-4"),
         "selfplay.blind.model": (None, "gpt-4"),
-        "actor_rollout_ref.actor.optim.lr": (0.0003, 0.001),
         "data.train_files": ("train.parquet", files["data.train_files"]),
     }
     refused = problem("checkpoints", here | {key: now for key, (_, now) in decisive.items()})
@@ -260,6 +265,9 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path, f
         SelfPlayTrainerSync(run_of(changed).config)
     pq.write_table(pa.table({"row": range(65)}), "train.parquet")
     assert "or its rows changed" in problem("checkpoints", here)
+    apart = {**here, "selfplay.adapters": "per_role", "selfplay.allow_changes": True}
+    (folder / "run_config.yaml").write_text(config_text(run_of(apart)))
+    assert "selfplay.train was both and is attacker, and verl takes" in problem("checkpoints", apart | of_checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -299,6 +307,12 @@ def test_a_checkpoint_of_another_number_of_workers_is_named(home: Path) -> None:
     for resumed in (here, chosen):
         assert "global_step_3 is of 2 training workers, and this run has 1. Set" in problem("checkpoints", resumed)
     assert problem("checkpoints", {**here, "trainer.n_gpus_per_node": 2}) == ""
+
+
+@pytest.mark.parametrize(("path", "said"), [(None, "null"), ("runs/quickstart", "runs/quickstart")])
+def test_a_path_to_resume_from_that_names_no_step_is_refused(path: str | None, said: str) -> None:
+    answer = problem("checkpoints", {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": path})
+    assert f"trainer.resume_from_path={said} is no checkpoint. Set it to a folder global_step_N" in answer
 
 
 def test_a_last_checkpoint_that_is_none_is_told(home: Path) -> None:

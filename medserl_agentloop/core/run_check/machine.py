@@ -176,7 +176,8 @@ def longest_context(run: RunConfig) -> int:
 
 def models(run: RunConfig) -> Iterator[str]:
     """The models are here, or on the hub."""
-    for path in {str(run[f"{model}.path"]) for model in run.trained.values()}:
+    keys = [f"{model}.path" for model in run.trained.values()]
+    for path, key in {str(run[key]): key for key in reversed(keys)}.items():  # the critic's is mostly the actor's
         folder = Path(path).expanduser()
         if "://" in path or (folder / "config.json").is_file():
             continue
@@ -188,7 +189,7 @@ def models(run: RunConfig) -> Iterator[str]:
         except (OSError, ValueError, httpx.HTTPError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             yield (
-                f"model.path={path} is no folder of a model (seen from {Path.cwd()}), nor one on the hub: {reason}. "
+                f"{key}={path} is no folder of a model (seen from {Path.cwd()}), nor one on the hub: {reason}. "
                 f"Name another, or fetch it where there is a network: `hf download {path} --local-dir FOLDER`."
             )
 

@@ -17,10 +17,14 @@ from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, RunFiles
 from medserl_agentloop.paths import sha256_of
 
 SAME_RUN = (
-    *("selfplay.game", "selfplay.context", f"{MODEL}.path", f"{ACTOR}.optim.lr", "algorithm.adv_estimator"),
+    *("selfplay.game", "selfplay.context", f"{MODEL}.path", "algorithm.adv_estimator"),
     "reward.reward_model.model_path",
 )
 """Keys that decide what a run learns, besides its game's (``Interaction.same_run``). Which role trains may change."""
+OF_OPTIMIZER = tuple(f"{of}.optim.{name}" for of in (ACTOR, "critic") for name in ("lr", "betas", "weight_decay"))
+"""Keys that a checkpoint's optimizer brings along: verl loads it after this run's is built, with its own values."""
+OF_ADAPTERS = ("selfplay.train", "selfplay.credit.role_weights")
+"""Beginnings of keys that share the optimizer's parameters out where each role has an adapter."""
 SAME_LOADER = ("data.dataloader_num_workers", "data.shuffle", "data.sampler.class_path", "data.sampler.class_name")
 """Keys with another value of which a checkpoint's place in the rows cannot be read, or is another place."""
 SAME_ANYWAY = (
@@ -36,8 +40,14 @@ Finding = str | tuple[Literal["warn"], str]
 def checkpoints(run: RunConfig) -> Iterator[Finding]:
     """Check that the run to resume, if any, is the same one, can be read, and has steps left to train."""
     folder, mode = Path(run["trainer.default_local_dir"]), run["trainer.resume_mode"]
-    if mode == "resume_path" and run["trainer.resume_from_path"]:
-        checkpoint = Path(run["trainer.resume_from_path"])
+    if mode == "resume_path":
+        if "global_step_" not in str(path := run["trainer.resume_from_path"]):
+            yield (
+                f"trainer.resume_mode=resume_path, and trainer.resume_from_path={path or 'null'} is no checkpoint. Set "
+                "it to a folder global_step_N, or trainer.resume_mode=auto to go on from the newest one."
+            )
+            return
+        checkpoint = Path(path)
         yield from _written_by_others(run, checkpoint)
         try:
             refused, reported = changed_settings(run, checkpoint.parent)
@@ -119,6 +129,8 @@ def changed_settings(run: RunConfig, folder: Path | None = None) -> tuple[list[s
     own = (*SAME_RUN, *(f"selfplay.{name}" for name in game_class(run.selfplay.game).same_run))
     known = [f"{key}." for key, _ in leaves(old)]  # an earlier version may lack a key
     decisive = tuple(f"{key}." for key in own if any(name.startswith(f"{key}.") for name in known))
+    loads_optimizer = "optimizer" in run[f"{ACTOR}.checkpoint.load_contents"]
+    of_checkpoint = OF_OPTIMIZER + (OF_ADAPTERS if run.selfplay.adapters == "per_role" else ())
     refused, reported = list[str](), list[str]()
     for key in dict.fromkeys([*was, *now]):
         text = f"{key} was {was.get(key)} and is {now.get(key)}"
@@ -132,6 +144,8 @@ def changed_settings(run: RunConfig, folder: Path | None = None) -> tuple[list[s
             continue
         if key in SAME_LOADER:
             refused.append(f"{text}, and its place in the rows is lost: set it back")
+        elif loads_optimizer and key.startswith(of_checkpoint):
+            refused.append(f"{text}, and verl takes the checkpoint's: set it back, or begin anew from its weights")
         elif key in (TRAIN_HASHES, TOKENIZER_HASH) or f"{key}.".startswith(decisive):
             if key == TRAIN_HASHES:
                 files = (config.get("data.train_files") for config in (was, now))
