@@ -168,8 +168,8 @@ class SelfPlayConfig(BaseModel):
     )
     allow_changes: bool = Field(
         default=False,
-        description="true: a run with another estimator, model, learning rate, data or game goes on in this "
-        "folder all the same. run_config.until_step_N.yaml then keeps the config of the steps before.",
+        description="true: a run with another estimator, model, data or game goes on in this folder all the same. "
+        "run_config.until_step_N.yaml then keeps the config of the steps before.",
     )
     records: str = Field(default="runs/selfplay", description="Folder that gets games.jsonl and metrics.jsonl.")
     alarms: Alarms = Field(default=Alarms(), description="When a number of a step becomes a health alarm.")
@@ -221,7 +221,7 @@ class SelfPlayConfig(BaseModel):
             parsed: C = game.Config.model_validate(values)
         except ValidationError as error:
             raise ConfigError("\n".join(_explain(e, game.Config) for e in error.errors())) from None
-        refuse([*_unknown_names(parsed, game), *parsed.problems()])
+        refuse([*_against_the_game(parsed, game), *parsed.problems()])
         return parsed
 
 
@@ -235,14 +235,20 @@ def game_class(name: str) -> type[Any]:
     return game
 
 
-def _unknown_names(config: SelfPlayConfig, game: type[Any]) -> Iterator[str]:
-    """Roles and alarms that a config names and the game does not have."""
+def _against_the_game(config: SelfPlayConfig, game: type[Any]) -> Iterator[str]:
+    """Roles and alarms that a config names and the game does not have, or no role of the game that learns."""
+    weights = config.credit.role_weights
     if config.train not in ("both", *game.roles):
         yield f"selfplay.train={config.train!r}: expected both, or one of the roles {', '.join(game.roles)}"
+    elif not any(weights.get(role, 1.0) for role in game.roles if config.trains(role)):
+        yield (
+            "selfplay.credit.role_weights: every role that is trained has weight 0, so nothing would be learned. Set "
+            "one of them above 0, or selfplay.train to the other role."
+        )
     credit, roles, alarms = config.credit, game.roles, [rule.name for rule in game.rules()]
     for key, named, known in (
         ("anchor", config.anchor, roles),
-        ("credit.role_weights", credit.role_weights, roles),
+        ("credit.role_weights", weights, roles),
         ("credit.normalize", credit.normalize, roles),
         ("alarms.limits", config.alarms.limits, alarms),
     ):
@@ -250,11 +256,23 @@ def _unknown_names(config: SelfPlayConfig, game: type[Any]) -> Iterator[str]:
             yield _no_key(f"{key}.{name}", known)
 
 
+def key_values(option: str, fields: Sequence[str]) -> dict[str, Any]:
+    """The values of an option's KEY=VALUE, by key; a ValueError names the option and the one that is wrong."""
+    found = OmegaConf.create()
+    for field in fields:
+        if field.find("=") < 1:
+            raise ValueError(f"{option} {field}: expected KEY=VALUE")
+        try:
+            found.merge_with_dotlist([field])
+        except Exception as error:  # YAML and OmegaConf have errors of their own
+            raise ValueError(f"{option} {field}: write KEY=VALUE, with the value as in YAML ({error})") from None
+    values: Any = OmegaConf.to_container(found)
+    return dict(values)
+
+
 def selfplay_config(config_class: type[C], named: dict[str, Any], settings: list[str]) -> C:
     """The ``selfplay`` node of a command that is no run, from its options and its ``--set KEY=VALUE`` (ValueError)."""
-    if wrong := [setting for setting in settings if "=" not in setting]:
-        raise ValueError(f"--set {wrong[0]}: expected key=value")
-    node = OmegaConf.merge(named, OmegaConf.from_dotlist(settings))
+    node = OmegaConf.merge(named, key_values("--set", settings))
     return config_class.from_run(OmegaConf.create({"selfplay": node}))
 
 

@@ -20,7 +20,7 @@ from rich.progress import Progress
 
 from medserl_agentloop.core.chat import PATH, TEMPLATE_KWARGS, ServedModel
 from medserl_agentloop.core.client import ServerOptions
-from medserl_agentloop.core.config import SelfPlayConfig, game_class, selfplay_config
+from medserl_agentloop.core.config import SelfPlayConfig, game_class, key_values, selfplay_config
 from medserl_agentloop.core.interaction import Interaction, Message, NoReplyError, Reply, Turn, play_game
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, StepFile
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -162,10 +162,8 @@ def model_at(place: str, served: str | None, template_kwargs: Mapping[str, Any],
             raise ValueError("a server needs --model, the name of the model it serves")
         base = place.strip().rstrip("/")
         base = base if "/" in base.partition("://")[2] else f"{base}/v1"
-        if wrong := [field for field in fields if "=" not in field]:
-            raise ValueError(f"--extra-body {wrong[0]}: expected KEY=VALUE")
         template = {TEMPLATE_KWARGS: dict(template_kwargs)} if template_kwargs else {}
-        extra: Any = OmegaConf.to_container(OmegaConf.merge(template, OmegaConf.from_dotlist(fields)))
+        extra: Any = OmegaConf.to_container(OmegaConf.merge(template, key_values("--extra-body", fields)))
         return ServedModel(ServerOptions(url=base, model=served, extra_body=extra, **options).client(PATH))
     if served is not None or fields:
         raise ValueError("--model and --extra-body are for a server, whose address begins with http:// or https://")

@@ -7,6 +7,7 @@ import pytest
 from invoking import invoke
 from judges.games import printed_at_start_up
 from run_check.runs import refusal, run, run_of, schema
+from verl.utils.config import omega_conf_to_dataclass
 
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run, problems
@@ -33,6 +34,9 @@ NEEDED_BEFORE = (
     {f"{ROLLOUT}.calculate_log_probs": False},
 )
 DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": True}
+FEW = {**DYNAMIC, f"{ROLLOUT}.log_prob_max_token_len_per_gpu": 4096}
+FEW_READ = f"{ROLLOUT}.log_prob_max_token_len_per_gpu=4096 holds no game of 8192 tokens"
+DR_GRPO = {"algorithm.adv_estimator": "role_grpo", "algorithm.norm_adv_by_std_in_grpo": False}
 NUMBERS = ("judge_server.timeout_s", "budget.note_growth", "opponent.sampling.temperature")
 NO_WEIGHT = {f"selfplay.credit.role_weights.{role.value}": 0.0 for role in Role}
 
@@ -48,6 +52,7 @@ NO_WEIGHT = {f"selfplay.credit.role_weights.{role.value}": 0.0 for role in Role}
         ({"selfplay.profile": "nonesuch"}, "no prompt profile 'nonesuch': expected one of baseline, brief, classic"),
         ({"selfplay.credit.role_weights.judge": 1.0}, "selfplay.credit.role_weights.judge is not a key"),
         (NO_WEIGHT, "selfplay.credit.role_weights: every role that is trained has weight 0"),
+        ({"selfplay.train": "attacker", "selfplay.credit.role_weights.attacker": 0.0}, "trained has weight 0"),
         *(({f"selfplay.{key}": math.inf}, f"{key}=inf: Input should be a finite number") for key in NUMBERS),
         ({"selfplay.alarms.limits": {"void_games": math.nan}}, "limits.void_games=nan: Input should be a finite"),
         ({"selfplay.assessments": 2, **SHARED}, "Set selfplay.context=isolated"),
@@ -68,7 +73,7 @@ NO_WEIGHT = {f"selfplay.credit.role_weights.{role.value}": 0.0 for role in Role}
         ({"selfplay.anchor.assessor": 0.1}, "selfplay.anchor needs the reference policy. Set actor_rollout_ref."),
         # opponents
         ({**ENDPOINT, "selfplay.train": "both"}, "Set selfplay.train to the name of one role"),
-        ({**ENDPOINT, **SHARED}, "Set context=isolated"),
+        ({**ENDPOINT, **SHARED}, "Set selfplay.context=isolated"),
         ({**ENDPOINT, "selfplay.opponent.url": "host:1"}, "selfplay.opponent.url=host:1: expected http://"),
         ({**ENDPOINT, "selfplay.opponent.api_key_env": "NO_SUCH_KEY"}, "names an environment variable that is not"),
         # what verl ignores
@@ -76,10 +81,15 @@ NO_WEIGHT = {f"selfplay.credit.role_weights.{role.value}": 0.0 for role in Role}
         ({"distillation.enabled": True, "trainer.use_v1": False}, "\ndistillation.enabled=True: self-play sets the"),
         ({f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.bypass_mode": True}, "Set bypass_mode=False"),
         ({f"{CORRECTION}.rollout_is": "token", f"{ROLLOUT}.calculate_log_probs": False}, "calculate_log_probs=True"),
+        (DR_GRPO, "credit.normalize.attacker=mean and selfplay.credit.normalize.assessor=mean, and leave it at True"),
+        ({f"{SAMPLER}.sync_refill_failed_groups": True}, "no game that was lost would be played again. Set it"),
         # batches and checkpoints
         ({**SEVERAL, f"{ACTOR}.shuffle": False}, f"{ACTOR}.ppo_mini_batch_size=4): verl keeps the order in which"),
         ({**SEVERAL, **GAE, "critic.ppo_mini_batch_size": 4, "critic.shuffle": False}, "Set critic.shuffle=True"),
         ({**DYNAMIC, f"{ACTOR}.ppo_max_token_len_per_gpu": 8000}, "Set it to 8192 or more"),
+        (FEW, FEW_READ),
+        ({**FEW, **REUSE, **LORA, f"{ACTOR}.use_kl_loss": True}, FEW_READ),  # by the reference, in the actor
+        ({**GAE, "critic.ppo_max_token_len_per_gpu": 8000}, "_token_len_per_gpu=8000 holds no game of 8192 tokens"),
         *(({**REUSE, **wrong}, f"It does not go with {next(iter(wrong))}=") for wrong in NEEDED_BEFORE),
         ({f"{ACTOR}.checkpoint.async_save": True}, f"Set {ACTOR}.checkpoint.async_save=False"),
         ({f"{ACTOR}.checkpoint.save_contents": ["hf_model"]}, "load_contents=[hf_model] has no model: a killed run"),
@@ -105,6 +115,9 @@ def test_a_run_that_could_not_be_trusted_is_refused_with_its_remedy(changes: dic
     [
         *({}, SEVERAL, ENDPOINT, PER_ROLE, LORA, GAE, {"selfplay.train": "assessor"}),
         {**DYNAMIC, f"{ACTOR}.ppo_max_token_len_per_gpu": 8192},
+        {**FEW, **REUSE},
+        {**FEW, f"{CORRECTION}.bypass_mode": True},
+        {**DR_GRPO, "algorithm.norm_adv_by_std_in_grpo": True},
         {f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.rollout_is_threshold": "0.5_5.0"},
         {f"{CORRECTION}.bypass_mode": True},
         REUSE,
@@ -179,6 +192,13 @@ def test_the_recipes_bring_a_critic_where_the_estimator_reads_its_values(estimat
     composed = compose_run("+recipes=own_notes", f"algorithm.adv_estimator={estimator}")
     assert composed.critic.enable is enabled
     assert composed.critic.model.path == composed.actor_rollout_ref.model.path
+
+
+def test_verl_gives_the_critic_the_budget_that_a_run_sets_and_packs_whatever_it_says() -> None:
+    config = run({**GAE, "critic.ppo_max_token_len_per_gpu": 9000, "critic.use_dynamic_bsz": False})
+    critic = omega_conf_to_dataclass(config.critic)
+    assert critic.ppo_infer_max_token_len_per_gpu == 9000  # trainer_base.py takes it for both passes
+    assert critic.engine.use_dynamic_bsz and run_of(GAE).packs(CRITIC)
 
 
 @pytest.mark.parametrize("key", [f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"])

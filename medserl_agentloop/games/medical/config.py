@@ -174,11 +174,6 @@ class MedicalConfig(SelfPlayConfig):
             load_scheme(self.reward, self.reward_terms)
         except ValueError as error:
             yield f"selfplay.reward: {error}"
-        if not any(self.credit.role_weights.get(role, 1.0) for role in Role if self.plays(role)):
-            yield (
-                "selfplay.credit.role_weights: every role that is trained has weight 0, so nothing would be learned. "
-                "Leave one of them above 0, or train the other role alone (selfplay.train)."
-            )
         if self.assessments > 1 and self.context == "shared":
             yield (
                 f"selfplay.assessments={self.assessments} with selfplay.context=shared would show each assessment "
