@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.client import blocking
+from medserl_agentloop.core.config import key_values
 from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.core.step_file import CONFIG_FILE, StepFile, lock_folder
 from medserl_agentloop.data.cases import MEDEC_UW, near_duplicates
@@ -106,11 +106,12 @@ def evaluate(
         trained_on = [(case.case_id, text) for case in known for text in case.notes]
         published = [(note.text_id, note.text) for note in reference.notes]
         near = {name for name, *_ in near_duplicates(published, trained_on)}
+        others = tuple(note for note in reference.notes if note.text_id not in near)
         run = run_config(model)
         game = run.get("selfplay", {})
         trained_with = game.get("profile")
         prompts = load_profile(profile or trained_with or "medserl", tuple(game.get("error_types", ERROR_TYPES)))
-        template_kwargs = template_of(run) | dict(OmegaConf.from_dotlist(template or []))
+        template_kwargs = template_of(run) | key_values("--template", template or [])
         asking = {"api_key_env": api_key_env, "timeout_s": timeout, "retries": tries - 1, "concurrency": concurrency}
         if Path(model).is_dir():
             from medserl_agentloop.evaluation.local_models import facts_of, refuse_large  # loads verl
@@ -169,16 +170,18 @@ def evaluate(
             "twins": score_twins(predictions[TWINS]) if twins else None,
             "shortcuts": {name: {"differences": by_measure} for name, by_measure in moved.items()},
         }
-        if near:
-            rest = replace(reference, notes=tuple(note for note in reference.notes if note.text_id not in near))
+        if near and others:
+            rest = replace(reference, notes=others)
             graded = [grade(rest.notes, answered[PUBLISHED], scorers)]
             results["without_overlap"] = score.report_on(rest, {facts["name"]: graded}, *training)
         write_submission(output / SUBMISSION, answered[PUBLISHED])
         (output / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     console.print(score.tables(results))
     if except_overlap_with:
-        say(console, f"{len(near)} of {len(reference.notes)} notes are nearly one that was trained on; without them:")
-        console.print(score.tables(results.get("without_overlap", results)))
+        without = "without them:" if others else "none is left to score apart"
+        say(console, f"{len(near)} of {len(reference.notes)} notes are nearly one that was trained on; {without}")
+        if others:
+            console.print(score.tables(results.get("without_overlap", results)))
     say(console, f"{output}: {SUBMISSION}, {ANSWERS}, {RESULTS}")
 
 

@@ -178,7 +178,7 @@ def compare(first: Sequence[Grades], second: Sequence[Grades]) -> dict[str, dict
     """The first system minus the second on the same notes, by measure, JSON-able; a ValueError if the notes differ.
 
     ``value`` is None where one of the two is not computed; the 95 % interval and the two-sided ``p_value`` are by the
-    paired bootstrap.
+    paired bootstrap. Where a system is measured by a single case, there is no interval.
     """
     weights = _weights([*first, *second], RESAMPLES)
     absent = {name for grades in (*first, *second) for name in grades.why}
@@ -193,10 +193,13 @@ def compare(first: Sequence[Grades], second: Sequence[Grades]) -> dict[str, dict
         if np.isfinite(value):
             one["value"] = value
         if np.isfinite(value) and len(draws):
-            one["low"], one["high"] = np.percentile(draws, [2.5, 97.5]).tolist()
-            # One is added to both counts: no finite number of draws shows a p value of 0.
+            cases = min(len(_counted_cases(seeds, name)) for seeds in (first, second))
+            if cases > 1:
+                one["low"], one["high"] = np.percentile(draws, [2.5, 97.5]).tolist()
+            # One is added to both counts: no finite number of draws shows a p value of 0. Nor do few cases, which by
+            # chance all differ in one direction with the second of these probabilities.
             tail = min((draws <= 0).sum(), (draws >= 0).sum())
-            one["p_value"] = min(1.0, float(2 * (tail + 1) / (len(draws) + 1)))
+            one["p_value"] = max(min(1.0, float(2 * (tail + 1) / (len(draws) + 1))), 2.0 ** (1 - cases))
     return differences
 
 
@@ -247,14 +250,20 @@ def _measure(seeds: Sequence[Grades], name: str, weights: Numbers, mask: Numbers
     draws = draws[np.isfinite(draws)]
     if not len(draws):
         return Estimate(value, spread=spread)
-    counted = seeds[0].sums[name][1] * mask > 0
-    cases = {note.case or note.text_id for note, counts in zip(seeds[0].notes, counted, strict=True) if counts}
-    uncertain, variance = value * (1 - value), float(draws.var())
+    cases = _counted_cases(seeds, name, mask)
+    # The draws of a single case are all alike.
+    uncertain, variance = value * (1 - value) * (len(cases) > 1), float(draws.var())
     if uncertain > _ROUNDING and not variance:
         return Estimate(value, value, value, spread)
     # As many notes as give this variance; 0 and 1 have none.
     trials = uncertain / variance if uncertain > _ROUNDING else len(cases)
     return Estimate(value, *wilson_interval(value * trials, trials), spread)
+
+
+def _counted_cases(seeds: Sequence[Grades], name: str, mask: Numbers | float = 1.0) -> set[str]:
+    """The cases that a measure of the notes under the mask counts, in any of the seeds."""
+    counted = np.sum([grades.sums[name][1] for grades in seeds], axis=0) * mask > 0
+    return {note.case or note.text_id for note, counts in zip(seeds[0].notes, counted, strict=True) if counts}
 
 
 def wilson_interval(hits: float, trials: float, quantile: float = _Z) -> tuple[float, float]:

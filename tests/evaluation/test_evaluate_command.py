@@ -135,6 +135,10 @@ def test_notes_trained_on_are_left_out_of_a_second_score(server: ChatServer, not
     assert found["reference"]["notes"] == 2 * CASES
     assert 0 < found["without_overlap"]["reference"]["notes"] < 2 * CASES
     assert measures(found["without_overlap"])["flag_accuracy"] == 1.0
+    done = evaluate(server.url, notes, tmp_path / "out", "--model", MODEL, "--except-overlap-with", notes)
+    assert done.exit_code == 0 and "16 of 16 notes are nearly one that was trained on; none is left" in done.output
+    found = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert measures(found)["flag_accuracy"] == 1.0 and "without_overlap" not in found
 
 
 @pytest.mark.parametrize("profile", ["medserl", "classic", "brief", "edits"])
@@ -178,7 +182,8 @@ def test_the_majority_of_several_samples_counts(server: ChatServer, notes: Path,
 def test_only_the_same_request_is_answered_from_the_cache(server: ChatServer, notes: Path, tmp_path: Path) -> None:
     profile, same, other = (shutil.copytree(resource("prompts/medserl"), tmp_path / name) for name in "abc")
     (other / "profile.yaml").write_text("stop: {assessor: [</answer>]}")
-    thinking_off = ("--template", "enable_thinking=false")
+    thinking_off = ("--template", "enable_thinking=false", "--template", "documents=[a,b]")
+    arguments = {"enable_thinking": False, "documents": ["a", "b"]}
     for options, sets_asked in (
         *((("--profile", profile), 1), (("--profile", same), 1), (("--profile", other), 2)),
         *((("--max-tokens", 900), 3), (("--temperature", 0.5), 4), (("--profile", "brief"), 5)),
@@ -186,8 +191,8 @@ def test_only_the_same_request_is_answered_from_the_cache(server: ChatServer, no
     ):
         prompts = results(server, notes, tmp_path, *options)["prompts"]
         assert len(server.requests) == sets_asked * 2 * CASES
-        assert prompts["chat_template"] == ({"enable_thinking": False} if options is thinking_off else {})
-    assert server.requests[6 * 2 * CASES - 1]["chat_template_kwargs"] == {"enable_thinking": False}
+        assert prompts["chat_template"] == (arguments if options is thinking_off else {})
+    assert server.requests[6 * 2 * CASES - 1]["chat_template_kwargs"] == arguments
     assert "chat_template_kwargs" not in server.requests[0]
 
 
@@ -327,6 +332,7 @@ NOWHERE = ("http://127.0.0.1:9", "--model", "x")
         (NOWHERE[:1], "notes.csv", "a server needs --model"),
         (NOWHERE, "notes.csv", "no server answers at http://127.0.0.1:9/v1/models"),
         ((*NOWHERE, "--samples", 3), "notes.csv", "--temperature above 0"),
+        ((*NOWHERE, "--template", "enable_thinking"), "notes.csv", "--template enable_thinking: expected KEY=VALUE"),
         (NOWHERE, "uw.csv", "16 MEDEC-UW rows"),
         ((*NOWHERE, "--twins"), "clean.csv", "no note with an error and its corr"),
         ((str(resource("assets/tiny_player")),), "notes.csv", r"sglang\.launch_server (?s:.*)Or add --slow"),

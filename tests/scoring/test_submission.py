@@ -16,7 +16,7 @@ from scoring.builders import gold, guesses, note, scored
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 
-from medserl_agentloop.scoring.metrics import compare, grade, score, summarise, wilson_interval
+from medserl_agentloop.scoring.metrics import Grades, compare, grade, score, summarise, wilson_interval
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, majority, read_submission, write_submission
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
 
@@ -286,6 +286,24 @@ def test_two_systems_are_compared_note_by_note() -> None:
     assert differences["aggregate"]["value"] is None
     same = compare([worse], [worse])
     assert (same["f1"]["value"], same["f1"]["p_value"]) == (0, 1.0)
+
+
+@pytest.mark.parametrize(("cases", "least"), [(1, 1.0), (5, 1 / 16), (20, 0.0)])
+def test_few_cases_make_no_certainty(cases: int, least: float) -> None:
+    """Two systems that correct so many notes, on all of which the first is better; the second knows more notes."""
+    notes = [note(n, True, "A right correction.") for n in range(40)]
+
+    def corrects(text: str, count: int) -> list[Grades]:
+        return [grade(notes, [Prediction(of.text_id, True, of.sentence_id, text) for of in notes[:count]])]
+
+    better, worse = corrects("A right correction.", cases), corrects("A correction.", cases + 9)
+    for found in (summarise(better), summarise(corrects("A correction.", cases))):
+        one = found.measures["rouge_1"]
+        assert one.value is not None and one.low is not None and one.high is not None
+        assert cases > 1 or (one.low < 0.3 and one.high > 0.9)
+    moved = compare(better, worse)["rouge_1"]
+    assert moved["value"] == pytest.approx(0.2) and (moved["low"] is None) == (moved["high"] is None) == (cases == 1)
+    assert moved["p_value"] == max(least, 2 / 2001) == compare(worse, better)["rouge_1"]["p_value"]
 
 
 def test_different_notes_are_never_mixed() -> None:
