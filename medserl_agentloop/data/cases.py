@@ -22,6 +22,8 @@ _SUBSETS = {"ms": "medec_ms", "uw": MEDEC_UW}
 _WORDS_PER_GRAM = 4
 # De-identification marks of MEDEC-UW, such as <NAME/>. No note of MEDEC-MS has one.
 _MARKS_OF_UW = re.compile(r"<[A-Z][A-Z _-]*/>")
+# Letters alone: an id such as 17, pat3-1 or a UUID, whose first eight digits may all be letters, would be a collection.
+_COLLECTION = re.compile(r"(?![a-f]{8}-)([^\W\d_]+)[-_]", re.IGNORECASE)
 
 
 class MedecFormatError(ValueError):
@@ -74,10 +76,10 @@ class Case:
 
     @cached_property
     def subset(self) -> str:
-        """``medec_uw`` if a note has MEDEC-UW's marks, else by the prefix of the id: ``medec_ms``, or the prefix."""
-        prefix = re.split(r"[-_]", self.case_id, maxsplit=1)[0].lower()
-        of_uw = any(map(_MARKS_OF_UW.search, self.notes))
-        return MEDEC_UW if of_uw else _SUBSETS.get(prefix, prefix or "unnamed")
+        """``medec_uw`` by MEDEC-UW's marks in a note, else by the letters before ``-`` or ``_`` that begin the id."""
+        named = _COLLECTION.match(self.case_id)
+        prefix = named[1].lower() if named else "unnamed"
+        return MEDEC_UW if any(map(_MARKS_OF_UW.search, self.notes)) else _SUBSETS.get(prefix, prefix)
 
     @property
     def pair_source(self) -> str:

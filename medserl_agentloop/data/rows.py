@@ -430,6 +430,8 @@ def build_eval_rows(
     MedecFormatError names file, row and column where a file is not right. ``name`` is what the metrics call the set: by
     default, each note's collection.
     """
+    if not re.fullmatch(r"[\w.-]*", name):
+        raise ValueError(f"--name {name!r} is no name for metrics: write letters, digits, '.', '-' and '_' only.")
     for path in paths:
         if path.suffix.lower() not in (".csv", ".json"):
             wanted = "MEDEC's or MedErrBench's .csv files, or MedRECT's .json"

@@ -8,7 +8,7 @@ import pytest
 from medec.builders import clean_row, error_row, message_of, pair, read_one
 from note_files import OFFICIAL, PAIRS, medec_file
 
-from medserl_agentloop.data.cases import EditTag, MedecFormatError
+from medserl_agentloop.data.cases import Case, EditTag, MedecFormatError
 from medserl_agentloop.data.cells import numbered_sentences, with_numbers
 from medserl_agentloop.data.reader import COLUMNS, read_files, repair_encoding
 from medserl_agentloop.data.rows import build_eval_rows
@@ -82,6 +82,18 @@ def test_own_notes_need_four_columns(tmp_path, capsys):
     assert "has_error is Error Flag" in said and "no Sentences, no Error Type, no Error Sentence ID" in said
     with pytest.raises(MedecFormatError, match="'a-1' does not say which sentence is wrong"):
         build_eval_rows([tmp_path / "own.csv"])
+
+
+@pytest.mark.parametrize(
+    ("case_id", "subset"),
+    [
+        *(("ms-test-0", "medec_ms"), ("UW_7", "medec_uw"), ("own-1", "own"), ("cn_val-3", "cn")),
+        *((of_one_case, "unnamed") for of_one_case in ("17", "note17", "note", "pat17-2", "-1", "_a-1")),
+        *((f"{first}-2d3a-4c5b-8e7f-0a1b2c3d4e5f", "unnamed") for first in ("9f8b6c1e", "abcdefab", "ABCDEFAB")),
+    ],
+)
+def test_letters_that_begin_an_id_name_its_collection(case_id, subset):
+    assert Case(case_id, None, "It is flu.", "").subset == subset
 
 
 def test_duplicate_ids_are_an_error_across_files(write_csv, write_pairs):

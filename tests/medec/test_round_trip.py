@@ -114,8 +114,12 @@ def test_eval_rows_command_names_each_problem_in_one_sentence(tmp_path: Path, wr
         assert_one_sentence(result, part)
     result = run("medec_eval_to_parquet", "--input", good, "--output", tmp_path / "x.parquet", "--first-index", 2**63)
     assert result.exit_code == 2 and "--first-index" in result.stderr
+    for name in ("medec/val", "a b"):
+        result = run("medec_eval_to_parquet", "--input", good, "--output", tmp_path / "x.parquet", "--name", name)
+        assert_one_sentence(result, f"--name {name!r} is no name for metrics")
     assert not list(tmp_path.glob("*.parquet"))
-    eval_rows(tmp_path / "uw.csv", tmp_path, "--i-have-the-uw-agreement")
+    named = eval_rows(tmp_path / "uw.csv", tmp_path, "--i-have-the-uw-agreement", "--name", "panel-1.b_c")
+    assert named[0]["data_source"] == "panel-1.b_c_eval/vanilla_harmful"
 
 
 def test_awkward_text_comes_through_in_every_category(tmp_path: Path, write_csv: Any) -> None:
