@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import inspect
+import io
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -36,7 +37,7 @@ from medserl_agentloop.data.rows import (
     write_parquet,
 )
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.paths import MANIFEST, all_or_none
+from medserl_agentloop.paths import MANIFEST, all_or_none, replacing
 from medserl_agentloop.terminal import errors_in_one_line, say, table
 
 if TYPE_CHECKING:
@@ -137,7 +138,9 @@ def sft(
     ] = None,
     val_fraction: Annotated[float, Option(help="Share of cases for validation, 0 to 1.")] = 0.1,
     seed: Annotated[int, Option(help="Seed of the split and the order.")] = 42,
-    profile: Annotated[str, Option(help="Prompt profile of the messages: a name or a folder.")] = "medserl",
+    profile: Annotated[
+        str | None, Option(help="Prompt profile of the messages: a name or a folder; else medserl.")
+    ] = None,
     error_types: Annotated[str | None, Option(help="The run's selfplay.error_types, with commas between them.")] = None,
     splits_of: Annotated[
         Path | None, Option(help="Folder written by medserl data convert: every case keeps the split it has there.")
@@ -165,6 +168,8 @@ def sft(
         if from_games:
             if splits_of is not None:
                 raise ValueError("--splits-of belongs to --input; with --from-games, use --rest-of.")
+            if profile is not None:
+                raise ValueError("--profile belongs to --input; with --from-games, leave it out: a game names its own.")
             paths = [path / GAMES_FILE if path.is_dir() else path for path in from_games]
             made = rows_of_games(chain(*map(read_games, paths)), error_types=error_types, **split)
         else:
@@ -173,7 +178,7 @@ def sft(
             for report in read.reports:
                 _say_why(f"left out: {report.file}", report.contradictions)
             split_of = read_splits(splits_of) if splits_of else None
-            prompts = load_profile(profile, error_types)
+            prompts = load_profile(profile or "medserl", error_types)
             made = build_sft_rows(read.cases, prompts=prompts, split_of=split_of, **split)
         files = {"sft_train.parquet": made.train, "sft_val.parquet": made.val}
         rest = rows_for_self_play(rest_of, made.train + made.val) if rest_of is not None else None
@@ -258,8 +263,10 @@ def overlap(
         rows.append([f"{path.name} ({len(dict(notes[path]))})", other.name, len(found)])
     _show("Notes that are nearly a note of another file (4-gram Jaccard 0.5 or more)", ["file", "other", "notes"], rows)
     if output is not None:
-        with output.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([("file", "note", "other file", "other note", "Jaccard"), *pairs])
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows([("file", "note", "other file", "other note", "Jaccard"), *pairs])
+        with errors_in_one_line("error"), replacing(output) as file:
+            file.write(text.getvalue().encode())
         _say(f"{output}: {len(pairs)} pairs")
 
 

@@ -204,6 +204,7 @@ def rows_of_games(
     As many assessments say "harmful" as "safe", taken from all kinds of game in turn; all kinds of attack are equally
     frequent. If no turn is left, a ValueError says why the others were left out.
     """
+    RowPlan(val_fraction=val_fraction, seed=seed)  # refuses what is no fraction
     exclusions: Exclusions = defaultdict(list)
     rng = random.Random(f"{seed}/own games")
     shuffled = list(games)

@@ -97,14 +97,16 @@ def test_overlap_counts_the_notes_of_each_file_that_are_nearly_another_s(write_c
     published = write_csv(error_row(0), clean_row(1), error_row(6, Text="A boy of 3 fell. His arm hurts."))
     notes = {"incorrect_note": error_row(0)["Text"].replace("warfarin", "heparin"), "correct_note": "Gout."}
     pairs = write_pairs(pair(0, **notes), pair(1, incorrect_note="Toe pain.", correct_note="No pain."))
-    done = run("medserl_agentloop.data.cli", "overlap", published, pairs, "--output", tmp_path / "pairs.csv")
+    done = run("medserl_agentloop.data.cli", "overlap", published, pairs, "--output", tmp_path / "new" / "pairs.csv")
     assert done.exit_code == 0, done.output
-    table = [line.split(",")[:4] for line in (tmp_path / "pairs.csv").read_text().splitlines()[1:]]
+    table = [line.split(",")[:4] for line in (tmp_path / "new" / "pairs.csv").read_text().splitlines()[1:]]
     assert table == [
         ["notes.csv", "ms-test-0", "pairs.jsonl", "ms-train-0"],
         ["notes.csv", "ms-test-1", "pairs.jsonl", "ms-train-0"],
         ["pairs.jsonl", "ms-train-0", "notes.csv", "ms-test-0"],
     ]
+    refused = run("medserl_agentloop.data.cli", "overlap", published, pairs, "--output", tmp_path)
+    assert_one_sentence(refused, f"{tmp_path} is no regular file")
 
 
 # --- what is refused ---

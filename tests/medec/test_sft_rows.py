@@ -148,6 +148,8 @@ def test_mistakes_are_said_in_one_sentence(tmp_path: Path, write_pairs: Any) -> 
         ([], "give --input, for answers from templates, or --from-games"),
         (["--from-games", "x.jsonl", "--input", pairs], "not both"),
         (["--from-games", "x.jsonl", "--splits-of", "z"], "--splits-of belongs to --input"),
+        (["--from-games", "x.jsonl", "--profile", "brief"], "--profile belongs to --input"),
+        (["--from-games", "x.jsonl", "--val-fraction", "-0.1"], "--val-fraction is -0.1"),
     ):
         assert_one_sentence(run("sft_to_parquet", *arguments, "--output", tmp_path / "out"), part)
     assert not (tmp_path / "out").exists()
