@@ -118,6 +118,14 @@ def test_half_a_last_line_is_left_out_and_said(games: StepFile, command: str, na
     assert invoke(command, run, *([run] if command == "compare" else [])).exit_code == 2
 
 
+@pytest.mark.parametrize(("left", "exit_code", "says"), [(-1, 0, "1 games"), (-9, 2, "line 1 is not JSON")])
+def test_an_only_line_without_its_end_is_read_or_refused(games: StepFile, left: int, exit_code: int, says: str) -> None:
+    games.path.write_bytes(games.path.read_bytes().partition(b"\n")[0] + b"\n")
+    games.path.write_bytes(games.path.read_bytes()[:left])
+    done = invoke("report", games.path)
+    assert done.exit_code == exit_code and says in done.output, done.output
+
+
 HOSTILE: dict[str, Any] = {
     "a sum beyond numbers": [{"rewards": {"attacker": {"a": 1e308, "b": 1e308}}}],
     "a reward beyond numbers": [{"rewards": {"attacker": {"a": 1e308}}}],

@@ -270,7 +270,7 @@ def serve(
     profile: Annotated[str, typer.Option(help="llm: prompt profile that words the question.")] = "medserl",
     settings: Annotated[list[str] | None, typer.Option("--set", help="llm: a key of selfplay.judge_server.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; others than this need --token-env.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8001,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8001,
     token_env: Annotated[str | None, typer.Option(help="Environment variable with the key of all requests.")] = None,
 ) -> None:
     """Offer POST /judge and GET /health until interrupted.

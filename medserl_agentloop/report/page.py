@@ -107,7 +107,7 @@ def run_names(runs: Sequence[Path]) -> list[str]:
 
 def _lines(file: Path) -> int:
     with regular_file(file).open("rb") as lines:
-        return sum(line.endswith(b"\n") for line in lines)
+        return max(1, sum(line.endswith(b"\n") for line in lines))  # a line without its end may be whole: read it
 
 
 def sample(run: Path, share: float) -> tuple[GameClass, list[GameRecord]]:

@@ -201,6 +201,7 @@ def test_with_a_token_only_those_who_have_it_are_answered(monkeypatch: pytest.Mo
     [
         ("labels --host 0.0.0.0", "--host 0.0.0.0 lets other machines in"),
         ("labels --host judge.example", "name an environment variable that holds a key in --token-env"),
+        ("labels --port 70000", "Invalid value for '--port'"),
         ("labels --token-env sk-SECRET", "--token-env names an environment variable that is not set"),
         ("llm --url http://localhost/v1", "needs --url and --model"),
         ("llm --url http://localhost/v1 --model m --set votes=3", "votes is not a key of this node"),
