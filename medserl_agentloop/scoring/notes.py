@@ -24,6 +24,9 @@ UNREADABLE = "unreadable"  # the verdict of an answer that has none
 _SAME_SENTENCE = 90  # least likeness of a copy, rapidfuzz's ratio of 0 to 100
 _SHORTEST_QUOTE = 10  # characters of a part of a sentence that can stand for it
 
+IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # each counts as a word
+_IDEOGRAPH = re.compile(f"([{IDEOGRAPHS}])")
+
 NO_CORRECTION = "NA"
 # The lines that the published script reads, with any id; it leaves others out.
 _LINE = re.compile(r"(?P<text_id>\S+)\s(?P<flag>[0-9]+)\s(?P<sentence_id>-?[0-9]+)\s(?P<correction>.+)")
@@ -136,6 +139,11 @@ def quoted_sentence(
 def same_sentence(a: str, b: str) -> bool:
     """Return True if ``a`` is most likely meant to be ``b``: their letters are nearly the same."""
     return fuzz.ratio(_plain(a), _plain(b)) >= _SAME_SENTENCE
+
+
+def spaced(text: str) -> str:
+    """``text`` with blanks around the characters of scripts that have none between words."""
+    return _IDEOGRAPH.sub(r" \1 ", text)
 
 
 def _letters(text: str) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from medserl_agentloop.scoring.notes import spaced
+
 BERTSCORE_MODEL = "microsoft/deberta-xlarge-mnli"
 BLEURT_MODEL = "lucadiliello/BLEURT-20"
-# The same range as the game's `canonical.IDEOGRAPHS`; scoring stays free of any game.
-_IDEOGRAPH = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 _BATCH = 16
 _LONGEST = 512  # tokens of a sentence
 
@@ -30,8 +29,7 @@ def _rouge_1(predictions: Sequence[str], references: Sequence[str]) -> list[floa
 
     def one(prediction: str, reference: str) -> float:
         if prediction.strip(".") and reference.strip("."):
-            pair = (_IDEOGRAPH.sub(r" \g<0> ", text) for text in (prediction, reference))
-            return float(rouge.get_scores(*pair)[0]["rouge-1"]["f"])
+            return float(rouge.get_scores(spaced(prediction), spaced(reference))[0]["rouge-1"]["f"])
         return float(prediction == reference)
 
     return [one(*pair) for pair in zip(predictions, references, strict=True)]

@@ -16,6 +16,8 @@ from functools import cache
 
 import regex
 
+from medserl_agentloop.scoring.notes import spaced
+
 # What fonts show as nothing, and control characters that end no line. General categories miss some of it: U+034F is a
 # mark, U+115F a letter.
 _UNSEEN = regex.compile(r"[\p{Default_Ignorable_Code_Point}\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
@@ -34,8 +36,6 @@ _SPELLING = str.maketrans(
         **{"\u00ba": "\u00b0", "\u00d7": "x", "\u2264": "<=", "\u2265": ">="},
     }
 )
-IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # each counts as a word
-_IDEOGRAPH = re.compile(f"([{IDEOGRAPHS}])")
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
 _OTHER_DIGIT = re.compile(r"(?![0-9])\d")
 _DECIMAL_POINT = re.compile(r"(?<=\d)[\u00b7\u2219\u2027\u066b](?=\d)")
@@ -214,11 +214,6 @@ def canonical_words(text: str, *, hyphen: str = " ") -> list[str]:
     for _ in range(2):  # "q12h" by way of "every 12 hours"
         content = _ABBREVIATION.sub(lambda short: _FULL[short[0]], content)
     return content.split()
-
-
-def spaced(text: str) -> str:
-    """``text`` with blanks around the characters of scripts that have none between words."""
-    return _IDEOGRAPH.sub(r" \1 ", text)
 
 
 def says_the_same(a: str, b: str) -> bool:

@@ -16,7 +16,8 @@ import regex
 from rapidfuzz.distance import OSA, Levenshtein, MatchingBlock, Postfix, Prefix
 
 from medserl_agentloop.core.control_text import MARKUP, SWITCH
-from medserl_agentloop.games.medical.canonical import IDEOGRAPHS, canonical_words, says_the_same, spaced, visible
+from medserl_agentloop.games.medical.canonical import canonical_words, says_the_same, visible
+from medserl_agentloop.scoring.notes import IDEOGRAPHS, spaced
 
 # A full stop, question mark or exclamation mark ends a sentence where a new one plausibly begins.
 # "38.5 C" and "e.g. aspirin" stay whole. A line break ends nothing: models flatten them when they copy.
