@@ -200,19 +200,22 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
 
     def _load_checkpoint(self) -> None:
+        own = self.config.trainer
+        chosen = own.resume_from_path if own.resume_mode == "resume_path" else None
         try:
             super()._load_checkpoint()
         except Exception as error:  # torch may raise anything for a damaged file
-            raise ValueError(
-                f"the checkpoint {self._checkpoint_folder()} cannot be loaded ({type(error).__name__}). Move it away "
-                f"and write the step of the one before into {self.config.trainer.default_local_dir}/"
-                f"{step_file.LATEST}, or set trainer.resume_mode=resume_path and trainer.resume_from_path"
-            ) from error
+            folder, remedy = chosen, "Set trainer.resume_from_path to another one"
+            if not chosen:
+                folder, latest = self._checkpoint_folder(), f"{own.default_local_dir}/{step_file.LATEST}"
+                remedy = (
+                    f"Move it away and write the step of the one before into {latest}, or set "
+                    "trainer.resume_mode=resume_path and trainer.resume_from_path"
+                )
+            raise ValueError(f"the checkpoint {folder} cannot be loaded ({type(error).__name__}). {remedy}") from error
         step, total = self.global_steps, self.total_training_steps
         if step:
-            chosen = self.config.trainer.resume_mode == "resume_path"
-            folder = self.config.trainer.resume_from_path if chosen else self._checkpoint_folder()
-            for name in step_file.load_state(folder, self.run_state):
+            for name in step_file.load_state(chosen or self._checkpoint_folder(), self.run_state):
                 announce(f"the checkpoint holds no {name}: they start anew")
             rest = "nothing is left to train" if step >= total else f"{total - step} steps are left"
             announce(f"resuming after step {step} of {total}: {rest}")

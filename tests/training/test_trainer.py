@@ -80,6 +80,15 @@ def test_a_step_with_an_alarm_is_the_last_one_only_if_the_run_is_to_stop(
     assert len(steps) == (1 if on_alarm == "stop" else 2) and steps[0]["selfplay/alarm/rollout_mismatch"] == 1.0
 
 
+def test_a_checkpoint_that_the_run_names_and_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PPOTrainer, "_load_checkpoint", lambda self: 1 / 0)
+    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    named = {"resume_mode": "resume_path", "resume_from_path": "old/global_step_7", "default_local_dir": "new"}
+    trainer.config, trainer.global_steps = OmegaConf.create({"trainer": named}), 7
+    with pytest.raises(ValueError, match=r"checkpoint old/global_step_7 .*ZeroDivisionError.*resume_from_path to ano"):
+        trainer._load_checkpoint()
+
+
 def test_validation_is_in_the_file_of_the_run_unless_a_game_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
