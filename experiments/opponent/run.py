@@ -34,7 +34,7 @@ from experiments.learning.measure import BUDGETS, Case, Measurement, Rate, held_
 from experiments.learning.run import EIGHT_NOTES, ONE_AT_A_TIME, PROFILE, prepare_data, train
 from experiments.learning.transcripts import CURRICULA, error_of, sample_transcript
 from experiments.learning.warm_start import WarmStart
-from experiments.opponent.results import FIGURES, PANEL, START
+from experiments.opponent.results import DRAWN, FIGURES, PANEL, START
 from experiments.shortcuts.run import teach
 from medserl_agentloop.evaluation.local_models import LocalModel, load_player
 from medserl_agentloop.evaluation.play import play_match
@@ -277,7 +277,7 @@ def main(
     seeds: Annotated[str, typer.Option(help="Seeds, with commas between.")] = "0,1,2,3,4",
     start: Annotated[str, typer.Option(help="The start: the seed of its lessons, and b on another processor.")] = "0",
     steps: Annotated[str, typer.Option(help="Steps to measure, multiples of 20; the last one ends the run.")] = "20,40",
-    arms: Annotated[str, typer.Option(help=f"Any of {', '.join(ARMS)}, with commas between.")] = ",".join(ARMS),
+    arms: Annotated[str, typer.Option(help=f"Any of {', '.join(ARMS)}, with commas between.")] = ",".join(DRAWN),
     jobs: Annotated[int, typer.Option(help="Seeds at a time; each keeps one core busy.")] = os.cpu_count() or 1,
     results: Annotated[Path, typer.Option(help="Folder of the CSV files.")] = FIGURES,
     cases_seed: Annotated[int, typer.Option(help="Seed of the held-out cases.")] = CASES_SEED,
