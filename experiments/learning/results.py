@@ -28,7 +28,7 @@ FORMATS = {"headline": "whole notes", "edits": "edits"}
 """Runs by what an attack is."""
 LONG = ("long", "long_assessments", "long_learnable", "long_entropy", "long_coverage")
 """Runs of a hundred steps."""
-CREDIT = ("headline", "credit_by_role", "credit_summed")
+CREDIT = ("headline", "credit_by_role", "credit_summed", "credit_by_role_no_bonus", "credit_summed_no_bonus")
 ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
 DECODING = {1.0: "temperature 1", 0.0: "greedy"}
 KINDS = ("diagnosis", "causalOrganism", "drug", "management", "treatment", "dose")

@@ -142,6 +142,8 @@ def _untuned(*overrides: str) -> Experiment:
 
 
 ANCHOR = 0.2
+SUMMED = ("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.certify=warn")
+NO_BONUS = ("selfplay.reward_terms.sentence=0", "selfplay.reward_terms.error_type=0")
 ONE_ROLE_STEPS = 12
 TWENTY_STEPS = ("trainer.total_training_steps=20", "trainer.save_freq=20")
 FORTY_STEPS = ("trainer.total_training_steps=40", "trainer.save_freq=20")
@@ -181,7 +183,9 @@ EXPERIMENTS = {
     "long_learnable": _long("selfplay.reward=learnable", "selfplay.assessments=4", *EIGHT_NOTES),
     "shared": Experiment((*TWENTY_STEPS, "selfplay.context=shared")),
     "credit_by_role": _untuned(),
-    "credit_summed": _untuned("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.certify=warn"),
+    "credit_summed": _untuned(*SUMMED),
+    "credit_by_role_no_bonus": _untuned(*NO_BONUS),
+    "credit_summed_no_bonus": _untuned(*SUMMED, *NO_BONUS),
     "adapter_shared": Experiment((*FORTY_STEPS, *LORA, "actor_rollout_ref.model.lora.merge=True"), measured=(20,)),
     "adapter_per_role": Experiment((*FORTY_STEPS, *LORA, "selfplay.adapters=per_role"), measured=(20,)),
     "rules_alone": Experiment((*FORTY_STEPS, "selfplay.judge=labels"), data="data/learn_no_rewordings", measured=(20,)),
