@@ -237,6 +237,8 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(home: Path, f
     of_checkpoint = {"actor_rollout_ref.actor.optim.lr": 1e-5, "selfplay.train": "attacker"}
     kept = problem("checkpoints", here | of_checkpoint | {"selfplay.allow_changes": True})
     assert "optim.lr was 0.0003 and is 1e-05, and verl takes the checkpoint's: set it back" in kept
+    schedule = problem("checkpoints", here | {"actor_rollout_ref.actor.optim.lr_scheduler_type": "cosine"})
+    assert schedule.startswith("warn: from here on actor_rollout_ref.actor.optim.lr_scheduler_type was constant and is")
     assert "selfplay.train was " not in kept  # but with an adapter for each role the optimizer is another one
     decisive = {
         "algorithm.adv_estimator": ("role_reinforce_pp", "role_grpo"),

@@ -35,7 +35,7 @@ _OPEN_NODES = (
 
 UPDATES = {ACTOR: f"{ACTOR}.ppo_", CRITIC: f"{CRITIC}.ppo_infer_"}
 LOG_PROBS = {ACTOR: f"{ROLLOUT}.log_prob_", REF: f"{REF}.log_prob_"}
-"""How the keys begin that say how large the micro-batches of an engine's update are, or of its pass for log-probs."""
+"""Beginnings of the keys for the size of micro-batches: in an engine's update, and in its pass for log-probs."""
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ SAME_RUN = (
     "reward.reward_model.model_path",
 )
 """Keys that decide what a run learns, besides its game's (``Interaction.same_run``). Which role trains may change."""
-OF_OPTIMIZER = tuple(f"{of}.optim.{name}" for of in (ACTOR, "critic") for name in ("lr", "betas", "weight_decay"))
-"""Keys that a checkpoint's optimizer brings along: verl loads it after this run's is built, with its own values."""
-OF_ADAPTERS = ("selfplay.train", "selfplay.credit.role_weights")
-"""Beginnings of keys that share the optimizer's parameters out where each role has an adapter."""
+OF_OPTIMIZER = tuple(f"{of}.optim.{name}" for of in (ACTOR, "critic") for name in ("lr.", "betas.", "weight_decay."))
+"""Keys, each with a dot, whose values a checkpoint's optimizer brings along: verl loads it over this run's."""
+OF_ADAPTERS = ("selfplay.train.", "selfplay.credit.role_weights.")
+"""The same where each role has an adapter: they decide which parameters the optimizer has."""
 SAME_LOADER = ("data.dataloader_num_workers", "data.shuffle", "data.sampler.class_path", "data.sampler.class_name")
 """Keys with another value of which a checkpoint's place in the rows cannot be read, or is another place."""
 SAME_ANYWAY = (
@@ -144,7 +144,7 @@ def changed_settings(run: RunConfig, folder: Path | None = None) -> tuple[list[s
             continue
         if key in SAME_LOADER:
             refused.append(f"{text}, and its place in the rows is lost: set it back")
-        elif loads_optimizer and key.startswith(of_checkpoint):
+        elif loads_optimizer and f"{key}.".startswith(of_checkpoint):
             refused.append(f"{text}, and verl takes the checkpoint's: set it back, or begin anew from its weights")
         elif key in (TRAIN_HASHES, TOKENIZER_HASH) or f"{key}.".startswith(decisive):
             if key == TRAIN_HASHES:
