@@ -3,8 +3,7 @@
     python benchmarks/cpu_step.py [--games 64] [--rounds 5]
 
 The model's work is a step of the tiny player by the code that a run uses: sampling a turn of every game, log-probs of
-the games, an update. The game's parts are timed one by one, and again at eight times the games, and at notes or turns
-eight times as long. Printed are medians of CPU seconds.
+the games, an update. The game's parts are timed one by one. Printed are medians of CPU seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -38,10 +36,9 @@ from medserl_agentloop.backends import cpu_sampling
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
 from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.interaction import Interaction, Message, Reply, Turn, play_game
+from medserl_agentloop.core.interaction import Message, Reply, Turn, play_game
 from medserl_agentloop.core.step_file import to_line
 from medserl_agentloop.core.trajectory import GAME_KEY, Trajectory, TrajectoryTurn
-from medserl_agentloop.evaluation.local_models import LocalModel
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics
@@ -55,10 +52,10 @@ REUSED, LARGE = "update with selfplay.reuse_log_probs", "log-probs in one micro-
 PLAYER = str(resource("assets/tiny_player"))
 
 
-def spec(number: int, rng: random.Random, length: int) -> GameSpec:
-    """A game on a correct note of ``length`` random words, into which an error is to be put."""
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 10))) for _ in range(length)]
-    starts = range(0, length, WORDS_PER_SENTENCE)
+def spec(number: int, rng: random.Random) -> GameSpec:
+    """A game on a correct note of random words, into which an error is to be put."""
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 10))) for _ in range(WORDS)]
+    starts = range(0, WORDS, WORDS_PER_SENTENCE)
     note = " ".join(" ".join(words[at : at + WORDS_PER_SENTENCE]).capitalize() + "." for at in starts)
     return GameSpec(
         category=Category.ADVERSARIAL_BENIGN,
@@ -117,19 +114,19 @@ def role_batch(games: int, tokens: int) -> RoleBatch:
     return RoleBatch(rewards, (role_ids > 0).long(), role_ids, roles, groups=groups, kinds=kinds)
 
 
-def game_parts(games: int, times_as_long: int = 1, turns: int = 1) -> dict[str, Callable[[], Any]]:
+def game_parts(games: int) -> dict[str, Callable[[], Any]]:
     """Return the parts of a step that the game adds, to be timed."""
     rng = random.Random(0)
-    specs = [spec(number, rng, WORDS * times_as_long) for number in range(games)]
+    specs = [spec(number, rng) for number in range(games)]
     records = asyncio.run(play_all(specs))
     for record in records:
         record.step = 1
     encoder, profile = ChatEncoder(AutoTokenizer.from_pretrained(PLAYER)), load_profile()
-    answer = TrajectoryTurn(Role.ATTACKER.value, [5] * 150 * times_as_long, [7] * 120 * times_as_long, None)
+    answer = TrajectoryTurn(Role.ATTACKER.value, [5] * 150, [7] * 120, None)
     trajectory = Trajectory([role.value for role in Role], isolated=True, has_log_probs=False)
-    trajectory.turns = [replace(answer, conversation=str(turn), number=turn) for turn in range(2 * turns)]
+    trajectory.turns = [replace(answer, conversation=str(turn), number=turn) for turn in range(2)]
     scored = {"reward_extra_info": {GAME_KEY: records[0]}}
-    credited = role_batch(games, 400 * times_as_long)
+    credited = role_batch(games, 400)
 
     def encode() -> None:
         for facts in specs:
@@ -190,36 +187,9 @@ def model_parts(count: int, tokens: int) -> dict[str, Callable[[], Any]]:
     }
 
 
-def assessments(games: int, tokens: int) -> dict[str, Callable[[], Any]]:
-    """Games of four sampled assessments each, as they are played and as they would be one after another."""
-    tokenizer, model = AutoTokenizer.from_pretrained(PLAYER), AutoModelForCausalLM.from_pretrained(PLAYER).eval()
-    player = LocalModel("sampled", model, tokenizer, ChatEncoder(tokenizer))
-    specs = [spec(number, random.Random(number), WORDS) for number in range(games)]
-
-    class Sampled:
-        name = "sampled"
-
-        async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
-            return await player.sample(turn, messages, number=0, budget=tokens, temperature=1.0, seed=0)
-
-    class OneAfterAnother(MedicalGameInteraction):
-        next_turns = Interaction.next_turns
-
-    async def play(interaction: MedicalGameInteraction) -> None:
-        players = {Role.ATTACKER.value: ScriptedPlayer(random.Random(0)), Role.ASSESSOR.value: Sampled()}
-        started = [interaction.start(facts) for facts in specs]
-        await asyncio.gather(*(play_game(interaction, game, players) for game in started))
-
-    kinds = {"one after another": OneAfterAnother, "side by side": MedicalGameInteraction}
-    return {
-        name: partial(lambda kind: asyncio.run(play(kind(MedicalConfig(judge="labels", assessments=4)))), kind)
-        for name, kind in kinds.items()
-    }
-
-
-def cpu_seconds(parts: dict[Any, Callable[[], Any]], rounds: int) -> dict[Any, float]:
+def cpu_seconds(parts: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """The median of each part, timed in turns after a round that warms up."""
-    seconds: dict[Any, list[float]] = defaultdict(list)
+    seconds: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds + 1):
         for part, work in parts.items():
             started = time.process_time()
@@ -238,32 +208,18 @@ def main() -> None:
     model = cpu_seconds(model_parts(options.games, options.tokens), options.rounds)
     reused, large = model.pop(REUSED), model.pop(LARGE)
     whole = sum(model.values())
-    larger = {"games": {"games": 8 * options.games}, "notes": {"times_as_long": 8}, "turns": {"turns": 8}}
-    sizes = {"": {}, **larger}
-    parts = {
-        (part, size): work
-        for size, changed in sizes.items()
-        for part, work in game_parts(**{"games": options.games, **changed}).items()
-    }
-    seconds = cpu_seconds(parts, options.rounds)
+    seconds = cpu_seconds(game_parts(options.games), options.rounds)
     table = Table(title=f"{options.games} games with notes of {WORDS} words, CPU ms")
-    for name in ("part", "CPU ms", "of the model's", *(f"8 times the {of}" for of in larger)):
+    for name in ("part", "CPU ms", "of the model's"):
         table.add_column(name, justify="left" if name == "part" else "right")
     for part, took in model.items():
-        table.add_row(f"model: {part}", f"{1000 * took:.0f}", *[""] * (1 + len(larger)))
-    names = [part for part, size in seconds if not size]
-    for part in names:
-        took = seconds[part, ""]
-        growth = (f"{seconds[part, size] / took:.1f} x" for size in larger)
-        table.add_row(part, f"{1000 * took:.1f}", f"{took / whole:.2%}", *growth)
-    total = sum(seconds[part, ""] for part in names)
-    table.add_row("the game, all parts", f"{1000 * total:.1f}", f"{total / whole:.2%}", *[""] * len(larger))
+        table.add_row(f"model: {part}", f"{1000 * took:.0f}", "")
+    for part, took in (seconds | {"the game, all parts": sum(seconds.values())}).items():
+        table.add_row(part, f"{1000 * took:.1f}", f"{took / whole:.2%}")
     Console(width=130).print(table)
     two = model["log-probs"] + model["update"]
     print(f"log-probs {model['log-probs']:.2f} s, {LARGE} {large:.2f} s, {model['log-probs'] / large:.2f} x")
     print(f"log-probs and update {two:.2f} s, {REUSED} {reused:.2f} s, {two / reused:.2f} x")
-    one, beside = cpu_seconds(assessments(4, options.tokens), options.rounds).values()
-    print(f"4 games of 4 assessments: one after another {one:.2f} s, side by side {beside:.2f} s, {one / beside:.2f} x")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def test_the_benchmark_of_a_step_runs_to_its_end() -> None:
     command = [sys.executable, BENCHMARKS / "cpu_step.py", "--games=8", "--rounds=1", "--tokens=8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, "COLUMNS": "130"})
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert all(line in done.stdout for line in ("model: update", "records: write and read", "side by side"))
+    assert all(line in done.stdout for line in ("model: update", "records: write and read", "log-probs and update"))
 
 
 def test_an_update_takes_time_in_every_way_that_is_compared() -> None:
