@@ -27,7 +27,6 @@ if __name__ == "__main__":  # what verl's single controller sets for a worker, i
 import torch
 from adapters import LENGTHS, batch, game, worker
 from rich.console import Console
-from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.utils import tensordict_utils
@@ -46,6 +45,7 @@ from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Role
 from medserl_agentloop.paths import resource
+from medserl_agentloop.terminal import table
 
 WORDS, WORDS_PER_SENTENCE, REASONING_WORDS = 120, 12, 200  # notes of MEDEC's median length
 REUSED, LARGE = "update with selfplay.reuse_log_probs", "log-probs in one micro-batch"
@@ -209,14 +209,11 @@ def main() -> None:
     reused, large = model.pop(REUSED), model.pop(LARGE)
     whole = sum(model.values())
     seconds = cpu_seconds(game_parts(options.games), options.rounds)
-    table = Table(title=f"{options.games} games with notes of {WORDS} words, CPU ms")
-    for name in ("part", "CPU ms", "of the model's"):
-        table.add_column(name, justify="left" if name == "part" else "right")
-    for part, took in model.items():
-        table.add_row(f"model: {part}", f"{1000 * took:.0f}", "")
+    rows = [(f"model: {part}", f"{1000 * took:.0f}", "") for part, took in model.items()]
     for part, took in (seconds | {"the game, all parts": sum(seconds.values())}).items():
-        table.add_row(part, f"{1000 * took:.1f}", f"{took / whole:.2%}")
-    Console(width=130).print(table)
+        rows.append((part, f"{1000 * took:.1f}", f"{took / whole:.2%}"))
+    title = f"{options.games} games with notes of {WORDS} words, CPU ms"
+    Console(width=130).print(table(title, ["part", "CPU ms", "of the model's"], rows))
     two = model["log-probs"] + model["update"]
     print(f"log-probs {model['log-probs']:.2f} s, {LARGE} {large:.2f} s, {model['log-probs'] / large:.2f} x")
     print(f"log-probs and update {two:.2f} s, {REUSED} {reused:.2f} s, {two / reused:.2f} x")

@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from medserl_agentloop.data.cli import app as data_app
@@ -23,7 +22,7 @@ from medserl_agentloop.evaluation.play import play
 from medserl_agentloop.evaluation.score import score
 from medserl_agentloop.evaluation.tournament import entries, tournament
 from medserl_agentloop.planning import plan
-from medserl_agentloop.terminal import errors_in_one_line, plain, visible
+from medserl_agentloop.terminal import errors_in_one_line, plain, table, visible
 
 _SIDE = "Folder of a run or of several (its seeds), a log of the OpenRLHF system (.jsonl), or a pattern in quotes."
 
@@ -65,10 +64,8 @@ def compare(
         sections = comparison.compare(comparison.read_side(a, steps), comparison.read_side(b, steps))
     console = Console(width=None if sys.stdout.isatty() else 1000)  # a file has no edge at which to break lines
     for title, columns, rows, note in sections:
-        table = Table(*columns, box=box.MARKDOWN)
-        for row in rows:
-            table.add_row(*(plain(cell.replace("|", r"\|")) for cell in row))
-        console.print(f"## {title}", table, plain(note), "")
+        cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+        console.print(f"## {title}", table("", columns, cells, box=box.MARKDOWN), plain(note), "")
 
 
 def progress(

@@ -53,11 +53,11 @@ def say(console: Console, line: str) -> None:
     console.print(plain(line), soft_wrap=True)
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """Numbers and untrusted text as a table of ``rich``; whole numbers stand on the right."""
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **style: Any) -> Table:
+    """Numbers and untrusted text as a table of ``rich`` in this ``style``; whole numbers stand on the right."""
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left")
+    made = Table(title=plain(title), title_justify="left", **style)
     for at, column in enumerate(columns):
         numbers = any(isinstance(row[at], int) for row in rows)
         made.add_column(plain(column), justify="right" if numbers else "left", overflow="fold")

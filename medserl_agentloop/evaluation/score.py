@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +24,7 @@ from medserl_agentloop.paths import resource, sha256_of
 from medserl_agentloop.scoring import metrics
 from medserl_agentloop.scoring.notes import Reference, ReferenceNote, read_submission
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
-from medserl_agentloop.terminal import errors_in_one_line, plain, say
+from medserl_agentloop.terminal import errors_in_one_line, plain, say, table
 
 _SHOWN_PROBLEMS = 20
 
@@ -172,13 +172,12 @@ def tables(report: Mapping[str, Any]) -> Group:
     return Group(*(part for each in parts for part in (each, "")))
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(title=plain(title), title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for at, column in enumerate(columns):
-        table.add_column(plain(column), min_width=0 if at else 16, overflow="fold")
-    for row in rows:
-        table.add_row(*map(plain, row))
-    return table
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table without lines, in which an empty row parts two groups of rows."""
+    filled = [row or [""] * len(columns) for row in rows]
+    made = table(title, columns, filled, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    made.columns[0].min_width = 16  # many systems leave little room
+    return made
 
 
 def _with_interval(value: float | None, low: float | None = None, high: float | None = None, form: str = ".3f") -> str:
