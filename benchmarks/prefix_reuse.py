@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import pyarrow.parquet as pq
 import typer
@@ -30,40 +29,28 @@ from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
 CONTEXTS = ("isolated", "shared")
 
 
-@dataclass
-class Reuse:
-    """The cost of one role's turns.
-
-    Attributes:
-        turns: How many were generated.
-        prompt: Tokens of their prompts.
-        cached: How many of these the engine had in its cache.
-    """
-
-    turns: int = 0
-    prompt: int = 0
-    cached: int = 0
+Reuse: TypeAlias = dict[str, Counter[str]]
+"""By role: ``turns``, the tokens of their ``prompt``, and how many of these were ``cached`` by the engine."""
 
 
 class CountingClient:
     """The server client of one game; counts each turn's prompt for its role."""
 
-    def __init__(self, server: LiveSGLang, reuse: dict[str, Reuse], roles: list[str]) -> None:
+    def __init__(self, server: LiveSGLang, reuse: Reuse, roles: list[str]) -> None:
         self._server, self._reuse, self._roles = server, reuse, iter(roles)
 
     async def generate(self, request_id: str, **request: Any) -> Any:
         output = await self._server.generate(request_id, **request)
-        reuse = self._reuse[next(self._roles)]
-        reuse.turns += 1
-        reuse.prompt += output.extra_fields["prompt_tokens"]
-        reuse.cached += output.extra_fields["cached_tokens"]
+        tokens = output.extra_fields
+        counts = {"turns": 1, "prompt": tokens["prompt_tokens"], "cached": tokens["cached_tokens"]}
+        self._reuse[next(self._roles)].update(counts)
         return output
 
 
-async def play(server: LiveSGLang, run: DictConfig, rows: list[dict[str, Any]]) -> dict[str, Reuse]:
+async def play(server: LiveSGLang, run: DictConfig, rows: list[dict[str, Any]]) -> Reuse:
     """Play the rows' games at the same time."""
     tokenizer = hf_tokenizer(run.actor_rollout_ref.model.path)
-    reuse: dict[str, Reuse] = defaultdict(Reuse)
+    reuse: Reuse = defaultdict(Counter)
     rollout = run.actor_rollout_ref.rollout
     sampling = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k, "logprobs": True}
     games = []
@@ -97,9 +84,9 @@ def main(
         started = time.monotonic()
         reuse = asyncio.run(play(server, run, batch))
         seconds = f"{time.monotonic() - started:.1f}"
-        total = Reuse(*(sum(getattr(r, name) for r in reuse.values()) for name in ("turns", "prompt", "cached")))
-        for role, r in [*sorted(reuse.items()), ("both", total)]:
-            numbers = (r.turns, r.prompt, r.cached, f"{r.cached / max(r.prompt, 1):.1%}", r.prompt - r.cached)
+        for role, counts in [*sorted(reuse.items()), ("both", sum(reuse.values(), Counter()))]:
+            turns, prompt, cached = counts["turns"], counts["prompt"], counts["cached"]
+            numbers = (turns, prompt, cached, f"{cached / max(prompt, 1):.1%}", prompt - cached)
             table.add_row(context, role, *map(str, numbers), seconds if role == "both" else "")
     server.close()
     console = Console(width=120)
