@@ -81,10 +81,11 @@ def read_side(side: str, steps: tuple[int, int] | None = None) -> Side:
     for path in map(Path, sorted(glob(side)) or [side]):
         if not path.exists():
             raise ValueError(f"{path} does not exist: give the folder of a run, a log (.jsonl), or a pattern in quotes")
-        inside = sorted({file.parent for file in path.rglob(GAMES_FILE)}) if path.is_dir() else [path]
-        if not inside:
+        found = {file.parent for file in path.rglob(GAMES_FILE)} if path.is_dir() else {path}
+        if not found:
             raise ValueError(f"{path} is no run: neither it nor a folder in it holds {GAMES_FILE}")
-        runs += [path] if path in inside else inside
+        # In the folder of a run are the games that its players played outside of it: medserl tournament and progress.
+        runs += sorted(folder for folder in found if found.isdisjoint(folder.parents))
     measured = (_read(run) for run in runs)
     return [run.within(*steps) if steps else run for run in measured]
 

@@ -94,6 +94,13 @@ def test_runs_in_a_folder_or_of_a_pattern_are_seeds(tmp_path: Path) -> None:
         assert rows["seconds per step, median"][1] == "2 ± 0"
 
 
+def test_games_between_the_players_of_a_run_are_no_seed(tmp_path: Path) -> None:
+    for seed in ("0", "1"):
+        run(tmp_path / "seeds" / seed)
+        run(tmp_path / "seeds" / seed / "progress" / "2")
+    assert [each.name for each in read_side(str(tmp_path / "seeds"))] == [str(tmp_path / "seeds" / s) for s in "01"]
+
+
 def test_openrlhf_log_reports_absent_numbers_as_not_measured(tmp_path: Path) -> None:
     StepFile(tmp_path / "log.jsonl").append(LOG)
     rows = tables(tmp_path / "log.jsonl", run(tmp_path / "run"))
