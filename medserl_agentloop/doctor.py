@@ -23,6 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NamedTuple
+from urllib.request import getproxies, proxy_bypass
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import torch
@@ -218,10 +219,9 @@ def _shared_memory(device: str) -> Findings:
 
 def _network(device: str) -> Findings:
     """Processes of a run reach each other over this machine's own address, past any proxy."""
-    proxies = [name for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY") if os.environ.get(name)]
-    past = os.environ.get("no_proxy", "") + os.environ.get("NO_PROXY", "")
-    if proxies and not ("127.0.0.1" in past or "localhost" in past or past == "*"):
-        yield "warn", f"{proxies[0]} is set, and no_proxy has no localhost. Run: export no_proxy=localhost,127.0.0.1"
+    proxy = next((f"{use}_proxy" for use in ("http", "all") if use in getproxies()), None)
+    if proxy and not any(map(proxy_bypass, ("localhost", "127.0.0.1"))):
+        yield "warn", f"{proxy} is set, and no_proxy has no localhost. Run: export no_proxy=localhost,127.0.0.1"
     try:
         address = socket.gethostbyname(socket.gethostname())
         with socket.create_server((address, 0)) as server:

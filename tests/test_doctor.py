@@ -125,7 +125,10 @@ def test_a_proxy_before_localhost_and_a_name_without_an_address_are_found(monkey
         monkeypatch.delenv(name, raising=False)
     assert lines(doctor._network, "cpu") == ""
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
-    assert "warn: http_proxy is set, and no_proxy has no localhost." in lines(doctor._network, "cpu")
+    for past, warned in (("", True), ("notlocalhost.example", True), (".corp, localhost", False), ("*", False)):
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.setenv(name, past)
+        assert ("warn: http_proxy is set, and no_proxy has no localhost." in lines(doctor._network, "cpu")) is warned
     monkeypatch.setattr(socket, "gethostbyname", Mock(side_effect=OSError("Name or service not known")))
     assert "Put the name into /etc/hosts" in lines(doctor._network, "cpu")
 
