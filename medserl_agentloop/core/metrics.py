@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from medserl_agentloop.core.interaction import Interaction
 
 _VOID_CLASSES = {
-    "generation failed": "failed",  # first: the server's own words follow it
+    "generation failed": "failed",
     "no room": "no_room",
     "generation aborted": "aborted",
     "generation timed out": "timed_out",
@@ -61,8 +61,10 @@ def void_class(record: GameRecord, more: Mapping[str, str] = {}) -> list[str]:
     """The class of a void game as a list of one; none for a game that counts."""
     if not record.is_void:
         return []
-    classes = {**_VOID_CLASSES, **more}
-    return [next((name for text, name in classes.items() if text in (record.void or "")), "other")]
+    # Words of a server or a judge may follow the game's own, so what is said first counts.
+    reason = record.void or ""
+    found = {reason.find(text): name for text, name in {**_VOID_CLASSES, **more}.items() if text in reason}
+    return [found[min(found)] if found else "other"]
 
 
 def _reward_metrics(role: str, games: Sequence[GameRecord], repeated: bool) -> dict[str, float]:

@@ -219,6 +219,9 @@ VOID = {
     "judge failed: ConnectError": "judge_failed", "judge abstained": "judge_abstained",
     "no room for the assessor's turn": "no_room", "attacker: generation aborted": "aborted",
     "something new: device 17": "other", "": "other",
+    # Words of a model or a server come after the game's own.
+    "judge failed: BadAnswer: not the JSON that was asked for: 'This is no number.'": "judge_failed",
+    "attacker: generation failed: RuntimeError: no room in the cache": "failed",
 }  # fmt: skip
 
 
