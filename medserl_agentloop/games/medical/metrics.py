@@ -24,6 +24,8 @@ from medserl_agentloop.core.metrics import (
 from medserl_agentloop.games.medical.canonical import canonical_words
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.records import (
+    JUDGE_ABSTAINED,
+    JUDGE_FAILED,
     LABELS_JUDGE,
     AssessmentRecord,
     AttackRecord,
@@ -34,7 +36,7 @@ from medserl_agentloop.games.medical.records import (
 from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.scoring.notes import TEXTS, UNREADABLE
 
-_VOID_CLASSES = {"judge failed": "judge_failed", "judge abstained": "judge_abstained"}
+_VOID_CLASSES = {JUDGE_FAILED: "judge_failed", JUDGE_ABSTAINED: "judge_abstained"}
 
 UNREAD_RATE = "selfplay/judge/unread_rate"
 
