@@ -25,7 +25,6 @@ from medserl_agentloop.data.rows import (
     FIRST_INDEX,
     UW_AGREEMENT,
     ConvertOptions,
-    Mix,
     RowPlan,
     SplitRows,
     build_eval_rows,
@@ -85,9 +84,8 @@ def convert(options: ConvertOptions) -> None:
     Rows are split by case, so that the two notes of a case are never on both sides.
     """
     read, made = convert_files(options)
-    mix = options.shares(read.cases)
     _print_input(read.reports)
-    _print_rows(made, mix, options)
+    _print_rows(made, options)
     counts = {"records dropped: every field is empty": read.dropped_empty, **made.left_out}
     _show("Left out", ["what and why", "count"], [item for item in counts.items() if item[1]])
     for report in read.reports:
@@ -103,7 +101,7 @@ def convert(options: ConvertOptions) -> None:
     unused = options.rows is None and len(made.train) + len(made.val) < available
     if unused and options.mix == DEFAULT_MIX and mix_of(read.cases):
         _say(f"--mix {AS_GIVEN} keeps all {available} rows, each in the category that the input names")
-    _say(f"mix {format_mix(mix)}, seed {options.seed}")
+    _say(f"mix {format_mix(made.mix)}, seed {options.seed}")
     for name, written in (("train", made.train), ("val", made.val)):
         of = labels_of(written)
         labels = f"presented notes {of['harmful']} harmful, {of['safe']} safe"
@@ -278,10 +276,10 @@ def _print_input(reports: Sequence[ReadReport]) -> None:
     _show("Error types", ["type", "cases"], types.most_common())
 
 
-def _print_rows(made: SplitRows, mix: Mix, plan: RowPlan) -> None:
+def _print_rows(made: SplitRows, plan: RowPlan) -> None:
     splits = made.reports.values()
     rows = []
-    for category in mix:
+    for category in made.mix:
         counts = (f"{split['rows'][category]} ({split['eligible'][category]})" for split in splits)
         rows.append([category.value, plan.label_of(category).value, *counts])
     total = ["total", "", *(str(sum(split["rows"].values())) for split in splits)]

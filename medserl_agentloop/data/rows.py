@@ -145,6 +145,7 @@ class SplitRows:
     exclusions: Exclusions
     # By split, for the manifest: its cases, those without a row, those that can serve a category, rows made of it.
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    mix: Mix = field(default_factory=dict)
     off_mix: list[str] = field(default_factory=list)  # splits with too few cases for the mix
 
     @property
@@ -297,7 +298,7 @@ def build_rows(
     main = "val" if plan.val_fraction == 1 and val_ids is None else "train"
     if missing := [category.value for category in mix if not reports[main]["eligible"][category]]:
         raise ValueError(f"no case for {main} can serve {', '.join(missing)}: give more input, or change --mix.")
-    return SplitRows(made["train"], made["val"], exclusions, reports, off_mix)
+    return SplitRows(made["train"], made["val"], exclusions, reports, mix, off_mix)
 
 
 def seed_note(case: Case, category: Category) -> str | None:

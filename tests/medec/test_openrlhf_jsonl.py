@@ -1,5 +1,6 @@
 """OpenRLHF rows in their three shapes: each finds its case, or is counted and named."""
 
+import json
 from itertools import product
 
 import pyarrow.parquet as pq
@@ -88,6 +89,15 @@ def test_every_row_is_kept_if_asked_and_the_option_is_printed(convert, old_file,
     facts = facts_of(tmp_path / "out")
     assert len(facts) == 160 and {fact["category"] for fact in facts} == {c.value for c in list(Category)[:4]}
     assert verified(tmp_path / "out").exit_code == 0
+
+
+def test_a_category_whose_rows_are_all_left_out_is_in_no_summary(convert, old_file):
+    path = old_file(four_way, cases=8)
+    with path.open("a") as file:
+        file.write(json.dumps(row("Mr. <NAME/> has a cough.", "decoy_benign")) + "\n")
+    result = convert("--input", path, "--mix", "as-given", "--drop-medec-uw")
+    assert result.exit_code == 0 and "decoy_benign" not in result.stdout
+    assert "left out by --drop-medec-uw" in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize(("arguments", "part"), [(["--rows", 20], "and no --rows"), ([], "names its category")])
