@@ -40,12 +40,13 @@ def read_log(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
                 numbers.append({**row, "step": next(int(row[name]) for name in _STEPS if name in row)})
                 continue
             turn = _LoggedTurn.model_validate(row)
+            columns = _columns_of(turn)
         except (ValueError, TypeError, StopIteration) as error:
             why = str(error) or f"it has neither game_role nor {' nor '.join(_STEPS)}"
             raise ValueError(f"{path}, line {number} is neither a turn nor the metrics of a step: {why}") from None
         game = (turn.step, turn.game_idx)
         seen[*game, turn.game_role] += 1  # without steps, a game's index comes again in every batch
-        games.setdefault((*game, seen[*game, turn.game_role]), {}).update(_columns_of(turn))
+        games.setdefault((*game, seen[*game, turn.game_role]), {}).update(columns)
     by_step = pd.DataFrame(numbers).groupby("step").last() if numbers else pd.DataFrame()
     if SECONDS not in by_step and _CLOCK in by_step:
         by_step[SECONDS] = by_step[_CLOCK].diff()

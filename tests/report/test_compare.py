@@ -121,6 +121,10 @@ def test_openrlhf_log_reports_absent_numbers_as_not_measured(tmp_path: Path) -> 
         (b'{"loss": 1}\n', "line 1 is neither a turn nor the metrics of a step: it has neither game_role nor step"),
         (b'{"game_role": "judge", "game_idx": 1, "reward": 1}\n', "Input should be 'attacker' or 'assessor'"),
         (b"[]\n", "line 1 is no JSON object"),
+        (
+            b'{"game_role": "assessor", "game_idx": 1, "reward": 1, "game_outcomes": ["ASSESSOR_WON"]}\n',
+            "line 1 is neither a turn nor the metrics of a step: 'won' is not a valid Outcome",
+        ),
     ],
 )
 def test_a_log_with_a_line_that_cannot_be_read_is_named_with_the_line(tmp_path: Path, lines: bytes, says: str) -> None:
