@@ -75,6 +75,8 @@ def test_custom_class_is_a_judge_and_not_asked_about_untouched_notes() -> None:
 
 
 FROZEN = {"train": "assessor", "opponent__kind": "endpoint"}
+BLIND_BASE = {"blind": {"readings": 1, "url": "base"}}
+BLIND_SERVED = {"blind": {"readings": 1, "url": "http://b/v1"}}
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,11 @@ FROZEN = {"train": "assessor", "opponent__kind": "endpoint"}
         ),
         ({"judge": "experiments.clinic:OracleJudge"}, "experiments/ is in a checkout only: start there"),
         ({"judge": "http"}, "set selfplay.judge_server.url to the address"),
+        # What the base model is not asked needs a server.
+        ({"judge": "http", **BLIND_BASE}, "set selfplay.judge_server.url to the address"),
+        ({"judge": "llm", "judge_server__url": "http://localhost/v1", **BLIND_BASE}, "judge_server.model is not set"),
+        ({"judge": "llm", **BLIND_BASE}, "selfplay.judge_server.model=MODEL, with the"),
+        ({"judge": "llm", "judge_server__url": "base", **BLIND_SERVED}, "selfplay.blind.model is not set"),
         ({"judge": "llm"}, "judge_server.url=http://localhost:30000/v1 selfplay.judge_server.model=MODEL, with the"),
         ({"judge": "llm", "judge_server__url": "http://localhost/v1"}, "selfplay.judge_server.model is not set"),
         ({"judge_server__url": "localhost:8001"}, "url=localhost:8001: expected http://host:port"),
@@ -107,6 +114,11 @@ def test_a_judge_that_cannot_work_is_refused(
     with pytest.raises(ConfigError, match=re.escape(message)) as error:
         check_run(run_with(**{f"selfplay__{key}": value for key, value in changes.items()}))
     assert "SECRET" not in str(error.value)
+
+
+def test_a_judge_over_http_is_not_asked_at_verls_reward_model() -> None:
+    with pytest.raises(ValueError, match=r"set selfplay\.judge_server\.url to the address"):
+        build_judge(MedicalConfig(judge="http"), "localhost:1", "served")
 
 
 def test_a_first_question_shows_whether_the_judge_answers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,7 +117,7 @@ def build_judge(
     if config.asks_base and base is None:
         raise ValueError(f"selfplay.judge_server.url={BASE}: the base model answers in a run only; name a server.")
     server = config.judge_server
-    if server.url is None and reward_router_address is not None:
+    if server.url is None and reward_router_address is not None and config.judge != "http":
         at_router = {"url": f"http://{reward_router_address}/v1", "model": server.model or reward_model}
         config = config.model_copy(update={"judge_server": server.model_copy(update=at_router)})
     chosen = judge_class(config.judge)

@@ -150,7 +150,11 @@ def _server_problems(selfplay: MedicalConfig, reward_model: bool) -> Iterator[st
             yield f"{_NODE}.url={BASE}: verl's engine cannot bind answers to a schema. Set {_NODE}.json_schema=False."
         for key in server.extra_body.keys() - {TEMPLATE_KWARGS}:
             yield f"{_NODE}.extra_body.{key}: the base model knows {TEMPLATE_KWARGS} only. Take it out."
-    elif selfplay.judge == "llm" and server.url is None and not reward_model:
+        if blind.readings and blind.url not in (None, BASE) and blind.reader(server).model is None:
+            yield f"{BlindGate.node}.model is not set: name the model that reads the notes at {BlindGate.node}.url."
+        blind = BlindGate()
+        selfplay = selfplay.model_copy(update={"blind": blind})  # what is left is the judge, if it is another one
+    if selfplay.judge == "llm" and server.url is None and not reward_model:
         yield (
             f"selfplay.judge=llm needs a model that reads the notes. Append {_NODE}.url=http://localhost:30000/v1 "
             f"{_NODE}.model=MODEL, with the address and the name of one that is served, or add the recipe "
@@ -158,7 +162,7 @@ def _server_problems(selfplay: MedicalConfig, reward_model: bool) -> Iterator[st
         )
     elif blind.readings and blind.url is None and selfplay.judge != "llm":
         yield "selfplay.blind.readings needs a model that reads the note alone: set selfplay.blind.url and .model."
-    elif selfplay.judge in ("http", "llm"):
+    elif selfplay.judge in ("http", "llm") and not selfplay.asks_base:
         build_judge(selfplay, *(("localhost:1", "served") if reward_model else ()))
     elif blind.readings:
         BlindReader(selfplay)
