@@ -93,7 +93,7 @@ def rows_for_self_play(file: Path, taught: Iterable[Row]) -> pa.Table:
     """The rows of a self-play file whose cases are not taught; a ValueError if none is left, or it is no such file."""
     cases = {row["vignette_id"] for row in taught}
     table, of_rows = _table(file)
-    rest = table.filter(pa.array([case not in cases for case in of_rows]))
+    rest = table.filter(pa.array([case not in cases for case in of_rows], "bool"))
     if not rest.num_rows:
         raise ValueError(f"{file}: every case in it is taught; keep cases for self-play, e.g. play fewer games.")
     return rest

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile
 from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.data.rows import write_parquet
 from medserl_agentloop.data.sft import (
     BAD_FORM,
     OTHER_SENTENCE,
@@ -268,6 +269,9 @@ def test_rows_for_self_play_need_a_case_that_is_not_taught(tmp_path: Path, files
     every = [{"vignette_id": row["extra_info"]["vignette_id"]} for row in pq.read_table(file).to_pylist()]
     with pytest.raises(ValueError, match="every case in it is taught"):
         rows_for_self_play(file, every)
+    write_parquet([], tmp_path / "empty.parquet")
+    with pytest.raises(ValueError, match=r"empty\.parquet: every case in it is taught"):
+        rows_for_self_play(tmp_path / "empty.parquet", [])
     pq.write_table(pq.read_table(file).select(["prompt"]), tmp_path / "other.parquet")
     with pytest.raises(ValueError, match="not a file of rows for self-play"):
         rows_for_self_play(tmp_path / "other.parquet", [])
