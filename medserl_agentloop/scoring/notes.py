@@ -124,7 +124,7 @@ def quoted_sentence(
     """
     quote, corrected = _plain(quote or ""), _plain(correction or "")
     texts = {number: _plain(text) for number, text in sentences.items() if text.strip()}
-    if number in texts and _letters(texts[number]) == _letters(quote):
+    if number in texts and alphanumeric(texts[number]) == alphanumeric(quote):
         return number
     if copy := process.extractOne(quote, texts, scorer=fuzz.ratio, score_cutoff=_SAME_SENTENCE):
         return copy[2]
@@ -146,7 +146,8 @@ def spaced(text: str) -> str:
     return _IDEOGRAPH.sub(r" \1 ", text)
 
 
-def _letters(text: str) -> str:
+def alphanumeric(text: str) -> str:
+    """The letters and digits of ``text``."""
     return "".join(filter(str.isalnum, text))
 
 

@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 from rapidfuzz.distance import Postfix, Prefix
 
 from medserl_agentloop.games.medical.edits import one_line, sentences_in
+from medserl_agentloop.scoring.notes import alphanumeric
 
 
 def number_sentences(note: str, listed: Mapping[int, str] = {}) -> dict[int, str]:
@@ -26,10 +27,10 @@ def _as_listed(note: str, listed: Mapping[int, str]) -> dict[int, str]:
 
     Only letters and digits are compared: lists drop apostrophes, stops and line breaks.
     """
-    parts = {number: letters for number, text in listed.items() if (letters := _letters(text))}
+    parts = {number: letters for number, text in listed.items() if (letters := alphanumeric(text))}
     if not parts or min(listed) < 0:
         return {}
-    letters, wanted = _letters(note), "".join(parts.values())
+    letters, wanted = alphanumeric(note), "".join(parts.values())
     places = [at for at, character in enumerate(note) if character.isalnum()]
     starts = [0, *accumulate(map(len, parts.values()))]  # the last one is the end
     # The sentences before ``first`` are the same, and those from ``rest`` on: one between may be another one.
@@ -48,13 +49,9 @@ def _as_listed(note: str, listed: Mapping[int, str]) -> dict[int, str]:
     return {n: note[cut:end].strip() for n, cut, end in zip(parts, cuts, [*cuts[1:], len(note)], strict=True)}
 
 
-def _letters(text: str) -> str:
-    return "".join(filter(str.isalnum, text))
-
-
 def _before_signs(note: str, start: int, sentence: str) -> int:
     """Return where a sentence begins whose first letter is at ``start``, with the signs before the letter."""
-    signs = sentence.split(_letters(sentence)[0], 1)[0]
+    signs = sentence.split(alphanumeric(sentence)[0], 1)[0]
     for sign in reversed("".join(signs.split())):
         before = len(note[:start].rstrip()) - 1
         if before < 0 or note[before] != sign:
