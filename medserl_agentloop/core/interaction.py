@@ -144,13 +144,10 @@ class Interaction(ABC, Generic[G, R]):
         turn = self.next_turn(self.new_game(facts))
         return [] if turn is None else [turn]
 
-    def plan(self, facts: Mapping[str, Any], encoder: Any) -> PlannedRow:
-        """Check one row of a data set, its ``extra_info``, with the run's ``ChatEncoder``.
-
-        ValueError if the row cannot be played says why and what to do.
-        """
+    def plan(self, facts: Mapping[str, Any]) -> PlannedRow:
+        """Plan one row of a data set, its ``extra_info``; a ValueError says why it cannot be played and what to do."""
         turns = self.sample_turns(facts)
-        prompts = [len(encoder.opening(turn).ids) for turn in turns]
+        prompts = [len(self.tokens.opening(turn).ids) for turn in turns]
         kind = self.new_game(facts).record.kind
         return PlannedRow(kind, prompts[0], sum(turn.max_tokens for turn in turns) + sum(prompts[1:]))
 

@@ -67,10 +67,9 @@ class SelfPlayDataset(RLHFDataset):  # type: ignore[misc]  # verl is untyped
         if not self.filter_overlong_prompts:
             return dataframe
         selfplay = SelfPlayConfig.from_run(OmegaConf.select(self.config, ".."))
-        encoder = ChatEncoder.of_run(self.tokenizer, self.config)
-        game = game_class(selfplay.game)(selfplay, encoder)
+        game = game_class(selfplay.game)(selfplay, ChatEncoder.of_run(self.tokenizer, self.config))
         rows = list(dataframe["extra_info"])
-        fitting = [number for number, facts in enumerate(rows) if not overlong(game.plan(facts, encoder), self.config)]
+        fitting = [number for number, facts in enumerate(rows) if not overlong(game.plan(facts), self.config)]
         announce(
             f"{', '.join(self.data_files)}: data.filter_overlong_prompts leaves out {len(rows) - len(fitting)} of "
             f"{len(rows)} rows"
@@ -148,7 +147,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         machine.check_stop_strings(stop_strings, self.config.actor_rollout_ref.rollout)
         for dataset, name in ((self.train_dataset, "train_files"), (self.val_dataset, "val_files")):
             machine.check_files(data[name])
-            line = machine.check_dataset(dataset, f"data.{name}={data[name]}", self.interaction, encoder, data)
+            line = machine.check_dataset(dataset, f"data.{name}={data[name]}", self.interaction, data)
             announce(line)
         self.interaction.read_validation_set(self.val_dataset)
 

@@ -455,7 +455,7 @@ def test_the_longest_game_fits_into_its_plan() -> None:
     row = extra_info("adversarial_benign")
     first = game.next_turn(game.new_game(row))
     assert first is not None
-    _, prompt, response = game.plan(row, ChatEncoder(TOKENIZER))
+    _, prompt, response = game.plan(row)
     run = run_with(
         selfplay__assessments=K,
         actor_rollout_ref__rollout__response_length=response,

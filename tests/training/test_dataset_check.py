@@ -55,7 +55,7 @@ def check(
     dataset = RLHFDataset(str(path), TOKENIZER, config)
     game = MedicalGameInteraction(selfplay, ENCODER)
     config.max_prompt_length, config.max_response_length = prompt, response
-    return check_dataset(dataset, "rows.parquet", game, ENCODER, config)
+    return check_dataset(dataset, "rows.parquet", game, config)
 
 
 VARIATION = row("adversarial_benign")  # a decoy, whatever its category is called
@@ -91,7 +91,7 @@ def test_a_row_that_cannot_be_played_is_named_with_its_remedy(
 def test_rows_of_an_earlier_version_are_refused_in_one_sentence(tmp_path: Path) -> None:
     old = extra_info("vanilla_benign") | {"seed_note": NOTE, "target_label": "safe"}
     with pytest.raises(ValueError, match=r"earlier version, which stored prompts\. Write the file again"):
-        MedicalGameInteraction(SELFPLAY, ENCODER).plan(old, ENCODER)
+        MedicalGameInteraction(SELFPLAY, ENCODER).plan(old)
 
 
 @pytest.mark.parametrize("profile", ["medserl", "brief", "baseline", "classic", "edits"])
@@ -115,7 +115,7 @@ def test_filter_overlong_prompts_leaves_out_rows_by_their_games(
     write_parquet(rows, path := tmp_path / "rows.parquet")
     run = compose_run("+recipes=own_notes", f"data.train_files={path}")
     game = MedicalGameInteraction(MedicalConfig.from_run(run), ENCODER)
-    lengths = [game.plan(each["extra_info"], ENCODER) for each in rows]
+    lengths = [game.plan(each["extra_info"]) for each in rows]
     _, run.data.max_prompt_length, run.data.max_response_length = lengths[0]
     run.data.filter_overlong_prompts = True
     dataset = create_rl_dataset(run.data.train_files, run.data, TOKENIZER, None)
@@ -124,7 +124,7 @@ def test_filter_overlong_prompts_leaves_out_rows_by_their_games(
     run.data.filter_overlong_prompts = False
     everything = create_rl_dataset(run.data.train_files, run.data, TOKENIZER, None)
     with pytest.raises(ConfigError, match=r"row 1, 2 needs up to .*data\.filter_overlong_prompts=true"):
-        check_dataset(everything, "rows.parquet", game, ENCODER, run.data)
+        check_dataset(everything, "rows.parquet", game, run.data)
 
 
 def problems(config: Any) -> list[str]:
@@ -147,7 +147,7 @@ def test_turns_of_an_opponent_take_no_room() -> None:
 
     def planned(category: str, trained: Literal["attacker", "assessor"]) -> tuple[Any, ...]:
         selfplay = MedicalConfig(judge="labels", train=trained, opponent=opponent)
-        return MedicalGameInteraction(selfplay, ENCODER).plan(extra_info(category), ENCODER)[1:]
+        return MedicalGameInteraction(selfplay, ENCODER).plan(extra_info(category))[1:]
 
     attack, assess = (ENCODER.opening(load_profile().turn(r, Category.ADVERSARIAL_BENIGN, NOTE)) for r in Role)
     budget = SELFPLAY.budget

@@ -202,8 +202,8 @@ def data(run: RunConfig) -> Iterator[str]:
     """
     node = run.config.data
     try:
-        encoder = ChatEncoder.of_run(run.tokenizer(local_files_only=True), node)
-        game = game_class(run.selfplay.game)(run.selfplay, encoder)
+        tokenizer = run.tokenizer(local_files_only=True)
+        game = game_class(run.selfplay.game)(run.selfplay, ChatEncoder.of_run(tokenizer, node))
     except (OSError, ValueError):
         game = None
     for key in ("data.train_files", "data.val_files"):
@@ -229,7 +229,7 @@ def data(run: RunConfig) -> Iterator[str]:
                     yield f"{key}={file} has no column {', '.join(sorted(absent))}. {CONVERT}."
                 elif game is not None and node.custom_cls.path in (None, OWN_DATASET):
                     dataset = SimpleNamespace(dataframe=Dataset(table))
-                    check_dataset(dataset, f"{key}={file}", game, encoder, node, ROWS_AT_START)
+                    check_dataset(dataset, f"{key}={file}", game, node, ROWS_AT_START)
         except ConfigError as error:
             yield str(error)
         except (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError) as error:  # pyarrow's
@@ -265,9 +265,7 @@ def check_files(files: str | Sequence[str]) -> None:
             raise ConfigError(f"{file}: {DIFFERS}.")
 
 
-def check_dataset(
-    dataset: Any, name: str, game: Interaction[Any, Any], encoder: ChatEncoder, data: Any, most: int | None = None
-) -> str:
+def check_dataset(dataset: Any, name: str, game: Interaction[Any, Any], data: Any, most: int | None = None) -> str:
     """Check every row of verl's ``RLHFDataset``, which messages call ``name``; or ``most`` with the longest facts.
 
     Returns one line that says what will be played and how long the longest row is, by the limits of verl's ``data``; a
@@ -286,7 +284,7 @@ def check_dataset(
         if agent != AGENT_NAME:
             raise ConfigError(f"{where}: agent_name is {agent!r}, expected {AGENT_NAME!r}. {CONVERT}.")
         try:
-            needed = game.plan(facts, encoder)
+            needed = game.plan(facts)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
         longest = list(map(max, longest, needed[1:]))

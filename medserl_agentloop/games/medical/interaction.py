@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from medserl_agentloop.core.alarms import Rule, common_rules
 from medserl_agentloop.core.chat import BASE, BaseModelChat
-from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Interaction, PlannedRow, Prompt, Turn
 from medserl_agentloop.core.records import Pieces, Section, as_text
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -164,12 +163,13 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         record.scheme = self.config.scheme_name
         reward_game(record, self._scheme)
 
-    def plan(self, facts: Mapping[str, Any], encoder: ChatEncoder) -> PlannedRow:
+    def plan(self, facts: Mapping[str, Any]) -> PlannedRow:
         """Plan the attacker's turn and, for each assessment, the assessor's prompt with the longest note and its turn.
 
         What an opponent plays takes no room.
         """
-        game, profile, budget, plays = self.new_game(facts), self._profile, self.config.budget, self.config.plays
+        game, profile, encoder = self.new_game(facts), self._profile, self.tokens
+        budget, plays = self.config.budget, self.config.plays
         spec, note = game.spec, game.record.note_for(Role.ATTACKER)
         if spec.task is Category.DECOY_BENIGN and self.config.judge == "labels":
             raise ValueError(
