@@ -292,6 +292,28 @@ def test_a_tokenizer_changed_in_place_ends_a_resume(home: Path, file: str, old: 
     assert "tokenizer or chat template is no longer" in problem("checkpoints", here)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        ("/old/models/qwen", "/new/models/qwen/", True),
+        ("org/qwen", "/models/qwen", True),
+        ("/old/qwen", "/old/smollm", False),
+        ("runs/warm/global_step_54/huggingface", "/moved/warm/global_step_54/huggingface", True),
+        ("runs/warm/global_step_54/huggingface", "runs/warm/global_step_9/huggingface", False),
+        ("runs/warm/global_step_54/huggingface", "runs/again/global_step_54/huggingface", False),
+        ("runs/play/global_step_5/actor/huggingface", "runs/play/global_step_6/actor/huggingface", False),
+    ],
+)
+def test_a_model_may_be_moved_but_another_checkpoint_is_another_model(
+    home: Path, before: str, after: str, same: bool
+) -> None:
+    folder = home / "runs" / "quickstart"
+    here = trained(folder, 3)
+    (folder / "run_config.yaml").write_text(config_text(run_of({**here, PATH: before})))
+    answer = problem("checkpoints", {**here, PATH: after})
+    assert answer == "" if same else f"{PATH} was {before} and is {after}" in answer
+
+
 @pytest.mark.parametrize("text", ["{", "\xff", "- a list", "7"])
 def test_a_config_of_the_run_that_cannot_be_read_is_named(home: Path, text: str) -> None:
     here = trained(home / "run", 3) | {"selfplay.records": "run"}

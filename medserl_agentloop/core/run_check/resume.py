@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -136,8 +137,8 @@ def changed_settings(run: RunConfig, folder: Path | None = None) -> tuple[list[s
         text = f"{key} was {was.get(key)} and is {now.get(key)}"
         node, _, name = key.rpartition(".")
         follows = name in (run[node] or {}) and OmegaConf.is_interpolation(run[node], name)  # another key
-        # A folder of models may have been moved.
-        moved = name.endswith("path") and Path(str(was.get(key))).name == Path(str(now.get(key))).name
+        # A folder of models may have been moved. In a checkpoint of verl's, all folders have the same name.
+        moved = name.endswith("path") and _own_names(was.get(key)) == _own_names(now.get(key))
         unknown = key == TRAIN_HASHES and not was.get(key)  # where only verl finds the files
         own_name = folder is not None and key in ITS_NAME
         if was.get(key) == now.get(key) or moved or unknown or own_name or key.startswith(SAME_ANYWAY):
@@ -158,6 +159,12 @@ def changed_settings(run: RunConfig, folder: Path | None = None) -> tuple[list[s
         elif not follows:
             reported.append(text)
     return refused, reported
+
+
+def _own_names(path: object) -> str:
+    """The end of a path that names a model: its last folder, or a run's folder and what is below in a checkpoint."""
+    named = re.search(r"[^/]+(/global_step_\d+(/.*)?)?$", str(path).rstrip("/"))
+    return named[0] if named else ""
 
 
 def config_text(run: RunConfig) -> str:
