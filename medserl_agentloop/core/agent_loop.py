@@ -43,7 +43,7 @@ class _Shared:
         self.opponent: ServedModel | None = None
         if config.opponent.kind != "live":
             sampling, special = config.opponent.sampling.model_dump(), tokenizer.all_special_tokens
-            self.opponent = ServedModel(config.opponent.client("/v1"), special_tokens=special, **sampling)
+            self.opponent = ServedModel(config.opponent.client(), special_tokens=special, **sampling)
 
 
 class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped

@@ -1,6 +1,6 @@
 """The one client of servers: sends JSON and reads JSON, with the retries and time-outs of the ``openai`` package.
 
-The worst that a server can do is to give no answer, and a key that it repeats is taken out.
+Every failure of a server becomes :class:`NoAnswer`, and a key that it repeats is taken out of its words.
 """
 
 from __future__ import annotations
@@ -165,12 +165,11 @@ class ServerOptions(ServerAddress):
         """Return the circuit breaker of the requests; by default one that never opens."""
         return CircuitBreaker()
 
-    def client(self, path: str = "", timeout_s: float | None = None) -> HttpClient:
+    def client(self, path: str = "") -> HttpClient:
         """A client of the server, whose ``url`` may end with the ``path`` of the requests; raises as its class."""
         if self.url is None:
             raise ValueError(f"set {self.node}.url to the address of the server, e.g. http://localhost:30000")
-        base = self.url.rstrip("/").removesuffix(path)
-        return HttpClient(self.model_copy(update={"url": base, "timeout_s": timeout_s or self.timeout_s}))
+        return HttpClient(self.model_copy(update={"url": self.url.rstrip("/").removesuffix(path)}))
 
 
 class HttpClient:

@@ -115,10 +115,10 @@ class OpponentConfig(ServerOptions):
         default="live", description="live: the policy itself. endpoint: a frozen model behind that server."
     )
 
-    def client(self, path: str = "", timeout_s: float | None = None) -> HttpClient:
-        """A client of the server, requests starting at ``path``. ``url`` may or may not name the API's version."""
-        root = (self.url or "").rstrip("/").removesuffix("/v1")
-        return ServerOptions.client(self.model_copy(update={"url": root + path}), timeout_s=timeout_s)
+    def client(self, path: str = "/v1") -> HttpClient:
+        """A client of the server's API at ``path``, with which ``url`` may end or not."""
+        root = (self.url or "").rstrip("/").removesuffix(path)
+        return HttpClient(self.model_copy(update={"url": root + path}))
 
 
 class SelfPlayConfig(BaseModel):

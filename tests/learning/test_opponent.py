@@ -49,7 +49,7 @@ def test_frozen_player_answers_each_request_with_its_own_attack() -> None:
     prompt = load_profile(opponent.PROFILE).turn(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, NOTE).prompt
     turn = Turn(Role.ATTACKER.value, prompt, 160)
     with serving(app_of(resource("assets/novice"))) as url:
-        model = ServedModel(OpponentConfig(kind="endpoint", url=url).client("/v1"), temperature=1.0)
+        model = ServedModel(OpponentConfig(kind="endpoint", url=url).client(), temperature=1.0)
 
         async def ask() -> list[str]:
             replies = await asyncio.gather(*(model.reply(turn, prompt.messages) for _ in range(12)))

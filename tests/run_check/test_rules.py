@@ -148,7 +148,7 @@ def test_adapters_in_cuda_graphs_need_a_backend_that_drops_none() -> None:
 
 def test_a_run_plays_and_trains_the_roles_that_its_opponent_leaves() -> None:
     played = run_of({**ENDPOINT, "selfplay.opponent.url": "https://host/api/v1/"}).selfplay
-    assert played.opponent.client("/v1").url == "https://host/api/v1"
+    assert played.opponent.client().url == "https://host/api/v1"
     assert (played.plays("attacker"), played.plays("assessor")) == (False, True)
     alone = run_of({"selfplay.train": "assessor"}).selfplay
     assert alone.plays("attacker") and alone.trains("assessor") and not alone.trains("attacker")

@@ -311,7 +311,7 @@ def opponent(run: RunConfig) -> Iterator[Finding]:
     if options.kind != "endpoint":
         return
     try:
-        blocking(ServedModel(options.model_copy(update={"retries": 0}).client("/v1")).check())
+        blocking(ServedModel(options.model_copy(update={"retries": 0}).client()).check())
     except ValueError as error:
         yield f"selfplay.opponent.url={without_credentials(str(options.url))}: {error}."
 
