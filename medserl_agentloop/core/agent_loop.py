@@ -79,7 +79,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         await interaction.ask_base_model(record, self._shared.base)
 
         record.context = self._shared.config.context
-        versions = seats.versions
+        versions = [turn.weights for turn in seats.trajectory.turns if turn.weights is not None]
         # verl's metrics cast both to int; where the policy took no turn, they are the weights that the step began with.
         oldest = newest = int(row.get("global_steps", 1)) - 1
         if versions:
@@ -105,13 +105,7 @@ class _Seats:
         isolated, asks_log_probs = shared.config.context == "isolated", bool(sampling_params.get("logprobs"))
         self.trajectory = Trajectory(shared.interaction.roles, isolated, asks_log_probs)
         self._begun, self._reserved = 0, 0  # turns, and tokens of those that are being generated
-        self._versions: dict[int, tuple[int, int]] = {}
         self.timing: dict[str, Any] = {}
-
-    @property
-    def versions(self) -> list[tuple[int, int]]:
-        """Weight versions that each turn was generated with, first and last."""
-        return [self._versions[number] for number in sorted(self._versions)]
 
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
         number = self._begun  # turns that are taken side by side begin in the order of the game
@@ -157,11 +151,10 @@ class _Seats:
         ids, log_probs = list(output.token_ids), list(output.log_probs or [])
         complete = len(log_probs) == len(ids)
         taken.response_ids, taken.log_probs = ids, log_probs if complete else None
-        # Weight versions that the turn was generated with, first and last.
         version = output.extra_fields.get("global_steps")
         oldest, newest = (output.extra_fields.get(f"{end}_global_steps", version) for end in ("min", "max"))
         if oldest is not None and newest is not None:
-            self._versions[number] = (oldest, newest)
+            taken.weights = (oldest, newest)
         if output.stop_reason in ABORTED or not ids:
             raise NoReplyError(f"{turn.role}: generation aborted")
         if trajectory.has_log_probs and not complete:

@@ -31,6 +31,7 @@ class TrajectoryTurn:
     log_probs: list[float] | None  # under the sampling distribution; None where the server did not give them
     conversation: str | None = None  # as in ``Turn``
     number: int = 0  # in the game, from 0; an opponent's turns count
+    weights: tuple[int, int] | None = None  # oldest and newest version that generated it, where the server says
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.response_ids)
