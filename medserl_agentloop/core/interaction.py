@@ -141,8 +141,7 @@ class Interaction(ABC, Generic[G, R]):
 
     def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
         """The turns of the longest game on this row, to plan lengths; for the certificate, two conversations."""
-        turn = self.next_turn(self.new_game(facts))
-        return [] if turn is None else [turn]
+        return list(self.next_turns(self.new_game(facts)))
 
     def plan(self, facts: Mapping[str, Any]) -> PlannedRow:
         """Plan one row of a data set, its ``extra_info``; a ValueError says why it cannot be played and what to do."""
