@@ -40,28 +40,37 @@ Finding = str | tuple[Literal["warn"], str]
 
 def checkpoints(run: RunConfig) -> Iterator[Finding]:
     """Check that the run to resume, if any, is the same one, can be read, and has steps left to train."""
-    folder, mode = Path(run["trainer.default_local_dir"]), run["trainer.resume_mode"]
-    if mode == "resume_path":
-        if "global_step_" not in str(path := run["trainer.resume_from_path"]):
-            yield (
-                f"trainer.resume_mode=resume_path, and trainer.resume_from_path={path or 'null'} is no checkpoint. Set "
-                "it to a folder global_step_N, or trainer.resume_mode=auto to go on from the newest one."
-            )
-            return
-        checkpoint = Path(path)
-        yield from _written_by_others(run, checkpoint)
-        try:
-            refused, reported = changed_settings(run, checkpoint.parent)
-        except ValueError as error:
-            yield str(error)
-            return
-        if refused:
-            yield f"trainer.resume_from_path={checkpoint} cannot be resumed: {'; '.join(refused)}."
-        elif reported:
-            yield "warn", f"from this checkpoint on {'; '.join(reported)}"
-    if mode != "auto" or run.selfplay.certify == "only":
+    mode = run["trainer.resume_mode"]
+    try:
+        if mode == "resume_path":
+            yield from _chosen(run)
+        elif mode == "auto" and run.selfplay.certify != "only":
+            yield from _newest(run)
+    except ValueError as error:  # a file of the run that cannot be read
+        yield str(error)
+
+
+def _chosen(run: RunConfig) -> Iterator[Finding]:
+    """Check the checkpoint that the run names itself."""
+    if "global_step_" not in str(path := run["trainer.resume_from_path"]):
+        yield (
+            f"trainer.resume_mode=resume_path, and trainer.resume_from_path={path or 'null'} is no checkpoint. Set "
+            "it to a folder global_step_N, or trainer.resume_mode=auto to go on from the newest one."
+        )
         return
-    latest, another = folder / LATEST, "set trainer.experiment_name to a new name"
+    checkpoint = Path(path)
+    yield from _written_by_others(run, checkpoint)
+    refused, reported = changed_settings(run, checkpoint.parent)
+    if refused:
+        yield f"trainer.resume_from_path={checkpoint} cannot be resumed: {'; '.join(refused)}."
+    elif reported:
+        yield "warn", f"from this checkpoint on {'; '.join(reported)}"
+
+
+def _newest(run: RunConfig) -> Iterator[Finding]:
+    """Check the last checkpoint in the run's folder, if there is one."""
+    folder, another = Path(run["trainer.default_local_dir"]), "set trainer.experiment_name to a new name"
+    latest = folder / LATEST
     # data.pt is the last that verl writes.
     whole = [path.parent.name.removeprefix("global_step_") for path in folder.glob("global_step_*/data.pt")]
     newest = max((name for name in whole if name.isdecimal()), key=int, default=None)
@@ -78,12 +87,8 @@ def checkpoints(run: RunConfig) -> Iterator[Finding]:
         return
     yield from _written_by_others(run, folder / f"global_step_{step}")
     records = Path(run.selfplay.records)
-    try:
-        refused, reported = changed_settings(run)
-        list(RunFiles(records).missing(int(step)) if records.is_dir() else ())  # the resume reports what is missing
-    except ValueError as error:
-        yield str(error)
-        return
+    refused, reported = changed_settings(run)
+    list(RunFiles(records).missing(int(step)) if records.is_dir() else ())  # the resume reports what is missing
     if refused:
         yield (
             f"trainer.default_local_dir={folder} has checkpoints of another run ({'; '.join(refused)}), and this one "
