@@ -108,16 +108,14 @@ class ServedModel(ChatClient):
     async def check(self) -> dict[str, str]:
         """Ask the server about its weights; ValueError for a wrong address or key."""
         url, served, model = f"{self.url}/models", dict[str, Any](), str(self.http.options.model)
-        with suppress(BadAnswer, KeyError, TypeError):  # not every server lists its models
-            try:
-                served = {str(each["id"]): each for each in (await self.http.get("/models"))["data"]}
-            except Refused as refusal:
-                if refusal.status in (401, 403):
-                    node = self.http.options.node
-                    option = f"{node}.api_key_env" if node else "--api-key-env"
-                    raise ValueError(f"{url}: HTTP {refusal.status}; name a variable with {option}") from None
-            except Unreachable as error:
-                raise ValueError(f"no server answers at {url} ({error}); name the base of such an API") from None
+        try:
+            served = {str(each["id"]): each for each in (await self.http.get("/models"))["data"]}
+        except Unreachable as error:
+            raise ValueError(f"no server answers at {url} ({error}); name the base of such an API") from None
+        except (NoAnswer, KeyError, TypeError) as error:  # not every server lists its models
+            if isinstance(error, Refused) and error.status in (401, 403):
+                option = self.http.options.option("api_key_env")
+                raise ValueError(f"{url}: HTTP {error.status}; name a variable with {option}") from None
         card = dict(served.get(model, {}))
         if card.get("parent") and card.get("owned_by") == "sglang":
             name = shown(f"{card['parent']}:{model}")

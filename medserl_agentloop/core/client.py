@@ -104,15 +104,18 @@ class ServerAddress(BaseModel):
         default=None, description="Name of the environment variable that holds the API key; never the key itself."
     )
 
+    def option(self, name: str) -> str:
+        """The way to set one of these options: the config's key, or a command's option."""
+        return f"{self.node}.{name}" if self.node else f"--{name.replace('_', '-')}"
+
     def api_key(self) -> str:
         """Read the API key from the environment, because configs are logged; ValueError if it cannot be used."""
         if not self.api_key_env:
             return ""
         if not (key := os.environ.get(self.api_key_env, "").strip()):
-            node = f"{self.node}.api_key_env" if self.node else "--api-key-env"
             raise ValueError(  # without the variable's name, which may be a key by mistake
-                f"{node} names an environment variable that is not set. It wants the name of a variable, such as "
-                "MY_API_KEY, not the key; set that variable before the start."
+                f"{self.option('api_key_env')} names an environment variable that is not set. It wants the name of a "
+                "variable, such as MY_API_KEY, not the key; set that variable before the start."
             )
         if not (key.isascii() and key.isprintable()):
             raise ValueError("the API key holds a character that no HTTP header can hold")
