@@ -71,7 +71,7 @@ def libraries(run: RunConfig) -> Iterator[str]:
 
 
 def _reason(output: str) -> str:
-    """The first error in the output of a process that has a remedy, with it; else the last error."""
+    """Return the first error in a process's output that has a remedy, with the remedy; else the last error."""
     lines = [line[:300] for line in output.splitlines() if line.strip()] or ["it printed nothing"]
     # A traceback's lines of code are indented.
     errors = [line for line in lines if re.search(r"^\S.*(\.so[.\d]*: |[Ee]rror|atchdog)", line)] or lines[-1:]

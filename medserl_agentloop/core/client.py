@@ -63,7 +63,7 @@ class BadAnswer(NoAnswer):
 
 
 class CircuitBreaker:
-    """Stops asking a server that lost so many requests in a row; then one request in so many seconds is a trial."""
+    """Stops asking a server after so many lost requests in a row; then lets one through every so many seconds."""
 
     def __init__(self, failures: float = math.inf, seconds: float = 0.0) -> None:
         self._limit, self._seconds = failures, seconds
@@ -262,7 +262,7 @@ def _is_this_machine(host: str) -> bool:
 
 
 def _http_client(address: httpx.URL) -> tuple[httpx.AsyncClient, str]:
-    """A client for one address, and the environment's proxy on the way; none leads to this machine: it sees the key."""
+    """Return a client for an address, and its proxy by the environment; this machine has none: it would see the key."""
     past = _is_this_machine(address.host) or proxy_bypass(address.host)
     proxy = "" if past else getproxies().get(address.scheme) or getproxies().get("all") or ""
     proxy = proxy if "://" in proxy or not proxy else f"http://{proxy}"
@@ -291,7 +291,7 @@ def shown(words: str) -> str:
 
 
 class AnswerCache(Generic[Answer]):
-    """Answers of one ``kind`` in a folder (None keeps nothing). A cache that fails says so once and is left alone."""
+    """Answers of one ``kind`` in a folder, or nowhere (None). A failing cache is reported once and not used again."""
 
     def __init__(self, folder: str | None, kind: type[Answer]) -> None:
         self._folder, self._kind = folder, kind

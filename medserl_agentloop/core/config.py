@@ -257,7 +257,7 @@ def _against_the_game(config: SelfPlayConfig, game: type[Any]) -> Iterator[str]:
 
 
 def key_values(option: str, fields: Sequence[str]) -> dict[str, Any]:
-    """The values of an option's KEY=VALUE, by key; a ValueError names the option and the one that is wrong."""
+    """Parse the KEY=VALUE of an option; a ValueError names the option and the field that is wrong."""
     found = OmegaConf.create()
     for field in fields:
         if field.find("=") < 1:

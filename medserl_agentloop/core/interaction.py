@@ -45,15 +45,15 @@ Message = dict[str, str]
 class Prompt:
     """Chat messages, with untrusted text kept apart from them.
 
-    ``place(name)`` stands in ``messages`` where a text of ``data`` belongs. No control token comes out of these texts:
-    neither of the encoder, nor of a chat server that gets them filled in.
+    ``place(name)`` stands in ``messages`` where a text of ``data`` belongs. Neither the encoder nor a chat server that
+    gets them filled in finds control tokens in these texts.
     """
 
     messages: tuple[Message, ...]
     data: Mapping[str, str] = field(default_factory=dict)
 
     def filled(self, shown: Callable[[str], str] = as_data) -> list[Message]:
-        """The messages with the texts in their places, each as it is ``shown``: for a chat server."""
+        """Return the messages for a chat server, with each text in its place as ``shown`` makes it."""
         return [
             {**message, "content": PLACE.sub(lambda match: shown(self.data[match[1]]), message["content"])}
             for message in self.messages
@@ -128,7 +128,7 @@ class Interaction(ABC, Generic[G, R]):
         """Return the next turn; None if the game is over."""
 
     def next_turns(self, game: G) -> Sequence[Turn]:
-        """The turns that can be taken side by side: several conversations of which none reads another."""
+        """Return the turns that can be taken side by side: each in a conversation that reads none of the others."""
         turn = self.next_turn(game)
         return [] if turn is None else [turn]
 
@@ -281,7 +281,7 @@ class Player(Protocol):
 
 
 async def play_game(interaction: Interaction[Any, Any], game: Any, players: Mapping[str, Player]) -> None:
-    """Play a game that ``interaction`` has started; ``players`` by role. One without an answer makes it void."""
+    """Play a game that ``interaction`` has started; ``players`` by role. A player without an answer makes it void."""
     conversations: dict[tuple[str, str | None], list[Message]] = defaultdict(list)
     record = game.record
 

@@ -39,8 +39,8 @@ def selfplay_loss(
     gradient of ``low_var_kl`` is that of KL(reference || policy), cut off by verl's clamps; that of ``k2`` and of the
     forms with ``+`` is that of KL(policy || reference); that of ``k1`` is 0 on average (kl_penalty in verl's
     core_algos.py). A mini-batch without a trained token, because all of its games are void, costs 0 where verl's own
-    loss would divide by their number. Old log-probs that nobody wrote are those of this pass, and are compared with the
-    rollout's (``DIFFS``, ``GAPS``).
+    loss would divide by their number. Where no old log-probs were written, this pass gives them, and compares them
+    with the rollout's (``DIFFS``, ``GAPS``).
     """
     log_prob, compared = no_padding_2_padding(model_output["log_probs"], data), {}
     counts = data[TOKEN_COUNTS] if roles else {}

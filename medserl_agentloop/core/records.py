@@ -53,7 +53,7 @@ class GameRecord(BaseModel):
     model_config = ConfigDict(extra="ignore", validate_assignment=True)
 
     left_out: ClassVar[tuple[str, ...]] = ("turns", "turn_rewards", "versions", "finished", "seconds")
-    """Fields that JSON has only where they hold something: records of before they existed look the same."""
+    """Fields that JSON leaves out where they are empty, so that records of before they existed look the same."""
 
     turns: list[TurnRecord] = []  # as they were played, unless a record has fields of its own for them
     rewards: Rewards = {}  # empty until scored and in void games

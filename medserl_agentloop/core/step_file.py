@@ -1,7 +1,7 @@
 """Files of a run, written so that a resumed run continues them exactly; used by the trainer.
 
 Games and metrics are files of JSON lines that each belong to a training step. A resumed run cuts off the steps it plays
-again, so a file holds every step once whatever killed the run. Baselines, alarms and opponents have a little state.
+again, so a file holds every step once whatever killed the run. Baselines and alarms have a little state.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class StepFile:
     def read(self) -> Iterator[dict[str, Any]]:
         """Yield the objects in order; a ValueError names file and line of anything that is no JSON object.
 
-        Half a last line, of a file that was copied or left while it was written, is left out and said.
+        Half a last line, of a file that was copied while it was written, is left out with a line on stderr.
         """
         with regular_file(self.path).open("rb") as file:
             for number, line in enumerate(file, start=1):

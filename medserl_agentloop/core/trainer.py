@@ -224,7 +224,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
                 step_file.write_prompts(self.selfplay.records, step + 1, self.interaction.prompts())
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's training loop; an error that a dead process or node is behind names it (ProcessDied)."""
+        """Run verl's training loop; ProcessDied names a dead process or node that is behind an error."""
         if self.selfplay.certify == "only":
             return
         # The wait for games would only sleep meanwhile, and a busy process may be asked again.
@@ -247,8 +247,8 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
 
     def _where_it_ended(self) -> str:
         return (
-            f"in step {self.global_steps}. The log says above what it said last. The same command resumes from the "
-            f"last checkpoint in {self.config.trainer.default_local_dir}"
+            f"in step {self.global_steps}. Its last output is above in the log. The same command resumes from the last "
+            f"checkpoint in {self.config.trainer.default_local_dir}"
         )
 
     def on_sample_end(self) -> None:

@@ -113,7 +113,7 @@ def _origins(loader: ConfigLoaderImpl, name: str, overrides: list[str]) -> dict[
 
 
 def with_recipes(config: DictConfig, refusals: list[str]) -> list[str]:
-    """The refusals of a run that Hydra starts, each with the recipe that set a key whose override it names."""
+    """Add to each refusal of a run that Hydra starts the recipe that set the key which it names."""
     if "hydra" not in config:
         return refusals
     loader, hydra = GlobalHydra.instance().config_loader(), config.hydra
