@@ -29,7 +29,7 @@ def resource(name: str) -> Path:
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """Ask for the end of a message whether the closest of ``words`` was meant; empty if none is close."""
+    """Return ``(did you mean ...?)`` with the closest of ``words`` for the end of a message, or nothing."""
     close = get_close_matches(word, list(words), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
