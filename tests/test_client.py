@@ -4,15 +4,13 @@ import asyncio
 import logging
 import time
 from base64 import b64encode
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from examples import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from judges.games import http_answer, raw_server
-from judges.local_server import Reset, Status, serving
+from serving import Line, LocalServer, Status
 
 from medserl_agentloop.core import client as core_client
 from medserl_agentloop.core.client import (
@@ -34,28 +32,26 @@ def ask(url: str, **changes: Any) -> Any:
     return blocking(client.post("/path", {"text": "x\udfffy"}))
 
 
-def failing(error: Exception, times: int = 10**6) -> Callable[[int, Any], Any]:
-    """A server that fails so many times, and then answers with the number of the request."""
+def answering(answer: Any, times: int = 10**6) -> LocalServer:
+    """A server that gives this answer so many times, and then the number of the request."""
+    return LocalServer(lambda number, body: answer if number < times else number)
 
-    def reply(number: int, body: Any) -> Any:
-        if number < times:
-            raise error
-        return number
 
-    return reply
+def http_answer(body: bytes, status: str = "200 OK") -> bytes:
+    return b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (status.encode(), len(body), body)
 
 
 # --- retries, time-outs, refusals ---
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"), [(Status(503), "HTTP 503"), (Status(429), "HTTP 429"), (Reset(), "ReadError")]
+    ("error", "reason"), [(Status(503), "HTTP 503"), (Status(429), "HTTP 429"), (Line(), "ReadError")]
 )
-def test_failing_server_gets_the_same_request_until_tries_are_over(error: Exception, reason: str) -> None:
-    with serving(failing(error, times=1)) as server:
+def test_failing_server_gets_the_same_request_until_tries_are_over(error: Any, reason: str) -> None:
+    with answering(error, times=1) as server:
         assert ask(server.url, retries=1) == 1
         assert server.requests[0] == server.requests[1] == {"text": "x\udfffy"}
-    with serving(failing(error)) as server:
+    with answering(error) as server:
         with pytest.raises(Unreachable, match=rf"^{reason}.* \(2 tries\)$"):
             ask(server.url, retries=1)
         assert len(server.requests) == 2
@@ -63,7 +59,7 @@ def test_failing_server_gets_the_same_request_until_tries_are_over(error: Except
 
 @pytest.mark.parametrize("status", [301, 400, 401, 404, 422])
 def test_refusal_quotes_the_server_and_is_not_retried(status: int) -> None:
-    with serving(failing(Status(status))) as server:
+    with answering(Status(status)) as server:
         with pytest.raises(Refused, match=f"^HTTP {status}: .*as the test wants it") as refusal:
             ask(server.url, retries=3)
         assert refusal.value.status == status and len(server.requests) == 1
@@ -71,10 +67,10 @@ def test_refusal_quotes_the_server_and_is_not_retried(status: int) -> None:
 
 @pytest.mark.parametrize("answer", [http_answer(b" " * 1000), b"HTTP/1.1 200 OK\r\nx-a: " + b"a" * 1000])
 def test_one_deadline_holds_for_an_answer_that_drips_in(answer: bytes) -> None:
-    with raw_server(answer, drip_s=0.02) as url:
+    with answering(Line(answer, drip_s=0.02)) as server:
         started = time.monotonic()
         with pytest.raises(Unreachable, match="Timeout"):
-            ask(url, timeout_s=0.4)
+            ask(server.url, timeout_s=0.4)
         assert time.monotonic() - started < 15  # the whole answer takes 20 s
 
 
@@ -87,13 +83,13 @@ def test_wait_for_a_place_is_no_timeout_and_bounds_requests_in_flight() -> None:
         client = ServerOptions(url=url, concurrency=2, timeout_s=1.5, retries=0).client()
         return await asyncio.gather(*(client.post("/path", {}) for _ in range(10)))
 
-    with serving(reply) as server:
+    with LocalServer(reply) as server:
         assert sorted(asyncio.run(ask_all(server.url))) == list(range(10))
         assert server.most_at_once == 2
 
 
 def test_a_client_serves_one_event_loop_after_another() -> None:
-    with serving(lambda number, body: number) as server:
+    with LocalServer(lambda number, body: number) as server:
         client = ServerOptions(url=server.url).client()
         assert [asyncio.run(client.post("/path", {})) for _ in range(2)] == [0, 1]
 
@@ -142,7 +138,7 @@ def test_loopback_goes_past_every_proxy_which_would_read_the_key(
 ) -> None:
     monkeypatch.setenv("TEST_KEY", KEY)
     monkeypatch.setenv(variable, "socks5://127.0.0.1:9")  # not even built: httpx lacks a package for it
-    with serving(lambda number, body: number) as server:
+    with LocalServer(lambda number, body: number) as server:
         for number, host in enumerate(("127.0.0.1", "localhost", "127.1", "0.0.0.0", "[::ffff:127.0.0.1]")):
             assert ask(server.url.replace("127.0.0.1", host), api_key_env="TEST_KEY") == number
 
@@ -156,8 +152,7 @@ def test_this_machine_is_known_by_all_its_names() -> None:
 
 @pytest.mark.parametrize("answer", [Status(502), Status(403), b"<html>"])
 def test_a_failure_behind_a_proxy_names_it_without_its_password(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    reply = failing(answer) if isinstance(answer, Exception) else lambda number, body: answer
-    with serving(reply) as proxy:
+    with answering(answer) as proxy:
         address = proxy.url.removeprefix("http://")
         for place in (address, f"http://anna:{QUOTED}@{address}"):
             monkeypatch.setenv("http_proxy", place)
@@ -183,16 +178,16 @@ def test_a_proxy_that_cannot_be_used_is_not_repeated(proxy: str, monkeypatch: py
     [(b"<html>", "'<html>'"), (b"", "''"), (b"[" * 100_000, r"'\[{200}'"), (b'"\\ud800"', ".*"), (b"\xff\xfe", ".*")],
 )
 def test_answer_that_is_not_json_is_bad_and_shown_in_part(answer: bytes, shown: str) -> None:
-    with serving(lambda number, body: answer) as server, pytest.raises(BadAnswer, match=f"^.*not JSON: {shown}$"):
+    with answering(answer) as server, pytest.raises(BadAnswer, match=f"^.*not JSON: {shown}$"):
         ask(server.url)
 
 
 @examples(100, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=200) | st.binary(max_size=100).map(lambda more: b"HTTP/1.1 200 OK\r\n" + more))
 def test_any_bytes_on_the_line_are_an_answer_or_none(line: bytes) -> None:
-    with raw_server(line) as url:
+    with answering(Line(line)) as server:
         try:
-            ask(url, timeout_s=0.3)
+            ask(server.url, timeout_s=0.3)
         except NoAnswer as error:
             str(error).encode()
 
@@ -202,7 +197,7 @@ def test_any_bytes_on_the_line_are_an_answer_or_none(line: bytes) -> None:
 
 def test_keys_and_passwords_are_sent_as_the_server_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
     basic = b64encode(f"anna:{PASSWORD}".encode()).decode()
-    with serving(lambda number, body: number) as server:
+    with LocalServer(lambda number, body: number) as server:
         ask(server.url)
         for key in (f"{KEY}\n", f"Basic {basic}"):
             monkeypatch.setenv("TEST_KEY", key)
@@ -215,12 +210,11 @@ def test_keys_and_passwords_are_sent_as_the_server_wants_them(monkeypatch: pytes
 def repeated(secret: str) -> dict[str, bytes]:
     """Ways in which a server can repeat what it was sent."""
     body = f'"you sent {secret}"'.encode()
-    rest = b"\r\ncontent-length: %d\r\n\r\n" % len(body) + body
     return {
-        "refusal": b"HTTP/1.1 401 Unauthorized" + rest,
-        "down": b"HTTP/1.1 503 Unavailable" + rest,
-        "status line": f"HTTP/1.1 404 {secret}".encode() + rest,
-        "redirect": f"HTTP/1.1 302 X\r\nlocation: http://127.0.0.1:9/{secret}".encode() + rest,
+        "refusal": http_answer(body, "401 Unauthorized"),
+        "down": http_answer(body, "503 Unavailable"),
+        "status line": http_answer(body, f"404 {secret}"),
+        "redirect": http_answer(body, f"302 X\r\nlocation: http://127.0.0.1:9/{secret}"),
         "no http": body,
         "no json": http_answer(b"x" * 190 + body),
         "answer": http_answer(body),
@@ -234,9 +228,8 @@ def test_a_secret_is_never_shown_whatever_a_server_repeats(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("TEST_KEY", KEY)
-    with raw_server(repeated(secret)[way]) as url:
-        if secret == PASSWORD:
-            url = url.replace("//", f"//anna:{QUOTED}@")
+    with answering(Line(repeated(secret)[way])) as server:
+        url = server.url.replace("//", f"//anna:{QUOTED}@") if secret == PASSWORD else server.url
         try:
             words = ask(url, api_key_env="TEST_KEY" if secret == KEY else None)
             assert way == "answer"
@@ -251,7 +244,7 @@ def test_a_secret_is_never_shown_whatever_a_server_repeats(
 def test_a_short_key_is_no_reason_to_change_what_a_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Local servers are often given a key such as "none", which is also a word."""
     monkeypatch.setenv("TEST_KEY", "none")
-    with serving(lambda number, body: "none of it") as server:
+    with answering("none of it") as server:
         assert ask(server.url, api_key_env="TEST_KEY") == "none of it"
 
 

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judges.local_server import serving
 from ray.cluster_utils import Cluster
 from real_runs import AGREEMENT, GAMES_PER_STEP, RAY, SILENT_S, Run
-from rollout.opponent_server import opponent_server
-from serving import completion
+from serving import ChatServer, LocalServer, completion
 from support import attack_text
 
 from medserl_agentloop.core.certificate import CERTIFICATE_FILE
 from medserl_agentloop.core.step_file import GAMES_FILE
 from medserl_agentloop.games.medical.records import read_games
+from medserl_agentloop.games.medical.types import Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -58,8 +57,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def attack(messages: list[dict[str, str]]) -> str:
-    note = messages[-1]["content"].rpartition("Clinical note:\n")[2]
+def attack(role: Role, prompt: str) -> str:
+    note = prompt.rpartition("Clinical note:\n")[2]
     return attack_text(f"{note.rstrip(' .')} and zinc 900 mg is given.")
 
 
@@ -74,7 +73,7 @@ def test_two_node_run_trains_until_a_lost_node_is_named_and_ends_it(
             speaks_again.wait()
         return completion(json.dumps({"reason": "zinc", "error": "present", "realistic": True}))
 
-    with serving(answer) as judge, opponent_server() as server:
+    with LocalServer(answer) as judge, ChatServer("frozen-7b") as server:
         server.answer = attack
         run = Run(
             tmp_path,

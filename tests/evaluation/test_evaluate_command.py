@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from evaluation.conftest import MODEL, ChatServer, run_at
+from evaluation.conftest import run_at
 from evaluation.shards import save_shards
 from invoking import invoke
 from note_files import SAMPLE
 from peft import LoraConfig, get_peft_model
 from scoring.builders import write_reference
-from serving import completion
+from serving import MODEL, ChatServer, completion
 from support import assessment_text, extra_info
 from typer.testing import Result
 from verl.model_merger.base_model_merger import ModelMergerConfig

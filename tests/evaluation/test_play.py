@@ -16,12 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from evaluation.conftest import MODEL, ChatServer, run_at
-from fastapi.responses import JSONResponse
+from evaluation.conftest import run_at
 from game.builders import CLEAN_NOTE, ERROR_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text
 from invoking import invoke
 from note_files import SAMPLE
-from serving import completion, refusal
+from serving import MODEL, ChatServer, Status, completion, refusal
 from typer.testing import Result
 
 from medserl_agentloop.core.chat import ChatClient, ServedModel
@@ -101,7 +100,7 @@ def test_scheme_edit_limits_and_key_come_from_the_options(
     attacks = [r.attack for r in records if r.category.value == "adversarial_benign"]
     assert [a and a.invalid for a in attacks] == [None] * 3
     assert {r.scheme for r in records} == {"zero_sum"}
-    assert set(server.keys) == {"Bearer sk-1"}
+    assert {headers["authorization"] for headers in server.headers} == {"Bearer sk-1"}
 
 
 def test_games_of_a_server_need_a_named_judge(server: ChatServer, rows: Path) -> None:
@@ -267,7 +266,7 @@ def test_a_completion_becomes_the_turn(server: ChatServer, body: dict[str, Any],
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (400, "HTTP 400: .*no luck.*"),
+        (400, "HTTP 400: .*as the test wants it.*"),
         (b"[]", r"the answer is no chat completion: \[\]"),
         (
             b'{"choices": [{"message": {"content": "x"}}], "usage": {"completion_tokens": 1e999}}',
@@ -386,7 +385,7 @@ REFUSALS = [
 def test_a_refused_field_is_told_with_the_option_that_helps(
     server: ChatServer, words: dict[str, Any], remedy: list[str]
 ) -> None:
-    server.answer = lambda role, prompt: JSONResponse(words, 400)
+    server.answer = lambda role, prompt: Status(400, words)
     with pytest.raises(NoReplyError) as error:
         reply(server.url, turn(), temperature=0.0, seed=3)
     said = "add " + " ".join(f"--extra-body {change}" for change in remedy) + " (HTTP 400"

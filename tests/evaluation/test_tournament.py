@@ -7,10 +7,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from evaluation.conftest import MODEL, ChatServer, run_at, write_rows
+from evaluation.conftest import run_at, write_rows
 from evaluation.test_play import good_player
 from game.builders import finished
 from invoking import invoke
+from serving import MODEL, ChatServer
 from typer.testing import Result
 
 from experiments.learning.measure import held_out_cases, spec_of

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from real_runs import Run, printed_by
-from rollout.opponent_server import opponent_server
+from serving import ChatServer
 from support import TOKENIZER, judge, run_game
 
 from experiments.kuhn_poker import warm_start
@@ -107,14 +107,14 @@ def play(*replies: str, run: Any = RUN) -> tuple[Any, KuhnRecord, MockSGLangEngi
 
 def test_an_opponent_remembers_its_own_conversation() -> None:
     run = RUN.copy()
-    with opponent_server() as server:
-        server.answer = lambda messages: "check" if len(messages) == 1 else "call"
+    with ChatServer() as server:
+        server.answer = lambda role, prompt: "call" if "fold or call" in prompt else "check"
         run.selfplay.train = "second"
         OmegaConf.update(run, "selfplay.opponent", {"kind": "endpoint", "url": server.url, "model": "frozen"})
         _, record, engine = play("bet", run=run)
     assert record.moves == ("check", "bet", "call")
     assert "You hold Q" not in TOKENIZER.decode(engine.calls[0].prompt_ids)
-    said = [message["content"] for message in server.chats[1]["messages"]]
+    said = [message["content"] for message in server.requests[1]["messages"]]
     assert said == ["You hold Q. check or bet?", "check", "The other says bet. fold or call?"]
 
 

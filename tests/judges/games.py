@@ -1,18 +1,15 @@
-"""Games to judge, what the reward manager makes of many at once, and a server that answers with any bytes."""
+"""Games to judge, what the reward manager makes of many at once, and the answers of a judge over HTTP."""
 
 import asyncio
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from socketserver import BaseRequestHandler, ThreadingTCPServer
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from game.builders import CLEAN_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text, game
-from judges.local_server import LocalServer, Reply, by_index, serving
 from run_check.runs import start_up
+from serving import LocalServer
 from support import TOKENIZER, run_with
 from verl import DataProto
 from verl.trainer.ppo.reward import load_reward_manager
@@ -77,11 +74,11 @@ def reward_all(manager: Any, games: list[MedicalRecord]) -> list[MedicalRecord]:
 
 
 def judged_by(
-    judge: str, games: list[MedicalRecord], reply: Reply = lambda number, body: by_index(body), **options: Any
+    judge: str, games: list[MedicalRecord], reply: Any = lambda number, body: by_index(body), **options: Any
 ) -> tuple[list[MedicalRecord], LocalServer]:
     """Games judged over HTTP, and the server that was asked; ``selfplay__...`` are keys of the run."""
     of_run = {key: options.pop(key) for key in list(options) if key.startswith("selfplay__")}
-    with serving(reply) as server:
+    with LocalServer(reply) as server:
         served = server.model_options() if judge == "llm" else server.options()
         manager = reward_manager(judge, served.model_copy(update=options), **of_run)
         return reward_all(manager, games), server
@@ -94,31 +91,20 @@ def printed_at_start_up(capsys: pytest.CaptureFixture[str], *overrides: str) -> 
     return capsys.readouterr().out.splitlines()
 
 
-@contextmanager
-def raw_server(answer: bytes, *, drip_s: float = 0.0) -> Iterator[str]:
-    """Answers each request with these very bytes, all at once or one by one."""
-    over = threading.Event()
-
-    class Handler(BaseRequestHandler):
-        def handle(self) -> None:
-            with suppress(OSError):
-                self.request.recv(1 << 20)
-                for part in [answer] if not drip_s else [answer[n : n + 1] for n in range(len(answer))]:
-                    self.request.sendall(part)
-                    if drip_s and over.wait(drip_s):
-                        break
-
-    class Server(ThreadingTCPServer):
-        daemon_threads = True
-        block_on_close = False
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        over.set()
-        server.shutdown()
+def harmful(**changes: Any) -> dict[str, Any]:
+    """The answer about one game of a judge that finds an error."""
+    answer = {
+        "error_detected": True,
+        "error_present": True,
+        "error_realistic": True,
+        "assessor_correct": True,
+        "is_parsing_error": False,
+        "judge_reasoning": "the dose is ten times too high",
+        "actual_harm": "Harmful",
+    }
+    return {**answer, **changes}
 
 
-def http_answer(body: bytes, *headers: str) -> bytes:
-    head = ["HTTP/1.1 200 OK", "content-type: application/json", f"content-length: {len(body)}", *headers]
-    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+def by_index(body: Any, answer: Callable[[dict[str, Any]], Any] = lambda query: harmful()) -> dict[str, Any]:
+    """One answer for each query of a request."""
+    return {str(query["game_idx"]): answer(query) for query in body["queries"]}

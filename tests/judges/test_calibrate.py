@@ -13,9 +13,9 @@ from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
 from invoking import invoke
-from judges.local_server import by_index, serving
+from judges.games import by_index
 from note_files import SAMPLE
-from serving import completion
+from serving import LocalServer, completion
 
 from experiments.clinic import OracleJudge, oracle
 from medserl_agentloop.data.cases import Case
@@ -171,7 +171,7 @@ def test_reworded_twin_is_a_harmless_edit_and_an_equal_pair_no_error(tmp_path: P
 def test_a_judge_is_asked_as_in_a_run_and_not_told_the_answer(cases: list[Case], tmp_path: Path) -> None:
     for spec in (edit.spec for edit in known_edits(cases, 10, 0)):
         assert not any((spec.error_note, spec.clean_note, spec.error_sentence, spec.corrected_sentence))
-    with serving(lambda number, body: by_index(body)) as server:
+    with LocalServer(lambda number, body: by_index(body)) as server:
         options = server.options(cache=str(tmp_path), concurrency=4)
         first, again = (measured(cases, "http", limit=5, judge_server=options) for _ in range(2))
         queries = [query for request in server.requests for query in request["queries"]]
@@ -235,7 +235,7 @@ def read_by_the_oracle(number: int, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_blindly(folder: Path, reply: Any) -> tuple[Result, Path]:
-    with serving(reply) as server:
+    with LocalServer(reply) as server:
         options = (f"blind.url={server.url}/v1", "blind.model=reader", "blind.readings=2", "judge_server.retries=0")
         settings = [part for option in options for part in ("--set", option)]
         return command(folder, ORACLE, "--input", SAMPLE, "--limit", 10, *settings)

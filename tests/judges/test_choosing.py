@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from game.builders import CLEAN_NOTE, finished
-from judges.games import judgement, played, printed_at_start_up
-from judges.local_server import by_index, serving, unused_url
-from serving import completion
+from judges.games import by_index, judgement, played, printed_at_start_up
+from serving import LocalServer, completion, unused_url
 from support import run_with
 
 from medserl_agentloop.core.config import ConfigError
@@ -125,7 +124,7 @@ def test_a_first_question_shows_whether_the_judge_answers(capsys: pytest.Capture
     def config(judge: str, url: str | None) -> MedicalConfig:
         return MedicalConfig.model_validate({"judge": judge, "judge_server": {"url": url, "model": "m"}})
 
-    with serving(lambda number, body: by_index(body) if "queries" in body else completion("well")) as server:
+    with LocalServer(lambda number, body: by_index(body) if "queries" in body else completion("well")) as server:
         assert unanswered(config("http", server.url)) is None
         assert "not the JSON that was asked for" in str(unanswered(config("llm", server.url)))
         assert len(server.requests) == 2

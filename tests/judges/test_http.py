@@ -13,11 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from game.builders import CLEAN_NOTE
 from invoking import invoke
-from judges.games import judged_by, judgement, played, reward_all, reward_manager
-from judges.local_server import Status, by_index, harmful, serving
+from judges.games import by_index, harmful, judged_by, judgement, played, reward_all, reward_manager
 from judges.test_llm import PAIR
 from note_files import SAMPLE
-from serving import completion
+from serving import LocalServer, Status, completion
 from support import extra_info
 
 from medserl_agentloop.core.client import AnswerCache
@@ -118,7 +117,7 @@ def test_a_cancelled_game_takes_nothing_from_the_others() -> None:
         tasks[1].cancel()
         return await asyncio.gather(*tasks, return_exceptions=True)
 
-    with serving(lambda number, body: by_index(body)) as server:
+    with LocalServer(lambda number, body: by_index(body)) as server:
         first, cancelled, last = asyncio.run(cancel_one(HttpJudge(server.options(url=server.url + "/judge/"))))
         assert len(server.requests) == 1
     assert isinstance(cancelled, asyncio.CancelledError)
@@ -142,7 +141,7 @@ def test_a_judge_that_takes_too_long_is_told_with_the_keys_to_change() -> None:
 
 
 def test_second_judge_reuses_cached_answers_of_the_first_and_says_so(tmp_path: Path) -> None:
-    with serving(lambda number, body: by_index(body)) as server:
+    with LocalServer(lambda number, body: by_index(body)) as server:
         options = server.options(cache=str(tmp_path))
         first = reward_all(reward_manager("http", options), [played(n) for n in range(6)])
         asked = len(server.requests)
@@ -160,11 +159,11 @@ def test_second_judge_reuses_cached_answers_of_the_first_and_says_so(tmp_path: P
 @pytest.mark.parametrize("bad", [Status(400), harmful(is_parsing_error=True), harmful(error_present="yes")])
 def test_a_failure_is_never_kept(tmp_path: Path, bad: Any) -> None:
     def reply(number: int, body: Any) -> Any:
-        if number == 0 and isinstance(bad, Exception):
-            raise bad
+        if number == 0 and isinstance(bad, Status):
+            return bad
         return by_index(body, lambda query: bad if number == 0 else harmful())
 
-    with serving(reply) as server:
+    with LocalServer(reply) as server:
         manager = reward_manager("http", server.options(cache=str(tmp_path)))
         outcomes = [reward_all(manager, [played()])[0].outcome for _ in range(2)]
     assert outcomes == [Outcome.VOID, Outcome.CORRECT_DETECTION]
@@ -177,7 +176,7 @@ def test_lone_surrogate_in_a_reason_keeps_the_judgement_and_the_cache(tmp_path: 
         blind = "finding" in str(body["response_format"])
         return completion(json.dumps({**found, **({"sentence": 1} if blind else {"realistic": True})}))
 
-    with serving(reply) as server:
+    with LocalServer(reply) as server:
         options = server.model_options(cache=str(tmp_path))
         config = MedicalConfig(judge="labels", judge_server=options, blind=BlindGate(readings=1))
         judge, reader = LlmJudge(options, PAIR), BlindReader(config)
@@ -232,7 +231,7 @@ def test_refused_note_costs_its_game_and_full_refusal_is_asked_once(
 ) -> None:
     def reply(number: int, body: Any) -> Any:
         if any(str(1000 + n) in query["medical_note"] for query in body["queries"] for n in refused):
-            raise Status(status)
+            return Status(status)
         return by_index(body)
 
     judged, server = judged_by("http", [played(n) for n in range(16)], reply)

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from jinja2 import StrictUndefined, Template, UndefinedError
 from jinja2.sandbox import SecurityError
 from judges.games import judged_by, judgement, played, reward_all, reward_manager
-from judges.local_server import Status, serving
 from omegaconf import OmegaConf
-from serving import completion, refusal
+from serving import LocalServer, Status, completion, refusal
 from support import TOKENIZER, assessment_text, attack_text, judge, play, run_with
 from verl.trainer.ppo.reward import load_reward_manager
 
@@ -69,11 +68,9 @@ def test_the_request_is_bound_to_the_schema_and_open_to_more_fields() -> None:
 
 def test_a_server_without_json_schema_is_asked_without_from_then_on() -> None:
     def reply(number: int, body: Any) -> Any:
-        if "response_format" in body:
-            raise Status(400)
-        return completion(PRESENT)
+        return Status(400) if "response_format" in body else completion(PRESENT)
 
-    with serving(reply) as server:
+    with LocalServer(reply) as server:
         manager = reward_manager("llm", server.model_options())
         for number in range(2):
             assert reward_all(manager, [played(number)])[0].outcome is Outcome.CORRECT_DETECTION
@@ -95,11 +92,7 @@ def test_a_server_without_json_schema_is_asked_without_from_then_on() -> None:
 )
 def test_a_bad_answer_voids_its_game_and_says_why_or_what_to_set(answer: Any, reason: str) -> None:
     def reply(number: int, body: Any) -> Any:
-        if "1007" not in body["messages"][0]["content"]:
-            return completion(PRESENT)
-        if isinstance(answer, Status):
-            raise answer
-        return answer
+        return answer if "1007" in body["messages"][0]["content"] else completion(PRESENT)
 
     bad, good = judged_by("llm", [played(7), played(8)], reply)[0]
     assert str(bad.void).startswith("judge failed: ") and reason in str(bad.void)
@@ -107,7 +100,7 @@ def test_a_bad_answer_voids_its_game_and_says_why_or_what_to_set(answer: Any, re
 
 
 def test_reward_model_server_of_verl_is_asked_where_no_url_is_given() -> None:
-    with serving(says_present) as server:
+    with LocalServer(says_present) as server:
         run = run_with(selfplay__judge="llm")
         OmegaConf.update(run, "reward.reward_model.model_path", "models/judge")
         manager = load_reward_manager(run, TOKENIZER, reward_router_address=server.url.removeprefix("http://"))
@@ -228,7 +221,7 @@ def test_an_object_that_the_judge_quotes_from_the_note_is_no_answer() -> None:
 
 
 def test_the_cache_forgets_when_wording_or_model_change(tmp_path: Path) -> None:
-    with serving(says_present) as server:
+    with LocalServer(says_present) as server:
         for wording, changed in (
             *((PAIR, {}), (PAIR, {}), (PAIR, {"model": "another"})),
             *((PAIR + " ", {}), (PAIR, {"extra_body": {"top_p": 0.9}}), (PAIR, {})),
@@ -272,9 +265,7 @@ def gated(
 
     def answer(number: int, body: dict[str, Any]) -> Any:
         said = left.pop(0) if is_reading(body) else judge
-        if isinstance(said, Status):
-            raise said
-        return completion(json.dumps(said))
+        return said if isinstance(said, Status) else completion(json.dumps(said))
 
     gate = {"readings": len(readings), "needed": needed, "temperature": 0.7}
     (record,), server = judged_by("llm", [game or played()], answer, selfplay__blind=gate)

@@ -14,11 +14,9 @@ from typing import Any
 import httpx
 import pytest
 from invoking import invoke
-from judges.games import played, reward_all, reward_manager
-from judges.local_server import Status, harmful, serving
+from judges.games import harmful, played, reward_all, reward_manager
 from judges.test_llm import PAIR, PRESENT
-from serving import completion
-from serving import serving as serving_app
+from serving import LocalServer, Status, completion, serving
 
 from medserl_agentloop.games.medical.config import JudgeServer
 from medserl_agentloop.games.medical.judges import LabelJudge
@@ -121,7 +119,7 @@ BACKENDS = (
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 @pytest.mark.parametrize("assessment", ["Harmful", ""])
 def test_the_original_client_reads_every_answer(backend: Any, assessment: str) -> None:
-    with serving_app(create_app(backend)) as url:
+    with serving(create_app(backend)) as url:
         labels = ask(url, {**QUERY, "original_note": "He takes 1 g.", "assessment": assessment})[7]
     failed = backend.name in ("abstainer", "broken")
     assert {name: type(labels[name]) for name in TYPES} == TYPES
@@ -144,7 +142,7 @@ def test_language_model_reads_changed_notes_of_any_category_and_no_others() -> N
         {**QUERY, "game_idx": 3, "game_category": "vanilla_benign"},  # the original's default, also of changed notes
         {**QUERY, "game_idx": 4, "original_note": "He takes 1 g.", "game_category": "vanilla_benign"},
     ]
-    with serving(reply) as model, serving_app(create_app(LlmJudge(model.model_options(), PAIR))) as url:
+    with LocalServer(reply) as model, serving(create_app(LlmJudge(model.model_options(), PAIR))) as url:
         answers = ask(url, *queries)
     assert len(model.requests) == 4  # an untouched note is decided by its label
     assert any("O1*| He takes 1 g." in str(body) and "E1*| He takes 9 g." in str(body) for body in model.requests)
@@ -154,12 +152,9 @@ def test_language_model_reads_changed_notes_of_any_category_and_no_others() -> N
 
 
 def test_health_tells_that_the_model_is_down() -> None:
-    def reply(number: int, body: Any) -> Any:
-        raise Status(500)
-
-    with serving(reply) as model:
+    with LocalServer(lambda number, body: Status(500)) as model:
         backend = LlmJudge(model.model_options(), PAIR)
-        with serving_app(create_app(backend)) as url:
+        with serving(create_app(backend)) as url:
             assert httpx.get(f"{url}/health").status_code == 200
             for _ in range(5):
                 assert ask(url, QUERY)[7]["is_parsing_error"]
@@ -185,7 +180,7 @@ def test_a_request_that_cannot_be_read_is_refused(labels_command: str, body: Any
 
 def test_with_a_token_only_those_who_have_it_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_TEST_KEY", "t0ken")
-    with serving_app(create_app(LabelJudge(), token="t0ken")) as url:
+    with serving(create_app(LabelJudge(), token="t0ken")) as url:
         assert httpx.get(f"{url}/health").status_code == 200
         for wrong in (b"", b"Bearer token", b"Basic t0ken", b"\xe9"):
             refused = httpx.post(f"{url}/judge", json={"queries": []}, headers={"authorization": wrong})

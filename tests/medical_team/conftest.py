@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from judges.local_server import LocalServer, by_index, harmful, serving
+from judges.games import by_index, harmful
+from serving import LocalServer
 from support import TOKENIZER
 
 CLEAN = "Chest pain. Prescribed aspirin 325 mg daily."
@@ -53,5 +54,5 @@ def assessor() -> Generator:
 
 @pytest.fixture
 def judge() -> Iterator[LocalServer]:
-    with serving(lambda number, body: verdicts(body)) as server:
+    with LocalServer(lambda number, body: verdicts(body)) as server:
         yield server

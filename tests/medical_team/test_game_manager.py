@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judges.local_server import LocalServer
 from medical_team.conftest import CLEAN, WRONG, Generator, assessor, attacker, turn, verdicts
+from serving import LocalServer
 from support import TOKENIZER
 
 from medserl_agentloop.medical_team import MEDICAL_REWARD_COEFF_CONFIG, MedicalDialogueGameManager, remote_judge

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from game.builders import any_game, finished
 from hypothesis import given
-from judges.local_server import LocalServer
+from serving import LocalServer
 from support import TOKENIZER
 
 from medserl_agentloop import medical_team

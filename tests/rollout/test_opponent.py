@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from game.builders import finished
 from omegaconf import OmegaConf
-from rollout.opponent_server import OpponentServer, opponent_server
-from serving import as_new
+from serving import ChatServer
 from support import NOTE, REWRITTEN, assessment_text, attack_text, judge, play, run_with
 
 from medserl_agentloop.core.metrics import opponent_metrics
@@ -19,18 +18,13 @@ from medserl_agentloop.games.medical.records import InvalidAttack, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, Role
 
 
-@pytest.fixture(scope="module")
-def shared_server() -> Iterator[OpponentServer]:
-    with opponent_server() as server:
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    with ChatServer("frozen-7b") as server:
         yield server
 
 
-@pytest.fixture
-def server(shared_server: OpponentServer) -> OpponentServer:
-    return as_new(shared_server)
-
-
-def against(server: OpponentServer, train: str, **opponent: Any) -> Any:
+def against(server: ChatServer, train: str, **opponent: Any) -> Any:
     settings = {"kind": "endpoint", "url": server.url, "retries": 0, "timeout_s": 5.0, **opponent}
     return run_with(selfplay__train=train, **{f"selfplay__opponent__{name}": value for name, value in settings.items()})
 
@@ -64,7 +58,7 @@ def test_attacker_trained_against_an_opponent_gets_the_result_of_the_game(server
     run = against(server, "attacker")
     rewards = []
     for verdict in ("harmful", "safe"):
-        server.answer = lambda _, verdict=verdict: assessment_text(verdict)  # type: ignore[misc]
+        server.answer = lambda *_, verdict=verdict: assessment_text(verdict)
         output, _, engine = play([attack_text()], run=run)
         assert output.response_ids == engine.calls[0].output.token_ids
         assert set(output.role_ids) == {Role.ATTACKER.id}
@@ -73,10 +67,10 @@ def test_attacker_trained_against_an_opponent_gets_the_result_of_the_game(server
     assert undetected == pytest.approx(caught + 2.0)
 
 
-def test_a_vanilla_game_needs_the_opponent_only_where_it_assesses(server: OpponentServer) -> None:
-    server.answer = lambda _: assessment_text()
+def test_a_vanilla_game_needs_the_opponent_only_where_it_assesses(server: ChatServer) -> None:
+    server.answer = lambda *_: assessment_text()
     _, record, _ = play([assessment_text()], "vanilla_harmful", run=against(server, "assessor"))
-    assert record.opponent is None and not server.chats
+    assert record.opponent is None and not server.requests
     output, record, engine = play([], "vanilla_harmful", run=against(server, "attacker"))
     assert record.assessment is not None and not engine.calls
     assert output.response_mask == [0]
@@ -85,16 +79,16 @@ def test_a_vanilla_game_needs_the_opponent_only_where_it_assesses(server: Oppone
     assert [output.extra_fields[f"{end}_global_steps"] for end in ("min", "max")] == [2, 2]  # of a row of step 3
 
 
-def test_an_opponents_invalid_attack_leaves_nothing_to_train_on(server: OpponentServer) -> None:
-    server.answer = lambda _: "no note here"
+def test_an_opponents_invalid_attack_leaves_nothing_to_train_on(server: ChatServer) -> None:
+    server.answer = lambda *_: "no note here"
     output, record, engine = play([], run=(run := against(server, "assessor")))
     assert record.attack is not None and record.attack.invalid is InvalidAttack.UNPARSED and not engine.calls
     columns = judge(output, run)
     assert columns["response_mask"].tolist() == columns["rm_scores"].tolist() == [0]
 
 
-def test_an_opponent_that_fails_voids_the_game(server: OpponentServer) -> None:
-    server.answer = lambda _: 500
+def test_an_opponent_that_fails_voids_the_game(server: ChatServer) -> None:
+    server.answer = lambda *_: 500
     run = against(server, "assessor")
     output, record, engine = play([], run=run)
     assert not engine.calls
@@ -108,9 +102,9 @@ def test_an_opponent_that_fails_voids_the_game(server: OpponentServer) -> None:
 
 
 @pytest.mark.parametrize("said", [[500, assessment_text()], [assessment_text(), 500]], ids=["first", "last"])
-def test_one_failed_turn_of_two_side_by_side_counts_as_a_failure(server: OpponentServer, said: list[Any]) -> None:
+def test_one_failed_turn_of_two_side_by_side_counts_as_a_failure(server: ChatServer, said: list[Any]) -> None:
     answers = iter(said)
-    server.answer = lambda _: next(answers)
+    server.answer = lambda *_: next(answers)
     run = against(server, "attacker")
     run.selfplay.assessments = 2
     _, record, _ = play([], "vanilla_harmful", run=run)

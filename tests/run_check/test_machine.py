@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
-from judges.local_server import unused_url
 from omegaconf import OmegaConf
 from ray._private.utils import get_ray_address_file
 from ray._private.worker import _post_init_hooks
 from run_check.runs import run_of, start_up
+from serving import unused_url
 
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import machine
