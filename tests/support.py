@@ -1,7 +1,6 @@
 """Builders that several test modules share: a note and its row, turns as text, a game on a scripted engine."""
 
 import asyncio
-import pickle
 from typing import Any
 
 import numpy as np
@@ -47,17 +46,14 @@ def assessment_text(verdict: str = "harmful", sentence: str = "Culture grew giar
 
 
 TOKENIZER = tiny_tokenizer()
-RUN = compose_run("+recipes=own_notes", "data.max_prompt_length=4096", "data.max_response_length=8192")
-RUN.selfplay.budget.attacker_reasoning = 400
-RUN.selfplay.budget.assessor = 400
+LENGTHS = ("data.max_prompt_length=4096", "data.max_response_length=8192")
+BUDGETS = ("selfplay.budget.attacker_reasoning=400", "selfplay.budget.assessor=400")
+RUN = compose_run("+recipes=own_notes", *LENGTHS, *BUDGETS)
 ROW = {"uid": "group", "session_id": 0, "global_steps": 3}
 
 
-PICKLED = pickle.dumps(RUN)  # copied ten times as fast as by OmegaConf
-
-
 def run_with(**changes: Any) -> DictConfig:
-    run: DictConfig = pickle.loads(PICKLED)
+    run = compose_run("+recipes=own_notes", *LENGTHS, *BUDGETS)
     for key, value in changes.items():
         OmegaConf.update(run, key.replace("__", "."), value, force_add=True)
     return run

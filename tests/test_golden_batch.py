@@ -28,17 +28,17 @@ GOLDEN = json.loads(gzip.decompress(FILE.read_bytes()))
 
 # The batch was recorded when decoys were played for points, a cut-off assessment was nobody's, and guesses were paid.
 TERMS = {"decoy": 1.0, "cut_off_assessment": 0.0, "guessed": 0.0}
-RUNS: dict[str, dict[str, Any]] = {
-    "medserl": {"selfplay__judge": "labels", "selfplay__reward_terms": TERMS},
-    "brief": {"selfplay__judge": "labels", "selfplay__profile": "brief", "selfplay__reward": "zero_sum"},
-    "shared": {"selfplay__judge": "labels", "selfplay__context": "shared", "selfplay__reward_terms": TERMS},
-    "copy": {"selfplay__judge": "labels", "selfplay__vanilla_attacker": "copy", "selfplay__reward_terms": TERMS},
+RUNS = {
+    "medserl": run_with(selfplay__judge="labels", selfplay__reward_terms=TERMS),
+    "brief": run_with(selfplay__judge="labels", selfplay__profile="brief", selfplay__reward="zero_sum"),
+    "shared": run_with(selfplay__judge="labels", selfplay__context="shared", selfplay__reward_terms=TERMS),
+    "copy": run_with(selfplay__judge="labels", selfplay__vanilla_attacker="copy", selfplay__reward_terms=TERMS),
 }
 
 
 def play_game(game: dict[str, Any]) -> dict[str, Any]:
     """One game through agent loop, reward manager and ``as_dict``."""
-    run = run_with(**RUNS[game["run"]])
+    run = RUNS[game["run"]]
     engine = MockSGLangEngine([_scripted(reply) for reply in game["replies"]], TOKENIZER)
     columns = judge(run_game(engine, game["extra_info"], run), run)
     record = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
