@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import numpy as np
-import torch
 from omegaconf import DictConfig, OmegaConf
 from verl import DataProto
 from verl.trainer.ppo.reward import load_reward_manager
@@ -82,14 +81,16 @@ def play(
     return output, MedicalRecord.model_validate(output.extra_fields[GAME_KEY]), engine
 
 
+async def scored(manager: Any, record: Any) -> dict[str, Any]:
+    """Return the reward manager's answer to verl for one finished game."""
+    fields = np.array([{GAME_KEY: record}], dtype=object)
+    answer: dict[str, Any] = await manager.run_single(DataProto.from_dict(non_tensors={"tool_extra_fields": fields}))
+    return answer
+
+
 def judge(output: SelfPlayOutput, run: Any = RUN) -> dict[str, Any]:
     """Treat an output as verl's agent-loop worker does: reward manager, then as_dict."""
-    manager = load_reward_manager(run, TOKENIZER)
-    data = DataProto.from_dict(
-        tensors={"responses": torch.tensor([output.response_ids])},
-        non_tensors={"tool_extra_fields": np.array([output.extra_fields], dtype=object)},
-    )
-    result = asyncio.run(manager.run_single(data))
+    result = asyncio.run(scored(load_reward_manager(run, TOKENIZER), output.extra_fields[GAME_KEY]))
     output.reward_score = result["reward_score"]
     output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
     return output.as_dict()

@@ -4,14 +4,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from game.builders import CLEAN_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text, game
 from run_check.runs import start_up
 from serving import LocalServer
-from support import TOKENIZER, run_with
-from verl import DataProto
+from support import TOKENIZER, run_with, scored
 from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.trajectory import GAME_KEY
@@ -49,12 +46,7 @@ def reward_manager(judge: str, server: JudgeServer, **changes: Any) -> Any:
 
 async def reward(manager: Any, record: MedicalRecord) -> tuple[MedicalRecord, dict[str, Any]]:
     """One game through the manager: its judged record, and all that the manager returns."""
-    fields = {GAME_KEY: record}
-    data = DataProto.from_dict(
-        tensors={"responses": torch.tensor([[1]])},
-        non_tensors={"tool_extra_fields": np.array([fields], dtype=object)},
-    )
-    result = await manager.run_single(data)
+    result = await scored(manager, record)
     return MedicalRecord.model_validate(result["reward_extra_info"][GAME_KEY]), result
 
 

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import wandb
 from game.builders import HARMFUL_ANSWER, finished, game
-from support import TOKENIZER, run_with
-from verl import DataProto
+from support import TOKENIZER, run_with, scored
 from verl.utils.tracking import Tracking
 
 from medserl_agentloop.core.metrics import TABLE_NAME, game_metrics, games_table, log_games
@@ -27,21 +25,14 @@ from medserl_agentloop.testing.tiny import compose_run
 
 
 def answer_to(record: Any, run: Any) -> dict[str, Any]:
-    """Return the reward manager's answer to verl for one finished game."""
-    fields = np.array([{GAME_KEY: record}], dtype=object)
-    data = DataProto.from_dict(non_tensors={"tool_extra_fields": fields})
-    return asyncio.run(PerTurnRewardManager(run, TOKENIZER).run_single(data))
-
-
-def scored(reward: str) -> tuple[MedicalRecord, dict[str, Any]]:
-    played = game("vanilla_harmful")
-    played.play(HARMFUL_ANSWER)
-    answer = answer_to(played.record, run_with(selfplay__reward=reward))
-    return MedicalRecord.model_validate(answer["reward_extra_info"][GAME_KEY]), answer
+    return asyncio.run(scored(PerTurnRewardManager(run, TOKENIZER), record))
 
 
 def test_run_of_the_baseline_scheme_gets_its_components() -> None:
-    record, answer = scored("medical_general_sum")
+    played = game("vanilla_harmful")
+    played.play(HARMFUL_ANSWER)
+    answer = answer_to(played.record, run_with(selfplay__reward="medical_general_sum"))
+    record = answer["reward_extra_info"][GAME_KEY]
     assert record.rewards == medical_general_sum(record) == {Role.ASSESSOR: {"detection": 1.0, "format": 1.0}}
     assert (record.scheme, answer["reward_score"]) == ("medical_general_sum", 2.0)
 
@@ -50,10 +41,10 @@ def test_run_of_the_baseline_scheme_gets_its_components() -> None:
 def test_a_reward_that_is_no_number_makes_its_game_void(number: float) -> None:
     record = KuhnRecord(cards=("Q", "K"), rewards={"first": {"chips": 1.0}, "second": {"chips": number}})
     answer = answer_to(record, compose_run("+recipes=kuhn_poker"))
-    scored = KuhnRecord.model_validate(answer["reward_extra_info"][GAME_KEY])
+    voided = answer["reward_extra_info"][GAME_KEY]
     reason = f"reward 'chips' is no number within 1e+15: {number}"
-    assert (scored.void, scored.rewards, answer["reward_score"]) == (reason, {}, 0)
-    assert game_metrics([scored], ["first"])["selfplay/void/no_number"] == 1
+    assert (voided.void, voided.rewards, answer["reward_score"]) == (reason, {}, 0)
+    assert game_metrics([voided], ["first"])["selfplay/void/no_number"] == 1
 
 
 def test_rewards_of_a_role_that_the_game_lacks_are_refused() -> None:
