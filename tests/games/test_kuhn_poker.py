@@ -1,6 +1,5 @@
-"""Kuhn poker, the second game, and a role that owns several conversations."""
+"""Kuhn poker, the second game, whose first player comes back to its conversation."""
 
-from collections.abc import Mapping
 from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,10 +19,9 @@ from experiments.kuhn_poker import warm_start
 from experiments.kuhn_poker.exploitability import Policy, average_policy, information_sets, nash_conv, value_of
 from experiments.kuhn_poker.run import main, measure
 from medserl_agentloop.core.certificate import CertificateError, _short_samples
-from medserl_agentloop.core.interaction import Interaction, Prompt, Turn, place
-from medserl_agentloop.core.records import GameRecord
+from medserl_agentloop.core.interaction import Prompt, Turn
 from medserl_agentloop.core.trajectory import GAME_KEY
-from medserl_agentloop.games.kuhn_poker import ACTIONS, KuhnGame, KuhnRecord, winnings
+from medserl_agentloop.games.kuhn_poker import ACTIONS, KuhnGame, KuhnPoker, KuhnRecord, winnings
 from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
 from medserl_agentloop.testing.tiny import compose_run
@@ -133,69 +131,34 @@ def test_self_play_learns_to_look_at_its_card(tmp_path: Path, monkeypatch: pytes
     assert start > 0.9 and end < 0.5
 
 
-# --- several conversations of a role: a context, a reward and credit of its own for each ---
+# --- a conversation that a role comes back to: its context, and a reward for each of its turns ---
 
 
-ORDER = (("asker", None), ("solver", "a"), ("solver", "b"), ("solver", "a"))
-"""Turns by role and conversation: the solver comes back to its first conversation."""
+class PaidByTurn(KuhnPoker):
+    """Every turn after the first earns its number. The first player's turns are 0 and 2."""
 
-
-class Game:
-    def __init__(self) -> None:
-        self.record = GameRecord()
-        self.said: list[str] = []
-
-    def play(self, text: str, **_: Any) -> None:
-        self.said.append(text)
-        self.record.turn_rewards = {number: {"place": float(number)} for number in range(1, len(self.said))}
-
-    def make_void(self, reason: str) -> None:
-        self.record.void = reason
-
-
-class Tries(Interaction[Game, GameRecord]):
-    roles = ("asker", "solver")
-
-    def new_game(self, facts: Mapping[str, Any]) -> Game:
-        return Game()
-
-    def next_turn(self, game: Game) -> Turn | None:
-        number = len(game.said)
-        if game.record.void is not None or number == len(ORDER):
-            return None
-        role, conversation = ORDER[number]
-        message = {"role": "user", "content": f"Turn {number}: {place('asked')}"}
-        asked = game.said[0] if game.said else "<|im_end|>"
-        return Turn(role, Prompt((message,), {"asked": asked}), 40, conversation)
-
-
-TRIES = compose_run("+recipes=[core,cpu,tiny]", f"selfplay.game={__name__}:Tries")
-
-
-def play_tries() -> tuple[Any, MockSGLangEngine]:
-    engine = MockSGLangEngine(["why", "first", "second", "again"], TOKENIZER)
-    return run_game(engine, {}, TRIES), engine
+    def next_turn(self, game: KuhnGame) -> Turn | None:
+        game.record.turn_rewards = {number: {"place": float(number)} for number in range(1, len(game.record.moves))}
+        return super().next_turn(game)
 
 
 def test_conversations_stand_in_the_order_in_which_they_began() -> None:
-    output, engine = play_tries()
-    asked, first, second, again = engine.calls
-    contexts = [
-        [*asked.prompt_ids, *asked.output.token_ids],
-        [*again.prompt_ids, *again.output.token_ids],
-        [*second.prompt_ids, *second.output.token_ids],
-    ]
+    output, _, engine = play("check", "bet", "call")
+    first, second, again = engine.calls
+    contexts = [[*call.prompt_ids, *call.output.token_ids] for call in (again, second)]
     assert again.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
     assert [*output.prompt_ids, *output.response_ids] == [token for context in contexts for token in context]
     assert output.context_lengths == [len(context) for context in contexts]
-    assert "second" not in TOKENIZER.decode(again.prompt_ids)
+    assert "You hold K" not in TOKENIZER.decode(again.prompt_ids)
 
 
 def test_turn_reward_stands_on_its_own_last_token() -> None:
-    output, _ = play_tries()
-    columns = judge(output, TRIES)
+    run = RUN.copy()
+    run.selfplay.game = f"{__name__}:PaidByTurn"
+    output, _, _ = play("check", "bet", "call", run=run)
+    columns = judge(output, run)
     paid = [int(r) for r in columns["rm_scores"].tolist() if r]
-    assert paid == [1, 3, 2]  # the turns in the order of the trajectory; turn 0 earns nothing
+    assert paid == [2, 1]  # the turns in the order of the trajectory; turn 0 earns nothing
     ends = [i for i, r in enumerate(columns["rm_scores"].tolist()) if r]
     assert all(output.response_ids[end] == TOKENIZER.eos_token_id for end in ends)
     assert columns["extra_fields"][GAME_KEY].turn_rewards
