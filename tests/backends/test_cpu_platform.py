@@ -12,7 +12,6 @@ from types import ModuleType
 import pytest
 import torch
 import verl  # noqa: F401  the plugin's registrations run while verl is imported
-from real_runs import printed_by
 from run_check.runs import run_of
 from verl.plugin.platform import PlatformRegistry
 from verl.workers.engine.base import EngineRegistry
@@ -25,24 +24,6 @@ from medserl_agentloop.backends.cpu_platform import PlatformCPU
 from medserl_agentloop.backends.role_adapters import RoleAdapters
 from medserl_agentloop.core.run_check.machine import RESERVED, longest_context, sglang_on_cpu
 from medserl_agentloop.testing.tiny import tiny_model
-
-REPORT = """
-import sys
-import verl
-from medserl_agentloop.backends import register
-register()
-register()
-from verl.plugin.platform import get_platform
-engines = getattr(sys.modules.get("verl.workers.engine.base"), "EngineRegistry", None)
-print(get_platform().device_name, engines, "transformers.modeling_utils" in sys.modules)
-"""
-
-
-@pytest.mark.slow
-def test_cpu_platform_is_inactive_and_light_without_verl_platform(tmp_path: Path) -> None:
-    # Without plugins: this looks at register() alone, not at what the rest of the package does at `import verl`.
-    printed = printed_by(tmp_path, "-W", "ignore", "-c", REPORT, VERL_PLATFORM="", VERL_USE_EXTERNAL_PLUGINS="none")
-    assert printed.splitlines()[-1] == "cuda None False"
 
 
 def test_the_platform_is_registered_whole_but_never_auto_detected() -> None:

@@ -186,11 +186,15 @@ def test_an_interrupt_leaves_the_games_that_have_ended(server: ChatServer, rows:
 
 
 @pytest.mark.slow
-def test_served_model_commands_import_neither_verl_nor_torch() -> None:
-    code = (
-        "import sys, medserl_agentloop.cli, medserl_agentloop.evaluation.evaluate, medserl_agentloop.medical_team\n"
-        "print({'verl', 'torch', 'ray', 'transformers', 'sklearn', 'rouge', 'pandas', 'datasets'} & {*sys.modules})"
-    )
+def test_served_model_commands_and_the_medical_game_load_no_framework() -> None:
+    code = """
+import importlib, pkgutil, sys, medserl_agentloop.games.medical as game
+import medserl_agentloop.cli, medserl_agentloop.evaluation.evaluate, medserl_agentloop.medical_team
+for module in pkgutil.walk_packages(game.__path__, f"{game.__name__}."):
+    importlib.import_module(module.name)
+frameworks = {"verl", "torch", "ray", "hydra", "transformers", "sklearn", "rouge", "pandas", "datasets"}
+print(frameworks & {*sys.modules})
+"""
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.stdout.strip() == "set()", run.stdout + run.stderr
 
