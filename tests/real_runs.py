@@ -70,6 +70,16 @@ def printed_by(folder: Path, *command: Any, **changes: str) -> str:
     return done.stdout
 
 
+def log_probs(
+    model: torch.nn.Module, ids: torch.Tensor, positions: torch.Tensor | None = None, temperature: float = 1.0
+) -> torch.Tensor:
+    """Log-probs (T - 1,) of the next tokens of ``ids`` (T,), by one forward with the positions (T,) that are given."""
+    with torch.no_grad():
+        at = None if positions is None else positions[None]
+        logits = model(input_ids=ids[None], position_ids=at, use_cache=False).logits[0].float() / temperature
+    return logits.log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0]
+
+
 def same(one: Path, other: Path) -> bool:
     """Return whether two folders hold the same bf16 weights, all of a model's, as verl's merger writes them."""
     weights = []

@@ -11,9 +11,8 @@ import pytest
 import torch
 from backends.adapters_worker import LENGTHS
 from peft import PeftModel
-from real_runs import AGREEMENT, REPOSITORY, answers_of, same
+from real_runs import AGREEMENT, REPOSITORY, answers_of, log_probs, same
 from safetensors.torch import load_file
-from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
@@ -33,12 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(folder: Path) -> dict[str, Any]:
     program, of_the_benchmark = Path(__file__).with_name("adapters_worker.py"), Path(adapters.__file__).parent
     return answers_of(program, folder, {}, of_the_benchmark)
-
-
-def log_probs(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    with torch.inference_mode():
-        logits = model(input_ids=ids[None, :-1]).logits[0].float().log_softmax(-1)
-    return logits.gather(-1, ids[1:, None])[:, 0]
 
 
 def apart(found: dict[str, Any], adapters: tuple[Path, Path], packed_row: str = "log_probs") -> float:

@@ -9,7 +9,7 @@ import torch
 from live_sglang import LiveSGLang
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.utils.save_and_load import get_peft_model_state_dict
-from real_runs import AGREEMENT
+from real_runs import AGREEMENT, log_probs
 from transformers import AutoModelForCausalLM
 from verl.workers.rollout.replica import TokenOutput
 
@@ -69,12 +69,9 @@ def ask(engine: LiveSGLang, adapter: str | None, **params: Any) -> TokenOutput:
     return engine.call(request)
 
 
-def log_probs(output: TokenOutput, folder: Path | None) -> torch.Tensor:
+def of_answer(output: TokenOutput, folder: Path | None) -> torch.Tensor:
     model = tiny_player() if folder is None else PeftModel.from_pretrained(tiny_player(), folder).eval()
-    ids = torch.tensor([*PROMPT, *output.token_ids])
-    with torch.no_grad():
-        logits = model(input_ids=ids[None]).logits[0].log_softmax(-1)
-    return logits[len(PROMPT) - 1 : -1].gather(1, ids[len(PROMPT) :, None])[:, 0]
+    return log_probs(model, torch.tensor([*PROMPT, *output.token_ids]))[len(PROMPT) - 1 :]
 
 
 def test_each_request_gets_its_own_adapter_and_none_gets_the_base(engine: LiveSGLang, folders: dict[str, Path]) -> None:
@@ -82,7 +79,7 @@ def test_each_request_gets_its_own_adapter_and_none_gets_the_base(engine: LiveSG
         output = ask(engine, adapter)
         said = torch.tensor(output.log_probs)
         for other in ADAPTERS:
-            difference = (said - log_probs(output, folders.get(other or ""))).abs().max()
+            difference = (said - of_answer(output, folders.get(other or ""))).abs().max()
             assert difference < AGREEMENT if other == adapter else difference > 100 * AGREEMENT
 
 
@@ -105,4 +102,4 @@ def test_new_adapter_takes_nothing_from_the_cache_of_the_one_it_replaces(
     load(engine, "attacker", folders["assessor"])
     output = ask(engine, "attacker")
     assert output.extra_fields["cached_tokens"] == 0
-    assert (torch.tensor(output.log_probs) - log_probs(output, folders["assessor"])).abs().max() < AGREEMENT
+    assert (torch.tensor(output.log_probs) - of_answer(output, folders["assessor"])).abs().max() < AGREEMENT

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from live_sglang import LiveSGLang
-from real_runs import AGREEMENT
+from real_runs import AGREEMENT, log_probs
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.workers.config import HFModelConfig, RolloutConfig
@@ -98,10 +98,7 @@ def generate(engine: LiveSGLang, prompt: list[int], **params: Any) -> TokenOutpu
 
 
 def forward_log_probs(model: torch.nn.Module, prompt: list[int], answer: list[int], temperature: float) -> torch.Tensor:
-    ids = torch.tensor([*prompt, *answer])
-    with torch.no_grad():
-        logits = model(input_ids=ids[None]).logits[0] / temperature
-    return logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, ids[len(prompt) :, None])[:, 0]
+    return log_probs(model, torch.tensor([*prompt, *answer]), temperature=temperature)[len(prompt) - 1 :]
 
 
 def test_greedy_games_are_the_same_on_transformers_and_on_sglang(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from medec.builders import run as in_this_process
 from note_files import SAMPLE
-from real_runs import AGREEMENT, CERTIFIED, GAMES_PER_STEP, Run, environment
+from real_runs import AGREEMENT, CERTIFIED, GAMES_PER_STEP, Run, environment, log_probs
 from transformers import AutoModelForCausalLM
 
 from medserl_agentloop.core.step_file import GAMES_FILE
@@ -77,9 +77,7 @@ def check_log_probs(tensors: Path) -> None:
     packed = 0
     columns = ("input_ids", "position_ids", "responses", "response_mask", "rollout_log_probs", "old_log_probs")
     for ids, positions, response, mask, engine, actor in zip(*(rows[name] for name in columns), strict=True):
-        with torch.no_grad():
-            logits = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0]
-        reference = logits.log_softmax(-1)[:-1].gather(1, ids[1:, None])[-len(response) :, 0]
+        reference = log_probs(model, ids, positions)[-len(response) :]
         ours = mask.bool()
         packed += int((positions == 0).sum() == 2)
         assert (engine - reference)[ours].abs().max() < AGREEMENT

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from real_runs import log_probs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,13 +16,6 @@ from medserl_agentloop.backends import engines
 from medserl_agentloop.testing.tiny import tiny_model
 
 FIRST, SECOND = 37, 53  # tokens of the two contexts
-
-
-def log_probs(model: torch.nn.Module, ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-    """Log-probs (T - 1,) of each next token, called as verl's engine does with removed padding."""
-    with torch.no_grad():
-        logits = model(input_ids=ids[None], position_ids=position_ids[None], use_cache=False).logits[0]
-    return logits.log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0]
 
 
 def model_with(attention: str) -> Any:
