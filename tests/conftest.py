@@ -1,4 +1,4 @@
-"""Shared by all tests. Two seams are faked: the LLM server client, and the tokenizer where exact ids matter."""
+"""Shared by all tests. Two seams are faked: the LLM server client, and the tokenizer, which is tiny and made here."""
 
 import functools
 import gc
@@ -91,7 +91,6 @@ LONGEST = (
     "backends/test_role_adapters.py",
     "training/test_certificate.py",
     "test_warm_start.py",
-    "planning/test_arithmetic.py",
     "benchmarks/test_short_forms.py",
     "test_recipes.py",
     "test_docs.py",

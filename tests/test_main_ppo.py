@@ -8,12 +8,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from invoking import invoke
 from medec.builders import run as in_this_process
 from note_files import SAMPLE
 from real_runs import AGREEMENT, GAMES_PER_STEP, Run, environment
-from typer.testing import CliRunner
 
-from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import GAMES_FILE, STATE_FILE
 from medserl_agentloop.games.medical.records import read_games
 from medserl_agentloop.games.medical.types import Role
@@ -152,8 +151,7 @@ def test_final_validation_of_a_run_equals_evaluate_on_its_last_checkpoint(folder
 def evaluated(model: Path, folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """The answers by text id, and the results."""
     output = folder / f"evaluation-{model.name}"
-    arguments = ["evaluate", model, "--notes", folder / "notes.csv", "--output", output, "--max-tokens", 512]
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    done = invoke("evaluate", model, "--notes", folder / "notes.csv", "--output", output, "--max-tokens", 512)
     assert done.exit_code == 0, done.output
     answers = [json.loads(line) for line in (output / "answers.jsonl").read_text().splitlines()]
     return {answer["text_id"]: answer for answer in answers}, json.loads((output / "results.json").read_text())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from game.builders import CLEAN_NOTE, ERROR_NOTE, ERROR_SENTENCE, any_game, attack_record, finished
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from medserl_agentloop.core.records import TurnRecord
@@ -162,7 +162,6 @@ NO_SHARES = re.compile(
 
 
 @given(st.lists(records(), max_size=8), st.randoms(use_true_random=False))
-@settings(deadline=None)
 def test_metrics_are_finite_shares_within_bounds_and_ignore_the_order(
     games: list[MedicalRecord], rng: random.Random
 ) -> None:

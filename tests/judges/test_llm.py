@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from game.builders import CLEAN_NOTE
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import StrictUndefined, Template, UndefinedError
 from jinja2.sandbox import SecurityError
@@ -139,7 +139,6 @@ def asked(text: str) -> str:
     return "\n".join(line for line in text.replace(marker, "").splitlines() if not re.match(r"E\d+\*?\| ", line))
 
 
-@settings(deadline=None)
 @given(st.text(min_size=1).filter(lambda note: note.strip() and "ill" not in note) | st.sampled_from(FORGED))
 def test_no_note_adds_a_line_or_a_control_token_to_the_prompt(note: str) -> None:
     forged = prompt("He is ill.", note)

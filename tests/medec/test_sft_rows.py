@@ -10,11 +10,10 @@ import pytest
 from game.builders import CLEAN_NOTE, ERROR_SENTENCE, assessment_text, attack_text, finished
 from hypothesis import given
 from hypothesis import strategies as st
+from invoking import invoke
 from medec.builders import assert_one_sentence, error_row, pair, run
 from note_files import SAMPLE
-from typer.testing import CliRunner
 
-from medserl_agentloop.cli import app
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import write_parquet
@@ -251,9 +250,8 @@ def test_sft_command_writes_conversations_and_the_rows_left_to_play(tmp_path: Pa
     cases = [row["extra_info"]["vignette_id"] for row in rows][:40]
     games = [game(*kind, case) for kind, case in zip(itertools.cycle(RIGHT), cases, strict=False)]
     StepFile(tmp_path / "run" / GAMES_FILE).append(record.to_json() for record in games)
-    command = ["data", "sft", "--from-games", str(tmp_path / "run"), "--output", str(tmp_path / "sft")]
-    command += ["--rest-of", files["data.train_files"]]
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, command)
+    places = ("--from-games", tmp_path / "run", "--output", tmp_path / "sft", "--rest-of", files["data.train_files"])
+    done = invoke("data", "sft", *places)
     assert done.exit_code == 0, done.output
     written = (pq.read_table(tmp_path / "sft" / f"sft_{split}.parquet") for split in ("train", "val"))
     taught = {case for table in written for case in table["vignette_id"].to_pylist()}

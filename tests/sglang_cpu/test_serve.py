@@ -11,10 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from typer.testing import CliRunner
+from invoking import invoke
 from verl.utils.net_utils import get_free_port
 
-from medserl_agentloop.cli import app
 from medserl_agentloop.core.client import ServerOptions, Unreachable, blocking
 from medserl_agentloop.paths import resource
 
@@ -72,7 +71,7 @@ def test_evaluated_through_its_server_a_model_says_what_its_folder_says(url: str
         csv.writer(file).writerows(rows)
     for model, output in (([url, "--model", "player"], "server"), ([PLAYER], "folder")):
         options = ["--notes", tmp_path / "notes.csv", "--output", tmp_path / output, "--max-tokens", 256]
-        done = CliRunner().invoke(app, ["evaluate", *model, *map(str, options)])
+        done = invoke("evaluate", *model, *options)
         assert done.exit_code == 0, done.output
     served, local = ((tmp_path / name / "answers.jsonl").read_text() for name in ("server", "folder"))
     assert served == local and len(served.splitlines()) == 24

@@ -11,29 +11,18 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
+from medserl_agentloop.testing.tiny import tiny_tokenizer
 
-EOS = 0
-
-
-class LetterTokenizer:
-    """One token per character."""
-
-    eos_token_id = EOS
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        assert not add_special_tokens
-        return [ord(c) for c in text]
-
-    def decode(self, token_ids: list[int]) -> str:
-        return "".join(chr(t) for t in token_ids)
+TOKENIZER = tiny_tokenizer()
+EOS = TOKENIZER.eos_token_id
 
 
-TOKENIZER = LetterTokenizer()
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
 
 
 def generate(engine: MockSGLangEngine, prompt: str = "hi", request_id: str = "r", **params: Any) -> TokenOutput:
-    prompt_ids = TOKENIZER.encode(prompt, add_special_tokens=False)
-    return asyncio.run(engine.generate(request_id, prompt_ids=prompt_ids, sampling_params=params))
+    return asyncio.run(engine.generate(request_id, prompt_ids=ids(prompt), sampling_params=params))
 
 
 def test_generate_accepts_what_verls_client_accepts() -> None:
@@ -46,7 +35,7 @@ def test_generate_accepts_what_verls_client_accepts() -> None:
 
 
 STEPS = {"global_steps": 0, "min_global_steps": 0, "max_global_steps": 0}
-YES = [*map(ord, "yes"), EOS]
+YES = [*ids("yes"), EOS]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +63,7 @@ def test_a_reply_is_answered_as_verls_server_would(
     output.token_ids.append(99)  # does not reach the record
     (call,) = engine.calls
     assert (call.request_id, call.sampling_params) == ("game-7", params)
-    assert call.prompt_ids == [*map(ord, "hello")]
+    assert call.prompt_ids == ids("hello")
     assert call.output is not None and call.output.token_ids == token_ids
 
 
@@ -86,8 +75,8 @@ def test_replies_come_from_a_generator_a_function_or_an_async_function() -> None
         await asyncio.sleep(0)
         return echo(prompt_ids, sampling_params)
 
-    for replies in (echo, slow_echo, iter([[ord("x"), 3]])):
-        assert generate(MockSGLangEngine(replies, TOKENIZER), "x", temperature=3).token_ids == [ord("x"), 3]
+    for replies in (echo, slow_echo, iter([[*ids("x"), 3]])):
+        assert generate(MockSGLangEngine(replies, TOKENIZER), "x", temperature=3).token_ids == [*ids("x"), 3]
 
 
 def test_mock_engine_raises_exceptions_and_shows_the_prompt_at_its_end() -> None:
