@@ -115,19 +115,6 @@ def test_all_pictures_are_drawn_from_the_committed_files(tmp_path: Path) -> None
     assert {path.name for path in tmp_path.glob("*.svg")} == {path.name for path in FIGURES.glob("*.svg")}
 
 
-def test_rates_are_pooled_by_their_counts(tmp_path: Path) -> None:
-    lines = ["seed,step,temperature,measure,hits,items", "0,5,1.0,assessor/clean,1,2", "1,5,1.0,assessor/clean,8,8"]
-    (tmp_path / "x_rates.csv").write_text("\n".join([*lines, "1,5,0.0,assessor/clean,0,8"]))
-    rates = Rates.of("x", tmp_path)
-    both, one = rates.share("assessor/clean", 5, 1.0), Share(((1, 2),))
-    assert (both, both.hits, both.items) == (Share(((1, 2), (8, 8))), 9, 10)
-    assert rates.share("assessor/clean", 5, 1.0, seeds=(0,)) == rates.balanced(5, 1.0, (0,)) == one
-    assert (rates.seeds, rates.steps, str(Share(((9, 10),)))) == ([0, 1], [5], "90.0 (59.6 to 98.2)")
-    header = "seed,step,selfplay/assessor/turns,selfplay/assessor/accuracy"
-    (tmp_path / "x_steps.csv").write_text("\n".join([header, "0,1,100,0.0", "0,2,10,0.5", "1,2,30,1.0"]))
-    assert in_training("x", "assessor", "accuracy", slice(-1, None), tmp_path) == Share(((5, 10), (30, 30)))
-
-
 def test_seeds_with_the_same_cases_do_not_narrow_an_interval() -> None:
     start = {(seed, 0, 0.0, "assessor/clean"): (756, 1000) for seed in range(3)}
     assert str(Rates(start).share("assessor/clean", 0, 0.0)) == "75.6 (72.8 to 78.2)"  # one player, one answer

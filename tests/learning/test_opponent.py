@@ -83,37 +83,6 @@ def test_worst_case_leaves_out_attackers_with_few_valid_attacks() -> None:
     assert results.Player(counts).worst_case == 60
 
 
-def test_starts_are_compared_arm_by_arm_and_each_counts_once_whatever_its_seeds(tmp_path: Path) -> None:
-    found = {
-        ("1", "self_play"): (80, 60),
-        ("1", "static"): (40,),
-        ("1", "labels"): (50,),
-        ("2", "self_play"): (30,),
-        ("2", "static"): (40,),
-        ("3", "self_play"): (90,),
-    }
-    rows = [
-        ("0.03", start, arm, seed, 40, f"assessor/error/{kind}", share, 100)
-        for (start, arm), shares in found.items()
-        for seed, share in enumerate(shares)
-        for kind in results.UNSEEN
-    ]
-    opponent.add(tmp_path / "rates.csv", (*opponent.HEADER, "measure", "hits", "items"), rows)
-    heading, first, second, over_starts = results.starts_table(0.03, 40, tmp_path)
-    assert heading[2:] == ["`self_play`", "`static`", "`labels`", "`self_play` less `static`"]
-    assert first == ["1", "", "70.0 (80.0, 60.0)", "40.0", "50.0", "+30.0"]
-    assert second == ["2", "", "30.0", "40.0", "", "-10.0"]
-    assert over_starts[-1].startswith("+10.0 (-244.")
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "says"),
-    [(0.1, 9, "more"), (-9, -0.1, "less"), (-1.9, 1.9, "equal"), (0.1, 0.2, "equal"), (-1, 3, "open")],
-)
-def test_difference_is_said_in_words_by_its_interval(low: float, high: float, says: str) -> None:
-    assert results.verdict(low, high) == says
-
-
 @pytest.mark.learn
 @pytest.mark.timeout(1800)
 def test_every_arm_trains_and_is_measured(tmp_path: Path) -> None:
