@@ -17,7 +17,6 @@ from medserl_agentloop.core.step_file import GAMES_FILE, STATE_FILE
 from medserl_agentloop.games.medical.records import read_games
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import resource
-from medserl_agentloop.scoring.metrics import metric_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -135,12 +134,6 @@ def test_final_validation_of_a_run_equals_evaluate_on_its_last_checkpoint(folder
     official = {name.rpartition("toy_eval/")[2]: value for name, value in logged.items() if "toy_eval/" in name}
     assert {name: official[name] for name in measures} == measures
     assert whole.metrics[-1]["val-core/toy_eval/f1"] == official["f1"]
-    for group, of_group in scores["groups"]["error type"].items():
-        assert official[f"error_type/{group}/flag_accuracy"] == of_group["measures"]["flag_accuracy"]["value"]
-    for floor in results["floors"]:
-        if floor["scores"]:
-            value = floor["scores"]["measures"]["flag_accuracy"]["value"]
-            assert official[metric_name(f"floor/{floor['name']}/flag_accuracy")] == value
     line = f"validation on toy_eval, {NOTES} notes: flag accuracy {measures['flag_accuracy']:.3f}"
     assert any(said.startswith(line) for said in whole.lines())
 

@@ -34,13 +34,6 @@ def test_every_key_a_recipe_sets_exists_in_verls_config(recipe: str) -> None:
     assert unknown_keys(compose_run(f"+recipes={recipe}"), compose_run()) == []
 
 
-def test_misspelt_selfplay_key_is_named_with_the_nearest_right_one() -> None:
-    # Hydra's own answer is to write + before it, with which it composes.
-    for key in ("selfplay.turn_timout_s=5", "+selfplay.turn_timout_s=5"):
-        with pytest.raises(ConfigError, match=r"selfplay\.turn_timout_s is not .* \(did you mean 'turn_timeout_s'\?\)"):
-            check_run(compose_run("+recipes=quickstart", key))
-
-
 @pytest.mark.parametrize("recipe", sorted(RECIPES - PARTS - {"kuhn_poker"}))
 def test_recipe_passes_the_start_check_and_a_real_model_needs_a_judge(recipe: str) -> None:
     config = compose_run(f"+recipes={recipe}")

@@ -309,7 +309,10 @@ def test_every_assessment_counts_as_a_game_does(records: list[MedicalRecord]) ->
 
 @pytest.mark.parametrize(
     ("right", "attacker_won", "assessor_won"),
-    [((True, True, False), False, True), ((False, None), True, False), ((True, False), False, False)],
+    [
+        *(((True,), False, True), ((False,), True, False), ((None,), False, False)),
+        *(((True, True, False), False, True), ((False, None), True, False), ((True, False), False, False)),
+    ],
 )
 def test_majority_of_assessments_decides_a_game_against_an_opponent(
     right: tuple[bool | None, ...], attacker_won: bool, assessor_won: bool

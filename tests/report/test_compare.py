@@ -133,14 +133,10 @@ def test_a_log_with_a_line_that_cannot_be_read_is_named_with_the_line(tmp_path: 
     assert (result.exit_code, "log.jsonl, " in result.output, says in result.output) == (2, True, True), result.output
 
 
-@pytest.mark.parametrize("broken", [GAMES_FILE, METRICS_FILE])
-def test_a_run_that_cannot_be_read_is_named_with_the_line(tmp_path: Path, broken: str) -> None:
-    with (run(tmp_path / "run") / broken).open("a") as file:
-        file.write("{\n")
-    (tmp_path / "empty").mkdir()
-    for side, says in (("run", rf"{broken}, line \d is not"), ("empty", "is no run: nei"), ("none", "does not exist")):
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    for side, says in ((tmp_path, "is no run: nei"), (tmp_path / "none", "does not exist")):
         with pytest.raises(ValueError, match=says):
-            read_side(str(tmp_path / side))
+            read_side(str(side))
 
 
 def test_the_comparison_is_printed_as_markdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import operator
-import pickle
 import re
 import shutil
 from dataclasses import replace
@@ -46,7 +45,7 @@ from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, Me
 from medserl_agentloop.games.medical.types import GameSpec, Role
 from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
-from medserl_agentloop.testing.tiny import build_agent_loop, compose_run, tiny_tokenizer
+from medserl_agentloop.testing.tiny import compose_run, tiny_tokenizer
 
 
 def assert_well_formed(output: SelfPlayOutput) -> None:
@@ -134,16 +133,6 @@ def test_no_game_overruns_the_response_length(response_length: int, attack_token
     replies = iter([text, assessment_text()])
     output, _, _ = play(lambda *_: next(replies), run=run)
     assert len(output.response_ids) <= response_length
-
-
-def test_the_games_of_a_worker_share_what_is_read_from_its_config() -> None:
-    """Reading it took longer than a game."""
-    engine = MockSGLangEngine([], TOKENIZER)
-    one, two = (build_agent_loop(engine, TOKENIZER, RUN) for _ in range(2))
-    other = build_agent_loop(engine, TOKENIZER, run_with(selfplay__budget__assessor=7))
-    assert one._shared is two._shared
-    assert other._shared is not one._shared
-    assert other._shared.config.budget.assessor == 7
 
 
 def test_a_game_that_is_played_again_asks_by_the_same_names() -> None:
@@ -465,18 +454,3 @@ def test_the_longest_game_fits_into_its_plan() -> None:
     assert record.void is None
     assert [game.assessment.tokens for game in record.by_assessment if game.assessment] == [400] * K
     assert len(output.response_ids) <= response
-
-
-def test_a_record_travels_as_an_object_and_is_validated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the agent loop to the trainer's columns: the reward manager validates what the game's code made of it."""
-    calls: list[str] = []
-    validate, write = MedicalRecord.model_validate, MedicalRecord.to_json
-    monkeypatch.setattr(MedicalRecord, "to_json", lambda self: calls.append("to_json") or write(self))
-    monkeypatch.setattr(
-        MedicalRecord, "model_validate", classmethod(lambda cls, data: calls.append("validated") or validate(data))
-    )
-    engine = MockSGLangEngine([attack_text(), assessment_text()], TOKENIZER)
-    columns = judge(run_game(engine, extra_info("adversarial_benign")))
-    record = columns["extra_fields"][GAME_KEY]
-    assert calls == ["validated"] and isinstance(record, MedicalRecord)
-    assert pickle.loads(pickle.dumps(record)) == record, "so Ray and TransferQueue can move it"

@@ -29,12 +29,12 @@ def against(server: ChatServer, train: str, **opponent: Any) -> Any:
     return run_with(selfplay__train=train, **{f"selfplay__opponent__{name}": value for name, value in settings.items()})
 
 
-def test_assessor_trained_against_an_opponent_is_alone_in_its_trajectory(server: OpponentServer) -> None:
-    server.answer = lambda _: attack_text()
+def test_assessor_trained_against_an_opponent_is_alone_in_its_trajectory(server: ChatServer) -> None:
+    server.answer = lambda *_: attack_text()
     run = against(server, "assessor", sampling={"temperature": 0.3, "top_p": 0.9})
     OmegaConf.update(run, "selfplay.opponent.extra_body", {"seed": 7}, force_add=True)
     output, record, engine = play([assessment_text()], run=run)
-    [asked] = server.chats
+    [asked] = server.requests
     assert asked["messages"] == load_profile("medserl").messages(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, NOTE)
     assert (asked["temperature"], asked["top_p"], asked["seed"]) == (0.3, 0.9, 7)
     assert asked["max_tokens"] == 400 + int(len(NOTE.encode()) * 1.25) + 16
@@ -54,7 +54,7 @@ def test_assessor_trained_against_an_opponent_is_alone_in_its_trajectory(server:
     assert columns["rm_scores"][:-1].eq(0).all()
 
 
-def test_attacker_trained_against_an_opponent_gets_the_result_of_the_game(server: OpponentServer) -> None:
+def test_attacker_trained_against_an_opponent_gets_the_result_of_the_game(server: ChatServer) -> None:
     run = against(server, "attacker")
     rewards = []
     for verdict in ("harmful", "safe"):
@@ -116,21 +116,10 @@ def met(outcome: Outcome, opponent: Role = Role.ATTACKER, **changes: Any) -> Med
     return finished(outcome, opponent=OpponentRecord(role=opponent, kind="endpoint", version="frozen-7b"), **changes)
 
 
-@pytest.mark.parametrize(
-    ("outcome", "assessor_trained", "attacker_trained"),
-    [
-        (Outcome.CORRECT_DETECTION, True, False),
-        (Outcome.MISSED_ERROR, False, True),
-        (Outcome.UNREADABLE, False, False),
-        (Outcome.INVALID_ATTACK, None, None),
-        (Outcome.VOID, None, None),
-    ],
-)
-def test_who_won(outcome: Outcome, assessor_trained: bool | None, attacker_trained: bool | None) -> None:
-    assert trained_role_won(met(outcome, opponent=Role.ATTACKER)) is assessor_trained
-    assert trained_role_won(met(outcome, opponent=Role.ASSESSOR)) is attacker_trained
-    alone = met(outcome, Role.ASSESSOR, category="vanilla_harmful")  # the opponent's game, and nobody else's
-    assert trained_role_won(alone) is None
+def test_nobody_wins_a_game_that_is_invalid_or_void_or_the_opponents_alone() -> None:
+    alone = met(Outcome.CORRECT_DETECTION, Role.ASSESSOR, category="vanilla_harmful")
+    without = [met(outcome, opponent=role) for outcome in (Outcome.INVALID_ATTACK, Outcome.VOID) for role in Role]
+    assert {trained_role_won(game) for game in [alone, *without]} == {None}
 
 
 def test_metrics_are_of_games_with_an_opponent_only() -> None:

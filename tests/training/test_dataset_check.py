@@ -170,16 +170,7 @@ def test_files_of_two_conversions_are_refused(tmp_path: Path) -> None:
         check_files([str(tmp_path / "train.parquet"), str(tmp_path / "val.parquet")])
 
 
-def test_stop_strings_that_an_engine_would_refuse_are_named(tmp_path: Path) -> None:
-    for role in ("attacker", "assessor"):
-        (tmp_path / role).mkdir()
-    (tmp_path / "profile.yaml").write_text("stop: {assessor: ['</answer>', '<|endoftext|>']}")
-    stop = load_profile(str(tmp_path)).settings.stop
-    assert ENCODER.stop(stop[Role.ASSESSOR]) == {
-        "stop_token_ids": [TOKENIZER.convert_tokens_to_ids("<|endoftext|>")],
-        "stop": ["</answer>"],
-    }
-    assert Role.ATTACKER not in stop and load_profile().settings.stop == {} and ENCODER.stop([]) == {}
+def test_stop_strings_that_an_engine_would_refuse_are_named() -> None:
     rollout = compose_run("actor_rollout_ref.rollout.name=sglang").actor_rollout_ref.rollout
     with pytest.raises(ConfigError, match=r"'</answer>' are more than one token.*skip_tokenizer_init=False"):
         check_stop_strings(["</answer>"], rollout)

@@ -1,16 +1,14 @@
 """One trajectory, two private contexts: what the restart of positions is worth."""
 
-import ast
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-from real_runs import log_probs
 from hypothesis import given
 from hypothesis import strategies as st
+from real_runs import log_probs
 
 from medserl_agentloop.backends import engines
 from medserl_agentloop.testing.tiny import tiny_model
@@ -103,12 +101,3 @@ def test_a_pack_has_no_mask_of_all_its_tokens_and_is_taken_apart_once() -> None:
 def test_a_checkpoint_does_not_need_this_package(tmp_path: Path) -> None:
     model_with(engines.PACKED).save_pretrained(tmp_path)
     assert engines.PACKED not in (tmp_path / "config.json").read_text(encoding="utf-8")
-
-
-def test_megatron_engine_of_verl_takes_no_positions_to_restart() -> None:
-    spec = find_spec("verl")  # the module itself imports megatron, which is not here
-    assert spec is not None and spec.submodule_search_locations is not None
-    source = Path(spec.submodule_search_locations[0]) / "models" / "mcore" / "util.py"
-    functions = {node.name: node for node in ast.parse(source.read_text()).body if isinstance(node, ast.FunctionDef)}
-    for name in ("preprocess_thd_engine", "preprocess_bshd_engine"):
-        assert not any("position" in argument.arg for argument in functions[name].args.args)
