@@ -32,10 +32,12 @@ from experiments.kuhn_poker.exploitability import (
 
 FIGURES = Path(__file__).parent / "figures"
 TABLE = FIGURES / "policies.csv"
-NO_ANCHOR = ("algorithm.adv_estimator=role_rae", "selfplay.anchor={first: 0.0, second: 0.0}")
+ESTIMATORS = ("role_rae", "role_reinforce_pp", "reinforce_plus_plus")
+VERLS_LOSS = ("selfplay.certify=warn", "selfplay.credit.loss=verl")  # which does not keep the roles apart
 ARMS = {
-    **{name: (f"algorithm.adv_estimator={name}",) for name in ("role_rae", "role_reinforce_pp", "reinforce_plus_plus")},
-    "no anchor": NO_ANCHOR,
+    "recipe": (),
+    **{name: (f"algorithm.adv_estimator={name}", *VERLS_LOSS) for name in ESTIMATORS},
+    "no anchor": ("selfplay.anchor={first: 0.0, second: 0.0}", *VERLS_LOSS),
 }
 """The overrides of each arm; ``reinforce_plus_plus`` is verl's own estimator."""
 SOLVED = "CFR"
@@ -61,8 +63,6 @@ def train(arm: str, seed: int, folder: Path) -> None:
         f"actor_rollout_ref.actor.data_loader_seed={seed}",
         f"actor_rollout_ref.rollout.seed={seed}",
         f"trainer.total_training_steps={STEPS}",
-        "selfplay.certify=warn",  # the loss that the figures were measured with does not keep the roles apart
-        "selfplay.credit.loss=verl",
         f"trainer.default_local_dir={folder}",
     ]
     folder.mkdir(parents=True, exist_ok=True)
