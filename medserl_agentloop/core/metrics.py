@@ -61,7 +61,7 @@ def void_class(record: GameRecord, more: Mapping[str, str] = {}) -> list[str]:
     """The class of a void game as a list of one; none for a game that counts."""
     if not record.is_void:
         return []
-    # Words of a server or a judge may follow the game's own, so what is said first counts.
+    # Words of a server may follow the game's own, so what is said first counts.
     reason = record.void or ""
     found = {reason.find(text): name for text, name in {**_VOID_CLASSES, **more}.items() if text in reason}
     return [found[min(found)] if found else "other"]
