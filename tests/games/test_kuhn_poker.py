@@ -60,7 +60,7 @@ def test_the_average_policy_is_worth_what_a_draw_of_one_of_the_policies_is(drawn
 
 
 def test_an_arm_that_there_is_not_trains_nothing() -> None:
-    with pytest.raises(typer.BadParameter, match="no arm bluff; there are role_rae, "):
+    with pytest.raises(typer.BadParameter, match="no arm bluff; there are recipe, "):
         main("bluff")
 
 
