@@ -190,6 +190,20 @@ def starts_table(unseen: float, step: int, folder: Path = FIGURES) -> Table:
     return [*table, ["all", "", *("" for _ in arms), *over_starts]]
 
 
+def rarity_table(start: str, folder: Path = FIGURES) -> Table:
+    """Every arm from one start by share of unseen kinds and step, in %: the mean over seeds, and each seed."""
+    players = read(folder, start)
+    table = [["asked for", "unseen kinds in its attacks", "", "step", *(f"`{arm}`" for arm in DRAWN)]]
+    for unseen in sorted({share for share, *_ in players}):
+        shown = _mean([player.unseen_attacks for player in of_arm(players, unseen, START, 0).values()])
+        for name in ("errors of unseen kinds found", "worst case over the panel"):
+            for step in steps_of(players, unseen)[1:]:
+                by_arm = [[*map(MEASURES[name], of_arm(players, unseen, arm, step).values())] for arm in DRAWN]
+                if all(by_arm) and all(value == value for values in by_arm for value in values):
+                    table.append([f"{100 * unseen:g}", shown, name, str(step), *map(_with_seeds, by_arm)])
+    return table
+
+
 def found_from(unseen: float, step: int, folder: Path = FIGURES) -> dict[str, dict[str, list[float]]]:
     """Errors of unseen kinds found by start and arm, in %, each seed, from the starts with both arms at this step."""
     measure = MEASURES["errors of unseen kinds found"]
@@ -225,4 +239,5 @@ def tables(folder: Path = FIGURES) -> dict[str, str]:
             made[f"{name}_{100 * unseen:g}"] = markdown(make(unseen, folder))
     for step in (20, 40, 80):
         made[f"starts_3_{step}"] = markdown(starts_table(0.03, step, folder))
+    made["rarity"] = markdown(rarity_table("8", folder))
     return made

@@ -50,8 +50,8 @@ CASES, PANEL_CASES = 300, 200
 LESSON = CURRICULA["novice"][1]
 # A fifth of the warm start that made the novice, from its weights.
 LESSONS = WarmStart(steps=400, batch=32, lr=3e-3, note_weight=0.1, lessons=(LESSON, LESSON), first_lesson=1.0, seed=0)
-TAUGHT = {0.05: 0.03, 0.03: 0.0}
-"""Share of unseen kinds in the lesson, by the share that the player then shows.
+TAUGHT = {0.1: (0.09, 400), 0.05: (0.03, 400), 0.03: (0.0, 400), 0.01: (0.0, 800)}
+"""Share of unseen kinds in the lesson, and its steps, by the share that the player then shows.
 
 It remembers the novice's own lessons. What it shows was counted in its valid attacks on the notes of the runs.
 """
@@ -99,8 +99,9 @@ def start_of(unseen: float, start: str) -> Path:
 
 def prepare(unseen: float, start: str) -> None:
     """The starting player and the notes of all arms, unless they are there."""
-    taught = replace(LESSON, unseen_share=TAUGHT[unseen])
-    lessons = replace(LESSONS, lessons=(taught, taught), seed=int(start.rstrip("b")))
+    share, steps = TAUGHT[unseen]
+    taught = replace(LESSON, unseen_share=share)
+    lessons = replace(LESSONS, lessons=(taught, taught), steps=steps, seed=int(start.rstrip("b")))
     teach(start_of(unseen, start), lessons, sample_transcript)
     prepare_data(NOTES, "adversarial_benign=3,decoy_benign=2")
     draw = partial(error_of, lesson=replace(LESSON, unseen_share=unseen))
