@@ -262,7 +262,7 @@ def _is_this_machine(host: str) -> bool:
 
 
 def _http_client(address: httpx.URL) -> tuple[httpx.AsyncClient, str]:
-    """Return a client for an address, and its proxy by the environment; this machine has none: it would see the key."""
+    """Return a client and the environment's proxy for an address; none for this machine: a proxy would see the key."""
     past = _is_this_machine(address.host) or proxy_bypass(address.host)
     proxy = "" if past else getproxies().get(address.scheme) or getproxies().get("all") or ""
     proxy = proxy if "://" in proxy or not proxy else f"http://{proxy}"
