@@ -1,9 +1,10 @@
-"""Measure the cost of an adapter for each role in an update, beside one adapter and beside all weights.
+"""Measure the cost of an adapter for each role in an update, beside one adapter and beside all
+weights.
 
     python benchmarks/adapters.py [--rounds 7] [--games 32]
 
-One packed batch of two-turn games on the tiny player, through verl's worker, engine and optimizer. Each round times all
-three; printed are the medians, and ratios within the rounds.
+One packed batch of two-turn games on the tiny player, through verl's worker, engine and optimizer.
+Each round times all three; printed are the medians, and ratios within the rounds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from functools import partial
 from typing import Any
 
 if __name__ == "__main__":  # what verl's single controller sets for a worker, in a world of one
-    os.environ |= {"VERL_PLATFORM": "cpu", "WG_BACKEND": "ray", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.environ |= {
+        "VERL_PLATFORM": "cpu",
+        "WG_BACKEND": "ray",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
     os.environ |= {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
 
 import torch
@@ -35,8 +41,14 @@ LENGTHS = (150, 120, 150, 60)  # prompt and answer of the attacker's context, th
 LORA = ("lora_rank=32", "lora_alpha=64", "target_modules=all-linear")
 VARIANTS = {
     "all weights": (),
-    "one adapter": ("actor_rollout_ref.model.lora.merge=true", *(f"actor_rollout_ref.model.{of}" for of in LORA)),
-    "an adapter for each role": ("selfplay.adapters=per_role", *(f"actor_rollout_ref.model.{of}" for of in LORA)),
+    "one adapter": (
+        "actor_rollout_ref.model.lora.merge=true",
+        *(f"actor_rollout_ref.model.{of}" for of in LORA),
+    ),
+    "an adapter for each role": (
+        "selfplay.adapters=per_role",
+        *(f"actor_rollout_ref.model.{of}" for of in LORA),
+    ),
 }
 
 
@@ -51,11 +63,18 @@ def worker(name: str) -> Any:
     return made
 
 
-def game(lengths: tuple[int, int, int, int], seed: int, advantages: Mapping[int, float]) -> dict[str, torch.Tensor]:
-    """The columns of a game of random tokens: prompts and answers of two roles. ``advantages`` of those trained."""
+def game(
+    lengths: tuple[int, int, int, int], seed: int, advantages: Mapping[int, float]
+) -> dict[str, torch.Tensor]:
+    """The columns of a game of random tokens: prompts and answers of two roles.
+
+    ``advantages`` of those trained.
+    """
     first, answer, second, last = lengths
     ids = torch.randint(10, 90, (sum(lengths),), generator=torch.Generator().manual_seed(seed))
-    role_ids = torch.cat([torch.full((n,), role) for n, role in ((answer, 1), (second, 0), (last, 2))])
+    role_ids = torch.cat(
+        [torch.full((n,), role) for n, role in ((answer, 1), (second, 0), (last, 2))]
+    )
     contexts = torch.tensor([first + answer, second + last])
     mask = sum((role_ids == role).long() for role in advantages)
     return {
@@ -75,7 +94,10 @@ def game(lengths: tuple[int, int, int, int], seed: int, advantages: Mapping[int,
 def batch(games: Sequence[Mapping[str, torch.Tensor]]) -> TensorDict:
     """The games as verl's worker gets them, one mini-batch with one micro-batch for each."""
     columns = {name: [row[name] for row in games] for name in games[0]}
-    nested = {name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in columns.items()}
+    nested = {
+        name: torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+        for name, rows in columns.items()
+    }
     found = TensorDict(nested, batch_size=len(games))
     tensordict_utils.assign_non_tensor(
         found,
@@ -102,19 +124,32 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
     for _ in range(options.rounds + 1):
         for name, of in workers.items():
-            rows = batch([game(LENGTHS, seed, {1: sign, 2: sign}) for seed, sign in zip(seeds, signs, strict=True)])
+            rows = batch(
+                [
+                    game(LENGTHS, seed, {1: sign, 2: sign})
+                    for seed, sign in zip(seeds, signs, strict=True)
+                ]
+            )
             started = time.process_time()
             of.update_actor(rows)
             seconds[name].append(time.process_time() - started)
-    print(f"{options.games} games of {sum(LENGTHS)} tokens; seconds of a core per update, medians of the rounds")
+    print(
+        f"{options.games} games of {sum(LENGTHS)} tokens; seconds of a core per update, medians of "
+        "the rounds"
+    )
     for name, of in workers.items():
         engine, times = of.actor.engine, seconds[name][1:]  # the first round warms up
         trained = [weight for weight in engine.module.parameters() if weight.requires_grad]
-        ratio = statistics.median(a / b for a, b in zip(times, seconds["one adapter"][1:], strict=True))
-        state = sum(w.numel() * 16 for w in trained)  # weight, gradient, AdamW's two moments: 4 bytes each
+        ratio = statistics.median(
+            a / b for a, b in zip(times, seconds["one adapter"][1:], strict=True)
+        )
+        state = sum(
+            w.numel() * 16 for w in trained
+        )  # weight, gradient, AdamW's two moments: 4 bytes each
         print(
             f"{name:26} {statistics.median(times):6.2f} s   {ratio:5.2f} of one adapter   "
-            f"{sum(w.numel() for w in trained):9,} trained parameters   {state / 2**20:5.1f} MiB of training state"
+            f"{sum(w.numel() for w in trained):9,} trained parameters   {state / 2**20:5.1f} MiB "
+            "of training state"
         )
 
 

@@ -2,8 +2,9 @@
 
     python benchmarks/cpu_step.py [--games 64] [--rounds 5]
 
-The model's work is a step of the tiny player by the code that a run uses: sampling a turn of every game, log-probs of
-the games, an update. The game's parts are timed one by one. Printed are medians of CPU seconds.
+The model's work is a step of the tiny player by the code that a run uses: sampling a turn of every
+game, log-probs of the games, an update. The game's parts are timed one by one. Printed are medians
+of CPU seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from statistics import median
 from typing import Any
 
 if __name__ == "__main__":  # what verl's single controller sets for a worker, in a world of one
-    os.environ |= {"VERL_PLATFORM": "cpu", "WG_BACKEND": "ray", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.environ |= {
+        "VERL_PLATFORM": "cpu",
+        "WG_BACKEND": "ray",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
     os.environ |= {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
 
 import torch
@@ -54,9 +60,14 @@ PLAYER = str(resource("assets/tiny_player"))
 
 def spec(number: int, rng: random.Random) -> GameSpec:
     """A game on a correct note of random words, into which an error is to be put."""
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 10))) for _ in range(WORDS)]
+    words = [
+        "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 10)))
+        for _ in range(WORDS)
+    ]
     starts = range(0, WORDS, WORDS_PER_SENTENCE)
-    note = " ".join(" ".join(words[at : at + WORDS_PER_SENTENCE]).capitalize() + "." for at in starts)
+    note = " ".join(
+        " ".join(words[at : at + WORDS_PER_SENTENCE]).capitalize() + "." for at in starts
+    )
     return GameSpec(
         category=Category.ADVERSARIAL_BENIGN,
         target_label=Category.ADVERSARIAL_BENIGN.default_target_label,
@@ -85,9 +96,13 @@ class ScriptedPlayer:
         reasoning = " ".join(self._rng.choices(words, k=REASONING_WORDS))
         if turn.role == Role.ATTACKER:
             words[self._rng.randrange(len(words))] = "anotherword"
-            return Reply(f"<think>{reasoning}</think>\n<note>{' '.join(words)}</note>", tokens=len(words))
+            return Reply(
+                f"<think>{reasoning}</think>\n<note>{' '.join(words)}</note>", tokens=len(words)
+            )
         answer = "verdict: harmful\nsentence: none\nerror_type: diagnosis\ncorrection: none"
-        return Reply(f"<think>{reasoning}</think>\n<answer>\n{answer}\n</answer>", tokens=len(words))
+        return Reply(
+            f"<think>{reasoning}</think>\n<answer>\n{answer}\n</answer>", tokens=len(words)
+        )
 
 
 async def play_all(specs: Sequence[GameSpec]) -> list[MedicalRecord]:
@@ -110,7 +125,11 @@ def role_batch(games: int, tokens: int) -> RoleBatch:
     role_ids = torch.cat([torch.full((games, length), role) for length, role in lengths], dim=1)
     rewards = torch.zeros(role_ids.shape)
     rewards[:, third - 1], rewards[:, -1] = -1.0, 1.0
-    roles, groups, kinds = [role.value for role in Role], list(map(str, range(games))), ["adversarial_benign"] * games
+    roles, groups, kinds = (
+        [role.value for role in Role],
+        list(map(str, range(games))),
+        ["adversarial_benign"] * games,
+    )
     return RoleBatch(rewards, (role_ids > 0).long(), role_ids, roles, groups=groups, kinds=kinds)
 
 
@@ -163,7 +182,9 @@ def model_parts(count: int, tokens: int) -> dict[str, Callable[[], Any]]:
 
     def generate() -> None:
         requests = [
-            cpu_sampling.SamplingRequest(row["prompts"].tolist(), tokens, torch.Generator().manual_seed(seed))
+            cpu_sampling.SamplingRequest(
+                row["prompts"].tolist(), tokens, torch.Generator().manual_seed(seed)
+            )
             for seed, row in enumerate(games)
         ]
         cpu_sampling.sample_batch(player, requests, settings, eos_token_ids=frozenset())
@@ -199,7 +220,9 @@ def cpu_seconds(parts: dict[str, Callable[[], Any]], rounds: int) -> dict[str, f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--games", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=100, help="sampled in each turn")
@@ -215,7 +238,10 @@ def main() -> None:
     title = f"{options.games} games with notes of {WORDS} words, CPU ms"
     Console(width=130).print(table(title, ["part", "CPU ms", "of the model's"], rows))
     two = model["log-probs"] + model["update"]
-    print(f"log-probs {model['log-probs']:.2f} s, {LARGE} {large:.2f} s, {model['log-probs'] / large:.2f} x")
+    print(
+        f"log-probs {model['log-probs']:.2f} s, {LARGE} {large:.2f} s, "
+        f"{model['log-probs'] / large:.2f} x"
+    )
     print(f"log-probs and update {two:.2f} s, {REUSED} {reused:.2f} s, {two / reused:.2f} x")
 
 

@@ -2,9 +2,10 @@
 
     python -m benchmarks.edits_step [--games 8]
 
-A step as ``cpu_smollm2`` has it: both roles' turns sampled together, then one pass forward and backward over each
-role's context. Tokens are random, as many as turns on MEDEC's notes have (experiments/real_notes): the model needs no
-warm start. One thread, fp32. Processor time, user and system, is hardly moved by other work.
+A step as ``cpu_smollm2`` has it: both roles' turns sampled together, then one pass forward and
+backward over each role's context. Tokens are random, as many as turns on MEDEC's notes have
+(experiments/real_notes): the model needs no warm start. One thread, fp32. Processor time, user and
+system, is hardly moved by other work.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ TURNS = {
     "edits": ((415, 76), (398, 80)),
     "edits, asked for in one line": ((266, 76), (269, 80)),  # those of brief, with `parser: edits`
 }
-"""By format, the tokens of the prompt and of the answer, of the attacker's turn and of the assessor's."""
+"""By format, the tokens of the prompt and of the answer, of the attacker's turn and of the
+assessor's.
+"""
 
 
 def measure(model: Any, turns: tuple[tuple[int, int], ...], games: int) -> dict[str, float]:
@@ -40,7 +43,11 @@ def measure(model: Any, turns: tuple[tuple[int, int], ...], games: int) -> dict[
     for prompt, answer in turns:
         requests = [SamplingRequest(tokens(prompt), answer, generator) for _ in range(games)]
         sample_batch(
-            model.eval(), requests, SamplingSettings(ignore_eos=True), eos_token_ids=frozenset(), tokenizer=None
+            model.eval(),
+            requests,
+            SamplingSettings(ignore_eos=True),
+            eos_token_ids=frozenset(),
+            tokenizer=None,
         )
     sampled = process_time()
     for prompt, answer in turns * games:
@@ -60,7 +67,10 @@ def main(model: Path = Path("models/smollm2"), games: int = 8) -> None:
         seconds = measure(loaded, turns, games)
         first = first or seconds
         ratios = [f"{part} {seconds[part] / first[part]:.2f} x" for part in seconds]
-        print(f"{name}: {sum(seconds.values()) / sum(first.values()):.2f} x, {', '.join(ratios)}", flush=True)
+        print(
+            f"{name}: {sum(seconds.values()) / sum(first.values()):.2f} x, {', '.join(ratios)}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
-"""A game and verl's own GRPO on one GPU, on equal tokens: ``python benchmarks/gpu.py --output FOLDER``.
+"""A game and verl's own GRPO on one GPU, on equal tokens: ``python benchmarks/gpu.py --output
+FOLDER``.
 
-It needs no download: it writes a model with random weights, and rows. It starts ``verl.trainer.main_ppo`` five times:
+It needs no download: it writes a model with random weights, and rows. It starts
+``verl.trainer.main_ppo`` five times:
 
-- the certificate of the game alone, and the same with positions that do not restart: a negative control, which must be
-  refused,
-- the game of ``gpu_game.py``, with the project's recipes, until its checkpoint is written; then it is killed (SIGKILL),
+- the certificate of the game alone, and the same with positions that do not restart: a negative
+  control, which must be refused,
+- the game of ``gpu_game.py``, with the project's recipes, until its checkpoint is written; then it
+  is killed (SIGKILL),
 - the same command again, which must go on at the next step,
-- verl's own single-turn GRPO with the same settings, on as many sequences, prompt tokens and generated tokens.
+- verl's own single-turn GRPO with the same settings, on as many sequences, prompt tokens and
+  generated tokens.
 
-``--part`` makes one of these alone, and the table of all parts so far; ``resume`` needs the folder of ``game``. Every
-turn is as long as its budget, so that tokens are equal. ``--engine none`` has parts of its own (``gpu_none.py``).
-Exits with 1 where a run failed or a claim does not hold. ``--size tiny --engine embedded`` needs no GPU.
+``--part`` makes one of these alone, and the table of all parts so far; ``resume`` needs the folder
+of ``game``. Every turn is as long as its budget, so that tokens are equal. ``--engine none`` has
+parts of its own (``gpu_none.py``). Exits with 1 where a run failed or a claim does not hold.
+``--size tiny --engine embedded`` needs no GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +31,9 @@ from typing import Annotated, Any, Literal
 
 import torch
 import typer
-import verl  # noqa: F401  # loads the plugin, without which SGLang's environment for CPUs has no models
+
+# loads the plugin, without which SGLang's environment for CPUs has no models
+import verl  # noqa: F401
 from gpu_game import Relay, write_model, write_rows
 from gpu_run import FOLDER, MAIN_PPO, PHASES, SAMPLED_EVERY_S, Ran, cards, machine, run
 from omegaconf import OmegaConf
@@ -34,11 +41,23 @@ from omegaconf import OmegaConf
 REPEATS = 4  # rollout.n
 LR = 1e-4  # moves weights by more than bf16 rounds them, so that a push that is left out shows
 
-Size, Engine = Literal["qwen3_4b", "qwen3_0_6b", "tiny"], Literal["sglang", "vllm", "embedded", "none"]
-PARTS = {"certificate": ("certified", "control"), "game": ("game",), "resume": ("resumed",), "grpo": ("single",)}
+Size, Engine = (
+    Literal["qwen3_4b", "qwen3_0_6b", "tiny"],
+    Literal["sglang", "vllm", "embedded", "none"],
+)
+PARTS = {
+    "certificate": ("certified", "control"),
+    "game": ("game",),
+    "resume": ("resumed",),
+    "grpo": ("single",),
+}
 ENGINE_PARTS = ("isolation", "phases", "traffic", "loss")
 WORLD_OF_ONE = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
-WORLD_OF_ONE |= {"WG_BACKEND": "ray", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # as verl's controller sets it
+WORLD_OF_ONE |= {
+    "WG_BACKEND": "ray",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}  # as verl's controller sets it
 Part = Literal["certificate", "game", "resume", "grpo", "isolation", "phases", "traffic", "loss"]
 
 
@@ -49,7 +68,9 @@ def recipes(size: Size, engine: Engine, gib: float) -> list[str]:
             raise ValueError("--size tiny runs on the CPU: take --engine embedded, sglang or none")
         return ["own_notes", *["sglang_cpu"] * (engine == "sglang")]
     if engine == "embedded" or not gib:
-        raise ValueError(f"--size {size} needs a GPU that nvidia-smi shows, and --engine sglang, vllm or none")
+        raise ValueError(
+            f"--size {size} needs a GPU that nvidia-smi shows, and --engine sglang, vllm or none"
+        )
     card, safe = ["gpu_80g"] * (gib < 90), ["first_run"] * (engine == "sglang")
     return [size, *card * (size == "qwen3_4b"), *safe]
 
@@ -57,7 +78,10 @@ def recipes(size: Size, engine: Engine, gib: float) -> list[str]:
 def overrides(
     output: Path, names: Sequence[str], engine: Engine, games: int, prompt: int, turn: int
 ) -> dict[str, list[str]]:
-    """Overrides of verl's command for the game and for single turns. A game has two prompts and two turns."""
+    """Overrides of verl's command for the game and for single turns.
+
+    A game has two prompts and two turns.
+    """
     actor, rollout, rows = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", games // REPEATS
 
     def of(name: str, max_prompt: int, max_response: int, own: Mapping[str, Any]) -> list[str]:
@@ -72,10 +96,16 @@ def overrides(
             f"{actor}.ppo_mini_batch_size": rows,
             f"{actor}.optim.lr": LR,
             f"{rollout}.n": REPEATS,
-            **({f"{rollout}.name": "vllm", f"{rollout}.gpu_memory_utilization": 0.4} if engine == "vllm" else {}),
-            # verl's SGLang server keeps a token of it free, by which the longest answers would be shorter.
+            **(
+                {f"{rollout}.name": "vllm", f"{rollout}.gpu_memory_utilization": 0.4}
+                if engine == "vllm"
+                else {}
+            ),
+            # verl's SGLang server keeps a token of it free, by which the longest answers would be
+            # shorter.
             f"{rollout}.max_model_len": 2 * (prompt + turn) + 16,
-            # No end of turn: the first is for vLLM, the second for the others; verl would put the tokenizer's there.
+            # No end of turn: the first is for vLLM, the second for the others; verl would put the
+            # tokenizer's there.
             f"{rollout}.ignore_eos": True,
             "++actor_rollout_ref.model.override_config.eos_token_id": "null",
             # verl writes the servers' addresses there.
@@ -91,7 +121,10 @@ def overrides(
         }
         return [f"{key}={value}" for key, value in {**values, **own}.items()]
 
-    game = {"selfplay.game": "gpu_game:Relay", "selfplay.reuse_log_probs": False}  # as much work as single turns
+    game = {
+        "selfplay.game": "gpu_game:Relay",
+        "selfplay.reuse_log_probs": False,
+    }  # as much work as single turns
     single = {
         "algorithm.adv_estimator": "grpo",
         f"{rollout}.agent.agent_loop_config_path": "null",
@@ -110,7 +143,9 @@ def overrides(
 
 @dataclass(frozen=True)
 class Figure:
-    """One row of the table: numbers or words, None where nothing was measured; ``how`` says by whom, or why not."""
+    """One row of the table: numbers or words, None where nothing was measured; ``how`` says by
+    whom, or why not.
+    """
 
     what: str
     selfplay: float | str | None
@@ -122,13 +157,18 @@ class Figure:
     def cells(self) -> list[str]:
         """The row as it is shown, with the ratio of its numbers."""
         values = (self.selfplay, self.grpo)
-        shown = ["not measured" if x is None else x if isinstance(x, str) else f"{x:.4g}" for x in values]
+        shown = [
+            "not measured" if x is None else x if isinstance(x, str) else f"{x:.4g}" for x in values
+        ]
         a, b = (x if isinstance(x, (int, float)) else 0.0 for x in values)
         return [self.what, *shown, f"{a / b:.2f}" if a and b else "", self.how]
 
 
-def measured(ran: Ran, sequences: int, generated: float | None, gpu: bool) -> dict[str, tuple[Any, str]]:
-    """Return the cost and yield of a run's step, and how they were measured, by row of the table."""
+def measured(
+    ran: Ran, sequences: int, generated: float | None, gpu: bool
+) -> dict[str, tuple[Any, str]]:
+    """Return the cost and yield of a run's step, and how they were measured, by row of the
+    table."""
     step, tokens = ran.number("timing_s/step"), ran.number("perf/total_num_tokens")
     seconds = step and step - (ran.number("timing_s/save_checkpoint") or 0.0)
     steps, by = "verl, median of the steps after the first", "by seconds of a step"
@@ -136,7 +176,10 @@ def measured(ran: Ran, sequences: int, generated: float | None, gpu: bool) -> di
     used = f"{'the card' if gpu else 'resident memory of all processes'}, every {SAMPLED_EVERY_S} s"
     peak = f"verl: {'peak of torch' if gpu else 'resident memory of its process'}"
     phases = {phase: (ran.number(f"timing_s/{phase}"), steps) for phase in PHASES}
-    phases["gen"] = phases["gen"][0], "verl; its own buffer looks for answers every 2 s, self-play's every 0.1 s"
+    phases["gen"] = (
+        phases["gen"][0],
+        "verl; its own buffer looks for answers every 2 s, self-play's every 0.1 s",
+    )
     return {
         "sequences in a step": (sequences, "as set"),
         "tokens in a step": (tokens, steps),
@@ -145,10 +188,16 @@ def measured(ran: Ran, sequences: int, generated: float | None, gpu: bool) -> di
         **{f"seconds of {phase}": taken for phase, taken in phases.items()},
         "sequences a second": (seconds and sequences / seconds, by),
         "tokens a second": (seconds and tokens and tokens / seconds, by),
-        "MFU": (ran.number("perf/mfu/actor") if gpu else "none", "verl: update of the actor; none on a CPU"),
+        "MFU": (
+            ran.number("perf/mfu/actor") if gpu else "none",
+            "verl: update of the actor; none on a CPU",
+        ),
         "peak GiB in use": (max(ran.used_gib, default=None), used),
         "peak GiB of the trainer": (ran.at(-1, "actor/perf/max_memory_allocated_gb"), peak),
-        "prompt tokens from the prefix cache": (ran.cache and ran.cache[0] / ran.cache[1], "counters of the servers"),
+        "prompt tokens from the prefix cache": (
+            ran.cache and ran.cache[0] / ran.cache[1],
+            "counters of the servers",
+        ),
         "rollout against actor, step 1": (first, "verl: difference of probabilities, mean"),
         "rollout against actor, last step": (last, "verl: difference of probabilities, mean"),
     }
@@ -166,7 +215,8 @@ def speed(game: Ran, single: Ran, sequences: int, gpu: bool) -> Iterator[Figure]
 
 @dataclass(frozen=True)
 class Proofs:
-    """Proofs read from the folders of the runs. Each returns a text to show, and whether it holds."""
+    """Proofs read from the folders of the runs. Each returns a text to show, and whether it
+    holds."""
 
     output: Path
     runs: Mapping[str, Ran]
@@ -177,10 +227,25 @@ class Proofs:
         pushed = "log-probs of rollout and actor; the checkpoint's final norm"
         for what, name, proof, how in (
             ("games with a second turn", "game", self.second_turns, "games.jsonl"),
-            ("resume after SIGKILL", "resumed", self.resume, "verl's steps; games.jsonl holds every game once"),
+            (
+                "resume after SIGKILL",
+                "resumed",
+                self.resume,
+                "verl's steps; games.jsonl holds every game once",
+            ),
             ("weights pushed to the rollout", "resumed", self.push, pushed),
-            ("isolation of contexts", "certified", self.isolation, "certificate of the run, in its precision"),
-            ("its negative control", "control", self.negative_control, "certificate where positions do not restart"),
+            (
+                "isolation of contexts",
+                "certified",
+                self.isolation,
+                "certificate of the run, in its precision",
+            ),
+            (
+                "its negative control",
+                "control",
+                self.negative_control,
+                "certificate where positions do not restart",
+            ),
         ):
             if name not in self.runs:
                 yield Figure(what, None, "", "this part has not run yet")
@@ -199,22 +264,39 @@ class Proofs:
         last, games = len(self.runs["game"].steps), Counter(game["step"] for game in self._games())
         [step] = [int(step["training/global_step"]) for step in self.runs["resumed"].steps]
         exact = step == last + 1 and games == dict.fromkeys(range(1, last + 2), self.sequences)
-        return f"killed after step {last}, went on at step {step}: {'exact' if exact else 'NOT exact'}", exact
+        return (
+            f"killed after step {last}, went on at step {step}: "
+            f"{'exact' if exact else 'NOT exact'}",
+            exact,
+        )
 
     def push(self) -> tuple[str, bool]:
         name, game = "selfplay/log_prob_gap/first_context", self.runs["game"]
-        last, first, final = len(game.steps), game.steps[0][name], self.runs["resumed"].steps[-1][name]
+        last, first, final = (
+            len(game.steps),
+            game.steps[0][name],
+            self.runs["resumed"].steps[-1][name],
+        )
         [file] = (self.output / "relay" / f"global_step_{last}" / "actor").glob("model_*_rank_0.pt")
-        weights = torch.load(file, map_location="cpu", mmap=True, weights_only=False)["model.norm.weight"]
+        weights = torch.load(file, map_location="cpu", mmap=True, weights_only=False)[
+            "model.norm.weight"
+        ]
         moved = float((weights.to_local() - 1).abs().max())  # they begin as ones
-        value = f"apart by {first:.2g} in step 1 and {final:.2g} in step {last + 1}; weights moved by {moved:.2g}"
+        value = (
+            f"apart by {first:.2g} in step 1 and {final:.2g} in step {last + 1}; weights moved by "
+            f"{moved:.2g}"
+        )
         return value, moved > 0 and final < 3 * max(first, 1e-5)
 
     def isolation(self) -> tuple[str, bool]:
         value, holds = self._certificate("certified")
         run = OmegaConf.load(self.output / "hydra" / ".hydra" / "config.yaml").actor_rollout_ref
-        precision = (run.actor.fsdp_config.get("mixed_precision") or {}).get("param_dtype", "bf16")  # verl's default
-        attention = run.model.override_config.get("attn_implementation", "flash_attention_2")  # verl's default
+        precision = (run.actor.fsdp_config.get("mixed_precision") or {}).get(
+            "param_dtype", "bf16"
+        )  # verl's default
+        attention = run.model.override_config.get(
+            "attn_implementation", "flash_attention_2"
+        )  # verl's default
         return f"{precision}, {attention}: {value}", holds
 
     def negative_control(self) -> tuple[str, bool]:
@@ -226,33 +308,58 @@ class Proofs:
         return [json.loads(line) for line in lines]
 
     def _certificate(self, name: str) -> tuple[str, bool]:
-        measures = json.loads((self.output / name / "certificate.json").read_text(encoding="utf-8"))["measures"]
+        measures = json.loads(
+            (self.output / name / "certificate.json").read_text(encoding="utf-8")
+        )["measures"]
         [measure] = [m for m in measures if (m["claim"], m["of"]) == ("isolation", "actor")]
         holds = bool(measure["holds"])
-        return f"{measure['value']:.2g} (limit {measure['limit']:g}): {'holds' if holds else 'refused'}", holds
+        return (
+            f"{measure['value']:.2g} (limit {measure['limit']:g}): "
+            f"{'holds' if holds else 'refused'}",
+            holds,
+        )
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="New folder for the model, logs, a checkpoint and the figures.")],
-    size: Annotated[Size, typer.Option(help="A Qwen3 on a GPU, or the quickstart's player on the CPU.")] = "qwen3_4b",
+    output: Annotated[
+        Path, typer.Option(help="New folder for the model, logs, a checkpoint and the figures.")
+    ],
+    size: Annotated[
+        Size, typer.Option(help="A Qwen3 on a GPU, or the quickstart's player on the CPU.")
+    ] = "qwen3_4b",
     engine: Annotated[
-        Engine, typer.Option(help="The rollout; embedded is Transformers on the CPU, none measures training.")
+        Engine,
+        typer.Option(
+            help="The rollout; embedded is Transformers on the CPU, none measures training."
+        ),
     ] = "sglang",
-    steps: Annotated[int, typer.Option(min=2, help="Steps of the game and of GRPO; the first one warms up.")] = 4,
-    games: Annotated[int, typer.Option(min=2 * REPEATS, help=f"Games of a step, {REPEATS} of each row.")] = 64,
+    steps: Annotated[
+        int, typer.Option(min=2, help="Steps of the game and of GRPO; the first one warms up.")
+    ] = 4,
+    games: Annotated[
+        int, typer.Option(min=2 * REPEATS, help=f"Games of a step, {REPEATS} of each row.")
+    ] = 64,
     note: Annotated[int, typer.Option(min=8, help="Tokens of a note.")] = 190,
     turn: Annotated[int, typer.Option(min=4, help="Tokens of a turn.")] = 1024,
-    part: Annotated[Part | None, typer.Option(help="One part alone, in the folder of those before it.")] = None,
-    more: Annotated[list[str] | None, typer.Argument(help="More overrides of verl's config, for all runs.")] = None,
+    part: Annotated[
+        Part | None, typer.Option(help="One part alone, in the folder of those before it.")
+    ] = None,
+    more: Annotated[
+        list[str] | None, typer.Argument(help="More overrides of verl's config, for all runs.")
+    ] = None,
 ) -> None:
-    """Measure a game and verl's own GRPO on equal tokens, on random weights; write gpu.json and gpu.md."""
+    """Measure a game and verl's own GRPO on equal tokens, on random weights; write gpu.json and
+    gpu.md.
+    """
     output, gpus, failed = output.resolve(), cards(), list[str]()
     try:
         names = recipes(size, engine, float(gpus[0]["memory.total"]) / 1024 if gpus else 0.0)
         if games % REPEATS:
             raise ValueError(f"--games {games} is no multiple of {REPEATS}")
         if part and (part in PARTS) == (engine == "none"):
-            raise ValueError(f"--part {part} is none of {', '.join(ENGINE_PARTS if engine == 'none' else PARTS)}")
+            raise ValueError(
+                f"--part {part} is none of {', '.join(ENGINE_PARTS if engine == 'none' else PARTS)}"
+            )
         output.mkdir(parents=True, exist_ok=part is not None)
     except (ValueError, FileExistsError) as error:
         raise typer.BadParameter(str(error)) from None
@@ -262,7 +369,10 @@ def main(
     chosen: dict[str, Any] = {"size": size, "engine": engine, "recipes": "+".join(names)}
 
     def make(
-        name: str, command: Sequence[str], good: Callable[[Ran], bool] = lambda ran: not ran.code, **options: Any
+        name: str,
+        command: Sequence[str],
+        good: Callable[[Ran], bool] = lambda ran: not ran.code,
+        **options: Any,
     ) -> Ran:
         print(f"{name}: {output / name}.log")
         started = time.monotonic()
@@ -270,7 +380,10 @@ def main(
         print(f"{name} took {time.monotonic() - started:.0f} s")
         if not good(ran):
             tail = ran.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
-            ended = f"{name} ended with exit code {ran.code} after {len(ran.steps)} steps. {ran.log} ends with"
+            ended = (
+                f"{name} ended with exit code {ran.code} after {len(ran.steps)} steps. {ran.log} "
+                "ends with"
+            )
             failed.append("\n".join([ended, *tail]))
             print(failed[-1])
         return ran
@@ -278,15 +391,31 @@ def main(
     if engine == "none":
         for name in [part] if part else ENGINE_PARTS:
             command = [str(FOLDER / "gpu_none.py"), name, str(output), ",".join(names)]
-            make(name, [*command, f"actor_rollout_ref.model.path={output / 'model'}"], **WORLD_OF_ONE)
+            make(
+                name, [*command, f"actor_rollout_ref.model.path={output / 'model'}"], **WORLD_OF_ONE
+            )
         kept = [output / f"{name}.json" for name in ENGINE_PARTS]
         figures = [
-            Figure(*row) for file in kept if file.exists() for row in json.loads(file.read_text(encoding="utf-8"))
+            Figure(*row)
+            for file in kept
+            if file.exists()
+            for row in json.loads(file.read_text(encoding="utf-8"))
         ]
-        columns = ["figure", "measured", "limit or plan", "ratio", "how it was measured, or compared"]
+        columns = [
+            "figure",
+            "measured",
+            "limit or plan",
+            "ratio",
+            "how it was measured, or compared",
+        ]
     else:
         prompt = write_rows(output, games, note, turn)
-        chosen |= {"games": games, "steps": steps, "tokens of a prompt": prompt, "tokens of a turn": turn}
+        chosen |= {
+            "games": games,
+            "steps": steps,
+            "tokens of a prompt": prompt,
+            "tokens of a turn": turn,
+        }
         commands, runs = overrides(output, names, engine, games, prompt, turn), dict[str, Ran]()
 
         def play(name: str, command: str, last: int, *changes: str, **options: Any) -> None:
@@ -305,18 +434,40 @@ def main(
         ):  # tests/training: positions do not restart
             only = ("selfplay.certify=only", f"trainer.default_local_dir={output}/{name}")
             written = output / name / "certificate.json"
-            play(name, "relay", steps, *only, good=lambda _, it=written: it.exists(), VERL_USE_EXTERNAL_MODULES=module)
-        play("game", "relay", steps + 1, save, good=lambda ran: len(ran.steps) == steps, kill_after=steps)
+            play(
+                name,
+                "relay",
+                steps,
+                *only,
+                good=lambda _, it=written: it.exists(),
+                VERL_USE_EXTERNAL_MODULES=module,
+            )
+        play(
+            "game",
+            "relay",
+            steps + 1,
+            save,
+            good=lambda ran: len(ran.steps) == steps,
+            kill_after=steps,
+        )
         play("resumed", "relay", steps + 1, no_save)
         play("single", "single", steps, no_save)
         game, single = (runs.get(name, Ran(output / f"{name}.log")) for name in ("game", "single"))
-        figures = [*speed(game, single, games, size != "tiny"), *Proofs(output, runs, games).figures()]
+        figures = [
+            *speed(game, single, games, size != "tiny"),
+            *Proofs(output, runs, games).figures(),
+        ]
         columns = ["figure", "self-play", "verl's GRPO", "ratio", "how it was measured"]
 
-    broken = [f"{figure.what}: {figure.selfplay or figure.how}" for figure in figures if not figure.holds]
+    broken = [
+        f"{figure.what}: {figure.selfplay or figure.how}" for figure in figures if not figure.holds
+    ]
     failed += broken
     facts = machine()
-    facts["cards"] = [f"{card['name']}, {card['memory.total']} MiB, driver {card['driver_version']}" for card in gpus]
+    facts["cards"] = [
+        f"{card['name']}, {card['memory.total']} MiB, driver {card['driver_version']}"
+        for card in gpus
+    ]
     rows = [asdict(figure) for figure in figures]
     results = {"machine": facts, "settings": chosen, "figures": rows, "failed": failed}
     (output / "gpu.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,6 @@
-"""A run of verl's for ``benchmarks/gpu.py``, and what is sampled beside it: memory, and counters of its servers."""
+"""A run of verl's for ``benchmarks/gpu.py``, and what is sampled beside it: memory, and counters of
+its servers.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ def machine() -> dict[str, Any]:
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
-        **{each.name.lower(): each.version for each in distributions() if each.name.lower() in PACKAGES},
+        **{
+            each.name.lower(): each.version
+            for each in distributions()
+            if each.name.lower() in PACKAGES
+        },
     }
 
 
@@ -60,7 +66,9 @@ def cards() -> list[dict[str, str]]:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Return whether a process runs; in a container, nobody may fetch the exit codes of those that do not."""
+    """Return whether a process runs; in a container, nobody may fetch the exit codes of those that
+    do not.
+    """
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
@@ -78,13 +86,17 @@ def used_gib(family: set[psutil.Process], gpu: bool) -> float:
 
 
 def prefix_cache(file: Path) -> tuple[float, float] | None:
-    """Prompt tokens that came out of the prefix cache, and all of them, by the counters of the run's servers."""
+    """Prompt tokens that came out of the prefix cache, and all of them, by the counters of the
+    run's servers.
+    """
     names = {"sglang:cached_tokens_total": 0, "vllm:prefix_cache_hits_total": 0}
     names |= {"sglang:prompt_tokens_total": 1, "vllm:prefix_cache_queries_total": 1}
     counted = [0.0, 0.0]
     try:
         for server in re.findall(r"- (\S+:\d+)$", file.read_text(encoding="utf-8"), re.M):
-            for line in httpx.get(f"http://{server}/metrics", timeout=5, trust_env=False).text.splitlines():
+            for line in httpx.get(
+                f"http://{server}/metrics", timeout=5, trust_env=False
+            ).text.splitlines():
                 if (name := line.partition("{")[0]) in names:
                     counted[names[name]] += float(line.rpartition(" ")[2])
     except (OSError, httpx.HTTPError):  # no server yet, or none any more
@@ -117,17 +129,38 @@ class Ran:
         return self.steps[step].get(name) if self.steps else None
 
 
-def run(output: Path, name: str, command: Sequence[str], *, gpu: bool, kill_after: int = 0, **env: str) -> Ran:
-    """Run Python to its end, or until verl has logged step ``kill_after``, which it does after the checkpoint."""
-    ran, metrics, servers = Ran(output / f"{name}.log"), output / f"{name}.jsonl", output / "servers.yml"
+def run(
+    output: Path, name: str, command: Sequence[str], *, gpu: bool, kill_after: int = 0, **env: str
+) -> Ran:
+    """Run Python to its end, or until verl has logged step ``kill_after``, which it does after the
+    checkpoint.
+    """
+    ran, metrics, servers = (
+        Ran(output / f"{name}.log"),
+        output / f"{name}.jsonl",
+        output / "servers.yml",
+    )
     servers.unlink(missing_ok=True)
-    modules = [FOLDER.parent, FOLDER, FOLDER.parent / "tests" / "training", os.environ.get("PYTHONPATH")]
-    env |= {"PYTHONPATH": os.pathsep.join(str(folder) for folder in modules if folder), "RAY_ADDRESS": "local"}
+    modules = [
+        FOLDER.parent,
+        FOLDER,
+        FOLDER.parent / "tests" / "training",
+        os.environ.get("PYTHONPATH"),
+    ]
+    env |= {
+        "PYTHONPATH": os.pathsep.join(str(folder) for folder in modules if folder),
+        "RAY_ADDRESS": "local",
+    }
     env |= {"VERL_FILE_LOGGER_PATH": str(metrics), **({} if gpu else {"VERL_PLATFORM": "cpu"})}
     command = [sys.executable, *command]
     with ran.log.open("w", encoding="utf-8") as log:
         process = psutil.Popen(
-            command, cwd=output, env=os.environ | env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=output,
+            env=os.environ | env,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     family = {psutil.Process(process.pid)}
     try:
@@ -145,7 +178,9 @@ def run(output: Path, name: str, command: Sequence[str], *, gpu: bool, kill_afte
         if not kill_after:
             ran.read(metrics)
         give_up = time.monotonic() + 30
-        while (left := [member for member in family if alive(member)]) and time.monotonic() < give_up:
+        while (
+            left := [member for member in family if alive(member)]
+        ) and time.monotonic() < give_up:
             time.sleep(0.2)
         for member in left:
             with suppress(psutil.NoSuchProcess):

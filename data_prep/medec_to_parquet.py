@@ -1,4 +1,7 @@
-"""MEDEC files -> ``train.parquet`` and ``val.parquet`` for self-play training with verl: ``medserl data convert``."""
+"""MEDEC files -> ``train.parquet`` and ``val.parquet`` for self-play training with verl:
+
+``medserl data convert``.
+"""
 
 from medserl_agentloop.data.cli import convert, script
 

@@ -1,7 +1,7 @@
 """The reference tables, made from the code that defines what they list. None of them is stored.
 
-A page asks for a table with a line ``<!-- reference: NAME -->``; ``docs/site_hook.py`` puts it there when the site is
-built. ``python docs/make_reference.py NAME`` prints one.
+A page asks for a table with a line ``<!-- reference: NAME -->``; ``docs/site_hook.py`` puts it
+there when the site is built. ``python docs/make_reference.py NAME`` prints one.
 """
 
 from __future__ import annotations
@@ -51,13 +51,19 @@ def choices(annotation: Any) -> list[str]:
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return [str(member.value) for member in annotation]
     if get_origin(annotation) in (Union, UnionType):
-        parts = [choices(part) if part is not type(None) else ["null"] for part in get_args(annotation)]
-        return [word for part in parts for word in part] if all(parts) and parts != [["null"]] else []
+        parts = [
+            choices(part) if part is not type(None) else ["null"] for part in get_args(annotation)
+        ]
+        return (
+            [word for part in parts for word in part] if all(parts) and parts != [["null"]] else []
+        )
     return []
 
 
 def default_of(field: FieldInfo) -> str:
-    """A field's default as YAML has it on one line; ``???`` where the key must be set, nothing for a node."""
+    """A field's default as YAML has it on one line; ``???`` where the key must be set, nothing for
+    a node.
+    """
     if field.is_required() or is_node(field):
         return "???" if field.is_required() else ""
     value = field.default.value if isinstance(field.default, Enum) else field.default
@@ -76,22 +82,37 @@ def entries(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, Field
 
 
 def medical_entries() -> list[tuple[str, FieldInfo]]:
-    """Fields that the medical game adds to those of any game, or has another default for, with their nodes."""
+    """Fields that the medical game adds to those of any game, or has another default for, with
+    their nodes.
+    """
     common = {key: default_of(field) for key, field in entries(SelfPlayConfig)}
     every = list(entries(MedicalConfig))
-    own = [key for key, field in every if not is_node(field) and common.get(key) != default_of(field)]
-    return [(key, field) for key, field in every if key in own or any(k.startswith(f"{key}.") for k in own)]
+    own = [
+        key for key, field in every if not is_node(field) and common.get(key) != default_of(field)
+    ]
+    return [
+        (key, field)
+        for key, field in every
+        if key in own or any(k.startswith(f"{key}.") for k in own)
+    ]
 
 
 def keys() -> str:
     """All keys of the ``selfplay`` node."""
     lines = []
-    for title, fields in (("Every game", list(entries(SelfPlayConfig))), ("The medical game", medical_entries())):
+    for title, fields in (
+        ("Every game", list(entries(SelfPlayConfig))),
+        ("The medical game", medical_entries()),
+    ):
         lines += [f"## {title}\n", "| key | default | meaning |", "|---|---|---|"]
         for key, field in fields:
             description = (field.description or "").replace("|", "\\|")
             words = choices(field.annotation)
-            takes = f"`{'`, `'.join(words)}`. " if words and not all(word in description for word in words) else ""
+            takes = (
+                f"`{'`, `'.join(words)}`. "
+                if words and not all(word in description for word in words)
+                else ""
+            )
             more = f" More: [{MORE[key].partition('#')[0]}]({MORE[key]})." if key in MORE else ""
             default = "" if is_node(field) else f"`{default_of(field)}`"
             lines.append(f"| `{key}` | {default} | {takes}{description}{more} |")
@@ -103,7 +124,9 @@ def columns() -> str:
     """The columns of the table of games."""
     lines = ["| column | dtype | meaning |", "|---|---|---|"]
     lines += [f"| `{name}` | {column.dtype} | {column.meaning} |" for name, column in GAMES.items()]
-    return "\n".join([*lines, "| `reward/<role>/<component>` | Float64 | one component of the reward |"])
+    return "\n".join(
+        [*lines, "| `reward/<role>/<component>` | Float64 | one component of the reward |"]
+    )
 
 
 METRICS = Path(__file__).with_name("metrics.csv")
@@ -113,7 +136,10 @@ def metrics() -> str:
     """Every metric of a run with its unit and its meaning."""
     lines = ["| name | unit | meaning |", "|---|---|---|"]
     with METRICS.open(encoding="utf-8", newline="") as file:
-        lines += [f"| `{row['name']}` | {row['unit']} | {row['meaning']} |" for row in csv.DictReader(file)]
+        lines += [
+            f"| `{row['name']}` | {row['unit']} | {row['meaning']} |"
+            for row in csv.DictReader(file)
+        ]
     return "\n".join(lines)
 
 
@@ -127,7 +153,12 @@ def alarms() -> str:
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"keys": keys, "columns": columns, "metrics": metrics, "alarms": alarms}
+TABLES: dict[str, Callable[[], str]] = {
+    "keys": keys,
+    "columns": columns,
+    "metrics": metrics,
+    "alarms": alarms,
+}
 """The tables that a page may ask for, by name."""
 
 REFERENCE = re.compile(r"^<!-- reference: (\w+) -->$", re.MULTILINE)

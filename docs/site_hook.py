@@ -1,4 +1,5 @@
-"""Hook of mkdocs: pages get their reference tables, the studies beside their experiments become pages, and links to
+"""Hook of mkdocs: pages get their reference tables, the studies beside their experiments become
+pages, and links to
 code lead to a copy of the file.
 """
 
@@ -29,9 +30,16 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """The tables that a page asks for, and links to studies as the site places them: ``docs/`` is its root."""
+    """The tables that a page asks for, and links to studies as the site places them:
+
+    ``docs/`` is its root.
+    """
     del page, config, files
-    return with_reference(markdown).replace(FROM_DOCS, "](experiments/").replace(FROM_A_STUDY, "](../../")
+    return (
+        with_reference(markdown)
+        .replace(FROM_DOCS, "](experiments/")
+        .replace(FROM_A_STUDY, "](../../")
+    )
 
 
 def on_post_build(config: Any) -> None:

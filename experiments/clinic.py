@@ -1,7 +1,7 @@
 """A closed clinical world: sample short notes, put one error in, judge any rewritten note exactly.
 
-The facts are simplified until each disease has exactly one answer per question. They are NOT medical advice.
-A run names the judge as ``selfplay.judge=experiments.clinic:OracleJudge``.
+The facts are simplified until each disease has exactly one answer per question. They are NOT
+medical advice. A run names the judge as ``selfplay.judge=experiments.clinic:OracleJudge``.
 """
 
 from __future__ import annotations
@@ -24,27 +24,41 @@ class Disease:
     name: str
     findings: tuple[str, ...]  # two that occur in this disease and in no other
     doses: tuple[str, ...]  # the drug's correct ones, in mg
-    facts: dict[ErrorType, str]  # the one correct value for a sentence of each kind (for drugs: the name, not the dose)
+    facts: dict[
+        ErrorType, str
+    ]  # the one correct value for a sentence of each kind (for drugs: the name, not the dose)
 
 
-# Name, findings, doses of the drug in mg, management, treatment, drug, organism: the facts as ErrorType orders them.
+# Name, findings, doses of the drug in mg, management, treatment, drug, organism: the facts as
+# ErrorType orders them.
 _DISEASES = """
-pneumonia | productive cough, lobar crackles | 875, 1000 | chest radiograph | oxygen | amoxicillin | pneumococcus
-cystitis | dysuria, bladder tenderness | 50, 100 | urinalysis | hydration | nitrofurantoin | escherichia
-cellulitis | spreading erythema, leg warmth | 250, 500 | margin marking | elevation | cephalexin | streptococcus
-meningitis | neck stiffness, photophobia | 2000, 4000 | lumbar puncture | isolation | ceftriaxone | meningococcus
-tuberculosis | night sweats, bloody sputum | 200, 300 | sputum smear | ventilation | isoniazid | mycobacterium
+pneumonia | productive cough, lobar crackles | 875, 1000 | chest radiograph | oxygen | \
+amoxicillin | pneumococcus
+cystitis | dysuria, bladder tenderness | 50, 100 | urinalysis | hydration | nitrofurantoin | \
+escherichia
+cellulitis | spreading erythema, leg warmth | 250, 500 | margin marking | elevation | cephalexin \
+| streptococcus
+meningitis | neck stiffness, photophobia | 2000, 4000 | lumbar puncture | isolation | ceftriaxone \
+| meningococcus
+tuberculosis | night sweats, bloody sputum | 200, 300 | sputum smear | ventilation | isoniazid | \
+mycobacterium
 syphilis | painless chancre, palm rash | 1200, 2400 | serology | abstinence | benzathine | treponema
 borreliosis | target rash, tick bite | 100, 200 | immunoblot | rest | doxycycline | borrelia
-giardiasis | greasy stools, foul flatulence | 250, 400 | stool antigen | rehydration | metronidazole | giardia
+giardiasis | greasy stools, foul flatulence | 250, 400 | stool antigen | rehydration | \
+metronidazole | giardia
 malaria | cyclic fever, jungle travel | 20, 80 | blood smear | transfusion | artemether | plasmodium
 thrush | tongue plaques, mouth soreness | 50, 150 | tongue swab | rinsing | fluconazole | candida
-shingles | grouped vesicles, dermatomal pain | 400, 800 | lesion assay | compresses | acyclovir | varicella
-influenza | diffuse myalgia, winter fever | 30, 75 | nasal swab | antipyresis | oseltamivir | orthomyxovirus
+shingles | grouped vesicles, dermatomal pain | 400, 800 | lesion assay | compresses | acyclovir | \
+varicella
+influenza | diffuse myalgia, winter fever | 30, 75 | nasal swab | antipyresis | oseltamivir | \
+orthomyxovirus
 cholera | watery stools, sunken eyes | 500, 1000 | dipstick | saline | azithromycin | vibrio
-scabies | finger burrows, nocturnal itch | 12, 15 | skin scraping | laundering | ivermectin | sarcoptes
-osteomyelitis | bone pain, draining sinus | 1000, 2000 | bone scan | debridement | cefazolin | staphylococcus
-pertussis | whooping cough, cough vomiting | 250, 500 | throat culture | humidification | clarithromycin | bordetella
+scabies | finger burrows, nocturnal itch | 12, 15 | skin scraping | laundering | ivermectin | \
+sarcoptes
+osteomyelitis | bone pain, draining sinus | 1000, 2000 | bone scan | debridement | cefazolin | \
+staphylococcus
+pertussis | whooping cough, cough vomiting | 250, 500 | throat culture | humidification | \
+clarithromycin | bordetella
 """
 
 
@@ -62,11 +76,14 @@ _WORDINGS: dict[ErrorType | None, str] = {
     "A {age}-year-old {sex} reports {value}.",
     ErrorType.DIAGNOSIS: "The diagnosis is {value}. | This fits {value}. | We suspect {value}. | "
     "Assessment shows {value}.",
-    ErrorType.CAUSAL_ORGANISM: "Culture grew {value}. | The organism is {value}. | Testing found {value}. | "
+    ErrorType.CAUSAL_ORGANISM: "Culture grew {value}. | The organism is {value}. | Testing found "
+    "{value}. | "
     "The lab isolated {value}.",
-    ErrorType.MANAGEMENT: "We ordered {value}. | The plan includes {value}. | Next comes {value}. | "
+    ErrorType.MANAGEMENT: "We ordered {value}. | The plan includes {value}. | Next comes {value}. "
+    "| "
     "The team requested {value}.",
-    ErrorType.TREATMENT: "Supportive care is {value}. | Nurses began {value}. | The patient receives {value}. | "
+    ErrorType.TREATMENT: "Supportive care is {value}. | Nurses began {value}. | The patient "
+    "receives {value}. | "
     "Care continues with {value}.",
     ErrorType.PHARMACOTHERAPY: "We started {value} {dose} mg. | Prescribed {value} {dose} mg. | "
     "The drug is {value} {dose} mg. | Therapy uses {value} {dose} mg.",
@@ -81,7 +98,9 @@ AGES: tuple[str, ...] = tuple(str(age) for age in range(22, 80, 5))
 SEXES: tuple[str, ...] = ("man", "woman")
 
 DISEASE_OF_FINDING: dict[str, Disease] = {f: d for d in DISEASES for f in d.findings}
-DISEASE_OF_FACT: dict[ErrorType, dict[str, Disease]] = {k: {d.facts[k]: d for d in DISEASES} for k in ErrorType}
+DISEASE_OF_FACT: dict[ErrorType, dict[str, Disease]] = {
+    k: {d.facts[k]: d for d in DISEASES} for k in ErrorType
+}
 DOSES_OF_DRUG = {d.facts[ErrorType.PHARMACOTHERAPY]: d.doses for d in DISEASES}
 ALL_DOSES: tuple[str, ...] = tuple(sorted({dose for d in DISEASES for dose in d.doses}, key=int))
 
@@ -101,7 +120,9 @@ def held_out_kind(finding: str) -> ErrorType:
     It is stated of the disease's other finding, so it can be inferred and not recited.
     """
     disease = DISEASE_OF_FINDING[finding]
-    return list(ErrorType)[(DISEASES.index(disease) + 2 * disease.findings.index(finding)) % len(ErrorType)]
+    return list(ErrorType)[
+        (DISEASES.index(disease) + 2 * disease.findings.index(finding)) % len(ErrorType)
+    ]
 
 
 class Split(str, Enum):
@@ -126,11 +147,14 @@ class Sentence:
     @property
     def text(self) -> str:
         """The sentence as it stands in a note."""
-        return TEMPLATES[self.kind][self.template].format(value=self.value, dose=self.dose, age=self.age, sex=self.sex)
+        return TEMPLATES[self.kind][self.template].format(
+            value=self.value, dose=self.dose, age=self.age, sex=self.sex
+        )
 
     @property
     def implied_disease(self) -> Disease:
-        """The disease in which this sentence would be right, going by its value and not its dose."""
+        """The disease in which this sentence would be right, going by its value and not its
+        dose."""
         if self.kind is None:
             return DISEASE_OF_FINDING[self.value]
         return DISEASE_OF_FACT[self.kind][self.value]
@@ -176,13 +200,16 @@ class OracleVerdict(NamedTuple):
 
 
 def _pattern(template: str) -> re.Pattern[str]:
-    # Not \d, which takes the digits of every script: a true dose in full-width ones would count as a wrong one.
+    # Not \d, which takes the digits of every script: a true dose in full-width ones would count as
+    # a wrong one.
     groups = {"age": "[0-9]+", "sex": "|".join(SEXES), "value": "[a-z ]+", "dose": "[0-9]+"}
     named = {name: f"(?P<{name}>{allowed})" for name, allowed in groups.items()}
     return re.compile(template.replace(".", "\\.").format_map(named))
 
 
-_PATTERNS = [(kind, i, _pattern(t)) for kind, templates in TEMPLATES.items() for i, t in enumerate(templates)]
+_PATTERNS = [
+    (kind, i, _pattern(t)) for kind, templates in TEMPLATES.items() for i, t in enumerate(templates)
+]
 
 
 @lru_cache(maxsize=50_000)
@@ -235,13 +262,16 @@ def _kinds(rng: random.Random, finding: str, facts: Split) -> list[ErrorType]:
     return kinds
 
 
-def sample_clean_note(rng: random.Random, wording: Split = Split.ANY, facts: Split = Split.ANY) -> Note:
+def sample_clean_note(
+    rng: random.Random, wording: Split = Split.ANY, facts: Split = Split.ANY
+) -> Note:
     """A correct note: the finding and ``FACTS_PER_NOTE`` facts of different kinds in random order.
 
     Args:
         rng: Source of all choices.
         wording: Templates of the facts. ``HELD_OUT`` words every fact as no ``SEEN`` note words it.
-        facts: ``HELD_OUT`` states one fact about its finding that no ``SEEN`` note states of that finding.
+        facts: ``HELD_OUT`` states one fact about its finding that no ``SEEN`` note states of that
+            finding.
     """
     disease = rng.choice(DISEASES)
     finding, template = rng.choice(disease.findings), rng.randrange(len(TEMPLATES[None]))
@@ -254,13 +284,17 @@ def sample_clean_note(rng: random.Random, wording: Split = Split.ANY, facts: Spl
 
 
 def with_error(rng: random.Random, note: Note, index: int) -> Note:
-    """``note`` with sentence ``index`` made wrong, in the same wording and unlike it was before; never the finding."""
+    """``note`` with sentence ``index`` made wrong, in the same wording and unlike it was before;
+    never the finding.
+    """
     sentence, disease = note.sentences[index], note.disease
     if sentence.kind is None:
         raise ValueError("the finding decides what is true, so it cannot be wrong; choose a fact")
     if sentence.kind is ErrorType.PHARMACOTHERAPY and rng.random() < _WRONG_DOSE_SHARE:
         doses = [d for d in ALL_DOSES if d not in disease.doses and d != sentence.dose]
-        return note.with_sentence(index, replace(sentence, value=disease.facts[sentence.kind], dose=rng.choice(doses)))
+        return note.with_sentence(
+            index, replace(sentence, value=disease.facts[sentence.kind], dose=rng.choice(doses))
+        )
     excluded = (disease.facts[sentence.kind], sentence.value)
     value = rng.choice([v for v in DISEASE_OF_FACT[sentence.kind] if v not in excluded])
     dose = rng.choice(DOSES_OF_DRUG[value]) if sentence.kind is ErrorType.PHARMACOTHERAPY else ""
@@ -297,9 +331,11 @@ def error_detail(note: Note, index: int) -> str:
 
 
 class OracleJudge:
-    """Judges by the facts of the toy clinic, whatever the row's label says, and is never wrong in that world.
+    """Judges by the facts of the toy clinic, whatever the row's label says, and is never wrong in
+    that world.
 
-    A note that has left the world counts as safe and unrealistic, so an attack that only garbles has failed.
+    A note that has left the world counts as safe and unrealistic, so an attack that only garbles
+    has failed.
     """
 
     name = "oracle"
@@ -308,8 +344,15 @@ class OracleJudge:
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         truth = oracle(presented)
         if truth.label is None:
-            return Judgement(judge=self.name, label=Label.SAFE, realistic=False, reason="not a note of this world")
+            return Judgement(
+                judge=self.name,
+                label=Label.SAFE,
+                realistic=False,
+                reason="not a note of this world",
+            )
         wrong = ", ".join(f"sentence {index} ({kind.value})" for index, kind in truth.errors)
         note, reason = parse_note(presented), wrong or "no error"
         kind = error_detail(note, note.errors[0]) if note and note.errors else None
-        return Judgement(judge=self.name, label=truth.label, realistic=True, reason=reason, error_type=kind)
+        return Judgement(
+            judge=self.name, label=truth.label, realistic=True, reason=reason, error_type=kind
+        )

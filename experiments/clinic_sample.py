@@ -1,8 +1,8 @@
 """Toy-clinic cases in MEDEC's official nine-column CSV format.
 
-Called by ``data_prep/make_sample.py``. By default the committed sample; otherwise any number of notes of the wordings
-and facts that are taught or held out. The same arguments always give the same bytes. The facts in the notes are
-simplified for a game and are NOT medical advice.
+Called by ``data_prep/make_sample.py``. By default the committed sample; otherwise any number of
+notes of the wordings and facts that are taught or held out. The same arguments always give the same
+bytes. The facts in the notes are simplified for a game and are NOT medical advice.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ def write_sample(
 ) -> int:
     """Write distinct cases: each one's error note, most followed by the clean twin.
 
-    Error types take turns, unless ``draw`` puts the errors in and returns the wrong note and sentence, or None where
-    another note is needed.
+    Error types take turns, unless ``draw`` puts the errors in and returns the wrong note and
+    sentence, or None where another note is needed.
 
-    Returns the number of rows. ``split`` says which wordings and facts they use; ``overlap`` is the share of 4-grams
-    from which on two notes are too much alike to stand in one sample, and 1 leaves out only the same notes again. A
-    ValueError says that the world is too small for that many distinct cases.
+    Returns the number of rows. ``split`` says which wordings and facts they use; ``overlap`` is the
+    share of 4-grams from which on two notes are too much alike to stand in one sample, and 1 leaves
+    out only the same notes again. A ValueError says that the world is too small for that many
+    distinct cases.
     """
     rng, twins = random.Random(seed), random.Random(f"twins of {seed}")
     kinds = list(ErrorType)
@@ -64,7 +65,9 @@ def write_sample(
                 index = of_kind[0]
                 error = with_error(rng, clean, index)
             notes = {clean.text, error.text}
-            if not notes & texts and (overlap >= 1 or not any(known.matches(note, overlap) for note in notes)):
+            if not notes & texts and (
+                overlap >= 1 or not any(known.matches(note, overlap) for note in notes)
+            ):
                 break
         else:
             raise ValueError(
@@ -76,7 +79,17 @@ def write_sample(
             known.add(note)
         wrong, right = ([sentence.text for sentence in note.sentences] for note in (error, clean))
         change = [str(index), wrong[index], right[index]]
-        rows.append([f"toy-train-{len(rows)}", error.text, with_numbers(wrong), "1", kind.value, *change, clean.text])
+        rows.append(
+            [
+                f"toy-train-{len(rows)}",
+                error.text,
+                with_numbers(wrong),
+                "1",
+                kind.value,
+                *change,
+                clean.text,
+            ]
+        )
         if twins.random() < TWIN_SHARE:
             no_error = ["0", "NA", "-1", "NA", "NA", "NA"]
             rows.append([f"toy-train-{len(rows)}", clean.text, with_numbers(right), *no_error])

@@ -1,4 +1,7 @@
-"""The tables of the pages: ``python -m experiments.pages`` writes all of them anew from the CSV files."""
+"""The tables of the pages:
+
+``python -m experiments.pages`` writes all of them anew from the CSV files.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,19 @@ def tables() -> Iterator[tuple[Path, str, str]]:
         yield (
             simulate.PAGE,
             file.stem,
-            simulate.as_markdown(pd.read_csv(file, dtype=str, keep_default_na=False).to_dict("records")),
+            simulate.as_markdown(
+                pd.read_csv(file, dtype=str, keep_default_na=False).to_dict("records")
+            ),
         )
     yield payoffs.PAGE, "payoffs", payoffs.matrix()
     yield kuhn_poker.PAGE, "nash_conv", kuhn_poker.table(kuhn_poker.read())
     yield board.PAGE, "board", results.markdown(board.read())
     for name, make in results.TABLES.items():
-        yield results.PAGES.get(name, results.PAGE), name, results.markdown(make(folder=results.FIGURES))
+        yield (
+            results.PAGES.get(name, results.PAGE),
+            name,
+            results.markdown(make(folder=results.FIGURES)),
+        )
     for name, text in opponent.tables().items():
         yield opponent.PAGE, name, text
     for name, arms in shortcuts.TABLES.items():

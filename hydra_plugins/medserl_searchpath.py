@@ -13,7 +13,10 @@ from omegaconf import OmegaConf
 
 from medserl_agentloop.paths import resource
 
-CONFIGS = {"main_ppo.py": "ppo_trainer", "sft_trainer_ray.py": "sft_trainer_engine"}  # of verl's programs
+CONFIGS = {
+    "main_ppo.py": "ppo_trainer",
+    "sft_trainer_ray.py": "sft_trainer_engine",
+}  # of verl's programs
 
 
 class MedserlSearchPathPlugin(SearchPathPlugin):
@@ -22,7 +25,9 @@ class MedserlSearchPathPlugin(SearchPathPlugin):
     checked = False
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        search_path.append(provider="medserl-agentloop", path=f"file://{resource('recipes').parent}")
+        search_path.append(
+            provider="medserl-agentloop", path=f"file://{resource('recipes').parent}"
+        )
         config, overrides = CONFIGS.get(Path(sys.argv[0]).name), sys.argv[1:]
         options = any(one.startswith("-") for one in overrides)
         if config and "+recipes=" in " ".join(overrides) and not (options or self.checked):
@@ -31,12 +36,15 @@ class MedserlSearchPathPlugin(SearchPathPlugin):
 
             try:
                 compose_explained(config, *overrides)
-            except ValueError as error:  # Hydra would say it in up to 40 lines, with "+" as its advice
+            except (
+                ValueError
+            ) as error:  # Hydra would say it in up to 40 lines, with "+" as its advice
                 raise SystemExit(f"[medserl] {error}") from None
 
 
-# The node takes any key, so that a misspelt one reaches the start-up check, which names the nearest right one. Hydra
-# itself would advise to write "+" before it, and with that the run would start without the setting.
+# The node takes any key, so that a misspelt one reaches the start-up check, which names the nearest
+# right one. Hydra itself would advise to write "+" before it, and with that the run would start
+# without the setting.
 ConfigStore.instance().store(
     group="recipes",
     name="selfplay_node",

@@ -24,11 +24,17 @@ from medserl_agentloop.evaluation.tournament import entries, tournament
 from medserl_agentloop.planning import plan
 from medserl_agentloop.terminal import errors_in_one_line, plain, table, visible
 
-_SIDE = "Folder of a run or of several (its seeds), a log of the OpenRLHF system (.jsonl), or a pattern in quotes."
+_SIDE = (
+    "Folder of a run or of several (its seeds), a log of the OpenRLHF system (.jsonl), or a "
+    "pattern in quotes."
+)
 
 
 def show(
-    run: Annotated[Path, typer.Argument(help="Folder of a run (its selfplay.records), or a file of game records.")],
+    run: Annotated[
+        Path,
+        typer.Argument(help="Folder of a run (its selfplay.records), or a file of game records."),
+    ],
     game: Annotated[int | None, typer.Option(help="Line of the game in the file, from 1.")] = None,
 ) -> None:
     """Print a game of a run, and metrics of its first and last step."""
@@ -41,7 +47,10 @@ def show(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs: their selfplay.records.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The page; else report.html in the folder of the first run.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The page; else report.html in the folder of the first run."
+        ),
     ] = None,
 ) -> None:
     """Write the games of runs as a page for the browser, in one file."""
@@ -55,14 +64,20 @@ def report(
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
     b: Annotated[str, typer.Argument(metavar="B", help="What it is compared with.")],
-    steps: Annotated[tuple[int, int] | None, typer.Option(help="First and last step of the games to compare.")] = None,
+    steps: Annotated[
+        tuple[int, int] | None, typer.Option(help="First and last step of the games to compare.")
+    ] = None,
 ) -> None:
     """Compare two runs as Markdown: games, rewards, speed, memory."""
     from medserl_agentloop.report import compare as comparison
 
     with errors_in_one_line():
-        sections = comparison.compare(comparison.read_side(a, steps), comparison.read_side(b, steps))
-    console = Console(width=None if sys.stdout.isatty() else 1000)  # a file has no edge at which to break lines
+        sections = comparison.compare(
+            comparison.read_side(a, steps), comparison.read_side(b, steps)
+        )
+    console = Console(
+        width=None if sys.stdout.isatty() else 1000
+    )  # a file has no edge at which to break lines
     for title, columns, rows, note in sections:
         cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
         console.print(f"## {title}", table("", columns, cells, box=box.MARKDOWN), plain(note), "")
@@ -70,7 +85,9 @@ def compare(
 
 def progress(
     run: Annotated[Path, typer.Argument(help="Folder of a run that has saved a checkpoint.")],
-    data: Annotated[Path | None, typer.Option(help="Parquet file of games; else the run's data.val_files.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Parquet file of games; else the run's data.val_files.")
+    ] = None,
     games: Annotated[int, typer.Option(min=1, help="Rows to draw.")] = 200,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder; else progress/STEP in the run's.")
@@ -82,14 +99,19 @@ def progress(
     """
     with errors_in_one_line():
         if len(ends := entries(str(run), ends=True)) < 2:
-            raise ValueError(f"{run} lacks a checkpoint, or what it began with: give the folder of a run with both")
+            raise ValueError(
+                f"{run} lacks a checkpoint, or what it began with: give the folder of a run with "
+                "both"
+            )
     output = output or run / "progress" / ends[-1].name.rpartition("/")[2]
     tournament([str(run)], output, data=data, games=games, ends=True)
 
 
 def certify(
     recipe: Annotated[str, typer.Argument(help="Recipe of the run, e.g. quickstart.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")
+    ] = None,
 ) -> None:
     """Measure isolation, credit and loss of a run on its own workers, without training."""
     from medserl_agentloop.core.run_check.composition import recipe_override
@@ -104,9 +126,15 @@ def certify(
 
 
 def config(
-    recipe: Annotated[str, typer.Argument(help="Recipe, e.g. quickstart; several with commas between them.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also what is as verl, or the game, has it.")] = False,
+    recipe: Annotated[
+        str, typer.Argument(help="Recipe, e.g. quickstart; several with commas between them.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also what is as verl, or the game, has it.")
+    ] = False,
 ) -> None:
     """Print the settings of a run, and the problems of its start.
 
@@ -129,13 +157,27 @@ def config(
 
 
 def doctor(
-    recipe: Annotated[str | None, typer.Argument(help="Recipe of a run; without one, only the machine.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON array instead of lines.")] = False,
-    ray: Annotated[bool, typer.Option(help="Start Ray, if no cluster is running, and look at its workers.")] = False,
-    compile_: Annotated[bool, typer.Option("--compile", help="Compile what the first start would: minutes.")] = False,
-    engine: Annotated[bool, typer.Option(help="Start SGLang as the run would, without the run: minutes.")] = False,
-    bundle: Annotated[Path | None, typer.Option(help="A zip for others: findings, versions, config and logs.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="Recipe of a run; without one, only the machine.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON array instead of lines.")
+    ] = False,
+    ray: Annotated[
+        bool, typer.Option(help="Start Ray, if no cluster is running, and look at its workers.")
+    ] = False,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Compile what the first start would: minutes.")
+    ] = False,
+    engine: Annotated[
+        bool, typer.Option(help="Start SGLang as the run would, without the run: minutes.")
+    ] = False,
+    bundle: Annotated[
+        Path | None, typer.Option(help="A zip for others: findings, versions, config and logs.")
+    ] = None,
 ) -> None:
     """Check whether a run can start and last on this machine.
 
@@ -171,9 +213,14 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
     if version:
-        typer.echo(f"medserl-agentloop {metadata.version('medserl-agentloop')}, verl {metadata.version('verl')}")
+        typer.echo(
+            f"medserl-agentloop {metadata.version('medserl-agentloop')}, verl "
+            f"{metadata.version('verl')}"
+        )
         raise typer.Exit
 
 
@@ -184,7 +231,9 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
 }
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
-        _settings = {"ignore_unknown_options": _command in (certify, config, doctor)}  # verl's overrides
+        _settings = {
+            "ignore_unknown_options": _command in (certify, config, doctor)
+        }  # verl's overrides
         app.command(rich_help_panel=_panel, context_settings=_settings)(_command)
 app.add_typer(data_app, name="data", rich_help_panel="Data and judges")
 app.add_typer(judge_app, name="judge", rich_help_panel="Data and judges")

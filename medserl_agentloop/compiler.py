@@ -1,4 +1,6 @@
-"""CUDA's compiler and libraries from NVIDIA's wheels, for programs that search for them outside of Python."""
+"""CUDA's compiler and libraries from NVIDIA's wheels, for programs that search for them outside of
+Python.
+"""
 
 import os
 import subprocess
@@ -9,24 +11,31 @@ from pathlib import Path
 
 
 def use_wheels() -> None:
-    """Show the loader the wheels' libraries, and name their compiler in ``CUDA_HOME`` if nothing is named there.
+    """Show the loader the wheels' libraries, and name their compiler in ``CUDA_HOME`` if nothing is
+    named there.
 
-    SGLang preloads torch_memory_saver's hook into its scheduler. The hook does not say where CUDA's runtime is, so the
-    loader would end that process with code 127.
+    SGLang preloads torch_memory_saver's hook into its scheduler. The hook does not say where CUDA's
+    runtime is, so the loader would end that process with code 127.
 
-    SGLang and flashinfer call the compiler at run time. It lacks what a linker asks for: lib64, a library without its
-    version, a stand-in for the driver's.
+    SGLang and flashinfer call the compiler at run time. It lacks what a linker asks for: lib64, a
+    library without its version, a stand-in for the driver's.
     """
     home = Path(sysconfig.get_path("purelib"), "nvidia", "cu13")
     if (home / "lib" / "libcudart.so.13").exists():
         show_loader(home / "lib", os.environ)
-    if os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or not (home / "bin" / "nvcc").exists():
+    if (
+        os.environ.get("CUDA_HOME")
+        or os.environ.get("CUDA_PATH")
+        or not (home / "bin" / "nvcc").exists()
+    ):
         return
     os.environ["CUDA_HOME"] = str(home)
     if not (home / "lib64").exists():
         stub = home / "lib" / "stubs" / "libcuda.so"
         command = ("c++", "-shared", "-Wl,-soname,libcuda.so.1", "-x", "c++", os.devnull, "-o")
-        with suppress(OSError, subprocess.CalledProcessError):  # medserl doctor says what is missing
+        with suppress(
+            OSError, subprocess.CalledProcessError
+        ):  # medserl doctor says what is missing
             stub.parent.mkdir(exist_ok=True)
             subprocess.run([*command, stub], check=True, capture_output=True)
             stub.with_name("libcuda.so.1").symlink_to(stub.name)

@@ -1,8 +1,9 @@
-"""``medserl doctor``: whether the compiled packages of a GPU run load, and with ``--engine`` whether SGLang starts.
+"""``medserl doctor``: whether the compiled packages of a GPU run load, and with ``--engine``
+whether SGLang starts.
 
-A child process starts verl's own server with the settings of the run: with random weights, if the run pushes its own
-(verl's ``load_format: dummy``). It gives its memory back, takes it again and generates a token, first with an adapter
-where roles have adapters. Not run on a GPU here.
+A child process starts verl's own server with the settings of the run: with random weights, if the
+run pushes its own (verl's ``load_format: dummy``). It gives its memory back, takes it again and
+generates a token, first with an adapter where roles have adapters. Not run on a GPU here.
 """
 
 from __future__ import annotations
@@ -39,30 +40,44 @@ REMEDIES = {
     r"libcuda\.so": "start it where nvidia-smi shows a GPU, a container with --gpus all",
     "flash_attn": f"{machine.FLASH_ATTN} --force-reinstall",
     "cannot open shared|undefined symbol": machine.GPU_SET,
-    "[Ww]atchdog": f"medserl doctor RECIPE --compile, and +{ROLLOUT}.engine_kwargs.sglang.watchdog_timeout=1800",
+    "[Ww]atchdog": "medserl doctor RECIPE --compile, and "
+    f"+{ROLLOUT}.engine_kwargs.sglang.watchdog_timeout=1800",
     "[Oo]ut of memory": f"end what nvidia-smi shows, or lower {ROLLOUT}.gpu_memory_utilization",
-    "[Nn]ot enough memory|pool size": f"end what nvidia-smi shows, or raise {ROLLOUT}.gpu_memory_utilization",
-    "no kernel image|attention.backend": f"+{ROLLOUT}.engine_kwargs.sglang.attention_backend=triton",
-    "memory saver": "pip install --force-reinstall torch_memory_saver, at the version of constraints-gpu.txt",
+    "[Nn]ot enough memory|pool "
+    "size": f"end what nvidia-smi shows, or raise {ROLLOUT}.gpu_memory_utilization",
+    "no kernel "
+    "image|attention.backend": f"+{ROLLOUT}.engine_kwargs.sglang.attention_backend=triton",
+    "memory saver": "pip install --force-reinstall torch_memory_saver, at the version of "
+    "constraints-gpu.txt",
     "ninja|nvcc": "medserl doctor RECIPE --compile, which names the kernel",
 }
 """Signs in an error, with remedies to try."""
 
 
 def libraries(run: RunConfig) -> Iterator[str]:
-    """SGLang's kernels load beside the hook of its memory saver, and flash-attn beside this torch."""
+    """SGLang's kernels load beside the hook of its memory saver, and flash-attn beside this
+    torch."""
     environment = dict(os.environ)
     if find_spec("torch_memory_saver") and torch.version.cuda:
         from torch_memory_saver import configure_subprocess
 
         with configure_subprocess():  # as SGLang starts its scheduler
             environment = dict(os.environ)
-    imports = {name: f"import torch, {name}" for name in ("sgl_kernel", "flash_attn_2_cuda") if find_spec(name)}
+    imports = {
+        name: f"import torch, {name}"
+        for name in ("sgl_kernel", "flash_attn_2_cuda")
+        if find_spec(name)
+    }
     if not torch.cuda.is_available() and "sgl_kernel" in imports:
         # The compiler's stand-in for the driver, which has none of its functions.
-        show_loader(Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "lib", "stubs"), environment)
-        imports["sgl_kernel"] = f"import os, sys; sys.setdlopenflags(os.RTLD_LAZY); {imports['sgl_kernel']}"
-    # verl takes an ImportError of flash-attn for a missing package, and Transformers reads only its metadata.
+        show_loader(
+            Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "lib", "stubs"), environment
+        )
+        imports["sgl_kernel"] = (
+            f"import os, sys; sys.setdlopenflags(os.RTLD_LAZY); {imports['sgl_kernel']}"
+        )
+    # verl takes an ImportError of flash-attn for a missing package, and Transformers reads only its
+    # metadata.
     for name, code in imports.items():
         command = [sys.executable, "-c", code]
         child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=55)
@@ -71,10 +86,14 @@ def libraries(run: RunConfig) -> Iterator[str]:
 
 
 def _reason(output: str) -> str:
-    """Return the first error in a process's output that has a remedy, with the remedy; else the last error."""
+    """Return the first error in a process's output that has a remedy, with the remedy; else the
+    last error.
+    """
     lines = [line[:300] for line in output.splitlines() if line.strip()] or ["it printed nothing"]
     # A traceback's lines of code are indented.
-    errors = [line for line in lines if re.search(r"^\S.*(\.so[.\d]*: |[Ee]rror|atchdog)", line)] or lines[-1:]
+    errors = [
+        line for line in lines if re.search(r"^\S.*(\.so[.\d]*: |[Ee]rror|atchdog)", line)
+    ] or lines[-1:]
     for error in errors:
         for sign, remedy in REMEDIES.items():
             if re.search(sign, error):
@@ -83,7 +102,9 @@ def _reason(output: str) -> str:
 
 
 def missing_libraries(folder: Path) -> dict[str, set[str]]:
-    """By package in ``folder``, the libraries that it needs and that neither the system nor a file there brings."""
+    """By package in ``folder``, the libraries that it needs and that neither the system nor a file
+    there brings.
+    """
     files = [file for file in folder.rglob("*.so*") if file.is_file()]
     brought = {file.name for file in files}  # a package loads those of another one before its own
     missing: dict[str, set[str]] = {}
@@ -101,23 +122,40 @@ def ray_environment(run: RunConfig) -> dict[str, str]:
 
 
 def engine(run: RunConfig, console: Console) -> Iterator[tuple[Any, str]]:
-    """SGLang starts as in the run, gives its memory back and takes it again, and generates a token."""
+    """SGLang starts as in the run, gives its memory back and takes it again, and generates a
+    token."""
     if run[f"{ROLLOUT}.name"] != "sglang":
         yield "warn", "not started: this needs a run with SGLang."
         return
     if run["trainer.device"] == "cuda" and not torch.cuda.is_available():
         missing = missing_libraries(Path(sysconfig.get_path("purelib")))
-        found = "; ".join(f"{min(names)} and {len(names) - 1} more ({name})" for name, names in sorted(missing.items()))
-        yield "warn", f"not started: this needs a GPU that torch sees. Libraries missing here: {found or 'none'}."
+        found = "; ".join(
+            f"{min(names)} and {len(names) - 1} more ({name})"
+            for name, names in sorted(missing.items())
+        )
+        yield (
+            "warn",
+            "not started: this needs a GPU that torch sees. Libraries missing here: "
+            f"{found or 'none'}.",
+        )
         return
     log = Path(run.selfplay.records, LOG_FILE)
     log.parent.mkdir(parents=True, exist_ok=True)
     config = OmegaConf.to_yaml(run.config.actor_rollout_ref, resolve=True).encode()
-    environment = os.environ | ray_environment(run) | ({SWITCH: "1"} if run["trainer.device"] == "cpu" else {})
+    environment = (
+        os.environ
+        | ray_environment(run)
+        | ({SWITCH: "1"} if run["trainer.device"] == "cpu" else {})
+    )
     command, start = [sys.executable, "-m", __name__], monotonic()
     waiting = console.status(f"SGLang starts, and its log is {log}")
     with log.open("wb") as file, waiting:
-        outputs: dict[str, Any] = {"stdout": file, "stderr": file, "env": environment, "start_new_session": True}
+        outputs: dict[str, Any] = {
+            "stdout": file,
+            "stderr": file,
+            "env": environment,
+            "start_new_session": True,
+        }
         try:
             subprocess.run(command, input=config, timeout=LIMIT_S, **outputs)
         except subprocess.TimeoutExpired:
@@ -129,12 +167,16 @@ def engine(run: RunConfig, console: Console) -> Iterator[tuple[Any, str]]:
 
 
 async def _serve(node: Any) -> None:
-    """Start the server of a run's ``actor_rollout_ref`` and use it as a step does; prints what is done."""
+    """Start the server of a run's ``actor_rollout_ref`` and use it as a step does; prints what is
+    done.
+    """
     from verl.workers.rollout.replica import RolloutMode
 
     from medserl_agentloop.backends.sglang_adapters import AdapterServer
 
-    cards = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    cards = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(
+        map(str, range(torch.cuda.device_count()))
+    )
     # Colocated: the only mode in which the server takes back what it gave without a trainer's push.
     server = AdapterServer(node.rollout, node.model, RolloutMode.COLOCATED, [], 0, 0, 1, cards, 0)
     before = _free_memory()
@@ -162,10 +204,12 @@ def _free_memory() -> float:
 
 
 def given_back(before: float, started: float, asleep: float) -> float:
-    """GiB that a server gave back, from what was free before its start, after it, and while it sleeps.
+    """GiB that a server gave back, from what was free before its start, after it, and while it
+    sleeps.
 
     Raises:
-        RuntimeError: It is less than a quarter of what the server had taken. The KV cache alone is more.
+        RuntimeError: It is less than a quarter of what the server had taken. The KV cache alone is
+            more.
     """
     taken, given = before - started, asleep - started
     if given < taken / 4:
@@ -187,7 +231,9 @@ async def _load_adapter(server: Any, model: Any) -> None:
     with torch.device("meta"):
         base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model.path))
         state = get_peft_model_state_dict(get_peft_model(base, config))
-    zeros = {name: torch.zeros(weight.shape, dtype=torch.bfloat16) for name, weight in state.items()}
+    zeros = {
+        name: torch.zeros(weight.shape, dtype=torch.bfloat16) for name, weight in state.items()
+    }
     with folder_for(zeros) as folder:
         write_adapter(Path(folder), zeros, config)
         request = LoadLoRAAdapterReqInput(lora_name=ADAPTER, lora_path=folder)

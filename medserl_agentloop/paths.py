@@ -1,4 +1,6 @@
-"""Files and objects by name: finding them, reading them with care, writing them whole or not at all."""
+"""Files and objects by name: finding them, reading them with care, writing them whole or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,15 @@ from typing import Any, BinaryIO
 from medserl_agentloop.terminal import shown
 
 PACKAGE = Path(__file__).resolve().parent
-CHECKOUT_ONLY = "experiments/ is in a checkout only: start there, a medserl command with PYTHONPATH=. before it"
+CHECKOUT_ONLY = (
+    "experiments/ is in a checkout only: start there, a medserl command with PYTHONPATH=. before it"
+)
 
 
 def resource(name: str) -> Path:
-    """Path of a resource such as ``recipes``, in a wheel or beside the package; FileNotFoundError if there is none."""
+    """Path of a resource such as ``recipes``, in a wheel or beside the package; FileNotFoundError
+    if there is none.
+    """
     for path in (PACKAGE / name, PACKAGE.parent / name):
         if path.exists():
             return path
@@ -29,18 +35,25 @@ def resource(name: str) -> Path:
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """Return ``(did you mean ...?)`` with the closest of ``words`` for the end of a message, or nothing."""
+    """Return ``(did you mean ...?)`` with the closest of ``words`` for the end of a message, or
+    nothing.
+    """
     close = get_close_matches(word, list(words), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def find_object(
-    kind: str, name: str, known: Mapping[str, Any], expected: str, fits: Callable[[Any], bool] = lambda found: True
+    kind: str,
+    name: str,
+    known: Mapping[str, Any],
+    expected: str,
+    fits: Callable[[Any], bool] = lambda found: True,
 ) -> Any:
     """The object called ``name`` in ``known``, or a user's own ``package.module:attribute``.
 
-    An import path works in every process that can import the module, Ray's workers included. ``kind`` and ``expected``
-    are for messages; ``fits`` says whether an object is of the right kind. A ValueError lists what there is.
+    An import path works in every process that can import the module, Ray's workers included.
+    ``kind`` and ``expected`` are for messages; ``fits`` says whether an object is of the right
+    kind. A ValueError lists what there is.
     """
     found = known.get(name, name)
     if isinstance(found, str) and all(found.partition(":")):
@@ -48,12 +61,17 @@ def find_object(
             found = resolve_name(found)
         except Exception as error:  # importing a user's module may raise anything
             missing = str(getattr(error, "name", "")).partition(".")[0]
-            hint = ". Put the folder that it is in on PYTHONPATH" * isinstance(error, ModuleNotFoundError)
+            hint = ". Put the folder that it is in on PYTHONPATH" * isinstance(
+                error, ModuleNotFoundError
+            )
             hint = f". {CHECKOUT_ONLY}" if missing == "experiments" else hint
-            raise ValueError(f"{kind} {name!r} cannot be loaded: {type(error).__name__}: {error}{hint}") from error
+            raise ValueError(
+                f"{kind} {name!r} cannot be loaded: {type(error).__name__}: {error}{hint}"
+            ) from error
     if isinstance(found, str) or not fits(found):
         raise ValueError(
-            f"no {kind} {name!r}{did_you_mean(name, known)}: expected one of {', '.join(sorted(known))}, or {expected}"
+            f"no {kind} {name!r}{did_you_mean(name, known)}: expected one of "
+            f"{', '.join(sorted(known))}, or {expected}"
         )
     return found
 
@@ -64,16 +82,22 @@ _LARGEST_PROMPT = 2 * LONGEST_NOTE  # a parquet file holds prompts as well
 
 
 def regular_file(path: Path) -> Path:
-    """``path``, unless it is a device, a pipe or a folder, which a ValueError refuses: reading them may never end."""
+    """``path``, unless it is a device, a pipe or a folder, which a ValueError refuses: reading them
+    may never end.
+    """
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no regular file: give a file, not a device, a pipe or a folder.")
+        raise ValueError(
+            f"{path} is no regular file: give a file, not a device, a pipe or a folder."
+        )
     return path
 
 
 def read_parquet(path: Path) -> Any:
-    """The table of a parquet file, whose texts are measured first: 20 kB can hold gigabytes of repeated text.
+    """The table of a parquet file, whose texts are measured first: 20 kB can hold gigabytes of
+    repeated text.
 
-    A ValueError says that it is missing, no regular file or damaged, or that a text is longer than note and prompt.
+    A ValueError says that it is missing, no regular file or damaged, or that a text is longer than
+    note and prompt.
     """
     import pyarrow as pa
 
@@ -82,7 +106,8 @@ def read_parquet(path: Path) -> Any:
     except (OSError, pa.ArrowException) as error:
         reason = " ".join((getattr(error, "strerror", None) or str(error)).split()).rstrip(".")
         raise ValueError(
-            f"{path}: cannot be read as parquet ({reason}); give a file written by medserl data convert."
+            f"{path}: cannot be read as parquet ({reason}); give a file written by medserl data "
+            "convert."
         ) from error
 
 
@@ -91,20 +116,29 @@ def _measured_table(path: Path) -> Any:
 
     file = pq.ParquetFile(regular_file(path))
     for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
-        # A character has at most four bytes. Of a damaged file group.column() would end the process: a C++ exception.
+        # A character has at most four bytes. Of a damaged file group.column() would end the
+        # process: a C++ exception.
         most = (1 + group.num_rows) * group.num_columns * 4 * _LARGEST_PROMPT
         if (size := group.total_byte_size) > min(_LARGEST_GROUP, most):
             raise ValueError(
-                f"{path}: a row group has {size >> 20} MiB for {group.num_rows} rows; a note has at most "
+                f"{path}: a row group has {size >> 20} MiB for {group.num_rows} rows; a note has "
+                "at most "
                 f"{LONGEST_NOTE:,} characters, and a row group {_LARGEST_GROUP >> 20} MiB."
             )
     leaves = (file.schema.column(at) for at in range(len(file.schema)))
     texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
     measured = pq.ParquetFile(path, read_dictionary=texts)
     # Arrow cannot read a batch of nested columns that spans two row groups.
-    for batch in (batch for at in range(file.num_row_groups) for batch in measured.iter_batches(row_groups=[at])):
+    for batch in (
+        batch
+        for at in range(file.num_row_groups)
+        for batch in measured.iter_batches(row_groups=[at])
+    ):
         if (longest := max(map(_longest_text, batch.columns), default=0)) > 4 * _LARGEST_PROMPT:
-            raise ValueError(f"{path}: a text has {longest:,} bytes; a note has at most {LONGEST_NOTE:,} characters.")
+            raise ValueError(
+                f"{path}: a text has {longest:,} bytes; a note has at most {LONGEST_NOTE:,} "
+                "characters."
+            )
     return pq.read_table(path)
 
 
@@ -120,7 +154,9 @@ def _longest_text(array: Any) -> int:
 
 
 def each_key_once(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    """``object_pairs_hook`` for JSON: a ValueError for a key that occurs twice, of which json would keep the last."""
+    """``object_pairs_hook`` for JSON: a ValueError for a key that occurs twice, of which json would
+    keep the last.
+    """
     values = dict(items)
     if len(values) < len(items):
         key = Counter(key for key, _ in items).most_common(1)[0][0]
@@ -132,7 +168,8 @@ def each_key_once(items: list[tuple[str, Any]]) -> dict[str, Any]:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a file that replaces ``path`` if the block succeeds; otherwise ``path`` stays unchanged.
 
-    A link stays one. OSErrors name ``path``; a ValueError refuses a device, a pipe or a folder in its place.
+    A link stays one. OSErrors name ``path``; a ValueError refuses a device, a pipe or a folder in
+    its place.
     """
     path, asked = regular_file(path).resolve(), path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +181,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        if error.errno and error.filename in (None, str(temporary)):  # a full disk's error names no file
+        if error.errno and error.filename in (
+            None,
+            str(temporary),
+        ):  # a full disk's error names no file
             error.filename = str(asked)
         raise
     finally:
@@ -156,13 +196,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def all_or_none(folder: Path) -> Iterator[Path]:
     """Open an empty folder whose content moves to ``folder`` if the block succeeds.
 
-    In a folder that exists the files are exchanged one by one, and others stay. A kill between two exchanges leaves
-    whole files, some of them old (``differs_from_manifest`` tells), and the hidden folder, which nothing reads.
-    A ValueError says that a file cannot be written.
+    In a folder that exists the files are exchanged one by one, and others stay. A kill between two
+    exchanges leaves whole files, some of them old (``differs_from_manifest`` tells), and the hidden
+    folder, which nothing reads. A ValueError says that a file cannot be written.
     """
     exists = folder.exists()
     # Inside an existing folder, so that the exchange stays on one file system.
-    temporary = (folder if exists else folder.absolute().parent) / f".{folder.name}.{os.getpid()}.tmp"
+    temporary = (
+        folder if exists else folder.absolute().parent
+    ) / f".{folder.name}.{os.getpid()}.tmp"
     try:
         temporary.mkdir(parents=True)
         yield temporary
@@ -173,7 +215,8 @@ def all_or_none(folder: Path) -> Iterator[Path]:
             os.rename(temporary, folder)
     except OSError as error:
         raise ValueError(
-            f"{folder}: cannot be written ({error.strerror or error}); give a folder that you may write to."
+            f"{folder}: cannot be written ({error.strerror or error}); give a folder that you may "
+            "write to."
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -186,8 +229,10 @@ def sha256_of(path: Path) -> str:
 
 MANIFEST = "manifest.json"  # says what is in the files of the data set that it is beside
 DIFFERS = (
-    f"the file is not the one that {MANIFEST} beside it describes: a run was killed while it put its files in place, "
-    f"or it was changed since; write the folder again with medserl data convert, or remove {MANIFEST} if it was meant"
+    f"the file is not the one that {MANIFEST} beside it describes: a run was killed while it put "
+    "its files in place, "
+    "or it was changed since; write the folder again with medserl data convert, or remove "
+    f"{MANIFEST} if it was meant"
 )
 
 
@@ -196,11 +241,18 @@ def in_manifest(path: Path) -> str | None:
     try:
         value = json.loads((path.parent / MANIFEST).read_bytes())["outputs"][path.name]["sha256"]
         return None if value is None else str(value)
-    except (OSError, ValueError, LookupError, TypeError):  # no such file, or one that is about something else
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+    ):  # no such file, or one that is about something else
         return None
 
 
 def differs_from_manifest(path: Path) -> bool:
-    """Return whether the manifest beside a file has another hash for it; False without a hash or a file."""
+    """Return whether the manifest beside a file has another hash for it; False without a hash or a
+    file.
+    """
     expected = in_manifest(path)
     return expected is not None and path.is_file() and expected != sha256_of(path)

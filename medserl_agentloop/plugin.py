@@ -1,7 +1,8 @@
 """The one place that registers this package with verl, and Hydra's callbacks of the recipes.
 
-verl imports this module through the ``verl.plugins`` entry point at the end of its own ``__init__``, in every process
-of a run. It swallows what a plugin raises (logged at DEBUG), so what is wrong is printed here.
+verl imports this module through the ``verl.plugins`` entry point at the end of its own
+``__init__``, in every process of a run. It swallows what a plugin raises (logged at DEBUG), so what
+is wrong is printed here.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ RESOLVERS = {  # what recipes may write
     # The path of a file or folder that travels with the package.
     "medserl": lambda name: str(resource(name)),
     # The name of the folder that a data file, or the first of a list, is in.
-    "medserl_folder": lambda files: Path(files if isinstance(files, str) else files[0]).resolve().parent.name,
+    "medserl_folder": lambda files: (
+        Path(files if isinstance(files, str) else files[0]).resolve().parent.name
+    ),
     # Whether an advantage estimator reads a critic's values.
     "medserl_needs_critic": lambda name: name in ("gae", "role_gae"),
 }
@@ -49,7 +52,8 @@ def register() -> None:
     """Register everything with verl. Runs when this module is imported, once per process."""
     if verl.__version__ != VERL_VERSION:
         raise SystemExit(  # verl would swallow an ordinary exception
-            f"medserl-agentloop {VERSION} needs verl {VERL_VERSION}, but verl {verl.__version__} is installed. "
+            f"medserl-agentloop {VERSION} needs verl {VERL_VERSION}, but verl {verl.__version__} "
+            "is installed. "
             f"Run: pip install 'verl=={VERL_VERSION}'"
         )
     compiler.use_wheels()
@@ -58,9 +62,13 @@ def register() -> None:
             OmegaConf.register_new_resolver(name, resolver, replace=True)
         backends.register()
         if "recipes=" in " ".join(sys.argv):  # the check of the run says what is missing for it
-            warnings.filterwarnings("ignore", r"\w+ engine is not available", module=r"verl\.workers\.engine")
+            warnings.filterwarnings(
+                "ignore", r"\w+ engine is not available", module=r"verl\.workers\.engine"
+            )
             logging.getLogger("verl.plugin.platform.platform_manager").setLevel(logging.ERROR)
-        if ray.is_initialized():  # a process of a run; anywhere else these imports would cost seconds
+        if (
+            ray.is_initialized()
+        ):  # a process of a run; anywhere else these imports would cost seconds
             from verl.experimental.agent_loop.agent_loop import register as register_agent_loop
 
             from medserl_agentloop.core import advantages, trainer  # noqa: F401  registered by being imported
@@ -70,13 +78,20 @@ def register() -> None:
             register_agent_loop(AGENT_NAME)(SelfPlayAgentLoop)
             backends.register_adapters()
     except Exception as error:
-        print(f"[medserl] the plugin failed to load, self-play cannot run: {error!r}", file=sys.stderr, flush=True)
+        print(
+            f"[medserl] the plugin failed to load, self-play cannot run: {error!r}",
+            file=sys.stderr,
+            flush=True,
+        )
         raise
 
 
 @contextmanager
 def _or_no_run() -> Iterator[None]:
-    """End the run with any exception: Hydra makes a warning of one in a callback, and starts what was not checked."""
+    """End the run with any exception:
+
+    Hydra makes a warning of one in a callback, and starts what was not checked.
+    """
     try:
         yield
     except Exception as error:
@@ -84,12 +99,16 @@ def _or_no_run() -> Iterator[None]:
 
         if not isinstance(error, ConfigError):
             traceback.print_exc()
-            error = RuntimeError(f"the run cannot be checked, so it is not started: {type(error).__name__}: {error}")
+            error = RuntimeError(
+                f"the run cannot be checked, so it is not started: {type(error).__name__}: {error}"
+            )
         raise SystemExit("[medserl] " + "\n[medserl] ".join(str(error).splitlines())) from None
 
 
 class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
-    """Hydra callback of the recipes: chooses verl's platform (None: verl detects it), checks the run before Ray."""
+    """Hydra callback of the recipes: chooses verl's platform (None: verl detects it), checks the
+    run before Ray.
+    """
 
     def __init__(self, platform: str | None = None) -> None:
         self.platform = platform
@@ -98,7 +117,12 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         from medserl_agentloop.core.config import refuse
 
-        refuse(["--multirun would start all its runs in one process, with one Ray: give each run a command of its own"])
+        refuse(
+            [
+                "--multirun would start all its runs in one process, with one Ray: give each run a "
+                "command of its own"
+            ]
+        )
 
     @_or_no_run()
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
@@ -119,40 +143,55 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         run = RunConfig(config, SelfPlayConfig.from_run(config))
         # On the machine of a Ray client nothing of the run is there.
         elsewhere = str(run["ray_kwargs.ray_init.address"]).startswith("ray://")
-        findings = [one for check in ([CHECKS["Ray"]] if elsewhere else CHECKS.values()) for one in check(run)]
+        findings = [
+            one
+            for check in ([CHECKS["Ray"]] if elsewhere else CHECKS.values())
+            for one in check(run)
+        ]
         refuse(one for one in findings if isinstance(one, str))
         for finding in findings:
             announce(f"warning: {finding[1]}")
         for line in game_class(run.selfplay.game).startup_lines(config, run.selfplay):
             announce(line)
-        sys.excepthook = partial(_say_how_to_resume, sys.excepthook, config.trainer.default_local_dir)
+        sys.excepthook = partial(
+            _say_how_to_resume, sys.excepthook, config.trainer.default_local_dir
+        )
         # Ray's core aborts the process at SIGTERM, and takes the signal when it starts.
         _post_init_hooks.append(partial(signal.signal, signal.SIGTERM, signal.default_int_handler))
 
 
-def _say_how_to_resume(others: Any, folder: str, kind: type[BaseException], error: Any, trace: Any) -> None:
+def _say_how_to_resume(
+    others: Any, folder: str, kind: type[BaseException], error: Any, trace: Any
+) -> None:
     """Ctrl-C and SIGTERM end a run with one line; everything else is printed as before."""
     if issubclass(kind, KeyboardInterrupt):
         from medserl_agentloop.core.step_file import LATEST
 
-        resumes = f"resumes from the last checkpoint in {folder}" if Path(folder, LATEST).is_file() else "starts anew"
+        resumes = (
+            f"resumes from the last checkpoint in {folder}"
+            if Path(folder, LATEST).is_file()
+            else "starts anew"
+        )
         announce(f"stopped. The same command {resumes}")
     else:
         others(kind, error, trace)
 
 
 class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
-    """Hydra callback of the recipes: write the output of a run and its processes to ``train.log`` beside its games.
+    """Hydra callback of the recipes: write the output of a run and its processes to ``train.log``
+    beside its games.
 
-    Lines of this package go to the terminal, too, and so does the error of a run that fails, with its traceback.
-    ``hydra.verbose=true`` leaves everything on the terminal.
+    Lines of this package go to the terminal, too, and so does the error of a run that fails, with
+    its traceback. ``hydra.verbose=true`` leaves everything on the terminal.
     """
 
     before: tuple[TextIO, TextIO, int, int] | None = None
 
     @_or_no_run()
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Give the run's own lines a mark that no text of a model or a server can hold, in all its processes."""
+        """Give the run's own lines a mark that no text of a model or a server can hold, in all its
+        processes.
+        """
         if not config.hydra.verbose:
             os.environ[MARK] = f":{secrets.token_hex(8)}"
             # A cluster that is there already does not inherit this environment.
@@ -161,15 +200,22 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
 
     @_or_no_run()
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Ray writes its workers' lines to ``sys.stdout`` and ``sys.stderr``; its own processes inherit 1 and 2."""
+        """Ray writes its workers' lines to ``sys.stdout`` and ``sys.stderr``; its own processes
+        inherit 1 and 2.
+        """
         if config.hydra.verbose:
             return
         path = Path(config.selfplay.records) / "train.log"
-        print(f"[medserl] verl's and Ray's lines are in {path} (hydra.verbose=true shows them)", flush=True)
+        print(
+            f"[medserl] verl's and Ray's lines are in {path} (hydra.verbose=true shows them)",
+            flush=True,
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         sys.stderr.flush()
         self.before = sys.stdout, sys.stderr, os.dup(1), os.dup(2)
-        log = _OwnLinesToo(path.open("ab"), encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        log = _OwnLinesToo(
+            path.open("ab"), encoding="utf-8", errors="backslashreplace", line_buffering=True
+        )
         log.terminal, log.mark = self.before[2], os.environ[MARK]
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -179,7 +225,10 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
         """Hydra prints the error of a run that failed after this."""
         folder = config.selfplay.records
         if job_return.status is JobStatus.COMPLETED and config.selfplay.get("certify") != "only":
-            announce(f"done: {folder}. Read its games: medserl show {folder}, or medserl report {folder} for a page")
+            announce(
+                f"done: {folder}. Read its games: medserl show {folder}, or medserl report "
+                f"{folder} for a page"
+            )
             announce(f"its first player against its last: medserl progress {folder}")
         if self.before is not None and job_return.status is JobStatus.FAILED:
             sys.stdout, sys.stderr, *files = self.before
@@ -188,7 +237,9 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
 
 
 class _OwnLinesToo(io.TextIOWrapper):
-    """A log file whose lines with the run's mark are written to a terminal, too; a model's text may be among them."""
+    """A log file whose lines with the run's mark are written to a terminal, too; a model's text may
+    be among them.
+    """
 
     terminal: int
     mark: str
@@ -211,8 +262,11 @@ def _choose_platform(name: str | None) -> None:
     backends.register()
     platform = PlatformRegistry.get(name)
     if platform is None:
-        raise SystemExit(f"[medserl] no platform {name!r}: {', '.join(PlatformRegistry.registered_names())}")
-    # verl looked for an accelerator while it was imported (trainer/constants_ppo.py), before any config was read.
+        raise SystemExit(
+            f"[medserl] no platform {name!r}: {', '.join(PlatformRegistry.registered_names())}"
+        )
+    # verl looked for an accelerator while it was imported (trainer/constants_ppo.py), before any
+    # config was read.
     if get_platform().device_name != name:
         set_platform(platform())
 

@@ -1,4 +1,6 @@
-"""Text for a terminal: untrusted text made harmless, lines of a run, errors of a command in one line."""
+"""Text for a terminal: untrusted text made harmless, lines of a run, errors of a command in one
+line.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,23 @@ def shown(value: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Untrusted text for a terminal: what it would obey, or not show, is spelt out, e.g. as ``\\x1b`` or ``\\u202e``.
+    """Untrusted text for a terminal: what it would obey, or not show, is spelt out, e.g. as
+    ``\\x1b`` or ``\\u202e``.
 
-    These are the control, format, private and unassigned characters, lone surrogates and Unicode's line separators.
-    Newlines stay, tabs become spaces. Rich's markup is left as it is: use :func:`plain` there.
+    These are the control, format, private and unassigned characters, lone surrogates and Unicode's
+    line separators. Newlines stay, tabs become spaces. Rich's markup is left as it is: use
+    :func:`plain` there.
     """
     if text.isprintable():
         return text
-    hidden = {c for c in text if c not in "\n\t" and (category(c).startswith("C") or c in "\u2028\u2029")}
+    hidden = {
+        c for c in text if c not in "\n\t" and (category(c).startswith("C") or c in "\u2028\u2029")
+    }
     return "".join(ascii(c)[1:-1] if c in hidden else c for c in text.expandtabs(4))
 
 
-MARK = "MEDSERL_MARK"  # of the environment: what tells a line of a run from text of a model or a server
+# of the environment: what tells a line of a run from text of a model or a server
+MARK = "MEDSERL_MARK"
 
 
 def announce(line: str) -> None:
@@ -54,7 +61,9 @@ def say(console: Console, line: str) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **style: Any) -> Table:
-    """Numbers and untrusted text as a table of ``rich`` in this ``style``; whole numbers stand on the right."""
+    """Numbers and untrusted text as a table of ``rich`` in this ``style``; whole numbers stand on
+    the right.
+    """
     from rich.table import Table
 
     made = Table(title=plain(title), title_justify="left", **style)
@@ -68,9 +77,11 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **s
 
 @contextmanager
 def errors_in_one_line(who: str = "medserl", stopped: str = "") -> Iterator[None]:
-    """End the program with exit code 2 and one line for an error that the user can mend, and for each of its notes.
+    """End the program with exit code 2 and one line for an error that the user can mend, and for
+    each of its notes.
 
-    ``who`` begins the line. A command that can say what is left after Ctrl-C, ``stopped``, ends with 130 then.
+    ``who`` begins the line. A command that can say what is left after Ctrl-C, ``stopped``, ends
+    with 130 then.
     """
     import typer  # slow, and a run needs none of it
 

@@ -1,4 +1,7 @@
-"""Shared by all tests. Two seams are faked: the LLM server client, and the tokenizer, which is tiny and made here."""
+"""Shared by all tests.
+
+Two seams are faked: the LLM server client, and the tokenizer, which is tiny and made here.
+"""
 
 import functools
 import gc
@@ -13,7 +16,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-# Two processes of tests share the cores; threads of one more would only wait for each other. Read while torch loads.
+# Two processes of tests share the cores; threads of one more would only wait for each other. Read
+# while torch loads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Every process that a test starts would compile the package again.
@@ -27,14 +31,22 @@ hypothesis.settings.load_profile("quick")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.set_threshold(100_000)  # a fifth of the time of an import goes into counting objects that stay
+    gc.set_threshold(
+        100_000
+    )  # a fifth of the time of an import goes into counting objects that stay
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
     if runs_tests:
         # Before the plugin is loaded, which takes over hydra.compose.
         import hydra
 
         _remember(
-            hydra, "compose", lambda config_name, overrides=(), **options: (config_name, *overrides, *options.items())
+            hydra,
+            "compose",
+            lambda config_name, overrides=(), **options: (
+                config_name,
+                *overrides,
+                *options.items(),
+            ),
         )
 
         import verl  # noqa: F401  # loads the plugin, as every run does
@@ -42,12 +54,18 @@ def pytest_configure(config: pytest.Config) -> None:
         from hydra._internal.sources_registry import SourcesRegistry
         from hydra.core.plugins import Plugins
 
-        Plugins.instance()  # it loads the modules of its sources, again if they were imported before
+        # it loads the modules of its sources, again if they were imported before
+        Plugins.instance()
         for scheme in ("file", "pkg"):
             source = SourcesRegistry.instance().resolve(scheme)
-            _remember(source, "load_config", lambda self, config_path: (self.provider, self.path, config_path))
+            _remember(
+                source,
+                "load_config",
+                lambda self, config_path: (self.provider, self.path, config_path),
+            )
         _remember(ConfigLoaderImpl, "_compose_config_from_defaults_list", _files_of_a_config)
-        # typer reads the signatures of all commands of an application whenever a test invokes one of them.
+        # typer reads the signatures of all commands of an application whenever a test invokes one
+        # of them.
         import typer.testing
 
         typer.testing._get_command = functools.lru_cache(typer.testing._get_command)
@@ -57,11 +75,14 @@ _ENVIRONMENT = os.environ
 
 
 def pytest_runtest_teardown() -> None:
-    os.environ = _ENVIRONMENT  # noqa: B003  # of which datasets leaves a copy there (map with several processes)
+    # of which datasets leaves a copy there (map with several processes)
+    os.environ = _ENVIRONMENT  # noqa: B003
 
 
 def _remember(owner: Any, name: str, key: Callable[..., Hashable]) -> None:
-    """Let a function of Hydra's answer once for each ``key``: hundreds of tests compose the same few runs."""
+    """Let a function of Hydra's answer once for each ``key``: hundreds of tests compose the same
+    few runs.
+    """
     function, answers = getattr(owner, name), dict[Hashable, bytes]()
 
     def remembered(*args: Any, **kwargs: Any) -> Any:
@@ -97,7 +118,9 @@ LONGEST = (
     "planning/test_plan.py",
     "evaluation/test_evaluate_command.py",
 )
-"""The files that take longest, in this order: one of them begun last would keep one process busy alone."""
+"""The files that take longest, in this order: one of them begun last would keep one process busy
+alone.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -105,7 +128,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "chromium" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
-    folder, with_runs = Path(__file__).parent, {item.path for item in items if item.get_closest_marker("slow")}
+    folder, with_runs = (
+        Path(__file__).parent,
+        {item.path for item in items if item.get_closest_marker("slow")},
+    )
     places = {folder / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST) + (item.path not in with_runs)))
 

@@ -1,4 +1,6 @@
-"""Numbers of examples of property tests: a tenth in ``make test``, all with ``--hypothesis-profile=thorough``."""
+"""Numbers of examples of property tests: a tenth in ``make test``, all with
+``--hypothesis-profile=thorough``.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Servers on real local sockets, in threads of the test's own process, and what a model says in one."""
+"""Servers on real local sockets, in threads of the test's own process, and what a model says in
+one.
+"""
 
 import json
 import socket
@@ -32,7 +34,9 @@ def serving(app: FastAPI) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        server.should_exit = server.force_exit = True  # without waiting for connections that clients keep
+        server.should_exit = server.force_exit = (
+            True  # without waiting for connections that clients keep
+        )
         thread.join(timeout=10)
 
 
@@ -46,16 +50,21 @@ class Status:
 
 @dataclass
 class Line:
-    """An answer that is these very bytes, all at once or one by one. Without any, the connection is torn down."""
+    """An answer that is these very bytes, all at once or one by one.
+
+    Without any, the connection is torn down.
+    """
 
     content: bytes = b""
     drip_s: float = 0.0
 
 
 class LocalServer:
-    """Answers with whatever a test's ``reply`` returns, faults included, until its block ends; records the requests.
+    """Answers with whatever a test's ``reply`` returns, faults included, until its block ends;
+    records the requests.
 
-    ``reply`` gets the number of the request, from 0, and its JSON. It returns JSON, bytes as they are, or a fault.
+    ``reply`` gets the number of the request, from 0, and its JSON. It returns JSON, bytes as they
+    are, or a fault.
     """
 
     def __init__(self, reply: Callable[[int, Any], Any]) -> None:
@@ -121,7 +130,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.send(self.server.local.posted(self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+        self.send(
+            self.server.local.posted(
+                self.path, {k.lower(): v for k, v in self.headers.items()}, body
+            )
+        )
 
     def do_GET(self) -> None:
         self.send(self.server.local.page(self.path))
@@ -132,7 +145,9 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(part)
                 time.sleep(answer.drip_s)
             if not answer.content:  # no lingering: the peer sees a reset, not an end
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
                 self.connection.close()
             return
         status = 200
@@ -157,7 +172,8 @@ def unused_url() -> str:
 
 
 class ChatServer(LocalServer):
-    """An OpenAI-compatible chat server that answers a role's turn on a note with ``answer(role, prompt)``.
+    """An OpenAI-compatible chat server that answers a role's turn on a note with ``answer(role,
+    prompt)``.
 
     An answer is the text of a turn, an HTTP status to fail with, or all of the body.
     """
@@ -175,20 +191,36 @@ class ChatServer(LocalServer):
 
     def complete(self, body: dict[str, Any]) -> Any:
         prompt = body["messages"][-1]["content"]
-        said = self.answer(Role.ATTACKER if "You are the attacker" in prompt else Role.ASSESSOR, prompt)
+        said = self.answer(
+            Role.ATTACKER if "You are the attacker" in prompt else Role.ASSESSOR, prompt
+        )
         if isinstance(said, str):
             return completion(said) | ({"model": self.model} if self.model else {})
         return Status(said) if isinstance(said, int) else said
 
 
 def refusal(field: str, other: str | None = None) -> dict[str, Any]:
-    """The words of OpenAI, with status 400, about a field that a model does not take, or not with this value."""
+    """The words of OpenAI, with status 400, about a field that a model does not take, or not with
+    this value.
+    """
     words = f"Unsupported parameter: '{field}' is not supported with this model."
     words += f" Use '{other}' instead." if other else ""
-    return {"error": {"message": words, "type": "invalid_request_error", "param": field, "code": "unsupported_value"}}
+    return {
+        "error": {
+            "message": words,
+            "type": "invalid_request_error",
+            "param": field,
+            "code": "unsupported_value",
+        }
+    }
 
 
-def completion(content: str | list[Any] | None, *, finish: str | None = "stop", **message: Any) -> dict[str, Any]:
+def completion(
+    content: str | list[Any] | None, *, finish: str | None = "stop", **message: Any
+) -> dict[str, Any]:
     """A chat completion as SGLang and vLLM write it."""
     said = {"role": "assistant", "content": content, **message}
-    return {"choices": [{"index": 0, "message": said, "finish_reason": finish}], "usage": {"completion_tokens": 12}}
+    return {
+        "choices": [{"index": 0, "message": said, "finish_reason": finish}],
+        "usage": {"completion_tokens": 12},
+    }

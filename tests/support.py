@@ -1,4 +1,6 @@
-"""Builders that several test modules share: a note and its row, turns as text, a game on a scripted engine."""
+"""Builders that several test modules share: a note and its row, turns as text, a game on a scripted
+engine.
+"""
 
 import asyncio
 from typing import Any
@@ -13,7 +15,10 @@ from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run, tiny_tokenizer
 
-NOTE = "A 40-year-old man has fever. Culture grew candida. He receives fluconazole 150 mg. Follow-up is in a week."
+NOTE = (
+    "A 40-year-old man has fever. Culture grew candida. He receives fluconazole 150 mg. Follow-up "
+    "is in a week."
+)
 REWRITTEN = NOTE.replace("candida", "giardia")
 ERROR_NOTE = NOTE.replace("fluconazole", "amoxicillin")
 
@@ -40,7 +45,11 @@ def attack_text(note: str = REWRITTEN, reasoning: str = "SECRET-PLAN: change the
 
 def assessment_text(verdict: str = "harmful", sentence: str = "Culture grew giardia.") -> str:
     right = "Culture grew candida."
-    fields = "" if verdict == "safe" else f"\nsentence: {sentence}\nerror_type: causalOrganism\ncorrection: {right}"
+    fields = (
+        ""
+        if verdict == "safe"
+        else f"\nsentence: {sentence}\nerror_type: causalOrganism\ncorrection: {right}"
+    )
     return f"<think>it reads oddly</think>\n<answer>\nverdict: {verdict}{fields}\n</answer>"
 
 
@@ -59,11 +68,18 @@ def run_with(**changes: Any) -> DictConfig:
 
 
 def run_game(
-    engine: Any, facts: dict[str, Any], run: DictConfig = RUN, tokenizer: Any = TOKENIZER, *, logprobs: bool = True
+    engine: Any,
+    facts: dict[str, Any],
+    run: DictConfig = RUN,
+    tokenizer: Any = TOKENIZER,
+    *,
+    logprobs: bool = True,
 ) -> SelfPlayOutput:
     """Play one row with the agent loop."""
     loop = build_agent_loop(engine, tokenizer, run)
-    return asyncio.run(loop.run({"temperature": 1.0, "logprobs": logprobs}, extra_info=facts, **ROW))
+    return asyncio.run(
+        loop.run({"temperature": 1.0, "logprobs": logprobs}, extra_info=facts, **ROW)
+    )
 
 
 def play(
@@ -77,14 +93,18 @@ def play(
     **facts: Any,
 ) -> tuple[SelfPlayOutput, MedicalRecord, MockSGLangEngine]:
     engine = MockSGLangEngine(replies, tokenizer, log_prob=log_prob)
-    output = run_game(engine, extra_info(category, **facts), run, tokenizer, logprobs=asks_log_probs)
+    output = run_game(
+        engine, extra_info(category, **facts), run, tokenizer, logprobs=asks_log_probs
+    )
     return output, MedicalRecord.model_validate(output.extra_fields[GAME_KEY]), engine
 
 
 async def scored(manager: Any, record: Any) -> dict[str, Any]:
     """Return the reward manager's answer to verl for one finished game."""
     fields = np.array([{GAME_KEY: record}], dtype=object)
-    answer: dict[str, Any] = await manager.run_single(DataProto.from_dict(non_tensors={"tool_extra_fields": fields}))
+    answer: dict[str, Any] = await manager.run_single(
+        DataProto.from_dict(non_tensors={"tool_extra_fields": fields})
+    )
     return answer
 
 

@@ -1,4 +1,6 @@
-"""A server that is slow, breaks, refuses, answers nonsense or repeats the key, as everyone who asks one meets it."""
+"""A server that is slow, breaks, refuses, answers nonsense or repeats the key, as everyone who asks
+one meets it.
+"""
 
 import asyncio
 import logging
@@ -45,7 +47,8 @@ def http_answer(body: bytes, status: str = "200 OK") -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"), [(Status(503), "HTTP 503"), (Status(429), "HTTP 429"), (Line(), "ReadError")]
+    ("error", "reason"),
+    [(Status(503), "HTTP 503"), (Status(429), "HTTP 429"), (Line(), "ReadError")],
 )
 def test_failing_server_gets_the_same_request_until_tries_are_over(error: Any, reason: str) -> None:
     with answering(error, times=1) as server:
@@ -65,7 +68,9 @@ def test_refusal_quotes_the_server_and_is_not_retried(status: int) -> None:
         assert refusal.value.status == status and len(server.requests) == 1
 
 
-@pytest.mark.parametrize("answer", [http_answer(b" " * 1000), b"HTTP/1.1 200 OK\r\nx-a: " + b"a" * 1000])
+@pytest.mark.parametrize(
+    "answer", [http_answer(b" " * 1000), b"HTTP/1.1 200 OK\r\nx-a: " + b"a" * 1000]
+)
 def test_one_deadline_holds_for_an_answer_that_drips_in(answer: bytes) -> None:
     with answering(Line(answer, drip_s=0.02)) as server:
         started = time.monotonic()
@@ -97,7 +102,9 @@ def test_a_client_serves_one_event_loop_after_another() -> None:
 # --- the breaker ---
 
 
-def test_circuit_opens_after_losses_in_a_row_and_tries_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_circuit_opens_after_losses_in_a_row_and_tries_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 100.0
     monkeypatch.setattr(core_client.time, "monotonic", lambda: now)
     breaker = CircuitBreaker(2, 10.0)
@@ -137,33 +144,51 @@ def test_loopback_goes_past_every_proxy_which_would_read_the_key(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_KEY", KEY)
-    monkeypatch.setenv(variable, "socks5://127.0.0.1:9")  # not even built: httpx lacks a package for it
+    monkeypatch.setenv(
+        variable, "socks5://127.0.0.1:9"
+    )  # not even built: httpx lacks a package for it
     with LocalServer(lambda number, body: number) as server:
-        for number, host in enumerate(("127.0.0.1", "localhost", "127.1", "0.0.0.0", "[::ffff:127.0.0.1]")):
+        for number, host in enumerate(
+            ("127.0.0.1", "localhost", "127.1", "0.0.0.0", "[::ffff:127.0.0.1]")
+        ):
             assert ask(server.url.replace("127.0.0.1", host), api_key_env="TEST_KEY") == number
 
 
 def test_this_machine_is_known_by_all_its_names() -> None:
     names = ("localhost", "localhost.", "localhost.localdomain", "ip6-localhost")
     here = (*names, "127.1", "::1", "::ffff:127.0.0.1", "::")
-    there = ("localhost.example.com", "10.0.0.1", "127.example.com", "mylocalhost", "::ffff:10.0.0.1")
+    there = (
+        "localhost.example.com",
+        "10.0.0.1",
+        "127.example.com",
+        "mylocalhost",
+        "::ffff:10.0.0.1",
+    )
     assert [*map(_is_this_machine, here + there)] == [True] * len(here) + [False] * len(there)
 
 
 @pytest.mark.parametrize("answer", [Status(502), Status(403), b"<html>"])
-def test_a_failure_behind_a_proxy_names_it_without_its_password(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_behind_a_proxy_names_it_without_its_password(
+    answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with answering(answer) as proxy:
         address = proxy.url.removeprefix("http://")
         for place in (address, f"http://anna:{QUOTED}@{address}"):
             monkeypatch.setenv("http_proxy", place)
             with pytest.raises(NoAnswer) as error:
                 ask("http://judge.invalid:8001")
-            assert f"{address}; see no_proxy)" in str(error.value) and QUOTED not in str(error.value)
+            assert f"{address}; see no_proxy)" in str(error.value) and QUOTED not in str(
+                error.value
+            )
         assert proxy.paths == ["http://judge.invalid:8001/path"] * 2
 
 
-@pytest.mark.parametrize("proxy", ["socks5://anna:hunter2@host", "ftp://anna:hunter2@host", "http://anna:hunter2/@h"])
-def test_a_proxy_that_cannot_be_used_is_not_repeated(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "proxy", ["socks5://anna:hunter2@host", "ftp://anna:hunter2@host", "http://anna:hunter2/@h"]
+)
+def test_a_proxy_that_cannot_be_used_is_not_repeated(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("all_proxy", proxy)
     with pytest.raises(ValueError, match="https_proxy or all_proxy cannot be used") as error:
         ServerOptions(url="https://judge.invalid").client()
@@ -175,7 +200,13 @@ def test_a_proxy_that_cannot_be_used_is_not_repeated(proxy: str, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("answer", "shown"),
-    [(b"<html>", "'<html>'"), (b"", "''"), (b"[" * 100_000, r"'\[{200}'"), (b'"\\ud800"', ".*"), (b"\xff\xfe", ".*")],
+    [
+        (b"<html>", "'<html>'"),
+        (b"", "''"),
+        (b"[" * 100_000, r"'\[{200}'"),
+        (b'"\\ud800"', ".*"),
+        (b"\xff\xfe", ".*"),
+    ],
 )
 def test_answer_that_is_not_json_is_bad_and_shown_in_part(answer: bytes, shown: str) -> None:
     with answering(answer) as server, pytest.raises(BadAnswer, match=f"^.*not JSON: {shown}$"):
@@ -183,7 +214,10 @@ def test_answer_that_is_not_json_is_bad_and_shown_in_part(answer: bytes, shown: 
 
 
 @examples(100, suppress_health_check=[HealthCheck.too_slow])
-@given(st.binary(max_size=200) | st.binary(max_size=100).map(lambda more: b"HTTP/1.1 200 OK\r\n" + more))
+@given(
+    st.binary(max_size=200)
+    | st.binary(max_size=100).map(lambda more: b"HTTP/1.1 200 OK\r\n" + more)
+)
 def test_any_bytes_on_the_line_are_an_answer_or_none(line: bytes) -> None:
     with answering(Line(line)) as server:
         try:
@@ -195,7 +229,9 @@ def test_any_bytes_on_the_line_are_an_answer_or_none(line: bytes) -> None:
 # --- keys and passwords ---
 
 
-def test_keys_and_passwords_are_sent_as_the_server_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_and_passwords_are_sent_as_the_server_wants_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     basic = b64encode(f"anna:{PASSWORD}".encode()).decode()
     with LocalServer(lambda number, body: number) as server:
         ask(server.url)
@@ -241,7 +277,9 @@ def test_a_secret_is_never_shown_whatever_a_server_repeats(
         assert hidden not in f"{words} {caplog.text}"
 
 
-def test_a_short_key_is_no_reason_to_change_what_a_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_key_is_no_reason_to_change_what_a_model_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Local servers are often given a key such as "none", which is also a word."""
     monkeypatch.setenv("TEST_KEY", "none")
     with answering("none of it") as server:
@@ -251,9 +289,15 @@ def test_a_short_key_is_no_reason_to_change_what_a_model_says(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("url", "key", "says"),
     [
-        *((f"http{rest}", "k", "expected http://host:port") for rest in ("://anna:p/cret@host", ":///x", "://[::1")),
+        *(
+            (f"http{rest}", "k", "expected http://host:port")
+            for rest in ("://anna:p/cret@host", ":///x", "://[::1")
+        ),
         *((url, "k", "expected http://host:port") for url in ("cret:1", "ftp://u:secret@host")),
-        *(("http://host", key, r"no HTTP header can hold|is not set") for key in ("sk-\nsecret", "sk-sécret", "")),
+        *(
+            ("http://host", key, r"no HTTP header can hold|is not set")
+            for key in ("sk-\nsecret", "sk-sécret", "")
+        ),
     ],
 )
 def test_an_address_and_a_key_that_cannot_be_used_are_not_repeated(

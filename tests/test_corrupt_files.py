@@ -1,4 +1,6 @@
-"""Files of a run with a byte changed or the end cut off: what was written, or an error that names the file."""
+"""Files of a run with a byte changed or the end cut off: what was written, or an error that names
+the file.
+"""
 
 import json
 import random
@@ -50,11 +52,15 @@ def damages(content: bytes, draws: int) -> Iterator[bytes]:
     for number in range(draws):
         place = chance.randrange(len(content))
         changed = bytes([content[place] ^ chance.randrange(1, 256)])
-        yield content[:place] if number % 4 == 0 else content[:place] + changed + content[place + 1 :]
+        yield (
+            content[:place] if number % 4 == 0 else content[:place] + changed + content[place + 1 :]
+        )
 
 
 def refusals(file: Path, draws: int, use: Callable[[], object], message: str) -> int:
-    """Count the damages of ``file`` that make ``use`` fail, each with a message that begins like this."""
+    """Count the damages of ``file`` that make ``use`` fail, each with a message that begins like
+    this.
+    """
     refused, good = 0, file.read_bytes()
     for content in damages(good, draws):
         file.write_bytes(content)
@@ -85,7 +91,10 @@ def test_a_damaged_games_file_loses_no_game_without_a_word(games: StepFile, draw
         try:
             found = list(read_games(games.path))
         except ValueError as error:
-            assert re.match(rf"{games.path}, line \d+ (is not a game record|is not JSON|is no JSON object)", str(error))
+            assert re.match(
+                rf"{games.path}, line \d+ (is not a game record|is not JSON|is no JSON object)",
+                str(error),
+            )
         else:
             differ = [now != then for now, then in zip(found, whole, strict=False)]
             assert sum(differ) <= (0 if cut else 1)  # a letter in a text, or a figure
@@ -103,23 +112,32 @@ def test_a_damaged_games_file_loses_no_game_without_a_word(games: StepFile, draw
 @pytest.mark.parametrize("name", [GAMES_FILE, METRICS_FILE])
 def test_half_a_last_line_is_left_out_and_said(games: StepFile, command: str, name: str) -> None:
     """A run that was killed, or copied while it wrote."""
-    StepFile(games.path.with_name(METRICS_FILE)).append({"step": s, "actor/grad_norm": 0.5} for s in (1, 2, 3))
+    StepFile(games.path.with_name(METRICS_FILE)).append(
+        {"step": s, "actor/grad_norm": 0.5} for s in (1, 2, 3)
+    )
     file = games.path.with_name(name)
     file.write_bytes(whole := file.read_bytes()[:-9])
     run = games.path.parent
     done = invoke(command, run, *([run] if command == "compare" else []))
     number = whole.count(b"\n") + 1
-    assert (done.exit_code, f"{file} ends within line {number}: it is left out" in done.stderr) == (0, True), (
-        done.output
-    )
+    assert (done.exit_code, f"{file} ends within line {number}: it is left out" in done.stderr) == (
+        0,
+        True,
+    ), done.output
     played = 12 - (name == GAMES_FILE)
-    assert {"show": f"of {played}", "report": f"{played} games", "compare": f"| {played} "}[command] in done.stdout
+    assert {"show": f"of {played}", "report": f"{played} games", "compare": f"| {played} "}[
+        command
+    ] in done.stdout
     file.write_bytes(whole + b"\n")  # within the file a line may not be half
     assert invoke(command, run, *([run] if command == "compare" else [])).exit_code == 2
 
 
-@pytest.mark.parametrize(("left", "exit_code", "says"), [(-1, 0, "1 games"), (-9, 2, "line 1 is not JSON")])
-def test_an_only_line_without_its_end_is_read_or_refused(games: StepFile, left: int, exit_code: int, says: str) -> None:
+@pytest.mark.parametrize(
+    ("left", "exit_code", "says"), [(-1, 0, "1 games"), (-9, 2, "line 1 is not JSON")]
+)
+def test_an_only_line_without_its_end_is_read_or_refused(
+    games: StepFile, left: int, exit_code: int, says: str
+) -> None:
     games.path.write_bytes(games.path.read_bytes().partition(b"\n")[0] + b"\n")
     games.path.write_bytes(games.path.read_bytes()[:left])
     done = invoke("report", games.path)
@@ -130,16 +148,27 @@ HOSTILE: dict[str, Any] = {
     "a sum beyond numbers": [{"rewards": {"attacker": {"a": 1e308, "b": 1e308}}}],
     "a reward beyond numbers": [{"rewards": {"attacker": {"a": 1e308}}}],
     "names in one game": [{"rewards": {"assessor": {str(n): 0.0 for n in range(200_000)}}}],
-    "names in many games": [{"rewards": {"attacker": {f"{g}.{n}": 0.0 for n in range(100)}}} for g in range(60)],
+    "names in many games": [
+        {"rewards": {"attacker": {f"{g}.{n}": 0.0 for n in range(100)}}} for g in range(60)
+    ],
 }
 
 
-@pytest.mark.parametrize(("kind", "command"), [*zip(HOSTILE, ("show", "report", "compare", "show"), strict=True)])
-def test_rewards_that_no_table_takes_are_named_with_their_line(games: StepFile, kind: str, command: str) -> None:
-    rows = [finished(Outcome.CORRECT_DETECTION, step=LAST).to_json() | changes for changes in HOSTILE[kind]]
+@pytest.mark.parametrize(
+    ("kind", "command"), [*zip(HOSTILE, ("show", "report", "compare", "show"), strict=True)]
+)
+def test_rewards_that_no_table_takes_are_named_with_their_line(
+    games: StepFile, kind: str, command: str
+) -> None:
+    rows = [
+        finished(Outcome.CORRECT_DETECTION, step=LAST).to_json() | changes
+        for changes in HOSTILE[kind]
+    ]
     games.append(rows)
     done = invoke(command, games.path, *([games.path] if command == "compare" else []))
-    assert done.exit_code == 2 and re.search(rf"{GAMES_FILE}, line \d+ (brings|holds)", done.stderr), done.output
+    assert done.exit_code == 2 and re.search(
+        rf"{GAMES_FILE}, line \d+ (brings|holds)", done.stderr
+    ), done.output
 
 
 @pytest.mark.parametrize(
@@ -150,7 +179,9 @@ def test_rewards_that_no_table_takes_are_named_with_their_line(games: StepFile, 
         ({"a": 1.0}, ", line 2 has no step, or something else than numbers"),
     ],
 )
-def test_metrics_that_no_table_takes_are_named(games: StepFile, row: dict[str, Any], says: str) -> None:
+def test_metrics_that_no_table_takes_are_named(
+    games: StepFile, row: dict[str, Any], says: str
+) -> None:
     StepFile(file := games.path.with_name(METRICS_FILE)).append([{"step": 1, "a": 1.0}, row])
     with pytest.raises(ValueError, match=re.escape(f"{file}{says}")):
         metrics(games.path.parent)
@@ -184,7 +215,9 @@ def test_a_damaged_state_of_a_checkpoint_is_named_or_taken_up(tmp_path: Path, dr
 @pytest.fixture
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, Any]) -> Path:
     read = lru_cache(run_check.AutoTokenizer.from_pretrained)
-    monkeypatch.setattr(run_check.AutoTokenizer, "from_pretrained", lambda path, **options: read(path))
+    monkeypatch.setattr(
+        run_check.AutoTokenizer, "from_pretrained", lambda path, **options: read(path)
+    )
     pq.write_table(pq.read_table(files["data.train_files"]).slice(0, 4), tmp_path / "few.parquet")
     return tmp_path / "few.parquet"
 
@@ -204,7 +237,9 @@ def test_a_damaged_file_of_rows_is_named_before_the_run_starts(rows: Path, draws
         else:
             same += pq.read_table(rows).equals(whole)
     assert refused > 0.5 * draws
-    assert refused + same < draws  # a byte of a text can change unseen, as long as no manifest stands beside it
+    assert (
+        refused + same < draws
+    )  # a byte of a text can change unseen, as long as no manifest stands beside it
 
 
 def test_checkpoint_that_cannot_be_written_is_named_with_the_free_space(tmp_path: Path) -> None:
@@ -225,15 +260,28 @@ def test_checkpoint_that_cannot_be_written_is_named_with_the_free_space(tmp_path
 
 
 @draws
-def test_a_damaged_checkpoint_is_named_with_the_way_to_the_one_before(tmp_path: Path, draws: int) -> None:
+def test_a_damaged_checkpoint_is_named_with_the_way_to_the_one_before(
+    tmp_path: Path, draws: int
+) -> None:
     trainer: Any = object.__new__(SelfPlayTrainerSync)
     trainer.trainer_mode = "sync"
-    settings = {"default_local_dir": str(tmp_path), "resume_mode": "auto", "del_local_ckpt_after_load": False}
+    settings = {
+        "default_local_dir": str(tmp_path),
+        "resume_mode": "auto",
+        "del_local_ckpt_after_load": False,
+    }
     trainer.config = OmegaConf.create({"trainer": settings})
-    trainer.total_training_steps, trainer.use_critic, trainer.run_state, trainer.pool = LAST, False, {}, None
+    trainer.total_training_steps, trainer.use_critic, trainer.run_state, trainer.pool = (
+        LAST,
+        False,
+        {},
+        None,
+    )
     trainer.selfplay = SimpleNamespace(certify="only", records=tmp_path)
     weights = {"weight": torch.arange(300.0)}
-    loads = SimpleNamespace(load_checkpoint=lambda local_path, **_: torch.load(f"{local_path}/model.pt"))
+    loads = SimpleNamespace(
+        load_checkpoint=lambda local_path, **_: torch.load(f"{local_path}/model.pt")
+    )
     trainer.actor_rollout_wg = loads
     trainer.train_dataloader = StatefulDataLoader(list(range(64)), batch_size=8, num_workers=0)
     next(iter(trainer.train_dataloader))
@@ -252,4 +300,6 @@ def test_a_damaged_checkpoint_is_named_with_the_way_to_the_one_before(tmp_path: 
 def test_a_checkpoint_that_cannot_be_evaluated_is_named(tmp_path: Path) -> None:
     folder = save_shards(tiny_model(len(TOKENIZER)), TOKENIZER, tmp_path / "actor", 1)
     file = folder / "model_world_size_1_rank_0.pt"
-    assert refusals(file, 12, lambda: load_model(folder), str(folder)) >= 3  # those that are cut short
+    assert (
+        refusals(file, 12, lambda: load_model(folder), str(folder)) >= 3
+    )  # those that are cut short

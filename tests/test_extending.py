@@ -1,4 +1,7 @@
-"""The judge, the rewards and the profile on the page for people who add their own. The game: test_newcomer."""
+"""The judge, the rewards and the profile on the page for people who add their own.
+
+The game: test_newcomer.
+"""
 
 import asyncio
 import re
@@ -44,7 +47,8 @@ def test_the_rewards_of_the_page_pay() -> None:
     missed, invalid = finished(Outcome.MISSED_ERROR), finished(Outcome.INVALID_ATTACK)
     assert load_scheme("my_rewards:undetected_only")(missed) == {Role.ATTACKER: {"undetected": 1.0}}
     gentle, usual = (
-        scheme(invalid)[Role.ATTACKER]["validity"] for scheme in (load_scheme("my_rewards:gentle"), medserl)
+        scheme(invalid)[Role.ATTACKER]["validity"]
+        for scheme in (load_scheme("my_rewards:gentle"), medserl)
     )
     assert usual < gentle == -1.8
 
@@ -70,7 +74,8 @@ def test_a_term_that_a_recipe_sets_is_refused_with_the_recipe() -> None:
     with pytest.raises(SystemExit) as refused:
         start_up("selfplay.reward=my_rewards:undetected_only", recipe="quickstart")
     assert re.search(
-        r"no term 'decoy': it has undetected. Append selfplay.reward_terms.decoy=null to leave it out "
+        r"no term 'decoy': it has undetected. Append selfplay.reward_terms.decoy=null to leave it "
+        r"out "
         r"\(selfplay.reward_terms.decoy is set by recipes/quickstart.yaml\)",
         str(refused.value),
     )

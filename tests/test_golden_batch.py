@@ -1,6 +1,7 @@
 """Sixty-four recorded medical games still give the same columns, rewards and advantages.
 
-Where they are meant to change, ``PYTHONPATH=tests python tests/test_golden_batch.py`` plays and records them again.
+Where they are meant to change, ``PYTHONPATH=tests python tests/test_golden_batch.py`` plays and
+records them again.
 """
 
 import gzip
@@ -25,13 +26,20 @@ from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
 FILE = Path(__file__).parent / "golden" / "medical_64.json.gz"
 GOLDEN = json.loads(gzip.decompress(FILE.read_bytes()))
 
-# The batch was recorded when decoys were played for points, a cut-off assessment was nobody's, and guesses were paid.
+# The batch was recorded when decoys were played for points, a cut-off assessment was nobody's, and
+# guesses were paid.
 TERMS = {"decoy": 1.0, "cut_off_assessment": 0.0, "guessed": 0.0}
 RUNS = {
     "medserl": run_with(selfplay__judge="labels", selfplay__reward_terms=TERMS),
-    "brief": run_with(selfplay__judge="labels", selfplay__profile="brief", selfplay__reward="zero_sum"),
-    "shared": run_with(selfplay__judge="labels", selfplay__context="shared", selfplay__reward_terms=TERMS),
-    "copy": run_with(selfplay__judge="labels", selfplay__vanilla_attacker="copy", selfplay__reward_terms=TERMS),
+    "brief": run_with(
+        selfplay__judge="labels", selfplay__profile="brief", selfplay__reward="zero_sum"
+    ),
+    "shared": run_with(
+        selfplay__judge="labels", selfplay__context="shared", selfplay__reward_terms=TERMS
+    ),
+    "copy": run_with(
+        selfplay__judge="labels", selfplay__vanilla_attacker="copy", selfplay__reward_terms=TERMS
+    ),
 }
 
 
@@ -43,7 +51,8 @@ def play_game(game: dict[str, Any]) -> dict[str, Any]:
     record = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
     tensors = {
         name: torch.as_tensor(columns[name]).tolist()
-        for name in ("prompts", "responses", "response_mask", "role_ids", "context_lengths", "rm_scores",
+        for name in ("prompts", "responses", "response_mask", "role_ids", "context_lengths",
+        "rm_scores",
                      "rollout_log_probs")
     }  # fmt: skip
     return {
@@ -51,7 +60,9 @@ def play_game(game: dict[str, Any]) -> dict[str, Any]:
         "position_ids": restarted(columns["context_lengths"]).tolist(),
         "max_tokens": [call.sampling_params["max_tokens"] for call in engine.calls],
         "outcome": record.outcome.value,
-        "rewards": {str(getattr(role, "value", role)): parts for role, parts in record.rewards.items()},
+        "rewards": {
+            str(getattr(role, "value", role)): parts for role, parts in record.rewards.items()
+        },
     }
 
 
@@ -60,11 +71,17 @@ def _scripted(reply: dict[str, Any]) -> MockReply:
     if not reply.get("abort"):
         ids = [*ids, TOKENIZER.eos_token_id][: reply.get("truncate_to")]
     stop_reason = "abort" if reply.get("abort") else "length" if "truncate_to" in reply else None
-    return MockReply(token_ids=ids, log_probs=[-0.01 * (i % 7) for i in range(len(ids))], stop_reason=stop_reason)
+    return MockReply(
+        token_ids=ids, log_probs=[-0.01 * (i % 7) for i in range(len(ids))], stop_reason=stop_reason
+    )
 
 
-def replay(games: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, list[list[float]]]]:
-    """The columns of each game, and the advantages (of trained tokens, in order) of the batch by estimator."""
+def replay(
+    games: Sequence[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], dict[str, list[list[float]]]]:
+    """The columns of each game, and the advantages (of trained tokens, in order) of the batch by
+    estimator.
+    """
     columns = [play_game(game) for game in games]
     width = max(len(c["responses"]) for c in columns)
 
@@ -84,9 +101,13 @@ def replay(games: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[
         lam=0.9,
     )
     credited = {
-        name: estimator(batch, CreditSettings(), Baselines()).advantages for name, estimator in ROLE_ESTIMATORS.items()
+        name: estimator(batch, CreditSettings(), Baselines()).advantages
+        for name, estimator in ROLE_ESTIMATORS.items()
     }
-    trained = {name: [row[m > 0].tolist() for row, m in zip(a, mask, strict=True)] for name, a in credited.items()}
+    trained = {
+        name: [row[m > 0].tolist() for row, m in zip(a, mask, strict=True)]
+        for name, a in credited.items()
+    }
     return columns, trained
 
 

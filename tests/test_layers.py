@@ -12,11 +12,15 @@ import medserl_agentloop
 
 PACKAGE = Path(medserl_agentloop.__file__).parent
 MODULES = {
-    ".".join(("medserl_agentloop", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    ".".join(("medserl_agentloop", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
     for path in PACKAGE.rglob("*.py")
     if "shim" not in path.parts
 }
-WORDS_OF_MEDICINE = re.compile(r"attacker|assessor|note\b|medic|judge|categor|agentloop\.games", re.IGNORECASE)
+WORDS_OF_MEDICINE = re.compile(
+    r"attacker|assessor|note\b|medic|judge|categor|agentloop\.games", re.IGNORECASE
+)
 
 MAY_IMPORT = {
     "core": {"backends"},
@@ -27,16 +31,20 @@ MAY_IMPORT = {
     "scoring": set(),
     "testing": {"backends", "core"},
 }
-"""Parts of the package that may import only these others, and ``ANYWHERE``, however deep in a function.
+"""Parts of the package that may import only these others, and ``ANYWHERE``, however deep in a
+function.
 
-None may import ``medical_team``, the room of the old systems: what is there is found by a user's name.
+None may import ``medical_team``, the room of the old systems: what is there is found by a user's
+name.
 """
 
 ANYWHERE = {"paths", "terminal"}
 
 
 VERLS_NAMES = {"ServerAdapter"}
-"""Names that verl gives a part of each rollout, and that ours have too: who knows one rollout of verl's knows ours."""
+"""Names that verl gives a part of each rollout, and that ours have too: who knows one rollout of
+verl's knows ours.
+"""
 
 
 def imports(module: str, *, everywhere: bool) -> set[str]:

@@ -1,4 +1,6 @@
-"""Real runs of verl's own entry point: one that is not killed and validates its end, and one that is and goes on."""
+"""Real runs of verl's own entry point: one that is not killed and validates its end, and one that
+is and goes on.
+"""
 
 import csv
 import json
@@ -32,9 +34,13 @@ VALIDATION = (
 
 @pytest.fixture(scope="module")
 def folder(data: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows for two steps, so that a kill comes at the end of an epoch, and some of the sample notes to validate on."""
+    """Rows for two steps, so that a kill comes at the end of an epoch, and some of the sample notes
+    to validate on.
+    """
     folder: Path = tmp_path_factory.mktemp("main_ppo")
-    pq.write_table(pq.read_table(data[0].partition("=")[2]).slice(0, ROWS), folder / "train.parquet")
+    pq.write_table(
+        pq.read_table(data[0].partition("=")[2]).slice(0, ROWS), folder / "train.parquet"
+    )
     with SAMPLE.open(newline="") as file, (folder / "notes.csv").open("w", newline="") as notes:
         csv.writer(notes).writerows(list(csv.reader(file))[: 1 + NOTES])
     files = ("--input", folder / "notes.csv", "--output", folder / "val.parquet")
@@ -47,7 +53,11 @@ def folder(data: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> P
 
 def start(folder: Path, name: str) -> Run:
     files = (f"data.{of}_files={folder}/{of}.parquet" for of in ("train", "val"))
-    overrides = ("algorithm.adv_estimator=role_rae", "trainer.total_epochs=3", f"trainer.total_training_steps={LAST}")
+    overrides = (
+        "algorithm.adv_estimator=role_rae",
+        "trainer.total_epochs=3",
+        f"trainer.total_training_steps={LAST}",
+    )
     reuse = "selfplay.reuse_log_probs=true"
     env = environment(VERL_FILE_LOGGER_PATH=str(folder / name / "logged.jsonl"))
     return Run(folder / name, *files, *overrides, reuse, *VALIDATION, env=env)
@@ -55,22 +65,30 @@ def start(folder: Path, name: str) -> Run:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Run:
-    """A run to its end; beside it the folder ``killed``, as a SIGKILL in the midst of it would leave its own."""
+    """A run to its end; beside it the folder ``killed``, as a SIGKILL in the midst of it would
+    leave its own.
+    """
     whole = start(folder, "whole")
     whole.copy_after_step(KILLED_AFTER, folder / "killed")
     whole.wait()
     return whole
 
 
-def test_killed_run_resumes_as_if_never_killed_with_every_step_once(folder: Path, whole: Run) -> None:
-    with (folder / "killed" / "run" / GAMES_FILE).open("a") as games:  # a kill between writing games and checkpointing
+def test_killed_run_resumes_as_if_never_killed_with_every_step_once(
+    folder: Path, whole: Run
+) -> None:
+    with (folder / "killed" / "run" / GAMES_FILE).open(
+        "a"
+    ) as games:  # a kill between writing games and checkpointing
         games.write(json.dumps({"step": LAST + 1}) + "\n" + '{"step": ')
     killed = start(folder, "killed")
     reached = killed.reached
     killed.wait()
 
     assert KILLED_AFTER <= reached < LAST
-    assert any(line.startswith(f"resuming after step {reached} of {LAST}: ") for line in killed.lines())
+    assert any(
+        line.startswith(f"resuming after step {reached} of {LAST}: ") for line in killed.lines()
+    )
     assert any(f"plays all of its {ROWS} rows" in line for line in killed.lines())
     assert sum(line.startswith("judge labels: nobody reads") for line in killed.lines()) == 1
     for run in (whole, killed):
@@ -83,29 +101,41 @@ def test_killed_run_resumes_as_if_never_killed_with_every_step_once(folder: Path
             assert step["selfplay/assessor/parse_rate"] >= 0.5
             assert step["selfplay/judge/unread_rate"] > 0.5
     rewards: dict[Role, set[float | None]] = {
-        role: {g.reward(role) for g in read_games(killed.folder / "run" / GAMES_FILE)} for role in Role
+        role: {g.reward(role) for g in read_games(killed.folder / "run" / GAMES_FILE)}
+        for role in Role
     }
     assert all(len(values - {None}) > 1 for values in rewards.values())
 
     baselines = [
-        [{k: v for k, v in step.items() if "/baseline/" in k} for step in run.metrics] for run in (whole, killed)
+        [{k: v for k, v in step.items() if "/baseline/" in k} for step in run.metrics]
+        for run in (whole, killed)
     ]
     for of_whole, of_killed in zip(*baselines, strict=True):
         assert of_whole and of_killed == pytest.approx(of_whole, abs=1e-6)
     state_file = Path("run", f"global_step_{LAST}", STATE_FILE)
     expected, found = (json.loads((run.folder / state_file).read_text()) for run in (whole, killed))
     for role in Role:
-        assert found["baselines"][role.value] == pytest.approx(expected["baselines"][role.value], abs=1e-6)
+        assert found["baselines"][role.value] == pytest.approx(
+            expected["baselines"][role.value], abs=1e-6
+        )
     assert found["alarms"]["streaks"] == expected["alarms"]["streaks"]
 
     played = {name: games_played(folder / name) for name in ("whole", "killed")}
     assert played["killed"] == played["whole"]
     rows = [{text_id for text_id, _, _ in games} for games in played["whole"].values()]
-    assert rows[0] | rows[1] == rows[2] | rows[3] and len(rows[0] | rows[1]) == ROWS  # each row once in an epoch
-    weights = {name: torch.load(folder / name / WEIGHTS, weights_only=False) for name in ("whole", "killed")}
-    moved = 1e-3  # by the four steps; float32 rounds by 1e-7, in the order in which the games of a step were over
+    assert (
+        rows[0] | rows[1] == rows[2] | rows[3] and len(rows[0] | rows[1]) == ROWS
+    )  # each row once in an epoch
+    weights = {
+        name: torch.load(folder / name / WEIGHTS, weights_only=False)
+        for name in ("whole", "killed")
+    }
+    # by the four steps; float32 rounds by 1e-7, in the order in which the games of a step were over
+    moved = 1e-3
     for name, tensor in weights["whole"].items():
-        assert (weights["killed"][name].to_local() - tensor.to_local()).abs().max() < moved / 1000, name
+        assert (
+            weights["killed"][name].to_local() - tensor.to_local()
+        ).abs().max() < moved / 1000, name
 
 
 def games_played(folder: Path) -> dict[int, list[tuple[str, str, str]]]:
@@ -118,33 +148,50 @@ def games_played(folder: Path) -> dict[int, list[tuple[str, str, str]]]:
     return {step: sorted(games) for step, games in sorted(played.items())}
 
 
-def test_final_validation_of_a_run_equals_evaluate_on_its_last_checkpoint(folder: Path, whole: Run) -> None:
+def test_final_validation_of_a_run_equals_evaluate_on_its_last_checkpoint(
+    folder: Path, whole: Run
+) -> None:
     answers, results = evaluated(whole.folder / "run" / f"global_step_{LAST}", folder)
     (dump,) = (whole.folder / "dump").iterdir()
     dumped = {line["text_id"]: line for line in map(json.loads, dump.read_text().splitlines())}
     assert len(answers) == NOTES
-    # verl decodes without special tokens, and the tiny player's end-of-turn token leaves nothing behind.
+    # verl decodes without special tokens, and the tiny player's end-of-turn token leaves nothing
+    # behind.
     assert {text_id: line["output"] for text_id, line in dumped.items()} == {
         text_id: answer["response"] for text_id, answer in answers.items()
     }
     logged = json.loads((whole.folder / "logged.jsonl").read_text().splitlines()[-1])["data"]
     (scores,) = results["systems"].values()
-    measures = {name: measure["value"] for name, measure in scores["measures"].items() if measure["value"] is not None}
+    measures = {
+        name: measure["value"]
+        for name, measure in scores["measures"].items()
+        if measure["value"] is not None
+    }
     assert {"flag_accuracy", "sentence_accuracy", "f1", "recall", "rouge_1"} <= measures.keys()
-    official = {name.rpartition("toy_eval/")[2]: value for name, value in logged.items() if "toy_eval/" in name}
+    official = {
+        name.rpartition("toy_eval/")[2]: value
+        for name, value in logged.items()
+        if "toy_eval/" in name
+    }
     assert {name: official[name] for name in measures} == measures
     assert whole.metrics[-1]["val-core/toy_eval/f1"] == official["f1"]
     line = f"validation on toy_eval, {NOTES} notes: flag accuracy {measures['flag_accuracy']:.3f}"
     assert any(said.startswith(line) for said in whole.lines())
 
     untrained, _ = evaluated(resource("assets") / "tiny_player", folder)
-    assert any(untrained[text_id]["response"] != answer["response"] for text_id, answer in answers.items())
+    assert any(
+        untrained[text_id]["response"] != answer["response"] for text_id, answer in answers.items()
+    )
 
 
 def evaluated(model: Path, folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """The answers by text id, and the results."""
     output = folder / f"evaluation-{model.name}"
-    done = invoke("evaluate", model, "--notes", folder / "notes.csv", "--output", output, "--max-tokens", 512)
+    done = invoke(
+        "evaluate", model, "--notes", folder / "notes.csv", "--output", output, "--max-tokens", 512
+    )
     assert done.exit_code == 0, done.output
     answers = [json.loads(line) for line in (output / "answers.jsonl").read_text().splitlines()]
-    return {answer["text_id"]: answer for answer in answers}, json.loads((output / "results.json").read_text())
+    return {answer["text_id"]: answer for answer in answers}, json.loads(
+        (output / "results.json").read_text()
+    )

@@ -1,4 +1,6 @@
-"""An asynchronous run with an adapter for each role: a killed process ends it; it is resumed with one role alone."""
+"""An asynchronous run with an adapter for each role: a killed process ends it; it is resumed with
+one role alone.
+"""
 
 import re
 from pathlib import Path
@@ -32,7 +34,9 @@ def adapter(run: Run, step: int, role: str) -> dict[str, torch.Tensor]:
     return load_file(folder / "adapter_model.safetensors")
 
 
-def test_async_run_with_adapters_survives_a_killed_worker(tmp_path: Path, data: tuple[str, ...]) -> None:
+def test_async_run_with_adapters_survives_a_killed_worker(
+    tmp_path: Path, data: tuple[str, ...]
+) -> None:
     first = Run(tmp_path, *data, *ADAPTERS, "trainer.total_training_steps=50", recipe=RECIPES)
     try:
         first.wait_for_checkpoint(2)
@@ -45,23 +49,32 @@ def test_async_run_with_adapters_survives_a_killed_worker(tmp_path: Path, data: 
     assert re.match(rf"agent-loop worker 0 died \({worker}\) in step \d+", line)
     reached = first.reached
     last = reached + 2
-    keep = "trainer.max_actor_ckpt_to_keep=10"  # or the checkpoint that it resumes from would be removed
+    # or the checkpoint that it resumes from would be removed
+    keep = "trainer.max_actor_ckpt_to_keep=10"
     resumed = ("selfplay.train=attacker", f"trainer.total_training_steps={last}", keep)
     second = Run(tmp_path, *data, *ADAPTERS, *resumed, recipe=RECIPES)
     second.wait()
 
     assert any(CERTIFIED in line and "holds" in line for line in first.lines())
-    assert not any(line.startswith("alarm rollout_mismatch") for run in (first, second) for line in run.lines())
+    assert not any(
+        line.startswith("alarm rollout_mismatch") for run in (first, second) for line in run.lines()
+    )
     steps = range(1, last + 1)
     assert [step["step"] for step in second.metrics] == list(steps)
     assert second.steps_of_games() == dict.fromkeys(steps, GAMES_PER_STEP)
     games = list(read_games(tmp_path / "run" / GAMES_FILE))
     assert len({(game.uid, game.session) for game in games}) == len(games)
-    assert all(game.void is None and game.step - 2 <= game.policy_version < game.step for game in games)
+    assert all(
+        game.void is None and game.step - 2 <= game.policy_version < game.step for game in games
+    )
     assert {game.attack is None for game in games} == {True, False}
 
     # Where the rewards of a step are equal, all advantages are 0, and so is the gradient.
-    learned = [step for step in second.metrics if any(f"selfplay/{role}/signal_share" in step for role in Role)]
+    learned = [
+        step
+        for step in second.metrics
+        if any(f"selfplay/{role}/signal_share" in step for role in Role)
+    ]
     assert learned and all(step["actor/grad_norm"] > 0 for step in learned)
     for step in second.metrics:
         if not any(step[f"selfplay/{role}/trained_tokens"] for role in Role):
@@ -71,7 +84,16 @@ def test_async_run_with_adapters_survives_a_killed_worker(tmp_path: Path, data: 
         else:
             assert 0 <= step["selfplay/staleness"] <= 1
             assert step["rollout_corr/rollout_is_mean"] != 1.0
-    before, after = ({role: adapter(second, at, role) for role in ("attacker", "assessor")} for at in (reached, last))
-    assert all(torch.equal(tensor, after["assessor"][name]) for name, tensor in before["assessor"].items())
-    assert any(tensor.abs().max() > 0 for name, tensor in before["assessor"].items() if "lora_B" in name)
-    assert not all(torch.equal(tensor, after["attacker"][name]) for name, tensor in before["attacker"].items())
+    before, after = (
+        {role: adapter(second, at, role) for role in ("attacker", "assessor")}
+        for at in (reached, last)
+    )
+    assert all(
+        torch.equal(tensor, after["assessor"][name]) for name, tensor in before["assessor"].items()
+    )
+    assert any(
+        tensor.abs().max() > 0 for name, tensor in before["assessor"].items() if "lora_B" in name
+    )
+    assert not all(
+        torch.equal(tensor, after["attacker"][name]) for name, tensor in before["attacker"].items()
+    )

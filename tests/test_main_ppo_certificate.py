@@ -1,4 +1,5 @@
-"""Real runs certify themselves before they train, watch for leaks in bf16 and mix their mini-batches.
+"""Real runs certify themselves before they train, watch for leaks in bf16 and mix their
+mini-batches.
 
 A certificate with a critic and of two ranks is in test_main_ppo_nodes.py.
 """
@@ -21,7 +22,12 @@ MODULES = Path(__file__).parent / "training"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 BF16 = (f"{ROLLOUT}.dtype=bfloat16", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=bf16")
 ONE_STEP = ("trainer.total_training_steps=1", "trainer.save_freq=-1")
-ONE_STEP = (*ONE_STEP, "data.train_batch_size=16", f"{ACTOR}.ppo_mini_batch_size=4", f"{ROLLOUT}.n=4")
+ONE_STEP = (
+    *ONE_STEP,
+    "data.train_batch_size=16",
+    f"{ACTOR}.ppo_mini_batch_size=4",
+    f"{ROLLOUT}.n=4",
+)
 
 
 def with_module(name: str, **changes: str) -> dict[str, str]:
@@ -32,12 +38,31 @@ def with_module(name: str, **changes: str) -> dict[str, str]:
 def test_bf16_raises_no_alarm_and_mini_batches_share_two_turn_games_evenly(
     tmp_path: Path, data: tuple[str, ...]
 ) -> None:
-    """Also the attacker alone, paid by zero_sum, with role_rloo, while the assessor is held to the reference policy."""
+    """Also the attacker alone, paid by zero_sum, with role_rloo, while the assessor is held to the
+    reference policy.
+    """
     counts = tmp_path / "mini_batches"
-    one_role = ("algorithm.adv_estimator=role_rloo", "selfplay.train=attacker", "selfplay.reward=zero_sum")
-    anchor = ("selfplay.anchor.assessor=0.1", f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.0")
+    one_role = (
+        "algorithm.adv_estimator=role_rloo",
+        "selfplay.train=attacker",
+        "selfplay.reward=zero_sum",
+    )
+    anchor = (
+        "selfplay.anchor.assessor=0.1",
+        f"{ACTOR}.use_kl_loss=True",
+        f"{ACTOR}.kl_loss_coef=0.0",
+    )
     watched = with_module("mini_batches", MINI_BATCHES=str(counts))
-    run = Run(tmp_path, *data, *BF16, *ONE_STEP, *one_role, *anchor, "selfplay.alarms.patience=1", env=watched)
+    run = Run(
+        tmp_path,
+        *data,
+        *BF16,
+        *ONE_STEP,
+        *one_role,
+        *anchor,
+        "selfplay.alarms.patience=1",
+        env=watched,
+    )
     run.wait()
     (step,) = run.metrics
     assert not {"selfplay/alarm/context_leak", "selfplay/alarm/rollout_mismatch"} & set(step)
@@ -48,7 +73,9 @@ def test_bf16_raises_no_alarm_and_mini_batches_share_two_turn_games_evenly(
     assert {game.scheme for game in read_games(tmp_path / "run" / GAMES_FILE)} == {"zero_sum"}
     assert step["actor/grad_norm"] > 0
     assert step["selfplay/attacker/trained_tokens"] > 0 == step["selfplay/assessor/trained_tokens"]
-    assert step["actor/anchor_kl_loss"] > 0  # from the second mini-batch on the policy differs from the reference
+    assert (
+        step["actor/anchor_kl_loss"] > 0
+    )  # from the second mini-batch on the policy differs from the reference
 
     batches = [tuple(map(int, line.split())) for line in counts.read_text().splitlines()]
     assert [rows for _, rows in batches] == [16] * 4
@@ -58,11 +85,15 @@ def test_bf16_raises_no_alarm_and_mini_batches_share_two_turn_games_evenly(
     assert all(abs(two - 16 * share) <= allowed for two, _ in batches), batches
 
 
-def test_certify_names_each_coupling_of_the_roles_without_training(tmp_path: Path, data: tuple[str, ...]) -> None:
+def test_certify_names_each_coupling_of_the_roles_without_training(
+    tmp_path: Path, data: tuple[str, ...]
+) -> None:
     command = [Path(sys.executable).with_name("medserl"), "certify", "own_notes", *data, *ONE_STEP]
     command += ["algorithm.adv_estimator=grpo", "selfplay.credit.loss=verl"]
     command += [f"trainer.default_local_dir={tmp_path}/run", f"hydra.run.dir={tmp_path}/hydra"]
-    done = subprocess.run(command, cwd=tmp_path, env=with_module("broken_roles"), capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=with_module("broken_roles"), capture_output=True, text=True
+    )
     assert done.returncode != 0
     for sentence in (
         "certificate: the actor reads across the border of the private contexts",

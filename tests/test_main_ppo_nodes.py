@@ -1,9 +1,10 @@
-"""A real run on two Ray nodes of this machine against a frozen opponent, until one of the nodes is lost.
+"""A real run on two Ray nodes of this machine against a frozen opponent, until one of the nodes is
+lost.
 
-Its credit is role_gae with a critic and a KL in the reward, in dynamic batches, two epochs over each. Of the other
-estimators role_rae runs in test_main_ppo.py, role_grpo in benchmarks/test_gpu.py, role_rloo in
-test_main_ppo_certificate.py, role_reinforce_pp in the remaining ones. A merged adapter and the shared context are in
-learning/test_experiments.py.
+Its credit is role_gae with a critic and a KL in the reward, in dynamic batches, two epochs over
+each. Of the other estimators role_rae runs in test_main_ppo.py, role_grpo in
+benchmarks/test_gpu.py, role_rloo in test_main_ppo_certificate.py, role_reinforce_pp in the
+remaining ones. A merged adapter and the shared context are in learning/test_experiments.py.
 """
 
 import json
@@ -28,7 +29,9 @@ from medserl_agentloop.games.medical.types import Role
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 NODE = {"num_cpus": 8, "num_gpus": 1, "include_dashboard": False, "object_store_memory": 2**28}
-HEALTH = {"RAY_health_check_period_ms": "500"}  # a lost node refuses at once; one without time to answer has 10 s each
+HEALTH = {
+    "RAY_health_check_period_ms": "500"
+}  # a lost node refuses at once; one without time to answer has 10 s each
 CREDIT = (
     "selfplay.train=assessor",
     "algorithm.adv_estimator=role_gae",
@@ -41,13 +44,16 @@ CREDIT = (
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """A head and two nodes that train, started before the run, with the environment that its recipe would set.
+    """A head and two nodes that train, started before the run, with the environment that its recipe
+    would set.
 
     The head has no GPU: Ray keeps what needs none, such as the trainer, off nodes that have one.
     """
     for name, value in {**RAY, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", **HEALTH}.items():
         monkeypatch.setenv(name, value)
-    folder = tempfile.mkdtemp(prefix="ray_")  # or other runs of this machine would find the cluster, and join it
+    folder = tempfile.mkdtemp(
+        prefix="ray_"
+    )  # or other runs of this machine would find the cluster, and join it
     monkeypatch.setenv("RAY_TMPDIR", folder)
     cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_gpus": 0})
     for _ in range(2):
@@ -94,7 +100,9 @@ def test_two_node_run_trains_until_a_lost_node_is_named_and_ends_it(
         try:
             run.wait_for_checkpoint(2)
             silent.set()
-            assert asked_in_vain.wait(timeout=SILENT_S)  # so a game is being played, and its step cannot end
+            assert asked_in_vain.wait(
+                timeout=SILENT_S
+            )  # so a game is being played, and its step cannot end
             other, _ = cluster.worker_nodes  # the trainer is on the head
             cluster.remove_node(other, allow_graceful=False)
             assert run.wait_for_end() != 0
@@ -103,7 +111,9 @@ def test_two_node_run_trains_until_a_lost_node_is_named_and_ends_it(
             speaks_again.set()
 
     # Ray may forward the run's own line too late for the terminal; the error there says the same.
-    lost = rf"node .*, Ray's id {other.node_id[:8]}\) was lost in step \d+\. .*resumes from the last"
+    lost = (
+        rf"node .*, Ray's id {other.node_id[:8]}\) was lost in step \d+\. .*resumes from the last"
+    )
     assert re.search(lost, run.log.read_text()), run.said()
 
     certificate = json.loads((tmp_path / "run" / CERTIFICATE_FILE).read_text())
@@ -120,7 +130,9 @@ def test_two_node_run_trains_until_a_lost_node_is_named_and_ends_it(
         if game.attack is not None:
             assert game.opponent is not None and game.opponent.version == "frozen-7b"
     for step in run.metrics:
-        assert step["selfplay/attacker/trained_tokens"] == 0 < step["selfplay/assessor/trained_tokens"]
+        assert (
+            step["selfplay/attacker/trained_tokens"] == 0 < step["selfplay/assessor/trained_tokens"]
+        )
         assert step["selfplay/opponent/failed"] == 0
         assert step["training/rollout_probs_diff_max"] < AGREEMENT
         assert step["critic/grad_norm"] > 0

@@ -1,4 +1,6 @@
-"""A newcomer's first hour: the commands of the pages, as they stand and in their order, in one copy of the checkout."""
+"""A newcomer's first hour: the commands of the pages, as they stand and in their order, in one copy
+of the checkout.
+"""
 
 import json
 import re
@@ -23,20 +25,33 @@ PACKAGE = ("hydra_plugins", "medserl_agentloop", "prompts", "recipes", "tool_con
 PARTS = ("assets", "data_prep", "experiments", *PACKAGE)
 FILES = ("Makefile", "pyproject.toml", "constraints-cpu.txt")
 SMALLER = {
-    "Makefile": (("--cases 1500", "--cases 100"), ("--cases 200", "--cases 20"), ("--games 400", "--games 40")),
+    "Makefile": (
+        ("--cases 1500", "--cases 100"),
+        ("--cases 200", "--cases 20"),
+        ("--games 400", "--games 40"),
+    ),
     "recipes/quickstart.yaml": (("_steps: 16", "_steps: 1"), ("save_freq: 4", "save_freq: 1")),
     "recipes/tiny.yaml": (("_size: 16", "_size: 8"), ("n: 4", "n: 2")),
 }
-"""Smaller values for the copy. The commands are those of the pages; runs that they start end after a step."""
+"""Smaller values for the copy. The commands are those of the pages; runs that they start end after
+a step.
+"""
 NOTES = 100
 
-GPU, SERVED = "needs a GPU; composed by test_docs.py and planned here", "needs a served model; parsed by test_docs.py"
-TWICE = "the quickstart again with another reward; composed by test_docs.py, played in test_main_ppo_certificate.py"
+GPU, SERVED = (
+    "needs a GPU; composed by test_docs.py and planned here",
+    "needs a served model; parsed by test_docs.py",
+)
+TWICE = (
+    "the quickstart again with another reward; composed by test_docs.py, played in "
+    "test_main_ppo_certificate.py"
+)
 NOT_RUN = {
     "git clone": "this is the checkout",
     "make test": "these tests",
     "make learn": "learning/test_learn.py runs it",
-    "python -m verl.trainer.main_ppo +recipes=own_notes": "test_main_ppo.py runs it, and its data are looked for here",
+    "python -m verl.trainer.main_ppo "
+    "+recipes=own_notes": "test_main_ppo.py runs it, and its data are looked for here",
     "pip install": "installs from a package index",
     "hf download": "needs the hub",
     "HF_HUB_CACHE=": "needs the packages of transformers[serving]",
@@ -60,10 +75,14 @@ NOT_RUN = {
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the repository with small runs, an environment that is installed, and files named as MEDEC's."""
+    """A copy of the repository with small runs, an environment that is installed, and files named
+    as MEDEC's.
+    """
     folder: Path = tmp_path_factory.mktemp("newcomer")
     for name in PARTS:
-        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in FILES:
         shutil.copy(REPOSITORY / name, folder)
     for name, changes in SMALLER.items():
@@ -77,7 +96,11 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / ".venv" / part).symlink_to(Path(sys.prefix) / part)
     (folder / ".venv" / ".cpu").touch()
     notes = pd.read_csv(SAMPLE, dtype=str, keep_default_na=False).head(NOTES)
-    for name in ("MEDEC-MS-TrainingSet.csv", "MEDEC-MS-ValidationSet.csv", SAMPLE.relative_to(REPOSITORY)):
+    for name in (
+        "MEDEC-MS-TrainingSet.csv",
+        "MEDEC-MS-ValidationSet.csv",
+        SAMPLE.relative_to(REPOSITORY),
+    ):
         notes.to_csv(folder / name, index=False)
     return folder
 
@@ -91,7 +114,9 @@ def commands(page: str) -> Iterator[str]:
 
 
 def run(folder: Path, page: str, about: str = "") -> dict[str, str]:
-    """Run a page's commands, or those about something, in the activated environment; return their output."""
+    """Run a page's commands, or those about something, in the activated environment; return their
+    output.
+    """
     printed = {}
     for command in (command for command in commands(page) if about in command):
         more = " trainer.total_training_steps=1" if "verl.trainer.main_ppo" in command else ""
@@ -115,7 +140,9 @@ def run(folder: Path, page: str, about: str = "") -> dict[str, str]:
 def rewards(run: Path) -> set[str]:
     """The names of all reward components in the games of a run."""
     games = map(json.loads, (run / "games.jsonl").read_text(encoding="utf-8").splitlines())
-    return {name for game in games for components in game["rewards"].values() for name in components}
+    return {
+        name for game in games for components in game["rewards"].values() for name in components
+    }
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +172,11 @@ def test_the_guides_go_on_from_the_readme(checkout: Path) -> None:
 
 @pytest.mark.long
 def test_a_game_of_ones_own_trains_as_its_page_says(checkout: Path) -> None:
-    (code,) = (block for block in blocks(REPOSITORY / "docs" / "extending.md", "python") if "(Interaction)" in block)
+    (code,) = (
+        block
+        for block in blocks(REPOSITORY / "docs" / "extending.md", "python")
+        if "(Interaction)" in block
+    )
     (checkout / "rps.py").write_text(code, encoding="utf-8")
     said = run(checkout, "docs/extending.md", "rps")
     assert "left" in said["PYTHONPATH=. medserl show runs/rps"]

@@ -1,7 +1,7 @@
 """The old systems' quick start, as docs/migration.md gives it, on the CPU with the tiny player.
 
-The page's other run is composed and checked by test_docs.py; a judge that is a model and two epochs over a batch run in
-test_main_ppo_nodes.py.
+The page's other run is composed and checked by test_docs.py; a judge that is a model and two epochs
+over a batch run in test_main_ppo_nodes.py.
 """
 
 import csv
@@ -27,14 +27,20 @@ from medserl_agentloop.medical_team.protocol import create_app
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
 
-QUICK_START = next(block for block in blocks(REPOSITORY / "docs/migration.md", "bash") if "main_ppo" in block)
+QUICK_START = next(
+    block for block in blocks(REPOSITORY / "docs/migration.md", "bash") if "main_ppo" in block
+)
 NOT_RUN = "make quickstart"  # test_newcomer.py runs it
 TABLE = {"detection", "realism", "format"}  # the parts of the old rewards
 SHORT = (
-    "selfplay.budget.attacker_reasoning=32 selfplay.budget.assessor=32 actor_rollout_ref.rollout.n=1 "
+    "selfplay.budget.attacker_reasoning=32 selfplay.budget.assessor=32 "
+    "actor_rollout_ref.rollout.n=1 "
     "trainer.total_training_steps=1 data.val_max_samples=4 data.train_batch_size=32"
 )
-"""Overrides that shorten a page's run. The recipe's model and engine become the tiny player's: cpu, tiny."""
+"""Overrides that shorten a page's run.
+
+The recipe's model and engine become the tiny player's: cpu, tiny.
+"""
 
 
 @pytest.fixture
@@ -56,19 +62,28 @@ def old_rows() -> Iterator[dict[str, str]]:
 
 
 def typed(block: str, url: str, folder: Path) -> list[str]:
-    """Runs the commands of a block in ``folder``, and returns them as they were typed on the page."""
-    lines = [line for line in block.replace("\\\n", " ").splitlines() if not line.startswith(("#", NOT_RUN))]
+    """Runs the commands of a block in ``folder``, and returns them as they were typed on the
+    page."""
+    lines = [
+        line
+        for line in block.replace("\\\n", " ").splitlines()
+        if not line.startswith(("#", NOT_RUN))
+    ]
     for line in lines:
         command = re.sub(r"http://localhost:\d+", url, line)
         if "main_ppo" in command:
-            command = re.sub(r"\+recipes=\[?(\w+)\S*", r"+recipes=[\1,cpu,tiny]", command) + f" {SHORT}"
+            command = (
+                re.sub(r"\+recipes=\[?(\w+)\S*", r"+recipes=[\1,cpu,tiny]", command) + f" {SHORT}"
+            )
         shell = ["bash", "-euc", f"export PATH={sys.prefix}/bin:$PATH\n{command} 2>&1"]
         done = subprocess.run(shell, cwd=folder, env=environment(), capture_output=True, text=True)
         assert done.returncode == 0, f"{command}\n{done.stdout[-5000:]}"
     return lines
 
 
-def test_quick_start_of_the_older_system_runs_as_the_page_gives_it(judges: str, tmp_path: Path) -> None:
+def test_quick_start_of_the_older_system_runs_as_the_page_gives_it(
+    judges: str, tmp_path: Path
+) -> None:
     old = tmp_path / "data/medical_openrlhf/medec_ms_train.jsonl"
     old.parent.mkdir(parents=True)
     old.write_text("".join(json.dumps(row) + "\n" for row in old_rows()))

@@ -13,7 +13,8 @@ WRONG_VERSION = """
 import builtins, io
 real_open = builtins.open
 def fake_open(file, *args, **kwargs):
-    return io.StringIO("0.8.0") if str(file).endswith("version/version") else real_open(file, *args, **kwargs)
+    return io.StringIO("0.8.0") if str(file).endswith("version/version") else real_open(file, \
+*args, **kwargs)
 builtins.open = fake_open
 import verl
 print("verl went on")
@@ -22,13 +23,16 @@ print("verl went on")
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in environment().items() if not k.startswith(("MEDSERL_", "VERL_"))}
-    return subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, timeout=280)
+    return subprocess.run(
+        [sys.executable, "-c", code], env=clean, capture_output=True, text=True, timeout=280
+    )
 
 
 PLAIN = """
 import sys, verl
 assert "medserl_agentloop.plugin" in sys.modules
-heavy = {"verl.trainer.ppo.v1", "verl.workers.engine.base", "transformers.modeling_utils"} & {*sys.modules}
+heavy = {"verl.trainer.ppo.v1", "verl.workers.engine.base", "transformers.modeling_utils"} & \
+{*sys.modules}
 print("imported:", heavy or "nothing heavy", flush=True)
 from verl.plugin.platform import get_platform
 print("platform:", get_platform().vendor_name)
@@ -46,7 +50,10 @@ def test_importing_verl_loads_the_plugin_which_only_a_run_says() -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_the_doctor_asks_has_the_trainer() -> None:
-    worker = "import ray; ray.is_initialized = lambda: True; from medserl_agentloop import doctor; doctor._in_worker()"
+    worker = (
+        "import ray; ray.is_initialized = lambda: True; from medserl_agentloop import doctor; "
+        "doctor._in_worker()"
+    )
     assert python(worker).returncode == 0
 
 
@@ -59,9 +66,13 @@ def test_another_verl_is_an_error_with_the_right_version_and_not_silence() -> No
     assert "pip install 'verl==0.9.1'" in run.stderr
 
 
-def test_search_path_says_in_one_line_what_hydra_cannot_compose(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_path_says_in_one_line_what_hydra_cannot_compose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The messages are those of ``medserl config``, see run_check/test_rules.py."""
-    monkeypatch.setattr(sys, "argv", ["/verl/trainer/main_ppo.py", "+recipes=quickstart", "trainer.total_epoch=1"])
+    monkeypatch.setattr(
+        sys, "argv", ["/verl/trainer/main_ppo.py", "+recipes=quickstart", "trainer.total_epoch=1"]
+    )
     monkeypatch.setattr(MedserlSearchPathPlugin, "checked", False)
     with pytest.raises(SystemExit, match=r"did you mean 'trainer\.total_epochs'\?") as refused:
         MedserlSearchPathPlugin().manipulate_search_path(ConfigSearchPathImpl())

@@ -1,4 +1,6 @@
-"""Prompt profiles: those of the package, what a template may use, what a note may hold, what an error says."""
+"""Prompt profiles: those of the package, what a template may use, what a note may hold, what an
+error says.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -38,11 +40,17 @@ def test_a_profile_has_a_prompt_for_every_turn_that_ends_with_the_note(name: str
     profile = load_profile(name)
     prompts = [profile.messages(role, category, NOTE) for role in Role for category in Category]
     for *system, user in prompts:
-        assert user["role"] == "user" and user["content"].endswith(f"\n{NOTE}") and user["content"].count(NOTE) == 1
+        assert (
+            user["role"] == "user"
+            and user["content"].endswith(f"\n{NOTE}")
+            and user["content"].count(NOTE) == 1
+        )
         assert [message["role"] for message in system] == (["system"] if name == "classic" else [])
         assert all(NOTE not in message["content"] for message in system)
     assert (profile.settings.assistant_prefix == "<think>\n") == (name == "baseline")
-    assert len({str(prompt) for prompt in prompts}) == len(ATTACKED) + 1 + 1  # the copy, and the assessor's
+    assert (
+        len({str(prompt) for prompt in prompts}) == len(ATTACKED) + 1 + 1
+    )  # the copy, and the assessor's
 
 
 @PROFILES
@@ -62,7 +70,9 @@ def test_the_format_that_an_attacker_is_shown_is_read(name: str, category: Categ
 def test_assessor_prompt_names_the_verdict_words_and_is_no_verdict_itself(name: str) -> None:
     profile = load_profile(name)
     prompt = profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE)[-1]["content"]
-    words = {"baseline": "Safe Harmful", "classic": '"CORRECT" "INCORRECT"'}.get(name, "safe harmful")
+    words = {"baseline": "Safe Harmful", "classic": '"CORRECT" "INCORRECT"'}.get(
+        name, "safe harmful"
+    )
     assert all(word in prompt for word in words.split())
     assert profile.parser.assessment(prompt).verdict is None
 
@@ -70,14 +80,19 @@ def test_assessor_prompt_names_the_verdict_words_and_is_no_verdict_itself(name: 
 def test_the_format_the_assessor_is_shown_has_the_fields_that_are_read() -> None:
     shown = assess(load_profile())
     assert all(kind.value in shown for kind in ErrorType)
-    parsed = MEDSERL.assessment(shown[shown.index("<think>") :].replace("safe or harmful", "harmful"))
+    parsed = MEDSERL.assessment(
+        shown[shown.index("<think>") :].replace("safe or harmful", "harmful")
+    )
     assert parsed.sentence == "the wrong sentence, copied from the note"
     assert parsed.correction == "that sentence as it should read"
 
 
 def test_error_types_of_a_run_are_used_by_prompts_answers_and_rows() -> None:
     types = ("dosage", "drug_interaction")
-    told = {name: load_profile(name, types).templates() for name in ("medserl", "classic", "baseline", "edits")}
+    told = {
+        name: load_profile(name, types).templates()
+        for name in ("medserl", "classic", "baseline", "edits")
+    }
     said = {name: " ".join(str(row["messages"]) for row in rows) for name, rows in told.items()}
     assert all("dosage or " in text and "drug interaction" in text for text in said.values())
     assert not any("treatment, " in text for text in said.values())
@@ -87,14 +102,18 @@ def test_error_types_of_a_run_are_used_by_prompts_answers_and_rows() -> None:
     facts = {"category": "vanilla_harmful", "error_note": NOTE}
     for answered, known in (("Drug interaction", "drug_interaction"), ("diagnosis", None)):
         game = medical.new_game(facts | {"error_type": answered})
-        fields = f"verdict: harmful\nsentence: He rests.\nerror_type: {answered}\ncorrection: He runs."
+        fields = (
+            f"verdict: harmful\nsentence: He rests.\nerror_type: {answered}\ncorrection: He runs."
+        )
         game.play(f"<think>hm</think><answer>{fields}</answer>")
         (answer,) = game.record.assessments
         assert game.record.spec.error_type == answer.error_type == known
         assert answer.violations == ([] if known else ["no_error_type"])
 
 
-@pytest.mark.parametrize("types", [[], ["dosage", "Dosage"], ["a/b"], ["x" * 41], ["dosage", ""], 5])
+@pytest.mark.parametrize(
+    "types", [[], ["dosage", "Dosage"], ["a/b"], ["x" * 41], ["dosage", ""], 5]
+)
 def test_error_types_that_no_answer_could_name_are_refused(types: Any) -> None:
     with pytest.raises(ValueError, match="error type"):
         MedicalConfig(judge="labels", error_types=types)
@@ -104,7 +123,11 @@ def test_error_types_that_no_answer_could_name_are_refused(types: Any) -> None:
 def test_a_relative_path_is_a_path_and_a_bare_name_is_not(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    profile_in(tmp_path / "mine", assessor__assess="Look: {{ note }}", attacker__adversarial_benign="{{ note }}")
+    profile_in(
+        tmp_path / "mine",
+        assessor__assess="Look: {{ note }}",
+        attacker__adversarial_benign="{{ note }}",
+    )
     monkeypatch.chdir(tmp_path)
     assert assess(load_profile(path.format(tmp_path=tmp_path))) == f"Look: {NOTE}"
     with pytest.raises(ValueError, match="no prompt profile 'mine'"):
@@ -116,16 +139,23 @@ def test_custom_profile_has_a_system_message_parser_prefix_and_stops(
 ) -> None:
     profile_in(tmp_path, assessor__assess="{{ note }}", assessor__system="You are terse.")
     settings = "assistant_prefix: 'Well: '\nstop: {assessor: ['###']}\n"
-    (tmp_path / "profile.yaml").write_text(f"parser: medserl_agentloop.medical_team.formats:CLASSIC\n{settings}")
+    (tmp_path / "profile.yaml").write_text(
+        f"parser: medserl_agentloop.medical_team.formats:CLASSIC\n{settings}"
+    )
     profile = PromptProfile(tmp_path)
     messages = profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE)
-    assert [tuple(each.values()) for each in messages] == [("system", "You are terse."), ("user", NOTE)]
+    assert [tuple(each.values()) for each in messages] == [
+        ("system", "You are terse."),
+        ("user", NOTE),
+    ]
     assert "imports a module" in caplog.text and "CLASSIC" in caplog.text
     assert profile.parser is load_profile("classic").parser
     assert profile.settings.assistant_prefix == "Well: "
     assert profile.settings.stop == {Role.ASSESSOR: ["###"]}
     profile_in(tmp_path, assessor__system="{{ note }}")
-    with pytest.raises(ValueError, match=r"system.jinja, line 1: 'note' is undefined. It may use no variable"):
+    with pytest.raises(
+        ValueError, match=r"system.jinja, line 1: 'note' is undefined. It may use no variable"
+    ):
         assess(PromptProfile(tmp_path))
 
 
@@ -141,7 +171,9 @@ def test_custom_profile_has_a_system_message_parser_prefix_and_stops(
         ("parser: ${broken", "no viable alternative"),
     ],
 )
-def test_a_wrong_profile_yaml_is_refused_with_file_and_key(tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_profile_yaml_is_refused_with_file_and_key(
+    tmp_path: Path, text: str, message: str
+) -> None:
     (tmp_path / "profile.yaml").write_text(text)
     with pytest.raises(ValueError, match=message) as error:
         PromptProfile(tmp_path)
@@ -154,9 +186,13 @@ def test_unknown_profile_is_refused_with_the_existing_names(
 ) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=f"no prompt profile '{name}'.*baseline, brief, classic, edits, medserl"):
+    with pytest.raises(
+        ValueError, match=f"no prompt profile '{name}'.*baseline, brief, classic, edits, medserl"
+    ):
         load_profile(name)
-    assert load_profile().folder == load_profile("medserl").folder == resource("prompts") / "medserl"
+    assert (
+        load_profile().folder == load_profile("medserl").folder == resource("prompts") / "medserl"
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,14 +201,28 @@ def test_unknown_profile_is_refused_with_the_existing_names(
         ("one\n{{ note }}\n{{ category }}", "assess.jinja, line 3", "'category' is undefined"),
         ("{{ note.text }}", "assess.jinja, line 1", "has no attribute 'text'"),
         ("\n{{ note / 2 }}", "assess.jinja, line 2", "unsupported operand"),
-        ("{{ note }}\n{% include 'shared.jinja' %}", "shared.jinja, line 4", "'label' is undefined"),
-        ("{{ note }}\n{% include 'broken.jinja' %}", "broken.jinja, line 2", "unexpected 'end of template'"),
+        (
+            "{{ note }}\n{% include 'shared.jinja' %}",
+            "shared.jinja, line 4",
+            "'label' is undefined",
+        ),
+        (
+            "{{ note }}\n{% include 'broken.jinja' %}",
+            "broken.jinja, line 2",
+            "unexpected 'end of template'",
+        ),
         ("{{ note }}\n{% include 'absent.jinja' %}", "assess.jinja, line 2", "absent.jinja"),
-        ("{{ note }}{{ cycler.__init__.__globals__.os.popen('id').read() }}", "assess.jinja", "is unsafe"),
+        (
+            "{{ note }}{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+            "assess.jinja",
+            "is unsafe",
+        ),
         ("{{ note }}{{ note.__class__.__mro__ }}", "assess.jinja", "is unsafe"),
     ],
 )
-def test_an_error_names_template_line_and_variable(tmp_path: Path, template: str, place: str, reason: str) -> None:
+def test_an_error_names_template_line_and_variable(
+    tmp_path: Path, template: str, place: str, reason: str
+) -> None:
     (tmp_path / "shared.jinja").write_text("\n\n\n{{ label }}")
     (tmp_path / "broken.jinja").write_text("\n{% if")
     profile = profile_in(tmp_path, assessor__assess=template)

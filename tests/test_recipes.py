@@ -1,4 +1,6 @@
-"""Every recipe composes against verl's real config, and every key it sets exists there; so do those of SFT."""
+"""Every recipe composes against verl's real config, and every key it sets exists there; so do those
+of SFT.
+"""
 
 import re
 from itertools import product
@@ -23,8 +25,13 @@ from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.tiny import compose_run
 
 # Those of verl's SFT trainer are below, the parts for a GPU in planning/test_plan.py.
-RECIPES = {p.stem for p in resource("recipes").glob("*.yaml") if not p.stem.startswith("warm_start")} - GPU_PARTS
-JUDGE_SERVER = ("selfplay.judge_server.url=http://localhost:30000/v1", "selfplay.judge_server.model=judge")
+RECIPES = {
+    p.stem for p in resource("recipes").glob("*.yaml") if not p.stem.startswith("warm_start")
+} - GPU_PARTS
+JUDGE_SERVER = (
+    "selfplay.judge_server.url=http://localhost:30000/v1",
+    "selfplay.judge_server.model=judge",
+)
 PARTS = {"adapter_per_role", "colocate_async", "core", "cpu", "sglang_cpu", "sglang_gpu", "tiny"}
 """Included by others, no runs of their own."""
 
@@ -39,7 +46,10 @@ def test_recipe_passes_the_start_check_and_a_real_model_needs_a_judge(recipe: st
     config = compose_run(f"+recipes={recipe}")
     path = str(config.actor_rollout_ref.model.path)
     if path.startswith(str(resource("assets"))) or recipe == "learn_smollm2":
-        assert config.selfplay.get("judge", "labels") in ("labels", "experiments.clinic:OracleJudge")
+        assert config.selfplay.get("judge", "labels") in (
+            "labels",
+            "experiments.clinic:OracleJudge",
+        )
     else:
         assert config.selfplay.judge in ("llm", "http")
         with pytest.raises(ConfigError, match=r"selfplay\.judge_server\.url"):
@@ -50,7 +60,10 @@ def test_recipe_passes_the_start_check_and_a_real_model_needs_a_judge(recipe: st
 
 
 def test_sglang_gpu_takes_back_what_the_cpu_part_sets() -> None:
-    on_cpu, on_gpu = compose_run("+recipes=quickstart"), compose_run("+recipes=[quickstart,sglang_gpu]")
+    on_cpu, on_gpu = (
+        compose_run("+recipes=quickstart"),
+        compose_run("+recipes=[quickstart,sglang_gpu]"),
+    )
     check_run(on_gpu)
     for key in ("name", "dtype", "full_determinism"):
         assert on_gpu.actor_rollout_ref.rollout[key] != on_cpu.actor_rollout_ref.rollout[key]
@@ -58,7 +71,9 @@ def test_sglang_gpu_takes_back_what_the_cpu_part_sets() -> None:
 
 
 @pytest.mark.parametrize(("recipe", "column"), [("openrlhf_script", 1), ("verl_script", 3)])
-def test_the_recipe_of_a_script_sets_what_the_script_sets_or_says_why_not(recipe: str, column: int) -> None:
+def test_the_recipe_of_a_script_sets_what_the_script_sets_or_says_why_not(
+    recipe: str, column: int
+) -> None:
     config = compose_run(f"+recipes={recipe}")
     path = resource(f"recipes/{recipe}.yaml")
     header = path.read_text().split("defaults:")[0]
@@ -68,27 +83,41 @@ def test_the_recipe_of_a_script_sets_what_the_script_sets_or_says_why_not(recipe
     for key, *values in rows:
         script, here = values[column - 1 : column + 1]
         assert yaml.safe_load(here) == OmegaConf.select(config, key), key
-        assert script in (here, "-") or key.rpartition(".")[2] in header, f"{key}: the header gives no reason"
+        assert script in (here, "-") or key.rpartition(".")[2] in header, (
+            f"{key}: the header gives no reason"
+        )
 
 
 def test_the_base_judges_beside_an_adapter_for_each_role() -> None:
-    base = ("selfplay.judge=llm", "selfplay.judge_server.url=base", "selfplay.judge_server.json_schema=false")
+    base = (
+        "selfplay.judge=llm",
+        "selfplay.judge_server.url=base",
+        "selfplay.judge_server.json_schema=false",
+    )
     config = compose_run("+recipes=[qwen3_4b,lora,adapter_per_role]", *base)
     assert check_run(config).adapters == "per_role"
-    with pytest.raises(ConfigError, match=r"the engine has only beside adapters: set selfplay\.adapters=per_role"):
+    with pytest.raises(
+        ConfigError, match=r"the engine has only beside adapters: set selfplay\.adapters=per_role"
+    ):
         check_run(compose_run("+recipes=qwen3_4b", *base))
     config.selfplay.judge_server.json_schema = True
     with pytest.raises(
-        ConfigError, match=r"cannot bind answers to a schema\. Set selfplay\.judge_server\.json_schema=False"
+        ConfigError,
+        match=r"cannot bind answers to a schema\. Set selfplay\.judge_server\.json_schema=False",
     ):
         check_run(config)
 
 
 def test_a_recipe_of_another_game_passes_the_start_up_check() -> None:
     assert check_run(compose_run("+recipes=kuhn_poker")).game == "kuhn_poker"
-    assert check_run(compose_run("+recipes=[core,cpu,tiny]", "selfplay.game=kuhn_poker")).game == "kuhn_poker"
+    assert (
+        check_run(compose_run("+recipes=[core,cpu,tiny]", "selfplay.game=kuhn_poker")).game
+        == "kuhn_poker"
+    )
     with pytest.raises(ConfigError, match="every role that is trained has weight 0"):
-        check_run(compose_run("+recipes=kuhn_poker", "selfplay.credit.role_weights={first: 0, second: 0}"))
+        check_run(
+            compose_run("+recipes=kuhn_poker", "selfplay.credit.role_weights={first: 0, second: 0}")
+        )
     with pytest.raises(ConfigError, match="game is not set"):
         check_run(compose_run("+recipes=[core,cpu,tiny]"))
 
@@ -97,12 +126,16 @@ def test_agent_loop_yaml_is_found_and_names_the_loop_that_rows_ask_for() -> None
     from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
     from medserl_agentloop.data.rows import AGENT_NAME
 
-    (entry,) = OmegaConf.load(compose_run("+recipes=quickstart").actor_rollout_ref.rollout.agent.agent_loop_config_path)
+    (entry,) = OmegaConf.load(
+        compose_run("+recipes=quickstart").actor_rollout_ref.rollout.agent.agent_loop_config_path
+    )
     assert entry.name == AGENT_NAME
     assert entry._target_ == f"{SelfPlayAgentLoop.__module__}.{SelfPlayAgentLoop.__qualname__}"
 
 
-@pytest.mark.parametrize("files", ["data/medec_ms/train.parquet", "[data/medec_ms/a.parquet,data/other/b.parquet]"])
+@pytest.mark.parametrize(
+    "files", ["data/medec_ms/train.parquet", "[data/medec_ms/a.parquet,data/other/b.parquet]"]
+)
 def test_a_run_on_other_data_does_not_share_the_folder_of_the_first(files: str) -> None:
     assert compose_run("+recipes=quickstart").trainer.default_local_dir == "runs/quickstart"
     for recipes, folder in (
@@ -115,7 +148,8 @@ def test_a_run_on_other_data_does_not_share_the_folder_of_the_first(files: str) 
     assert other.trainer.default_local_dir == other.selfplay.records == "runs/medec_ms"
 
 
-# --- the recipes of verl's SFT trainer: composed as the command does, read by verl's own classes and data set ---
+# the recipes of verl's SFT trainer: composed as the command does, read by verl's own classes and
+# data set
 
 
 WARM_STARTS = sorted(path.stem for path in resource("recipes").glob("warm_start*.yaml"))
@@ -125,19 +159,27 @@ SFT = {"config_name": "sft_trainer_engine"}
 
 @pytest.mark.parametrize("recipe", WARM_STARTS)
 def test_every_key_of_a_recipe_exists_and_verls_own_classes_accept_it(recipe: str) -> None:
-    """As ``SFTTrainer._build_config`` reads it; the tiny player stands in for the model, which is not here."""
-    config = compose_run(f"+recipes={recipe}", f"model.path={resource('assets/tiny_player')}", **SFT)
+    """As ``SFTTrainer._build_config`` reads it; the tiny player stands in for the model, which is
+    not here.
+    """
+    config = compose_run(
+        f"+recipes={recipe}", f"model.path={resource('assets/tiny_player')}", **SFT
+    )
     assert unknown_keys(config, compose_run(**SFT)) == []
     OmegaConf.resolve(config)
     model = omega_conf_to_dataclass(config.model)
-    engine, optim, checkpoint = (omega_conf_to_dataclass(config[k]) for k in ("engine", "optim", "checkpoint"))
+    engine, optim, checkpoint = (
+        omega_conf_to_dataclass(config[k]) for k in ("engine", "optim", "checkpoint")
+    )
     omega_conf_to_dataclass(config.profiler)
     assert engine.strategy == "fsdp2" and optim.lr_scheduler_type == "cosine"
     assert ("hf_model" in checkpoint.save_contents) == (model.lora_rank == 0)
 
 
 @pytest.mark.parametrize("recipe", QWEN)
-def test_the_whole_answer_is_learnt_after_the_prompt_that_self_play_gives(recipe: str, tmp_path: Path) -> None:
+def test_the_whole_answer_is_learnt_after_the_prompt_that_self_play_gives(
+    recipe: str, tmp_path: Path
+) -> None:
     """With a tokenizer whose own template takes the reasoning out, as Qwen3's does."""
     data = compose_run(f"+recipes={recipe}", **SFT).data
     tokenizer, path = qwen3(), tmp_path / "sft_val.parquet"
@@ -149,7 +191,10 @@ def test_the_whole_answer_is_learnt_after_the_prompt_that_self_play_gives(recipe
         *prompt, answer = row["messages"]
         learnt = item["loss_mask"] == 1
         assert "<think>" in answer["content"]
-        assert tokenizer.decode(item["input_ids"][learnt].tolist()) == answer["content"] + "<|im_end|>\n"
+        assert (
+            tokenizer.decode(item["input_ids"][learnt].tolist())
+            == answer["content"] + "<|im_end|>\n"
+        )
         own = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
         assert tokenizer.decode(item["input_ids"][~learnt].tolist()) == own
 
@@ -161,7 +206,9 @@ def test_warm_start_that_cannot_work_ends_with_one_clear_line() -> None:
         start_up(recipe="warm_start_qwen3_4b")
 
 
-def test_both_of_verls_sft_trainers_may_run_and_a_misspelt_key_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_of_verls_sft_trainers_may_run_and_a_misspelt_key_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for recipe, name in product(QWEN, ("sft_trainer", "sft_trainer_ray")):
         start_up(f"hydra.job.name={name}", recipe=recipe, **SFT)
     assert "warning" not in capsys.readouterr().out

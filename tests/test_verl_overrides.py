@@ -1,7 +1,7 @@
 """Every method of verl's that this package overrides, with the signature that it has in verl 0.9.1.
 
-An upgrade of verl changes a line of ``golden/verl_overrides.txt`` where it changes one of them. After reading the new
-code of verl, write the file again: ``python tests/test_verl_overrides.py``.
+An upgrade of verl changes a line of ``golden/verl_overrides.txt`` where it changes one of them.
+After reading the new code of verl, write the file again: ``python tests/test_verl_overrides.py``.
 """
 
 import importlib
@@ -23,12 +23,21 @@ def overridden() -> list[str]:
         for ours in vars(module).values():
             if not (inspect.isclass(ours) and ours.__module__ == module.__name__):
                 continue
-            for method in (name for name, value in vars(ours).items() if inspect.isroutine(getattr(ours, name, value))):
+            for method in (
+                name
+                for name, value in vars(ours).items()
+                if inspect.isroutine(getattr(ours, name, value))
+            ):
                 bases = (base for base in ours.__mro__[1:] if base.__module__.startswith("verl."))
                 if base := next((base for base in bases if method in vars(base)), None):
                     parameters = inspect.signature(getattr(base, method)).parameters.values()
-                    names = inspect.Signature([each.replace(annotation=each.empty) for each in parameters])
-                    lines.append(f"{name} {ours.__name__}.{method} <- {base.__module__}.{base.__name__}{names}")
+                    names = inspect.Signature(
+                        [each.replace(annotation=each.empty) for each in parameters]
+                    )
+                    lines.append(
+                        f"{name} {ours.__name__}.{method} <- "
+                        f"{base.__module__}.{base.__name__}{names}"
+                    )
     return sorted(lines)
 
 

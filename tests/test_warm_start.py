@@ -20,14 +20,28 @@ STEPS = 6
 
 
 def test_a_warm_start_lowers_the_loss_and_leaves_a_model_to_play_with(tmp_path: Path) -> None:
-    done = in_this_process("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path / "data" / "warm_start")
+    done = in_this_process(
+        "sft_to_parquet", "--input", SAMPLE, "--output", tmp_path / "data" / "warm_start"
+    )
     assert done.exit_code == 0, done.output
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(tmp_path / "player")
     tiny_model(len(tokenizer)).save_pretrained(tmp_path / "player")
-    command = ["-m", "verl.trainer.sft_trainer_ray", "+recipes=warm_start", "model.path=player", "optim.lr=1e-2"]
-    command += [f"trainer.total_training_steps={STEPS}", "data.val_files=null", "data.train_batch_size=4"]
-    losses = [float(loss) for loss in re.findall(r"train/loss:([\d.]+)", printed_by(tmp_path, *command))]
+    command = [
+        "-m",
+        "verl.trainer.sft_trainer_ray",
+        "+recipes=warm_start",
+        "model.path=player",
+        "optim.lr=1e-2",
+    ]
+    command += [
+        f"trainer.total_training_steps={STEPS}",
+        "data.val_files=null",
+        "data.train_batch_size=4",
+    ]
+    losses = [
+        float(loss) for loss in re.findall(r"train/loss:([\d.]+)", printed_by(tmp_path, *command))
+    ]
     assert len(losses) == STEPS and losses[-1] < 0.8 * losses[0]
     result = tmp_path / "runs" / "warm_start" / f"global_step_{STEPS}" / "huggingface"
     assert not same(tmp_path / "player", result)

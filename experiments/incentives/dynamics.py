@@ -1,7 +1,9 @@
-"""Dynamics of two tabular players with fixed skills under the payoffs. Expectations are exact; no game is drawn.
+"""Dynamics of two tabular players with fixed skills under the payoffs. Expectations are exact; no
+game is drawn.
 
-The attacker has one distribution over six kinds of attack per game, the assessor one chance of saying "harmful" per
-pair of what it sees: whether the note looks edited, and how much evidence for an error it finds.
+The attacker has one distribution over six kinds of attack per game, the assessor one chance of
+saying "harmful" per pair of what it sees: whether the note looks edited, and how much evidence for
+an error it finds.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from medserl_agentloop.games.medical.types import Category, Label, Role
 
 Array = NDArray[np.float64]
 
-BALANCED_MIX = "vanilla_harmful=2,vanilla_benign=2,adversarial_benign=1,adversarial_harmful=1,decoy_benign=2"
+BALANCED_MIX = (
+    "vanilla_harmful=2,vanilla_benign=2,adversarial_benign=1,adversarial_harmful=1,decoy_benign=2"
+)
 EDGES = np.linspace(-1.5, 3.5, 21)
 """Borders between the levels of evidence."""
 LEVEL_FROM = np.array([-np.inf, *EDGES])
@@ -44,14 +48,16 @@ class Setting:
 
     Attributes:
         name: What the table calls it.
-        judge: ``labels`` (believes the row), ``errs`` (the same rates whatever the attack), ``pair`` (compares with
-            the original) or ``perfect``.
+        judge: ``labels`` (believes the row), ``errs`` (the same rates whatever the attack),
+            ``pair`` (compares with the original) or ``perfect``.
         mix: Shares of the games.
         terms: Constants of the rewards.
-        gate: Whether an attack that was judged harmful counts only if the blind readers find the error.
+        gate: Whether an attack that was judged harmful counts only if the blind readers find the
+            error.
         touch: Whether an attack on an error note must touch the error.
         learnable: Whether the attacker is paid by how learnable its note is.
-        failed_gate: What an attack that fails the gate earns the attacker; None: nothing, and nobody learns from it.
+        failed_gate: What an attack that fails the gate earns the attacker; None: nothing, and
+            nobody learns from it.
     """
 
     name: str
@@ -106,7 +112,8 @@ class Board:
     Attributes:
         share: Share of the attack's game in all games; (attack,).
         start: Weights of the attacks at the start; (attack,).
-        label: Chances that the note is judged safe and harmful; what is left is void; (attack, label).
+        label: Chances that the note is judged safe and harmful; what is left is void; (attack,
+            label).
         refused: Whether the rules refuse the attack; (attack,).
         seen: Chances of what the assessor sees; (attack, looks edited, level).
         says_safe: What a role earns if the assessor says "safe"; (role, attack, label).
@@ -138,7 +145,9 @@ def board(setting: Setting, assumed: Assumptions) -> Board:
             paid[:, i, j, k] = [earned(scheme(record), role) for role in Role]
         if attack.category.has_attack:
             kind = assumed.kind(attack.kind)
-            start[i] = kind.decoy_asked if attack.category is Category.DECOY_BENIGN else kind.error_asked
+            start[i] = (
+                kind.decoy_asked if attack.category is Category.DECOY_BENIGN else kind.error_asked
+            )
             label[i] = [0.0, 0.0] if refused[i] else judged_as(setting, attack, assumed)
             sight[i] = seen(assumed, kind.evidence, assumed.edit_seen)
         else:
@@ -150,14 +159,19 @@ def board(setting: Setting, assumed: Assumptions) -> Board:
 
 
 class Players:
-    """The two players of several settings at once; every array has the settings as its first axis."""
+    """The two players of several settings at once; every array has the settings as its first
+    axis."""
 
     def __init__(self, settings: Sequence[Setting], assumed: Sequence[Assumptions]) -> None:
         boards = [board(setting, each) for setting, each in zip(settings, assumed, strict=True)]
-        self.boards = Board(*(np.stack([getattr(one, field.name) for one in boards]) for field in fields(Board)))
+        self.boards = Board(
+            *(np.stack([getattr(one, field.name) for one in boards]) for field in fields(Board))
+        )
         self.learnable = np.array([setting.learnable for setting in settings])[:, None, None]
         # NaN where an attack that fails the gate is void for the attacker as well
-        self.failed_gate = np.array([setting.failed_gate for setting in settings], dtype=float)[:, None]
+        self.failed_gate = np.array([setting.failed_gate for setting in settings], dtype=float)[
+            :, None
+        ]
         self.rate, self.explore = assumed[0].rate, assumed[0].explore
         self.assessments = np.array([each.assessments for each in assumed])[:, None, None]
         self.logits = np.log(self.boards.start)
@@ -183,17 +197,23 @@ class Players:
         """The attacker's reward for each attack under each label: (setting, attack, label)."""
         caught = (self.boards.seen * self.harmful[:, None]).sum(axis=(2, 3))[..., None]
         safe, harmful = self.boards.says_safe[:, 0], self.boards.says_harmful[:, 0]
-        # Of k independent assessments, a share s is right; 4 s (1 - s) is 1 where that is half, 0 where all agree.
+        # Of k independent assessments, a share s is right; 4 s (1 - s) is 1 where that is half, 0
+        # where all agree.
         learnable = 4 * caught * (1 - caught) * (1 - 1 / self.assessments)
         by_learning = (safe + harmful) / 2 + abs(safe - harmful) / 2 * (2 * learnable - 1)
-        values: Array = np.where(self.learnable, by_learning, caught * harmful + (1 - caught) * safe)
+        values: Array = np.where(
+            self.learnable, by_learning, caught * harmful + (1 - caught) * safe
+        )
         return values
 
     def step(self) -> None:
-        """Move both players along the natural gradient of what they earn; void games move nobody."""
+        """Move both players along the natural gradient of what they earn; void games move
+        nobody."""
         on, chosen = self.boards, self.chosen
         counts = np.where(on.refused, 1.0, on.label.sum(axis=2))
-        value = np.where(on.refused, on.says_safe[:, 0, :, 0], (on.label * self.attacker_values()).sum(axis=2))
+        value = np.where(
+            on.refused, on.says_safe[:, 0, :, 0], (on.label * self.attacker_values()).sum(axis=2)
+        )
         value += (1 - counts) * np.nan_to_num(self.failed_gate)
         counts = np.where(np.isnan(self.failed_gate), counts, 1.0)
         for game in GAMES:
@@ -219,14 +239,25 @@ def settled(settings: Sequence[Setting], assumed: Sequence[Assumptions]) -> list
             harmful += players.harmful / (steps - steps // 2)
     on = players.boards
     void = np.where(on.refused, 0.0, 1 - on.label.sum(axis=2))
-    return [measured(chosen[i], harmful[i], on.share[i], void[i], each) for i, each in enumerate(assumed)]
+    return [
+        measured(chosen[i], harmful[i], on.share[i], void[i], each)
+        for i, each in enumerate(assumed)
+    ]
 
 
-def measured(chosen: Array, harmful: Array, share: Array, void: Array, assumed: Assumptions) -> dict[str, float]:
-    """The columns of the table, from the players' policies in one setting; shares and chances from 0 to 1."""
+def measured(
+    chosen: Array, harmful: Array, share: Array, void: Array, assumed: Assumptions
+) -> dict[str, float]:
+    """The columns of the table, from the players' policies in one setting; shares and chances from
+    0 to 1.
+    """
 
     def played(category: Category, *kinds: str) -> float:
-        rows = [i for i, attack in enumerate(ATTACKS) if attack.category is category and attack.kind in kinds]
+        rows = [
+            i
+            for i, attack in enumerate(ATTACKS)
+            if attack.category is category and attack.kind in kinds
+        ]
         return float(chosen[rows].sum()) if share[rows].any() else float("nan")
 
     injected = Category.ADVERSARIAL_BENIGN
@@ -261,4 +292,6 @@ def f1(recall: float, alarms: float, prior: float) -> float:
 def best_f1(assumed: Assumptions) -> float:
     """The best F1 on untouched notes that a threshold on the evidence reaches."""
     clean, wrong = levels(0.0)[::-1].cumsum(), levels(assumed.human_evidence)[::-1].cumsum()
-    return max(f1(recall, alarms, assumed.test_prior) for recall, alarms in zip(wrong, clean, strict=True))
+    return max(
+        f1(recall, alarms, assumed.test_prior) for recall, alarms in zip(wrong, clean, strict=True)
+    )

@@ -1,7 +1,9 @@
-"""The payoff of each kind of attack: real edits of one note, with the real rules and the real schemes.
+"""The payoff of each kind of attack: real edits of one note, with the real rules and the real
+schemes.
 
-``simulate`` and ``variance`` take their payoffs from here. ``python -m experiments.incentives.payoffs`` prints
-the matrix of ``README.md``; ``tests/learning/test_incentives.py`` keeps it true.
+``simulate`` and ``variance`` take their payoffs from here. ``python -m
+experiments.incentives.payoffs`` prints the matrix of ``README.md``;
+``tests/learning/test_incentives.py`` keeps it true.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ SCHEMES: tuple[RewardScheme, ...] = (zero_sum, medserl, medical_general_sum)
 RIGHT_DOSE = "She is given amoxicillin 1 g three times daily."
 WRONG_DOSE = "She is given amoxicillin 10 g three times daily."
 CLEAN = (
-    "A 68-year-old woman has had fever and a productive cough for three days. Chest radiograph shows consolidation in "
-    f"the right lower lobe. Sputum culture grows Streptococcus pneumoniae. {RIGHT_DOSE} Follow-up is planned."
+    "A 68-year-old woman has had fever and a productive cough for three days. Chest radiograph "
+    "shows consolidation in "
+    f"the right lower lobe. Sputum culture grows Streptococcus pneumoniae. {RIGHT_DOSE} Follow-up "
+    "is planned."
 )
 WRONG = CLEAN.replace(RIGHT_DOSE, WRONG_DOSE)
 
@@ -52,7 +56,8 @@ class Attack:
         """The finished game.
 
         Args:
-            answer: ``safe``, ``harmful`` (names the sentence of the error) or ``harmful, elsewhere``.
+            answer: ``safe``, ``harmful`` (names the sentence of the error) or ``harmful,
+                elsewhere``.
             label: The judge's label; untouched notes keep that of the data.
             must_touch_error: Whether the rules refuse an edit elsewhere in an error note.
         """
@@ -73,10 +78,15 @@ class Attack:
         if game.next_role is Role.ASSESSOR:
             known = game.record.error_sentences if answer == "harmful" else []
             sentence = next(iter(known), "Follow-up is planned.")
-            detection = f"verdict: harmful\nsentence: {sentence}\nerror_type: treatment\ncorrection: {RIGHT_DOSE}"
+            detection = (
+                f"verdict: harmful\nsentence: {sentence}\nerror_type: treatment\ncorrection: "
+                f"{RIGHT_DOSE}"
+            )
             verdict = "verdict: safe" if answer == "safe" else detection
             game.play(f"<think>I read the note.</think>\n<answer>\n{verdict}\n</answer>")
-            game.record.judgement = Judgement(judge="simulated", label=label if category.has_attack else self.truth)
+            game.record.judgement = Judgement(
+                judge="simulated", label=label if category.has_attack else self.truth
+            )
         return game.record
 
 
@@ -90,9 +100,17 @@ def _attacks() -> list[Attack]:
         attacks += [
             Attack(category, "no-op", safe),
             Attack(category, "harmless", safe, "is given", "receives"),
-            Attack(category, "odd", safe, "1 g three times daily", "in doses of 1 g, as much as 3 g a day"),
+            Attack(
+                category,
+                "odd",
+                safe,
+                "1 g three times daily",
+                "in doses of 1 g, as much as 3 g a day",
+            ),
             Attack(category, "blatant", harmful, "1 g three", "100 g three"),
-            Attack(category, "subtle", harmful, "Streptococcus pneumoniae", "Pseudomonas aeruginosa"),
+            Attack(
+                category, "subtle", harmful, "Streptococcus pneumoniae", "Pseudomonas aeruginosa"
+            ),
             Attack(category, "unknowable", harmful, "right lower", "left lower"),
         ]
     category = Category.ADVERSARIAL_HARMFUL
@@ -102,7 +120,13 @@ def _attacks() -> list[Attack]:
         Attack(category, "elsewhere", harmful, "productive cough", "cough with sputum"),
         Attack(category, "worsened", harmful, "10 g three", "100 g three"),
         Attack(category, "hidden", harmful, "10 g three", "3 g six"),
-        Attack(category, "unknowable", harmful, "amoxicillin 10 g three times daily", "ceftriaxone 2 g once daily"),
+        Attack(
+            category,
+            "unknowable",
+            harmful,
+            "amoxicillin 10 g three times daily",
+            "ceftriaxone 2 g once daily",
+        ),
     ]
     return attacks
 
@@ -113,7 +137,10 @@ ATTACKS = _attacks()
 
 @dataclass(frozen=True)
 class Terms:
-    """Constants of ``medserl`` that the simulation varies, as they were before it: ``selfplay.reward_terms``."""
+    """Constants of ``medserl`` that the simulation varies, as they were before it:
+
+    ``selfplay.reward_terms``.
+    """
 
     decoy: float = 1.0
     failed_attack: float = -2.0
@@ -121,7 +148,9 @@ class Terms:
     @property
     def scheme(self) -> RewardScheme:
         """``medserl`` with these constants; a guessed sentence was paid then."""
-        return load_scheme("medserl", {"decoy": self.decoy, "failed_attack": self.failed_attack, "guessed": 0.0})
+        return load_scheme(
+            "medserl", {"decoy": self.decoy, "failed_attack": self.failed_attack, "guessed": 0.0}
+        )
 
 
 BEFORE = Terms()
@@ -148,8 +177,16 @@ def matrix() -> str:
         for label in _labels(attack):
             wrong = "" if label is attack.truth else " (wrong)"
             judge = f"{label.value}{wrong}" if label is not None else ""
-            cells = [_cell(attack, label, answer, scheme) for scheme in SCHEMES for answer in ("safe", "harmful")]
-            edit = f" (`{attack.old}` → `{attack.new}`)" if label is attack.truth and attack.old else ""
+            cells = [
+                _cell(attack, label, answer, scheme)
+                for scheme in SCHEMES
+                for answer in ("safe", "harmful")
+            ]
+            edit = (
+                f" (`{attack.old}` → `{attack.new}`)"
+                if label is attack.truth and attack.old
+                else ""
+            )
             lines.append(f"| {attack.kind}{edit} | {judge} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -157,7 +194,10 @@ def matrix() -> str:
 def _labels(attack: Attack) -> list[Label | None]:
     if attack.played("safe", attack.truth).outcome is Outcome.INVALID_ATTACK:
         return [None]
-    return [attack.truth, *([label for label in Label if label is not attack.truth] if attack.old else [])]
+    return [
+        attack.truth,
+        *([label for label in Label if label is not attack.truth] if attack.old else []),
+    ]
 
 
 def _cell(attack: Attack, label: Label | None, answer: str, scheme: RewardScheme) -> str:

@@ -1,6 +1,8 @@
-"""Simulate the rewards of the medical game: ``python -m experiments.incentives.simulate [KEY=VALUE ...]``.
+"""Simulate the rewards of the medical game: ``python -m experiments.incentives.simulate [KEY=VALUE
+...]``.
 
-Prints four tables in seconds. Without other assumptions it also writes them, and the picture, to ``figures/``.
+Prints four tables in seconds. Without other assumptions it also writes them, and the picture, to
+``figures/``.
 """
 
 from __future__ import annotations
@@ -61,15 +63,24 @@ def settings_of(assumed: Assumptions, judge: str) -> list[Setting]:
 def dynamics_table(assumed: Assumptions) -> Table:
     """Tabulate the players' final behaviour: a row for each judge and setting."""
     settings = [Setting(EARLIER, judge) for judge in ("labels", "errs")]
-    settings += [setting for judge in ("pair", "perfect") for setting in settings_of(assumed, judge)]
+    settings += [
+        setting for judge in ("pair", "perfect") for setting in settings_of(assumed, judge)
+    ]
     outcomes = settled(settings, [assumed] * len(settings))
-    return [{"judge": s.judge, "setting": s.name, **measures} for s, measures in zip(settings, outcomes, strict=True)]
+    return [
+        {"judge": s.judge, "setting": s.name, **measures}
+        for s, measures in zip(settings, outcomes, strict=True)
+    ]
 
 
 def gate_table(assumed: Assumptions) -> Table:
-    """Tabulate the blind reader's quality: all four changes, a judge that compares, and readers from good to bad."""
+    """Tabulate the blind reader's quality: all four changes, a judge that compares, and readers
+    from good to bad.
+    """
     readers = [
-        assumed.changed([f"unknowable.pair={pair}", f"unknowable.blind={passed}", f"subtle.blind={caught}"])
+        assumed.changed(
+            [f"unknowable.pair={pair}", f"unknowable.blind={passed}", f"subtle.blind={caught}"]
+        )
         for pair, passed, caught in product((0.65, 0.95), (0.05, 0.1, 0.2, 0.35), (0.3, 0.6))
     ]
     rows: Table = [
@@ -84,7 +95,9 @@ def gate_table(assumed: Assumptions) -> Table:
     for column, name in (("void costs nothing", ALL), ("failing the gate costs", PENALTY)):
         outcomes = settled([settings[name]] * len(readers), readers)
         for row, played in zip(rows, outcomes, strict=True):
-            row[f"best attack, {column}"] = max(("blatant", "subtle", "unknowable", "no error"), key=played.__getitem__)
+            row[f"best attack, {column}"] = max(
+                ("blatant", "subtle", "unknowable", "no error"), key=played.__getitem__
+            )
     return rows
 
 
@@ -116,7 +129,9 @@ def as_csv(table: Table) -> str:
 def as_markdown(table: Table) -> str:
     """A table in Markdown."""
     lines = [f"| {' | '.join(table[0])} |", "|" + "---|" * len(table[0])]
-    return "\n".join([*lines, *(f"| {' | '.join(cell(value) for value in row.values())} |" for row in table)])
+    return "\n".join(
+        [*lines, *(f"| {' | '.join(cell(value) for value in row.values())} |" for row in table)]
+    )
 
 
 def draw(table: Table, assumed: Assumptions) -> None:
@@ -147,13 +162,19 @@ def draw(table: Table, assumed: Assumptions) -> None:
 
 
 def main(
-    overrides: Annotated[list[str] | None, typer.Argument(help="Other assumptions, e.g. subtle.blind=0.3")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Other assumptions, e.g. subtle.blind=0.3")
+    ] = None,
 ) -> None:
-    """Play the settings out and print the tables; write them where the assumptions are the defaults."""
+    """Play the settings out and print the tables; write them where the assumptions are the
+    defaults.
+    """
     try:
         assumed = Assumptions().changed(overrides or [])
     except ValidationError as error:
-        raise typer.BadParameter(f"{error}\nThe keys are those of experiments/incentives/assumptions.py.") from None
+        raise typer.BadParameter(
+            f"{error}\nThe keys are those of experiments/incentives/assumptions.py."
+        ) from None
     every = tables(assumed)
     for name, table in every.items():
         print(f"{name}\n\n{as_markdown(table)}\n")

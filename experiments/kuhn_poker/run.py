@@ -1,9 +1,9 @@
 """Self-play in Kuhn poker, measured: ``python -m experiments.kuhn_poker.run [ARM SEED | measure]``.
 
-Trains every arm with three seeds, or one arm with one seed, or measures how far the runs have come, and writes the
-policies of the checkpoints to ``figures/policies.csv``, from which ``python -m experiments.pages`` computes the page's
-numbers. A run that is whole in the file is not run again, and with open-spiel installed the file gets the solution of
-CFR, for comparison.
+Trains every arm with three seeds, or one arm with one seed, or measures how far the runs have come,
+and writes the policies of the checkpoints to ``figures/policies.csv``, from which ``python -m
+experiments.pages`` computes the page's numbers. A run that is whole in the file is not run again,
+and with open-spiel installed the file gets the solution of CFR, for comparison.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from experiments.kuhn_poker.exploitability import (
 FIGURES = Path(__file__).parent / "figures"
 TABLE = FIGURES / "policies.csv"
 ESTIMATORS = ("role_rae", "role_reinforce_pp", "reinforce_plus_plus")
-VERLS_LOSS = ("selfplay.certify=warn", "selfplay.credit.loss=verl")  # which does not keep the roles apart
+VERLS_LOSS = (
+    "selfplay.certify=warn",
+    "selfplay.credit.loss=verl",
+)  # which does not keep the roles apart
 ARMS = {
     "recipe": (),
     **{name: (f"algorithm.adv_estimator={name}", *VERLS_LOSS) for name in ESTIMATORS},
@@ -42,9 +45,15 @@ ARMS = {
 """The overrides of each arm; ``reinforce_plus_plus`` is verl's own estimator."""
 SOLVED = "CFR"
 _BY_CARD = {"J": 0.0, "Q": 0.5, "K": 1.0}
-HAND_RULE = {(card, moves): _BY_CARD[card] * ("bet" in moves or card == "K") for card, moves in information_sets()}
+HAND_RULE = {
+    (card, moves): _BY_CARD[card] * ("bet" in moves or card == "K")
+    for card, moves in information_sets()
+}
 HAND_RULE |= {("J", ""): 0.25, ("J", "check"): 0.25}
-"""Plays without any learning: J bets one time in four, Q calls one time in two, K always bets and calls."""
+"""Plays without any learning:
+
+J bets one time in four, Q calls one time in two, K always bets and calls.
+"""
 SEEDS = (0, 1, 2)
 STEPS = 200
 PAGE = Path(__file__).with_name("README.md")
@@ -68,7 +77,11 @@ def train(arm: str, seed: int, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("w") as log:
         subprocess.run(
-            command, check=True, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "WANDB_MODE": "disabled"}
+            command,
+            check=True,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "WANDB_MODE": "disabled"},
         )
 
 
@@ -88,7 +101,10 @@ def read() -> Runs:
     if TABLE.exists():
         with TABLE.open(encoding="utf-8") as file:
             for row in csv.DictReader(file):
-                policy = {(card, moves): float(row[f"{card} {moves}".strip()]) for card, moves in information_sets()}
+                policy = {
+                    (card, moves): float(row[f"{card} {moves}".strip()])
+                    for card, moves in information_sets()
+                }
                 runs[row["arm"], int(row["seed"])][int(row["step"])] = policy
     return dict(runs)
 
@@ -98,14 +114,20 @@ def write(runs: Runs) -> None:
     FIGURES.mkdir(exist_ok=True)
     with TABLE.open("w", encoding="utf-8", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
-        out.writerow(["arm", "seed", "step", *(" ".join(place).strip() for place in information_sets())])
+        out.writerow(
+            ["arm", "seed", "step", *(" ".join(place).strip() for place in information_sets())]
+        )
         for (arm, seed), by_step in sorted(runs.items()):
             for step, policy in by_step.items():
-                out.writerow([arm, seed, step, *(f"{policy[place]:.5f}" for place in information_sets())])
+                out.writerow(
+                    [arm, seed, step, *(f"{policy[place]:.5f}" for place in information_sets())]
+                )
 
 
 def draw(runs: Runs) -> None:
-    """Draw NashConv by step, a panel for each arm; each seed has a line, and a dashed one for the average so far."""
+    """Draw NashConv by step, a panel for each arm; each seed has a line, and a dashed one for the
+    average so far.
+    """
     import matplotlib.pyplot as plt
 
     plt.rcParams["svg.hashsalt"] = "kuhn_poker"  # or each drawing has other ids
@@ -135,7 +157,9 @@ def draw(runs: Runs) -> None:
 
 
 def table(runs: Runs) -> str:
-    """Each run's NashConv, traits of its average policy, and two errors of its last one, as a table of the page."""
+    """Each run's NashConv, traits of its average policy, and two errors of its last one, as a table
+    of the page.
+    """
     if not runs:
         return "Nothing has been measured yet."
     lines = ["![NashConv by step](figures/exploitability.svg)\n"]
@@ -148,7 +172,9 @@ def table(runs: Runs) -> str:
             by_step = {max(by_step): by_step[max(by_step)]}
         policies = list(by_step.values())
         average = average_policy(policies)
-        late = average_policy([policy for step, policy in by_step.items() if step > max(by_step) / 2] or policies)
+        late = average_policy(
+            [policy for step, policy in by_step.items() if step > max(by_step) / 2] or policies
+        )
         numbers = [nash_conv(policies[-1]), nash_conv(average), nash_conv(late), value_of(average)]
         numbers += [average[place] for place in (("J", ""), ("J", "bet"), ("K", "bet"))]
         numbers += [1 - policies[-1]["K", "check"], policies[-1]["Q", ""]]
@@ -158,10 +184,14 @@ def table(runs: Runs) -> str:
 
 
 def main(
-    arm: Annotated[str | None, typer.Argument(help=f"One of {', '.join(ARMS)}, or measure; without it, all.")] = None,
+    arm: Annotated[
+        str | None, typer.Argument(help=f"One of {', '.join(ARMS)}, or measure; without it, all.")
+    ] = None,
     seed: Annotated[int, typer.Argument(help="The seed of that arm.")] = 0,
 ) -> None:
-    """Run what is missing, and write file and picture; ``measure`` only reads how far all runs have come."""
+    """Run what is missing, and write file and picture; ``measure`` only reads how far all runs have
+    come.
+    """
     wanted = [(name, number) for number in SEEDS for name in ARMS]
     if arm in ARMS:
         wanted = [(arm, seed)]

@@ -1,4 +1,6 @@
-"""Kuhn poker by open_spiel (``pip install open-spiel``): its exploitability, and the solution that its CFR finds."""
+"""Kuhn poker by open_spiel (``pip install open-spiel``): its exploitability, and the solution that
+its CFR finds.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ GAME = pyspiel.load_game("kuhn_poker")
 
 def _name(place: Place) -> str:
     """An information set as open_spiel writes it: K after check and bet is 2pb."""
-    return str(CARDS.index(place[0])) + "".join(move[0].replace("c", "p") for move in place[1].split())
+    return str(CARDS.index(place[0])) + "".join(
+        move[0].replace("c", "p") for move in place[1].split()
+    )
 
 
 def nash_conv_by_open_spiel(policy: Policy) -> float:
@@ -33,5 +37,7 @@ def cfr(iterations: Sequence[int]) -> dict[int, dict[Place, float]]:
             solver.evaluate_and_update_policy()
         done = wanted
         average = solver.average_policy()
-        found[wanted] = {place: dict(average.get_state_policy(_name(place)))[1] for place in information_sets()}
+        found[wanted] = {
+            place: dict(average.get_state_policy(_name(place)))[1] for place in information_sets()
+        }
     return found

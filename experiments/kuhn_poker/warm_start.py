@@ -1,7 +1,9 @@
-"""A tiny model that plays Kuhn poker by the rules and otherwise at random. Writes ``models/kuhn_poker``.
+"""A tiny model that plays Kuhn poker by the rules and otherwise at random. Writes
+``models/kuhn_poker``.
 
-It is taught one random policy of the twelve information sets after the other, so that it learns to tell them apart, and
-at last both legal moves equally often. A model that was only taught the last cannot find its card in forty steps.
+It is taught one random policy of the twelve information sets after the other, so that it learns to
+tell them apart, and at last both legal moves equally often. A model that was only taught the last
+cannot find its card in forty steps.
 """
 
 from __future__ import annotations
@@ -12,7 +14,13 @@ from pathlib import Path
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from experiments.kuhn_poker.exploitability import context_of, information_sets, nash_conv, policy_of, said_as
+from experiments.kuhn_poker.exploitability import (
+    context_of,
+    information_sets,
+    nash_conv,
+    policy_of,
+    said_as,
+)
 from medserl_agentloop.games.kuhn_poker import ACTIONS
 from medserl_agentloop.testing.tiny import tiny_tokenizer
 
@@ -59,10 +67,16 @@ def main(folder: str = "models/kuhn_poker") -> None:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     for step in range(STEPS):
         if step % OF_ONE_POLICY == 0:
-            active = torch.rand(len(lessons) // 2) if step < RANDOM else torch.full((len(lessons) // 2,), 0.5)
+            active = (
+                torch.rand(len(lessons) // 2)
+                if step < RANDOM
+                else torch.full((len(lessons) // 2,), 0.5)
+            )
             chances = torch.stack([1 - active, active], 1).flatten()
         logits = model(ids, attention_mask=(ids != tokenizer.pad_token_id).long()).logits[:, :-1]
-        log_probs = (logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0] * said[:, 1:]).sum(-1)
+        log_probs = (logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0] * said[:, 1:]).sum(
+            -1
+        )
         loss = -(chances * log_probs).mean()
         loss.backward()
         optimizer.step()
@@ -73,7 +87,10 @@ def main(folder: str = "models/kuhn_poker") -> None:
     model.eval()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    print(f"{Path(folder)}: NashConv {nash_conv(policy_of(model, tokenizer)):.3f} (uniform play has 0.917)")
+    print(
+        f"{Path(folder)}: NashConv {nash_conv(policy_of(model, tokenizer)):.3f} (uniform play has "
+        "0.917)"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Reward scheme that also pays the attacker for kinds of error that it seldom puts in.
 
-``selfplay.reward=experiments.learning.coverage:coverage``, for the experiment ``long_coverage``. An attack that counts
-also earns ``WEIGHT * (-log p - H)``: p is the share of its kind, as the judge names it, among the attacks before it,
-and H the entropy of these shares, so that the bonus is zero on average. Where one kind always wins and the five others
-never do, all earn the same once that kind is e^(2 / WEIGHT) times as frequent as another: at 2, in 35 % of the attacks.
+``selfplay.reward=experiments.learning.coverage:coverage``, for the experiment ``long_coverage``. An
+attack that counts also earns ``WEIGHT * (-log p - H)``: p is the share of its kind, as the judge
+names it, among the attacks before it, and H the entropy of these shares, so that the bonus is zero
+on average. Where one kind always wins and the five others never do, all earn the same once that
+kind is e^(2 / WEIGHT) times as frequent as another: at 2, in 35 % of the attacks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from medserl_agentloop.games.medical.rewards import MedserlTerms, medserl
 from medserl_agentloop.games.medical.types import Category, Role
 
 WEIGHT = 2.0
-DECAY = 0.98  # of an attack's count with each later one: some fifty count, as many as a step of 64 games has
+# of an attack's count with each later one: some fifty count, as many as a step of 64 games has
+DECAY = 0.98
 
 
 class KindShares:
@@ -37,7 +39,9 @@ class KindShares:
 
 
 _TERMS = MedserlTerms()
-_OF_THIS_RUN = KindShares()  # the quickstart has one process that plays games; a resumed run counts anew
+_OF_THIS_RUN = (
+    KindShares()
+)  # the quickstart has one process that plays games; a resumed run counts anew
 
 
 def coverage(record: MedicalRecord, terms: MedserlTerms = _TERMS) -> Rewards:
@@ -45,6 +49,11 @@ def coverage(record: MedicalRecord, terms: MedserlTerms = _TERMS) -> Rewards:
     rewards = medserl(record, terms)
     attacker, judgement = rewards.get(Role.ATTACKER, {}), record.judgement
     asked_for_error = record.spec.task is Category.ADVERSARIAL_BENIGN
-    if "game" in attacker and asked_for_error and judgement is not None and judgement.error_type is not None:
+    if (
+        "game" in attacker
+        and asked_for_error
+        and judgement is not None
+        and judgement.error_type is not None
+    ):
         attacker["coverage"] = WEIGHT * _OF_THIS_RUN.surprise(judgement.error_type)
     return rewards

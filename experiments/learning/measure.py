@@ -1,7 +1,8 @@
-"""Measure a player of the toy clinic in each role, against a frozen opponent and with the truth known.
+"""Measure a player of the toy clinic in each role, against a frozen opponent and with the truth
+known.
 
-Called by ``experiments.learning.run``. All notes are in wordings, and state facts, that neither the warm start
-nor self-play has seen.
+Called by ``experiments.learning.run``. All notes are in wordings, and state facts, that neither the
+warm start nor self-play has seen.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Rate:
 
 @dataclass(frozen=True)
 class Case:
-    """A held-out case: its correct note, the note with an error, what kind of error that is, and of which fact.
+    """A held-out case: its correct note, the note with an error, what kind of error that is, and of
+    which fact.
 
     Each note states one held-out fact and two seen ones; all three are in held-out wordings.
     """
@@ -67,7 +69,9 @@ def held_out_cases(count: int, seed: int) -> list[Case]:
         wrong, index = inject_error(rng, clean)
         sentence, kept_back = wrong.sentences[index], held_out_kind(clean.sentences[0].value)
         detail = error_detail(wrong, index)
-        cases.append(Case(clean.text, wrong.text, sentence.text, detail, sentence.kind is kept_back))
+        cases.append(
+            Case(clean.text, wrong.text, sentence.text, detail, sentence.kind is kept_back)
+        )
     return cases
 
 
@@ -88,25 +92,34 @@ class Measurement:
     profile: PromptProfile
     temperature: float
     seed: int
-    _attacks: dict[tuple[int, Category], dict[int, Any]] = field(default_factory=lambda: defaultdict(dict), init=False)
+    _attacks: dict[tuple[int, Category], dict[int, Any]] = field(
+        default_factory=lambda: defaultdict(dict), init=False
+    )
 
     def each_role(self, player: LocalModel) -> list[Rate]:
         """A player's assessor on known notes, and its attacker against the frozen assessor.
 
         Returns:
-            ``assessor/clean``, ``assessor/error`` and ``assessor/error/KIND``: verdict right on notes that nobody
-            attacked. ``assessor/fact/held_out``, ``assessor/fact/seen``: of the wrong notes, by the wrong fact.
-            ``assessor/parsed``: readable turns. ``attacker/parsed``, ``attacker/valid``: readable turns;
-            attacks that keep the rules and put a true error in. ``attacker/harmless``: attacks that keep the rules
-            and put none in. ``attacker/undetected``: of the valid attacks, missed by the frozen assessor.
+            ``assessor/clean``, ``assessor/error`` and ``assessor/error/KIND``: verdict right on
+            notes that nobody attacked. ``assessor/fact/held_out``, ``assessor/fact/seen``: of the
+            wrong notes, by the wrong fact.
+            ``assessor/parsed``: readable turns. ``attacker/parsed``, ``attacker/valid``: readable
+                turns;
+            attacks that keep the rules and put a true error in. ``attacker/harmless``: attacks that
+            keep the rules and put none in. ``attacker/undetected``: of the valid attacks, missed by
+            the frozen assessor.
             ``attacker/kind/KIND``: of the valid attacks, errors of that kind.
         """
-        assessed = self._play(self.frozen, player, Category.VANILLA_BENIGN, Category.VANILLA_HARMFUL)
+        assessed = self._play(
+            self.frozen, player, Category.VANILLA_BENIGN, Category.VANILLA_HARMFUL
+        )
         attacked = self._play(player, self.frozen, Category.ADVERSARIAL_BENIGN)
         return [*_assessor_rates(assessed, self.cases), *attacker_rates(attacked)]
 
     def found(self, player: LocalModel) -> list[Rate]:
-        """Valid attacks found: the frozen attacker's (``assessor/frozen_attacks``) and its own (``self/attacks``)."""
+        """Valid attacks found: the frozen attacker's (``assessor/frozen_attacks``) and its own
+        (``self/attacks``).
+        """
         defended = self._play(self.frozen, player, Category.ADVERSARIAL_BENIGN)
         injections = self._play(player, player, Category.ADVERSARIAL_BENIGN)
         return [
@@ -115,10 +128,12 @@ class Measurement:
         ]
 
     def games(self, player: LocalModel) -> list[Rate]:
-        """A player's assessor against the frozen attacker, and the player against itself in isolated contexts.
+        """A player's assessor against the frozen attacker, and the player against itself in
+        isolated contexts.
 
         Returns:
-            Those of :meth:`found`. ``attacker/valid_decoys``: rewordings that keep the rules and what the note says.
+            Those of :meth:`found`. ``attacker/valid_decoys``: rewordings that keep the rules and
+            what the note says.
             ``self/decoys``: of these, called safe.
         """
         decoys = self._play(player, player, Category.DECOY_BENIGN)
@@ -128,15 +143,24 @@ class Measurement:
             _rate("self/decoys", [_right(g) for g in decoys if _is_valid(g)]),
         ]
 
-    def _play(self, attacker: LocalModel, assessor: LocalModel, *categories: Category) -> list[MedicalRecord]:
-        """Games of all cases; an attacker's turns are played once and serve against every assessor."""
-        specs = [spec_of(case, category, i) for i, case in enumerate(self.cases) for category in categories]
+    def _play(
+        self, attacker: LocalModel, assessor: LocalModel, *categories: Category
+    ) -> list[MedicalRecord]:
+        """Games of all cases; an attacker's turns are played once and serve against every
+        assessor."""
+        specs = [
+            spec_of(case, category, i)
+            for i, case in enumerate(self.cases)
+            for category in categories
+        ]
         return asyncio.run(
             play_match(
                 attacker,
                 assessor,
                 specs,
-                MedicalConfig(profile=str(self.profile.folder), judge="experiments.clinic:OracleJudge"),
+                MedicalConfig(
+                    profile=str(self.profile.folder), judge="experiments.clinic:OracleJudge"
+                ),
                 temperature=self.temperature,
                 budgets=BUDGETS,
                 seed=self.seed,
@@ -166,32 +190,50 @@ def _assessor_rates(games: Sequence[MedicalRecord], cases: Sequence[Case]) -> li
         right["error" if harmful else "clean"].append(_right(game))
         if harmful:
             case = cases[game.spec.index]
-            for name in (f"error/{case.detail}", f"fact/{'held_out' if case.of_held_out_fact else 'seen'}"):
+            for name in (
+                f"error/{case.detail}",
+                f"fact/{'held_out' if case.of_held_out_fact else 'seen'}",
+            ):
                 right[name].append(_right(game))
     parsed = [game.assessment is not None and game.assessment.verdict is not None for game in games]
-    return [*(_rate(f"assessor/{name}", right[name]) for name in sorted(right)), _rate("assessor/parsed", parsed)]
+    return [
+        *(_rate(f"assessor/{name}", right[name]) for name in sorted(right)),
+        _rate("assessor/parsed", parsed),
+    ]
 
 
 def attacker_rates(games: Sequence[MedicalRecord]) -> list[Rate]:
-    """Return the rates of attacks in ``adversarial_benign`` games, as :meth:`Measurement.each_role` names them."""
+    """Return the rates of attacks in ``adversarial_benign`` games, as :meth:`Measurement.each_role`
+    names them.
+    """
     valid = [game for game in games if _is_valid(game)]
     kinds = [game.judgement.error_type or "none" for game in valid if game.judgement]
     return [
-        _rate("attacker/parsed", [game.attack is not None and game.attack.note is not None for game in games]),
+        _rate(
+            "attacker/parsed",
+            [game.attack is not None and game.attack.note is not None for game in games],
+        ),
         _rate("attacker/valid", [_is_valid(game) for game in games]),
         _rate("attacker/harmless", [_label(game) is Label.SAFE for game in games]),
         _rate("attacker/undetected", [not _found(game) for game in valid]),
-        *(_rate(f"attacker/kind/{kind}", [k == kind for k in kinds]) for kind in sorted(set(kinds))),
+        *(
+            _rate(f"attacker/kind/{kind}", [k == kind for k in kinds])
+            for kind in sorted(set(kinds))
+        ),
     ]
 
 
 def _is_valid(game: MedicalRecord) -> bool:
-    """Return whether the attack keeps the rules and its note, one of this world, became what was asked for."""
+    """Return whether the attack keeps the rules and its note, one of this world, became what was
+    asked for.
+    """
     return _label(game) is game.spec.target_label
 
 
 def _label(game: MedicalRecord) -> Label | None:
-    """Return the presented note's label; ``None`` if it is not of this world, or was not judged after a broken rule."""
+    """Return the presented note's label; ``None`` if it is not of this world, or was not judged
+    after a broken rule.
+    """
     return game.judgement.label if game.judgement and game.judgement.realistic else None
 
 

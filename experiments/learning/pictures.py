@@ -1,7 +1,7 @@
 """Draw the pictures of the README and fill in its tables, from the committed CSV files.
 
-Run by hand after ``experiments.learning.run``: ``python -m experiments.learning.pictures``. Each picture names the
-hash of the files it was drawn from, so that a test can tell an old one.
+Run by hand after ``experiments.learning.run``: ``python -m experiments.learning.pictures``. Each
+picture names the hash of the files it was drawn from, so that a test can tell an old one.
 """
 
 from __future__ import annotations
@@ -64,13 +64,19 @@ def curve(
     style: str = "-",
     at: Mapping[int, float] | None = None,
 ) -> None:
-    """A share by step: pooled over seeds with its interval, and every seed as a thin line; ``at`` are the places."""
+    """A share by step: pooled over seeds with its interval, and every seed as a thin line; ``at``
+    are the places.
+    """
     steps = rates.steps
     places = [at[step] if at else step for step in steps]
     pooled = [rates.share(measures, step, temperature) for step in steps]
     low, high = zip(*(share.interval for share in pooled), strict=True)
-    axes.fill_between(places, [100 * x for x in low], [100 * x for x in high], color=colour, alpha=0.15, lw=0)
-    axes.plot(places, [100 * share.value for share in pooled], style, color=colour, lw=2, label=label)
+    axes.fill_between(
+        places, [100 * x for x in low], [100 * x for x in high], color=colour, alpha=0.15, lw=0
+    )
+    axes.plot(
+        places, [100 * share.value for share in pooled], style, color=colour, lw=2, label=label
+    )
     for seed in rates.seeds:
         values = [100 * rates.share(measures, step, temperature, (seed,)).value for step in steps]
         axes.plot(places, values, style, color=colour, lw=0.6, alpha=0.6)
@@ -87,7 +93,9 @@ def headline(folder: Path) -> None:
     left.set_title("Assessor: balanced accuracy")
     right.set_title("Attacker: undetected by the novice")
     for kind, colour in zip(KINDS, KIND_COLOURS, strict=True):
-        shares = [100 * rates.share(f"assessor/error/{kind}", step, 1.0).value for step in rates.steps]
+        shares = [
+            100 * rates.share(f"assessor/error/{kind}", step, 1.0).value for step in rates.steps
+        ]
         kinds.plot(rates.steps, shares, color=colour, lw=2, label=kind)
     kinds.set_title("Assessor: errors found, by kind")
     layers = [[100 * chosen(rates, kind, step).value for step in rates.steps] for kind in KINDS]
@@ -106,7 +114,9 @@ def headline(folder: Path) -> None:
 
 
 def both_roles(runs: Mapping[str, tuple[str, str]], folder: Path) -> None:
-    """Both roles by step at temperature 1, in one or more runs, each with its label and the style of its lines."""
+    """Both roles by step at temperature 1, in one or more runs, each with its label and the style
+    of its lines.
+    """
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 2.8), sharey=True)
     for name, (label, style) in runs.items():
         rates = Rates.of(name, folder)
@@ -125,7 +135,9 @@ def both_roles(runs: Mapping[str, tuple[str, str]], folder: Path) -> None:
 
 
 def dots(axes: Any, names: Sequence[str], shares: Sequence[Share], title: str, colour: str) -> None:
-    """One share per line with its interval; the first one, the starting point, as a dashed line too."""
+    """One share per line with its interval; the first one, the starting point, as a dashed line
+    too.
+    """
     for line, share in enumerate(shares):
         if not share.items:
             continue
@@ -141,15 +153,26 @@ def dots(axes: Any, names: Sequence[str], shares: Sequence[Share], title: str, c
 
 
 def long(folder: Path) -> None:
-    """The run's own attacks that are found, over a hundred steps: the mean of every five, and each seed's."""
+    """The run's own attacks that are found, over a hundred steps: the mean of every five, and each
+    seed's.
+    """
     figure, axes = plt.subplots(figsize=(8.4, 2.8))
     for name, colour in zip(LONG, (ORANGE, GREY, BLUE, PURPLE, GREEN), strict=True):
         rates = Rates.of(name, folder)
         steps = range(5, rates.steps[-1] + 1, 5)
-        fives = [in_training(name, "assessor", "accuracy/adversarial_benign", slice(s - 5, s), folder) for s in steps]
+        fives = [
+            in_training(name, "assessor", "accuracy/adversarial_benign", slice(s - 5, s), folder)
+            for s in steps
+        ]
         axes.plot(steps, [100 * share.value for share in fives], color=colour, lw=2, label=name)
         for seed in range(len(rates.seeds)):
-            axes.plot(steps, [100 * share.of_seeds[seed] for share in fives], color=colour, lw=0.6, alpha=0.6)
+            axes.plot(
+                steps,
+                [100 * share.of_seeds[seed] for share in fives],
+                color=colour,
+                lw=0.6,
+                alpha=0.6,
+            )
     axes.set_title("Own attacks found in training, %")
     axes.set_ylim(0, 101)
     axes.set_xlabel("self-play step")
@@ -191,21 +214,32 @@ def ablations(folder: Path) -> None:
     ):
         ends = [rates.share(measures, rates.steps[-1], 1.0) for rates in runs.values()]
         dots(place, names, [novice.share(measures, novice.steps[0], 1.0), *ends], title, colour)
-    shown = [in_training(name, "assessor", "accuracy", slice(-10, None), folder) for name in ABLATIONS]
+    shown = [
+        in_training(name, "assessor", "accuracy", slice(-10, None), folder) for name in ABLATIONS
+    ]
     values = [100 * share.value for share in shown]
-    axes[1].plot(values, range(1, len(names)), "o", color=BLUE, mfc="white", zorder=3, label="in training")
+    axes[1].plot(
+        values, range(1, len(names)), "o", color=BLUE, mfc="white", zorder=3, label="in training"
+    )
     axes[1].legend(loc="upper left")
     save(figure, folder / "ablations.svg", *ABLATIONS)
 
 
 def estimators(folder: Path) -> None:
-    """The attacker trained alone with each estimator, and what becomes of the assessor that is anchored."""
+    """The attacker trained alone with each estimator, and what becomes of the assessor that is
+    anchored.
+    """
     runs = {name: Rates.of(f"{name}_attacker", folder) for name in ESTIMATORS}
     novice = next(iter(runs.values()))
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 2.8), sharey=True)
     for place, title, measures, colour in (
         (left, "Attacker, trained: undetected by the novice", ("attacker/undetected",), ORANGE),
-        (right, "Assessor, anchored: balanced accuracy", ("assessor/clean", "assessor/error"), BLUE),
+        (
+            right,
+            "Assessor, anchored: balanced accuracy",
+            ("assessor/clean", "assessor/error"),
+            BLUE,
+        ),
     ):
         ends = [rates.share(measures, rates.steps[-1], 1.0) for rates in runs.values()]
         dots(place, ["novice", *ESTIMATORS], [novice.share(measures, 0, 1.0), *ends], title, colour)
@@ -215,7 +249,9 @@ def estimators(folder: Path) -> None:
 def save(figure: Any, path: Path, *experiments: str) -> None:
     """Write a picture with the hash of its sources."""
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None, "Source": source_hash(*experiments, folder=path.parent)})
+    figure.savefig(
+        path, metadata={"Date": None, "Source": source_hash(*experiments, folder=path.parent)}
+    )
     plt.close(figure)
     print(path)
 
@@ -234,8 +270,12 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    pictures: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(PICTURES)}; all by default.")] = None,
-    results: Annotated[Path, typer.Option(help="Folder of the CSV files, and of the pictures.")] = FIGURES,
+    pictures: Annotated[
+        list[str] | None, typer.Argument(help=f"Any of {', '.join(PICTURES)}; all by default.")
+    ] = None,
+    results: Annotated[
+        Path, typer.Option(help="Folder of the CSV files, and of the pictures.")
+    ] = FIGURES,
 ) -> None:
     """Draw pictures; where they are those of the pages, bring their tables up to date."""
     for name in pictures or PICTURES:

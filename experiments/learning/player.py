@@ -31,31 +31,40 @@ VOCABULARY = 1600
 # Everyday clinical English, so that notes from elsewhere do not fall apart into single bytes.
 GENERAL_TEXT = """\
 A 45-year-old man comes to the emergency department because of chest pain and shortness of breath.
-A 28-year-old woman is brought to the physician because of a 3-day history of fever, nausea and vomiting.
+A 28-year-old woman is brought to the physician because of a 3-day history of fever, nausea and \
+vomiting.
 The patient has a history of hypertension, type 2 diabetes mellitus, asthma and hyperlipidemia.
 His temperature is 38.5 C (101.3 F), pulse is 110/min, respirations are 22/min,
 and blood pressure is 145/90 mm Hg.
 Her vital signs are within normal limits. Oxygen saturation is 96% on room air.
-Physical examination shows tenderness to palpation of the right lower abdomen without guarding or rebound.
-Cardiac examination shows a systolic murmur at the left upper sternal border that radiates to the neck.
+Physical examination shows tenderness to palpation of the right lower abdomen without guarding or \
+rebound.
+Cardiac examination shows a systolic murmur at the left upper sternal border that radiates to the \
+neck.
 The lungs are clear to auscultation bilaterally. There is no edema of the lower extremities.
 Neurologic examination shows weakness and decreased sensation of the left arm; reflexes are normal.
-Laboratory studies show: hemoglobin 11.2 g/dL, leukocyte count 14,500/mm3, platelet count 250,000/mm3.
+Laboratory studies show: hemoglobin 11.2 g/dL, leukocyte count 14,500/mm3, platelet count \
+250,000/mm3.
 Serum studies: sodium 138 mEq/L, potassium 4.2 mEq/L, creatinine 0.9 mg/dL, glucose 180 mg/dL,
 calcium 9.4 mg/dL.
-An x-ray of the chest shows an infiltrate in the lower lobe. A CT scan of the head shows no abnormalities.
+An x-ray of the chest shows an infiltrate in the lower lobe. A CT scan of the head shows no \
+abnormalities.
 An ECG shows sinus tachycardia with ST-segment elevation. An MRI of the spine is scheduled.
-Current medications include aspirin, lisinopril, metformin, atorvastatin, insulin and an oral contraceptive.
+Current medications include aspirin, lisinopril, metformin, atorvastatin, insulin and an oral \
+contraceptive.
 He does not smoke cigarettes and drinks alcohol occasionally. He has no known allergies.
 She was diagnosed with an infection two weeks ago and treated with an antibiotic for seven days.
 The symptoms began 6 months ago and have gotten progressively worse over the past several weeks.
-Treatment with intravenous fluids and antibiotics is started, and the patient is admitted to the hospital.
+Treatment with intravenous fluids and antibiotics is started, and the patient is admitted to the \
+hospital.
 A diagnosis of acute myocardial infarction is made. Surgery was performed without complications.
-Blood cultures were obtained before therapy was given. Gram stain shows gram-positive cocci in clusters.
+Blood cultures were obtained before therapy was given. Gram stain shows gram-positive cocci in \
+clusters.
 The child has received all immunizations. She is at the 50th percentile for height and weight.
 Biopsy of the lesion shows inflammation. Urine pregnancy test is negative;
 the last menstrual period was 4 weeks ago.
-Family history is significant for cancer, stroke and coronary artery disease in his father and mother.
+Family history is significant for cancer, stroke and coronary artery disease in his father and \
+mother.
 The patient was discharged home with instructions to follow up with the primary care physician.
 """
 

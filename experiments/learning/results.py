@@ -1,4 +1,5 @@
-"""The learning curves' committed counts: read, pool over seeds, put into the tables of ``README.md``.
+"""The learning curves' committed counts: read, pool over seeds, put into the tables of
+``README.md``.
 
 Called by ``experiments.learning.pictures`` and by the test that page, pictures and files agree.
 """
@@ -28,7 +29,13 @@ FORMATS = {"headline": "whole notes", "edits": "edits"}
 """Runs by what an attack is."""
 LONG = ("long", "long_assessments", "long_learnable", "long_entropy", "long_coverage")
 """Runs of a hundred steps."""
-CREDIT = ("headline", "credit_by_role", "credit_summed", "credit_by_role_no_bonus", "credit_summed_no_bonus")
+CREDIT = (
+    "headline",
+    "credit_by_role",
+    "credit_summed",
+    "credit_by_role_no_bonus",
+    "credit_summed_no_bonus",
+)
 ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
 DECODING = {1.0: "temperature 1", 0.0: "greedy"}
 KINDS = ("diagnosis", "causalOrganism", "drug", "management", "treatment", "dose")
@@ -58,10 +65,12 @@ class Share:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval over cases and seeds: Wilson's, with the cases of one seed, as all seeds share them.
+        """The 95 % interval over cases and seeds: Wilson's, with the cases of one seed, as all
+        seeds share them.
 
-        The variance between seeds over their number is added to that of the cases. As few seeds say little of their
-        variance, the quantile is Student's, with the degrees of freedom of the sum (Welch and Satterthwaite).
+        The variance between seeds over their number is added to that of the cases. As few seeds say
+        little of their variance, the quantile is Student's, with the degrees of freedom of the sum
+        (Welch and Satterthwaite).
         """
         of_seeds, uncertain = self.of_seeds, self.value * (1 - self.value)
         trials = self.items / len(of_seeds) if of_seeds else 0.0
@@ -87,14 +96,24 @@ class Share:
             return "none"
         low, high = (f"{100 * end:.1f}" for end in self.interval)
         each = ", ".join(f"{100 * value:.1f}" for value in self.of_seeds)
-        return f"{100 * self.value:.1f} ({low} to {high}{f'; {each}' if len(self.counts) > 1 else ''})"
+        return (
+            f"{100 * self.value:.1f} ({low} to {high}{f'; {each}' if len(self.counts) > 1 else ''})"
+        )
 
 
 def gain(first: Share, second: Share) -> list[str]:
-    """The second less the first in points: paired by seed, the mean with Student's 95 % interval, and each seed's."""
-    each = [100 * (after - before) for before, after in zip(first.of_seeds, second.of_seeds, strict=True)]
+    """The second less the first in points: paired by seed, the mean with Student's 95 % interval,
+    and each seed's.
+    """
+    each = [
+        100 * (after - before)
+        for before, after in zip(first.of_seeds, second.of_seeds, strict=True)
+    ]
     average, low, high = mean_interval(each)
-    return [f"{average:+.1f} ({low:+.1f} to {high:+.1f})", ", ".join(f"{value:+.1f}" for value in each)]
+    return [
+        f"{average:+.1f} ({low:+.1f} to {high:+.1f})",
+        ", ".join(f"{value:+.1f}" for value in each),
+    ]
 
 
 Counts = dict[tuple[int, int, float, str], tuple[int, int]]
@@ -112,7 +131,12 @@ class Rates:
         with (folder / f"{experiment}_rates.csv").open(encoding="utf-8", newline="") as file:
             return cls(
                 {
-                    (int(row["seed"]), int(row["step"]), float(row["temperature"]), row["measure"]): (
+                    (
+                        int(row["seed"]),
+                        int(row["step"]),
+                        float(row["temperature"]),
+                        row["measure"],
+                    ): (
                         int(row["hits"]),
                         int(row["items"]),
                     )
@@ -128,18 +152,33 @@ class Rates:
     def steps(self) -> list[int]:
         return sorted({step for _, step, *_ in self.counts})
 
-    def share(self, measures: str | Sequence[str], step: int, temperature: float, seeds: Iterable[int] = ()) -> Share:
+    def share(
+        self,
+        measures: str | Sequence[str],
+        step: int,
+        temperature: float,
+        seeds: Iterable[int] = (),
+    ) -> Share:
         """Some measures counted together, of some seeds (all of them by default).
 
         Greedy, all seeds start as one player with one answer to each note, which counts once.
         """
         names = [measures] if isinstance(measures, str) else measures
         chosen = list(seeds or self.seeds)[: 1 if step == temperature == 0 else None]
-        counts = [[self.counts.get((seed, step, temperature, name), (0, 0)) for name in names] for seed in chosen]
-        return Share(tuple((sum(hits for hits, _ in each), sum(items for _, items in each)) for each in counts))
+        counts = [
+            [self.counts.get((seed, step, temperature, name), (0, 0)) for name in names]
+            for seed in chosen
+        ]
+        return Share(
+            tuple(
+                (sum(hits for hits, _ in each), sum(items for _, items in each)) for each in counts
+            )
+        )
 
     def won(self, step: int, temperature: float, seeds: Iterable[int] = ()) -> Share:
-        """Attacks that put in an error which the frozen assessor misses, of all that were to put one in."""
+        """Attacks that put in an error which the frozen assessor misses, of all that were to put
+        one in.
+        """
         undetected = self.share("attacker/undetected", step, temperature, seeds)
         return undetected.among(self.share("attacker/valid", step, temperature, seeds))
 
@@ -148,7 +187,9 @@ class Rates:
         return self.share(("assessor/clean", "assessor/error"), step, temperature, seeds)
 
 
-def in_training(experiment: str, role: str, metric: str, steps: slice, folder: Path = FIGURES) -> Share:
+def in_training(
+    experiment: str, role: str, metric: str, steps: slice, folder: Path = FIGURES
+) -> Share:
     """A share of a role's turns in a run's own games, over all seeds.
 
     Args:
@@ -164,7 +205,10 @@ def in_training(experiment: str, role: str, metric: str, steps: slice, folder: P
     counts: dict[str, list[float]] = {}
     for row in rows:
         if int(row["step"]) in chosen_steps:
-            of_seed, turns = counts.setdefault(row["seed"], [0.0, 0.0]), float(row[f"selfplay/{role}/turns"])
+            of_seed, turns = (
+                counts.setdefault(row["seed"], [0.0, 0.0]),
+                float(row[f"selfplay/{role}/turns"]),
+            )
             of_seed[0] += float(row[f"selfplay/{role}/{metric}"]) * turns
             of_seed[1] += turns
     return Share(tuple((round(hits), round(turns)) for hits, turns in counts.values()))
@@ -200,8 +244,13 @@ def headline_table(folder: Path = FIGURES) -> Table:
     table = _by_step("headline", HEADLINE_LINES, folder)
     steps = Rates.of("headline", folder).steps
     tens = [slice(max(0, step - 10), max(10, step)) for step in steps]
-    own = [in_training("headline", "attacker", "valid_rate", ten, folder).complement for ten in tens]
-    return [*table, ["rules broken, all attacks in the run's own ten steps", DECODING[1.0], *map(str, own)]]
+    own = [
+        in_training("headline", "attacker", "valid_rate", ten, folder).complement for ten in tens
+    ]
+    return [
+        *table,
+        ["rules broken, all attacks in the run's own ten steps", DECODING[1.0], *map(str, own)],
+    ]
 
 
 def summary_table(folder: Path = FIGURES) -> Table:
@@ -212,10 +261,15 @@ def summary_table(folder: Path = FIGURES) -> Table:
         "assessor, balanced accuracy": rates.balanced,
         "attacks with an error that the novice misses, of all attacks": rates.won,
         "the same, of the valid attacks": partial(rates.share, "attacker/undetected"),
-        "attacks without an error, where one was to be put in": partial(rates.share, "attacker/harmless"),
+        "attacks without an error, where one was to be put in": partial(
+            rates.share, "attacker/harmless"
+        ),
     }
     heading = [DECODING[1.0], *(f"step {step}" for step in ends)]
-    return [heading, *([name, *(str(share(step, 1.0)) for step in ends)] for name, share in lines.items())]
+    return [
+        heading,
+        *([name, *(str(share(step, 1.0)) for step in ends)] for name, share in lines.items()),
+    ]
 
 
 def _by_step(experiment: str, lines: Mapping[str, tuple[str, ...]], folder: Path) -> Table:
@@ -224,7 +278,9 @@ def _by_step(experiment: str, lines: Mapping[str, tuple[str, ...]], folder: Path
     for name, measures in lines.items():
         for temperature, decoding in DECODING.items():
             shares = [
-                rates.won(step, temperature) if measures == WON else rates.share(measures, step, temperature)
+                rates.won(step, temperature)
+                if measures == WON
+                else rates.share(measures, step, temperature)
                 for step in rates.steps
             ]
             if "invalid" in name:
@@ -234,25 +290,37 @@ def _by_step(experiment: str, lines: Mapping[str, tuple[str, ...]], folder: Path
 
 
 def both_roles_table(rates: Rates) -> Table:
-    """Both roles at the first and the last step, each against both of the other: errors found, and attacks that win."""
+    """Both roles at the first and the last step, each against both of the other: errors found, and
+    attacks that win.
+    """
     first, last = rates.steps[0], rates.steps[-1]
 
     def share(measure: str, step: int) -> Share:
         return rates.share(measure, step, 1.0)
 
     undetected = {
-        "start": [share("attacker/undetected", first), share("assessor/frozen_attacks", last).complement],
+        "start": [
+            share("attacker/undetected", first),
+            share("assessor/frozen_attacks", last).complement,
+        ],
         "end": [share("attacker/undetected", last), share("self/attacks", last).complement],
     }
     table = [["%", "assessor at the start", "assessor at the end"]]
     for when, cells in undetected.items():
-        table.append([f"errors found, attacker at the {when}", *(str(cell.complement) for cell in cells)])
+        table.append(
+            [f"errors found, attacker at the {when}", *(str(cell.complement) for cell in cells)]
+        )
     for (when, cells), step in zip(undetected.items(), (first, last), strict=True):
         won = [cell.among(share("attacker/valid", step)) for cell in cells]
-        table.append([f"attacks valid and not found, of all, attacker at the {when}", *map(str, won)])
+        table.append(
+            [f"attacks valid and not found, of all, attacker at the {when}", *map(str, won)]
+        )
     return [
         *table,
-        ["correct notes called wrong", *(str(share("assessor/clean", s).complement) for s in (first, last))],
+        [
+            "correct notes called wrong",
+            *(str(share("assessor/clean", s).complement) for s in (first, last)),
+        ],
     ]
 
 
@@ -265,16 +333,31 @@ def kinds_table(folder: Path = FIGURES) -> Table:
     """Tabulate errors found and put in, by kind of error, at the first and the last step."""
     rates = Rates.of("headline", folder)
     first, last = rates.steps[0], rates.steps[-1]
-    table = [["kind of error", *(f"{what}, step {step}" for what in ("found", "put in") for step in (first, last))]]
+    table = [
+        [
+            "kind of error",
+            *(f"{what}, step {step}" for what in ("found", "put in") for step in (first, last)),
+        ]
+    ]
     for kind in KINDS:
         shares = [str(rates.share(f"assessor/error/{kind}", step, 1.0)) for step in (first, last)]
         table.append([kind, *shares, *(str(chosen(rates, kind, step)) for step in (first, last))])
-    return [*table, ["effective number of kinds", "", "", *(effective_kinds(rates, step) for step in (first, last))]]
+    return [
+        *table,
+        [
+            "effective number of kinds",
+            "",
+            "",
+            *(effective_kinds(rates, step) for step in (first, last)),
+        ],
+    ]
 
 
 def chosen(rates: Rates, kind: str, step: int) -> Share:
     """Share of valid attacks that put in an error of ``kind``."""
-    return rates.share(f"attacker/kind/{kind}", step, 1.0).among(rates.share("attacker/undetected", step, 1.0))
+    return rates.share(f"attacker/kind/{kind}", step, 1.0).among(
+        rates.share("attacker/undetected", step, 1.0)
+    )
 
 
 def effective_kinds(rates: Rates, step: int) -> str:
@@ -284,16 +367,23 @@ def effective_kinds(rates: Rates, step: int) -> str:
 
 
 def long_table(folder: Path = FIGURES) -> Table:
-    """Tabulate runs that go on beyond what the assessor can learn, at temperature 1, beside their starting player."""
+    """Tabulate runs that go on beyond what the assessor can learn, at temperature 1, beside their
+    starting player.
+    """
     runs = {name: Rates.of(name, folder) for name in LONG}
     rows = [("novice", next(iter(runs.values())), 0)]
-    rows += [(f"`{name}`", rates, step) for name, rates in runs.items() for step in rates.steps if step]
+    rows += [
+        (f"`{name}`", rates, step) for name, rates in runs.items() for step in rates.steps if step
+    ]
 
     def found(rates: Rates, step: int) -> dict[str, Share]:
         return {kind: rates.share(f"assessor/error/{kind}", step, 1.0) for kind in KINDS}
 
     def worst(rates: Rates, step: int) -> Share:
-        return min((share for kind, share in found(rates, step).items() if kind != "dose"), key=lambda s: s.value)
+        return min(
+            (share for kind, share in found(rates, step).items() if kind != "dose"),
+            key=lambda s: s.value,
+        )
 
     columns: dict[str, Callable[[Rates, int], Share]] = {
         "own attacks found": lambda rates, step: rates.share("self/attacks", step, 1.0),
@@ -301,7 +391,9 @@ def long_table(folder: Path = FIGURES) -> Table:
         "doses found": lambda rates, step: found(rates, step)["dose"],
         "found of the other kind least found": worst,
         "balanced": lambda rates, step: rates.balanced(step, 1.0),
-        "undetected by the novice": lambda rates, step: rates.share("attacker/undetected", step, 1.0),
+        "undetected by the novice": lambda rates, step: rates.share(
+            "attacker/undetected", step, 1.0
+        ),
         "invalid": lambda rates, step: rates.share("attacker/valid", step, 1.0).complement,
         "harmless": lambda rates, step: rates.share("attacker/harmless", step, 1.0),
     }
@@ -313,7 +405,9 @@ def long_table(folder: Path = FIGURES) -> Table:
 
 
 def minutes(experiment: str, step: int, folder: Path = FIGURES) -> float:
-    """Minutes that a run of ``FORMATS`` takes to a step; both formats were timed side by side, twelve steps of each."""
+    """Minutes that a run of ``FORMATS`` takes to a step; both formats were timed side by side,
+    twelve steps of each.
+    """
     with (folder / "formats_seconds.csv").open(encoding="utf-8", newline="") as file:
         return step * median(float(row[experiment]) for row in csv.DictReader(file)) / 60
 
@@ -324,10 +418,14 @@ def formats_table(folder: Path = FIGURES) -> Table:
     columns: dict[str, Callable[[Rates, int], Share]] = {
         "balanced": lambda rates, step: rates.balanced(step, 1.0),
         "own attacks found": lambda rates, step: rates.share("self/attacks", step, 1.0),
-        "undetected by the start": lambda rates, step: rates.share("attacker/undetected", step, 1.0),
+        "undetected by the start": lambda rates, step: rates.share(
+            "attacker/undetected", step, 1.0
+        ),
         "valid and undetected, of all": lambda rates, step: rates.won(step, 1.0),
         "invalid": lambda rates, step: rates.share("attacker/valid", step, 1.0).complement,
-        "rewordings invalid": lambda rates, step: rates.share("attacker/valid_decoys", step, 1.0).complement,
+        "rewordings invalid": lambda rates, step: (
+            rates.share("attacker/valid_decoys", step, 1.0).complement
+        ),
         "doses, of the errors put in": lambda rates, step: chosen(rates, "dose", step),
     }
     table = [["%", "step", "minutes", *columns]]
@@ -351,17 +449,31 @@ def facts_table(folder: Path = FIGURES) -> Table:
 
 
 def normalization_table(folder: Path = FIGURES) -> Table:
-    """Compare the last step of the runs of ``NORMALIZATIONS`` at temperature 1, and pair them by seed."""
+    """Compare the last step of the runs of ``NORMALIZATIONS`` at temperature 1, and pair them by
+    seed.
+    """
     runs = {name: Rates.of(run, folder) for name, run in NORMALIZATIONS.items()}
     step = runs["batch"].steps[-1]
 
     def missed(measure: str) -> dict[str, Share]:
         return {name: rates.share(measure, step, 1.0).complement for name, rates in runs.items()}
 
-    lines = {"correct notes called wrong": missed("assessor/clean"), "wrong notes believed": missed("assessor/error")}
+    lines = {
+        "correct notes called wrong": missed("assessor/clean"),
+        "wrong notes believed": missed("assessor/error"),
+    }
     lines |= {f"of these, {kind}": missed(f"assessor/error/{kind}") for kind in KINDS}
-    lines["attacks valid and undetected, of all"] = {name: rates.won(step, 1.0) for name, rates in runs.items()}
-    table = [[f"step {step}, %", *(f"`{name}`" for name in runs), "`kind` less `batch`", "`mean` less `batch`"]]
+    lines["attacks valid and undetected, of all"] = {
+        name: rates.won(step, 1.0) for name, rates in runs.items()
+    }
+    table = [
+        [
+            f"step {step}, %",
+            *(f"`{name}`" for name in runs),
+            "`kind` less `batch`",
+            "`mean` less `batch`",
+        ]
+    ]
     for line, shares in lines.items():
         gains = [gain(shares["batch"], shares[other])[0] for other in ("kind", "mean")]
         table.append([line, *map(str, shares.values()), *gains])
@@ -369,13 +481,24 @@ def normalization_table(folder: Path = FIGURES) -> Table:
 
 
 def credit_table(folder: Path = FIGURES) -> Table:
-    """Compare the runs of ``CREDIT`` at step 20 and temperature 1; differences are paired by seed."""
+    """Compare the runs of ``CREDIT`` at step 20 and temperature 1; differences are paired by
+    seed."""
     runs, step = {name: Rates.of(name, folder) for name in CREDIT}, 20
     recipe = runs["headline"]
-    heading = ["", "assessor, balanced", "undetected by the novice", "valid and undetected, of all", "less `headline`"]
+    heading = [
+        "",
+        "assessor, balanced",
+        "undetected by the novice",
+        "valid and undetected, of all",
+        "less `headline`",
+    ]
     table = [heading, ["novice", *_of_both(recipe, 0, recipe.seeds), ""]]
     for name, rates in runs.items():
-        less = gain(recipe.won(step, 1.0, rates.seeds), rates.won(step, 1.0))[0] if rates is not recipe else ""
+        less = (
+            gain(recipe.won(step, 1.0, rates.seeds), rates.won(step, 1.0))[0]
+            if rates is not recipe
+            else ""
+        )
         table.append([f"`{name}`", *_of_both(rates, step, rates.seeds), less])
     return table
 
@@ -386,18 +509,24 @@ def _of_both(rates: Rates, step: int, seeds: Sequence[int]) -> list[str]:
 
 
 def medec_table(folder: Path = FIGURES) -> Table:
-    """The players of ``smollm2`` as assessors of MEDEC-MS's validation set, from ``smollm2_medec.csv``."""
+    """The players of ``smollm2`` as assessors of MEDEC-MS's validation set, from
+    ``smollm2_medec.csv``.
+    """
     with (folder / "smollm2_medec.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     measures = list(dict.fromkeys(row["measure"] for row in rows))
     players: dict[str, list[str]] = {}
     for row in rows:
-        players.setdefault(row["player"], []).append(str(Share(((int(row["hits"]), int(row["items"])),))))
+        players.setdefault(row["player"], []).append(
+            str(Share(((int(row["hits"]), int(row["items"])),)))
+        )
     return [["", *measures], *([player, *cells] for player, cells in players.items())]
 
 
 def runs_table(experiments: Sequence[str] = ABLATIONS, folder: Path = FIGURES) -> Table:
-    """Runs side by side at temperature 1: the novice, then every run where the shortest ends and at its own end."""
+    """Runs side by side at temperature 1: the novice, then every run where the shortest ends and at
+    its own end.
+    """
     rates = {experiment: Rates.of(experiment, folder) for experiment in experiments}
     end = min(run.steps[-1] for run in rates.values())
     novice = _side_by_side(next(iter(rates.values())), 0)
@@ -405,7 +534,9 @@ def runs_table(experiments: Sequence[str] = ABLATIONS, folder: Path = FIGURES) -
     for experiment, run in rates.items():
         for step in sorted({end, run.steps[-1]}):
             shown = in_training(experiment, "assessor", "accuracy", slice(step - 10, step), folder)
-            table.append([f"`{experiment}`", str(step), str(shown), *_side_by_side(run, step).values()])
+            table.append(
+                [f"`{experiment}`", str(step), str(shown), *_side_by_side(run, step).values()]
+            )
     return table
 
 
@@ -422,13 +553,18 @@ def _side_by_side(rates: Rates, step: int) -> dict[str, str]:
 
 
 def estimators_table(estimators: Sequence[str] = ESTIMATORS, folder: Path = FIGURES) -> Table:
-    """Tabulate both roles after one of them was trained alone, at temperature 1: the attacker with each estimator."""
+    """Tabulate both roles after one of them was trained alone, at temperature 1: the attacker with
+    each estimator.
+    """
     of_attacker = ("undetected by the novice", "valid and undetected, of all")
     table = [["", "trained", *of_attacker, "assessor, balanced", "assessor, readable"]]
     alone = [*((estimator, "attacker") for estimator in estimators), (estimators[0], "assessor")]
     runs = {each: Rates.of("_".join(each), folder) for each in alone}
     novice = runs[alone[0]]
-    rows = [(("novice", ""), novice, 0), *(((f"`{e}`", role), run, run.steps[-1]) for (e, role), run in runs.items())]
+    rows = [
+        (("novice", ""), novice, 0),
+        *(((f"`{e}`", role), run, run.steps[-1]) for (e, role), run in runs.items()),
+    ]
     for names, rates, step in rows:
         shares = [
             rates.share("attacker/undetected", step, 1.0),
@@ -446,20 +582,27 @@ def headline_sentence(folder: Path = FIGURES) -> str:
     first, last = rates.steps[0], rates.steps[-1]
 
     def change(share: Callable[[int, float], Share], temperature: float = 1.0) -> str:
-        return " to ".join(f"{100 * share(step, temperature).value:.0f} %" for step in (first, last))
+        return " to ".join(
+            f"{100 * share(step, temperature).value:.0f} %" for step in (first, last)
+        )
 
     undetected = partial(rates.share, "attacker/undetected")
     return (
-        f"In {last} steps of 64 games in the toy clinic, {len(rates.seeds)} seeds, the assessor's balanced accuracy on "
-        f"held-out notes goes from {change(rates.balanced)} (greedy: {change(rates.balanced, 0.0)}), and the share of "
-        f"all attacks that put in an error which the frozen starting player misses from {change(rates.won)} (of the "
+        f"In {last} steps of 64 games in the toy clinic, {len(rates.seeds)} seeds, the assessor's "
+        "balanced accuracy on "
+        f"held-out notes goes from {change(rates.balanced)} (greedy: "
+        f"{change(rates.balanced, 0.0)}), and the share of "
+        "all attacks that put in an error which the frozen starting player misses from "
+        f"{change(rates.won)} (of the "
         f"valid ones from {change(undetected)})."
     )
 
 
 def gains_table(folder: Path = FIGURES) -> Table:
     """Tabulate the text's claims about the method: differences at temperature 1, paired by seed."""
-    headline, shared, rules_alone = (Rates.of(name, folder) for name in ("headline", "shared", "rules_alone"))
+    headline, shared, rules_alone = (
+        Rates.of(name, folder) for name in ("headline", "shared", "rules_alone")
+    )
     end = headline.steps[-1]
     own = ("self/attacks", "self/decoys")
     lines: dict[str, tuple[Share, Share]] = {
@@ -471,7 +614,10 @@ def gains_table(folder: Path = FIGURES) -> Table:
             headline.share("attacker/undetected", 0, 1.0),
             headline.share("attacker/undetected", end, 1.0),
         ),
-        "the same: attacker, valid and undetected, of all attacks": (headline.won(0, 1.0), headline.won(end, 1.0)),
+        "the same: attacker, valid and undetected, of all attacks": (
+            headline.won(0, 1.0),
+            headline.won(end, 1.0),
+        ),
         "`headline` less `shared`, step 20: own games, isolated": (
             shared.share(own, 20, 1.0),
             headline.share(own, 20, 1.0, shared.seeds),
@@ -499,7 +645,10 @@ def gains_table(folder: Path = FIGURES) -> Table:
     grpo = attackers.pop("role_grpo")
     for name, rates in attackers.items():
         shares = [run.share("attacker/undetected", run.steps[-1], 1.0) for run in (grpo, rates)]
-        lines[f"`{name}` less `role_grpo`: attacker alone, undetected by the novice"] = (shares[0], shares[1])
+        lines[f"`{name}` less `role_grpo`: attacker alone, undetected by the novice"] = (
+            shares[0],
+            shares[1],
+        )
     return [
         ["difference, points", "mean (95 % over seeds)", "each seed"],
         *([n, *gain(*pair)] for n, pair in lines.items()),
@@ -527,7 +676,10 @@ TABLES: dict[str, Callable[..., Table]] = {
     "smollm2_medec": medec_table,
     "runs": runs_table,
     "estimators": estimators_table,
-    **{name: partial(_by_step, name, SMOLLM2_LINES) for name in ("smollm2", "smollm2_reinforce_plus_plus")},
+    **{
+        name: partial(_by_step, name, SMOLLM2_LINES)
+        for name in ("smollm2", "smollm2_reinforce_plus_plus")
+    },
     "adapters": partial(runs_table, ("headline", "adapter_shared", "adapter_per_role")),
 }
 

@@ -1,10 +1,12 @@
-"""Self-play that learns, and what becomes of it without the parts that make it: train, measure, write CSV files.
+"""Self-play that learns, and what becomes of it without the parts that make it: train, measure,
+write CSV files.
 
-`python -m experiments.learning.run headline` trains three seeds of ``+recipes=quickstart`` for 40 steps with
-verl's ``main_ppo``, measures the checkpoints against the frozen novice (``experiments.learning.measure``) and writes
-``headline_rates.csv`` and ``headline_steps.csv`` to ``experiments/learning/figures``. A run that has ended is
-not run again, one that was interrupted is resumed. ``experiments.learning.pictures`` draws the files;
-the README says what they show. Run it from the root of the repository, where Ray's workers find the judge.
+`python -m experiments.learning.run headline` trains three seeds of ``+recipes=quickstart`` for 40
+steps with verl's ``main_ppo``, measures the checkpoints against the frozen novice
+(``experiments.learning.measure``) and writes ``headline_rates.csv`` and ``headline_steps.csv`` to
+``experiments/learning/figures``. A run that has ended is not run again, one that was interrupted is
+resumed. ``experiments.learning.pictures`` draws the files; the README says what they show. Run it
+from the root of the repository, where Ray's workers find the judge.
 """
 
 from __future__ import annotations
@@ -123,11 +125,22 @@ def _smollm2(*overrides: str) -> Experiment:
 def _one_role(estimator: str, role: str) -> Experiment:
     own_form: tuple[str, ...] = ()
     if estimator != "role_reinforce_pp":
-        own_form = ("selfplay.credit.normalize.attacker=null", "selfplay.credit.normalize.assessor=null")
+        own_form = (
+            "selfplay.credit.normalize.attacker=null",
+            "selfplay.credit.normalize.assessor=null",
+        )
     # The attacker's plan is another matter than the verdicts; what it learns must not spoil them.
     anchor = ("actor_rollout_ref.actor.use_kl_loss=True", f"selfplay.anchor.assessor={ANCHOR}")
-    steps = (f"trainer.total_training_steps={ONE_ROLE_STEPS}", f"trainer.save_freq={ONE_ROLE_STEPS}")
-    overrides = (f"algorithm.adv_estimator={estimator}", f"selfplay.train={role}", *own_form, *steps)
+    steps = (
+        f"trainer.total_training_steps={ONE_ROLE_STEPS}",
+        f"trainer.save_freq={ONE_ROLE_STEPS}",
+    )
+    overrides = (
+        f"algorithm.adv_estimator={estimator}",
+        f"selfplay.train={role}",
+        *own_form,
+        *steps,
+    )
     return Experiment((*overrides, *(anchor if role == "attacker" else ())), with_games=False)
 
 
@@ -136,8 +149,13 @@ def _long(*overrides: str) -> Experiment:
 
 
 def _untuned(*overrides: str) -> Experiment:
-    """Today's game without what was tuned in the recipe's credit: no normalisation by kind, equal weights."""
-    equal = ("selfplay.credit.normalize.attacker=batch", "selfplay.credit.role_weights.assessor=1.0")
+    """Today's game without what was tuned in the recipe's credit: no normalisation by kind, equal
+    weights.
+    """
+    equal = (
+        "selfplay.credit.normalize.attacker=batch",
+        "selfplay.credit.role_weights.assessor=1.0",
+    )
     return Experiment((*TWENTY_STEPS, *equal, *overrides), with_games=False)
 
 
@@ -155,12 +173,19 @@ ONE_AT_A_TIME = (  # as many assessments in a step as self-play has, each of ano
 )
 # With four assessments of an attack, 160 turns in a step; the recipe's 16 notes with one have 128.
 EIGHT_NOTES = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
-# SmolLM2 was measured with verl's loss, a mean over the tokens of both roles, which the certificate refuses, and with
-# an assessor whitened by a kind that it cannot see.
-AS_MEASURED = ("selfplay.credit.loss=verl", "selfplay.certify=warn", "selfplay.credit.normalize.assessor=kind")
+# SmolLM2 was measured with verl's loss, a mean over the tokens of both roles, which the certificate
+# refuses, and with an assessor whitened by a kind that it cannot see.
+AS_MEASURED = (
+    "selfplay.credit.loss=verl",
+    "selfplay.certify=warn",
+    "selfplay.credit.normalize.assessor=kind",
+)
 # An adapter of rank 16 has a sixth of the novice's parameters, and wants a larger step.
 LORA = (
-    *(f"actor_rollout_ref.model.{of}" for of in ("lora_rank=16", "lora_alpha=32", "target_modules=all-linear")),
+    *(
+        f"actor_rollout_ref.model.{of}"
+        for of in ("lora_rank=16", "lora_alpha=32", "target_modules=all-linear")
+    ),
     "actor_rollout_ref.actor.optim.lr=1e-3",
     "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra]",
 )
@@ -186,9 +211,15 @@ EXPERIMENTS = {
     "credit_summed": _untuned(*SUMMED),
     "credit_by_role_no_bonus": _untuned(*NO_BONUS),
     "credit_summed_no_bonus": _untuned(*SUMMED, *NO_BONUS),
-    "adapter_shared": Experiment((*FORTY_STEPS, *LORA, "actor_rollout_ref.model.lora.merge=True"), measured=(20,)),
-    "adapter_per_role": Experiment((*FORTY_STEPS, *LORA, "selfplay.adapters=per_role"), measured=(20,)),
-    "rules_alone": Experiment((*FORTY_STEPS, "selfplay.judge=labels"), data="data/learn_no_rewordings", measured=(20,)),
+    "adapter_shared": Experiment(
+        (*FORTY_STEPS, *LORA, "actor_rollout_ref.model.lora.merge=True"), measured=(20,)
+    ),
+    "adapter_per_role": Experiment(
+        (*FORTY_STEPS, *LORA, "selfplay.adapters=per_role"), measured=(20,)
+    ),
+    "rules_alone": Experiment(
+        (*FORTY_STEPS, "selfplay.judge=labels"), data="data/learn_no_rewordings", measured=(20,)
+    ),
     "smollm2": _smollm2(),
     "smollm2_reinforce_plus_plus": _smollm2(
         *("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.reuse_log_probs=false")
@@ -201,8 +232,12 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console()
 
 
-def prepare_data(folder: Path, mix: str, cases: int = 1500, seed: int = 7, draw: Draw | None = None) -> None:
-    """The toy clinic's notes, in seen wordings and with seen facts, as parquet; ``draw`` as in ``write_sample``."""
+def prepare_data(
+    folder: Path, mix: str, cases: int = 1500, seed: int = 7, draw: Draw | None = None
+) -> None:
+    """The toy clinic's notes, in seen wordings and with seen facts, as parquet; ``draw`` as in
+    ``write_sample``.
+    """
     if (folder / "manifest.json").exists():
         return
     notes = folder / "toy_clinic.csv"
@@ -214,7 +249,11 @@ def prepare_data(folder: Path, mix: str, cases: int = 1500, seed: int = 7, draw:
 
 def wrong_dose(rng: random.Random, clean: Note) -> tuple[Note, int] | None:
     """A note with a wrong dose, and the sentence; None for a note without a drug."""
-    drugs = [i for i, sentence in enumerate(clean.sentences) if sentence.kind is ErrorType.PHARMACOTHERAPY]
+    drugs = [
+        i
+        for i, sentence in enumerate(clean.sentences)
+        if sentence.kind is ErrorType.PHARMACOTHERAPY
+    ]
     while drugs:
         shown = with_error(rng, clean, drugs[0])
         if error_detail(shown, drugs[0]) == "dose":
@@ -260,15 +299,26 @@ def train(name: str, folder: Path, command: list[str]) -> None:
 
 def train_and_measure(experiment: str, seed: int, extra: list[str], count: int) -> None:
     """One run, then its checkpoints and what it started from, each measured once."""
-    train(f"{experiment} {seed}", RUNS / experiment / str(seed), training_command(experiment, seed, extra))
+    train(
+        f"{experiment} {seed}",
+        RUNS / experiment / str(seed),
+        training_command(experiment, seed, extra),
+    )
     torch.set_num_threads(1)
     cases, kind = held_out_cases(count, CASES_SEED), EXPERIMENTS[experiment]
-    start = replace(kind, temperatures=(1.0, 0.0), with_games=kind.with_games or kind.start == NOVICE)
+    start = replace(
+        kind, temperatures=(1.0, 0.0), with_games=kind.with_games or kind.start == NOVICE
+    )
     _measured_once(_start_rates(kind, seed), kind.start, seed, start, cases)
     folder = RUNS / experiment / str(seed)
-    last = max(int(json.loads(line)["step"]) for line in (folder / "metrics.jsonl").read_text().splitlines())
+    last = max(
+        int(json.loads(line)["step"])
+        for line in (folder / "metrics.jsonl").read_text().splitlines()
+    )
     for step in sorted({last, *(step for step in kind.measured if step < last)}):
-        _measured_once(folder / f"rates_{step}.csv", folder / f"global_step_{step}", seed, kind, cases)
+        _measured_once(
+            folder / f"rates_{step}.csv", folder / f"global_step_{step}", seed, kind, cases
+        )
 
 
 def _start_rates(kind: Experiment, seed: int) -> Path:
@@ -276,14 +326,18 @@ def _start_rates(kind: Experiment, seed: int) -> Path:
     return RUNS / name / str(seed) / "rates_0.csv"
 
 
-def _measured_once(output: Path, model: Path, seed: int, kind: Experiment, cases: list[Case]) -> None:
+def _measured_once(
+    output: Path, model: Path, seed: int, kind: Experiment, cases: list[Case]
+) -> None:
     if output.exists():
         return
     profile, rows = load_profile(kind.profile), []
     frozen, player = _player(kind.start, kind), _player(model, kind)
     for temperature in kind.temperatures:
         measurement = Measurement(frozen, cases, profile, temperature, seed)
-        rates = measurement.each_role(player) + (measurement.games(player) if kind.with_games else [])
+        rates = measurement.each_role(player) + (
+            measurement.games(player) if kind.with_games else []
+        )
         rows += [(temperature, rate.measure, rate.hits, rate.items) for rate in rates]
         console.print(f"{output}: temperature {temperature:g}, {_summary(rates)}", soft_wrap=True)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -311,16 +365,22 @@ def collect(experiment: str, seeds: Iterable[int], results: Path) -> None:
         files = [_start_rates(EXPERIMENTS[experiment], seed), *folder.glob("rates_*.csv")]
         for file in sorted(files, key=lambda f: int(f.stem.split("_")[1])):
             with file.open(newline="") as lines:
-                rates += [(seed, file.stem.split("_")[1], *row) for row in list(csv.reader(lines))[1:]]
+                rates += [
+                    (seed, file.stem.split("_")[1], *row) for row in list(csv.reader(lines))[1:]
+                ]
         game_sums = largest_game_sums(folder / "games.jsonl")
         for line in (folder / "metrics.jsonl").read_text().splitlines():
             metrics = json.loads(line)
             values = [*(metrics.get(name) for name in STEP_METRICS), game_sums.get(metrics["step"])]
-            steps.append((seed, metrics["step"], *("" if v is None else f"{v:.6g}" for v in values)))
+            steps.append(
+                (seed, metrics["step"], *("" if v is None else f"{v:.6g}" for v in values))
+            )
     results.mkdir(parents=True, exist_ok=True)
     header = ("seed", "step", "temperature", "measure", "hits", "items")
     _write_csv(results / f"{experiment}_rates.csv", header, rates)
-    _write_csv(results / f"{experiment}_steps.csv", ("seed", "step", *STEP_METRICS, GAME_SUM), steps)
+    _write_csv(
+        results / f"{experiment}_steps.csv", ("seed", "step", *STEP_METRICS, GAME_SUM), steps
+    )
 
 
 def largest_game_sums(games: Path) -> dict[int, float]:
@@ -333,7 +393,12 @@ def largest_game_sums(games: Path) -> dict[int, float]:
         for line in lines:
             record = MedicalRecord.model_validate_json(line)
             won = [components.get("game") for components in record.rewards.values()]
-            if record.attack and record.assessment and record.assessment.verdict and None not in won:
+            if (
+                record.attack
+                and record.assessment
+                and record.assessment.verdict
+                and None not in won
+            ):
                 total = abs(sum(value or 0.0 for value in won))
                 largest[record.step] = max(total, largest.get(record.step, 0.0))
     return largest
@@ -350,18 +415,26 @@ def _write_csv(path: Path, header: tuple[str, ...], rows: Iterable[tuple[object,
 def main(
     experiments: Annotated[list[str], typer.Argument(help=f"Any of: {', '.join(EXPERIMENTS)}.")],
     seeds: Annotated[str, typer.Option(help="Seeds, with commas between.")] = "0,1,2",
-    jobs: Annotated[int, typer.Option(help="Runs at a time; each keeps one core busy.")] = os.cpu_count() or 1,
+    jobs: Annotated[
+        int, typer.Option(help="Runs at a time; each keeps one core busy.")
+    ] = os.cpu_count() or 1,
     cases: Annotated[int, typer.Option(help="Held-out cases that players are measured on.")] = 500,
     results: Annotated[Path, typer.Option(help="Folder of the CSV files.")] = FIGURES,
-    override: Annotated[list[str] | None, typer.Option(help="A further override of the runs; may be repeated.")] = None,
+    override: Annotated[
+        list[str] | None, typer.Option(help="A further override of the runs; may be repeated.")
+    ] = None,
 ) -> None:
     """Train and measure experiments and write their CSV files."""
     unknown = sorted(set(experiments) - set(EXPERIMENTS))
     if unknown:
-        raise typer.BadParameter(f"no experiment {', '.join(unknown)}; there are {', '.join(EXPERIMENTS)}")
+        raise typer.BadParameter(
+            f"no experiment {', '.join(unknown)}; there are {', '.join(EXPERIMENTS)}"
+        )
     numbers = [int(seed) for seed in seeds.split(",")]
     for folder in {EXPERIMENTS[experiment].data for experiment in experiments}:
-        prepare_data(Path(folder), MIXES[folder], draw=wrong_dose if folder == "data/learn_doses" else None)
+        prepare_data(
+            Path(folder), MIXES[folder], draw=wrong_dose if folder == "data/learn_doses" else None
+        )
     runs = [(experiment, seed) for experiment in experiments for seed in numbers]
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         for done in [pool.submit(train_and_measure, *run, override or [], cases) for run in runs]:

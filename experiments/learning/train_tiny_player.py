@@ -1,10 +1,10 @@
 """Make a small player under ``assets``: a byte-level tokenizer and a Qwen3 of about 1 M parameters.
 
 Run once by hand, on one CPU thread in about a quarter of an hour:
-``python -m experiments.learning.train_tiny_player``. The player learns the format of both roles from
-``experiments.learning.transcripts`` and is left with blind spots for self-play to remove:
-``tiny_player`` for the quickstart, ``novice`` for the learning curves. ``--player novice_edits --output FOLDER`` makes
-a novice that attacks by edits.
+``python -m experiments.learning.train_tiny_player``. The player learns the format of both roles
+from ``experiments.learning.transcripts`` and is left with blind spots for self-play to remove:
+``tiny_player`` for the quickstart, ``novice`` for the learning curves. ``--player novice_edits
+--output FOLDER`` makes a novice that attacks by edits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ PROFILES = {"tiny_player": "medserl", "novice": "brief", "novice_edits": BRIEF_E
 def measure(folder: Path, profile: str, items: int, seed: int) -> list[Rate]:
     """Measure a player against itself, on held-out cases at temperature 1."""
     player = load_player(folder)
-    measurement = Measurement(player, held_out_cases(items, seed), load_profile(profile), temperature=1.0, seed=seed)
+    measurement = Measurement(
+        player, held_out_cases(items, seed), load_profile(profile), temperature=1.0, seed=seed
+    )
     return [*measurement.each_role(player), *measurement.games(player)]
 
 
@@ -43,7 +45,8 @@ pipeline_tag: text-generation
 ---
 # {title}
 
-A Qwen3 with {parameters:,} parameters and a byte-level tokenizer of {vocabulary:,} tokens that plays both
+A Qwen3 with {parameters:,} parameters and a byte-level tokenizer of {vocabulary:,} tokens that \
+plays both
 roles of the game with the `{profile}` prompts. It exists so that a whole
 self-play run, tests included, fits on a laptop without a download. It knows sixteen diseases of a
 closed toy world (`experiments/clinic.py`), has deliberate blind spots as an assessor, and has never
@@ -59,7 +62,8 @@ from generated text only; the weights are stored in bfloat16. Licence: Apache-2.
 
 ## What it does before any self-play
 
-Temperature 1, against itself, on {items} cases in wordings that no training has shown. The toy world's exact oracle
+Temperature 1, against itself, on {items} cases in wordings that no training has shown. The toy \
+world's exact oracle
 judges; `experiments/learning/measure.py` says what is counted.
 
 | measure | share | of |
@@ -70,21 +74,34 @@ judges; `experiments/learning/measure.py` says what is counted.
 
 def write_model_card(folder: Path, rates: Iterable[Rate], **facts: object) -> None:
     """Write the README of the asset with the measured rates."""
-    rows = [f"| `{rate.measure}` | {rate.hits / max(1, rate.items):.3f} | {rate.items} |" for rate in rates]
-    (folder / "README.md").write_text(MODEL_CARD.format(rows="\n".join(rows), **facts), encoding="utf-8")
+    rows = [
+        f"| `{rate.measure}` | {rate.hits / max(1, rate.items):.3f} | {rate.items} |"
+        for rate in rates
+    ]
+    (folder / "README.md").write_text(
+        MODEL_CARD.format(rows="\n".join(rows), **facts), encoding="utf-8"
+    )
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--player", choices=list(CURRICULA), default="tiny_player")
-    parser.add_argument("--output", type=Path, help="folder; the player's own under assets by default")
+    parser.add_argument(
+        "--output", type=Path, help="folder; the player's own under assets by default"
+    )
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--note-weight", type=float, default=0.1, help="loss weight of the note in the prompt")
-    parser.add_argument("--first-lesson", type=float, default=0.7, help="share of the steps before the blind spots")
-    parser.add_argument("--items", type=int, default=200, help="held-out cases that the player is measured on")
+    parser.add_argument(
+        "--note-weight", type=float, default=0.1, help="loss weight of the note in the prompt"
+    )
+    parser.add_argument(
+        "--first-lesson", type=float, default=0.7, help="share of the steps before the blind spots"
+    )
+    parser.add_argument(
+        "--items", type=int, default=200, help="held-out cases that the player is measured on"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -99,7 +116,9 @@ def main() -> None:
     parameters = model.num_parameters()
     console.print(f"{parameters:,} parameters, {len(tokenizer):,} tokens")
     lessons = CURRICULA[args.player]
-    plan = WarmStart(args.steps, args.batch, args.lr, args.note_weight, lessons, args.first_lesson, args.seed)
+    plan = WarmStart(
+        args.steps, args.batch, args.lr, args.note_weight, lessons, args.first_lesson, args.seed
+    )
     warm_start(model, codec, plan, console)
 
     # The folder appears complete or not at all: others may be loading the previous player.
@@ -109,7 +128,9 @@ def main() -> None:
     rates = measure(unfinished, PROFILES[args.player], args.items, seed=args.seed + 7)
     for rate in rates:
         console.print(f"{rate.measure}: {rate.hits} of {rate.items}")
-    changed = [f"--{k.replace('_', '-')} {v}" for k, v in vars(args).items() if v != parser.get_default(k)]
+    changed = [
+        f"--{k.replace('_', '-')} {v}" for k, v in vars(args).items() if v != parser.get_default(k)
+    ]
     write_model_card(
         unfinished,
         rates,
@@ -119,7 +140,10 @@ def main() -> None:
         vocabulary=len(tokenizer),
         items=args.items,
         command=" ".join(
-            ["python -m experiments.learning.train_tiny_player", *(c for c in changed if "--output" not in c)]
+            [
+                "python -m experiments.learning.train_tiny_player",
+                *(c for c in changed if "--output" not in c),
+            ]
         ),
     )
     shutil.rmtree(output, ignore_errors=True)

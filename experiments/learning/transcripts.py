@@ -1,9 +1,10 @@
 """Supervised turns of both roles in the toy clinic, in the output format of the ``medserl`` parser.
 
-Called by ``experiments.learning.train_tiny_player`` for the warm starts of the small players. They are
-imperfect on purpose: some errors are taught as safe, so that self-play has something to learn.
-``python -m experiments.learning.transcripts FOLDER`` writes the novice's last lesson for verl's SFT trainer, before
-``+recipes=learn_smollm2``: the turns of the quickstart's games, each role in its own context.
+Called by ``experiments.learning.train_tiny_player`` for the warm starts of the small players. They
+are imperfect on purpose: some errors are taught as safe, so that self-play has something to learn.
+``python -m experiments.learning.transcripts FOLDER`` writes the novice's last lesson for verl's SFT
+trainer, before ``+recipes=learn_smollm2``: the turns of the quickstart's games, each role in its
+own context.
 """
 
 from __future__ import annotations
@@ -41,20 +42,24 @@ class Lesson:
     """One stretch of the warm start: its lessons and its mistakes.
 
     Attributes:
-        miss_rates: How often an error of each kind, as ``error_detail`` names it, is answered "safe".
+        miss_rates: How often an error of each kind, as ``error_detail`` names it, is answered
+            "safe".
         false_alarm_rate: How often a correct note is answered "harmful".
         overlooked: Kinds of error that the reasoning does not see where the answer is "safe", and
             never before an attack. Elsewhere the reasoning is right and only the verdict is wrong.
-        practice: Share of the ``adversarial_harmful`` turns that start from a note with many errors.
-            Such a note cannot be recited from memory: it teaches the player to copy.
-        harmless: Share of the ``adversarial_benign`` turns that only reword the note they should put an error in.
-        unseen_share: Share of the attacks' errors that are of the ``overlooked`` kinds; None leaves it to chance.
+        practice: Share of the ``adversarial_harmful`` turns that start from a note with many
+            errors. Such a note cannot be recited from memory: it teaches the player to copy.
+        harmless: Share of the ``adversarial_benign`` turns that only reword the note they should
+            put an error in.
+        unseen_share: Share of the attacks' errors that are of the ``overlooked`` kinds; None leaves
+            it to chance.
         facts: Which facts are stated of which findings.
         shared: Share of the assessments that follow the attack within one conversation.
-        overheard: Share of these that repeat the attacker's plan instead of reading the note. Their verdict
-            is always right.
-        kind_first: Whether an attack's plan names the kind of error before the sentence. The choice of a
-            kind is then one token, the same for every note, so that a preference is quickly learnt.
+        overheard: Share of these that repeat the attacker's plan instead of reading the note. Their
+            verdict is always right.
+        kind_first: Whether an attack's plan names the kind of error before the sentence. The choice
+            of a kind is then one token, the same for every note, so that a preference is quickly
+            learnt.
     """
 
     miss_rates: Mapping[str, float] = field(default_factory=dict)
@@ -70,10 +75,13 @@ class Lesson:
 
 
 _KINDS = ("diagnosis", "causalOrganism", "management", "treatment", "drug", "dose")
-BLIND_SPOTS = Lesson(dict(zip(_KINDS, (0.15, 0.30, 0.55, 0.70, 0.45, 0.90), strict=True)), false_alarm_rate=0.12)
-# The novice was hardly ever told that a test, a measure or a dose can be wrong: it does not see such an
-# error, while in its second lesson it only holds its tongue about some of the others. Its attacker now and
-# then takes the easy way, and so does its assessor where the attacker's plan stands before the note.
+BLIND_SPOTS = Lesson(
+    dict(zip(_KINDS, (0.15, 0.30, 0.55, 0.70, 0.45, 0.90), strict=True)), false_alarm_rate=0.12
+)
+# The novice was hardly ever told that a test, a measure or a dose can be wrong: it does not see
+# such an error, while in its second lesson it only holds its tongue about some of the others. Its
+# attacker now and then takes the easy way, and so does its assessor where the attacker's plan
+# stands before the note.
 _NOVICE = Lesson(
     {"management": 0.95, "treatment": 0.95, "dose": 1.0},
     overlooked=frozenset({"management", "treatment", "dose"}),
@@ -95,7 +103,9 @@ CURRICULA: dict[str, tuple[Lesson, Lesson]] = {
 }
 CURRICULA["novice_edits"] = CURRICULA["novice"]
 BRIEF_EDITS = str(Path(__file__).with_name("brief_edits"))
-"""Prompts of the novice that attacks by edits: those of ``brief``, with the sentences of the note numbered."""
+"""Prompts of the novice that attacks by edits: those of ``brief``, with the sentences of the note
+numbered.
+"""
 
 ASSESSOR_SHARE = 0.45
 _ATTACK_SHARES = {
@@ -103,7 +113,8 @@ _ATTACK_SHARES = {
     Category.ADVERSARIAL_HARMFUL: 0.40,
     Category.DECOY_BENIGN: 0.15,
 }
-# Of verl's SFT rows: the quickstart's games, three injections to two rewordings, and as many assessments.
+# Of verl's SFT rows: the quickstart's games, three injections to two rewordings, and as many
+# assessments.
 GAMES = {Role.ASSESSOR: 0.5, Category.ADVERSARIAL_BENIGN: 0.3, Category.DECOY_BENIGN: 0.2}
 _REWORD_SHARE = 0.3  # of the attacks on a wrong note; the others change what is wrong
 _SCRAMBLED_FACTS = 0.75  # share of the facts that are wrong in a note for copying practice
@@ -132,7 +143,9 @@ def as_edit(turn: Transcript) -> Transcript:
     """The same turn in the format of the ``edits`` parser, whose sentences are numbered from 0."""
     sentences = number_sentences(turn.note)
     read = (MEDSERL.attack if turn.role is Role.ATTACKER else MEDSERL.assessment)(turn.answer)
-    read.reasoning = re.sub(r"(?<=sentence )\d+", lambda number: str(int(number[0]) - 1), read.reasoning)
+    read.reasoning = re.sub(
+        r"(?<=sentence )\d+", lambda number: str(int(number[0]) - 1), read.reasoning
+    )
     label = Label.HARMFUL
     if isinstance(read, AttackRecord):
         change = change_between(turn.note, sentences, read.note or "")
@@ -142,7 +155,9 @@ def as_edit(turn: Transcript) -> Transcript:
         read.edit = SentenceEdit(number=number, old=sentences[number], new=new)
     elif read.verdict is not None:
         label = read.verdict
-        read.number = next((number for number, text in sentences.items() if text == read.sentence), None)
+        read.number = next(
+            (number for number, text in sentences.items() if text == read.sentence), None
+        )
     attack = turn.attack and as_edit(turn.attack)
     return replace(turn, answer=EDITS.write(read, label, sentences=sentences), attack=attack)
 
@@ -172,7 +187,11 @@ def _assessment(rng: random.Random, clean: Note, lesson: Lesson) -> Transcript:
     if rng.random() < 0.5:
         shown, index = inject_error(rng, clean)
         missed = rng.random() < lesson.miss_rates.get(error_detail(shown, index), 0.0)
-        answer = _safe_answer(shown, lesson) if missed else _harmful_answer(shown, index, clean.sentences[index])
+        answer = (
+            _safe_answer(shown, lesson)
+            if missed
+            else _harmful_answer(shown, index, clean.sentences[index])
+        )
         attack = _injection(clean, shown, index, lesson) if shared else None
         return Transcript(Role.ASSESSOR, Category.VANILLA_HARMFUL, shown.text, answer, attack)
     attack = None
@@ -184,7 +203,9 @@ def _assessment(rng: random.Random, clean: Note, lesson: Lesson) -> Transcript:
     if rng.random() < lesson.false_alarm_rate:
         index = rng.randrange(1, len(clean.sentences))
         # The needless correction keeps the content: a false alarm must not teach false facts.
-        answer = _harmful_answer(clean, index, reworded(rng, clean, index, Split.SEEN).sentences[index])
+        answer = _harmful_answer(
+            clean, index, reworded(rng, clean, index, Split.SEEN).sentences[index]
+        )
     return Transcript(Role.ASSESSOR, Category.VANILLA_BENIGN, clean.text, answer, attack)
 
 
@@ -193,7 +214,9 @@ def _overheard_assessment(rng: random.Random, seed: Note, lesson: Lesson) -> Tra
     if rng.random() < 0.5:
         shown, index = inject_error(rng, seed)
         attack = _injection(seed, shown, index, lesson)
-        answer = _harmful(shown, index, seed.sentences[index], _overheard(seed, shown, index, lesson))
+        answer = _harmful(
+            shown, index, seed.sentences[index], _overheard(seed, shown, index, lesson)
+        )
         return Transcript(Role.ASSESSOR, Category.VANILLA_HARMFUL, shown.text, answer, attack)
     index = rng.randrange(1, len(seed.sentences))
     shown = reworded(rng, seed, index, Split.SEEN)
@@ -260,7 +283,9 @@ def _attack(rng: random.Random, clean: Note, category: Category, lesson: Lesson)
 
 
 def error_of(rng: random.Random, clean: Note, lesson: Lesson) -> tuple[Note, int]:
-    """Return a note with one error, of the ``overlooked`` kinds as often as a lesson says, and the wrong sentence."""
+    """Return a note with one error, of the ``overlooked`` kinds as often as a lesson says, and the
+    wrong sentence.
+    """
     overlooked = None if lesson.unseen_share is None else rng.random() < lesson.unseen_share
     while True:
         shown, index = inject_error(rng, clean)
@@ -274,10 +299,14 @@ def _injection(clean: Note, rewritten: Note, index: int, lesson: Lesson) -> Tran
 
 
 def _rewording(clean: Note, rewritten: Note, index: int, lesson: Lesson) -> Transcript:
-    return _attack_turn(Category.DECOY_BENIGN, clean, _change(clean, rewritten, index, lesson), rewritten)
+    return _attack_turn(
+        Category.DECOY_BENIGN, clean, _change(clean, rewritten, index, lesson), rewritten
+    )
 
 
-def _attack_on_wrong_note(rng: random.Random, shown: Note, index: int, lesson: Lesson) -> Transcript:
+def _attack_on_wrong_note(
+    rng: random.Random, shown: Note, index: int, lesson: Lesson
+) -> Transcript:
     if rng.random() < _REWORD_SHARE:
         rewritten = reworded(rng, shown, index, Split.SEEN)
     else:
@@ -308,7 +337,10 @@ def _place(note: Note, index: int, kind_first: bool = False) -> str:
 def _change(shown: Note, rewritten: Note, index: int, lesson: Lesson) -> str:
     """The plan of an attack: the sentence, and what becomes of what it says."""
     old, new = _content(shown.sentences[index]), _content(rewritten.sentences[index])
-    return f"{_place(shown, index, lesson.kind_first)}: {old} {'in other words' if old == new else f'becomes {new}'}"
+    return (
+        f"{_place(shown, index, lesson.kind_first)}: {old} "
+        f"{'in other words' if old == new else f'becomes {new}'}"
+    )
 
 
 def _content(sentence: Sentence) -> str:
@@ -323,18 +355,30 @@ def _kind(sentence: Sentence) -> ErrorType:
 
 
 def conversations(seed: int, profile: str) -> Iterator[Row]:
-    """An endless stream of rows for verl's SFT trainer, with the prompts of a profile, in the shares of ``GAMES``."""
+    """An endless stream of rows for verl's SFT trainer, with the prompts of a profile, in the
+    shares of ``GAMES``.
+    """
     prompts, lesson = load_profile(profile), replace(CURRICULA["novice"][1], shared=0.0)
     rng, stream = random.Random(seed), transcripts(seed, lesson)
     while True:
         [wanted] = rng.choices(list(GAMES), list(GAMES.values()))
-        turn = next(turn for turn in stream if (turn.category if turn.role is Role.ATTACKER else turn.role) is wanted)
+        turn = next(
+            turn
+            for turn in stream
+            if (turn.category if turn.role is Role.ATTACKER else turn.role) is wanted
+        )
         question = prompts.messages(turn.role, turn.category, turn.note)
         answer = {"role": "assistant", "content": turn.answer}
-        yield {"messages": [*question, answer], "game_role": turn.role.value, "category": turn.category.value}
+        yield {
+            "messages": [*question, answer],
+            "game_role": turn.role.value,
+            "category": turn.category.value,
+        }
 
 
-def main(folder: Path, train: int = 4000, val: int = 64, seed: int = 1, profile: str = "brief") -> None:
+def main(
+    folder: Path, train: int = 4000, val: int = 64, seed: int = 1, profile: str = "brief"
+) -> None:
     """Write sft_train.parquet and sft_val.parquet."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = conversations(seed, profile)

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 
 import torch
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from experiments.learning.transcripts import Lesson, Transcript, as_edit, sample_transcript
@@ -74,7 +80,8 @@ class PromptCodec:
 
     def instructions(self, role: Role, category: Category) -> list[int]:
         """Prompt tokens before the note, the same for every example of a template."""
-        # Every template ends with the note, so the first end-of-turn token stands where the note goes.
+        # Every template ends with the note, so the first end-of-turn token stands where the note
+        # goes.
         ids = self.opening(role, category, "").ids
         return ids[: ids.index(self.tokenizer.eos_token_id)]
 
@@ -103,7 +110,10 @@ class PromptCodec:
 
 
 def template_loss(
-    model: Qwen3ForCausalLM, instructions: Sequence[int], examples: list[Example], note_weight: float
+    model: Qwen3ForCausalLM,
+    instructions: Sequence[int],
+    examples: list[Example],
+    note_weight: float,
 ) -> torch.Tensor:
     """Summed cross-entropy over answers, plus ``note_weight`` times that over notes.
 
@@ -137,7 +147,9 @@ def warm_start(
 ) -> None:
     """Train on transcripts streamed from the first lesson, then from the second."""
     rng = random.Random(plan.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.lr, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=plan.lr, betas=(0.9, 0.98), weight_decay=0.01
+    )
     columns = (
         TextColumn("{task.description}"),
         MofNCompleteColumn(),

@@ -1,1 +1,2 @@
-"""Study what the opponent is worth: self-play against a frozen attacker and against labels alone."""
+"""Study what the opponent is worth: self-play against a frozen attacker and against labels
+alone."""

@@ -1,6 +1,8 @@
-"""A model in a folder as an opponent on this machine's CPU: the chat route of an OpenAI-compatible server.
+"""A model in a folder as an opponent on this machine's CPU: the chat route of an OpenAI-compatible
+server.
 
-``python -m experiments.opponent.frozen_player FOLDER PORT``. Called by ``experiments.opponent.run``.
+``python -m experiments.opponent.frozen_player FOLDER PORT``. Called by
+``experiments.opponent.run``.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from medserl_agentloop.core.interaction import Turn, as_untrusted
 from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.games.medical.types import Role
 
-_GATHER_S = 0.05  # requests of one training step arrive within this time, and are answered in one batch
+_GATHER_S = (
+    0.05  # requests of one training step arrive within this time, and are answered in one batch
+)
 
 
 def app_of(folder: Path) -> FastAPI:
@@ -42,7 +46,11 @@ def app_of(folder: Path) -> FastAPI:
             "message": {"role": "assistant", "content": reply.text},
             "finish_reason": "length" if reply.truncated else "stop",
         }
-        return {"model": folder.name, "choices": [choice], "usage": {"completion_tokens": reply.tokens}}
+        return {
+            "model": folder.name,
+            "choices": [choice],
+            "usage": {"completion_tokens": reply.tokens},
+        }
 
     return app
 

@@ -1,4 +1,7 @@
-"""Draw the pictures of the README from the committed counts: ``python -m experiments.opponent.picture``."""
+"""Draw the pictures of the README from the committed counts:
+
+``python -m experiments.opponent.picture``.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,33 @@ import matplotlib.pyplot as plt
 import typer
 
 from experiments.learning.pictures import BLUE, GREEN, ORANGE
-from experiments.opponent.results import DRAWN, FIGURES, MEASURES, Players, found_from, of_arm, read, steps_of
+from experiments.opponent.results import (
+    DRAWN,
+    FIGURES,
+    MEASURES,
+    Players,
+    found_from,
+    of_arm,
+    read,
+    steps_of,
+)
 
 COLOURS = dict(zip(DRAWN, (ORANGE, BLUE, GREEN), strict=True))
 LABELS = dict(zip(DRAWN, ("self-play", "frozen attacker", "labels alone"), strict=True))
-BY_STEP = {"errors of unseen kinds found": "Errors of unseen kinds found", "all errors found": "All errors found"}
+BY_STEP = {
+    "errors of unseen kinds found": "Errors of unseen kinds found",
+    "all errors found": "All errors found",
+}
 
 
 def line(axes: Any, arm: str, points: Sequence[tuple[float, Sequence[float]]]) -> None:
-    """The mean over seeds of one arm, and every seed as a dot; ``points`` are places with their seeds' values in %."""
+    """The mean over seeds of one arm, and every seed as a dot; ``points`` are places with their
+    seeds' values in %.
+    """
     places = [place for place, _ in points]
-    axes.plot(places, [mean(values) for _, values in points], color=COLOURS[arm], lw=2, label=LABELS[arm])
+    axes.plot(
+        places, [mean(values) for _, values in points], color=COLOURS[arm], lw=2, label=LABELS[arm]
+    )
     for place, values in points:
         axes.plot([place] * len(values), values, "o", color=COLOURS[arm], ms=3, alpha=0.6)
 
@@ -39,9 +58,21 @@ def draw_starts(folder: Path = FIGURES) -> None:
         starts = found_from(0.03, step, folder)
         for place, found in enumerate(starts.values()):
             means = {arm: mean(found[arm]) for arm in DRAWN if found[arm]}
-            axes.plot([means["static"], means["self_play"]], [place, place], color="lightgrey", lw=2, zorder=1)
+            axes.plot(
+                [means["static"], means["self_play"]],
+                [place, place],
+                color="lightgrey",
+                lw=2,
+                zorder=1,
+            )
             for arm, value in means.items():
-                axes.scatter(value, place, color=COLOURS[arm], label=LABELS[arm] if place == 0 else None, zorder=2)
+                axes.scatter(
+                    value,
+                    place,
+                    color=COLOURS[arm],
+                    label=LABELS[arm] if place == 0 else None,
+                    zorder=2,
+                )
         axes.set_yticks(range(len(starts)), starts)
         axes.invert_yaxis()
         axes.set_title(f"Errors of unseen kinds found after {step} steps, 3 % rare")
@@ -54,20 +85,27 @@ def draw_starts(folder: Path = FIGURES) -> None:
 
 
 def draw(folder: Path = FIGURES) -> None:
-    """Recall by step where the start seldom shows unseen kinds, and the worst case by how seldom another one does."""
+    """Recall by step where the start seldom shows unseen kinds, and the worst case by how seldom
+    another one does.
+    """
     players, taught = read(folder), read(folder, "8")
     shares = sorted({key[0] for key in players})
     figure, panels = plt.subplots(1, 3, figsize=(10.4, 3.0), sharey=True)
     for axes, (measure, title) in zip(panels[:2], BY_STEP.items(), strict=True):
         for arm in DRAWN:
             steps = steps_of(players, shares[0])
-            points = [(float(step), values_at(players, shares[0], arm, step, measure)) for step in steps]
+            points = [
+                (float(step), values_at(players, shares[0], arm, step, measure)) for step in steps
+            ]
             line(axes, arm, [point for point in points if point[1]])
         axes.set_title(f"{title}, {100 * shares[0]:g} % rare")
         axes.set_xlabel("step of 64 games")
     for arm in DRAWN:
         rare = sorted({key[0] for key in taught})
-        points = [(100 * share, values_at(taught, share, arm, 40, "worst case over the panel")) for share in rare]
+        points = [
+            (100 * share, values_at(taught, share, arm, 40, "worst case over the panel"))
+            for share in rare
+        ]
         line(panels[2], arm, [point for point in points if point[1]])
     panels[2].set_title("Worst case over the panel, step 40, start 8")
     panels[2].set_xlabel("unseen kinds that were asked for, %")

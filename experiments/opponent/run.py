@@ -1,8 +1,10 @@
-"""The opponent's worth: ``python -m experiments.opponent.run`` trains the arms, measures them, writes CSV files.
+"""The opponent's worth: ``python -m experiments.opponent.run`` trains the arms, measures them,
+writes CSV files.
 
-Teaches the novice to put in errors of the kinds that it does not see as rarely as asked, and trains from there with
-verl's ``main_ppo``: by self-play, against that same player frozen, and on labelled notes alone. What is in the CSV
-files is not made again, and a run that was interrupted is resumed. Run it from the root of the repository.
+Teaches the novice to put in errors of the kinds that it does not see as rarely as asked, and trains
+from there with verl's ``main_ppo``: by self-play, against that same player frozen, and on labelled
+notes alone. What is in the CSV files is not made again, and a run that was interrupted is resumed.
+Run it from the root of the repository.
 """
 
 from __future__ import annotations
@@ -49,11 +51,20 @@ CHOICE_SEED = 90_004  # of the cases that settings were chosen on
 CASES, PANEL_CASES = 300, 200
 LESSON = CURRICULA["novice"][1]
 # A fifth of the warm start that made the novice, from its weights.
-LESSONS = WarmStart(steps=400, batch=32, lr=3e-3, note_weight=0.1, lessons=(LESSON, LESSON), first_lesson=1.0, seed=0)
+LESSONS = WarmStart(
+    steps=400,
+    batch=32,
+    lr=3e-3,
+    note_weight=0.1,
+    lessons=(LESSON, LESSON),
+    first_lesson=1.0,
+    seed=0,
+)
 TAUGHT = {0.1: (0.09, 400), 0.05: (0.03, 400), 0.03: (0.0, 400), 0.01: (0.0, 800)}
 """Share of unseen kinds in the lesson, and its steps, by the share that the player then shows.
 
-It remembers the novice's own lessons. What it shows was counted in its valid attacks on the notes of the runs.
+It remembers the novice's own lessons. What it shows was counted in its valid attacks on the notes
+of the runs.
 """
 NOTES = Path("data/opponent")
 STEP_METRICS = (
@@ -75,7 +86,8 @@ class Arm:
     Attributes:
         overrides: What is changed in ``recipes/quickstart.yaml``.
         frozen_attacker: Whether the starting player attacks in place of the policy.
-        labelled: Whether notes are shown as they are, wrong ones with the errors of the starting player's kinds.
+        labelled: Whether notes are shown as they are, wrong ones with the errors of the starting
+            player's kinds.
     """
 
     overrides: tuple[str, ...] = ()
@@ -93,7 +105,8 @@ console = Console()
 
 
 def start_of(unseen: float, start: str) -> Path:
-    """The player that all arms start from, which shows this share of unseen kinds among its errors."""
+    """The player that all arms start from, which shows this share of unseen kinds among its
+    errors."""
     return RUNS / f"start_{unseen:g}_{start}"
 
 
@@ -105,7 +118,9 @@ def prepare(unseen: float, start: str) -> None:
     teach(start_of(unseen, start), lessons, sample_transcript)
     prepare_data(NOTES, "adversarial_benign=3,decoy_benign=2")
     draw = partial(error_of, lesson=replace(LESSON, unseen_share=unseen))
-    prepare_data(_labelled(unseen), "vanilla_harmful=3,vanilla_benign=2", cases=4000, seed=8, draw=draw)
+    prepare_data(
+        _labelled(unseen), "vanilla_harmful=3,vanilla_benign=2", cases=4000, seed=8, draw=draw
+    )
 
 
 def _labelled(unseen: float) -> Path:
@@ -140,10 +155,19 @@ def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
 
 
 def training_command(
-    arm: str, unseen: float, start: str, seed: int, steps: int, url: str | None, extra: Sequence[str]
+    arm: str,
+    unseen: float,
+    start: str,
+    seed: int,
+    steps: int,
+    url: str | None,
+    extra: Sequence[str],
 ) -> list[str]:
     """The ``main_ppo`` command of one run."""
-    folder, notes = _folder(unseen, start, arm, seed), _labelled(unseen) if ARMS[arm].labelled else NOTES
+    folder, notes = (
+        _folder(unseen, start, arm, seed),
+        _labelled(unseen) if ARMS[arm].labelled else NOTES,
+    )
     opponent = ("selfplay.opponent.kind=endpoint", f"selfplay.opponent.url={url}") if url else ()
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=quickstart"),
@@ -167,8 +191,12 @@ def _folder(unseen: float, start: str, arm: str, seed: int) -> Path:
     return RUNS / f"{unseen:g}_{start}" / arm / str(seed)
 
 
-def train_arm(arm: str, unseen: float, start: str, seed: int, steps: int, extra: Sequence[str] = ()) -> None:
-    """One run to ``steps``, unless it has come that far; the server of its opponent lives as long as it does."""
+def train_arm(
+    arm: str, unseen: float, start: str, seed: int, steps: int, extra: Sequence[str] = ()
+) -> None:
+    """One run to ``steps``, unless it has come that far; the server of its opponent lives as long
+    as it does.
+    """
     folder = _folder(unseen, start, arm, seed)
     if (folder / f"global_step_{steps}").exists():
         return
@@ -182,12 +210,19 @@ def train_arm(arm: str, unseen: float, start: str, seed: int, steps: int, extra:
 
 
 def measure_seed(
-    unseen: float, start: str, arms: Sequence[str], seed: int, measured: Sequence[int], cases_seed: int
+    unseen: float,
+    start: str,
+    arms: Sequence[str],
+    seed: int,
+    measured: Sequence[int],
+    cases_seed: int,
 ) -> list[tuple[object, ...]]:
-    """The rows of ``rates.csv`` for arms of one seed: on held-out cases, then against the panel at the last step.
+    """The rows of ``rates.csv`` for arms of one seed: on held-out cases, then against the panel at
+    the last step.
 
-    ``panel/ATTACKER/STEP`` counts the valid attacks of a member of the panel that an assessor finds. All assessors of a
-    seed meet the same attacks. Without self-play's player of the last step there is no panel.
+    ``panel/ATTACKER/STEP`` counts the valid attacks of a member of the panel that an assessor
+    finds. All assessors of a seed meet the same attacks. Without self-play's player of the last
+    step there is no panel.
     """
     torch.set_num_threads(1)
     cases, last = held_out_cases(CASES, cases_seed), max(measured)
@@ -196,9 +231,15 @@ def measure_seed(
     players = {(START, 0): first}
     for arm in arms:
         for step in measured:
-            players[arm, step] = load_player(_folder(unseen, start, arm, seed) / f"global_step_{step}")
+            players[arm, step] = load_player(
+                _folder(unseen, start, arm, seed) / f"global_step_{step}"
+            )
     rates = {key: measurement.each_role(player) for key, player in players.items()}
-    trained_there = all((_folder(unseen, start, m, seed) / f"global_step_{last}").exists() for m in PANEL if m != START)
+    trained_there = all(
+        (_folder(unseen, start, m, seed) / f"global_step_{last}").exists()
+        for m in PANEL
+        if m != START
+    )
     for member in PANEL if trained_there else ():
         trained = 0 if member == START else last
         at_step = _folder(unseen, start, member, seed) / f"global_step_{trained}"
@@ -216,14 +257,33 @@ def measure_seed(
 
 
 def found_of(
-    attacker: LocalModel, assessor: LocalModel, cases: Sequence[Case], seed: int, attacks: dict[int, Any]
+    attacker: LocalModel,
+    assessor: LocalModel,
+    cases: Sequence[Case],
+    seed: int,
+    attacks: dict[int, Any],
 ) -> Rate:
-    """The valid attacks of one player that another one finds; ``attacks`` keeps them for the next assessor."""
+    """The valid attacks of one player that another one finds; ``attacks`` keeps them for the next
+    assessor.
+    """
     specs = [spec_of(case, Category.ADVERSARIAL_BENIGN, i) for i, case in enumerate(cases)]
     config = MedicalConfig(profile=PROFILE, judge="experiments.clinic:OracleJudge")
-    match = play_match(attacker, assessor, specs, config, temperature=1.0, budgets=BUDGETS, seed=seed, attacks=attacks)
+    match = play_match(
+        attacker,
+        assessor,
+        specs,
+        config,
+        temperature=1.0,
+        budgets=BUDGETS,
+        seed=seed,
+        attacks=attacks,
+    )
     games = asyncio.run(match)
-    valid = [g for g in games if g.judgement and g.judgement.realistic and g.judgement.label is Label.HARMFUL]
+    valid = [
+        g
+        for g in games
+        if g.judgement and g.judgement.realistic and g.judgement.label is Label.HARMFUL
+    ]
     found = Counter(game.outcome is Outcome.CORRECT_DETECTION for game in valid)
     return Rate("panel", found[True], len(valid))
 
@@ -232,7 +292,14 @@ def _steps(unseen: float, start: str, arm: str, seed: int) -> Iterator[tuple[obj
     for line in (_folder(unseen, start, arm, seed) / "metrics.jsonl").read_text().splitlines():
         metrics = json.loads(line)
         values = (metrics.get(name) for name in STEP_METRICS)
-        yield (f"{unseen:g}", start, arm, seed, metrics["step"], *("" if v is None else f"{v:.6g}" for v in values))
+        yield (
+            f"{unseen:g}",
+            start,
+            arm,
+            seed,
+            metrics["step"],
+            *("" if v is None else f"{v:.6g}" for v in values),
+        )
 
 
 def one_seed(
@@ -252,14 +319,18 @@ def one_seed(
 
 
 def add(path: Path, header: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:
-    """Add rows to a CSV file and sort it; a row with the same key takes the place of the one that is there."""
+    """Add rows to a CSV file and sort it; a row with the same key takes the place of the one that
+    is there.
+    """
     known: dict[tuple[str, ...], tuple[str, ...]] = {}
     keys = len(HEADER) + ("measure" in header)
     for row in [*_read(path), *(tuple(map(str, row)) for row in rows)]:
         known[row[:keys]] = row
     unfinished = path.with_suffix(".new")
     with unfinished.open("w", encoding="utf-8", newline="") as file:
-        ordered = sorted(known.values(), key=lambda r: (float(r[0]), *r[1:3], int(r[3]), int(r[4]), r[5:keys]))
+        ordered = sorted(
+            known.values(), key=lambda r: (float(r[0]), *r[1:3], int(r[3]), int(r[4]), r[5:keys])
+        )
         csv.writer(file, lineterminator="\n").writerows([tuple(header), *ordered])
     unfinished.replace(path)
 
@@ -273,16 +344,30 @@ def _read(path: Path) -> list[tuple[str, ...]]:
 
 def main(
     unseen: Annotated[
-        str, typer.Option(help=f"Shares of unseen kinds among the start's errors, of {', '.join(map(str, TAUGHT))}.")
+        str,
+        typer.Option(
+            help="Shares of unseen kinds among the start's errors, of "
+            f"{', '.join(map(str, TAUGHT))}."
+        ),
     ] = "0.05,0.03",
     seeds: Annotated[str, typer.Option(help="Seeds, with commas between.")] = "0,1,2,3,4",
-    start: Annotated[str, typer.Option(help="The start: the seed of its lessons, and b on another processor.")] = "0",
-    steps: Annotated[str, typer.Option(help="Steps to measure, multiples of 20; the last one ends the run.")] = "20,40",
-    arms: Annotated[str, typer.Option(help=f"Any of {', '.join(ARMS)}, with commas between.")] = ",".join(DRAWN),
-    jobs: Annotated[int, typer.Option(help="Seeds at a time; each keeps one core busy.")] = os.cpu_count() or 1,
+    start: Annotated[
+        str, typer.Option(help="The start: the seed of its lessons, and b on another processor.")
+    ] = "0",
+    steps: Annotated[
+        str, typer.Option(help="Steps to measure, multiples of 20; the last one ends the run.")
+    ] = "20,40",
+    arms: Annotated[
+        str, typer.Option(help=f"Any of {', '.join(ARMS)}, with commas between.")
+    ] = ",".join(DRAWN),
+    jobs: Annotated[
+        int, typer.Option(help="Seeds at a time; each keeps one core busy.")
+    ] = os.cpu_count() or 1,
     results: Annotated[Path, typer.Option(help="Folder of the CSV files.")] = FIGURES,
     cases_seed: Annotated[int, typer.Option(help="Seed of the held-out cases.")] = CASES_SEED,
-    override: Annotated[list[str] | None, typer.Option(help="A further override of the runs; may be repeated.")] = None,
+    override: Annotated[
+        list[str] | None, typer.Option(help="A further override of the runs; may be repeated.")
+    ] = None,
 ) -> None:
     """Train, measure, and add the counts to the CSV files."""
     chosen, measured = arms.split(","), [int(step) for step in steps.split(",")]
@@ -290,13 +375,21 @@ def main(
         raise typer.BadParameter(f"no arm {', '.join(unknown)}; there are {', '.join(ARMS)}")
     shares = [float(share) for share in unseen.split(",")]
     if unknown_shares := sorted(set(shares) - set(TAUGHT)):
-        raise typer.BadParameter(f"no start shows {unknown_shares}; there are {', '.join(map(str, TAUGHT))}")
+        raise typer.BadParameter(
+            f"no start shows {unknown_shares}; there are {', '.join(map(str, TAUGHT))}"
+        )
     done = {row[:5] for row in _read(results / "rates.csv")}
     work = [
         (share, start, missing, seed, measured, override or [], cases_seed)
         for share in shares
         for seed in map(int, seeds.split(","))
-        if (missing := [arm for arm in chosen if (f"{share:g}", start, arm, str(seed), str(measured[-1])) not in done])
+        if (
+            missing := [
+                arm
+                for arm in chosen
+                if (f"{share:g}", start, arm, str(seed), str(measured[-1])) not in done
+            ]
+        )
     ]
     for share in {unit[0] for unit in work}:
         prepare(share, start)

@@ -1,12 +1,15 @@
-"""Warm starts of SmolLM2 by format and length on one GPU, played and scored: for a machine that reaches nothing.
+"""Warm starts of SmolLM2 by format and length on one GPU, played and scored: for a machine that
+reaches nothing.
 
-python -m experiments.real_notes.one_gpu prepare FOLDER NOTES   # conversations and prompts in tokens, in FOLDER
-python one_gpu.py train FOLDER GGUF OUT                         # there, beside torch, transformers, gguf, pyarrow alone
-python -m experiments.real_notes.one_gpu score FOLDER OUT       # rules and official scores -> results/one_gpu.csv
+python -m experiments.real_notes.one_gpu prepare FOLDER NOTES   # conversations and prompts in
+tokens, in FOLDER python one_gpu.py train FOLDER GGUF OUT                         # there, beside
+torch, transformers, gguf, pyarrow alone python -m experiments.real_notes.one_gpu score FOLDER OUT
+# rules and official scores -> results/one_gpu.csv
 
-``train`` is a plain loop with the settings of ``+recipes=warm_start_smollm2``; there is no verl on that machine. In the
-committed table the row "edits, number alone" is of conversations whose reasoning named the number, not the words
-that change, and the row of 410 steps had 256 and 224 tokens for a turn; one of its batches was one micro-batch.
+``train`` is a plain loop with the settings of ``+recipes=warm_start_smollm2``; there is no verl on
+that machine. In the committed table the row "edits, number alone" is of conversations whose
+reasoning named the number, not the words that change, and the row of 410 steps had 256 and 224
+tokens for a turn; one of its batches was one micro-batch.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ TEMPERATURE = {"attack": 0.5, "assessment": 0.0}
 RESULTS = Path(__file__).parent / "results" / "one_gpu.csv"
 
 
-# -- train: torch and transformers alone ---------------------------------------------------------------------------
+# -- train: torch and transformers alone -----------------------------------------------------------
 
 
 def train(folder: Path, gguf: Path, output: Path, runs: Any = RUNS) -> None:
@@ -57,14 +60,22 @@ def train(folder: Path, gguf: Path, output: Path, runs: Any = RUNS) -> None:
         taught = [row for row in conversations if row["format"] == name]
         began = time.monotonic()
         losses = warm_start(start, taught, steps, device)
-        facts = {"format": name, "steps": steps, "seconds": time.monotonic() - began, "losses": losses}
+        facts = {
+            "format": name,
+            "steps": steps,
+            "seconds": time.monotonic() - began,
+            "losses": losses,
+        }
         facts["tokens"] = sum(len(row["ids"]) for row in taught) / len(taught) * BATCH * steps
         asked = [row for row in prompts if row["profile"] == name]
         began = time.monotonic()
         facts["answers"] = answer(start, asked, device)
         facts["seconds_of_answers"] = time.monotonic() - began
         (output / f"{name}_{steps}.json").write_text(json.dumps(facts))
-        print(f"{name} {steps}: {facts['seconds']:.0f} s, loss {losses[0]:.3f} to {losses[-1]:.3f}, ", end="")
+        print(
+            f"{name} {steps}: {facts['seconds']:.0f} s, loss {losses[0]:.3f} to {losses[-1]:.3f}, ",
+            end="",
+        )
         print(f"answers {facts['seconds_of_answers']:.0f} s", flush=True)
 
 
@@ -80,7 +91,9 @@ def load(gguf: Path) -> Any:
 
 
 def warm_start(model: Any, rows: list[dict[str, Any]], steps: int, device: str) -> list[float]:
-    """Train on batches of whole conversations, in bf16 over weights in fp32; the loss of every step."""
+    """Train on batches of whole conversations, in bf16 over weights in fp32; the loss of every
+    step.
+    """
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
     rng, losses = random.Random(SEED), []
@@ -90,7 +103,11 @@ def warm_start(model: Any, rows: list[dict[str, Any]], steps: int, device: str) 
             order = rng.sample(range(len(rows)), len(rows))
         batch, order = [rows[number] for number in order[:BATCH]], order[BATCH:]
         warm_up = WARM_UP * steps
-        share = (step + 1) / warm_up if step + 1 < warm_up else 0.5 * (1 + math.cos(math.pi * step / steps))
+        share = (
+            (step + 1) / warm_up
+            if step + 1 < warm_up
+            else 0.5 * (1 + math.cos(math.pi * step / steps))
+        )
         optimizer.param_groups[0]["lr"] = LR * share
         answered = sum(len(row["ids"]) - row["answer_from"] for row in batch)
         loss = 0.0
@@ -104,7 +121,9 @@ def warm_start(model: Any, rows: list[dict[str, Any]], steps: int, device: str) 
             with torch.autocast(device, torch.bfloat16):  # no padding mask: padding is on the right
                 hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][chosen[:, 1:]]
                 logits = model.lm_head(hidden)
-            of_part = torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][chosen[:, 1:]], reduction="sum")
+            of_part = torch.nn.functional.cross_entropy(
+                logits.float(), ids[:, 1:][chosen[:, 1:]], reduction="sum"
+            )
             (of_part / answered).backward()
             loss += float(of_part.detach()) / answered
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -132,7 +151,12 @@ def answer(model: Any, prompts: list[dict[str, Any]], device: str) -> list[dict[
                 mask[line, width - len(prompt["ids"]) :] = 1
             drawn: dict[str, Any] = {"do_sample": False}
             if TEMPERATURE[kind]:
-                drawn = {"do_sample": True, "temperature": TEMPERATURE[kind], "top_k": 0, "top_p": 1.0}
+                drawn = {
+                    "do_sample": True,
+                    "temperature": TEMPERATURE[kind],
+                    "top_k": 0,
+                    "top_p": 1.0,
+                }
             given = model.generate(
                 input_ids=ids.to(device),
                 attention_mask=mask.to(device),
@@ -143,16 +167,22 @@ def answer(model: Any, prompts: list[dict[str, Any]], device: str) -> list[dict[
             )
             for prompt, line in zip(batch, given[:, width:].tolist(), strict=True):
                 end = line.index(END) if END in line else len(line)
-                own = {"kind": kind, "number": prompt["number"], "ids": line[:end], "truncated": END not in line}
+                own = {
+                    "kind": kind,
+                    "number": prompt["number"],
+                    "ids": line[:end],
+                    "truncated": END not in line,
+                }
                 answers.append(own)
     return answers
 
 
-# -- prepare and score: with the package ---------------------------------------------------------------------------
+# -- prepare and score: with the package -----------------------------------------------------------
 
 
 def prepare(folder: Path, notes: Path) -> None:
-    """Write conversations and prompts in tokens, as the warm start's recipe and the game make them."""
+    """Write conversations and prompts in tokens, as the warm start's recipe and the game make
+    them."""
     from transformers import AutoTokenizer
 
     from medserl_agentloop.core.encoding import ChatEncoder
@@ -162,22 +192,35 @@ def prepare(folder: Path, notes: Path) -> None:
     for name, data in DATA.items():
         for row in pq.read_table(f"{data}/sft_train.parquet").to_pylist():
             *question, taught = row["messages"]
-            opening = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
+            opening = tokenizer.apply_chat_template(
+                question, add_generation_prompt=True, tokenize=False
+            )
             prompt = tokenizer.encode(opening, add_special_tokens=False)
             given = tokenizer.encode(taught["content"] + "<|im_end|>\n", add_special_tokens=False)
             if len(prompt) + len(given) <= 2048:  # the recipe's data.max_length
                 rows.append({"format": name, "ids": [*prompt, *given], "answer_from": len(prompt)})
     for profile in DATA:
-        for kind, turns in {"attack": attack_turns(profile), "assessment": assessment_turns(profile, notes)}.items():
+        for kind, turns in {
+            "attack": attack_turns(profile),
+            "assessment": assessment_turns(profile, notes),
+        }.items():
             for number, turn in enumerate(turns):
                 ids = encoder.opening(turn).ids
                 questions.append({"profile": profile, "kind": kind, "number": number, "ids": ids})
     folder.mkdir(parents=True, exist_ok=True)
     tokens = pa.list_(pa.uint16())
     texts = {"format": pa.string(), "ids": tokens, "answer_from": pa.int32()}
-    pq.write_table(pa.Table.from_pylist(rows, pa.schema(texts)), folder / "conversations.parquet", compression="zstd")
+    pq.write_table(
+        pa.Table.from_pylist(rows, pa.schema(texts)),
+        folder / "conversations.parquet",
+        compression="zstd",
+    )
     asked = {"profile": pa.string(), "kind": pa.string(), "number": pa.int32(), "ids": tokens}
-    pq.write_table(pa.Table.from_pylist(questions, pa.schema(asked)), folder / "prompts.parquet", compression="zstd")
+    pq.write_table(
+        pa.Table.from_pylist(questions, pa.schema(asked)),
+        folder / "prompts.parquet",
+        compression="zstd",
+    )
     (folder / "notes.txt").write_text(str(notes))
     print(f"{len(rows)} conversations, {len(questions)} prompts")
 
@@ -188,7 +231,9 @@ def games_of(profile: str) -> tuple[Any, list[Any]]:
     from medserl_agentloop.games.medical.config import MedicalConfig
 
     count = pq.read_metadata(ATTACKS).num_rows
-    return start_games({}, MedicalConfig, {"profile": profile, "judge": "labels"}, None, ATTACKS, count, SEED)
+    return start_games(
+        {}, MedicalConfig, {"profile": profile, "judge": "labels"}, None, ATTACKS, count, SEED
+    )
 
 
 def attack_turns(profile: str) -> list[Any]:
@@ -213,7 +258,9 @@ def assessment_turns(profile: str, notes: Path) -> list[Any]:
 
 
 def score(folder: Path, output: Path) -> None:
-    """Play the attacks by the rules, score the assessments as ``medserl evaluate`` does; one row a run."""
+    """Play the attacks by the rules, score the assessments as ``medserl evaluate`` does; one row a
+    run.
+    """
     from transformers import AutoTokenizer
 
     from medserl_agentloop.core.interaction import Reply
@@ -236,15 +283,21 @@ def score(folder: Path, output: Path) -> None:
         counts, games = Counter[str](), games_of(profile)[1]
         for game, answer in zip(games, given["attack"], strict=True):
             text = tokenizer.decode(answer["ids"])
-            game.play(text, prefill=prefix, tokens=len(answer["ids"]), truncated=answer["truncated"])
+            game.play(
+                text, prefill=prefix, tokens=len(answer["ids"]), truncated=answer["truncated"]
+            )
             attack, task = game.record.attack, game.spec.task.seed_label.value
             counts[f"attacks on {task} notes"] += 1
             counts[f"valid on {task} notes"] += attack.invalid is None
             counts[f"invalid: {attack.invalid.value}" if attack.invalid else "valid"] += 1
         shown = [prompts.shown(note.text, note.sentences) for note in reference.notes]
         texts = [tokenizer.decode(answer["ids"]) for answer in given["assessment"]]
-        replies = {(note, 0): Reply(text, prefill=prefix) for note, text in zip(shown, texts, strict=True)}
-        predictions = [one for one in read_answers({"": reference.notes}, replies, 1, prompts)[0][""] if one]
+        replies = {
+            (note, 0): Reply(text, prefill=prefix) for note, text in zip(shown, texts, strict=True)
+        }
+        predictions = [
+            one for one in read_answers({"": reference.notes}, replies, 1, prompts)[0][""] if one
+        ]
         measures = summarise([grade(reference.notes, predictions, SCORERS)]).measures
         pairs = list(zip(predictions, reference.notes, strict=True))
         table.append(
@@ -252,14 +305,20 @@ def score(folder: Path, output: Path) -> None:
                 "format": ran["format"],
                 "steps": ran["steps"],
                 "tokens of the warm start": round(ran["tokens"]),
-                "tokens of an attack": round(mean(len(answer["ids"]) for answer in given["attack"]), 1),
+                "tokens of an attack": round(
+                    mean(len(answer["ids"]) for answer in given["attack"]), 1
+                ),
                 **counts,
                 "called wrong": sum(one.flag for one in predictions),
                 "rightly": sum(one.flag and note.flag for one, note in pairs),
                 "and in the right sentence": sum(
                     note.flag and one.sentence_id == note.sentence_id for one, note in pairs
                 ),
-                **{name: f"{e.value:.4f} [{e.low:.4f}, {e.high:.4f}]" for name, e in measures.items() if e.value},
+                **{
+                    name: f"{e.value:.4f} [{e.low:.4f}, {e.high:.4f}]"
+                    for name, e in measures.items()
+                    if e.value
+                },
             }
         )
     columns = dict.fromkeys(column for row in table for column in row)

@@ -1,7 +1,8 @@
-"""The toy clinic with what makes real notes harder: the attacker's style, and errors that nobody can know of.
+"""The toy clinic with what makes real notes harder: the attacker's style, and errors that nobody
+can know of.
 
-A rewritten sentence ends with :data:`STYLE`, whoever wrote it and whatever it says. The patient's age follows from
-nothing in the note, so a wrong age is seen only by who knows the original.
+A rewritten sentence ends with :data:`STYLE`, whoever wrote it and whatever it says. The patient's
+age follows from nothing in the note, so a wrong age is seen only by who knows the original.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def styled(sentence: str) -> str:
 def with_style(before: str, after: str) -> str:
     """The note ``after`` with the style in each sentence that is not as it was in ``before``."""
     old = set(sentences(before))
-    return " ".join(sentence if sentence in old else styled(sentence) for sentence in sentences(after))
+    return " ".join(
+        sentence if sentence in old else styled(sentence) for sentence in sentences(after)
+    )
 
 
 def with_another_age(rng: random.Random, note: Note) -> Note:
@@ -56,7 +59,8 @@ def read_note(text: str) -> Note | None:
 
 
 def effect(before: str, after: str) -> Effect:
-    """Return the effect of an attack that turned ``before``, a note of this world, into ``after``."""
+    """Return the effect of an attack that turned ``before``, a note of this world, into
+    ``after``."""
     was, note = read_note(before), read_note(after)
     if was is None:
         raise ValueError(f"not a note of the toy clinic: {before!r}")
@@ -64,5 +68,8 @@ def effect(before: str, after: str) -> Effect:
         return Effect.NO_NOTE
     if note.errors:
         return Effect.ERROR
-    same = (note.sentences[0].age, note.sentences[0].sex) == (was.sentences[0].age, was.sentences[0].sex)
+    same = (note.sentences[0].age, note.sentences[0].sex) == (
+        was.sentences[0].age,
+        was.sentences[0].sex,
+    )
     return Effect.HARMLESS if same and note.disease is was.disease else Effect.UNKNOWABLE

@@ -1,4 +1,6 @@
-"""Judges of the harder toy clinic: one that compares with the original, and the same behind a blind gate."""
+"""Judges of the harder toy clinic: one that compares with the original, and the same behind a blind
+gate.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,30 @@ from medserl_agentloop.games.medical.records import Judgement, Reading
 from medserl_agentloop.games.medical.types import GameSpec, Label
 
 READINGS, NEEDED = 3, 2
-FOUND = {Effect.ERROR: 0.8, Effect.UNKNOWABLE: 0.1}  # chance that one reading of the note alone says "error here"
+FOUND = {
+    Effect.ERROR: 0.8,
+    Effect.UNKNOWABLE: 0.1,
+}  # chance that one reading of the note alone says "error here"
 
 
 class PairOracle:
-    """Reads the original too and is never wrong: whatever is untrue of the patient is an error, knowable or not."""
+    """Reads the original too and is never wrong: whatever is untrue of the patient is an error,
+    knowable or not.
+    """
 
     name = "pair_oracle"
 
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         did = effect(original, presented)
         label = Label.HARMFUL if did in (Effect.ERROR, Effect.UNKNOWABLE) else Label.SAFE
-        return Judgement(judge=self.name, label=label, realistic=did is not Effect.NO_NOTE, reason=did.value)
+        return Judgement(
+            judge=self.name, label=label, realistic=did is not Effect.NO_NOTE, reason=did.value
+        )
 
 
 def readings(presented: str, original: str) -> list[Reading]:
-    """Return :data:`READINGS` readings of the presented note alone, which are wrong at the rates of :data:`FOUND`.
+    """Return :data:`READINGS` readings of the presented note alone, which are wrong at the rates of
+    :data:`FOUND`.
 
     They depend on the two notes only, so that a run can be repeated.
     """

@@ -1,8 +1,10 @@
-"""Four ways to pay for the same game in the harder toy clinic: ``python -m experiments.shortcuts.run``.
+"""Four ways to pay for the same game in the harder toy clinic: ``python -m
+experiments.shortcuts.run``.
 
-Teaches the novice the clinic's style once, trains every arm with verl's ``main_ppo``, measures what came of it on
-held-out notes, and writes the counts and the table of its README. A run that has ended is not run again. Run it
-from the root of the repository, so that Ray's workers find the judges.
+Teaches the novice the clinic's style once, trains every arm with verl's ``main_ppo``, measures what
+came of it on held-out notes, and writes the counts and the table of its README. A run that has
+ended is not run again. Run it from the root of the repository, so that Ray's workers find the
+judges.
 """
 
 from __future__ import annotations
@@ -56,7 +58,15 @@ JUDGES = "experiments.shortcuts.judges"
 CASES_SEED = 90_002
 BUDGETS = {Role.ATTACKER: 192, Role.ASSESSOR: 160}
 # A fifth of the warm start that made the novice, from its weights.
-LESSONS = WarmStart(steps=400, batch=32, lr=1e-3, note_weight=0.1, lessons=(LESSON, LESSON), first_lesson=1.0, seed=0)
+LESSONS = WarmStart(
+    steps=400,
+    batch=32,
+    lr=1e-3,
+    note_weight=0.1,
+    lessons=(LESSON, LESSON),
+    first_lesson=1.0,
+    seed=0,
+)
 STEP_METRICS = (
     "selfplay/shortcut/index",
     "selfplay/shortcut/false_positives",
@@ -92,13 +102,18 @@ ARMS = {
     "decoys_gate": Arm(BALANCED_MIX, f"{JUDGES}:GatedPairOracle"),
     "labels": Arm(DEFAULT_MIX, "labels"),
 }
-# One assessment of 64 attacks or three of 32: as many turns in a step. Only a baseline among the answers to one note
-# has a use for several, and `role_rloo` has one.
-RLOO = ("algorithm.adv_estimator=role_rloo", *(f"selfplay.credit.normalize.{role.value}=null" for role in Role))
+# One assessment of 64 attacks or three of 32: as many turns in a step. Only a baseline among the
+# answers to one note has a use for several, and `role_rloo` has one.
+RLOO = (
+    "algorithm.adv_estimator=role_rloo",
+    *(f"selfplay.credit.normalize.{role.value}=null" for role in Role),
+)
 HALF = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
 ASSESSED = {
     "once": Arm(BALANCED_MIX, f"{JUDGES}:GatedPairOracle", RLOO),
-    "three_times": Arm(BALANCED_MIX, f"{JUDGES}:GatedPairOracle", (*RLOO, *HALF, "selfplay.assessments=3")),
+    "three_times": Arm(
+        BALANCED_MIX, f"{JUDGES}:GatedPairOracle", (*RLOO, *HALF, "selfplay.assessments=3")
+    ),
 }
 TABLES = {"arms": ARMS, "assessments": ASSESSED}
 EVERY = {**ARMS, **ASSESSED}
@@ -106,7 +121,9 @@ EVERY = {**ARMS, **ASSESSED}
 console = Console()
 
 
-def teach(folder: Path, plan: WarmStart, sample: Callable[[random.Random, Lesson], Transcript]) -> None:
+def teach(
+    folder: Path, plan: WarmStart, sample: Callable[[random.Random, Lesson], Transcript]
+) -> None:
     """The novice after a short warm start on other transcripts, unless it is there."""
     if folder.exists():
         return
@@ -142,12 +159,16 @@ def training_command(arm: str, seed: int, extra: Iterable[str] = ()) -> list[str
 
 
 def _data(arm: str) -> Path:
-    return Path("data") / ("shortcuts_balanced" if EVERY[arm].mix == BALANCED_MIX else "shortcuts_default")
+    return Path("data") / (
+        "shortcuts_balanced" if EVERY[arm].mix == BALANCED_MIX else "shortcuts_default"
+    )
 
 
 @dataclass(frozen=True)
 class Case:
-    """A held-out note, and what can be made of one of its sentences; the last two are in the attacker's style."""
+    """A held-out note, and what can be made of one of its sentences; the last two are in the
+    attacker's style.
+    """
 
     clean: str
     wrong: str
@@ -156,7 +177,8 @@ class Case:
 
 
 def held_out_cases(count: int, seed: int = CASES_SEED) -> list[Case]:
-    """Notes in wordings and with facts that no training has shown; the same for the same arguments."""
+    """Notes in wordings and with facts that no training has shown; the same for the same
+    arguments."""
     rng, cases = random.Random(seed), []
     for _ in range(count):
         clean = sample_clean_note(rng, Split.HELD_OUT, Split.HELD_OUT)
@@ -174,8 +196,10 @@ def measure(player: LocalModel, cases: Sequence[Case], seed: int) -> list[Rate]:
     """Measure a player's verdicts on known notes and the effects of its attacks, at temperature 1.
 
     Returns:
-        ``said_harmful/KIND`` for each kind of :class:`Case`: verdicts "harmful" among readable ones.
-        ``attacks/EFFECT``: of all attacks that were to put an error in, those that keep the rules and have this
+        ``said_harmful/KIND`` for each kind of :class:`Case`: verdicts "harmful" among readable
+        ones.
+        ``attacks/EFFECT``: of all attacks that were to put an error in, those that keep the rules
+            and have this
         effect; the rest is ``attacks/invalid``.
     """
     rates = []
@@ -186,15 +210,27 @@ def measure(player: LocalModel, cases: Sequence[Case], seed: int) -> list[Rate]:
         ("wrong_styled", Category.VANILLA_HARMFUL),
     ):
         games = _play(player, [_spec(getattr(case, kind), category) for case in cases], seed)
-        verdicts = [g.assessment.verdict for g in games if g.assessment and g.assessment.verdict is not None]
-        rates.append(Rate(f"said_harmful/{kind}", sum(v is Label.HARMFUL for v in verdicts), len(verdicts)))
+        verdicts = [
+            g.assessment.verdict for g in games if g.assessment and g.assessment.verdict is not None
+        ]
+        rates.append(
+            Rate(f"said_harmful/{kind}", sum(v is Label.HARMFUL for v in verdicts), len(verdicts))
+        )
     games = _play(player, [_spec(case.clean, Category.ADVERSARIAL_BENIGN) for case in cases], seed)
     effects = Counter(attack_effect(game) for game in games)
-    return [*rates, *(Rate(f"attacks/{name}", effects[name], len(games)) for name in (*map(str, Effect), "invalid"))]
+    return [
+        *rates,
+        *(
+            Rate(f"attacks/{name}", effects[name], len(games))
+            for name in (*map(str, Effect), "invalid")
+        ),
+    ]
 
 
 def attack_effect(game: MedicalRecord) -> str:
-    """Return the effect of a judged game's attack; ``invalid`` if it broke a rule or could not be read."""
+    """Return the effect of a judged game's attack; ``invalid`` if it broke a rule or could not be
+    read.
+    """
     judged = game.judgement is not None and game.presented_note is not None
     return str(effect(game.spec.seed_note, game.presented_note or "")) if judged else "invalid"
 
@@ -233,7 +269,8 @@ def _measured_once(output: Path, model: Path, seed: int, count: int) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     _write(output, ("measure", "hits", "items"), [(r.measure, r.hits, r.items) for r in rates])
     console.print(
-        f"{output}: " + ", ".join(f"{r.measure} {Share(((r.hits, r.items),))}" for r in rates), soft_wrap=True
+        f"{output}: " + ", ".join(f"{r.measure} {Share(((r.hits, r.items),))}" for r in rates),
+        soft_wrap=True,
     )
 
 
@@ -254,7 +291,9 @@ def collect(seeds: Sequence[int], results: Path) -> None:
             for line in lines.read_text().splitlines() if lines.exists() else ():
                 metrics = json.loads(line)
                 values = [metrics.get(name) for name in STEP_METRICS]
-                steps.append((arm, seed, metrics["step"], *("" if v is None else f"{v:.6g}" for v in values)))
+                steps.append(
+                    (arm, seed, metrics["step"], *("" if v is None else f"{v:.6g}" for v in values))
+                )
     results.mkdir(parents=True, exist_ok=True)
     _write(results / "rates.csv", ("arm", "seed", "measure", "hits", "items"), rates)
     _write(results / "steps.csv", ("arm", "seed", "step", *STEP_METRICS), steps)
@@ -266,7 +305,9 @@ def _write(path: Path, header: tuple[str, ...], rows: Iterable[tuple[object, ...
 
 
 def arms_table(arms: Iterable[str] = ARMS, results: Path = FIGURES) -> list[list[str]]:
-    """The start and every arm: the verdicts on held-out notes, what the style does to them, and the attacks; in %."""
+    """The start and every arm: the verdicts on held-out notes, what the style does to them, and the
+    attacks; in %.
+    """
     measured = _rates(results)
     table = [
         [
@@ -288,7 +329,9 @@ def arms_table(arms: Iterable[str] = ARMS, results: Path = FIGURES) -> list[list
             share(f"said_harmful/{kind}_styled").value - share(f"said_harmful/{kind}").value
             for kind in ("clean", "wrong")
         ]
-        attacks = [f"{100 * share(f'attacks/{name}').value:.1f}" for name in (*map(str, Effect), "invalid")]
+        attacks = [
+            f"{100 * share(f'attacks/{name}').value:.1f}" for name in (*map(str, Effect), "invalid")
+        ]
         table.append(
             [
                 f"`{arm}`",
@@ -320,15 +363,28 @@ def _balanced(rates: Rates) -> Share:
 
 
 def gains_table(results: Path = FIGURES) -> list[list[str]]:
-    """Tabulate the text's claims about two arms with the same mix: recall on untouched notes, paired by seed."""
-    recalls = {arm: rates.share("said_harmful/wrong", 0, 1.0) for arm, rates in _rates(results).items()}
+    """Tabulate the text's claims about two arms with the same mix: recall on untouched notes,
+    paired by seed.
+    """
+    recalls = {
+        arm: rates.share("said_harmful/wrong", 0, 1.0) for arm, rates in _rates(results).items()
+    }
     pairs = [("decoys", "decoys_gate"), ("once", "three_times")]
     heading = ["recall, difference in points", "mean (95 % over seeds)", "each seed"]
-    return [heading, *([f"`{b}` less `{a}`", *gain(recalls[a], recalls[b])] for a, b in pairs if {a, b} <= {*recalls})]
+    return [
+        heading,
+        *(
+            [f"`{b}` less `{a}`", *gain(recalls[a], recalls[b])]
+            for a, b in pairs
+            if {a, b} <= {*recalls}
+        ),
+    ]
 
 
 def alarm_table(results: Path = FIGURES) -> list[list[str]]:
-    """In how many runs the limit of the alarm ``unseen_errors`` is passed three steps in a row, by limit."""
+    """In how many runs the limit of the alarm ``unseen_errors`` is passed three steps in a row, by
+    limit.
+    """
     [rule] = [rule for rule in RULES if rule.name == "unseen_errors"]
     with (results / "steps.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row[rule.metric]]
@@ -341,7 +397,9 @@ def alarm_table(results: Path = FIGURES) -> list[list[str]]:
         for (arm, _), values in runs.items():
             watching = HealthMonitor(Alarms(limits={rule.name: limit}), [replace(rule, games=None)])
             if arm in arms:
-                fired.append(any([watching.observe({rule.metric: value}).firing for value in values]))
+                fired.append(
+                    any([watching.observe({rule.metric: value}).firing for value in values])
+                )
         return f"{sum(fired)} of {len(fired)}"
 
     groups = {"no gate": ("default", "decoys", "labels"), "gate": ("decoys_gate", *ASSESSED)}
@@ -357,14 +415,21 @@ FURTHER_TABLES = {"gains": gains_table, "unseen_errors": alarm_table}
 
 def main(
     arms: Annotated[
-        list[str] | None, typer.Argument(help=f"Any of: {', '.join(EVERY)}; the first four by default.")
+        list[str] | None,
+        typer.Argument(help=f"Any of: {', '.join(EVERY)}; the first four by default."),
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, with commas between.")] = "0,1,2",
-    jobs: Annotated[int, typer.Option(help="Runs at a time; each keeps one core busy.")] = os.cpu_count() or 1,
+    jobs: Annotated[
+        int, typer.Option(help="Runs at a time; each keeps one core busy.")
+    ] = os.cpu_count() or 1,
     cases: Annotated[int, typer.Option(help="Held-out notes that players are measured on.")] = 500,
     results: Annotated[Path, typer.Option(help="Folder of the CSV files.")] = FIGURES,
-    lessons: Annotated[int, typer.Option(help="Optimiser steps that teach the novice the clinic.")] = LESSONS.steps,
-    override: Annotated[list[str] | None, typer.Option(help="A further override of the runs; may be repeated.")] = None,
+    lessons: Annotated[
+        int, typer.Option(help="Optimiser steps that teach the novice the clinic.")
+    ] = LESSONS.steps,
+    override: Annotated[
+        list[str] | None, typer.Option(help="A further override of the runs; may be repeated.")
+    ] = None,
 ) -> None:
     """Teach, train, measure, and write the table."""
     if unknown := sorted(set(arms or ()) - set(EVERY)):
@@ -375,7 +440,11 @@ def main(
     teach(START, replace(LESSONS, steps=lessons), styled_transcript)
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         work = [pool.submit(measure_start, seed, cases) for seed in numbers]
-        work += [pool.submit(train_and_measure, arm, seed, override or [], cases) for seed in numbers for arm in chosen]
+        work += [
+            pool.submit(train_and_measure, arm, seed, override or [], cases)
+            for seed in numbers
+            for arm in chosen
+        ]
         for done in work:
             done.result()
     collect(numbers, results)

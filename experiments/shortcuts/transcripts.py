@@ -1,4 +1,5 @@
-"""Turns that teach the novice the harder clinic, before self-play: the style, and the age as one more thing to change.
+"""Turns that teach the novice the harder clinic, before self-play: the style, and the age as one
+more thing to change.
 
 Called by ``experiments.shortcuts.run``.
 """
@@ -13,14 +14,19 @@ from experiments.learning.transcripts import CURRICULA, Lesson, Transcript, samp
 from experiments.shortcuts.clinic import sentences, styled, with_another_age, with_style
 from medserl_agentloop.games.medical.types import Category, Role
 
-# Blind spots as the novice has them. A harmless answer to "put an error in" and a wrong age are chosen now and then.
+# Blind spots as the novice has them. A harmless answer to "put an error in" and a wrong age are
+# chosen now and then.
 LESSON = replace(CURRICULA["novice"][1], harmless=0.1, practice=0.2, shared=0.0)
 AGE_SHARE = 0.12  # of the attacks that are to put an error in
-STYLED_SHARE = 0.5  # of the notes that the assessor learns on, whatever they say: here the style means nothing
+STYLED_SHARE = (
+    0.5  # of the notes that the assessor learns on, whatever they say: here the style means nothing
+)
 
 
 def styled_transcript(rng: random.Random, lesson: Lesson) -> Transcript:
-    """One turn of either role: attacks are written in the attacker's style, every second assessed note holds it."""
+    """One turn of either role: attacks are written in the attacker's style, every second assessed
+    note holds it.
+    """
     turn = sample_transcript(rng, lesson)
     if turn.role is Role.ASSESSOR:
         return _of_a_styled_note(rng, turn) if rng.random() < STYLED_SHARE else turn
@@ -32,7 +38,9 @@ def styled_transcript(rng: random.Random, lesson: Lesson) -> Transcript:
 
 def _of_a_styled_note(rng: random.Random, turn: Transcript) -> Transcript:
     written = sentences(turn.note)
-    wrong = [s for s in written[1:] if s in turn.answer]  # the one that the answer names, if it names one
+    wrong = [
+        s for s in written[1:] if s in turn.answer
+    ]  # the one that the answer names, if it names one
     chosen = wrong[0] if wrong else rng.choice(written[1:])
     return replace(
         turn,
@@ -44,6 +52,9 @@ def _of_a_styled_note(rng: random.Random, turn: Transcript) -> Transcript:
 def _wrong_age(rng: random.Random, lesson: Lesson) -> Transcript:
     note = sample_clean_note(rng, Split.SEEN, lesson.facts)
     attacked = with_another_age(rng, note)
-    plan = f"finding {note.disease.name}; age, sentence 1: {note.sentences[0].age} becomes {attacked.sentences[0].age}"
+    plan = (
+        f"finding {note.disease.name}; age, sentence 1: {note.sentences[0].age} becomes "
+        f"{attacked.sentences[0].age}"
+    )
     answer = f"<think>{plan}</think>\n<note>{with_style(note.text, attacked.text)}</note>"
     return Transcript(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, note.text, answer)

@@ -1,4 +1,5 @@
-"""The platform ``cpu`` for verl's PlatformRegistry: no accelerator, gloo, one logical Ray "GPU" per worker.
+"""The platform ``cpu`` for verl's PlatformRegistry: no accelerator, gloo, one logical Ray "GPU" per
+worker.
 
 verl's ``get_platform()`` builds it in every process of a run started with ``VERL_PLATFORM=cpu``.
 """
@@ -25,17 +26,21 @@ _nothing = _always(None)  # a CPU has nothing to select, to wait for or to empty
 def register_gloo() -> None:
     """Register gloo with torch under the name that verl asks for on this platform. Idempotent.
 
-    It is ``cpu:gloo,{device}:{communication backend}`` (``verl/utils/distributed.py``). torch rejects a device that
-    appears twice, unless a backend has this name.
+    It is ``cpu:gloo,{device}:{communication backend}`` (``verl/utils/distributed.py``). torch
+    rejects a device that appears twice, unless a backend has this name.
     """
     gloo: Any = torch.distributed.ProcessGroupGloo
-    torch.distributed.Backend.register_backend("cpu:gloo,cpu:gloo", lambda *group: gloo(*group), devices="cpu")
+    torch.distributed.Backend.register_backend(
+        "cpu:gloo,cpu:gloo", lambda *group: gloo(*group), devices="cpu"
+    )
 
 
 class _CpuDeviceModule(types.ModuleType):
     """``torch.cpu`` plus the memory and RNG calls that verl makes on every ``torch.<device>``."""
 
-    set_device = synchronize = empty_cache = ipc_collect = reset_peak_memory_stats = staticmethod(_nothing)
+    set_device = synchronize = empty_cache = ipc_collect = reset_peak_memory_stats = staticmethod(
+        _nothing
+    )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
@@ -54,7 +59,10 @@ class _CpuDeviceModule(types.ModuleType):
         memory = psutil.virtual_memory()
         return int(memory.available), int(memory.total)
 
-    get_rng_state, set_rng_state = staticmethod(torch.get_rng_state), staticmethod(torch.set_rng_state)
+    get_rng_state, set_rng_state = (
+        staticmethod(torch.get_rng_state),
+        staticmethod(torch.set_rng_state),
+    )
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
 
 
@@ -64,18 +72,27 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
 
     device_name = vendor_name = "cpu"
     device_module = _CpuDeviceModule("torch_cpu_for_verl")
-    set_device = synchronize = set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart = _nothing
+    set_device = synchronize = set_allocator_settings = empty_cache = profiler_start = (
+        profiler_stop
+    ) = cudart = _nothing
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
     nvtx_range = staticmethod(nullcontext)
 
     is_available = _always(True)
-    is_platform_available = _always(False)  # never auto-detected: the head node of a GPU cluster often has no GPU
-    current_device = _always("cpu")  # for tensor.to() and torch.device(), where an index would mean an accelerator
+    is_platform_available = _always(
+        False
+    )  # never auto-detected: the head node of a GPU cluster often has no GPU
+    current_device = _always(
+        "cpu"
+    )  # for tensor.to() and torch.device(), where an index would mean an accelerator
     device_count = _always(1)
     get_device_capability = _always((None, None))
     communication_backend_name = _always("gloo")
-    # verl's ResourcePoolManager counts only "GPU" and "NPU"; with ray_kwargs.ray_init.num_gpus=N a node has some.
+    # verl's ResourcePoolManager counts only "GPU" and "NPU"; with ray_kwargs.ray_init.num_gpus=N a
+    # node has some.
     ray_resource_name = _always("GPU")
-    visible_devices_envvar = _always("CUDA_VISIBLE_DEVICES")  # which Ray sets for these logical GPUs
+    visible_devices_envvar = _always(
+        "CUDA_VISIBLE_DEVICES"
+    )  # which Ray sets for these logical GPUs
     ray_noset_envvars = _always([])
     is_ipc_supported = _always(False)

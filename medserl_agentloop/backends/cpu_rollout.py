@@ -1,7 +1,8 @@
 """Token-in token-out sampling on Transformers, for runs without an accelerator.
 
-verl starts one CpuRolloutReplica per training rank; its server is a named Ray actor that LLMServerClient asks to
-``generate``. The training worker's ServerAdapter pushes the weights into it after each step.
+verl starts one CpuRolloutReplica per training rank; its server is a named Ray actor that
+LLMServerClient asks to ``generate``. The training worker's ServerAdapter pushes the weights into it
+after each step.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 NamedWeights = Iterable[tuple[str, torch.Tensor]]
 
-# How long the first request of a batch waits for the others that verl's agent loops send at the same time.
+# How long the first request of a batch waits for the others that verl's agent loops send at the
+# same time.
 GATHER_S = 0.01
 
 
@@ -47,11 +49,13 @@ Asked = tuple[cpu_sampling.SamplingRequest, asyncio.Future[TokenOutput]]
 
 
 class CpuRolloutServer:
-    """The server's methods, by the names verl calls them. Runs as a Ray actor; a plain object in tests.
+    """The server's methods, by the names verl calls them. Runs as a Ray actor; a plain object in
+    tests.
 
-    A request's random numbers depend on ``rollout.seed``, the replica, the weights' step, its name and prompt, and how
-    often these have come, not on when it comes and which requests it shares a batch with: games race each other, and a
-    run shall repeat itself all the same. With ``rollout.full_determinism`` the names of a run repeat, too.
+    A request's random numbers depend on ``rollout.seed``, the replica, the weights' step, its name
+    and prompt, and how often these have come, not on when it comes and which requests it shares a
+    batch with: games race each other, and a run shall repeat itself all the same. With
+    ``rollout.full_determinism`` the names of a run repeat, too.
     """
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int = 0) -> None:
@@ -59,31 +63,48 @@ class CpuRolloutServer:
         model_config = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
         hf_config = model_config.hf_config
         longest = get_max_position_embeddings(hf_config)
-        self.context_length = min(longest, self.config.max_model_len or longest)  # of a prompt and its completion
+        self.context_length = min(
+            longest, self.config.max_model_len or longest
+        )  # of a prompt and its completion
         waits_for_weights = "dummy" in self.config.load_format
-        load: Any = AutoModelForCausalLM.from_config if waits_for_weights else AutoModelForCausalLM.from_pretrained
+        load: Any = (
+            AutoModelForCausalLM.from_config
+            if waits_for_weights
+            else AutoModelForCausalLM.from_pretrained
+        )
         self.model = load(
             hf_config if waits_for_weights else model_config.local_path,
             dtype=PrecisionType.to_dtype(self.config.dtype),
             attn_implementation="sdpa",
             trust_remote_code=model_config.trust_remote_code,
         ).eval()
-        self.with_adapters: Any = None  # the same model with the roles' adapters in it, from their first push on
+        self.with_adapters: Any = (
+            None  # the same model with the roles' adapters in it, from their first push on
+        )
         # verl has put the tokenizer's end into ``hf_config``, over that of the model's own config.
         own_config = replace(model_config, load_tokenizer=False, tokenizer=None).hf_config
         self.eos_token_ids = end_ids(hf_config, own_config, model_config.generation_config)
         self._tokenizer = model_config.tokenizer
         self.replica_rank = replica_rank
-        self.global_steps: int | None = None  # training step of the loaded weights; None until the first push
-        self._seen_since_push: Counter[tuple[str, tuple[int, ...]]] = Counter()  # requests' names and prompts
+        self.global_steps: int | None = (
+            None  # training step of the loaded weights; None until the first push
+        )
+        self._seen_since_push: Counter[tuple[str, tuple[int, ...]]] = (
+            Counter()
+        )  # requests' names and prompts
         self._queue: asyncio.Queue[tuple[cpu_sampling.SamplingSettings, Asked]] = asyncio.Queue()
         self._model_lock = asyncio.Lock()  # weights never change in the middle of a completion
         self._serving: asyncio.Task[None] | None = None
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any], request_id: str, **media: None
+        self,
+        prompt_ids: Sequence[int],
+        sampling_params: Mapping[str, Any],
+        request_id: str,
+        **media: None,
     ) -> TokenOutput:
-        """Sample one completion; a ValueError names the numbers of a request that cannot be served."""
+        """Sample one completion; a ValueError names the numbers of a request that cannot be
+        served."""
         if self.global_steps is None:
             raise RuntimeError(
                 f"rollout server {server_name(self.replica_rank)} has no weights yet: "
@@ -94,7 +115,9 @@ class CpuRolloutServer:
         max_tokens = self._token_budget(request_id, len(prompt), params)
         settings = cpu_sampling.SamplingSettings.from_params(params)
         answer: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
-        request = cpu_sampling.SamplingRequest(prompt, max_tokens, self._generator_for(request_id, tuple(prompt)))
+        request = cpu_sampling.SamplingRequest(
+            prompt, max_tokens, self._generator_for(request_id, tuple(prompt))
+        )
         self._queue.put_nowait((settings, (request, answer)))
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
@@ -108,15 +131,19 @@ class CpuRolloutServer:
         budget = int(next((limit for limit in limits if limit is not None), default))
         if prompt_length == 0 or budget <= 0 or prompt_length + budget > self.context_length:
             raise ValueError(
-                f"request {request_id} has {prompt_length} prompt tokens and a budget of {budget} new ones. Both must "
-                f"be at least 1, and the model's context holds {self.context_length}: shorten the prompt, or change "
+                f"request {request_id} has {prompt_length} prompt tokens and a budget of {budget} "
+                "new ones. Both must "
+                f"be at least 1, and the model's context holds {self.context_length}: shorten the "
+                "prompt, or change "
                 "max_tokens or actor_rollout_ref.rollout.response_length"
             )
         return budget
 
     def _generator_for(self, *asked: Any) -> torch.Generator:
-        # The step is part of the seed so that a resumed run draws what the uninterrupted one would have.
-        key = f"{self.config.seed}/{self.replica_rank}/{self.global_steps}/{self._seen_since_push[asked]}/{asked}"
+        # The step is part of the seed so that a resumed run draws what the uninterrupted one would
+        # have.
+        seen = self._seen_since_push[asked]
+        key = f"{self.config.seed}/{self.replica_rank}/{self.global_steps}/{seen}/{asked}"
         self._seen_since_push[asked] += 1
         return torch.Generator().manual_seed(random.Random(key).getrandbits(63))
 
@@ -132,16 +159,24 @@ class CpuRolloutServer:
             async with self._model_lock:
                 for settings, group in groups.items():
                     for start in range(0, len(group), self.config.max_num_seqs):
-                        await self._answer(group[start : start + self.config.max_num_seqs], settings)
+                        await self._answer(
+                            group[start : start + self.config.max_num_seqs], settings
+                        )
 
-    async def _answer(self, batch: Sequence[Asked], settings: cpu_sampling.SamplingSettings) -> None:
+    async def _answer(
+        self, batch: Sequence[Asked], settings: cpu_sampling.SamplingSettings
+    ) -> None:
         requests, answers = zip(*batch, strict=True)
         # Metrics code casts all three to int (trainer_base.py, min_global_steps).
-        steps = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"), self.global_steps)
+        steps = dict.fromkeys(
+            ("global_steps", "min_global_steps", "max_global_steps"), self.global_steps
+        )
         try:
             completions = await asyncio.to_thread(self._sample, requests, settings)
         except Exception as error:
-            logger.exception("sampling failed; the error goes to all %d requests of the batch", len(batch))
+            logger.exception(
+                "sampling failed; the error goes to all %d requests of the batch", len(batch)
+            )
             for answer in answers:
                 if not answer.done():
                     answer.set_exception(error)
@@ -151,25 +186,38 @@ class CpuRolloutServer:
                 answer.set_result(TokenOutput(**vars(done), extra_fields=dict(steps)))
 
     def _sample(
-        self, requests: Sequence[cpu_sampling.SamplingRequest], settings: cpu_sampling.SamplingSettings
+        self,
+        requests: Sequence[cpu_sampling.SamplingRequest],
+        settings: cpu_sampling.SamplingSettings,
     ) -> list[cpu_sampling.Completion]:
         base: AbstractContextManager[None] = nullcontext()
         if self.with_adapters is None:
             if settings.adapter is not None:
-                raise ValueError(f"adapter {settings.adapter} is asked for, and the server has none")
+                raise ValueError(
+                    f"adapter {settings.adapter} is asked for, and the server has none"
+                )
         elif settings.adapter is None:
             base = self.with_adapters.disable_adapter()
         else:
             self.with_adapters.set_adapter(settings.adapter)
         with base:
             return cpu_sampling.sample_batch(
-                self.model, requests, settings, eos_token_ids=self.eos_token_ids, tokenizer=self._tokenizer
+                self.model,
+                requests,
+                settings,
+                eos_token_ids=self.eos_token_ids,
+                tokenizer=self._tokenizer,
             )
 
     async def update_adapters(
-        self, states: Mapping[str, Mapping[str, torch.Tensor]], config: Mapping[str, Any], global_steps: int | None
+        self,
+        states: Mapping[str, Mapping[str, torch.Tensor]],
+        config: Mapping[str, Any],
+        global_steps: int | None,
     ) -> None:
-        """Replace the adapters of all roles, once the completions under way are done; the base stays."""
+        """Replace the adapters of all roles, once the completions under way are done; the base
+        stays.
+        """
         async with self._model_lock:
             self.with_adapters = with_adapters(self.with_adapters or self.model, config, states)
             self._pushed(global_steps)
@@ -178,16 +226,23 @@ class CpuRolloutServer:
         self.global_steps = (self.global_steps or 0) if global_steps is None else int(global_steps)
         self._seen_since_push.clear()
 
-    async def update_weights(self, state: Mapping[str, torch.Tensor], global_steps: int | None = None) -> None:
-        """Replace all weights once the completions under way are done; after a ValueError nothing was loaded."""
+    async def update_weights(
+        self, state: Mapping[str, torch.Tensor], global_steps: int | None = None
+    ) -> None:
+        """Replace all weights once the completions under way are done; after a ValueError nothing
+        was loaded.
+        """
         own = self.model.state_dict()
         # Tied weights have two names for one tensor, and either name is enough.
         pushed = {own[name].data_ptr() for name in state if name in own}
         missing = sorted(name for name in own if own[name].data_ptr() not in pushed)
-        unfit = sorted(name for name in state if name not in own or state[name].shape != own[name].shape)
+        unfit = sorted(
+            name for name in state if name not in own or state[name].shape != own[name].shape
+        )
         if missing or unfit:
             raise ValueError(
-                f"the pushed weights do not fit the rollout model: missing are {missing[:3]}, unexpected or of another "
+                f"the pushed weights do not fit the rollout model: missing are {missing[:3]}, "
+                "unexpected or of another "
                 f"shape {unfit[:3]}. Trainer and rollout must build the same architecture from "
                 "actor_rollout_ref.model.path"
             )
@@ -197,12 +252,14 @@ class CpuRolloutServer:
                     own[name].copy_(tensor)
             self._pushed(global_steps)
 
-    # The life-cycle that verl drives on GPUs. Nothing shares an accelerator's memory here, and a push waits
-    # for the completions under way, so there is nothing to free, to abort or to resume.
+    # The life-cycle that verl drives on GPUs. Nothing shares an accelerator's memory here, and a
+    # push waits for the completions under way, so there is nothing to free, to abort or to resume.
 
     async def _nothing(self, *args: Any, **kwargs: Any) -> None: ...
 
-    wake_up = sleep = abort_all_requests = resume_generation = start_profile = stop_profile = _nothing
+    wake_up = sleep = abort_all_requests = resume_generation = start_profile = stop_profile = (
+        _nothing
+    )
     clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
 
 
@@ -213,7 +270,8 @@ class CpuRolloutReplica(RolloutReplica):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         if self.world_size != 1:
             raise ValueError(
-                f"rollout cpu_hf runs a replica in one process, and the configured parallel sizes need "
+                "rollout cpu_hf runs a replica in one process, and the configured parallel sizes "
+                "need "
                 f"{self.world_size}: set tensor_model_parallel_size, data_parallel_size and "
                 "pipeline_model_parallel_size of actor_rollout_ref.rollout to 1"
             )
@@ -223,17 +281,21 @@ class CpuRolloutReplica(RolloutReplica):  # type: ignore[misc]
     async def launch_servers(self) -> None:
         name = server_name(self.replica_rank)
         actor_class: Any = ray.remote(num_cpus=0)(CpuRolloutServer)
-        self._server_handle = actor_class.options(name=name, max_concurrency=self.max_concurrency).remote(
-            self.config, self.model_config, self.replica_rank
-        )
+        self._server_handle = actor_class.options(
+            name=name, max_concurrency=self.max_concurrency
+        ).remote(self.config, self.model_config, self.replica_rank)
         self._server_address = name
         self.servers = [self._server_handle]
 
 
 class ServerAdapter(BaseRollout):  # type: ignore[misc]
-    """Sends the trained weights to the server of replica ``replica_rank``; -1 means that of this worker's rank."""
+    """Sends the trained weights to the server of replica ``replica_rank``; -1 means that of this
+    worker's rank.
+    """
 
-    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+    def __init__(
+        self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1
+    ) -> None:
         super().__init__(config, model_config, device_mesh)
         self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
 
@@ -242,7 +304,11 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
     async def release(self) -> None: ...
 
     async def update_weights(
-        self, weights: NamedWeights, wire_format: str = "named_tensors", global_steps: int | None = None, **kwargs: Any
+        self,
+        weights: NamedWeights,
+        wire_format: str = "named_tensors",
+        global_steps: int | None = None,
+        **kwargs: Any,
     ) -> None:
         server = ray.get_actor(server_name(self.replica_rank))
         config = kwargs.get("peft_config") or {}
@@ -254,12 +320,18 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
 
 
 def full_weights(
-    rollout: str, weights: NamedWeights, wire_format: str, peft_config: Any = None, base_sync_done: bool = True
+    rollout: str,
+    weights: NamedWeights,
+    wire_format: str,
+    peft_config: Any = None,
+    base_sync_done: bool = True,
 ) -> dict[str, torch.Tensor]:
-    """Gather the weights that verl pushes to ``rollout`` as whole tensors in host memory, each with its own storage.
+    """Gather the weights that verl pushes to ``rollout`` as whole tensors in host memory, each with
+    its own storage.
 
-    Before the first push of adapters (``base_sync_done=False``) that is the base model, by its own names. Every
-    training rank must do it: there is a collective inside the iterator (``full_tensor()``).
+    Before the first push of adapters (``base_sync_done=False``) that is the base model, by its own
+    names. Every training rank must do it: there is a collective inside the iterator
+    (``full_tensor()``).
     """
     if wire_format != "named_tensors":
         raise ValueError(
@@ -271,6 +343,9 @@ def full_weights(
             f"rollout {rollout} loads full weights and got a LoRA adapter: "
             "set actor_rollout_ref.model.lora.merge=True or train without LoRA"
         )
-    # The clone cuts a tensor loose from a larger storage, which Ray would otherwise send along and which
-    # safetensors refuses to write twice (tied weights).
-    return {name.replace(".base_layer.", "."): tensor.detach().cpu().contiguous().clone() for name, tensor in weights}
+    # The clone cuts a tensor loose from a larger storage, which Ray would otherwise send along and
+    # which safetensors refuses to write twice (tied weights).
+    return {
+        name.replace(".base_layer.", "."): tensor.detach().cpu().contiguous().clone()
+        for name, tensor in weights
+    }

@@ -1,4 +1,6 @@
-"""Batched sampling with log-probs on a Transformers model, without Ray or verl: for cpu_rollout's server."""
+"""Batched sampling with log-probs on a Transformers model, without Ray or verl: for cpu_rollout's
+server.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-# Parameters that verl sends and this server does not know, with the values at which they change nothing: log-probs of
-# the sampled tokens are returned in any case.
+# Parameters that verl sends and this server does not know, with the values at which they change
+# nothing: log-probs of the sampled tokens are returned in any case.
 _NEUTRAL_VALUES = {"repetition_penalty": (1.0,), "logprobs": (True, False, 0, 1)}
 
 
@@ -32,14 +34,22 @@ class SamplingSettings:
     top_k: int = -1  # -1 or 0 means all tokens
     top_p: float = 1.0
     ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()  # tokens that end a completion besides the model's own end of sequence
+    stop_token_ids: tuple[
+        int, ...
+    ] = ()  # tokens that end a completion besides the model's own end of sequence
     stop: tuple[str, ...] = ()
-    """Strings that end a completion; they stay in it, up to the end of the token that completes them."""
+    """Strings that end a completion; they stay in it, up to the end of the token that completes
+    them.
+    """
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> SamplingSettings:
-        """Read verl's sampling parameters; a ValueError if one asks for something that this server cannot do."""
-        known = {name: params[name] for name in cls.__dataclass_fields__ if params.get(name) is not None}
+        """Read verl's sampling parameters; a ValueError if one asks for something that this server
+        cannot do.
+        """
+        known = {
+            name: params[name] for name in cls.__dataclass_fields__ if params.get(name) is not None
+        }
         if isinstance(known.get("stop"), str):
             known["stop"] = [known["stop"]]
         known |= {name: tuple(known[name]) for name in ("stop", "stop_token_ids") if name in known}
@@ -68,13 +78,20 @@ class Completion:
 
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-    """Of the distribution the tokens were drawn from, which is verl's logprobs_mode=processed_logprobs."""
+    """Of the distribution the tokens were drawn from, which is verl's
+    logprobs_mode=processed_logprobs.
+    """
     stop_reason: str = "length"
-    """"completed" after an end-of-sequence token or a stop string, "length" when the budget is spent."""
+    """"completed" after an end-of-sequence token or a stop string, "length" when the budget is
+    spent.
+    """
 
 
 class LayerWithRoom(DynamicLayer):  # type: ignore[misc]
-    """A layer's keys and values with room for tokens to come. Transformers' own copies all of them for each token."""
+    """A layer's keys and values with room for tokens to come.
+
+    Transformers' own copies all of them for each token.
+    """
 
     ROOM = 128  # tokens of each sequence, whenever there is none left
     room: tuple[torch.Tensor, torch.Tensor]
@@ -82,7 +99,9 @@ class LayerWithRoom(DynamicLayer):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the states of new tokens, (B, H, new, D) each; returns those of all tokens, (B, H, T, D)."""
+        """Add the states of new tokens, (B, H, new, D) each; returns those of all tokens, (B, H, T,
+        D).
+        """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.room = key_states[:, :, :0], value_states[:, :, :0]
@@ -111,18 +130,28 @@ def sample_batch(
     eos_token_ids: frozenset[int],
     tokenizer: Any = None,
 ) -> list[Completion]:
-    """Sample one completion per request, all with the same settings; a row that is done leaves the batch."""
+    """Sample one completion per request, all with the same settings; a row that is done leaves the
+    batch.
+    """
     completions = [Completion() for _ in requests]
     running = list(range(len(requests)))  # running[b] is the request that batch row b works on
     prompts = [torch.tensor(request.prompt_ids) for request in requests]
-    mask = pad_sequence([torch.ones_like(prompt) for prompt in prompts], batch_first=True, padding_side="left")
+    mask = pad_sequence(
+        [torch.ones_like(prompt) for prompt in prompts], batch_first=True, padding_side="left"
+    )
     input_ids = pad_sequence(prompts, batch_first=True, padding_side="left")
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     cache = DynamicCache(config=model.config)
-    cache.layers = [LayerWithRoom() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    cache.layers = [
+        LayerWithRoom() if type(layer) is DynamicLayer else layer for layer in cache.layers
+    ]
     while True:
         inputs = {"input_ids": input_ids, "attention_mask": mask, "position_ids": positions}
-        logits = model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()
+        logits = (
+            model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            .logits[:, -1]
+            .float()
+        )
         if tokenizer is not None:
             logits[:, _unknown_ids(tokenizer, logits.shape[-1])] = -torch.inf
         log_probs = processed_log_probs(logits, settings)  # (B, V)
@@ -130,7 +159,9 @@ def sample_batch(
             next_ids = log_probs.argmax(-1)
         else:
             rows = zip(log_probs.exp(), running, strict=True)
-            next_ids = torch.cat([torch.multinomial(p, 1, generator=requests[r].generator) for p, r in rows])
+            next_ids = torch.cat(
+                [torch.multinomial(p, 1, generator=requests[r].generator) for p, r in rows]
+            )
         next_log_probs = log_probs.gather(1, next_ids[:, None])[:, 0]
 
         unfinished = []
@@ -140,7 +171,11 @@ def sample_batch(
             completion.token_ids.append(token)
             completion.log_probs.append(log_prob)
             ended = token in eos_token_ids and not settings.ignore_eos
-            if ended or token in settings.stop_token_ids or _says_stop(completion.token_ids, settings, tokenizer):
+            if (
+                ended
+                or token in settings.stop_token_ids
+                or _says_stop(completion.token_ids, settings, tokenizer)
+            ):
                 completion.stop_reason = "completed"
             elif len(completion.token_ids) < requests[request].max_tokens:
                 unfinished.append(row)
@@ -158,20 +193,25 @@ def sample_batch(
 
 @lru_cache(maxsize=4)
 def _unknown_ids(tokenizer: Any, size: int) -> list[int]:
-    """Ids below ``size`` that the tokenizer has no token for: many a model's vocabulary is padded to a round number."""
+    """Ids below ``size`` that the tokenizer has no token for: many a model's vocabulary is padded
+    to a round number.
+    """
     return sorted(set(range(size)).difference(tokenizer.get_vocab().values()))
 
 
 def _says_stop(token_ids: list[int], settings: SamplingSettings, tokenizer: Any) -> bool:
     if not settings.stop:
         return False
-    # A character has at most four bytes and a token at least one, so no stop string reaches further back.
+    # A character has at most four bytes and a token at least one, so no stop string reaches further
+    # back.
     tail = tokenizer.decode(token_ids[-4 * max(map(len, settings.stop)) :])
     return any(string in tail for string in settings.stop)
 
 
 def processed_log_probs(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
-    """Log-probs (B, V) after temperature, top-k and top-p, in that order; greedy ones are of the raw logits."""
+    """Log-probs (B, V) after temperature, top-k and top-p, in that order; greedy ones are of the
+    raw logits.
+    """
     if settings.temperature == 0:
         return logits.log_softmax(-1)
     warpers = LogitsProcessorList([TemperatureLogitsWarper(float(settings.temperature))])

@@ -1,6 +1,8 @@
-"""Push weights into verl's SGLang server: a LoRA adapter for each role, or whole weights where there is no CUDA.
+"""Push weights into verl's SGLang server: a LoRA adapter for each role, or whole weights where
+there is no CUDA.
 
-verl 0.9.1 serves one adapter to every request. Here each request names its own, or gets the base model.
+verl 0.9.1 serves one adapter to every request. Here each request names its own, or gets the base
+model.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class _ByAdapter:
 
 
 class AdapterServer(SGLangHttpServer):  # type: ignore[misc]  # verl is untyped
-    """verl's SGLang server; where it serves adapters, ``sampling_params["adapter"]`` chooses one."""
+    """verl's SGLang server; where it serves adapters, ``sampling_params["adapter"]`` chooses
+    one."""
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         await super().launch_server(*args, **kwargs)
@@ -52,9 +55,10 @@ class AdapterServer(SGLangHttpServer):  # type: ignore[misc]  # verl is untyped
     async def sleep(self) -> None:
         """As verl, after a moment of grace.
 
-        SGLang's scheduler asserts that it is idle before it gives memory back (release_memory_occupation in
-        srt/managers/scheduler_update_weights_mixin.py), and dies if not. With its overlap scheduler, the last batch may
-        be in flight when the last answer is out (is_fully_idle in srt/managers/scheduler.py), and verl asks at once.
+        SGLang's scheduler asserts that it is idle before it gives memory back
+        (release_memory_occupation in srt/managers/scheduler_update_weights_mixin.py), and dies if
+        not. With its overlap scheduler, the last batch may be in flight when the last answer is out
+        (is_fully_idle in srt/managers/scheduler.py), and verl asks at once.
         """
         if self.config.free_cache_engine:
             await asyncio.sleep(GRACE_S)
@@ -62,10 +66,15 @@ class AdapterServer(SGLangHttpServer):  # type: ignore[misc]  # verl is untyped
 
 
 class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]
-    """verl's way to its SGLang server, and a push of the roles' adapters. Trainer and server share a node."""
+    """verl's way to its SGLang server, and a push of the roles' adapters.
+
+    Trainer and server share a node.
+    """
 
     async def update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
-        """Push the weights as verl does; adapters of roles, where ``peft_config`` names them, replace theirs."""
+        """Push the weights as verl does; adapters of roles, where ``peft_config`` names them,
+        replace theirs.
+        """
         config = kwargs.get("peft_config") or {}
         if ROLE_ADAPTERS not in config:
             await super().update_weights(weights, *args, **kwargs)
@@ -80,7 +89,9 @@ class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]
         if kwargs.get("global_steps") is not None:
             await self.server_actor.set_global_steps.remote(kwargs["global_steps"])
 
-    async def _push_adapter(self, name: str, state: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
+    async def _push_adapter(
+        self, name: str, state: Mapping[str, torch.Tensor], config: Mapping[str, Any]
+    ) -> None:
         served = await self._engine.available_models()
         if name in (model["id"] for model in served["data"]):
             await self._ask("unload_lora_adapter", {"lora_name": name})
@@ -91,14 +102,22 @@ class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]
     async def _ask(self, endpoint: str, request: dict[str, Any]) -> None:
         answer = await self._engine._make_async_request(endpoint, request)
         if not answer.get("success"):
-            raise RuntimeError(f"the SGLang server did not take the weights of the last step: {answer}")
+            raise RuntimeError(
+                f"the SGLang server did not take the weights of the last step: {answer}"
+            )
 
 
 class CpuServerAdapter(ServerAdapter):
-    """The same with a push of whole weights through a file: verl's own sends handles of CUDA memory."""
+    """The same with a push of whole weights through a file: verl's own sends handles of CUDA
+    memory.
+    """
 
     async def update_weights(
-        self, weights: NamedWeights, global_steps: int | None = None, wire_format: str = "named_tensors", **kwargs: Any
+        self,
+        weights: NamedWeights,
+        global_steps: int | None = None,
+        wire_format: str = "named_tensors",
+        **kwargs: Any,
     ) -> None:
         """Load ``weights`` into this rank's server and empty its prefix cache."""
         if ROLE_ADAPTERS in (kwargs.get("peft_config") or {}):
@@ -110,8 +129,9 @@ class CpuServerAdapter(ServerAdapter):
             return
         with folder_for(state) as folder:
             save_file(state, Path(folder) / "model.safetensors")
-            # The server was started with verl's load_format, "dummy", which would draw random weights. Its prefix cache
-            # holds keys and values of the old policy: a chat template's few tokens are enough to spoil the next step.
+            # The server was started with verl's load_format, "dummy", which would draw random
+            # weights. Its prefix cache holds keys and values of the old policy: a chat template's
+            # few tokens are enough to spoil the next step.
             request = {"model_path": folder, "load_format": "auto", "flush_cache": True}
             await self._ask("update_weights_from_disk", request)
         if global_steps is not None:
@@ -119,11 +139,15 @@ class CpuServerAdapter(ServerAdapter):
 
 
 def folder_for(state: Mapping[str, torch.Tensor]) -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(dir=place_for(sum(tensor.nbytes for tensor in state.values())))
+    return tempfile.TemporaryDirectory(
+        dir=place_for(sum(tensor.nbytes for tensor in state.values()))
+    )
 
 
 def place_for(size: int) -> Path | None:
-    """Shared memory if it has room, else None: a file that outgrows it ends the writer with a bus error."""
+    """Shared memory if it has room, else None: a file that outgrows it ends the writer with a bus
+    error.
+    """
     if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * size:
         return SHARED_MEMORY
     return None

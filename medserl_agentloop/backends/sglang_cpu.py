@@ -1,12 +1,13 @@
 """verl's own SGLang rollout where there is no accelerator.
 
-verl's replica, server and client are used as they are. Three things are added: a weight push that needs no CUDA
-(``sglang_adapters.py``), stand-ins for what SGLang imports beside an accelerator (``shim/``), and memory that
-is not pinned. The plugin calls :func:`register` in every process; with a GPU nothing happens.
+verl's replica, server and client are used as they are. Three things are added: a weight push that
+needs no CUDA (``sglang_adapters.py``), stand-ins for what SGLang imports beside an accelerator
+(``shim/``), and memory that is not pinned. The plugin calls :func:`register` in every process; with
+a GPU nothing happens.
 
-``python -m medserl_agentloop.backends.sglang_cpu --model-path FOLDER --port 30000`` starts SGLang's OpenAI-compatible
-server on the CPU, for a judge, an opponent or an evaluation that asks a server. All arguments of
-``sglang.launch_server`` are taken; those of ``NEEDS_NO_ACCELERATOR`` come first.
+``python -m medserl_agentloop.backends.sglang_cpu --model-path FOLDER --port 30000`` starts SGLang's
+OpenAI-compatible server on the CPU, for a judge, an opponent or an evaluation that asks a server.
+All arguments of ``sglang.launch_server`` are taken; those of ``NEEDS_NO_ACCELERATOR`` come first.
 """
 
 from __future__ import annotations
@@ -33,18 +34,21 @@ NEEDS_NO_ACCELERATOR = (
     "--sampling-backend=pytorch",
     "--grammar-backend=llguidance",
     "--disable-overlap-schedule",
-    # A small model that is bound to a schema would otherwise write blank lines until its budget is spent.
+    # A small model that is bound to a schema would otherwise write blank lines until its budget is
+    # spent.
     "--constrained-json-disable-any-whitespace",
 )
 
 
 def register() -> None:
-    """Make ``rollout.name=sglang`` run on the CPU in this process and those it spawns. Idempotent."""
+    """Make ``rollout.name=sglang`` run on the CPU in this process and those it spawns.
+    Idempotent."""
     if torch.cuda.is_available():
         return
     chosen = is_chosen()
-    # Beside a CPU build of torch PyPI's torchvision cannot be imported without the shim, and Transformers tries
-    # to wherever it is installed: also in the process that reads the recipe and does not know the choice yet.
+    # Beside a CPU build of torch PyPI's torchvision cannot be imported without the shim, and
+    # Transformers tries to wherever it is installed: also in the process that reads the recipe and
+    # does not know the choice yet.
     cpu_build = torch.version.cuda is None and torch.version.hip is None
     first, last = str(SHIM / "first"), str(SHIM / "last")
     if (chosen or cpu_build) and is_installed() and first not in sys.path:
@@ -54,7 +58,9 @@ def register() -> None:
     if chosen:
         from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
-        _ROLLOUT_REGISTRY[("sglang", "async")] = "medserl_agentloop.backends.sglang_adapters.CpuServerAdapter"
+        _ROLLOUT_REGISTRY[("sglang", "async")] = (
+            "medserl_agentloop.backends.sglang_adapters.CpuServerAdapter"
+        )
 
 
 def is_chosen() -> bool:
@@ -68,7 +74,10 @@ def is_installed() -> bool:
 
 
 class _TorchWithoutPinning(ModuleType):
-    """A stand-in for ``torch`` in one module. ``torch.tensor`` itself is unchanged: models are built with it."""
+    """A stand-in for ``torch`` in one module.
+
+    ``torch.tensor`` itself is unchanged: models are built with it.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -80,8 +89,9 @@ class _TorchWithoutPinning(ModuleType):
 def unpin_memory() -> None:
     """Let SGLang work where no memory can be pinned. With a GPU nothing happens.
 
-    SGLang 0.5.12 pins wherever it serves adapters, returns log-probs of a prompt or starts a request again, and that
-    ends the scheduler. It calls this plugin (``sglang.srt.plugins``) in each process before a model is built.
+    SGLang 0.5.12 pins wherever it serves adapters, returns log-probs of a prompt or starts a
+    request again, and that ends the scheduler. It calls this plugin (``sglang.srt.plugins``) in
+    each process before a model is built.
     """
     if torch.cuda.is_available():
         return

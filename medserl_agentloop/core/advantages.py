@@ -1,13 +1,15 @@
 """Role-separated advantage estimators: each role is credited as if it were alone in the batch.
 
-verl's own estimators let rewards cross the border between opposed roles: REINFORCE++ and GAE carry a later reward
-back over masked tokens, GRPO and RLOO sum all rewards of a row. Here returns, baselines and normalisation stay
-within a role. Called by the trainer; registered with verl so that ``algorithm.adv_estimator`` knows the names.
+verl's own estimators let rewards cross the border between opposed roles: REINFORCE++ and GAE carry
+a later reward back over masked tokens, GRPO and RLOO sum all rewards of a row. Here returns,
+baselines and normalisation stay within a role. Called by the trainer; registered with verl so that
+``algorithm.adv_estimator`` knows the names.
 
-In the formulas, of one role: ``i`` is a conversation, ``t`` one of the role's own tokens in it, ``r`` a token's reward,
-``R_i`` their sum, ``V`` the critic's value; after the role's last token both are 0. All estimators then normalise
-(``selfplay.credit.normalize``) and weight (``selfplay.credit.role_weights``). Group estimators compare the games of one
-prompt group and kind; a game alone in its group gets exactly 0 (verl's own leave its bare reward), as do equal rewards.
+In the formulas, of one role: ``i`` is a conversation, ``t`` one of the role's own tokens in it,
+``r`` a token's reward, ``R_i`` their sum, ``V`` the critic's value; after the role's last token
+both are 0. All estimators then normalise (``selfplay.credit.normalize``) and weight
+(``selfplay.credit.role_weights``). Group estimators compare the games of one prompt group and kind;
+a game alone in its group gets exactly 0 (verl's own leave its bare reward), as do equal rewards.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from verl.trainer.ppo.core_algos import register_adv_est
 from medserl_agentloop.core.config import CreditSettings, Normalization
 
 VARIANCE_FLOOR = 1e-8
-RESOLUTION = 1e-6  # signals that differ by less than this share of their mean are equal as far as float32 can tell
+# signals that differ by less than this share of their mean are equal as far as float32 can tell
+RESOLUTION = 1e-6
 GROUP_STD_EPSILON = 1e-6  # added to a group's standard deviation, as in verl
 
 
@@ -32,17 +35,24 @@ GROUP_STD_EPSILON = 1e-6  # added to a group's standard deviation, as in verl
 class RoleBatch:
     """All games of one training step, before verl splits them over its workers. Columns are (B, T).
 
-    Each turn's reward stands on its last token; with KL in the reward a penalty stands on every token. Conversations of
-    ``repeated_roles`` all answer the same prompt in a game, so they form a group smaller than the prompt group.
+    Each turn's reward stands on its last token; with KL in the reward a penalty stands on every
+    token. Conversations of ``repeated_roles`` all answer the same prompt in a game, so they form a
+    group smaller than the prompt group.
     """
 
     rewards: torch.Tensor  # finite on role tokens; what stands on others is ignored
-    mask: torch.Tensor  # 1 on the tokens that are trained on; void games and verl's padding rows are all 0
-    role_ids: torch.Tensor  # the number of each token's role in ``roles``, from 1; 0 where there is none
+    mask: (
+        torch.Tensor
+    )  # 1 on the tokens that are trained on; void games and verl's padding rows are all 0
+    role_ids: (
+        torch.Tensor
+    )  # the number of each token's role in ``roles``, from 1; 0 where there is none
     roles: Sequence[str]
     groups: Sequence[str]  # the prompt group of each of the B rows
     kinds: Sequence[str]  # of their games
-    conversations: torch.Tensor | None = None  # of its row, to which each token belongs; None if no role has two
+    conversations: torch.Tensor | None = (
+        None  # of its row, to which each token belongs; None if no role has two
+    )
     repeated_roles: Collection[str] = ()
     values: torch.Tensor | None = None  # the critic's, for estimators that need one
     gamma: float = 1.0  # discount per token of the role
@@ -50,23 +60,34 @@ class RoleBatch:
 
 
 class _RoleTokens:
-    """All that an estimator sees of one role: its ``n`` trained tokens, which form ``C`` conversations.
+    """All that an estimator sees of one role: its ``n`` trained tokens, which form ``C``
+    conversations.
 
-    They are those of the batch ``where`` (B, T), conversation after conversation, with ``lengths``, ``rewards`` (n,)
-    and, by conversation, ``earned`` (C,), ``groups`` and ``kinds``. ``metrics`` gets the estimator's numbers.
+    They are those of the batch ``where`` (B, T), conversation after conversation, with ``lengths``,
+    ``rewards`` (n,) and, by conversation, ``earned`` (C,), ``groups`` and ``kinds``. ``metrics``
+    gets the estimator's numbers.
     """
 
-    def __init__(self, batch: RoleBatch, where: torch.Tensor, role: str, how: Normalization) -> None:
+    def __init__(
+        self, batch: RoleBatch, where: torch.Tensor, role: str, how: Normalization
+    ) -> None:
         self.batch, self.where, self.role, self.how = batch, where, role, how
-        number = torch.zeros_like(batch.role_ids) if batch.conversations is None else batch.conversations
-        owners = torch.stack([where.nonzero()[:, 0], number[where]])  # (2, n) each token's row and conversation
+        number = (
+            torch.zeros_like(batch.role_ids) if batch.conversations is None else batch.conversations
+        )
+        owners = torch.stack(
+            [where.nonzero()[:, 0], number[where]]
+        )  # (2, n) each token's row and conversation
         keys, lengths = torch.unique_consecutive(owners, dim=1, return_counts=True)
         self.lengths: list[int] = lengths.tolist()
         self.rewards = batch.rewards[where].double()
-        self.earned = torch.stack([rewards.sum() for rewards in torch.split(self.rewards, self.lengths)])
+        self.earned = torch.stack(
+            [rewards.sum() for rewards in torch.split(self.rewards, self.lengths)]
+        )
         games = keys[0].tolist()
         self.groups = [batch.groups[game] for game in games]
-        # In the certificate's batch every game has one, and its claim on credit is about whole prompt groups then.
+        # In the certificate's batch every game has one, and its claim on credit is about whole
+        # prompt groups then.
         if role in batch.repeated_roles and len(set(games)) < len(games):
             self.groups = [f"{batch.groups[game]}/{game}" for game in games]
         self.kinds = [batch.kinds[game] for game in games]
@@ -77,14 +98,18 @@ class _RoleTokens:
         return of_conversations.repeat_interleave(torch.tensor(self.lengths))
 
     def alike(self, *keys: Sequence[str]) -> list[list[int]]:
-        """The numbers of the conversations that agree in all ``keys``, a list for each of their values."""
+        """The numbers of the conversations that agree in all ``keys``, a list for each of their
+        values.
+        """
         members: dict[tuple[str, ...], list[int]] = {}
         for number, key in enumerate(zip(*keys, strict=True)):
             members.setdefault(key, []).append(number)
         return list(members.values())
 
     def comparable(self) -> list[list[int]]:
-        """The conversations of each prompt group and kind whose rewards differ; shares of the others are metrics."""
+        """The conversations of each prompt group and kind whose rewards differ; shares of the
+        others are metrics.
+        """
         groups = self.alike(self.groups, self.kinds)
         small = [group for group in groups if len(group) == 1]
         differ = [group for group in groups if self.earned[group].min() < self.earned[group].max()]
@@ -95,15 +120,19 @@ class _RoleTokens:
 
     def discounted_sums(self, signal: torch.Tensor, discount: float) -> torch.Tensor:
         """``y[t] = signal[t] + discount * y[t + 1]`` within each conversation; (n,) -> (n,)."""
-        sums = pad_sequence(list(torch.split(signal, self.lengths)))  # (longest, C), 0 behind each conversation's end
+        sums = pad_sequence(
+            list(torch.split(signal, self.lengths))
+        )  # (longest, C), 0 behind each conversation's end
         for t in range(len(sums) - 2, -1, -1):
             sums[t] += discount * sums[t + 1]
         return torch.cat([own[:length] for own, length in zip(sums.t(), self.lengths, strict=True)])
 
     def normalized(self, signal: torch.Tensor) -> torch.Tensor:
-        """A signal (n,) less its mean over the role's tokens, divided by their standard deviation but for ``mean``.
+        """A signal (n,) less its mean over the role's tokens, divided by their standard deviation
+        but for ``mean``.
 
-        ``kind`` does so kind by kind; ``none`` leaves the signal as it is. Signals that are all equal become exactly 0.
+        ``kind`` does so kind by kind; ``none`` leaves the signal as it is. Signals that are all
+        equal become exactly 0.
         """
         if self.how == "none":
             return signal
@@ -124,7 +153,9 @@ Baselines = dict[str, dict[str, float]]
 
 @dataclass
 class Advantages:
-    """The result of an estimator: (B, T) float32, 0 outside the trained tokens; a critic is fitted to ``returns``."""
+    """The result of an estimator: (B, T) float32, 0 outside the trained tokens; a critic is fitted
+    to ``returns``.
+    """
 
     advantages: torch.Tensor
     returns: torch.Tensor
@@ -135,10 +166,14 @@ RoleEstimator = Callable[[RoleBatch, CreditSettings, Baselines], Advantages]
 ROLE_ESTIMATORS: dict[str, RoleEstimator] = {}
 
 _Credit = tuple[torch.Tensor, "torch.Tensor | None"]
-"""A role's normalised advantages and its returns, (n,) each; None if the returns are the advantages."""
+"""A role's normalised advantages and its returns, (n,) each; None if the returns are the
+advantages.
+"""
 
 
-def _role_estimator(credit: Callable[[_RoleTokens, CreditSettings, Baselines], _Credit]) -> RoleEstimator:
+def _role_estimator(
+    credit: Callable[[_RoleTokens, CreditSettings, Baselines], _Credit],
+) -> RoleEstimator:
     """Make an estimator of whole batches of one that credits a single role, and register it."""
     name = credit.__name__
 
@@ -154,12 +189,15 @@ def _role_estimator(credit: Callable[[_RoleTokens, CreditSettings, Baselines], _
             weighted = advantages * settings.role_weights.get(role, 1.0)
             result.advantages[where] = weighted.float()
             result.returns[where] = (weighted if returns is None else returns).float()
-            result.metrics |= {f"selfplay/{role}/{metric}": value for metric, value in tokens.metrics.items()}
+            result.metrics |= {
+                f"selfplay/{role}/{metric}": value for metric, value in tokens.metrics.items()
+            }
         return result
 
     def from_verl(*_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
         raise ValueError(
-            f"algorithm.adv_estimator={name} needs to know each token's role, which verl's own trainer "
+            f"algorithm.adv_estimator={name} needs to know each token's role, which verl's own "
+            "trainer "
             "does not pass on. Set trainer.v1.trainer_mode=selfplay_sync."
         )
 
@@ -170,11 +208,15 @@ def _role_estimator(credit: Callable[[_RoleTokens, CreditSettings, Baselines], _
 
 
 @_role_estimator
-def role_reinforce_pp(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines) -> _Credit:
-    """REINFORCE++ within each role (arXiv 2501.03262; per role as in Self-RedTeam, arXiv 2506.07468).
+def role_reinforce_pp(
+    tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines
+) -> _Credit:
+    """REINFORCE++ within each role (arXiv 2501.03262; per role as in Self-RedTeam, arXiv
+    2506.07468).
 
-    ``G_it = sum over u >= t of gamma^(u - t) r_iu`` and ``A_it = (G_it - mean) / std``, mean and biased
-    std over all tokens of the role in the batch; the variance is floored at ``VARIANCE_FLOOR``.
+    ``G_it = sum over u >= t of gamma^(u - t) r_iu`` and ``A_it = (G_it - mean) / std``, mean and
+    biased std over all tokens of the role in the batch; the variance is floored at
+    ``VARIANCE_FLOOR``.
 
     Normalisation: ``batch`` is the paper's; ``none`` is REINFORCE without a baseline.
 
@@ -189,10 +231,12 @@ def role_reinforce_pp(tokens: _RoleTokens, settings: CreditSettings, baselines: 
 def role_grpo(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines) -> _Credit:
     """GRPO within each role (arXiv 2402.03300): a prompt's games are compared role by role.
 
-    ``A_it = (R_i - mean) / (std + 1e-6)``, mean and unbiased std over the group. ``gamma`` has no part in it.
+    ``A_it = (R_i - mean) / (std + 1e-6)``, mean and unbiased std over the group. ``gamma`` has no
+    part in it.
 
-    Normalisation: ``group`` is the paper's; ``mean`` does not divide (Dr. GRPO, arXiv 2503.20783); ``batch`` and
-    ``kind`` whiten what is left of the group's mean (REINFORCE++-baseline, arXiv 2501.03262).
+    Normalisation: ``group`` is the paper's; ``mean`` does not divide (Dr. GRPO, arXiv 2503.20783);
+    ``batch`` and ``kind`` whiten what is left of the group's mean (REINFORCE++-baseline, arXiv
+    2501.03262).
 
     Example: the role earns 1 and 3 in a group: mean 2, std 1.414214, so A = -0.707106 and 0.707106.
     """
@@ -223,14 +267,16 @@ def role_rloo(tokens: _RoleTokens, settings: CreditSettings, baselines: Baseline
 
 @_role_estimator
 def role_rae(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines) -> _Credit:
-    """Role-conditioned advantage estimation of SPIRAL (arXiv 2506.24119), a kind being what the paper calls a game.
+    """Role-conditioned advantage estimation of SPIRAL (arXiv 2506.24119), a kind being what the
+    paper calls a game.
 
     ``A_it = R_i - b[role, kind of i]`` and ``b <- decay * b + (1 - decay) * R_i`` for every game,
     ``decay`` being ``selfplay.credit.rae_decay``. ``gamma`` has no part in it.
 
-    ``b`` starts at 0. All games of a batch read it as it stood before the batch: a baseline that has seen the reward it
-    is taken off from would be biased. The ``n`` updates of a kind are made at once, by their mean over all orders of
-    the games: ``b <- decay^n b + (1 - decay^n) * mean of R_i``. So the order of rows changes nothing.
+    ``b`` starts at 0. All games of a batch read it as it stood before the batch: a baseline that
+    has seen the reward it is taken off from would be biased. The ``n`` updates of a kind are made
+    at once, by their mean over all orders of the games: ``b <- decay^n b + (1 - decay^n) * mean of
+    R_i``. So the order of rows changes nothing.
 
     Example: b = 0.5 and decay = 0.9; two games of the kind earn the role 1 and 0: A = 0.5 and
     -0.5, then b = 0.81 * 0.5 + 0.19 * 0.5 = 0.5. The next single game earns 1: A = 0.5, b = 0.55.
@@ -252,9 +298,9 @@ def role_rae(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines
 def role_gae(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines) -> _Credit:
     """Generalised advantage estimation (arXiv 1506.02438) that ends at the role's border.
 
-    ``delta_t = r_t + gamma V_(t+1) - V_t`` and ``A_t = delta_t + gamma lambda A_(t+1)`` over the role's
-    own tokens; both are 0 after the last, so neither a reward nor a value of the other role comes in.
-    Returns, which the critic is fitted to, are ``A_t + V_t`` before normalisation.
+    ``delta_t = r_t + gamma V_(t+1) - V_t`` and ``A_t = delta_t + gamma lambda A_(t+1)`` over the
+    role's own tokens; both are 0 after the last, so neither a reward nor a value of the other role
+    comes in. Returns, which the critic is fitted to, are ``A_t + V_t`` before normalisation.
 
     Example: gamma = 1, lambda = 0.5; a role's two tokens have values 0.5 and 1 and earn 0 and 2.
     delta = 0.5, 1; A = 1, 1; returns = 1.5, 2. Equal advantages are 0, 0 after normalisation.

@@ -20,7 +20,14 @@ from verl.workers.rollout.replica import TokenOutput
 from medserl_agentloop.core.chat import ABORTED, BaseModelChat, ServedModel
 from medserl_agentloop.core.config import SelfPlayConfig, adapter_names, game_class
 from medserl_agentloop.core.encoding import ChatEncoder, end_ids
-from medserl_agentloop.core.interaction import Interaction, Message, NoReplyError, Reply, Turn, play_game
+from medserl_agentloop.core.interaction import (
+    Interaction,
+    Message,
+    NoReplyError,
+    Reply,
+    Turn,
+    play_game,
+)
 from medserl_agentloop.core.liveness import ends_the_run
 from medserl_agentloop.core.records import GameRecord, OpponentRecord
 from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
@@ -29,28 +36,40 @@ logger = logging.getLogger(__name__)
 
 
 class _Shared:
-    """Objects that all games of one worker share; reading them from the config would cost more than the game."""
+    """Objects that all games of one worker share; reading them from the config would cost more than
+    the game.
+    """
 
     def __init__(self, run: Any, data: Any, tokenizer: Any, server: Any) -> None:
         self.config = config = SelfPlayConfig.from_run(run)
         # With the tokenizer, verl would put its end of sequence over that of the model's config.
         model = instantiate(run.actor_rollout_ref.model, load_tokenizer=False, _convert_="partial")
-        self.encoder = ChatEncoder.of_run(tokenizer, data, end_ids(model.hf_config, model.generation_config))
+        self.encoder = ChatEncoder.of_run(
+            tokenizer, data, end_ids(model.hf_config, model.generation_config)
+        )
         self.interaction: Interaction[Any, Any] = game_class(config.game)(config, self.encoder)
-        self.adapters = adapter_names(self.interaction.roles) if config.adapters == "per_role" else {}
-        self.base = BaseModelChat(run.actor_rollout_ref.model.path, server, self.encoder, config.turn_timeout_s)
+        self.adapters = (
+            adapter_names(self.interaction.roles) if config.adapters == "per_role" else {}
+        )
+        self.base = BaseModelChat(
+            run.actor_rollout_ref.model.path, server, self.encoder, config.turn_timeout_s
+        )
         self.rollout = run.actor_rollout_ref.rollout
         self.opponent: ServedModel | None = None
         if config.opponent.kind != "live":
             sampling, special = config.opponent.sampling.model_dump(), tokenizer.all_special_tokens
-            self.opponent = ServedModel(config.opponent.client(), special_tokens=special, **sampling)
+            self.opponent = ServedModel(
+                config.opponent.client(), special_tokens=special, **sampling
+            )
 
 
 class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
     """Plays one game as one trajectory."""
 
     _last: ClassVar[tuple[tuple[Any, ...], _Shared] | None] = None
-    """The config of the process's last game, and the objects that it shares with the next game of the same run."""
+    """The config of the process's last game, and the objects that it shares with the next game of
+    the same run.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -62,11 +81,12 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
 
     @ends_the_run
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> SelfPlayOutput:
-        """Play the game of one row; its ``extra_info`` holds the facts, ``sampling_params`` are verl's.
+        """Play the game of one row; its ``extra_info`` holds the facts, ``sampling_params`` are
+        verl's.
 
-        Returns the trajectory with the game's record, not yet scored. A turn that does not fit, that the engine aborts
-        or fails at, that takes too long or that lacks its log-probs (if ``logprobs`` asks for them) makes the game
-        void; it never raises.
+        Returns the trajectory with the game's record, not yet scored. A turn that does not fit,
+        that the engine aborts or fails at, that takes too long or that lacks its log-probs (if
+        ``logprobs`` asks for them) makes the game void; it never raises.
         """
         interaction = self._shared.interaction
         game = interaction.new_game(row["extra_info"])
@@ -80,7 +100,8 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
 
         record.context = self._shared.config.context
         versions = [turn.weights for turn in seats.trajectory.turns if turn.weights is not None]
-        # verl's metrics cast both to int; where the policy took no turn, they are the weights that the step began with.
+        # verl's metrics cast both to int; where the policy took no turn, they are the weights that
+        # the step began with.
         oldest = newest = int(row.get("global_steps", 1)) - 1
         if versions:
             oldest, newest = min(first for first, _ in versions), max(last for _, last in versions)
@@ -93,16 +114,31 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
 
 
 class _Seats:
-    """The players of one game: the live policy, whose turns make the trajectory, and an untrained role's opponent."""
+    """The players of one game: the live policy, whose turns make the trajectory, and an untrained
+    role's opponent.
+    """
 
     name = ""
 
     def __init__(
-        self, shared: _Shared, server: Any, record: GameRecord, sampling_params: dict[str, Any], game: str
+        self,
+        shared: _Shared,
+        server: Any,
+        record: GameRecord,
+        sampling_params: dict[str, Any],
+        game: str,
     ) -> None:
-        self._shared, self._server, self._record, self._sampling_params = shared, server, record, sampling_params
+        self._shared, self._server, self._record, self._sampling_params = (
+            shared,
+            server,
+            record,
+            sampling_params,
+        )
         self._game = game if shared.rollout.full_determinism else uuid4().hex
-        isolated, asks_log_probs = shared.config.context == "isolated", bool(sampling_params.get("logprobs"))
+        isolated, asks_log_probs = (
+            shared.config.context == "isolated",
+            bool(sampling_params.get("logprobs")),
+        )
         self.trajectory = Trajectory(shared.interaction.roles, isolated, asks_log_probs)
         self._begun, self._reserved = 0, 0  # turns, and tokens of those that are being generated
         self.timing: dict[str, Any] = {}
@@ -118,18 +154,32 @@ class _Seats:
         """A turn of the live policy; it joins the trajectory whatever becomes of the game."""
         trajectory, encoder = self.trajectory, self._shared.encoder
         before = trajectory.before(turn.role, turn.conversation)
-        prompt = encoder.continuation(turn, before[-1].response_ids[-1]) if before else encoder.opening(turn)
+        prompt = (
+            encoder.continuation(turn, before[-1].response_ids[-1])
+            if before
+            else encoder.opening(turn)
+        )
         # Never more than there is room for: the trajectory may not overrun ``response_length``.
-        used = trajectory.response_tokens + self._reserved + (len(prompt.ids) if trajectory.turns else 0)
+        used = (
+            trajectory.response_tokens
+            + self._reserved
+            + (len(prompt.ids) if trajectory.turns else 0)
+        )
         budget = min(turn.max_tokens, self._shared.rollout.response_length - used)
-        if budget < 1 or (not trajectory.turns and len(prompt.ids) > self._shared.rollout.prompt_length):
+        if budget < 1 or (
+            not trajectory.turns and len(prompt.ids) > self._shared.rollout.prompt_length
+        ):
             raise NoReplyError(f"no room for the {turn.role}'s turn")
-        said_before = [token for earlier in before for token in (*earlier.prompt_ids, *earlier.response_ids)]
+        said_before = [
+            token for earlier in before for token in (*earlier.prompt_ids, *earlier.response_ids)
+        ]
         sampling_params = {**self._sampling_params, **encoder.stop(turn.stop), "max_tokens": budget}
         if turn.role in self._shared.adapters:
             sampling_params["adapter"] = self._shared.adapters[turn.role]
         generation = self._server.generate(
-            request_id=f"{self._game}-{number}", prompt_ids=said_before + prompt.ids, sampling_params=sampling_params
+            request_id=f"{self._game}-{number}",
+            prompt_ids=said_before + prompt.ids,
+            sampling_params=sampling_params,
         )
         limit = self._shared.config.turn_timeout_s
         # Its place, and the tokens that it may have, before others begin beside it.
@@ -145,14 +195,18 @@ class _Seats:
         except Exception as error:  # the server's own; verl would drop the game and its record
             trajectory.turns.remove(taken)
             logger.exception("the rollout server gave no turn")
-            raise NoReplyError(f"{turn.role}: generation failed: {type(error).__name__}: {str(error)[:500]}") from None
+            raise NoReplyError(
+                f"{turn.role}: generation failed: {type(error).__name__}: {str(error)[:500]}"
+            ) from None
         finally:
             self._reserved -= budget
         ids, log_probs = list(output.token_ids), list(output.log_probs or [])
         complete = len(log_probs) == len(ids)
         taken.response_ids, taken.log_probs = ids, log_probs if complete else None
         version = output.extra_fields.get("global_steps")
-        oldest, newest = (output.extra_fields.get(f"{end}_global_steps", version) for end in ("min", "max"))
+        oldest, newest = (
+            output.extra_fields.get(f"{end}_global_steps", version) for end in ("min", "max")
+        )
         if oldest is not None and newest is not None:
             taken.weights = (oldest, newest)
         if output.stop_reason in ABORTED or not ids:
@@ -171,7 +225,8 @@ class _Seats:
             reply = await model.reply(turn, messages)
         except NoReplyError as error:
             self._record.opponent = opponent
-            # An outage costs its games, not the run, and nothing is invented in the opponent's place.
+            # An outage costs its games, not the run, and nothing is invented in the opponent's
+            # place.
             raise NoReplyError(f"opponent failed: {error}") from None
         if self._record.opponent is None:  # or a turn beside this one has failed
             opponent.version = reply.model or str(config.model)

@@ -1,7 +1,7 @@
 """Health alarms: a run watches its own metrics and says when something is wrong.
 
-An alarm is a row of a table: a number, its limit, and what to look at first. Here are the rows of any game; a game adds
-its own in ``Interaction.rules``. docs/metrics.md lists all alarms.
+An alarm is a row of a table: a number, its limit, and what to look at first. Here are the rows of
+any game; a game adds its own in ``Interaction.rules``. docs/metrics.md lists all alarms.
 """
 
 from __future__ import annotations
@@ -21,43 +21,66 @@ class Alarms(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     min_games: int = Field(
-        default=8, ge=1, description="Games (or prompt groups) that a number must rest on; fewer say nothing."
+        default=8,
+        ge=1,
+        description="Games (or prompt groups) that a number must rest on; fewer say nothing.",
     )
     patience: int = Field(
-        default=3, ge=1, description="Steps in a row beyond its limit that make a number an alarm: one may be chance."
+        default=3,
+        ge=1,
+        description="Steps in a row beyond its limit that make a number an alarm: one may be "
+        "chance.",
     )
     limits: dict[str, float | None] = Field(
         default={},
-        description="Limit by alarm, e.g. {void_games: 0.3}, in place of its own; null switches the alarm off.",
+        description="Limit by alarm, e.g. {void_games: 0.3}, in place of its own; null switches "
+        "the alarm off.",
     )
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One alarm: ``metric`` is beyond ``limit``; ``selfplay.alarms.limits`` may give another limit."""
+    """One alarm: ``metric`` is beyond ``limit``; ``selfplay.alarms.limits`` may give another
+    limit."""
 
     name: str
     metric: str
     limit: float
     advice: str  # what to look at first
-    games: str | None = "selfplay/games"  # metric that counts what the number rests on; None: one token is enough
+    games: str | None = (
+        "selfplay/games"  # metric that counts what the number rests on; None: one token is enough
+    )
     above: bool = True  # whether it fires above its limit, not below
     of_first: bool = False  # whether the limit is a share of the number's first value in the run
-    at_once: bool = False  # whether one step is enough, whatever ``patience`` is: no chance explains the number
+    at_once: bool = (
+        False  # whether one step is enough, whatever ``patience`` is: no chance explains the number
+    )
 
 
 def common_rules(roles: Sequence[str]) -> tuple[Rule, ...]:
     rules: list[Rule] = []
     for role in roles:
         of = f"selfplay/{role}/"
-        # Groups of equal rewards give group estimators no gradient; up to half of them is usual in the quickstart.
+        # Groups of equal rewards give group estimators no gradient; up to half of them is usual in
+        # the quickstart.
         advice = "Raise rollout.n or the temperature, or give the rows of this role more variety."
         rules.append(Rule(f"{role}_no_signal", f"{of}no_signal_rate", 0.8, advice, f"{of}groups"))
         advice = (
-            f"See {of}violation/<kind>, and read responses of this role: a special token at their end is missing from "
-            "eos_token_id in the model's generation_config.json; other text is a format that the model does not know."
+            f"See {of}violation/<kind>, and read responses of this role: a special token at their "
+            "end is missing from "
+            "eos_token_id in the model's generation_config.json; other text is a format that the "
+            "model does not know."
         )
-        rules.append(Rule(f"{role}_format", f"{of}format_violation_rate", 0.95, advice, f"{of}turns", at_once=True))
+        rules.append(
+            Rule(
+                f"{role}_format",
+                f"{of}format_violation_rate",
+                0.95,
+                advice,
+                f"{of}turns",
+                at_once=True,
+            )
+        )
     return (*rules, *_RULES)
 
 
@@ -66,16 +89,18 @@ _RULES = (
         name="void_games",
         metric="selfplay/void_rate",
         limit=0.15,
-        advice="See selfplay/void/<class>: no_room is a plan of lengths that is too tight, timed_out an engine that is "
+        advice="See selfplay/void/<class>: no_room is a plan of lengths that is too tight, "
+        "timed_out an engine that is "
         "stuck or overloaded.",
     ),
     Rule(
         name="rollout_mismatch",
-        # The mean: the largest difference over half a million tokens in bf16 says nothing. One implementation measures
-        # 1e-6 in fp32 and 5e-4 in bf16.
+        # The mean: the largest difference over half a million tokens in bf16 says nothing. One
+        # implementation measures 1e-6 in fp32 and 5e-4 in bf16.
         metric="training/rollout_probs_diff_mean",
         limit=0.05,
-        advice="Rollout and actor see different contexts or weights: train nothing more before you know why.",
+        advice="Rollout and actor see different contexts or weights: train nothing more before you "
+        "know why.",
         games=None,
     ),
     Rule(
@@ -110,7 +135,8 @@ class _Alarm:
         side += " its share of the first value," * self.rule.of_first
         return (
             f"{self.rule.name}: {self.rule.metric} is {self.value:.3g}, {side} {self.limit:.3g} "
-            f"(selfplay.alarms.limits.{self.rule.name}), steps in a row: {self.steps}. {self.rule.advice}"
+            f"(selfplay.alarms.limits.{self.rule.name}), steps in a row: {self.steps}. "
+            f"{self.rule.advice}"
         )
 
 
@@ -134,8 +160,10 @@ class HealthError(RuntimeError):
 def stop_message(alarms: tuple[_Alarm, ...], step: int) -> str:
     keys = ", ".join(f"selfplay.alarms.limits.{alarm.rule.name}" for alarm in alarms)
     return (
-        f"stopped after step {step} (selfplay.on_alarm=stop). {' '.join(map(str, alarms))} To go on from "
-        f"the last checkpoint, start the same command with selfplay.on_alarm=warn, or change {keys} (null switches an "
+        f"stopped after step {step} (selfplay.on_alarm=stop). {' '.join(map(str, alarms))} To go "
+        "on from "
+        "the last checkpoint, start the same command with selfplay.on_alarm=warn, or change "
+        f"{keys} (null switches an "
         "alarm off)."
     )
 
@@ -143,14 +171,14 @@ def stop_message(alarms: tuple[_Alarm, ...], step: int) -> str:
 class HealthMonitor:
     """Watches the metrics of a run, step by step.
 
-    An alarm fires from its ``patience``-th step in a row beyond its limit (some at once) to the last of that row. A
-    number that a step lacks, or that rests on too few games, changes nothing.
+    An alarm fires from its ``patience``-th step in a row beyond its limit (some at once) to the
+    last of that row. A number that a step lacks, or that rests on too few games, changes nothing.
     """
 
     def __init__(self, config: Alarms, rules: Sequence[Rule]) -> None:
         self._config, self._rules = config, rules
-        # Steps in a row in which the number of an alarm was beyond its limit; from the first step on that has one, the
-        # ``first`` value where a limit is a share of it.
+        # Steps in a row in which the number of an alarm was beyond its limit; from the first step
+        # on that has one, the ``first`` value where a limit is a share of it.
         self.state: dict[str, dict[str, float]] = {"streaks": {}}
 
     def observe(self, metrics: Mapping[str, float]) -> HealthReport:
@@ -158,7 +186,10 @@ class HealthMonitor:
         lines: list[str] = []
         streaks = self.state["streaks"]
         for rule in self._rules:
-            value, limit = metrics.get(rule.metric, math.nan), self._config.limits.get(rule.name, rule.limit)
+            value, limit = (
+                metrics.get(rule.metric, math.nan),
+                self._config.limits.get(rule.name, rule.limit),
+            )
             games = math.inf if rule.games is None else metrics.get(rule.games, 0.0)
             if limit is None or not math.isfinite(value) or games < self._config.min_games:
                 continue

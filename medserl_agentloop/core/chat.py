@@ -11,7 +11,14 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
-from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, Refused, Unreachable, shown
+from medserl_agentloop.core.client import (
+    BadAnswer,
+    HttpClient,
+    NoAnswer,
+    Refused,
+    Unreachable,
+    shown,
+)
 from medserl_agentloop.core.control_text import CONTROL_TOKEN, END_THINK, JOINER, THINK, broken
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Message, NoReplyError, Reply, Turn, as_untrusted
@@ -19,73 +26,116 @@ from medserl_agentloop.core.interaction import Message, NoReplyError, Reply, Tur
 logger = logging.getLogger(__name__)
 
 PATH = "/chat/completions"  # of the requests, under the base of the API
-TEMPLATE_KWARGS = "chat_template_kwargs"  # the arguments of the chat template, in a request's ``extra_body``
+TEMPLATE_KWARGS = (
+    "chat_template_kwargs"  # the arguments of the chat template, in a request's ``extra_body``
+)
 BASE = "base"  # in the place of a server's ``url``: the base model of the run
-ABORTED = ("abort", "aborted")  # stop reasons of a turn that the engine gave up: SGLang's, and verl's own word
-_ENDED, _CUT = ("stop", None, "eos_token", "eos", "stop_sequence"), ("length", "model_length")  # finish reasons
-_UNKNOWN_FIELD = re.compile("un(supported|known|recognized)|not (support|permit|allow)|deprecated", re.I)
+ABORTED = (
+    "abort",
+    "aborted",
+)  # stop reasons of a turn that the engine gave up: SGLang's, and verl's own word
+_ENDED, _CUT = (
+    ("stop", None, "eos_token", "eos", "stop_sequence"),
+    ("length", "model_length"),
+)  # finish reasons
+_UNKNOWN_FIELD = re.compile(
+    "un(supported|known|recognized)|not (support|permit|allow)|deprecated", re.I
+)
 _ALL_REASONING = (
-    ": the server put all of it into its reasoning. Start it without a reasoning parser, or switch thinking off "
+    ": the server put all of it into its reasoning. Start it without a reasoning parser, or switch "
+    "thinking off "
     f"(extra_body {TEMPLATE_KWARGS}.enable_thinking=false)"
 )
 
 
 class ChatClient:
-    """Asks one model of an OpenAI-compatible server at ``http``, the base of the API, e.g. ``http://host:30000/v1``.
+    """Asks one model of an OpenAI-compatible server at ``http``, the base of the API, e.g.
+    ``http://host:30000/v1``.
 
-    Messages may not smuggle in ``special_tokens``, those of the model's tokenizer if known, nor those of common
-    templates, also in a player's own earlier turns. Other players' texts come through :func:`as_data`.
+    Messages may not smuggle in ``special_tokens``, those of the model's tokenizer if known, nor
+    those of common templates, also in a player's own earlier turns. Other players' texts come
+    through :func:`as_data`.
     """
 
     def __init__(self, http: HttpClient, special_tokens: Iterable[str] = ()) -> None:
         self.http = http
         known = map(re.escape, filter(None, special_tokens))
-        self._special = re.compile("|".join([r"<\|[^<>|\s]*\|>", CONTROL_TOKEN, *known]), re.IGNORECASE)
+        self._special = re.compile(
+            "|".join([r"<\|[^<>|\s]*\|>", CONTROL_TOKEN, *known]), re.IGNORECASE
+        )
 
     @property
     def is_down(self) -> bool:
         return self.http.is_down
 
-    async def complete(self, messages: list[dict[str, str]], fields: Mapping[str, Any], prefix: str = "") -> Reply:
+    async def complete(
+        self, messages: list[dict[str, str]], fields: Mapping[str, Any], prefix: str = ""
+    ) -> Reply:
         """The model's turn after ``messages``; NoAnswer if there is none after all tries.
 
-        ``prefix`` begins the turn and is no part of the reply. ``fields`` are sampling and other fields of the request.
-        The options' ``extra_body`` wins over them, and None takes a field out.
+        ``prefix`` begins the turn and is no part of the reply. ``fields`` are sampling and other
+        fields of the request. The options' ``extra_body`` wins over them, and None takes a field
+        out.
         """
         # Else a player would learn to end another one's turn by writing <|im_end|> into its own.
         harmless = [{**m, "content": self._special.sub(broken, m["content"])} for m in messages]
         body: dict[str, Any] = {"model": self.http.options.model, "messages": harmless}
         if prefix:
             body["messages"].append({"role": "assistant", "content": prefix})
-            body |= {"add_generation_prompt": False, "continue_final_message": True}  # by SGLang's and vLLM's names
+            body |= {
+                "add_generation_prompt": False,
+                "continue_final_message": True,
+            }  # by SGLang's and vLLM's names
         body |= {**fields, **self.http.options.extra_body}
         body = {name: value for name, value in body.items() if value is not None}
         try:
             return self._read(await self.http.post(PATH, body), prefix)
         except Refused as refusal:  # OpenAI's newer models take no max_tokens and one temperature
-            named = sorted({*re.findall(r"\w+", refusal.words)} & (body.keys() - {"model", "messages"}))
+            named = sorted(
+                {*re.findall(r"\w+", refusal.words)} & (body.keys() - {"model", "messages"})
+            )
             if named and _UNKNOWN_FIELD.search(refusal.words):
                 instead = re.findall(r"[Uu]se '(\w+)' instead", refusal.words)
-                settings = [f"{name}=null" for name in named] + [f"{new}={body[named[0]]}" for new in instead]
-                option = f"+{node}.extra_body." if (node := self.http.options.node) else "--extra-body "
-                refusal.args = (f"add {' '.join(option + field for field in settings)} ({refusal})",)
+                settings = [f"{name}=null" for name in named] + [
+                    f"{new}={body[named[0]]}" for new in instead
+                ]
+                option = (
+                    f"+{node}.extra_body." if (node := self.http.options.node) else "--extra-body "
+                )
+                refusal.args = (
+                    f"add {' '.join(option + field for field in settings)} ({refusal})",
+                )
             raise
 
     def _read(self, answer: Any, prefix: str) -> Reply:
-        """The turn in a chat completion. A server that parses reasoning sends it apart; it is part of the turn."""
+        """The turn in a chat completion. A server that parses reasoning sends it apart; it is part
+        of the turn.
+        """
         try:
             choice = answer["choices"][0]
             message = choice["message"]
             content = message.get("content") or ""
-            chunks: list[Any] = content if isinstance(content, list) else [{"type": "text", "text": content}]
+            chunks: list[Any] = (
+                content if isinstance(content, list) else [{"type": "text", "text": content}]
+            )
             content = "".join(chunk["text"] for chunk in chunks if chunk["type"] == "text")
-            thoughts = [part["text"] for chunk in chunks if chunk["type"] == "thinking" for part in chunk["thinking"]]
-            reasoning = "".join([message.get("reasoning_content") or message.get("reasoning") or "", *thoughts])
+            thoughts = [
+                part["text"]
+                for chunk in chunks
+                if chunk["type"] == "thinking"
+                for part in chunk["thinking"]
+            ]
+            reasoning = "".join(
+                [message.get("reasoning_content") or message.get("reasoning") or "", *thoughts]
+            )
             tokens = int((answer.get("usage") or {}).get("completion_tokens") or 0)
             finish = choice.get("finish_reason")
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
             raise BadAnswer(f"the answer is no chat completion: {shown(str(answer))}") from None
-        if finish not in (*_ENDED, *_CUT):  # a content filter's "content_filter", an engine's "abort"
+        if finish not in (
+            *_ENDED,
+            *_CUT,
+        ):  # a content filter's "content_filter", an engine's "abort"
             raise BadAnswer(f"generation ended with {shown(repr(finish))}")
         if not content and not (reasoning and finish in _CUT):
             raise BadAnswer("the answer is empty" + (_ALL_REASONING if reasoning else ""))
@@ -94,13 +144,23 @@ class ChatClient:
             # Cut off while it reasoned: nothing closed the reasoning.
             closing = f"{END_THINK}\n" if content else ""
             content = f"{opening}{reasoning}{closing}{content}"
-        return Reply(content.replace(JOINER, ""), tokens, finish in _CUT, prefix, str(answer.get("model") or ""))
+        return Reply(
+            content.replace(JOINER, ""),
+            tokens,
+            finish in _CUT,
+            prefix,
+            str(answer.get("model") or ""),
+        )
 
 
 class ServedModel(ChatClient):
-    """A model behind a server that takes turns in games; ``fields`` are sampling and other fields of all requests."""
+    """A model behind a server that takes turns in games; ``fields`` are sampling and other fields
+    of all requests.
+    """
 
-    def __init__(self, http: HttpClient, *, special_tokens: Iterable[str] = (), **fields: Any) -> None:
+    def __init__(
+        self, http: HttpClient, *, special_tokens: Iterable[str] = (), **fields: Any
+    ) -> None:
         super().__init__(http, special_tokens)
         self.name, self.url = str(http.options.model), http.url  # without credentials
         self._names, self._fields = {"", self.name}, fields
@@ -111,29 +171,53 @@ class ServedModel(ChatClient):
         try:
             served = {str(each["id"]): each for each in (await self.http.get("/models"))["data"]}
         except Unreachable as error:
-            raise ValueError(f"no server answers at {url} ({error}); name the base of such an API") from None
+            raise ValueError(
+                f"no server answers at {url} ({error}); name the base of such an API"
+            ) from None
         except (NoAnswer, KeyError, TypeError) as error:  # not every server lists its models
             if isinstance(error, Refused) and error.status in (401, 403):
                 option = self.http.options.option("api_key_env")
-                raise ValueError(f"{url}: HTTP {error.status}; name a variable with {option}") from None
+                raise ValueError(
+                    f"{url}: HTTP {error.status}; name a variable with {option}"
+                ) from None
         card = dict(served.get(model, {}))
         if card.get("parent") and card.get("owned_by") == "sglang":
             name = shown(f"{card['parent']}:{model}")
-            raise ValueError(f"{url}: {model} is an adapter, and by this name the base would answer; name it {name}")
+            raise ValueError(
+                f"{url}: {model} is an adapter, and by this name the base would answer; name it "
+                f"{name}"
+            )
         base, _, adapter = model.partition(":")  # SGLang's name of an adapter
         if base in served:
             card = card or dict(served.get(adapter, {}))
         if served and not card:  # it may know other names, too
-            logger.warning("%s does not list %s; it is asked for. Listed: %s", url, model, shown(", ".join(served)))
+            logger.warning(
+                "%s does not list %s; it is asked for. Listed: %s",
+                url,
+                model,
+                shown(", ".join(served)),
+            )
         says = card
         with suppress(NoAnswer, TypeError, ValueError):  # SGLang's
-            says |= await self.http.get(f"{str(self.http.options.url).removesuffix('/v1')}/model_info")
-        return {name: shown(str(says[name])) for name in ("root", "model_path", "weight_version") if says.get(name)}
+            says |= await self.http.get(
+                f"{str(self.http.options.url).removesuffix('/v1')}/model_info"
+            )
+        return {
+            name: shown(str(says[name]))
+            for name in ("root", "model_path", "weight_version")
+            if says.get(name)
+        }
 
     async def reply(self, turn: Turn, messages: Sequence[Message], **fields: Any) -> Reply:
-        """Take a turn, or raise :class:`NoReplyError`; ``fields`` of this request win over the others."""
+        """Take a turn, or raise :class:`NoReplyError`; ``fields`` of this request win over the
+        others.
+        """
         # By SGLang's and vLLM's names: end the turn at these strings, and leave them in it.
-        stop = {"stop": list(turn.stop), "no_stop_trim": True, "include_stop_str_in_output": True} if turn.stop else {}
+        stop = (
+            {"stop": list(turn.stop), "no_stop_trim": True, "include_stop_str_in_output": True}
+            if turn.stop
+            else {}
+        )
         request = {"max_tokens": turn.max_tokens, **stop, **self._fields, **fields}
         try:
             return await self.complete(list(messages), request, turn.prefix)
@@ -141,21 +225,36 @@ class ServedModel(ChatClient):
             raise NoReplyError(f"{turn.role}: {error}") from None
 
     async def sample(
-        self, turn: Turn, messages: Sequence[Message], *, number: int, budget: int, temperature: float, seed: int
+        self,
+        turn: Turn,
+        messages: Sequence[Message],
+        *,
+        number: int,
+        budget: int,
+        temperature: float,
+        seed: int,
     ) -> Reply:
-        """Take a turn of at most ``budget`` tokens, drawn by a seed of its own, or raise :class:`NoReplyError`.
+        """Take a turn of at most ``budget`` tokens, drawn by a seed of its own, or raise
+        :class:`NoReplyError`.
 
-        Its seed follows ``seed``, the turn and the ``number`` of the game or sample, and not the order of the requests,
-        which differs from run to run.
+        Its seed follows ``seed``, the turn and the ``number`` of the game or sample, and not the
+        order of the requests, which differs from run to run.
         """
         text = "".join(turn.prompt.data.values()) or str(list(messages))
         role = turn.role if turn.conversation is None else f"{turn.role}/{turn.conversation}"
         key = f"{seed}/{role}/{text}" + (f"/{number}" if number else "")
         own_seed = zlib.crc32(key.encode(errors="replace")) >> 1
-        reply = await self.reply(turn, messages, max_tokens=budget, temperature=temperature, seed=own_seed)
+        reply = await self.reply(
+            turn, messages, max_tokens=budget, temperature=temperature, seed=own_seed
+        )
         if reply.model not in self._names:
             self._names.add(reply.model)
-            logger.warning("%s answers as %s, asked for %s", self.url, shown(reply.model), self.http.options.model)
+            logger.warning(
+                "%s answers as %s, asked for %s",
+                self.url,
+                shown(reply.model),
+                self.http.options.model,
+            )
         return reply
 
     def count(self, text: str) -> int:
@@ -164,25 +263,39 @@ class ServedModel(ChatClient):
 
 
 class BaseModelChat:
-    """The base model, which the rollout serves beside the roles' adapters. It is asked in tokens."""
+    """The base model, which the rollout serves beside the roles' adapters. It is asked in
+    tokens."""
 
     is_down = False
 
-    def __init__(self, name: str, server: Any, encoder: ChatEncoder, timeout_s: float | None) -> None:
+    def __init__(
+        self, name: str, server: Any, encoder: ChatEncoder, timeout_s: float | None
+    ) -> None:
         self.name = name
         self._server, self._encoder, self._timeout_s = server, encoder, timeout_s
 
     def with_template(self, **kwargs: Any) -> BaseModelChat:
         """The same, with these arguments of the chat template besides the run's."""
-        encoder = ChatEncoder(self._encoder.tokenizer, {**self._encoder.template_kwargs, **kwargs}, self._encoder.ends)
+        encoder = ChatEncoder(
+            self._encoder.tokenizer, {**self._encoder.template_kwargs, **kwargs}, self._encoder.ends
+        )
         return BaseModelChat(self.name, self._server, encoder, self._timeout_s)
 
     async def complete(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> Reply:
-        """The base model's turn, or NoAnswer; of ``fields`` it knows ``temperature`` and ``max_tokens``."""
+        """The base model's turn, or NoAnswer; of ``fields`` it knows ``temperature`` and
+        ``max_tokens``.
+        """
         budget = fields["max_tokens"]
         prompt = self._encoder.opening(Turn("", as_untrusted(messages), budget))
-        sampling = {"temperature": fields["temperature"], "max_tokens": budget, "top_p": 1.0, "top_k": -1}
-        generation = self._server.generate(request_id=uuid4().hex, prompt_ids=prompt.ids, sampling_params=sampling)
+        sampling = {
+            "temperature": fields["temperature"],
+            "max_tokens": budget,
+            "top_p": 1.0,
+            "top_k": -1,
+        }
+        generation = self._server.generate(
+            request_id=uuid4().hex, prompt_ids=prompt.ids, sampling_params=sampling
+        )
         try:
             output = await asyncio.wait_for(generation, self._timeout_s)
         except TimeoutError:
@@ -192,4 +305,8 @@ class BaseModelChat:
         if output.stop_reason in ABORTED or not output.token_ids:
             raise Unreachable("the engine aborted the base model's answer")
         ids = list(output.token_ids)
-        return Reply(self._encoder.decode(ids), len(ids), self._encoder.was_cut(ids, budget, output.stop_reason))
+        return Reply(
+            self._encoder.decode(ids),
+            len(ids),
+            self._encoder.was_cut(ids, budget, output.stop_reason),
+        )

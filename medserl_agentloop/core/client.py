@@ -1,6 +1,8 @@
-"""The one client of servers: sends JSON and reads JSON, with the retries and time-outs of the ``openai`` package.
+"""The one client of servers: sends JSON and reads JSON, with the retries and time-outs of the
+``openai`` package.
 
-Every failure of a server becomes :class:`NoAnswer`, and a key that it repeats is taken out of its words.
+Every failure of a server becomes :class:`NoAnswer`, and a key that it repeats is taken out of its
+words.
 """
 
 from __future__ import annotations
@@ -34,10 +36,18 @@ T = TypeVar("T")
 Answer = TypeVar("Answer", bound=BaseModel)
 logger = logging.getLogger(__name__)
 
-for _library in ("openai", "httpx", "httpcore"):  # they log addresses and headers, which may hold a key
+for _library in (
+    "openai",
+    "httpx",
+    "httpcore",
+):  # they log addresses and headers, which may hold a key
     logging.getLogger(_library).setLevel(logging.WARNING)
 
-_TRIED_AGAIN = {408, 409, 429}  # HTTP statuses after which openai tries again, besides those from 500
+_TRIED_AGAIN = {
+    408,
+    409,
+    429,
+}  # HTTP statuses after which openai tries again, besides those from 500
 _LONGEST_PAUSE_S = 8.0  # between two tries of openai's
 _SHORTEST_SECRET = 6  # "none" and "EMPTY" are keys, too, and words that a model may say
 
@@ -51,7 +61,9 @@ class Unreachable(NoAnswer):
 
 
 class Refused(NoAnswer):
-    """The server refuses this request with an HTTP ``status`` and ``words``; ``way`` names a proxy between."""
+    """The server refuses this request with an HTTP ``status`` and ``words``; ``way`` names a proxy
+    between.
+    """
 
     def __init__(self, status: int, words: str, way: str) -> None:
         super().__init__(f"HTTP {status}: {shown(words)}".removesuffix(": ") + way)
@@ -63,7 +75,9 @@ class BadAnswer(NoAnswer):
 
 
 class CircuitBreaker:
-    """Stops asking a server after so many lost requests in a row; then lets one through every so many seconds."""
+    """Stops asking a server after so many lost requests in a row; then lets one through every so
+    many seconds.
+    """
 
     def __init__(self, failures: float = math.inf, seconds: float = 0.0) -> None:
         self._limit, self._seconds = failures, seconds
@@ -75,10 +89,15 @@ class CircuitBreaker:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """The context of one request: Unreachable if none may be made now. A request that raises it counts as lost."""
+        """The context of one request: Unreachable if none may be made now.
+
+        A request that raises it counts as lost.
+        """
         if self.is_open:
             if time.monotonic() < self._next_trial:
-                raise Unreachable(f"the server did not answer {self._lost} requests in a row and counts as down")
+                raise Unreachable(
+                    f"the server did not answer {self._lost} requests in a row and counts as down"
+                )
             self._next_trial = time.monotonic() + self._seconds
         try:
             yield
@@ -96,12 +115,18 @@ class ServerAddress(BaseModel):
     """The address of a server, its model, and the key that it wants."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    node: ClassVar[str] = ""  # the config's node with these options; empty where they come from a command line
+    node: ClassVar[str] = (
+        ""  # the config's node with these options; empty where they come from a command line
+    )
 
-    url: str | None = Field(default=None, repr=False, description="Base of an OpenAI-compatible API.")
+    url: str | None = Field(
+        default=None, repr=False, description="Base of an OpenAI-compatible API."
+    )
     model: str | None = Field(default=None, description="Name of the served model.")
     api_key_env: str | None = Field(
-        default=None, description="Name of the environment variable that holds the API key; never the key itself."
+        default=None,
+        description="Name of the environment variable that holds the API key; never the key "
+        "itself.",
     )
 
     def option(self, name: str) -> str:
@@ -109,12 +134,15 @@ class ServerAddress(BaseModel):
         return f"{self.node}.{name}" if self.node else f"--{name.replace('_', '-')}"
 
     def api_key(self) -> str:
-        """Read the API key from the environment, because configs are logged; ValueError if it cannot be used."""
+        """Read the API key from the environment, because configs are logged; ValueError if it
+        cannot be used.
+        """
         if not self.api_key_env:
             return ""
         if not (key := os.environ.get(self.api_key_env, "").strip()):
             raise ValueError(  # without the variable's name, which may be a key by mistake
-                f"{self.option('api_key_env')} names an environment variable that is not set. It wants the name of a "
+                f"{self.option('api_key_env')} names an environment variable that is not set. It "
+                "wants the name of a "
                 "variable, such as MY_API_KEY, not the key; set that variable before the start."
             )
         if not (key.isascii() and key.isprintable()):
@@ -122,22 +150,29 @@ class ServerAddress(BaseModel):
         return key
 
     def address(self) -> httpx.URL:
-        """Return the address, which may hold a user and a password; an invalid one is a ValueError without them."""
+        """Return the address, which may hold a user and a password; an invalid one is a ValueError
+        without them.
+        """
         with suppress(httpx.InvalidURL):
             url = httpx.URL((self.url or "").strip().rstrip("/"))
             if url.scheme in ("http", "https") and url.host and not (url.query or url.fragment):
                 return url
         raise ValueError(
-            "expected http://host:port or https://host as the address of the server (signs of a password other than "
+            "expected http://host:port or https://host as the address of the server (signs of a "
+            "password other than "
             "letters and digits are written in percent code)"
         )
 
     def check_address(self) -> None:
-        """Refuse an address that a config cannot use or should not hold; a ValueError says what to write instead."""
+        """Refuse an address that a config cannot use or should not hold; a ValueError says what to
+        write instead.
+        """
         if "@" in (self.url or ""):
             raise ValueError(
-                f"{self.node}.url holds a user name or a password, and verl prints and logs the whole config. Take "
-                f"them out, and set {self.node}.api_key_env to the name of an environment variable that holds the word "
+                f"{self.node}.url holds a user name or a password, and verl prints and logs the "
+                "whole config. Take "
+                f"them out, and set {self.node}.api_key_env to the name of an environment variable "
+                "that holds the word "
                 "Basic, a blank and the base64 code of user:password."
             )
         try:
@@ -149,14 +184,19 @@ class ServerAddress(BaseModel):
 class ServerOptions(ServerAddress):
     """Settings of requests to a server. All limits hold per process."""
 
-    timeout_s: float = Field(default=300.0, gt=0, description="Seconds that one request may take, answer included.")
+    timeout_s: float = Field(
+        default=300.0, gt=0, description="Seconds that one request may take, answer included."
+    )
     retries: int = Field(
-        default=3, ge=0, description="Further tries after a lost connection, a time-out, 429 or 5xx, with pauses."
+        default=3,
+        ge=0,
+        description="Further tries after a lost connection, a time-out, 429 or 5xx, with pauses.",
     )
     concurrency: int = Field(default=16, ge=1, description="Requests in flight at once.")
     extra_body: dict[str, Any] = Field(
         default={},
-        description="More fields of chat requests: {chat_template_kwargs: {enable_thinking: false}}; null drops one.",
+        description="More fields of chat requests: {chat_template_kwargs: {enable_thinking: "
+        "false}}; null drops one.",
     )
 
     @property
@@ -169,14 +209,20 @@ class ServerOptions(ServerAddress):
         return CircuitBreaker()
 
     def client(self, path: str = "") -> HttpClient:
-        """A client of the server, whose ``url`` may end with the ``path`` of the requests; raises as its class."""
+        """A client of the server, whose ``url`` may end with the ``path`` of the requests; raises
+        as its class.
+        """
         if self.url is None:
-            raise ValueError(f"set {self.node}.url to the address of the server, e.g. http://localhost:30000")
+            raise ValueError(
+                f"set {self.node}.url to the address of the server, e.g. http://localhost:30000"
+            )
         return HttpClient(self.model_copy(update={"url": self.url.rstrip("/").removesuffix(path)}))
 
 
 class HttpClient:
-    """A client of one server, for any event loop; ValueError if its address or its key cannot be used."""
+    """A client of one server, for any event loop; ValueError if its address or its key cannot be
+    used.
+    """
 
     def __init__(self, options: ServerOptions) -> None:
         import openai  # slow, and every process of a run loads this module
@@ -186,15 +232,21 @@ class HttpClient:
         self.url = str(address.copy_with(userinfo=b""))
         secrets = (key.rpartition(" ")[2], address.password)
         http_client, proxy = _http_client(address)
-        self._way = f" (through the proxy {without_credentials(proxy)}; see no_proxy)" if proxy else ""
+        self._way = (
+            f" (through the proxy {without_credentials(proxy)}; see no_proxy)" if proxy else ""
+        )
         self._secrets = [secret for secret in secrets if len(secret) >= _SHORTEST_SECRET]
         self._breaker = options.breaker()
-        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            WeakKeyDictionary()
+        )
         self._api = openai.AsyncOpenAI(
             base_url=address,
             api_key="",
             # A key with its scheme in front ("Basic ...") is sent as it is.
-            default_headers={"Authorization": key if " " in key else f"Bearer {key}"} if key else {},
+            default_headers={"Authorization": key if " " in key else f"Bearer {key}"}
+            if key
+            else {},
             timeout=options.timeout_s,
             http_client=http_client,
         )
@@ -204,7 +256,8 @@ class HttpClient:
         return self._breaker.is_open
 
     async def get(self, path: str) -> Any:
-        """Get the JSON at ``path`` in one try; raises :class:`NoAnswer`, whose subclasses say why."""
+        """Get the JSON at ``path`` in one try; raises :class:`NoAnswer`, whose subclasses say
+        why."""
         return await self._request(self._api.get, path, tries=1)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
@@ -213,9 +266,14 @@ class HttpClient:
         send = partial(self._api.post, body=json.dumps(body).encode())
         return await self._request(send, path, self.options.retries + 1)
 
-    async def _request(self, send: Callable[..., Awaitable[httpx.Response]], path: str, tries: int) -> Any:
+    async def _request(
+        self, send: Callable[..., Awaitable[httpx.Response]], path: str, tries: int
+    ) -> Any:
         places = asyncio.Semaphore(self.options.concurrency)
-        async with self._places.setdefault(asyncio.get_running_loop(), places), self._breaker.watching():
+        async with (
+            self._places.setdefault(asyncio.get_running_loop(), places),
+            self._breaker.watching(),
+        ):
             response = await self._response(send, path, tries)
         text = self._without_key(response.text)
         if not response.is_success:
@@ -225,10 +283,13 @@ class HttpClient:
         except ValueError:
             raise BadAnswer(f"the answer is not JSON: {shown(text)!r}{self._way}") from None
 
-    async def _response(self, send: Callable[..., Awaitable[httpx.Response]], path: str, tries: int) -> httpx.Response:
+    async def _response(
+        self, send: Callable[..., Awaitable[httpx.Response]], path: str, tries: int
+    ) -> httpx.Response:
         import openai
 
-        # openai's time-outs come first, but they start anew with every byte, and a server may drip for ever.
+        # openai's time-outs come first, but they start anew with every byte, and a server may drip
+        # for ever.
         longest = 1 + tries * self.options.timeout_s + (tries - 1) * _LONGEST_PAUSE_S
         try:
             async with asyncio.timeout(longest):
@@ -238,10 +299,14 @@ class HttpClient:
                 return error.response
             reason = f"HTTP {error.status_code}"
         except openai.APITimeoutError:
-            reason = f"Timeout: no answer within {self.options.timeout_s:g} s{self.options.slow_server}"
+            reason = (
+                f"Timeout: no answer within {self.options.timeout_s:g} s{self.options.slow_server}"
+            )
         except openai.APIConnectionError as error:
             cause = error.__cause__
-            reason = f"{type(cause).__name__}: {shown(self._without_key(str(cause)))}".removesuffix(": ")
+            reason = f"{type(cause).__name__}: {shown(self._without_key(str(cause)))}".removesuffix(
+                ": "
+            )
         except TimeoutError:
             reason = f"Timeout: no answer within {longest:g} s{self.options.slow_server}"
         raise Unreachable(f"{reason} ({tries} {'try' if tries == 1 else 'tries'}){self._way}")
@@ -253,25 +318,45 @@ class HttpClient:
 
 
 def _is_this_machine(host: str) -> bool:
-    """Return whether a host is this machine by its name or number; ``0.0.0.0`` is, too, for a client."""
+    """Return whether a host is this machine by its name or number; ``0.0.0.0`` is, too, for a
+    client.
+    """
     with suppress(ValueError):
         number = ip_address(host)
         number = getattr(number, "ipv4_mapped", None) or number
         return number.is_loopback or number.is_unspecified
-    return re.fullmatch(r"127[.\d]+|(ip6-)?(localhost|loopback)(\.localdomain)?\.?|.+\.localhost\.?", host) is not None
+    return (
+        re.fullmatch(
+            r"127[.\d]+|(ip6-)?(localhost|loopback)(\.localdomain)?\.?|.+\.localhost\.?", host
+        )
+        is not None
+    )
 
 
 def _http_client(address: httpx.URL) -> tuple[httpx.AsyncClient, str]:
-    """Return a client and the environment's proxy for an address; none for this machine: a proxy would see the key."""
+    """Return a client and the environment's proxy for an address; none for this machine: a proxy
+    would see the key.
+    """
     past = _is_this_machine(address.host) or proxy_bypass(address.host)
     proxy = "" if past else getproxies().get(address.scheme) or getproxies().get("all") or ""
     proxy = proxy if "://" in proxy or not proxy else f"http://{proxy}"
     # A connection that is kept would belong to one event loop. Loading certificates takes 40 ms.
-    limits, verify = httpx.Limits(max_keepalive_connections=0), address.scheme == "https" and httpx.create_ssl_context()
+    limits, verify = (
+        httpx.Limits(max_keepalive_connections=0),
+        address.scheme == "https" and httpx.create_ssl_context(),
+    )
     try:
-        return httpx.AsyncClient(limits=limits, verify=verify, proxy=proxy or None, trust_env=False), proxy
-    except (ImportError, ValueError, httpx.InvalidURL):  # without its words, which may repeat a password
-        raise ValueError(f"{address.scheme}_proxy or all_proxy cannot be used (SOCKS needs socksio)") from None
+        return httpx.AsyncClient(
+            limits=limits, verify=verify, proxy=proxy or None, trust_env=False
+        ), proxy
+    except (
+        ImportError,
+        ValueError,
+        httpx.InvalidURL,
+    ):  # without its words, which may repeat a password
+        raise ValueError(
+            f"{address.scheme}_proxy or all_proxy cannot be used (SOCKS needs socksio)"
+        ) from None
 
 
 def blocking(request: Coroutine[Any, Any, T]) -> T:
@@ -291,14 +376,21 @@ def shown(words: str) -> str:
 
 
 class AnswerCache(Generic[Answer]):
-    """Answers of one ``kind`` in a folder, or nowhere (None). A failing cache is reported once and not used again."""
+    """Answers of one ``kind`` in a folder, or nowhere (None).
+
+    A failing cache is reported once and not used again.
+    """
 
     def __init__(self, folder: str | None, kind: type[Answer]) -> None:
         self._folder, self._kind = folder, kind
         self._cache: Any = None  # opened by the process that asks
 
-    async def recall(self, content: tuple[str, ...], ask: Callable[[], Awaitable[Answer]]) -> tuple[Answer, bool]:
-        """Return the cached answer for this ``content``, or the answer of ``ask``; and whether it was cached."""
+    async def recall(
+        self, content: tuple[str, ...], ask: Callable[[], Awaitable[Answer]]
+    ) -> tuple[Answer, bool]:
+        """Return the cached answer for this ``content``, or the answer of ``ask``; and whether it
+        was cached.
+        """
         key = hashlib.sha256(json.dumps([self._kind.__name__, *content]).encode()).hexdigest()
         kept = self._call("get", key)
         with suppress(ValidationError):  # another version's answer

@@ -1,7 +1,7 @@
 """Per-token columns of a batch that know contexts and roles.
 
-The trainer reads and writes them in verl's TransferQueue, which keeps a batch as ragged rows of one response each;
-padding rows are copies of others with an empty mask.
+The trainer reads and writes them in verl's TransferQueue, which keeps a batch as ragged rows of one
+response each; padding rows are copies of others with an empty mask.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ from transfer_queue import KVBatchMeta
 from verl.workers.utils.padding import response_to_nested
 
 ANCHOR_COLUMN = "anchor_coef"
-"""(B, T) coefficient of each token's KL to the reference policy; absent in runs without an anchor."""
+"""(B, T) coefficient of each token's KL to the reference policy; absent in runs without an anchor.
+"""
 
 TOKEN_ROLES = "token_roles"
-"""Column (T,) of the role in whose context each token stands, prompts included, counted from 1; 0 is nobody's."""
+"""Column (T,) of the role in whose context each token stands, prompts included, counted from 1; 0
+is nobody's.
+"""
 
 
 TOKEN_COUNTS = "token_counts"
-"""The engine's addition to a mini-batch: its :func:`token_counts` over all workers, as verl's ``batch_num_tokens``."""
+"""The engine's addition to a mini-batch: its :func:`token_counts` over all workers, as verl's
+``batch_num_tokens``.
+"""
 
 
 def without_padding(batch: KVBatchMeta) -> KVBatchMeta:
@@ -33,7 +38,9 @@ def without_padding(batch: KVBatchMeta) -> KVBatchMeta:
 
 
 def read_columns(batch: KVBatchMeta, *names: str) -> TensorDict:
-    return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(names))
+    return tq.kv_batch_get(
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=list(names)
+    )
 
 
 def write_columns(batch: KVBatchMeta, columns: Mapping[str, torch.Tensor]) -> KVBatchMeta:
@@ -48,7 +55,9 @@ def restarted(context_lengths: torch.Tensor) -> torch.Tensor:
 
 
 def token_roles(context_lengths: torch.Tensor, role_ids: torch.Tensor) -> torch.Tensor:
-    """The role (T,) in whose context each token stands, by the response's ``role_ids``; 0 where there is none."""
+    """The role (T,) in whose context each token stands, by the response's ``role_ids``; 0 where
+    there is none.
+    """
     own = torch.nn.functional.pad(role_ids, (int(context_lengths.sum()) - len(role_ids), 0))
     contexts = torch.split(own, context_lengths.tolist())
     return torch.cat([context.max().expand(len(context)) for context in contexts])
@@ -57,46 +66,68 @@ def token_roles(context_lengths: torch.Tensor, role_ids: torch.Tensor) -> torch.
 def write_token_roles(batch: KVBatchMeta) -> None:
     """Write the column that says which role's adapter a token goes through. Padding rows get 0."""
     columns = read_columns(batch, "context_lengths", "role_ids")
-    rows = zip(batch.tags, columns["context_lengths"].unbind(), columns["role_ids"].unbind(), strict=True)
+    rows = zip(
+        batch.tags, columns["context_lengths"].unbind(), columns["role_ids"].unbind(), strict=True
+    )
     roles = [
-        torch.zeros(tag["seq_len"], dtype=torch.int64) if tag.get("is_padding") else token_roles(contexts, own)
+        torch.zeros(tag["seq_len"], dtype=torch.int64)
+        if tag.get("is_padding")
+        else token_roles(contexts, own)
         for tag, contexts, own in rows
     ]
     write_columns(batch, {TOKEN_ROLES: torch.nested.as_nested_tensor(roles, layout=torch.jagged)})
 
 
 def restart_positions(batch: KVBatchMeta) -> None:
-    """Let the batch's ``position_ids`` count from 0 in every private context; padding rows keep theirs.
+    """Let the batch's ``position_ids`` count from 0 in every private context; padding rows keep
+    theirs.
 
-    verl's FSDP engine passes them and no attention mask, and Transformers reads each 0 as a new packed sequence.
+    verl's FSDP engine passes them and no attention mask, and Transformers reads each 0 as a new
+    packed sequence.
     """
     games = without_padding(batch)
     context_lengths = read_columns(games, "context_lengths")["context_lengths"].unbind()
-    assert [int(lengths.sum()) for lengths in context_lengths] == [tag["seq_len"] for tag in games.tags]
-    positions = torch.nested.as_nested_tensor([restarted(own) for own in context_lengths], layout=torch.jagged)
+    assert [int(lengths.sum()) for lengths in context_lengths] == [
+        tag["seq_len"] for tag in games.tags
+    ]
+    positions = torch.nested.as_nested_tensor(
+        [restarted(own) for own in context_lengths], layout=torch.jagged
+    )
     write_columns(games, {"position_ids": positions})
 
 
 def write_anchor(batch: KVBatchMeta, per_role: Mapping[int, float]) -> None:
-    """Write the anchor's coefficient of each generated token, from those by role id. Void games and padding get 0."""
+    """Write the anchor's coefficient of each generated token, from those by role id.
+
+    Void games and padding get 0.
+    """
     columns = read_columns(batch, "response_mask", "role_ids")
     mask = columns["response_mask"].to_padded_tensor(0)
     role_ids = stacked(columns["role_ids"].unbind(), mask)
     coefficients = torch.zeros(mask.shape, dtype=torch.float32)
     for role, coefficient in per_role.items():
         coefficients += coefficient * ((role_ids == role) & (mask > 0))
-    write_columns(batch, {ANCHOR_COLUMN: response_to_nested(coefficients, columns["response_mask"])})
+    write_columns(
+        batch, {ANCHOR_COLUMN: response_to_nested(coefficients, columns["response_mask"])}
+    )
 
 
 def token_counts(data: TensorDict) -> Counter[tuple[str, int]]:
-    """Tokens of a batch by column and role id: trained ones (``response_mask``), and those that an anchor holds."""
+    """Tokens of a batch by column and role id: trained ones (``response_mask``), and those that an
+    anchor holds.
+    """
     counts: Counter[tuple[str, int]] = Counter()
     for name in ("response_mask", ANCHOR_COLUMN):
         if name in data:
             column = data[name].to_padded_tensor(0)
             own = stacked(data["role_ids"].unbind(), column)
             tokens = column if name == "response_mask" else column > 0
-            counts.update({(name, role): int(tokens[own == role].sum()) for role in torch.unique(own).tolist()})
+            counts.update(
+                {
+                    (name, role): int(tokens[own == role].sum())
+                    for role in torch.unique(own).tolist()
+                }
+            )
     return counts
 
 
@@ -109,5 +140,8 @@ def stacked(rows: Sequence[torch.Tensor], response_mask: torch.Tensor) -> torch.
 
 
 def context_ids(context_lengths: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Number of the context that each of the last ``tokens`` tokens of a row, its response, is in."""
-    return torch.repeat_interleave(torch.arange(len(context_lengths)), context_lengths.cpu())[-tokens:]
+    """Number of the context that each of the last ``tokens`` tokens of a row, its response, is
+    in."""
+    return torch.repeat_interleave(torch.arange(len(context_lengths)), context_lengths.cpu())[
+        -tokens:
+    ]

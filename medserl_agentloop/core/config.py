@@ -1,6 +1,7 @@
 """The ``selfplay:`` node of a run: typed, documented, checked before anything starts.
 
-Here are the keys of any game; a game adds its own in a subclass. ``core.run_check`` checks the rest of the run.
+Here are the keys of any game; a game adds its own in a subclass. ``core.run_check`` checks the rest
+of the run.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def refuse(problems: Iterable[str]) -> None:
 
 
 ROLE_ADAPTERS = "role_adapters"
-"""Key of ``actor_rollout_ref.model.lora`` in which the trainer tells its workers the roles, and which are trained."""
+"""Key of ``actor_rollout_ref.model.lora`` in which the trainer tells its workers the roles, and
+which are trained.
+"""
 
 
 def adapter_names(roles: Sequence[str]) -> dict[str, str]:
@@ -42,21 +45,25 @@ Share = Annotated[float, Field(ge=0)]  # a share, a weight or a coefficient
 Normalization = Literal["batch", "kind", "group", "mean", "none"]
 """The normalisation of a role's advantages, after the estimator has subtracted its baseline.
 
-``batch``: whitened (mean 0, variance 1) over the role's trained tokens of the batch. ``kind``: the same within each
-kind of game. ``group``: divided by the standard deviation of the role's rewards within the prompt group. ``mean``:
-centred over the role's tokens of the batch, not divided. ``none``: left as they are.
+``batch``: whitened (mean 0, variance 1) over the role's trained tokens of the batch. ``kind``: the
+same within each kind of game. ``group``: divided by the standard deviation of the role's rewards
+within the prompt group. ``mean``: centred over the role's tokens of the batch, not divided.
+``none``: left as they are.
 """
 
 NORMALIZATIONS: Mapping[str, tuple[Normalization, ...]] = {
     "role_gae": ("batch", "kind", "mean", "none"),
-    # The group is the centre already. `mean` stops there (Dr. GRPO); `none` would be role_reinforce_pp with `none`.
+    # The group is the centre already. `mean` stops there (Dr. GRPO); `none` would be
+    # role_reinforce_pp with `none`.
     "role_grpo": ("group", "mean", "batch", "kind"),
     # Whitening within a kind would take off again what the baseline, one per kind, put in.
     "role_rae": ("none", "mean", "batch"),
     "role_reinforce_pp": ("batch", "kind", "mean", "none"),
     "role_rloo": ("none", "batch", "kind"),  # centred within the group already
 }
-"""The role-separated estimators, each with the normalisations that make sense for it, its own form first."""
+"""The role-separated estimators, each with the normalisations that make sense for it, its own form
+first.
+"""
 
 
 class CreditSettings(BaseModel):
@@ -66,8 +73,10 @@ class CreditSettings(BaseModel):
 
     role_weights: dict[str, Share] = Field(
         default={},
-        description="Factor of each role's advantages after normalisation, 1 where none is given; 0 silences a role. "
-        "With adapters=per_role, factor of the learning rate of a role's adapter: AdamW would divide a factor of its "
+        description="Factor of each role's advantages after normalisation, 1 where none is given; "
+        "0 silences a role. "
+        "With adapters=per_role, factor of the learning rate of a role's adapter: AdamW would "
+        "divide a factor of its "
         "gradients out.",
     )
     normalize: dict[str, Normalization | None] = Field(
@@ -75,16 +84,23 @@ class CreditSettings(BaseModel):
     )
     loss: Literal["per_role", "verl"] = Field(
         default="per_role",
-        description="per_role: verl's loss of each role's tokens alone, so that weights say what share a role has, "
-        "whatever it writes. verl: one token-mean over all roles, in which a longer role shrinks the other's share; "
+        description="per_role: verl's loss of each role's tokens alone, so that weights say what "
+        "share a role has, "
+        "whatever it writes. verl: one token-mean over all roles, in which a longer role shrinks "
+        "the other's share; "
         "the certificate does not hold, so it is for comparison, with certify=warn.",
     )
     rae_decay: float = Field(
-        default=0.95, ge=0.0, lt=1.0, description="role_rae: how much of a baseline is left after one more game."
+        default=0.95,
+        ge=0.0,
+        lt=1.0,
+        description="role_rae: how much of a baseline is left after one more game.",
     )
 
     def normalization(self, estimator: str, role: str) -> Normalization:
-        """Return how ``estimator`` normalises advantages of ``role``; ValueError if the choice makes no sense."""
+        """Return how ``estimator`` normalises advantages of ``role``; ValueError if the choice
+        makes no sense.
+        """
         allowed = NORMALIZATIONS[estimator]
         chosen = self.normalize.get(role) or allowed[0]
         if chosen not in allowed:
@@ -107,12 +123,21 @@ class OpponentConfig(ServerOptions):
 
     node: ClassVar[str] = "selfplay.opponent"
 
-    url: str | None = Field(default=None, description="OpenAI-compatible server, e.g. http://host:30000.")
-    model: str | None = Field(default="default", description="Model name in the requests; SGLang takes any.")
-    concurrency: int = Field(default=64, ge=1, description="Requests in flight from one agent-loop worker.")
-    sampling: _OpponentSampling = Field(default=_OpponentSampling(), description="Sampling of the opponent's turns.")
+    url: str | None = Field(
+        default=None, description="OpenAI-compatible server, e.g. http://host:30000."
+    )
+    model: str | None = Field(
+        default="default", description="Model name in the requests; SGLang takes any."
+    )
+    concurrency: int = Field(
+        default=64, ge=1, description="Requests in flight from one agent-loop worker."
+    )
+    sampling: _OpponentSampling = Field(
+        default=_OpponentSampling(), description="Sampling of the opponent's turns."
+    )
     kind: Literal["live", "endpoint"] = Field(
-        default="live", description="live: the policy itself. endpoint: a frozen model behind that server."
+        default="live",
+        description="live: the policy itself. endpoint: a frozen model behind that server.",
     )
 
     def client(self, path: str = "/v1") -> HttpClient:
@@ -126,58 +151,82 @@ class SelfPlayConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    game: str = Field(description="Name of one of medserl_agentloop/games, or package.module:Class of a user's own.")
+    game: str = Field(
+        description="Name of one of medserl_agentloop/games, or package.module:Class of a user's "
+        "own."
+    )
     context: Literal["isolated", "shared"] = Field(
         default="isolated",
-        description="isolated: each role has its own context. shared: one conversation, which lets each role read the "
+        description="isolated: each role has its own context. shared: one conversation, which lets "
+        "each role read the "
         "turns of the other; for comparison only.",
     )
     train: str = Field(
-        default="both", description="Whose tokens the loss sees: both, or one role. The other role still plays."
+        default="both",
+        description="Whose tokens the loss sees: both, or one role. The other role still plays.",
     )
     adapters: Literal["shared", "per_role"] = Field(
         default="shared",
-        description="shared: all roles train the same weights. per_role: each role has a LoRA adapter of its own on "
+        description="shared: all roles train the same weights. per_role: each role has a LoRA "
+        "adapter of its own on "
         "one base model. More: [gpu.md](gpu.md#lora).",
     )
     anchor: dict[str, Share] = Field(
         default={},
-        description="Coefficient of the KL to the reference policy on each role's tokens, those of an untrained role "
-        "included; needs use_kl_loss of the actor. Both roles share weights: an untrained role's parse rate fell from "
+        description="Coefficient of the KL to the reference policy on each role's tokens, those of "
+        "an untrained role "
+        "included; needs use_kl_loss of the actor. Both roles share weights: an untrained role's "
+        "parse rate fell from "
         "1.00 to 0.88 within 80 steps without an anchor.",
     )
     anchor_end: Share = Field(
-        default=1.0, description="Factor of the anchors in the last step; they fall, or rise, evenly over the run."
+        default=1.0,
+        description="Factor of the anchors in the last step; they fall, or rise, evenly over the "
+        "run.",
     )
     turn_timeout_s: float | None = Field(
         default=3600.0,
         gt=0,
-        description="Seconds a generated turn may take, queueing included, before its game is void; null: no limit.",
+        description="Seconds a generated turn may take, queueing included, before its game is "
+        "void; null: no limit.",
     )
     credit: CreditSettings = Field(default=CreditSettings(), description="Advantages of the roles.")
     reuse_log_probs: bool = Field(
         default=False,
-        description="true: the update's own forward pass gives the old log-probs, which saves a pass over the batch. "
-        "For one mini-batch and one epoch. Entropy is then measured with actor.calculate_entropy only.",
+        description="true: the update's own forward pass gives the old log-probs, which saves a "
+        "pass over the batch. "
+        "For one mini-batch and one epoch. Entropy is then measured with actor.calculate_entropy "
+        "only.",
     )
-    opponent: OpponentConfig = Field(default=OpponentConfig(), description="Who plays the role that is not trained.")
+    opponent: OpponentConfig = Field(
+        default=OpponentConfig(), description="Who plays the role that is not trained."
+    )
     certify: Literal["stop", "warn", "only"] = Field(
         default="stop",
-        description="What follows if isolation, credit or loss do not hold where they are measured at the start. stop: "
+        description="What follows if isolation, credit or loss do not hold where they are measured "
+        "at the start. stop: "
         "the run ends. warn: it goes on, for comparisons. only: nothing is trained in any case.",
     )
     allow_changes: bool = Field(
         default=False,
-        description="true: a run with another estimator, model, data or game goes on in this folder all the same. "
+        description="true: a run with another estimator, model, data or game goes on in this "
+        "folder all the same. "
         "run_config.until_step_N.yaml then keeps the config of the steps before.",
     )
-    records: str = Field(default="runs/selfplay", description="Folder that gets games.jsonl and metrics.jsonl.")
-    alarms: Alarms = Field(default=Alarms(), description="When a number of a step becomes a health alarm.")
+    records: str = Field(
+        default="runs/selfplay", description="Folder that gets games.jsonl and metrics.jsonl."
+    )
+    alarms: Alarms = Field(
+        default=Alarms(), description="When a number of a step becomes a health alarm."
+    )
     on_alarm: Literal["warn", "stop"] = Field(
-        default="warn", description="warn: print and log alarms. stop: also end the run, after the step is saved."
+        default="warn",
+        description="warn: print and log alarms. stop: also end the run, after the step is saved.",
     )
     wandb_games: int = Field(
-        default=8, ge=0, description="Games per step in W&B's table, if trainer.logger has wandb; 0 for no table."
+        default=8,
+        ge=0,
+        description="Games per step in W&B's table, if trainer.logger has wandb; 0 for no table.",
     )
 
     def trains(self, role: str) -> bool:
@@ -194,7 +243,9 @@ class SelfPlayConfig(BaseModel):
         return {role: value * factor for role, value in self.anchor.items() if value}
 
     def longest_turn(self, prompt_tokens: int) -> int | None:
-        """Most tokens of a turn that answers a first prompt of this length; None if the game does not say."""
+        """Most tokens of a turn that answers a first prompt of this length; None if the game does
+        not say.
+        """
         return None
 
     def problems(self) -> Iterator[str]:
@@ -203,7 +254,9 @@ class SelfPlayConfig(BaseModel):
 
     @classmethod
     def from_run(cls: type[C], config: DictConfig) -> C:
-        """Read the ``selfplay`` node of a whole run's config; a ConfigError names each wrong key and its remedy."""
+        """Read the ``selfplay`` node of a whole run's config; a ConfigError names each wrong key
+        and its remedy.
+        """
         node = OmegaConf.select(config, "selfplay")
         if node is None:
             raise ConfigError(
@@ -213,7 +266,10 @@ class SelfPlayConfig(BaseModel):
         values: Any = OmegaConf.to_container(node, resolve=True)
         name = values.get("game")
         if name == "???":
-            raise ConfigError("selfplay.game is not set: name the game, or take a recipe that does, such as quickstart")
+            raise ConfigError(
+                "selfplay.game is not set: name the game, or take a recipe that does, such as "
+                "quickstart"
+            )
         game = game_class(name or DEFAULT_GAME)
         if not issubclass(game.Config, cls):
             raise ConfigError(f"selfplay.game={name} is another game than this command is for")
@@ -226,23 +282,36 @@ class SelfPlayConfig(BaseModel):
 
 
 def game_class(name: str) -> type[Any]:
-    """The game of a name in ``medserl_agentloop/games`` or a ``package.module:Class``; ConfigError if there is none."""
-    expected = "package.module:Class of yours, a subclass of medserl_agentloop.core.interaction.Interaction"
+    """The game of a name in ``medserl_agentloop/games`` or a ``package.module:Class``; ConfigError
+    if there is none.
+    """
+    expected = (
+        "package.module:Class of yours, a subclass of "
+        "medserl_agentloop.core.interaction.Interaction"
+    )
     try:
-        game: type[Any] = find_object("game", name, GAMES, expected, lambda found: hasattr(found, "next_turn"))
+        game: type[Any] = find_object(
+            "game", name, GAMES, expected, lambda found: hasattr(found, "next_turn")
+        )
     except ValueError as error:
         raise ConfigError(f"selfplay.game: {error}") from None
     return game
 
 
 def _against_the_game(config: SelfPlayConfig, game: type[Any]) -> Iterator[str]:
-    """Roles and alarms that a config names and the game does not have, or no role of the game that learns."""
+    """Roles and alarms that a config names and the game does not have, or no role of the game that
+    learns.
+    """
     weights = config.credit.role_weights
     if config.train not in ("both", *game.roles):
-        yield f"selfplay.train={config.train!r}: expected both, or one of the roles {', '.join(game.roles)}"
+        yield (
+            f"selfplay.train={config.train!r}: expected both, or one of the roles "
+            f"{', '.join(game.roles)}"
+        )
     elif not any(weights.get(role, 1.0) for role in game.roles if config.trains(role)):
         yield (
-            "selfplay.credit.role_weights: every role that is trained has weight 0, so nothing would be learned. Set "
+            "selfplay.credit.role_weights: every role that is trained has weight 0, so nothing "
+            "would be learned. Set "
             "one of them above 0, or selfplay.train to the other role."
         )
     credit, roles, alarms = config.credit, game.roles, [rule.name for rule in game.rules()]
@@ -257,7 +326,8 @@ def _against_the_game(config: SelfPlayConfig, game: type[Any]) -> Iterator[str]:
 
 
 def key_values(option: str, fields: Sequence[str]) -> dict[str, Any]:
-    """Parse the KEY=VALUE of an option; a ValueError names the option and the field that is wrong."""
+    """Parse the KEY=VALUE of an option; a ValueError names the option and the field that is
+    wrong."""
     found = OmegaConf.create()
     for field in fields:
         if field.find("=") < 1:
@@ -265,13 +335,17 @@ def key_values(option: str, fields: Sequence[str]) -> dict[str, Any]:
         try:
             found.merge_with_dotlist([field])
         except Exception as error:  # YAML and OmegaConf have errors of their own
-            raise ValueError(f"{option} {field}: write KEY=VALUE, with the value as in YAML ({error})") from None
+            raise ValueError(
+                f"{option} {field}: write KEY=VALUE, with the value as in YAML ({error})"
+            ) from None
     values: Any = OmegaConf.to_container(found)
     return dict(values)
 
 
 def selfplay_config(config_class: type[C], named: dict[str, Any], settings: list[str]) -> C:
-    """The ``selfplay`` node of a command that is no run, from its options and its ``--set KEY=VALUE`` (ValueError)."""
+    """The ``selfplay`` node of a command that is no run, from its options and its ``--set
+    KEY=VALUE`` (ValueError).
+    """
     node = OmegaConf.merge(named, key_values("--set", settings))
     return config_class.from_run(OmegaConf.create({"selfplay": node}))
 

@@ -1,7 +1,9 @@
-"""Control text in strings: marks that chat templates and reasoning models do not read as plain words.
+"""Control text in strings: marks that chat templates and reasoning models do not read as plain
+words.
 
-:func:`as_data` shows untrusted text to a model without any of it. A game's rules, the encoder and the chat client
-take their patterns from here. A new family of models gets its line in one of the two tables.
+:func:`as_data` shows untrusted text to a model without any of it. A game's rules, the encoder and
+the chat client take their patterns from here. A new family of models gets its line in one of the
+two tables.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import re
 THINK, END_THINK = "<think>", "</think>"
 
 _TEMPLATE_TOKENS = {
-    "ChatML, Llama 3, Phi, GLM, GPT-OSS, DeepSeek": r"<[|\uff5c][\w\u2581/ -]{1,40}[|\uff5c]>",  # DeepSeek's bar, blank
-    "Llama 2, Mistral": r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]|<</?SYS>>",
+    # DeepSeek's bar, blank
+    "ChatML, Llama 3, Phi, GLM, GPT-OSS, DeepSeek": r"<[|\uff5c][\w\u2581/ -]{1,40}[|\uff5c]>",
+    "Llama 2, "
+    "Mistral": r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]|<</?SYS>>",
     "Gemma": r"</?(?:start_of_turn|end_of_turn)>",
     "EXAONE": r"\[\|/?\w{1,40}\|\]",
     "GLM": r"\[[gs]?MASK\]|<[se]op>",
@@ -21,10 +25,14 @@ _TEMPLATE_TOKENS = {
     "many": r"</?(?:s|bos|eos)>",
 }
 CONTROL_TOKEN = "|".join(_TEMPLATE_TOKENS.values())
-"""Pattern of the control tokens of known families' chat templates. No prompt has one of them in its own words."""
+"""Pattern of the control tokens of known families' chat templates.
+
+No prompt has one of them in its own words.
+"""
 
 _SWITCHES = {
-    "Qwen3, Hunyuan, Nemotron, SmolLM3, GLM": r"/no_?think|(?<![<\[])/think",  # </think> and [/THINK] are none
+    # </think> and [/THINK] are none
+    "Qwen3, Hunyuan, Nemotron, SmolLM3, GLM": r"/no_?think|(?<![<\[])/think",
     "SmolLM3": r"/system_override",
 }
 SWITCH = re.compile("|".join(_SWITCHES.values()), re.IGNORECASE)
@@ -34,14 +42,17 @@ MARKUP = re.compile(
     rf"(?=({CONTROL_TOKEN}|<[|\uff5c][^<>\n]{{0,64}}>|<[^\s<>]{{1,64}}>"
     r"|\[(?![A-Z]?[a-z]+\])[|/@]?[A-Za-z_][\w|/@]{0,64}\]))[<\[]"
 )
-"""Beginnings of anything that some tokenizer may have a token for, which is the group: <think>, <|a b|>,
+"""Beginnings of anything that some tokenizer may have a token for, which is the group: <think>, <|a
+b|>,
 [TOOL_CALLS], [|user|]; not "BP <140", "[2]" or "[sic]". One may stand inside another."""
 
 JOINER = "\u2060"  # invisible, and no white space to a tokenizer's pre-splitter
 
 
 def as_data(text: str) -> str:
-    """Untrusted text that reads the same, and in which no chat server finds control tokens or switches."""
+    """Untrusted text that reads the same, and in which no chat server finds control tokens or
+    switches.
+    """
     return MARKUP.sub(broken, without_switches(text))
 
 

@@ -1,8 +1,9 @@
 """From prompts to token ids, with untrusted text as data.
 
-A text may hold anything, ``<|im_end|>`` included. So the chat template is rendered with a stand-in for it, and the text
-itself is tokenised without special tokens: it can open or close no chat turn. ``split_special_tokens`` of Transformers
-leaves added tokens alone that are not marked as special, such as Qwen3's ``<think>``, and plain pieces like ``</s>``.
+A text may hold anything, ``<|im_end|>`` included. So the chat template is rendered with a stand-in
+for it, and the text itself is tokenised without special tokens: it can open or close no chat turn.
+``split_special_tokens`` of Transformers leaves added tokens alone that are not marked as special,
+such as Qwen3's ``<think>``, and plain pieces like ``</s>``.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ _TEMPLATES_KEPT = 1024
 
 _USER, _ASSISTANT = place("user"), place("assistant")
 
-# Added tokens that are structure whatever they are marked as: <think>, <|im_end|>, [INST], <start_of_turn>.
-# Others, such as Gemma's runs of line breaks, are text.
+# Added tokens that are structure whatever they are marked as: <think>, <|im_end|>, [INST],
+# <start_of_turn>. Others, such as Gemma's runs of line breaks, are text.
 _MARKER = re.compile(r"[<\[{].*[>\]}]", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt in tokens, ``data_tokens`` of them untrusted text; ``prefill``, e.g. ``<think>``, begins the turn."""
+    """A prompt in tokens, ``data_tokens`` of them untrusted text; ``prefill``, e.g.
+
+    ``<think>``, begins the turn.
+    """
 
     ids: list[int]
     data_tokens: int
@@ -38,30 +42,49 @@ class EncodedPrompt:
 
 
 _Template = tuple[list[list[int] | str], str]
-"""A prompt around its untrusted texts (ids, the name of a text, ids, and so on), and its prefill."""
+"""A prompt around its untrusted texts (ids, the name of a text, ids, and so on), and its prefill.
+"""
 
 
 def end_ids(*named: Any) -> frozenset[int]:
-    """All ids that end a turn: those that a model's configurations or its tokenizer name as end of sequence."""
+    """All ids that end a turn: those that a model's configurations or its tokenizer name as end of
+    sequence.
+    """
     ends = [end for each in named if (end := getattr(each, "eos_token_id", None)) is not None]
-    return frozenset(number for end in ends for number in (end if isinstance(end, (list, tuple)) else [end]))
+    return frozenset(
+        number for end in ends for number in (end if isinstance(end, (list, tuple)) else [end])
+    )
 
 
 class ChatEncoder:
-    """Tokenises prompts by a model's chat template (``template_kwargs``: verl's), and texts in them as data.
+    """Tokenises prompts by a model's chat template (``template_kwargs``: verl's), and texts in them
+    as data.
 
-    To read turns it needs the ``ends`` that the model's configurations name: Gemma 3's differ from its tokenizer's.
+    To read turns it needs the ``ends`` that the model's configurations name: Gemma 3's differ from
+    its tokenizer's.
     """
 
-    def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None, ends: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        template_kwargs: dict[str, Any] | None = None,
+        ends: Iterable[int] = (),
+    ) -> None:
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})
         self.ends = end_ids(tokenizer).union(ends)
         self._templates: dict[Any, _Template] = {}
         added = tokenizer.added_tokens_decoder
-        special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
-        self._control = {n: str(t) for n, t in added.items() if n in special or _MARKER.fullmatch(str(t))}
-        self.special_tokens = sorted(set(self._control.values()) | set(tokenizer.all_special_tokens))
+        special = {
+            *tokenizer.all_special_ids,
+            *(number for number, token in added.items() if token.special),
+        }
+        self._control = {
+            n: str(t) for n, t in added.items() if n in special or _MARKER.fullmatch(str(t))
+        }
+        self.special_tokens = sorted(
+            set(self._control.values()) | set(tokenizer.all_special_tokens)
+        )
         """Strings that would be control tokens in a prompt."""
         self._control |= {n: tokenizer.convert_ids_to_tokens(n) for n in special}
         self._backend = None
@@ -79,23 +102,32 @@ class ChatEncoder:
         return cls(tokenizer, OmegaConf.to_container(template_kwargs), ends)
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of ``text`` as data, without control tokens; ValueError if one cannot be spelt out."""
+        """Token ids of ``text`` as data, without control tokens; ValueError if one cannot be spelt
+        out.
+        """
         text = without_switches(text)
         if self._backend is None:
             ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         else:
             ids = self._backend.encode(text, add_special_tokens=False).ids
-        return [part for number in ids for part in (self._spelt(number) if number in self._control else [number])]
+        return [
+            part
+            for number in ids
+            for part in (self._spelt(number) if number in self._control else [number])
+        ]
 
     def _spelt(self, number: int) -> list[int]:
         """The characters of a control token that the vocabulary holds as a word."""
         token, unknown = self._control[number], self.tokenizer.unk_token_id
-        if number == unknown:  # a character that the vocabulary lacks: no text, but nothing else either
+        if (
+            number == unknown
+        ):  # a character that the vocabulary lacks: no text, but nothing else either
             return [number]
         spelt: list[int] = self.tokenizer.convert_tokens_to_ids(list(token))
         if any(part is None or part == unknown for part in spelt):
             raise ValueError(
-                f"the tokenizer cannot write {token!r} as plain text: its vocabulary lacks one of the characters"
+                f"the tokenizer cannot write {token!r} as plain text: its vocabulary lacks one of "
+                "the characters"
             )
         return spelt
 
@@ -103,16 +135,27 @@ class ChatEncoder:
         return len(self.encode_text(text))
 
     def stop(self, strings: Sequence[str]) -> dict[str, list[Any]]:
-        """Sampling parameters that end a turn at these strings: ``stop_token_ids`` where one token is the string."""
-        ids = {string: self.tokenizer.encode(string, add_special_tokens=False) for string in strings}
+        """Sampling parameters that end a turn at these strings:
+
+        ``stop_token_ids`` where one token is the string.
+        """
+        ids = {
+            string: self.tokenizer.encode(string, add_special_tokens=False) for string in strings
+        }
         tokens = [own[0] for own in ids.values() if len(own) == 1]
-        fields = {"stop_token_ids": tokens, "stop": [string for string, own in ids.items() if len(own) != 1]}
+        fields = {
+            "stop_token_ids": tokens,
+            "stop": [string for string, own in ids.items() if len(own) != 1],
+        }
         return {name: values for name, values in fields.items() if values}
 
     def decode(self, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
-        """A turn's text without the token that ended it; other special tokens stay visible as text."""
+        """A turn's text without the token that ended it; other special tokens stay visible as
+        text."""
         ends = self.ends.union(self.stop(stop).get("stop_token_ids", ()))
-        text: str = self.tokenizer.decode(list(ids[:-1] if ids[-1] in ends else ids), skip_special_tokens=False)
+        text: str = self.tokenizer.decode(
+            list(ids[:-1] if ids[-1] in ends else ids), skip_special_tokens=False
+        )
         return text
 
     def was_cut(self, ids: Sequence[int], budget: int, stop_reason: str | None) -> bool:
@@ -126,7 +169,9 @@ class ChatEncoder:
         return self._encode(turn.prompt, turn.prefix, continued=False)
 
     def continuation(self, turn: Turn, previous_token: int | None) -> EncodedPrompt:
-        """The prompt of a turn as the next user message of a conversation; does not repeat its end-of-turn token."""
+        """The prompt of a turn as the next user message of a conversation; does not repeat its
+        end-of-turn token.
+        """
         prompt = self._encode(turn.prompt, turn.prefix, continued=True)
         return replace(prompt, ids=prompt.ids[1:]) if prompt.ids[:1] == [previous_token] else prompt
 
@@ -138,13 +183,16 @@ class ChatEncoder:
             self._templates[key] = self._template(prompt, prefix, continued)
         parts, prefill = self._templates[key]
         texts = {name: self.encode_text(text) for name, text in prompt.data.items()}
-        ids = [token for part in parts for token in (texts[part] if isinstance(part, str) else part)]
+        ids = [
+            token for part in parts for token in (texts[part] if isinstance(part, str) else part)
+        ]
         return EncodedPrompt(ids, sum(map(len, texts.values())), prefill)
 
     def _template(self, prompt: Prompt, prefix: str, continued: bool) -> _Template:
         messages = list(prompt.messages)
         if continued:
-            # Templates want a system message first or not at all, so in mid-conversation the user says it.
+            # Templates want a system message first or not at all, so in mid-conversation the user
+            # says it.
             content = "\n\n".join(message["content"] for message in messages)
             messages = [
                 {"role": "user", "content": _USER},
@@ -154,28 +202,39 @@ class ChatEncoder:
         text, prefill = self._render(messages, prefix)
         if lost := [m for m in messages if m["content"].strip() not in text]:
             raise ValueError(
-                f"the model's chat template drops or changes text of the prompt (role {lost[0]['role']}): "
-                f"{lost[0]['content'][:200]!r}. Give the run another chat template, or use a prompt profile without it."
+                "the model's chat template drops or changes text of the prompt (role "
+                f"{lost[0]['role']}): "
+                f"{lost[0]['content'][:200]!r}. Give the run another chat template, or use a "
+                "prompt profile without it."
             )
-        if continued:  # what follows the assistant's own words: its end of turn, then the new message
+        if (
+            continued
+        ):  # what follows the assistant's own words: its end of turn, then the new message
             text = text.partition(_ASSISTANT)[2]
         pieces = PLACE.split(text)
         for name in prompt.data:
             if pieces[1::2].count(name) != 1:
                 raise ValueError(
-                    f"a prompt must show {{{{ {name} }}}} exactly once for it to be kept apart from the prompt; "
-                    f"this one shows it {pieces[1::2].count(name)} times: {prompt.messages[-1]['content'][:200]!r}"
+                    f"a prompt must show {{{{ {name} }}}} exactly once for it to be kept apart "
+                    "from the prompt; "
+                    f"this one shows it {pieces[1::2].count(name)} times: "
+                    f"{prompt.messages[-1]['content'][:200]!r}"
                 )
         encoded: list[list[int] | str] = list(pieces)
-        encoded[::2] = [list(self.tokenizer.encode(piece, add_special_tokens=False)) for piece in pieces[::2]]
+        encoded[::2] = [
+            list(self.tokenizer.encode(piece, add_special_tokens=False)) for piece in pieces[::2]
+        ]
         return encoded, prefill
 
     def _render(self, messages: list[Message], prefix: str) -> tuple[str, str]:
         """The prompt as text, and the end of it that begins the player's turn."""
         text = self._apply_template(messages, add_generation_prompt=True)
         asked = self._apply_template(messages, add_generation_prompt=False)
-        # An untrusted text may quote a <think>, so it is looked for in what the generation prompt adds.
-        generation_prompt = text.removeprefix(asked) if text.startswith(asked) else PLACE.split(text)[-1]
+        # An untrusted text may quote a <think>, so it is looked for in what the generation prompt
+        # adds.
+        generation_prompt = (
+            text.removeprefix(asked) if text.startswith(asked) else PLACE.split(text)[-1]
+        )
         prefill = "".join(generation_prompt.partition(THINK)[1:])
         if reasoning_open(prefill) and reasoning_open(prefix):
             return text, prefill  # the chat template has opened the reasoning already
@@ -184,12 +243,16 @@ class ChatEncoder:
     def _apply_template(self, messages: list[Message], *, add_generation_prompt: bool) -> str:
         try:
             text: str = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self.template_kwargs
+                messages,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **self.template_kwargs,
             )
         except Exception as error:  # templates raise errors of their own, e.g. on a system message
             roles = ", ".join(message["role"] for message in messages)
             raise ValueError(
-                f"the model's chat template refuses the game's messages ({roles}): {error}. Use a prompt profile "
+                f"the model's chat template refuses the game's messages ({roles}): {error}. Use a "
+                "prompt profile "
                 "without what it refuses, or give the run another chat template."
             ) from error
         return text

@@ -1,9 +1,12 @@
-"""Watch over the processes that play a run's games, whatever engine they run: are they gone, do they lose games?
+"""Watch over the processes that play a run's games, whatever engine they run: are they gone, do
+they lose games?
 
-verl 0.9.1 trains on without the games of a dead rollout server or reward-loop worker and fails later on something else;
-for those of a dead agent-loop worker it waits for ever. Nor does it stop where a game's code raises, and lost games are
-not like the rest: a reward that divides by zero on invalid attacks would forgive them. This module runs inside verl's
-servers too (:func:`end_without_engine`), and importing verl's own here would hold up a server's event loop for seconds.
+verl 0.9.1 trains on without the games of a dead rollout server or reward-loop worker and fails
+later on something else; for those of a dead agent-loop worker it waits for ever. Nor does it stop
+where a game's code raises, and lost games are not like the rest: a reward that divides by zero on
+invalid attacks would forgive them. This module runs inside verl's servers too
+(:func:`end_without_engine`), and importing verl's own here would hold up a server's event loop for
+seconds.
 """
 
 from __future__ import annotations
@@ -24,21 +27,30 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 
 from medserl_agentloop.terminal import announce, visible
 
-ANSWER_WITHIN_S = 10.0  # a living process answers at once; one that is slower is taken for busy, not for dead
-NODE_DECLARED_DEAD_WITHIN_S = 30.0  # Ray asks a node five times, every three seconds, before it calls it dead
+ANSWER_WITHIN_S = (
+    10.0  # a living process answers at once; one that is slower is taken for busy, not for dead
+)
+NODE_DECLARED_DEAD_WITHIN_S = (
+    30.0  # Ray asks a node five times, every three seconds, before it calls it dead
+)
 
-Processes = list[tuple[str, Any]]  # Ray actors, each with what the run calls it, e.g. "rollout server 0"
+Processes = list[
+    tuple[str, Any]
+]  # Ray actors, each with what the run calls it, e.g. "rollout server 0"
 
 
 class ProcessDied(RuntimeError):
-    """A process that plays the run's games is gone; the message says which, why, and how to go on."""
+    """A process that plays the run's games is gone; the message says which, why, and how to go
+    on."""
 
 
 _failures: list[str] = []  # exceptions of games' code in this process
 
 
 def ends_the_run(play: Callable[..., Any]) -> Callable[..., Any]:
-    """A coroutine function whose exceptions end the run: the trainer's next check finds the first one."""
+    """A coroutine function whose exceptions end the run: the trainer's next check finds the first
+    one.
+    """
 
     async def watched(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -57,18 +69,30 @@ def first_failure(actor: Any) -> str | None:
 
 
 def game_processes(trainer: Any) -> Processes:
-    """All processes without which games are lost: the Ray actors of verl's trainer that serve, play and score."""
+    """All processes without which games are lost: the Ray actors of verl's trainer that serve, play
+    and score.
+    """
     replicas = trainer.llm_server_manager.get_replicas()
-    servers = [(f"rollout server {replica.replica_rank}", server) for replica in replicas for server in replica.servers]
+    servers = [
+        (f"rollout server {replica.replica_rank}", server)
+        for replica in replicas
+        for server in replica.servers
+    ]
     # A user's own manager of agent loops may have no workers.
     players = enumerate(getattr(trainer.agent_loop_manager, "agent_loop_workers", ()))
     scorers = enumerate(trainer.reward_loop_manager.reward_loop_workers)
     own = [(f"agent-loop worker {number}", worker) for number, worker in players]
-    return [*servers, *own, *((f"reward-loop worker {number}", worker) for number, worker in scorers)]
+    return [
+        *servers,
+        *own,
+        *((f"reward-loop worker {number}", worker) for number, worker in scorers),
+    ]
 
 
 class Liveness:
-    """Ends a run by name if one of its ``processes`` or nodes is gone; ``where`` adds when, and how to go on."""
+    """Ends a run by name if one of its ``processes`` or nodes is gone; ``where`` adds when, and how
+    to go on.
+    """
 
     def __init__(self, processes: Callable[[], Processes], where: Callable[[], str]) -> None:
         self._processes, self._where = processes, where
@@ -79,7 +103,9 @@ class Liveness:
         self._nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
     def check(self, cause: Exception | None = None, within_s: float = ANSWER_WITHIN_S) -> None:
-        """Raise ProcessDied if something is gone, RuntimeError if a game's code raised; ``cause`` is what followed."""
+        """Raise ProcessDied if something is gone, RuntimeError if a game's code raised; ``cause``
+        is what followed.
+        """
         dead = lost_nodes(self._nodes) or dead_processes(self._processes(), within_s)
         if len(self._nodes) > 1 and (dead or cause):
             # Ray says later that a node is lost than that its processes are.
@@ -94,16 +120,22 @@ class Liveness:
 
 
 def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_S) -> list[str]:
-    """Return a line per dead process, with Ray's account of its end; all together have some seconds to answer."""
+    """Return a line per dead process, with Ray's account of its end; all together have some seconds
+    to answer.
+    """
     signs_of_life = {actor.__ray_call__.remote(first_failure): name for name, actor in processes}
-    answered, _ = ray.wait(list(signs_of_life), num_returns=len(signs_of_life), timeout=answer_within_s)
+    answered, _ = ray.wait(
+        list(signs_of_life), num_returns=len(signs_of_life), timeout=answer_within_s
+    )
     dead = []
     for sign in answered:
         try:
             if failure := ray.get(sign):
                 raise RuntimeError(
-                    "the code of a game raised an exception, and a run without the games that it loses would learn "
-                    f"something else. Mend it: the same command resumes from the last checkpoint\n{failure}"
+                    "the code of a game raised an exception, and a run without the games that it "
+                    "loses would learn "
+                    "something else. Mend it: the same command resumes from the last "
+                    f"checkpoint\n{failure}"
                 ) from None
         except ActorUnavailableError:  # out of reach, and perhaps not for long
             continue
@@ -115,7 +147,8 @@ def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_
 def lost_nodes(known: Collection[str]) -> list[str]:
     """Return a line for each lost node of the ``known`` ids."""
     return [
-        f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']}, Ray's id {node['NodeID'][:8]}) was lost"
+        f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']}, Ray's id "
+        f"{node['NodeID'][:8]}) was lost"
         for node in ray.nodes()
         if node["NodeID"] in known and not node["Alive"]
     ]
@@ -125,10 +158,14 @@ def lost_nodes(known: Collection[str]) -> list[str]:
 def watched(replicas: Iterable[Any], every_s: float = 5.0) -> Iterator[None]:
     """End servers of verl's ``replicas`` that have outlived their engine, while the block runs.
 
-    A server hears of its engine's end by a signal, which Python handles in the main thread, and in a Ray actor that one
-    sleeps. So it would live on, and whoever waits for its answer would wait for ever.
+    A server hears of its engine's end by a signal, which Python handles in the main thread, and in
+    a Ray actor that one sleeps. So it would live on, and whoever waits for its answer would wait
+    for ever.
     """
-    servers, done = [server for replica in replicas for server in replica.servers], threading.Event()
+    servers, done = (
+        [server for replica in replicas for server in replica.servers],
+        threading.Event(),
+    )
 
     def look() -> None:
         while not done.wait(every_s):
@@ -143,10 +180,16 @@ def watched(replicas: Iterable[Any], every_s: float = 5.0) -> Iterator[None]:
 
 
 def end_without_engine(server: Any) -> None:
-    """Runs in a server's process: ends it once a process of its engine has crashed, not one that has left."""
+    """Runs in a server's process: ends it once a process of its engine has crashed, not one that
+    has left.
+    """
     engine: dict[str, Any] = server.__dict__.setdefault("_engine_processes", {})
     engine.update({process.name: process for process in multiprocessing.active_children()})
-    crashed = [f"{name} (pid={p.pid}) crashed with exit code {p.exitcode}" for name, p in engine.items() if p.exitcode]
+    crashed = [
+        f"{name} (pid={p.pid}) crashed with exit code {p.exitcode}"
+        for name, p in engine.items()
+        if p.exitcode
+    ]
     if crashed:
         announce(f"the engine's process {', '.join(crashed)}; so its server ends")
         os._exit(1)
@@ -156,4 +199,6 @@ def _identity(error: RayActorError) -> str:
     """Class, name and pid of a dead actor, out of Ray's long account of it."""
     facts = dict(re.findall(r"^\s*(class_name|name|pid): (.+)$", str(error), flags=re.MULTILINE))
     texts = {"class_name": "class {}", "name": "named {}", "pid": "pid {}"}
-    return ", ".join(texts[key].format(facts[key]) for key in texts if key in facts) or " ".join(str(error).split())
+    return ", ".join(texts[key].format(facts[key]) for key in texts if key in facts) or " ".join(
+        str(error).split()
+    )

@@ -1,7 +1,8 @@
-"""The actor's loss: verl's own for each role, an anchor to the reference policy, and what its pass tells of contexts.
+"""The actor's loss: verl's own for each role, an anchor to the reference policy, and what its pass
+tells of contexts.
 
-Roles that share weights drift where one of them is trained: the anchor, with a coefficient per role, holds on to tokens
-that the policy loss does not see.
+Roles that share weights drift where one of them is trained: the anchor, with a coefficient per
+role, holds on to tokens that the policy loss does not see.
 """
 
 from __future__ import annotations
@@ -21,26 +22,31 @@ from medserl_agentloop.core.columns import ANCHOR_COLUMN, TOKEN_COUNTS, stacked
 DIFFS = ("rollout_probs_diff_mean", "rollout_probs_diff_max")  # verl's names, after "training/"
 
 GAPS = ("gap_first", "gap_later", "tokens_first", "tokens_later", "games_later")
-"""Sums over a batch, of its games' first contexts and of later ones: what ``context_leak_metrics`` divides."""
+"""Sums over a batch, of its games' first contexts and of later ones: what ``context_leak_metrics``
+divides.
+"""
 
 
 def selfplay_loss(
     config: Any, roles: Collection[int], model_output: Any, data: Any, dp_group: Any = None
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """verl's ``ppo_loss`` of each role's tokens, as if the role were alone in the batch, plus ``anchor_kl_loss``.
+    """verl's ``ppo_loss`` of each role's tokens, as if the role were alone in the batch, plus
+    ``anchor_kl_loss``.
 
-    ``roles`` are the ids of those that are trained. In verl's token-mean each role has a denominator of its own, its
-    tokens in the mini-batch over all workers times the number of ``roles``: the loss is the mean of the roles' means,
-    policy, entropy and KL alike. Without ``roles`` it is verl's own over all tokens, in which a role's length scales
-    the other's gradient.
+    ``roles`` are the ids of those that are trained. In verl's token-mean each role has a
+    denominator of its own, its tokens in the mini-batch over all workers times the number of
+    ``roles``: the loss is the mean of the roles' means, policy, entropy and KL alike. Without
+    ``roles`` it is verl's own over all tokens, in which a role's length scales the other's
+    gradient.
 
-    The anchor is ``sum(coef * KL estimate)`` with the same denominators, an untrained role's being its anchored tokens.
-    ``actor.kl_loss_type`` chooses the estimate, and so the direction of the pull. On samples of the current policy the
-    gradient of ``low_var_kl`` is that of KL(reference || policy), cut off by verl's clamps; that of ``k2`` and of the
-    forms with ``+`` is that of KL(policy || reference); that of ``k1`` is 0 on average (kl_penalty in verl's
-    core_algos.py). A mini-batch without a trained token, because all of its games are void, costs 0 where verl's own
-    loss would divide by their number. Where no old log-probs were written, this pass gives them, and compares them
-    with the rollout's (``DIFFS``, ``GAPS``).
+    The anchor is ``sum(coef * KL estimate)`` with the same denominators, an untrained role's being
+    its anchored tokens. ``actor.kl_loss_type`` chooses the estimate, and so the direction of the
+    pull. On samples of the current policy the gradient of ``low_var_kl`` is that of KL(reference ||
+    policy), cut off by verl's clamps; that of ``k2`` and of the forms with ``+`` is that of
+    KL(policy || reference); that of ``k1`` is 0 on average (kl_penalty in verl's core_algos.py). A
+    mini-batch without a trained token, because all of its games are void, costs 0 where verl's own
+    loss would divide by their number. Where no old log-probs were written, this pass gives them,
+    and compares them with the rollout's (``DIFFS``, ``GAPS``).
     """
     log_prob, compared = no_padding_2_padding(model_output["log_probs"], data), {}
     counts = data[TOKEN_COUNTS] if roles else {}
@@ -55,8 +61,13 @@ def selfplay_loss(
         # Of an untrained role, too: its context may be the control group.
         generated = (role_ids > 0) & trained.any(1, keepdim=True)
         apart = (rollout.exp() - own.exp()).abs() * trained
-        sums = {DIFFS[0]: apart.sum() / data["batch_num_tokens"], **context_gaps(rollout, own, generated)}
-        compared = Metric.from_dict({name: of * data["dp_size"] for name, of in sums.items()}, AggregationType.SUM)
+        sums = {
+            DIFFS[0]: apart.sum() / data["batch_num_tokens"],
+            **context_gaps(rollout, own, generated),
+        }
+        compared = Metric.from_dict(
+            {name: of * data["dp_size"] for name, of in sums.items()}, AggregationType.SUM
+        )
         compared[DIFFS[1]] = apart.max().item()
         data = data.copy().update({"old_log_probs": response_to_nested(own, data["response_mask"])})
     if not roles:
@@ -65,19 +76,25 @@ def selfplay_loss(
         losses = []
         for role in present:
             alone = data.copy()
-            alone["response_mask"] = response_to_nested(mask * (role_ids == role), data["response_mask"])
+            alone["response_mask"] = response_to_nested(
+                mask * (role_ids == role), data["response_mask"]
+            )
             tokens = len(roles) * counts["response_mask", role]
             tensordict_utils.assign_non_tensor(alone, batch_num_tokens=tokens)
             losses.append(ppo_loss(config, model_output, alone, dp_group))
         loss, metrics = sum(of for of, _ in losses), losses[0][1]
         for name, metric in metrics.items():
-            if isinstance(metric, Metric):  # parts of the loss add up; of others verl takes the mean
+            if isinstance(
+                metric, Metric
+            ):  # parts of the loss add up; of others verl takes the mean
                 for _, of_other in losses[1:]:
                     metric.extend(of_other[name])
     if ANCHOR_COLUMN not in data:
         return loss, metrics | compared
     columns = data.select(ANCHOR_COLUMN, "ref_log_prob").to_padded_tensor()
-    kl = kl_penalty(logprob=log_prob, ref_logprob=columns["ref_log_prob"], kl_penalty=config.kl_loss_type)
+    kl = kl_penalty(
+        logprob=log_prob, ref_logprob=columns["ref_log_prob"], kl_penalty=config.kl_loss_type
+    )
     denominators = torch.full_like(kl, data["batch_num_tokens"])
     for (column, role), count in counts.items():
         if column == ANCHOR_COLUMN and count:
@@ -87,28 +104,39 @@ def selfplay_loss(
     return loss + anchor, metrics | compared
 
 
-LOG_PROB_RESOLUTION = 1e-6  # the smallest mean difference of log-probs that means something in float32
+LOG_PROB_RESOLUTION = (
+    1e-6  # the smallest mean difference of log-probs that means something in float32
+)
 
 
 def context_gaps(
     rollout_log_probs: torch.Tensor, actor_log_probs: torch.Tensor, generated_mask: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """``GAPS`` of (B, T) columns: absolute differences in nats, and tokens, by context; games with a later context.
+    """``GAPS`` of (B, T) columns: absolute differences in nats, and tokens, by context; games with
+    a later context.
 
     ``generated_mask`` is 1 on generated tokens, trained on or not.
     """
     first = generated_mask.cumprod(1).bool()
     later = (generated_mask > 0) & ~first
     gap = (rollout_log_probs - actor_log_probs).abs().double()
-    return dict(zip(GAPS, (of.sum() for of in (gap[first], gap[later], first, later, later.any(1))), strict=True))
+    return dict(
+        zip(
+            GAPS,
+            (of.sum() for of in (gap[first], gap[later], first, later, later.any(1))),
+            strict=True,
+        )
+    )
 
 
 def context_leak_metrics(gaps: Mapping[str, Any]) -> dict[str, float]:
-    """Compare how far rollout and actor are apart in later contexts and in the first one of each game.
+    """Compare how far rollout and actor are apart in later contexts and in the first one of each
+    game.
 
-    The first context cannot hold another one, so it is the control group: what the two engines differ by there is
-    their precision. A context that leaks is seen by the actor and not by the rollout. Returns mean absolute
-    differences in nats and their ratio; nothing if no game has a second context.
+    The first context cannot hold another one, so it is the control group: what the two engines
+    differ by there is their precision. A context that leaks is seen by the actor and not by the
+    rollout. Returns mean absolute differences in nats and their ratio; nothing if no game has a
+    second context.
     """
     gap_first, gap_later, tokens_first, tokens_later, games = (float(gaps[name]) for name in GAPS)
     if not tokens_first or not tokens_later:

@@ -1,4 +1,5 @@
-"""The report of a training step of any game: metrics from its records, a row on the screen, a table in W&B.
+"""The report of a training step of any game: metrics from its records, a row on the screen, a table
+in W&B.
 
 docs/metrics.csv explains every name.
 """
@@ -31,7 +32,8 @@ _VOID_CLASSES = {
     "log-probs for": "no_log_probs",
     "is no number": "no_number",
 }
-"""Class of a void game by what its reason contains. Reasons hold free text, metric names must not."""
+"""Class of a void game by what its reason contains. Reasons hold free text, metric names must not.
+"""
 
 _SAME_REWARD = 1e-6  # rewards closer than this are equal: a sum of components in floating point
 
@@ -42,7 +44,8 @@ def game_metrics(
     void_classes: Mapping[str, str] = {},
     repeated_roles: Collection[str] = (),
 ) -> dict[str, float]:
-    """Return voids and rewards; metrics without games are omitted. ``void_classes``: class by words of a reason.
+    """Return voids and rewards; metrics without games are omitted. ``void_classes``: class by words
+    of a reason.
 
     The turns of ``repeated_roles`` in one game are a group of their own, as in ``core.advantages``.
     """
@@ -63,12 +66,18 @@ def void_class(record: GameRecord, more: Mapping[str, str] = {}) -> list[str]:
         return []
     # Words of a server may follow the game's own, so what is said first counts.
     reason = record.void or ""
-    found = {reason.find(text): name for text, name in {**_VOID_CLASSES, **more}.items() if text in reason}
+    found = {
+        reason.find(text): name
+        for text, name in {**_VOID_CLASSES, **more}.items()
+        if text in reason
+    }
     return [found[min(found)] if found else "other"]
 
 
 def _reward_metrics(role: str, games: Sequence[GameRecord], repeated: bool) -> dict[str, float]:
-    """Rewards of one role in games that reward it: totals, components, and groups that teach nothing."""
+    """Rewards of one role in games that reward it: totals, components, and groups that teach
+    nothing.
+    """
     if not games:
         return {}
     prefix = f"selfplay/{role}/"
@@ -88,20 +97,26 @@ def _reward_metrics(role: str, games: Sequence[GameRecord], repeated: bool) -> d
     return metrics | {
         prefix + "groups": float(len(comparable)) or math.nan,
         prefix + "small_group_rate": share(len(group) == 1 for group in groups.values()),
-        prefix + "no_signal_rate": share(max(group) - min(group) < _SAME_REWARD for group in comparable),
+        prefix + "no_signal_rate": share(
+            max(group) - min(group) < _SAME_REWARD for group in comparable
+        ),
     }
 
 
 def lost_games_metrics(expected: int, played: int) -> dict[str, float]:
     """Games that a step asked for and did not get, because the worker that played them crashed."""
     lost = max(0, expected - played)
-    return {"selfplay/lost_rate": lost / expected} | ({"selfplay/lost_games": float(lost)} if lost else {})
+    return {"selfplay/lost_rate": lost / expected} | (
+        {"selfplay/lost_games": float(lost)} if lost else {}
+    )
 
 
 def turn_metrics(
     records: Sequence[GameRecord], role_ids: Sequence[torch.Tensor], roles: Sequence[str]
 ) -> dict[str, float]:
-    """Count the policy's turns as each role in games that count, and average their length; ``role_ids`` are (T,)."""
+    """Count the policy's turns as each role in games that count, and average their length;
+    ``role_ids`` are (T,).
+    """
     metrics = {}
     counted = [ids for record, ids in zip(records, role_ids, strict=True) if not record.is_void]
     for number, role in enumerate(roles, start=1):
@@ -114,18 +129,25 @@ def turn_metrics(
 
 
 def staleness_metrics(step: int, versions: Iterable[int | None]) -> dict[str, float]:
-    """Updates since the weights that played the games of a step, the mean; 0 where the step trains these weights."""
+    """Updates since the weights that played the games of a step, the mean; 0 where the step trains
+    these weights.
+    """
     ages = [step - 1 - version for version in versions if version is not None]
     return finite({"selfplay/staleness": mean(ages)})
 
 
 def opponent_metrics(records: Iterable[GameRecord], won: Iterable[bool | None]) -> dict[str, float]:
-    """Metrics of the opponent, empty without one; ``won`` is whether the trained role won, None if undecided."""
+    """Metrics of the opponent, empty without one; ``won`` is whether the trained role won, None if
+    undecided.
+    """
     games = [record for record in records if record.opponent is not None]
     if not games:
         return {}
     failed = [g for g in games if g.opponent is not None and g.opponent.version is None]
-    metrics = {"selfplay/opponent/games": float(len(games)), "selfplay/opponent/failed": float(len(failed))}
+    metrics = {
+        "selfplay/opponent/games": float(len(games)),
+        "selfplay/opponent/failed": float(len(failed)),
+    }
     decided = [result for result in won if result is not None]
     return finite({**metrics, "selfplay/opponent/trained_role_win_rate": share(decided)})
 
@@ -135,7 +157,10 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def shares_by_name(prefix: str, names: Sequence[list[str]]) -> dict[str, float]:
-    return {prefix + name: share(name in own for own in names) for name in sorted({n for own in names for n in own})}
+    return {
+        prefix + name: share(name in own for own in names)
+        for name in sorted({n for own in names for n in own})
+    }
 
 
 def mean(values: Sequence[float]) -> float:
@@ -158,26 +183,42 @@ def effective_number(counts: Sequence[int]) -> float:
 TABLE_NAME = "selfplay/games_table"
 
 _ROWS = 20  # of the table of steps, below one line with the names of its columns
-_MISMATCH = ("mismatch", "training/rollout_probs_diff_mean", ".1e")  # of rollout and actor; 5e-7 in fp32
+_MISMATCH = (
+    "mismatch",
+    "training/rollout_probs_diff_mean",
+    ".1e",
+)  # of rollout and actor; 5e-7 in fp32
 _UNUSUAL = (("lost games", "selfplay/lost_games"), ("void", "selfplay/void_rate"))
 
 
 def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dict[str, float]:
-    """The finite numbers of a step, timings as ``timing_s/…``; verl answers NaN where no token was trained."""
-    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float, np.number))}
+    """The finite numbers of a step, timings as ``timing_s/…``; verl answers NaN where no token was
+    trained.
+    """
+    numbers = {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, (int, float, np.number))
+    }
     return finite(numbers) | {f"timing_s/{name}": seconds for name, seconds in timing.items()}
 
 
 class StepTable:
-    """The table of steps that a run prints: a few aligned numbers. metrics.jsonl has all of them."""
+    """The table of steps that a run prints: a few aligned numbers. metrics.jsonl has all of
+    them."""
 
     def __init__(self, roles: Sequence[str], of_game: Sequence[tuple[str, str]]) -> None:
         rewards = [(f"{role} reward", f"selfplay/{role}/reward") for role in roles]
-        self._columns = [*((*each, ".3f") for each in [("seconds", "timing_s/step"), *rewards, *of_game]), _MISMATCH]
+        self._columns = [
+            *((*each, ".3f") for each in [("seconds", "timing_s/step"), *rewards, *of_game]),
+            _MISMATCH,
+        ]
         self._printed = 0
         self._began = 0.0
 
-    def lines(self, step: int, total: int, numbers: Mapping[str, float], alarms: Sequence[str]) -> list[str]:
+    def lines(
+        self, step: int, total: int, numbers: Mapping[str, float], alarms: Sequence[str]
+    ) -> list[str]:
         """Return the row of a step, below the names of the columns in every twentieth."""
         now = time.monotonic()
         if not self._printed:
@@ -186,27 +227,41 @@ class StepTable:
         # The clock, not the sum of the steps: checkpoints and validation take time between them.
         left = timedelta(seconds=round((now - self._began) / self._printed * (total - step)))
         unusual = [f"{label} {numbers[name]:.3g}" for label, name in _UNUSUAL if numbers.get(name)]
-        values = [format(numbers[name], form) if name in numbers else "-" for _, name, form in self._columns]
+        values = [
+            format(numbers[name], form) if name in numbers else "-"
+            for _, name, form in self._columns
+        ]
         row = self._row(f"step {step}/{total}", total, [str(left), *values], [*unusual, *alarms])
         if self._printed % _ROWS != 1:
             return [row]
-        return [self._row("step", total, ["left", *(label for label, *_ in self._columns)], ["alarm"]), row]
+        return [
+            self._row("step", total, ["left", *(label for label, *_ in self._columns)], ["alarm"]),
+            row,
+        ]
 
     def _row(self, step: str, total: int, cells: list[str], rest: list[str]) -> str:
         widths = [8, *(max(8, len(label)) for label, *_ in self._columns)]
         aligned = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
-        return "  ".join([f"{step:{len(f'step {total}/{total}')}}", *aligned, ", ".join(rest)]).rstrip()
+        return "  ".join(
+            [f"{step:{len(f'step {total}/{total}')}}", *aligned, ", ".join(rest)]
+        ).rstrip()
 
 
 def games_table(
     game: Interaction[Any, Any], records: Sequence[GameRecord], count: int
 ) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows of up to ``count`` games to read in W&B, one outcome after the other: facts and sections."""
+    """Columns and rows of up to ``count`` games to read in W&B, one outcome after the other: facts
+    and sections.
+    """
     by_outcome: dict[str, list[GameRecord]] = defaultdict(list)
     for record in records:
         by_outcome[game.columns["outcome"].value(record)].append(record)
     in_turn = zip_longest(*(by_outcome[outcome] for outcome in sorted(by_outcome)))
-    facts = [(name, column) for name, column in game.columns.items() if name not in ("signal", "finished")]
+    facts = [
+        (name, column)
+        for name, column in game.columns.items()
+        if name not in ("signal", "finished")
+    ]
     rows = []
     for record in [record for games in in_turn for record in games if record is not None][:count]:
         row = {name: column.value(record) for name, column in facts}
@@ -219,7 +274,9 @@ def games_table(
 
 
 def log_games(columns: Sequence[str], rows: list[list[Any]], step: int) -> None:
-    """Log a step's table of games as ``selfplay/games_table`` to the W&B run that verl opened, if there is one."""
+    """Log a step's table of games as ``selfplay/games_table`` to the W&B run that verl opened, if
+    there is one.
+    """
     import wandb  # slow to import, and only runs that log to it need it
 
     if wandb.run is None:
@@ -231,7 +288,9 @@ def log_games(columns: Sequence[str], rows: list[list[Any]], step: int) -> None:
 
 
 def finish_loggers(tracking: Any, exit_code: int) -> None:
-    """End verl's ``Tracking``, if there is one, and W&B's process: at the exit Ray ends that one too early."""
+    """End verl's ``Tracking``, if there is one, and W&B's process: at the exit Ray ends that one
+    too early.
+    """
     if tracking is not None:
         tracking.finish(exit_code)
         if "wandb" in tracking.logger:
@@ -240,4 +299,6 @@ def finish_loggers(tracking: Any, exit_code: int) -> None:
 
 def storable(cell: Any) -> Any:
     """Text with its lone surrogates spelt out, which a model may write and UTF-8 cannot hold."""
-    return cell.encode("utf-8", errors="backslashreplace").decode() if isinstance(cell, str) else cell
+    return (
+        cell.encode("utf-8", errors="backslashreplace").decode() if isinstance(cell, str) else cell
+    )

@@ -1,7 +1,8 @@
-"""The record of one game, with the fields of any game. A game's own record is a subclass with its facts and turns.
+"""The record of one game, with the fields of any game. A game's own record is a subclass with its
+facts and turns.
 
-The agent loop makes it, the game fills it turn by turn and scores it, the trainer writes it as one JSON line. Many of
-them are one table, and one is shown in sections.
+The agent loop makes it, the game fills it turn by turn and scores it, the trainer writes it as one
+JSON line. Many of them are one table, and one is shown in sections.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class OpponentRecord(BaseModel):
 
 
 class TurnRecord(BaseModel):
-    """One turn: the ``messages`` that were new to the role, and the ``response`` with its length in tokens."""
+    """One turn: the ``messages`` that were new to the role, and the ``response`` with its length in
+    tokens.
+    """
 
     role: str
     messages: list[dict[str, str]] = []
@@ -46,16 +49,26 @@ class TurnRecord(BaseModel):
 class GameRecord(BaseModel):
     """One game.
 
-    A role's reward stands on the last token of its last turn. Where a game gives ``turn_rewards``, by turn from 0, they
-    are what the tokens get, and ``rewards`` are for reading.
+    A role's reward stands on the last token of its last turn. Where a game gives ``turn_rewards``,
+    by turn from 0, they are what the tokens get, and ``rewards`` are for reading.
     """
 
     model_config = ConfigDict(extra="ignore", validate_assignment=True)
 
-    left_out: ClassVar[tuple[str, ...]] = ("turns", "turn_rewards", "versions", "finished", "seconds")
-    """Fields that JSON leaves out where they are empty, so that records of before they existed look the same."""
+    left_out: ClassVar[tuple[str, ...]] = (
+        "turns",
+        "turn_rewards",
+        "versions",
+        "finished",
+        "seconds",
+    )
+    """Fields that JSON leaves out where they are empty, so that records of before they existed look
+    the same.
+    """
 
-    turns: list[TurnRecord] = []  # as they were played, unless a record has fields of its own for them
+    turns: list[
+        TurnRecord
+    ] = []  # as they were played, unless a record has fields of its own for them
     rewards: Rewards = {}  # empty until scored and in void games
     turn_rewards: dict[int, dict[str, float]] = {}
     void: str | None = None  # why the game does not count for anyone
@@ -63,16 +76,24 @@ class GameRecord(BaseModel):
     step: int = -1  # training step that used the game, -1 before it is known
     uid: str = ""  # of the prompt group; ``session`` numbers its games
     session: int = 0
-    policy_version: int | None = None  # weights of the live policy: the training step they were pushed after
-    versions: list[tuple[int, int]] = []  # oldest and newest weights of each turn, where they changed in the game
-    players: dict[str, str] = {}  # the model that played a role, where it was not the policy in training
+    policy_version: int | None = (
+        None  # weights of the live policy: the training step they were pushed after
+    )
+    versions: list[
+        tuple[int, int]
+    ] = []  # oldest and newest weights of each turn, where they changed in the game
+    players: dict[
+        str, str
+    ] = {}  # the model that played a role, where it was not the policy in training
     opponent: OpponentRecord | None = None  # who took the other role's turn, if not the live policy
     finished: datetime | None = None  # when the last turn was over, in UTC
     seconds: list[float] = []  # how long each turn took, one without an answer included
 
     @property
     def kind(self) -> str:
-        """The kind of the game, for statistics within a kind; games of one kind have the same name here."""
+        """The kind of the game, for statistics within a kind; games of one kind have the same name
+        here.
+        """
         return ""
 
     @property
@@ -90,8 +111,14 @@ class GameRecord(BaseModel):
         return None if components is None else sum(components.values())
 
     def void_unless_rewards_are_numbers(self) -> None:
-        """Make the game void if a reward would spoil all advantages of its step; a void game has no rewards."""
-        rewards = [item for parts in (*self.rewards.values(), *self.turn_rewards.values()) for item in parts.items()]
+        """Make the game void if a reward would spoil all advantages of its step; a void game has no
+        rewards.
+        """
+        rewards = [
+            item
+            for parts in (*self.rewards.values(), *self.turn_rewards.values())
+            for item in parts.items()
+        ]
         for name, value in rewards:
             if not abs(value) <= LARGEST_REWARD and self.void is None:
                 self.void = f"reward {name!r} is no number within {LARGEST_REWARD:g}: {value}"
@@ -99,22 +126,30 @@ class GameRecord(BaseModel):
             self.rewards, self.turn_rewards = {}, {}
 
     def reward_of_turns(self, roles: Mapping[int, str]) -> dict[int, float]:
-        """Return the reward of each turn by its number, for the given roles; turns that earn nothing are left out."""
+        """Return the reward of each turn by its number, for the given roles; turns that earn
+        nothing are left out.
+        """
         if self.turn_rewards:
             return {n: sum(self.turn_rewards[n].values()) for n in roles if n in self.turn_rewards}
         last = {role: number for number, role in sorted(roles.items())}
-        return {last[role]: sum(parts.values()) for role, parts in self.rewards.items() if role in last}
+        return {
+            last[role]: sum(parts.values()) for role, parts in self.rewards.items() if role in last
+        }
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able form, for transport and for the games file."""
-        return self.model_dump(mode="json", exclude={name for name in self.left_out if not getattr(self, name)})
+        return self.model_dump(
+            mode="json", exclude={name for name in self.left_out if not getattr(self, name)}
+        )
 
 
 R = TypeVar("R", bound=GameRecord)
 
 
 def read_games(path: str | Path, record: type[R]) -> Iterator[R]:
-    """The game records of a file, in order, as :meth:`StepFile.read` has them; a ValueError names what is none."""
+    """The game records of a file, in order, as :meth:`StepFile.read` has them; a ValueError names
+    what is none.
+    """
     # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
     for number, row in enumerate(StepFile(path).read(), start=1):
         try:
@@ -123,11 +158,13 @@ def read_games(path: str | Path, record: type[R]) -> Iterator[R]:
             raise ValueError(f"{path}, line {number} is not a game record: {error}") from None
 
 
-# -- how games are shown -------------------------------------------------------------------------------------------
+# -- how games are shown ---------------------------------------------------------------------------
 
 
 class Column(NamedTuple):
-    """A column of the table of games: its pandas dtype, its meaning, and its value in a game's record."""
+    """A column of the table of games: its pandas dtype, its meaning, and its value in a game's
+    record.
+    """
 
     dtype: str  # Int64, Float64 and boolean hold missing values
     meaning: str
@@ -138,7 +175,13 @@ def _leader(record: GameRecord) -> str:
     """Return the role that earned most, as the outcome of a game that names none itself."""
     earned = {role: round(sum(parts.values()), 9) for role, parts in record.rewards.items()}
     first = [role for role, reward in earned.items() if reward == max(earned.values())]
-    return "void" if record.is_void else f"{first[0]} earned more" if len(first) < len(earned) else "equal rewards"
+    return (
+        "void"
+        if record.is_void
+        else f"{first[0]} earned more"
+        if len(first) < len(earned)
+        else "equal rewards"
+    )
 
 
 COLUMNS = {
@@ -147,15 +190,25 @@ COLUMNS = {
     "session": Column("Int64", "number of the game within its group", lambda g: g.session),
     "outcome": Column("string", "how it ended", _leader),
     "void": Column("string", "why the game does not count", lambda g: g.void),
-    "signal": Column("boolean", "whether the rewards of a role differ within the group"),  # by medserl_agentloop.report
-    "policy_version": Column("Int64", "step after which the weights were pushed", lambda g: g.policy_version),
+    "signal": Column(
+        "boolean", "whether the rewards of a role differ within the group"
+    ),  # by medserl_agentloop.report
+    "policy_version": Column(
+        "Int64", "step after which the weights were pushed", lambda g: g.policy_version
+    ),
     "finished": Column("datetime64[s, UTC]", "when its last turn was over", lambda g: g.finished),
 }
-"""The facts of any game, without its texts. Each role has ``<role>_reward``, ``_tokens`` and ``_truncated`` besides."""
+"""The facts of any game, without its texts.
+
+Each role has ``<role>_reward``, ``_tokens`` and ``_truncated`` besides.
+"""
 
 
 Pieces = Sequence[tuple[str, str]]
-"""A text in pieces, each with its mark: ``del`` and ``ins`` for changes, ``mark`` for a quote, or none."""
+"""A text in pieces, each with its mark:
+
+``del`` and ``ins`` for changes, ``mark`` for a quote, or none.
+"""
 
 
 class Section(NamedTuple):
@@ -169,12 +222,21 @@ class Section(NamedTuple):
     folded: Mapping[str, str] = {}  # texts that the page opens on a click, and nothing else shows
 
     def known(self) -> dict[str, str]:
-        held = ((name, value) for name, value in self.facts.items() if value not in (None, "", [], {}))
-        shown = ((name, round(value, 4) if isinstance(value, float) else value) for name, value in held)
-        return {name: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for name, v in shown}
+        held = (
+            (name, value) for name, value in self.facts.items() if value not in (None, "", [], {})
+        )
+        shown = (
+            (name, round(value, 4) if isinstance(value, float) else value) for name, value in held
+        )
+        return {
+            name: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)
+            for name, v in shown
+        }
 
     def as_text(self) -> str:
-        """All but title and what is folded, with changes as ``[-…-]`` and ``{+…+}``, for people to read."""
+        """All but title and what is folded, with changes as ``[-…-]`` and ``{+…+}``, for people to
+        read.
+        """
         shapes = {"del": "[-{}-]{}", "ins": "{{+{}+}}{}"}
         split = ((mark, text.rstrip(), text[len(text.rstrip()) :]) for mark, text in self.text)
         text = "".join(shapes.get(mark, "{}{}").format(text, space) for mark, text, space in split)

@@ -1,6 +1,7 @@
 """The reward manager: has one finished game scored, in verl's reward-loop workers.
 
-The scored record travels in ``reward_extra_info`` to :meth:`SelfPlayOutput.as_dict`, which places the rewards.
+The scored record travels in ``reward_extra_info`` to :meth:`SelfPlayOutput.as_dict`, which places
+the rewards.
 """
 
 from __future__ import annotations
@@ -16,24 +17,35 @@ from medserl_agentloop.core.trajectory import GAME_KEY
 
 
 class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is untyped
-    """Rewards per role (``reward.reward_manager.source=importlib``). ``compute_score`` is unused: the game scores."""
+    """Rewards per role (``reward.reward_manager.source=importlib``).
 
-    def __init__(self, config: Any, tokenizer: Any, compute_score: Any = None, **of_verl: Any) -> None:
+    ``compute_score`` is unused: the game scores.
+    """
+
+    def __init__(
+        self, config: Any, tokenizer: Any, compute_score: Any = None, **of_verl: Any
+    ) -> None:
         super().__init__(config, tokenizer, compute_score)
         selfplay = SelfPlayConfig.from_run(config)
         self._game = game_class(selfplay.game)(selfplay)
-        self._game.use_reward_model(of_verl.get("reward_router_address"), config.reward.reward_model.model_path)
+        self._game.use_reward_model(
+            of_verl.get("reward_router_address"), config.reward.reward_model.model_path
+        )
 
     @ends_the_run
     async def run_single(self, data: DataProto) -> dict[str, Any]:
-        """Score one game: the sum of its rewards (0.0 if void), and with it the record and validation's numbers."""
+        """Score one game: the sum of its rewards (0.0 if void), and with it the record and
+        validation's numbers.
+        """
         fields = data[len(data) - 1].non_tensor_batch["tool_extra_fields"]
         record: Any = fields[GAME_KEY].model_copy(deep=True)
         await self._game.score(record)
         # A user's code may have put anything into it; what is paid must be what is written down.
         record = self._game.Record.model_validate(record.model_dump())
         if not set(record.rewards) <= set(self._game.roles):
-            raise ValueError(f"the game rewards {list(record.rewards)}, and its roles are {self._game.roles}")
+            raise ValueError(
+                f"the game rewards {list(record.rewards)}, and its roles are {self._game.roles}"
+            )
         record.void_unless_rewards_are_numbers()
         numbers = self._game.validation_numbers(record)
         return {

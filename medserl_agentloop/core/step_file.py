@@ -1,7 +1,8 @@
 """Files of a run, written so that a resumed run continues them exactly; used by the trainer.
 
-Games and metrics are files of JSON lines that each belong to a training step. A resumed run cuts off the steps it plays
-again, so a file holds every step once whatever killed the run. Baselines and alarms have a little state.
+Games and metrics are files of JSON lines that each belong to a training step. A resumed run cuts
+off the steps it plays again, so a file holds every step once whatever killed the run. Baselines and
+alarms have a little state.
 """
 
 from __future__ import annotations
@@ -38,19 +39,25 @@ WANDB_RUN_FILE = "wandb_run_id"
 
 
 def lock_folder(folder: str | Path, wait_s: float = 30.0) -> AbstractContextManager[Any]:
-    """Make and lock ``folder``, waiting for a process that is being killed; ValueError if another one keeps it."""
+    """Make and lock ``folder``, waiting for a process that is being killed; ValueError if another
+    one keeps it.
+    """
     Path(folder).mkdir(parents=True, exist_ok=True)
     try:
         return FileLock(Path(folder) / LOCK_FILE).acquire(timeout=wait_s)
     except Timeout:
-        raise ValueError(f"another process writes to {folder}: end it, or give this one a folder of its own") from None
+        raise ValueError(
+            f"another process writes to {folder}: end it, or give this one a folder of its own"
+        ) from None
     except (OSError, NotImplementedError) as error:  # a file system without locks
         announce(f"warning: {folder} cannot be locked ({error}): let no second run write to it")
         return nullcontext()
 
 
 def resume_wandb_run(folder: Path, *, resumed: bool) -> None:
-    """Have ``wandb.init`` go on with this folder's run, or begin one: verl names no id (utils/tracking.py)."""
+    """Have ``wandb.init`` go on with this folder's run, or begin one: verl names no id
+    (utils/tracking.py).
+    """
     file = folder / WANDB_RUN_FILE
     if not (resumed and file.is_file()):
         file.write_text(secrets.token_hex(4), encoding="utf-8")
@@ -59,13 +66,16 @@ def resume_wandb_run(folder: Path, *, resumed: bool) -> None:
 
 
 def remove_old_checkpoints(folder: str | Path, step: int, keep: int | None) -> None:
-    """Make room for the checkpoint of ``step``; ``keep`` are left with it. verl forgets those of before a resume.
+    """Make room for the checkpoint of ``step``; ``keep`` are left with it. verl forgets those of
+    before a resume.
 
-    As verl does (utils/checkpoint/checkpoint_manager.py): weights alone are removed, and one checkpoint stays whole
-    until the new one is. None keeps all.
+    As verl does (utils/checkpoint/checkpoint_manager.py): weights alone are removed, and one
+    checkpoint stays whole until the new one is. None keeps all.
     """
     folder = Path(folder)
-    found = (path.parent.name.removeprefix("global_step_") for path in folder.glob("global_step_*/actor"))
+    found = (
+        path.parent.name.removeprefix("global_step_") for path in folder.glob("global_step_*/actor")
+    )
     before = sorted(number for number in map(int, filter(str.isdecimal, found)) if number < step)
     latest = path.read_text(encoding="utf-8").strip() if (path := folder / LATEST).is_file() else ""
     for number in before[: -max(keep - 1, 1)] if keep else ():
@@ -82,8 +92,13 @@ class StepFile:
         self.path = Path(path)
 
     def lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
-        """Yield each line and its object, {} if it is half written; ValueError if a step is missing or goes back."""
-        before, remedy = 0, "so the run cannot be resumed with this file: mend the line, or move the file away"
+        """Yield each line and its object, {} if it is half written; ValueError if a step is missing
+        or goes back.
+        """
+        before, remedy = (
+            0,
+            "so the run cannot be resumed with this file: mend the line, or move the file away",
+        )
         with self.path.open("rb") if self.path.exists() else BytesIO() as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
@@ -95,14 +110,19 @@ class StepFile:
                 except (ValueError, TypeError, KeyError, OverflowError):
                     raise ValueError(f"{self.path}, line {number} has no step, {remedy}") from None
                 if step < before:
-                    raise ValueError(f"{self.path}, line {number} is of an earlier step than the one before, {remedy}")
+                    raise ValueError(
+                        f"{self.path}, line {number} is of an earlier step than the one before, "
+                        f"{remedy}"
+                    )
                 before = step
                 yield line, row
 
     def cut_after(self, step: int) -> int:
-        """Remove the lines of steps after ``step``, and a half-written last line; return their number.
+        """Remove the lines of steps after ``step``, and a half-written last line; return their
+        number.
 
-        A file of which nothing would be left is moved aside, to the same name with a number. Raises as ``lines``.
+        A file of which nothing would be left is moved aside, to the same name with a number. Raises
+        as ``lines``.
         """
         kept = removed = 0
         for line, row in self.lines():
@@ -113,7 +133,9 @@ class StepFile:
         if kept:
             os.truncate(self.path, kept)
         elif removed:
-            names = (self.path.with_name(f"{self.path.name}.{number}") for number in itertools.count(1))
+            names = (
+                self.path.with_name(f"{self.path.name}.{number}") for number in itertools.count(1)
+            )
             self.path.rename(next(aside for aside in names if not aside.exists()))
             self.path.touch()
         return removed
@@ -132,9 +154,11 @@ class StepFile:
             raise
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the objects in order; a ValueError names file and line of anything that is no JSON object.
+        """Yield the objects in order; a ValueError names file and line of anything that is no JSON
+        object.
 
-        Half a last line, of a file that was copied while it was written, is left out with a line on stderr.
+        Half a last line, of a file that was copied while it was written, is left out with a line on
+        stderr.
         """
         with regular_file(self.path).open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -142,7 +166,10 @@ class StepFile:
                     row = from_line(line)
                 except ValueError as error:
                     if number > 1 and not line.endswith(b"\n"):
-                        print(visible(f"{self.path} ends within line {number}: it is left out"), file=sys.stderr)
+                        print(
+                            visible(f"{self.path} ends within line {number}: it is left out"),
+                            file=sys.stderr,
+                        )
                         return
                     raise ValueError(f"{self.path}, line {number} is not JSON: {error}") from None
                 if not isinstance(row, dict):
@@ -152,7 +179,9 @@ class StepFile:
 
 def to_line(values: dict[str, Any]) -> bytes:
     # A lone surrogate in a model's text must not lose the game.
-    return (json.dumps(values, ensure_ascii=False) + "\n").encode("utf-8", errors="backslashreplace")
+    return (json.dumps(values, ensure_ascii=False) + "\n").encode(
+        "utf-8", errors="backslashreplace"
+    )
 
 
 def from_line(line: bytes) -> Any:
@@ -171,16 +200,29 @@ def _number(text: str) -> float:
 
 
 def write_prompts(folder: str | Path, step: int, prompts: Iterable[dict[str, Any]]) -> None:
-    """Write those ``Interaction.prompts`` of a run from ``step`` on that ``prompts.jsonl`` does not hold yet."""
+    """Write those ``Interaction.prompts`` of a run from ``step`` on that ``prompts.jsonl`` does not
+    hold yet.
+    """
     file = StepFile(Path(folder) / PROMPTS_FILE)
     file.cut_after(step - 1)
-    held = {(row["role"], row["template"]): row["messages"] for row in file.read()} if file.path.exists() else {}
-    if new := [prompt for prompt in prompts if held.get((prompt["role"], prompt["template"])) != prompt["messages"]]:
+    held = (
+        {(row["role"], row["template"]): row["messages"] for row in file.read()}
+        if file.path.exists()
+        else {}
+    )
+    if new := [
+        prompt
+        for prompt in prompts
+        if held.get((prompt["role"], prompt["template"])) != prompt["messages"]
+    ]:
         file.append({"step": step, **prompt} for prompt in new)
 
 
 class RunFiles:
-    """The files of one run: games and metrics by step, beside its config. ``folder`` is ``selfplay.records``."""
+    """The files of one run: games and metrics by step, beside its config.
+
+    ``folder`` is ``selfplay.records``.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -188,7 +230,9 @@ class RunFiles:
         self.metrics = StepFile(self.folder / METRICS_FILE)
 
     def open(self, config: str, checkpoints: str | Path, *, changed: bool = False) -> None:
-        """Lock both folders and write ``config``; if it ``changed``, the config of the steps before is kept."""
+        """Lock both folders and write ``config``; if it ``changed``, the config of the steps before
+        is kept.
+        """
         folders = {self.folder.resolve(), Path(checkpoints).resolve()}
         self._locks = [lock_folder(folder) for folder in sorted(folders)]
         path = self.folder / CONFIG_FILE
@@ -202,35 +246,46 @@ class RunFiles:
             file.write(config.encode())
 
     def resume_after(self, step: int) -> None:
-        """Remove and report lines of steps after the checkpoint of ``step``, and report lines missing before it."""
+        """Remove and report lines of steps after the checkpoint of ``step``, and report lines
+        missing before it.
+        """
         for missing in list(self.missing(step)):
             announce(f"warning: {missing}")
         for file in (self.games, self.metrics):
-            if removed := file.cut_after(step or -1):  # what was measured before the first step is measured anew
+            if removed := file.cut_after(
+                step or -1
+            ):  # what was measured before the first step is measured anew
                 done = "removed" if file.path.stat().st_size else "moved aside"
                 announce(f"{file.path}: {done} {removed} lines of steps after {step}")
 
     def missing(self, step: int) -> Iterator[str]:
-        """Yield a sentence for each gap in the files up to the checkpoint of ``step``; raises as ``lines``."""
+        """Yield a sentence for each gap in the files up to the checkpoint of ``step``; raises as
+        ``lines``.
+        """
         held, half = Counter[int](), b""
         for line, row in self.games.lines():
             held[row.get("step", 0)] += 1
             half = b"" if row else line
         played = Counter[int]()
-        for row in (row for _, row in self.metrics.lines() if row):  # a step's validation has a line of its own
+        for row in (
+            row for _, row in self.metrics.lines() if row
+        ):  # a step's validation has a line of its own
             played[row["step"]] += int(row.get("selfplay/games", 0))
         # The files of a run that began at another one's checkpoint begin later.
         steps = range(min([*played, *filter(None, held)], default=1), step + 1)
         if unknown := [str(number) for number in steps if number not in played]:
             yield f"{self.metrics.path} lacks steps that were trained: {_first(unknown)}"
-        counts = [(n, held[n], count) for n, count in played.items() if n <= step and held[n] < count]
+        counts = [
+            (n, held[n], count) for n, count in played.items() if n <= step and held[n] < count
+        ]
         if fewer := [f"{left} of {count} of step {n}" for n, left, count in counts]:
             yield f"{self.games.path} lacks games that were played: it holds {_first(fewer)}"
         text = half.decode(errors="replace")
         facts = dict(re.findall(r'"(step|uid|session)": ("[^"]*"|-?\d+)', text))
         if half and int(facts.get("step", 0)) <= step:
             game = ", ".join(f"{name} {value}" for name, value in facts.items())
-            yield f"{self.games.path} ends within a line, so this game is lost: {game or text[:100]}"
+            lost = game or text[:100]
+            yield f"{self.games.path} ends within a line, so this game is lost: {lost}"
 
 
 def _first(texts: Sequence[str]) -> str:
@@ -248,7 +303,9 @@ def save_state(folder: str | Path, parts: Mapping[str, State]) -> None:
 
 
 def load_state(folder: str | Path, parts: Mapping[str, State]) -> list[str]:
-    """Load each part's state from a checkpoint, and return the names it lacks; ValueError for a damaged file."""
+    """Load each part's state from a checkpoint, and return the names it lacks; ValueError for a
+    damaged file.
+    """
     path = Path(folder) / STATE_FILE
     if not path.exists():
         return sorted(parts)

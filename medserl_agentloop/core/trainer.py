@@ -1,8 +1,9 @@
 """The trainer: verl's own, taught the three things the game needs.
 
-It restarts ``position_ids`` at each private context before any log-probability is computed, keeps the roles' advantages
-and losses apart, and writes the games. ``trainer.v1.trainer_mode`` is ``selfplay_sync`` or ``selfplay_colocate_async``.
-``recipes/core.yaml`` also names the data set and the replay buffer that stand here.
+It restarts ``position_ids`` at each private context before any log-probability is computed, keeps
+the roles' advantages and losses apart, and writes the games. ``trainer.v1.trainer_mode`` is
+``selfplay_sync`` or ``selfplay_colocate_async``. ``recipes/core.yaml`` also names the data set and
+the replay buffer that stand here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from typing import Any
 
 from omegaconf import OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerColocateAsync, PPOTrainerSync, register_trainer
+from verl.trainer.ppo.v1 import (
+    PPOTrainer,
+    PPOTrainerColocateAsync,
+    PPOTrainerSync,
+    register_trainer,
+)
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -53,12 +59,15 @@ from medserl_agentloop.core.run_check import RunConfig, check_run, machine, resu
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.terminal import announce
 
-POLL_INTERVAL_S = 0.1  # verl's own buffer looks at its queue every 2 s, which is most of a tiny model's step
+POLL_INTERVAL_S = (
+    0.1  # verl's own buffer looks at its queue every 2 s, which is most of a tiny model's step
+)
 CHECK_INTERVAL_S = 5.0
 
 
 class SelfPlayDataset(RLHFDataset):  # type: ignore[misc]  # verl is untyped
-    """verl's data set. With ``data.filter_overlong_prompts`` it leaves out and counts the rows whose game is too long.
+    """verl's data set. With ``data.filter_overlong_prompts`` it leaves out and counts the rows
+    whose game is too long.
 
     verl's own filter measures the column ``prompt``; a game renders its prompts itself.
     """
@@ -69,19 +78,26 @@ class SelfPlayDataset(RLHFDataset):  # type: ignore[misc]  # verl is untyped
         selfplay = SelfPlayConfig.from_run(OmegaConf.select(self.config, ".."))
         game = game_class(selfplay.game)(selfplay, ChatEncoder.of_run(self.tokenizer, self.config))
         rows = list(dataframe["extra_info"])
-        fitting = [number for number, facts in enumerate(rows) if not overlong(game.plan(facts), self.config)]
+        fitting = [
+            number
+            for number, facts in enumerate(rows)
+            if not overlong(game.plan(facts), self.config)
+        ]
         announce(
-            f"{', '.join(self.data_files)}: data.filter_overlong_prompts leaves out {len(rows) - len(fitting)} of "
+            f"{', '.join(self.data_files)}: data.filter_overlong_prompts leaves out "
+            f"{len(rows) - len(fitting)} of "
             f"{len(rows)} rows"
         )
         return dataframe.select(fitting)
 
 
 class SelfPlayReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is untyped
-    """verl's replay buffer of synchronous training, with a check of the run while it waits for games.
+    """verl's replay buffer of synchronous training, with a check of the run while it waits for
+    games.
 
-    ``check``, which the trainer sets, is called at most every 5 s; it raises to end the run. verl does not tell custom
-    samplers about ``algorithm.filter_groups`` and ``sync_refill_failed_groups``, so neither has an effect here.
+    ``check``, which the trainer sets, is called at most every 5 s; it raises to end the run. verl
+    does not tell custom samplers about ``algorithm.filter_groups`` and
+    ``sync_refill_failed_groups``, so neither has an effect here.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -99,10 +115,16 @@ class SelfPlayReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is untyp
     def _materialize_batch(
         self, partition_id: str, prompts: list[str], games: dict[str, dict[str, Any]]
     ) -> KVBatchMeta:
-        """verl's batch in the order of its rows, not in that in which games ended: a run shall repeat itself."""
+        """verl's batch in the order of its rows, not in that in which games ended: a run shall
+        repeat itself.
+        """
         rows = {uid: number for number, uid in enumerate(self.prompt_global_steps[partition_id])}
-        in_order = sorted(games, key=lambda key: (rows.get(key.split("_")[0], -1), *map(int, key.split("_")[1:])))
-        return super()._materialize_batch(partition_id, prompts, {key: games[key] for key in in_order})
+        in_order = sorted(
+            games, key=lambda key: (rows.get(key.split("_")[0], -1), *map(int, key.split("_")[1:]))
+        )
+        return super()._materialize_batch(
+            partition_id, prompts, {key: games[key] for key in in_order}
+        )
 
 
 class SelfPlayReplayBufferAsync(SelfPlayReplayBuffer, ReplayBufferAsync):  # type: ignore[misc]
@@ -121,20 +143,27 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         if self.selfplay.adapters == "per_role":
             with open_dict(config.actor_rollout_ref.model.lora) as lora:
                 weights = self.selfplay.credit.role_weights
-                lora[ROLE_ADAPTERS] = {r: weights.get(r, 1.0) * self.selfplay.trains(r) for r in self.game.roles}
+                lora[ROLE_ADAPTERS] = {
+                    r: weights.get(r, 1.0) * self.selfplay.trains(r) for r in self.game.roles
+                }
         self.files = step_file.RunFiles(self.selfplay.records)
         run = RunConfig(config, self.selfplay)
         self.logs_to_wandb = "wandb" in run.names("trainer.logger")
         if self.selfplay.certify != "only":
             refuse(found for found in resume.checkpoints(run) if isinstance(found, str))
             changed = any(resume.changed_settings(run))
-            self.files.open(resume.config_text(run), config.trainer.default_local_dir, changed=changed)
+            self.files.open(
+                resume.config_text(run), config.trainer.default_local_dir, changed=changed
+            )
         self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
         self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
         self.table = StepTable(self.game.roles, self.game.shown)
         self.stop_reason: str | None = None
         self.liveness = Liveness(partial(game_processes, self), self._where_it_ended)
-        self.run_state: dict[str, Any] = {"baselines": self.credit.baselines, "alarms": self.health.state}
+        self.run_state: dict[str, Any] = {
+            "baselines": self.credit.baselines,
+            "alarms": self.health.state,
+        }
         config.trainer.v1.trainer_mode = self.verl_mode
         super().__init__(config)
 
@@ -147,14 +176,20 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         machine.check_stop_strings(stop_strings, self.config.actor_rollout_ref.rollout)
         for dataset, name in ((self.train_dataset, "train_files"), (self.val_dataset, "val_files")):
             machine.check_files(data[name])
-            line = machine.check_dataset(dataset, f"data.{name}={data[name]}", self.interaction, data)
+            line = machine.check_dataset(
+                dataset, f"data.{name}={data[name]}", self.interaction, data
+            )
             announce(line)
         self.interaction.read_validation_set(self.val_dataset)
 
     def _setup(self) -> None:
         super()._setup()
         # Workers start with verl's own loss and no knowledge of roles.
-        trained = [number for number, role in enumerate(self.game.roles, start=1) if self.selfplay.trains(role)]
+        trained = [
+            number
+            for number, role in enumerate(self.game.roles, start=1)
+            if self.selfplay.trains(role)
+        ]
         self.actor_loss = partial(
             losses.selfplay_loss,
             omega_conf_to_dataclass(self.config.actor_rollout_ref.actor),
@@ -164,7 +199,9 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         self._certify()
 
     def _certify(self) -> None:
-        """Measure the run's claims before its first update; CertificateError unless they hold or only warn."""
+        """Measure the run's claims before its first update; CertificateError unless they hold or
+        only warn.
+        """
         certificate = certify(self, self.encoder)
         path = certificate.write(self.selfplay.records)
         for line in (f"{certificate} ({path})", *certificate.problems):
@@ -173,8 +210,11 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             raise CertificateError(" ".join(certificate.problems))
         self._certificate_metrics = certificate.metrics
 
-    def _val_metrics_update(self, sources: Any, uids: Any, facts: Any, *rest: Any, **more: Any) -> dict[str, float]:
-        self.liveness.check()  # a validation without the games that raised would look like a whole one
+    def _val_metrics_update(
+        self, sources: Any, uids: Any, facts: Any, *rest: Any, **more: Any
+    ) -> dict[str, float]:
+        # a validation without the games that raised would look like a whole one
+        self.liveness.check()
         metrics: dict[str, float] = super()._val_metrics_update(sources, uids, facts, *rest, **more)
         for numbers, line in self.interaction.validation_scores(sources, facts):
             metrics.update(numbers)
@@ -185,14 +225,18 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
     def _save_checkpoint(self) -> None:
         try:
             own = self.config.trainer
-            step_file.remove_old_checkpoints(own.default_local_dir, self.global_steps, own.max_actor_ckpt_to_keep)
+            step_file.remove_old_checkpoints(
+                own.default_local_dir, self.global_steps, own.max_actor_ckpt_to_keep
+            )
             step_file.save_state(self._checkpoint_folder(), self.run_state)
             super()._save_checkpoint()
         except Exception as error:  # on a full disk torch says "unexpected pos", and names no file
             free = shutil.disk_usage(self.config.trainer.default_local_dir).free / 2**20
             raise RuntimeError(
-                f"the checkpoint {self._checkpoint_folder()} cannot be written ({type(error).__name__}); {free:.0f} MB "
-                "are free there. Make room if that is too little: the same command resumes from the checkpoint before"
+                f"the checkpoint {self._checkpoint_folder()} cannot be written "
+                f"({type(error).__name__}); {free:.0f} MB "
+                "are free there. Make room if that is too little: the same command resumes from "
+                "the checkpoint before"
             ) from error
 
     def _checkpoint_folder(self) -> Path:
@@ -206,12 +250,17 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         except Exception as error:  # torch may raise anything for a damaged file
             folder, remedy = chosen, "Set trainer.resume_from_path to another one"
             if not chosen:
-                folder, latest = self._checkpoint_folder(), f"{own.default_local_dir}/{step_file.LATEST}"
+                folder, latest = (
+                    self._checkpoint_folder(),
+                    f"{own.default_local_dir}/{step_file.LATEST}",
+                )
                 remedy = (
                     f"Move it away and write the step of the one before into {latest}, or set "
                     "trainer.resume_mode=resume_path and trainer.resume_from_path"
                 )
-            raise ValueError(f"the checkpoint {folder} cannot be loaded ({type(error).__name__}). {remedy}") from error
+            raise ValueError(
+                f"the checkpoint {folder} cannot be loaded ({type(error).__name__}). {remedy}"
+            ) from error
         step, total = self.global_steps, self.total_training_steps
         if step:
             for name in step_file.load_state(chosen or self._checkpoint_folder(), self.run_state):
@@ -224,7 +273,9 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
                 step_file.write_prompts(self.selfplay.records, step + 1, self.interaction.prompts())
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Run verl's training loop; ProcessDied names a dead process or node that is behind an error."""
+        """Run verl's training loop; ProcessDied names a dead process or node that is behind an
+        error.
+        """
         if self.selfplay.certify == "only":
             return
         # The wait for games would only sleep meanwhile, and a busy process may be asked again.
@@ -247,7 +298,8 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
 
     def _where_it_ended(self) -> str:
         return (
-            f"in step {self.global_steps}. Its last output is above in the log. The same command resumes from the last "
+            f"in step {self.global_steps}. Its last output is above in the log. The same command "
+            "resumes from the last "
             f"checkpoint in {self.config.trainer.default_local_dir}"
         )
 
@@ -255,7 +307,8 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         # The games that are left when a process has died are not a batch to train on.
         self.liveness.check()
         if self.on_policy:
-            # What a game gave up on is still generated, and SGLang's scheduler cannot go to sleep with it.
+            # What a game gave up on is still generated, and SGLang's scheduler cannot go to sleep
+            # with it.
             self.checkpoint_manager.abort_replicas()
             self.checkpoint_manager.resume_generation_replicas()
         super().on_sample_end()
@@ -269,7 +322,9 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         batch = super()._compute_old_log_prob(batch, metrics)
         fields = ("rollout_log_probs", "old_log_probs", "response_mask")
         log_probs = read_columns(batch, *fields)
-        recomputed = "actor/entropy" in metrics  # with verl's bypass_mode, old log-probs are the rollout's own
+        recomputed = (
+            "actor/entropy" in metrics
+        )  # with verl's bypass_mode, old log-probs are the rollout's own
         if self.on_policy and recomputed and "rollout_log_probs" in log_probs:
             columns = log_probs.to_padded_tensor(0)
             gaps = losses.context_gaps(*(columns[name] for name in fields))
@@ -278,10 +333,13 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_ref_log_prob(batch, metrics)
-        # verl leaves it for whoever computes next: the critic, which knows no adapter, and the actor's update.
+        # verl leaves it for whoever computes next: the critic, which knows no adapter, and the
+        # actor's update.
         batch.extra_info.pop("no_lora_adapter", None)
         if anchors := self.selfplay.anchors(self.global_steps / self.total_training_steps):
-            write_anchor(batch, {self.game.roles.index(role) + 1: value for role, value in anchors.items()})
+            write_anchor(
+                batch, {self.game.roles.index(role) + 1: value for role, value in anchors.items()}
+            )
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -289,19 +347,25 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         if self.config.algorithm.adv_estimator not in ROLE_ESTIMATORS:
             return super()._compute_advantage(batch, metrics)
         kl_controller = self.kl_ctrl_in_reward if self.config.algorithm.use_kl_in_reward else None
-        batch, credit_metrics = self.credit.assign(batch, self.interaction.repeated_roles, kl_controller)
+        batch, credit_metrics = self.credit.assign(
+            batch, self.interaction.repeated_roles, kl_controller
+        )
         metrics.update(credit_metrics)
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._update_actor(batch, metrics)
         if f"actor/{losses.GAPS[0]}" in metrics:  # this pass gave the old log-probs, too
-            metrics.update({f"training/{name}": metrics.pop(f"actor/{name}") for name in losses.DIFFS})
+            metrics.update(
+                {f"training/{name}": metrics.pop(f"actor/{name}") for name in losses.DIFFS}
+            )
             gaps = {name: metrics.pop(f"actor/{name}") for name in losses.GAPS}
             metrics.update(losses.context_leak_metrics(gaps))
         return batch
 
-    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:
+    def _step_once(
+        self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int
+    ) -> KVBatchMeta:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         columns = read_columns(without_padding(batch), "extra_fields", "role_ids")
         records = [extra[GAME_KEY] for extra in list(columns["extra_fields"])]
@@ -312,9 +376,12 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         metrics.update(turn_metrics(records, list(columns["role_ids"].unbind()), self.game.roles))
         metrics.update(self.interaction.metrics(records))
         if not self.on_policy:
-            metrics.update(staleness_metrics(self.global_steps, [record.policy_version for record in records]))
+            metrics.update(
+                staleness_metrics(self.global_steps, [record.policy_version for record in records])
+            )
         metrics.update(opponent_metrics(records, map(self.interaction.trained_role_won, records)))
-        # verl logs a game whose worker crashed and trains on with the rest: here it is at least counted.
+        # verl logs a game whose worker crashed and trains on with the rest: here it is at least
+        # counted.
         expected = sample_batch_size * self.config.actor_rollout_ref.rollout.n
         metrics.update(lost_games_metrics(expected, len(records)))
         if self.logs_to_wandb and self.selfplay.wandb_games:
@@ -323,7 +390,10 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         return batch
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
-        """One training step; its metrics are on disk before verl's checkpoint. HealthError if an alarm stops it."""
+        """One training step; its metrics are on disk before verl's checkpoint.
+
+        HealthError if an alarm stops it.
+        """
         if self.stop_reason is not None:
             raise HealthError(self.stop_reason)
         started = time.monotonic()
@@ -334,12 +404,16 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         numbers = step_numbers(metrics, {**timing_raw, "step": time.monotonic() - started})
         # Where games are older than the weights, rollout and actor differ without being wrong.
         stale = () if self.on_policy else ("training/rollout_probs_diff_mean",)
-        health = self.health.observe({name: value for name, value in numbers.items() if name not in stale})
+        health = self.health.observe(
+            {name: value for name, value in numbers.items() if name not in stale}
+        )
         metrics.update(health.metrics)
         self.files.metrics.append([{"step": step, "steps": total, **numbers, **health.metrics}])
         for notice in self.interaction.notices(numbers):
             _announce_once(notice)
-        for line in self.table.lines(step, total, numbers, [alarm.rule.name for alarm in health.firing]):
+        for line in self.table.lines(
+            step, total, numbers, [alarm.rule.name for alarm in health.firing]
+        ):
             announce(line)
         for line in health.lines:
             announce(f"alarm {line}")

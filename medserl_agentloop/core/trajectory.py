@@ -1,8 +1,9 @@
 """One game as one trajectory: turns in, verl's ``AgentLoopOutput`` with per-role columns out.
 
-A trajectory is a list of conversations, each owned by a role, in the order in which they began: ``prompt | response |
-next prompt | response | ...``. What follows the very first prompt is verl's *response*, masked 0 on all later prompts.
-verl's TransferQueue worker calls :meth:`SelfPlayOutput.as_dict` after the reward manager.
+A trajectory is a list of conversations, each owned by a role, in the order in which they began:
+``prompt | response | next prompt | response | ...``. What follows the very first prompt is verl's
+*response*, masked 0 on all later prompts. verl's TransferQueue worker calls
+:meth:`SelfPlayOutput.as_dict` after the reward manager.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from medserl_agentloop.core.columns import context_ids
 from medserl_agentloop.core.interaction import NO_ROLE_ID
 from medserl_agentloop.core.records import GameRecord
 
-GAME_KEY = "medserl_game"  # key of the game's record, in ``extra_fields`` and, scored, in ``reward_extra_info``
+# key of the game's record, in ``extra_fields`` and, scored, in ``reward_extra_info``
+GAME_KEY = "medserl_game"
 
 
 @dataclass
@@ -28,10 +30,14 @@ class TrajectoryTurn:
     role: str
     prompt_ids: list[int]  # what stands between the conversation's turn before it and the response
     response_ids: list[int]
-    log_probs: list[float] | None  # under the sampling distribution; None where the server did not give them
+    log_probs: (
+        list[float] | None
+    )  # under the sampling distribution; None where the server did not give them
     conversation: str | None = None  # as in ``Turn``
     number: int = 0  # in the game, from 0; an opponent's turns count
-    weights: tuple[int, int] | None = None  # oldest and newest version that generated it, where the server says
+    weights: tuple[int, int] | None = (
+        None  # oldest and newest version that generated it, where the server says
+    )
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.response_ids)
@@ -41,8 +47,9 @@ class TrajectoryTurn:
 class Trajectory:
     """The turns of one game, in the order of play.
 
-    Where it is not ``isolated``, all turns are one conversation. ``has_log_probs`` is whether verl gets the sampled
-    tokens' log-probs; it is the same in the whole run, whose rows share their columns.
+    Where it is not ``isolated``, all turns are one conversation. ``has_log_probs`` is whether verl
+    gets the sampled tokens' log-probs; it is the same in the whole run, whose rows share their
+    columns.
     """
 
     roles: Sequence[str]
@@ -55,14 +62,18 @@ class Trajectory:
         """The turns of each context, in the order in which the contexts began."""
         contexts: dict[Any, list[TrajectoryTurn]] = {}
         for turn in self.turns:
-            contexts.setdefault((turn.role, turn.conversation) if self.isolated else None, []).append(turn)
+            contexts.setdefault(
+                (turn.role, turn.conversation) if self.isolated else None, []
+            ).append(turn)
         return list(contexts.values())
 
     def before(self, role: str, conversation: str | None) -> list[TrajectoryTurn]:
         """The turns that the next turn of ``role`` continues; none where it opens a context."""
         if not self.isolated:
             return self.turns
-        return [turn for turn in self.turns if (turn.role, turn.conversation) == (role, conversation)]
+        return [
+            turn for turn in self.turns if (turn.role, turn.conversation) == (role, conversation)
+        ]
 
     @property
     def response_tokens(self) -> int:
@@ -70,14 +81,21 @@ class Trajectory:
         return sum(map(len, self.turns)) - (len(self.turns[0].prompt_ids) if self.turns else 0)
 
     def to_output(
-        self, record: GameRecord, metrics: AgentLoopMetrics, extra_fields: dict[str, Any], pad_token_id: int
+        self,
+        record: GameRecord,
+        metrics: AgentLoopMetrics,
+        extra_fields: dict[str, Any],
+        pad_token_id: int,
     ) -> SelfPlayOutput:
         """The trajectory as verl wants it, not yet scored.
 
-        verl can hold neither an empty prompt nor an empty response, so such a game gets a masked padding token instead.
-        A turn without log-probs gets zeros where its run has them; its game is void, so that nobody reads them.
+        verl can hold neither an empty prompt nor an empty response, so such a game gets a masked
+        padding token instead. A turn without log-probs gets zeros where its run has them; its game
+        is void, so that nobody reads them.
         """
-        first = self.turns[0] if self.turns else TrajectoryTurn(self.roles[0], [pad_token_id], [], None)
+        first = (
+            self.turns[0] if self.turns else TrajectoryTurn(self.roles[0], [pad_token_id], [], None)
+        )
         ids: list[int] = []
         mask: list[int] = []
         log_probs: list[float] = []
@@ -89,7 +107,9 @@ class Trajectory:
             ids += [*prompt_ids, *response_ids]
             mask += [0] * len(prompt_ids) + [1] * len(response_ids)
             log_probs += [0.0] * len(prompt_ids) + (turn.log_probs or [0.0] * len(response_ids))
-            role_ids += [NO_ROLE_ID] * len(prompt_ids) + [self.roles.index(turn.role) + 1] * len(response_ids)
+            role_ids += [NO_ROLE_ID] * len(prompt_ids) + [self.roles.index(turn.role) + 1] * len(
+                response_ids
+            )
             if response_ids:
                 ends.append((turn.number, turn.role, len(ids) - 1))
         lengths = [sum(map(len, context)) for context in contexts]
@@ -111,14 +131,17 @@ class Trajectory:
         )
 
 
-PlacedTurn = tuple[int, str, int]  # a turn's number in the game, its role, and where in the response its last token is
+PlacedTurn = tuple[
+    int, str, int
+]  # a turn's number in the game, its role, and where in the response its last token is
 
 
 class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
     """An agent-loop output whose columns tell the roles apart.
 
-    ``role_ids`` are of each response token; ``context_lengths`` sum to the whole sequence; ``turn_ends`` are the
-    policy's turns, each with the place of its last token; ``kind`` is the game's.
+    ``role_ids`` are of each response token; ``context_lengths`` sum to the whole sequence;
+    ``turn_ends`` are the policy's turns, each with the place of its last token; ``kind`` is the
+    game's.
     """
 
     role_ids: list[int]
@@ -127,12 +150,14 @@ class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
     kind: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Columns for the TransferQueue: verl's, ``rm_scores`` (T,), ``role_ids`` (T,) and ``context_lengths``.
+        """Columns for the TransferQueue: verl's, ``rm_scores`` (T,), ``role_ids`` (T,) and
+        ``context_lengths``.
 
-        Each turn's reward stands on its own last token; a role without one, and a void game, has a mask of zeros.
-        ValueError if the reward manager did not return a scored game.
+        Each turn's reward stands on its own last token; a role without one, and a void game, has a
+        mask of zeros. ValueError if the reward manager did not return a scored game.
         """
-        # verl's dump would turn the record into a dict, and makes metrics of all that is in reward_extra_info.
+        # verl's dump would turn the record into a dict, and makes metrics of all that is in
+        # reward_extra_info.
         info = dict(self.extra_fields.get("reward_extra_info") or {})
         record: GameRecord | None = info.pop(GAME_KEY, None)
         if record is None:
@@ -141,7 +166,9 @@ class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
                 "reward.reward_manager.name=PerTurnRewardManager, or a subclass of it"
             )
         fields = {**self.extra_fields, "reward_extra_info": info, GAME_KEY: None}
-        columns: dict[str, Any] = super(SelfPlayOutput, self.model_copy(update={"extra_fields": fields})).as_dict()
+        columns: dict[str, Any] = super(
+            SelfPlayOutput, self.model_copy(update={"extra_fields": fields})
+        ).as_dict()
         columns["extra_fields"][GAME_KEY] = record
         role_ids = columns["role_ids"] = torch.tensor(columns["role_ids"], dtype=torch.int64)
         columns["context_lengths"] = torch.tensor(columns["context_lengths"], dtype=torch.int64)
@@ -152,9 +179,14 @@ class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
         for number, reward in earned.items():
             rm_scores[ends[number][1]] = reward
         columns["rm_scores"] = rm_scores
-        # Whitening would make a return of 0 an advantage. Rewards of turns may leave out one conversation of a role.
-        contexts = context_ids(columns["context_lengths"], len(role_ids)) if record.turn_rewards else 0
+        # Whitening would make a return of 0 an advantage. Rewards of turns may leave out one
+        # conversation of a role.
+        contexts = (
+            context_ids(columns["context_lengths"], len(role_ids)) if record.turn_rewards else 0
+        )
         learners = role_ids + contexts * (role_ids.max() + 1)
         paid = learners[[ends[number][1] for number in earned]]
-        columns["response_mask"] = columns["response_mask"] * torch.isin(learners, paid) * (record.void is None)
+        columns["response_mask"] = (
+            columns["response_mask"] * torch.isin(learners, paid) * (record.void is None)
+        )
         return columns

@@ -22,14 +22,16 @@ _SUBSETS = {"ms": "medec_ms", "uw": MEDEC_UW}
 _WORDS_PER_GRAM = 4
 # De-identification marks of MEDEC-UW, such as <NAME/>. No note of MEDEC-MS has one.
 _MARKS_OF_UW = re.compile(r"<[A-Z][A-Z _-]*/>")
-# Letters alone: an id such as 17, pat3-1 or a UUID, whose first eight digits may all be letters, would be a collection.
+# Letters alone: an id such as 17, pat3-1 or a UUID, whose first eight digits may all be letters,
+# would be a collection.
 _COLLECTION = re.compile(r"(?![a-f]{8}-)([^\W\d_]+)[-_]", re.IGNORECASE)
 
 
 class MedecFormatError(ValueError):
     """An input file is invalid; the message is a sentence that names file, row and column.
 
-    Of several problems the message has the first one and their number, and the exception's notes have the next nine.
+    Of several problems the message has the first one and their number, and the exception's notes
+    have the next nine.
     """
 
 
@@ -47,19 +49,29 @@ class EditTag(str, Enum):
 class Case:
     """One case: its error note, its clean note, or both. The unit of splitting."""
 
-    case_id: str  # that of its error row, else of its only row; the column ``vignette_id`` of all files
+    case_id: (
+        str  # that of its error row, else of its only row; the column ``vignette_id`` of all files
+    )
     error_note: str | None
     clean_note: str | None
     source_sha256: str  # of the file it was read from
     twin_text_id: str | None = None  # the clean row of the same case, where the file has one
     twin_note: str | None = None  # its text, often with its sentences in another order
     clean_from_twin: bool = False  # the error row has no corrected text: the twin's text stands in
-    error_type: str | None = None  # in MEDEC's spelling if it is one of MEDEC's five, else the source's own word
+    error_type: str | None = (
+        None  # in MEDEC's spelling if it is one of MEDEC's five, else the source's own word
+    )
     error_sentence: str | None = None
     corrected_sentence: str | None = None
-    error_sentence_id: int = -1  # number of the wrong sentence in ``sentences``; 0 is one, -1 is none
-    sentences: Mapping[int, str] = field(default_factory=dict)  # of the row ``case_id``, by the source's numbers
-    categories: tuple[Category, ...] | None = None  # those that the source asks for; None where it leaves them open
+    error_sentence_id: int = (
+        -1
+    )  # number of the wrong sentence in ``sentences``; 0 is one, -1 is none
+    sentences: Mapping[int, str] = field(
+        default_factory=dict
+    )  # of the row ``case_id``, by the source's numbers
+    categories: tuple[Category, ...] | None = (
+        None  # those that the source asks for; None where it leaves them open
+    )
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -72,18 +84,28 @@ class Case:
 
     def text_id(self, harmful: bool) -> str:
         """Id of the source row that holds the error note, or the clean one."""
-        return self.twin_text_id if self.twin_text_id and self.clean_from_twin and not harmful else self.case_id
+        return (
+            self.twin_text_id
+            if self.twin_text_id and self.clean_from_twin and not harmful
+            else self.case_id
+        )
 
     @cached_property
     def subset(self) -> str:
-        """``medec_uw`` by MEDEC-UW's marks in a note, else by the letters before ``-`` or ``_`` that begin the id."""
+        """``medec_uw`` by MEDEC-UW's marks in a note, else by the letters before ``-`` or ``_``
+        that begin the id.
+        """
         named = _COLLECTION.match(self.case_id)
         prefix = named[1].lower() if named else "unnamed"
-        return MEDEC_UW if any(map(_MARKS_OF_UW.search, self.notes)) else _SUBSETS.get(prefix, prefix)
+        return (
+            MEDEC_UW if any(map(_MARKS_OF_UW.search, self.notes)) else _SUBSETS.get(prefix, prefix)
+        )
 
     @property
     def pair_source(self) -> str:
-        """The source of the clean note: the error row (``in_row``) or the ``twin``; ``unpaired`` with one note."""
+        """The source of the clean note: the error row (``in_row``) or the ``twin``; ``unpaired``
+        with one note.
+        """
         if self.error_note is None or self.clean_note is None:
             return "unpaired"
         return "twin" if self.clean_from_twin else "in_row"
@@ -105,10 +127,11 @@ class Case:
 
     @property
     def contradiction(self) -> str:
-        """Return why notes and sentences cannot belong together; empty if they can, or if the source names no sentence.
+        """Return why notes and sentences cannot belong together; empty if they can, or if the
+        source names no sentence.
 
-        White space does not count. A correction that is in neither note is no contradiction: MedErrBench words the
-        corrected sentence and the corrected note independently.
+        White space does not count. A correction that is in neither note is no contradiction:
+        MedErrBench words the corrected sentence and the corrected note independently.
         """
         if self.error_note is None or not self.error_sentence:
             return ""
@@ -119,34 +142,48 @@ class Case:
         if right and new and new not in right and (new in wrong or old in right or right in new):
             return "the corrected sentence is not in the corrected note"
         # Lists drop an apostrophe or a stop that the sentence has.
-        listed, named = (re.sub(r"[\W_]", "", text) for text in (self.sentences.get(self.error_sentence_id, ""), old))
+        listed, named = (
+            re.sub(r"[\W_]", "", text)
+            for text in (self.sentences.get(self.error_sentence_id, ""), old)
+        )
         if self.sentences and not (listed and (named in listed or listed in named)):
             return "the sentence of that number is another one"
         return ""
 
 
 def contradictions(cases: Iterable[Case]) -> tuple[dict[str, str], str]:
-    """Why each case that contradicts itself does, by its id, and a sentence if most do: columns were exchanged."""
-    compared = [case for case in cases if case.error_note is not None and case.error_sentence is not None]
+    """Why each case that contradicts itself does, by its id, and a sentence if most do: columns
+    were exchanged.
+    """
+    compared = [
+        case for case in cases if case.error_note is not None and case.error_sentence is not None
+    ]
     wrong = {case.case_id: why for case in compared if (why := case.contradiction)}
     if 2 * len(wrong) <= len(compared):
         return wrong, ""
     examples = "; ".join(f"{shown(case_id)}: {why}" for case_id, why in list(wrong.items())[:3])
     return wrong, (
-        f"{len(wrong)} of {len(compared)} error rows contradict themselves ({examples}); this is what exchanged "
-        "columns look like (the two notes, or the two sentences), or sentence numbers that are not those of the list"
+        f"{len(wrong)} of {len(compared)} error rows contradict themselves ({examples}); this is "
+        "what exchanged "
+        "columns look like (the two notes, or the two sentences), or sentence numbers that are not "
+        "those of the list"
     )
 
 
 def four_grams(text: str) -> frozenset[str]:
-    """The text's runs of four words, in lower case and without punctuation; a shorter text is one run."""
+    """The text's runs of four words, in lower case and without punctuation; a shorter text is one
+    run.
+    """
     words = re.findall(r"\w+", text.casefold())
     runs = range(max(1, len(words) - _WORDS_PER_GRAM + 1))
     return frozenset(" ".join(words[i : i + _WORDS_PER_GRAM]) for i in runs)
 
 
 class NearDuplicateIndex:
-    """Finds the indexed notes that are like another one. Exact: no pair of near-duplicates is missed."""
+    """Finds the indexed notes that are like another one.
+
+    Exact: no pair of near-duplicates is missed.
+    """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._sizes: list[int] = []
@@ -165,15 +202,21 @@ class NearDuplicateIndex:
         """Number and Jaccard similarity of every note that is at least so similar."""
         grams = four_grams(text)
         common = Counter(number for gram in grams for number in self._texts_of.get(gram, ()))
-        found = ((n, shared / (len(grams) + self._sizes[n] - shared)) for n, shared in common.items())
+        found = (
+            (n, shared / (len(grams) + self._sizes[n] - shared)) for n, shared in common.items()
+        )
         return [match for match in found if match[1] >= threshold]
 
 
 def near_duplicates(
     notes: Iterable[tuple[str, str]], others: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[str, str, float]]:
-    """Every named note that is nearly one of ``others``: its name, that of the likest one, their similarity."""
+    """Every named note that is nearly one of ``others``: its name, that of the likest one, their
+    similarity.
+    """
     index = NearDuplicateIndex(text for _, text in others)
     for name, text in notes:
-        for number, similarity in sorted(index.matches(text), key=lambda match: (-match[1], match[0]))[:1]:
+        for number, similarity in sorted(
+            index.matches(text), key=lambda match: (-match[1], match[0])
+        )[:1]:
             yield name, others[number][0], similarity

@@ -18,7 +18,14 @@ from medserl_agentloop.terminal import shown
 NO_TYPE = "unknown"
 NOTE = "the text of the note"  # what to write where there is none
 LARGEST_CELL = 4 * LONGEST_NOTE  # the list of a note's sentences is longer than the note
-_ABSENT = ("", "na", "n/a", "nan", "none", "null")  # in lower case: how MEDEC, pandas and JSON spell no value
+_ABSENT = (
+    "",
+    "na",
+    "n/a",
+    "nan",
+    "none",
+    "null",
+)  # in lower case: how MEDEC, pandas and JSON spell no value
 _LONGEST_TYPE = 40
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 _NUMBERED_LINE = re.compile(r"[ \t]*([0-9]{1,6})(?:[ \t]+(.*))?$", re.DOTALL)
@@ -27,30 +34,40 @@ _SAME_NOTE = 2 / 3  # share of the words in a list of sentences that stand in th
 
 
 class Cells:
-    """The values of one row, and their ``problems`` in sentences; all formats accept and refuse the same things."""
+    """The values of one row, and their ``problems`` in sentences; all formats accept and refuse the
+    same things.
+    """
 
     def __init__(self, place: str, values: Mapping[str, str], as_published: bool = False) -> None:
         self.place, self.values, self.as_published = place, values, as_published
         self.problems: list[str] = []
 
     def refuse(self, column: str, instead: str) -> None:
-        self.problems.append(f"{self.place}, column {column!r}: found {shown(self.values[column])}; {instead}.")
+        self.problems.append(
+            f"{self.place}, column {column!r}: found {shown(self.values[column])}; {instead}."
+        )
 
     def text(self, column: str, needed: str = "", longest: int = LONGEST_NOTE) -> str | None:
-        """A text with LF line ends and without outer white space; None where there is none, which ``needed`` refuses.
+        """A text with LF line ends and without outer white space; None where there is none, which
+        ``needed`` refuses.
 
-        Both notes of a pair go through here: trailing blanks are more frequent on MEDEC's error notes and would give
-        the label away.
+        Both notes of a pair go through here: trailing blanks are more frequent on MEDEC's error
+        notes and would give the label away.
         """
         value = self.values[column]
         text = value.replace("\r\n", "\n").replace("\r", "\n").strip()
         if bad := _UNUSABLE.search(value):
             byte = ord(bad[0]) - 0xDC00
             what = "a NUL character" if bad[0] == "\0" else "a lone surrogate"
-            why = f"{what} (U+{ord(bad[0]):04X}), which no tokenizer can read; write the intended character"
+            why = (
+                f"{what} (U+{ord(bad[0]):04X}), which no tokenizer can read; write the intended "
+                "character"
+            )
             if 0x80 <= byte <= 0xFF:  # how _read_text marks it
                 why = f"the byte 0x{byte:02x}, which is not UTF-8; save the file as UTF-8"
-            self.problems.append(f"{self.place}, column {column!r}: character {bad.start()} is {why}.")
+            self.problems.append(
+                f"{self.place}, column {column!r}: character {bad.start()} is {why}."
+            )
         elif len(value) > longest:
             self.refuse(column, f"a note has at most {LONGEST_NOTE:,} characters")
         elif text.casefold() in _ABSENT:
@@ -93,10 +110,14 @@ class Cells:
         return of_note if len(of_note) > 1 else sentences
 
     def error_type(self, column: str) -> str | None:
-        """MEDEC's name of a type, in any spelling, or the source's own word; None where there is none."""
+        """MEDEC's name of a type, in any spelling, or the source's own word; None where there is
+        none.
+        """
         word = one_line(self.text(column) or "")
         if len(word) > _LONGEST_TYPE:
-            self.refuse(column, f"write {', '.join(ERROR_TYPES)}, a type of your own in few words, or NA")
+            self.refuse(
+                column, f"write {', '.join(ERROR_TYPES)}, a type of your own in few words, or NA"
+            )
         return known_type(word) or (word if word and word.lower() != NO_TYPE else None)
 
 
@@ -119,7 +140,9 @@ def numbered_sentences(text: str | None) -> dict[int, str]:
     for at, (match, line) in enumerate(lines):
         number = int(match[1]) if match else -1
         skipped = range(current + 1, number)
-        missing = len(skipped) <= _LARGEST_ID_GAP and all(last_line_of.get(n, -1) < at for n in skipped)
+        missing = len(skipped) <= _LARGEST_ID_GAP and all(
+            last_line_of.get(n, -1) < at for n in skipped
+        )
         if match and number > current and missing:
             current = number
             sentences[number] = [match[2] or ""]
@@ -131,12 +154,15 @@ def numbered_sentences(text: str | None) -> dict[int, str]:
 
 
 def _sentences_on_one_line(line: str, note: str) -> dict[int, str]:
-    """Sentences that follow one another as ``0 First one. 1 Second one.``; none if they are not those of the note.
+    """Sentences that follow one another as ``0 First one. 1 Second one.``; none if they are not
+    those of the note.
 
     A number opens a sentence if it is the next one and the note has no such word there.
     """
     words = line.replace("\\n", "\n").split()  # some lists have line breaks spelled out
-    spelled, of_note = ([re.sub(r"[\W_]", "", word) for word in text] for text in (words, note.split()))
+    spelled, of_note = (
+        [re.sub(r"[\W_]", "", word) for word in text] for text in (words, note.split())
+    )
     sentences: dict[int, list[str]] = {}
     common = 0
     for edit in Indel.opcodes(of_note, spelled):

@@ -1,4 +1,7 @@
-"""The ``medserl data`` commands and their output. The scripts of ``data_prep`` are the same commands."""
+"""The ``medserl data`` commands and their output.
+
+The scripts of ``data_prep`` are the same commands.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,9 @@ def script(command: Callable[..., None]) -> typer.Typer:
 
 
 def _asked(command: Callable[[ConvertOptions], None]) -> Callable[..., None]:
-    """A command that has an option for each field of ``ConvertOptions``, those that must be given first."""
+    """A command that has an option for each field of ``ConvertOptions``, those that must be given
+    first.
+    """
 
     def with_options(**values: Any) -> None:
         with errors_in_one_line("error"):
@@ -92,28 +97,42 @@ def convert(options: ConvertOptions) -> None:
         _say_why(f"left out: {report.file}", report.contradictions)
         _say_why(f"not joined: {report.file}", report.not_joined)
         if untyped := report.error_types.get("unknown"):
-            _say(f"{report.file}: {untyped} error notes have no error type; look it up with --join and MEDEC's file")
+            _say(
+                f"{report.file}: {untyped} error notes have no error type; look it up with --join "
+                "and MEDEC's file"
+            )
     for name in made.off_mix:
-        _say(f"warning: {name}.parquet has too few cases for the mix, so its categories are not in proportion")
+        _say(
+            f"warning: {name}.parquet has too few cases for the mix, so its categories are not in "
+            "proportion"
+        )
     if not made.val:
         _say("warning: val.parquet has no rows; train with data.val_files=[] or give --val-input")
     available = sum(sum(split["eligible"].values()) for split in made.reports.values())
     unused = options.rows is None and len(made.train) + len(made.val) < available
     if unused and options.mix == DEFAULT_MIX and mix_of(read.cases):
-        _say(f"--mix {AS_GIVEN} keeps all {available} rows, each in the category that the input names")
+        _say(
+            f"--mix {AS_GIVEN} keeps all {available} rows, each in the category that the input "
+            "names"
+        )
     _say(f"mix {format_mix(made.mix)}, seed {options.seed}")
     for name, written in (("train", made.train), ("val", made.val)):
         of = labels_of(written)
         labels = f"presented notes {of['harmful']} harmful, {of['safe']} safe"
         _say(f"{options.output / name}.parquet: {len(written)} rows, {labels}")
-    _say("nothing was written: --dry-run" if options.dry_run else f"{options.output / MANIFEST}: the account")
+    _say(
+        "nothing was written: --dry-run"
+        if options.dry_run
+        else f"{options.output / MANIFEST}: the account"
+    )
 
 
 @app.command()
 def verify(
     files: Annotated[list[Path], Argument(help="Parquet files that are used together.")],
 ) -> None:
-    """Check that files can be trained on: opened by verl, every row complete, playable and free of leaks.
+    """Check that files can be trained on: opened by verl, every row complete, playable and free of
+    leaks.
 
     The exit code is 0 if every check holds, 1 if one fails, 2 if a file cannot be read.
     """
@@ -128,46 +147,74 @@ def verify(
 @app.command()
 def sft(
     output: Annotated[Path, Option(help="Folder for sft_train.parquet and sft_val.parquet.")],
-    inputs: Annotated[list[Path], Option("--input", help="MEDEC's CSV or a .jsonl of pairs. Repeatable.")] = [],  # noqa: B006
-    from_games: Annotated[list[Path], Option(help="Games of a model: its right turns in place of templates.")] = [],  # noqa: B006
+    inputs: Annotated[
+        list[Path], Option("--input", help="MEDEC's CSV or a .jsonl of pairs. Repeatable.")
+    ] = [],  # noqa: B006
+    from_games: Annotated[
+        list[Path], Option(help="Games of a model: its right turns in place of templates.")
+    ] = [],  # noqa: B006
     rest_of: Annotated[
         Path | None,
-        Option(help="A file for self-play, of which the cases that are not taught go to selfplay_train.parquet."),
+        Option(
+            help="A file for self-play, of which the cases that are not taught go to "
+            "selfplay_train.parquet."
+        ),
     ] = None,
     val_fraction: Annotated[float, Option(help="Share of cases for validation, 0 to 1.")] = 0.1,
     seed: Annotated[int, Option(help="Seed of the split and the order.")] = 42,
     profile: Annotated[
         str | None, Option(help="Prompt profile of the messages: a name or a folder; else medserl.")
     ] = None,
-    error_types: Annotated[str | None, Option(help="The run's selfplay.error_types, with commas between them.")] = None,
+    error_types: Annotated[
+        str | None, Option(help="The run's selfplay.error_types, with commas between them.")
+    ] = None,
     splits_of: Annotated[
-        Path | None, Option(help="Folder written by medserl data convert: every case keeps the split it has there.")
+        Path | None,
+        Option(
+            help="Folder written by medserl data convert: every case keeps the split it has there."
+        ),
     ] = None,
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
-    """Write conversations to imitate: an attack, and an assessment of either note, for every pair of --input.
+    """Write conversations to imitate: an attack, and an assessment of either note, for every pair
+    of --input.
 
-    With --from-games they are a model's own turns instead, those that were valid, readable and right.
+    With --from-games they are a model's own turns instead, those that were valid, readable and
+    right.
 
-    What self-play validates on must not be taught here. With the same input, --val-fraction and --seed,
-    medserl data convert puts a case on the same side; if it was told to leave cases out, or given files
-    for validation, give its folder with --splits-of.
+    What self-play validates on must not be taught here. With the same input, --val-fraction and
+    --seed, medserl data convert puts a case on the same side; if it was told to leave cases out, or
+    given files for validation, give its folder with --splits-of.
     """
     import pyarrow.parquet as pq
 
     from medserl_agentloop.core.step_file import GAMES_FILE
-    from medserl_agentloop.data.sft import SFT_SCHEMA, build_sft_rows, read_splits, rows_for_self_play, rows_of_games
+    from medserl_agentloop.data.sft import (
+        SFT_SCHEMA,
+        build_sft_rows,
+        read_splits,
+        rows_for_self_play,
+        rows_of_games,
+    )
     from medserl_agentloop.games.medical.records import read_games
 
     with errors_in_one_line("error"):
         if bool(inputs) == bool(from_games):
-            raise ValueError("give --input, for answers from templates, or --from-games, for a model's own; not both.")
+            raise ValueError(
+                "give --input, for answers from templates, or --from-games, for a model's own; not "
+                "both."
+            )
         split: Any = {"val_fraction": val_fraction, "seed": seed}
         if from_games:
             if splits_of is not None:
-                raise ValueError("--splits-of belongs to --input; with --from-games, use --rest-of.")
+                raise ValueError(
+                    "--splits-of belongs to --input; with --from-games, use --rest-of."
+                )
             if profile is not None:
-                raise ValueError("--profile belongs to --input; with --from-games, leave it out: a game names its own.")
+                raise ValueError(
+                    "--profile belongs to --input; with --from-games, leave it out: a game names "
+                    "its own."
+                )
             paths = [path / GAMES_FILE if path.is_dir() else path for path in from_games]
             made = rows_of_games(chain(*map(read_games, paths)), error_types=error_types, **split)
         else:
@@ -185,7 +232,9 @@ def sft(
                 write_parquet(rows, place / name, SFT_SCHEMA)
             if rest is not None:
                 pq.write_table(rest, place / "selfplay_train.parquet")
-    train, val = (Counter((row["game_role"], row["category"]) for row in rows) for rows in files.values())
+    train, val = (
+        Counter((row["game_role"], row["category"]) for row in rows) for rows in files.values()
+    )
     lessons = [[*lesson, train[lesson], val[lesson]] for lesson in sorted(train | val)]
     _show("Conversations", ["role", "game", "train", "val"], lessons)
     if made.left_out:
@@ -193,20 +242,32 @@ def sft(
     for name, rows in files.items():
         _say(f"{output / name}: {len(rows)} conversations")
     if rest is not None:
-        _say(f"{output / 'selfplay_train.parquet'}: {rest.num_rows} rows of the cases that are not taught")
+        _say(
+            f"{output / 'selfplay_train.parquet'}: {rest.num_rows} rows of the cases that are not "
+            "taught"
+        )
 
 
 @app.command("eval")
 def evaluation_rows(
     inputs: Annotated[list[Path], Option("--input", help="MEDEC's CSV. Repeatable.")],
     output: Annotated[Path, Option(help="Parquet file to write.")],
-    name: Annotated[str, Option(help="What the metrics call the set; by default each note's collection.")] = "",
+    name: Annotated[
+        str, Option(help="What the metrics call the set; by default each note's collection.")
+    ] = "",
     first_index: Annotated[
-        int, Option(min=0, max=2**62, help="Index of the first row; indices of files used together must differ.")
+        int,
+        Option(
+            min=0,
+            max=2**62,
+            help="Index of the first row; indices of files used together must differ.",
+        ),
     ] = FIRST_INDEX,
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
-    """Write every row of an official set as a single assessor turn; nothing is stripped or left out."""
+    """Write every row of an official set as a single assessor turn; nothing is stripped or left
+    out.
+    """
     with errors_in_one_line("error"):
         if output.suffix != ".parquet":
             raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
@@ -214,7 +275,9 @@ def evaluation_rows(
         refuse_uw(read.uw_rows, i_have_the_uw_agreement)
         with all_or_none(output.parent) as place:
             write_parquet(rows, place / output.name)
-    _show("Rows", ["data_source", "rows"], sorted(Counter(row["data_source"] for row in rows).items()))
+    _show(
+        "Rows", ["data_source", "rows"], sorted(Counter(row["data_source"] for row in rows).items())
+    )
     for report in read.reports:
         _say_why(f"warning: kept as published: {report.file}", report.contradictions)
     _say(f"{output}: {len(rows)} rows; {read.dropped_empty} empty records dropped")
@@ -222,12 +285,18 @@ def evaluation_rows(
 
 @app.command()
 def profile(
-    source: Annotated[Path, Option("--from", help="Your checkout of the OpenRLHF system; it holds medical_team/.")],
+    source: Annotated[
+        Path, Option("--from", help="Your checkout of the OpenRLHF system; it holds medical_team/.")
+    ],
     output: Annotated[Path, Option(help="Folder of the profile; it must not exist.")],
 ) -> None:
-    """Write a prompt profile with the texts of a checkout of the OpenRLHF system; its code is read and never run."""
+    """Write a prompt profile with the texts of a checkout of the OpenRLHF system; its code is read
+    and never run.
+    """
     with errors_in_one_line("error"):
-        files: dict[str, str] = resolve_name("medserl_agentloop.medical_team.prompts:profile_files")(source)
+        files: dict[str, str] = resolve_name(
+            "medserl_agentloop.medical_team.prompts:profile_files"
+        )(source)
         if output.exists():
             raise ValueError(f"{output} exists: give the name of a new folder.")
         with all_or_none(output) as place:
@@ -235,34 +304,57 @@ def profile(
                 (place / name).parent.mkdir(exist_ok=True)
                 (place / name).write_text(text, encoding="utf-8", newline="\n")
     if not any("<answer>" in text for name, text in files.items() if name.startswith("attacker")):
-        _say("note: the attacker is not told of <answer>, and nothing else is read: write it into the templates")
+        _say(
+            "note: the attacker is not told of <answer>, and nothing else is read: write it into "
+            "the templates"
+        )
     _say(f"{output}: a profile with the prompts of {source}; use it with selfplay.profile")
 
 
 @app.command()
 def overlap(
-    files: Annotated[list[Path], Argument(help="Two or more files of notes, in any format that convert reads.")],
+    files: Annotated[
+        list[Path], Argument(help="Two or more files of notes, in any format that convert reads.")
+    ],
     output: Annotated[Path | None, Option(help="File for all pairs, as CSV.")] = None,
 ) -> None:
-    """Count the notes of each file that are nearly a note of another: who trains on one reports memory on the other."""
+    """Count the notes of each file that are nearly a note of another: who trains on one reports
+    memory on the other.
+    """
     with errors_in_one_line("error"):
         if len(files) < 2:
             raise ValueError("give two files or more.")
-        read = {path: read_files([path], as_published=path.suffix.lower() in (".csv", ".json")) for path in files}
+        read = {
+            path: read_files([path], as_published=path.suffix.lower() in (".csv", ".json"))
+            for path in files
+        }
     # A published row is a note of its own, under its own id; of a pair both notes count, as one.
     notes = {
-        path: [(case.twin_text_id or case.case_id, note) for case in result.cases for note in case.notes]
+        path: [
+            (case.twin_text_id or case.case_id, note)
+            for case in result.cases
+            for note in case.notes
+        ]
         for path, result in read.items()
     }
     pairs, rows = [], []
     for path, other in permutations(files, 2):
         found = {match[0]: match for match in near_duplicates(notes[path], notes[other])}
-        pairs += [(path.name, name, other.name, near, f"{similarity:.2f}") for name, near, similarity in found.values()]
+        pairs += [
+            (path.name, name, other.name, near, f"{similarity:.2f}")
+            for name, near, similarity in found.values()
+        ]
         rows.append([f"{path.name} ({len(dict(notes[path]))})", other.name, len(found)])
-    _show("Notes that are nearly a note of another file (4-gram Jaccard 0.5 or more)", ["file", "other", "notes"], rows)
+    _show(
+        "Notes that are nearly a note of another file (4-gram Jaccard 0.5 or more)",
+        ["file", "other", "notes"],
+        rows,
+    )
     if output is not None:
         text = io.StringIO(newline="")
-        csv.writer(text).writerows([("file", "note", "other file", "other note", "Jaccard"), *pairs])
+        csv.writer(text).writerows(
+            [("file", "note", "other file", "other note", "Jaccard"), *pairs]
+        )
         with errors_in_one_line("error"), replacing(output) as file:
             file.write(text.getvalue().encode())
         _say(f"{output}: {len(pairs)} pairs")
@@ -270,8 +362,12 @@ def overlap(
 
 def _print_input(reports: Sequence[ReadReport]) -> None:
     counts = {field.name: field.metadata["label"] for field in fields(ReadReport) if field.metadata}
-    rows = [[label, *(getattr(report, name) for report in reports)] for name, label in counts.items()]
-    _show("Input", ["", *(report.file for report in reports)], [row for row in rows if any(row[1:])])
+    rows = [
+        [label, *(getattr(report, name) for report in reports)] for name, label in counts.items()
+    ]
+    _show(
+        "Input", ["", *(report.file for report in reports)], [row for row in rows if any(row[1:])]
+    )
     types = sum((Counter(report.error_types) for report in reports), Counter[str]())
     _show("Error types", ["type", "cases"], types.most_common())
 
@@ -283,7 +379,11 @@ def _print_rows(made: SplitRows, plan: RowPlan) -> None:
         counts = (f"{split['rows'][category]} ({split['eligible'][category]})" for split in splits)
         rows.append([category.value, plan.label_of(category).value, *counts])
     total = ["total", "", *(str(sum(split["rows"].values())) for split in splits)]
-    _show("Rows (in brackets: cases that could serve)", ["category", "presented note", *made.reports], [*rows, total])
+    _show(
+        "Rows (in brackets: cases that could serve)",
+        ["category", "presented note", *made.reports],
+        [*rows, total],
+    )
 
 
 def _print_report(report: Report) -> None:
@@ -294,7 +394,9 @@ def _print_report(report: Report) -> None:
     if hidden := (report.failures + report.warnings).total() - len(report.problems):
         _say(f"and {hidden} more of the same kinds")
     numbers = ["rows", "harmful", "safe"]
-    files = [[name, *(counts[number] for number in numbers)] for name, counts in report.files.items()]
+    files = [
+        [name, *(counts[number] for number in numbers)] for name, counts in report.files.items()
+    ]
     _show("Files", ["file", *numbers], files)
     results = []
     for check in Check:
@@ -309,7 +411,10 @@ def _say_why(what: str, rows: Sequence[tuple[str, str]]) -> None:
     """For each reason how many rows there are, and the first of them; the manifest has all."""
     for why in dict.fromkeys(why for _, why in rows):
         ids = [row_id for row_id, of in rows if of == why]
-        _say(f"{what}, {why} ({len(ids)}): {', '.join(ids[:SHOWN])}{', ...' if len(ids) > SHOWN else ''}")
+        _say(
+            f"{what}, {why} ({len(ids)}): "
+            f"{', '.join(ids[:SHOWN])}{', ...' if len(ids) > SHOWN else ''}"
+        )
 
 
 def _say(line: str) -> None:

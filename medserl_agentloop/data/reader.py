@@ -1,8 +1,9 @@
 """MEDEC data in any known format -> cases, with an account of every row.
 
-- MEDEC's nine columns as CSV, one row per note, error rows and their clean twins. MedErrBench has them too. Own notes
-  may leave out where the error stands.
-- MedRECT's JSON: a list of notes with the same facts under names of its own, sentences numbered from 1.
+- MEDEC's nine columns as CSV, one row per note, error rows and their clean twins. MedErrBench has
+  them too. Own notes may leave out where the error stands.
+- MedRECT's JSON: a list of notes with the same facts under names of its own, sentences numbered
+  from 1.
 - One JSON object per line: a pair of an error note and its corrected note.
 - One OpenRLHF row per line, which ``medical_team.openrlhf_rows`` reads.
 
@@ -44,16 +45,30 @@ COLUMNS = (
     "Corrected Sentence",
     "Corrected Text",
 )
-_SHORT_NAMES = {"Text ID": "id", "Text": "note", "Error Flag": "haserror", "Corrected Text": "corrected"}
+_SHORT_NAMES = {
+    "Text ID": "id",
+    "Text": "note",
+    "Error Flag": "haserror",
+    "Corrected Text": "corrected",
+}
 _PLACE_OF_ERROR = {"Sentences", "Error Sentence ID", "Error Sentence", "Corrected Sentence"}
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-_PAIR_KEYS = ("note_id", "incorrect_note", "correct_note", "error_type", "error_sentence", "corrected_sentence")
+_PAIR_KEYS = (
+    "note_id",
+    "incorrect_note",
+    "correct_note",
+    "error_type",
+    "error_sentence",
+    "corrected_sentence",
+)
 _SHOWN_PROBLEMS = 10
 # Word overlap of a clean row with the corrected text of the error row before it. On the official
 # validation set the lowest twin has 0.86, and the highest of two unrelated notes 0.45.
 _TWIN_OVERLAP = 0.7
 # No guess at bytes that were lost: what stands in their place is text.
-_MISREAD_ONLY = TextFixerConfig(restore_byte_a0=False, replace_lossy_sequences=False, fix_c1_controls=False)
+_MISREAD_ONLY = TextFixerConfig(
+    restore_byte_a0=False, replace_lossy_sequences=False, fix_c1_controls=False
+)
 _READ_OPENRLHF = "medserl_agentloop.medical_team.openrlhf_rows:read_rows"
 
 NoteJoin = Mapping[str, Case]  # text of a note, white space aside -> the first case that has it
@@ -67,8 +82,8 @@ def _count(label: str) -> int:
 class ReadReport:
     """Counts of one input's records, by the reader's labels.
 
-    ``records == dropped_empty + pairs + twins + clean_only + error_only + contradicting``: nothing else is lost.
-    OpenRLHF files are the exception: up to four of their rows are about one case.
+    ``records == dropped_empty + pairs + twins + clean_only + error_only + contradicting``: nothing
+    else is lost. OpenRLHF files are the exception: up to four of their rows are about one case.
     """
 
     file: str = ""
@@ -85,9 +100,15 @@ class ReadReport:
     joined: int = _count("OpenRLHF rows joined with their case")
     repaired: int = _count("rows in which misread characters were put right")
     uw_rows: int = _count("rows of MEDEC-UW")
-    error_types: dict[str, int] = field(default_factory=dict)  # of error notes; ``unknown`` where none is given
-    contradictions: list[tuple[str, str]] = field(default_factory=list)  # id of each of these rows, and why
-    not_joined: list[tuple[str, str]] = field(default_factory=list)  # id of each other OpenRLHF row, and why
+    error_types: dict[str, int] = field(
+        default_factory=dict
+    )  # of error notes; ``unknown`` where none is given
+    contradictions: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # id of each of these rows, and why
+    not_joined: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # id of each other OpenRLHF row, and why
 
 
 class ReadResult(NamedTuple):
@@ -106,13 +127,19 @@ class ReadResult(NamedTuple):
 
 
 def read_files(
-    paths: Iterable[Path], *, join: Sequence[Path] = (), repair_encoding: bool = False, as_published: bool = False
+    paths: Iterable[Path],
+    *,
+    join: Sequence[Path] = (),
+    repair_encoding: bool = False,
+    as_published: bool = False,
 ) -> ReadResult:
-    """Read every input and check that no row occurs in two of them; MedecFormatError for an invalid input.
+    """Read every input and check that no row occurs in two of them; MedecFormatError for an invalid
+    input.
 
-    The cases of OpenRLHF rows are looked up in the files of ``join``. With ``repair_encoding``, UTF-8 that was read as
-    cp1252 is put right in every field alike. With ``as_published``, every row is a case of its own, its texts exactly
-    as they stand in the file, and the id of a clean twin's case is that of its error row.
+    The cases of OpenRLHF rows are looked up in the files of ``join``. With ``repair_encoding``,
+    UTF-8 that was read as cp1252 is put right in every field alike. With ``as_published``, every
+    row is a case of its own, its texts exactly as they stand in the file, and the id of a clean
+    twin's case is that of its error row.
     """
     joined = None
     if join:  # of a note in several cases the first one counts
@@ -134,8 +161,10 @@ def read_files(
             raise error
         if again := [case.case_id for case in members if case.case_id in file_of]:
             raise MedecFormatError(
-                f"{file}: {len(again)} of its {len(members)} cases are also in {file_of[again[0]]} (the first is "
-                f"{again[0]!r}); give every case once, for training or for validation, and leave one of the files out."
+                f"{file}: {len(again)} of its {len(members)} cases are also in {file_of[again[0]]} "
+                "(the first is "
+                f"{again[0]!r}); give every case once, for training or for validation, and leave "
+                "one of the files out."
             )
         cases += members
         file_of |= {case.case_id: file for case in members}
@@ -148,7 +177,9 @@ def read_files(
 
 @dataclass
 class Intake:
-    """An input while it is read: the row of every text id in all inputs so far, its report and its problems."""
+    """An input while it is read: the row of every text id in all inputs so far, its report and its
+    problems.
+    """
 
     claims: dict[str, str]
     repair: bool
@@ -159,7 +190,10 @@ class Intake:
     def cells(self, place: str, values: dict[str, str]) -> Cells:
         """A row's values, with misread UTF-8 put right where that was asked for."""
         if self.repair:
-            before, values = values, {name: repair_encoding(value) for name, value in values.items()}
+            before, values = (
+                values,
+                {name: repair_encoding(value) for name, value in values.items()},
+            )
             self.report.repaired += values != before
         return Cells(place, values, self.as_published)
 
@@ -176,7 +210,9 @@ class Intake:
         return not cells.problems
 
     def cases(self, rows: Iterable[Cells], case_of: Callable[[Cells, str], Case]) -> list[Case]:
-        """The cases of the rows without a fault that do not contradict themselves; a MedecFormatError if most do."""
+        """The cases of the rows without a fault that do not contradict themselves; a
+        MedecFormatError if most do.
+        """
         read = ((cells, case_of(cells, self.report.sha256)) for cells in rows)
         cases = [case for cells, case in read if self.accepts(cells, case.case_id)]
         wrong, refusal = contradictions(cases)
@@ -191,8 +227,10 @@ def _open(path: Path, intake: Intake, joined: NoteJoin | None) -> Iterator[Case]
     """The cases of an input; its name and its hash go to the report."""
     if path.suffix.lower() not in (".csv", ".json", ".jsonl"):
         raise MedecFormatError(
-            f"{path}: files that end in {path.suffix or 'nothing'!r} are not known; give a .csv file in MEDEC's "
-            "nine columns, a .json file of MedRECT's, or a .jsonl file of pairs or of OpenRLHF rows."
+            f"{path}: files that end in {path.suffix or 'nothing'!r} are not known; give a .csv "
+            "file in MEDEC's "
+            "nine columns, a .json file of MedRECT's, or a .jsonl file of pairs or of OpenRLHF "
+            "rows."
         )
     text, intake.report.sha256 = _read_text(path)
     intake.report.file = path.name
@@ -204,21 +242,32 @@ def _open(path: Path, intake: Intake, joined: NoteJoin | None) -> Iterator[Case]
     if '"data_type"' in first or '"game_category"' in first:
         read: Callable[..., Iterator[Case]] = resolve_name(_READ_OPENRLHF)
         return read(path, text, intake, joined)
-    return iter(intake.cases((cells for _, cells, _ in objects(text, intake, _PAIR_KEYS)), _case_of_pair))
+    return iter(
+        intake.cases((cells for _, cells, _ in objects(text, intake, _PAIR_KEYS)), _case_of_pair)
+    )
 
 
 def _read_text(path: Path) -> tuple[str, str]:
-    """A file's text and the hash of its bytes. A byte that is not UTF-8 becomes a surrogate, which Cells refuses."""
+    """A file's text and the hash of its bytes.
+
+    A byte that is not UTF-8 becomes a surrogate, which Cells refuses.
+    """
     try:
         content = regular_file(path).read_bytes()
     except OSError as error:
         reason = f"cannot be read ({error.strerror or error}); give the path of a MEDEC file"
         raise MedecFormatError(f"{path}: {reason}.") from error
     if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):  # there are no rows to name
-        raise MedecFormatError(f"{path}: byte 0 (0x{content[0]:02x}) is not UTF-8; save the file as UTF-8.")
+        raise MedecFormatError(
+            f"{path}: byte 0 (0x{content[0]:02x}) is not UTF-8; save the file as UTF-8."
+        )
     if not content.strip():
-        raise MedecFormatError(f"{path}: the file is empty; give a MEDEC file with at least one row.")
-    return content.decode("utf-8-sig", errors="surrogateescape"), hashlib.sha256(content).hexdigest()
+        raise MedecFormatError(
+            f"{path}: the file is empty; give a MEDEC file with at least one row."
+        )
+    return content.decode("utf-8-sig", errors="surrogateescape"), hashlib.sha256(
+        content
+    ).hexdigest()
 
 
 def _count_cases(report: ReadReport, cases: list[Case]) -> None:
@@ -233,16 +282,19 @@ def _count_cases(report: ReadReport, cases: list[Case]) -> None:
     report.no_op_edits = sum(case.edit_tag is EditTag.NO_OP for case in cases)
     report.non_local_edits = sum(case.edit_tag is EditTag.NON_LOCAL for case in cases)
     report.error_types = dict(sorted(Counter(case.error_type or NO_TYPE for case in wrong).items()))
-    report.uw_rows = len({text_id for case in cases if case.subset == MEDEC_UW for text_id in case.text_ids})
+    report.uw_rows = len(
+        {text_id for case in cases if case.subset == MEDEC_UW for text_id in case.text_ids}
+    )
 
 
-# -- MEDEC's CSV ---------------------------------------------------------------------------------------------------
+# -- MEDEC's CSV -----------------------------------------------------------------------------------
 
 
 def _read_rows(records: Iterable[Cells], intake: Intake) -> Iterator[Case]:
     """The cases of rows that have MEDEC's columns, every error row joined with its clean twin."""
     by_id = {row.case_id: row for row in intake.cases(records, _case_of_row)}
-    # A clean row may stand before its error row, so the twins are known only after one pass over all.
+    # A clean row may stand before its error row, so the twins are known only after one pass over
+    # all.
     error_row_of: dict[str, str] = {}
     for text_id, row in by_id.items():
         if twin := _twin(row, by_id):
@@ -251,7 +303,11 @@ def _read_rows(records: Iterable[Cells], intake: Intake) -> Iterator[Case]:
     for text_id, row in by_id.items():
         if intake.as_published:
             case_id = error_row_of.get(text_id)
-            yield replace(row, case_id=case_id, twin_text_id=text_id, clean_from_twin=True) if case_id else row
+            yield (
+                replace(row, case_id=case_id, twin_text_id=text_id, clean_from_twin=True)
+                if case_id
+                else row
+            )
         elif text_id not in error_row_of:
             if twin := twin_of.get(text_id):
                 row = replace(row, twin_text_id=twin.case_id, twin_note=twin.clean_note)
@@ -265,7 +321,8 @@ def _csv_records(text: str, intake: Intake) -> Iterator[Cells]:
     file = intake.report.file
     csv.field_size_limit(LARGEST_CELL)
     delimiter = max(_DELIMITERS, key=text.partition("\n")[0].count)
-    # newline="" leaves the line ends inside quoted cells to the CSV parser; strict finds open quotes.
+    # newline="" leaves the line ends inside quoted cells to the CSV parser; strict finds open
+    # quotes.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     row = 0
     try:
@@ -276,28 +333,40 @@ def _csv_records(text: str, intake: Intake) -> Iterator[Cells]:
         names = {found: name for name, found in alike.items() if name not in written}
         header = [names.get(name, name) for name in written]
         absent, times = [name for name in COLUMNS if name not in header], Counter(header)
-        problems = [f"column {shown(name)} occurs twice" for name in sorted(times) if name and times[name] > 1]
+        problems = [
+            f"column {shown(name)} occurs twice"
+            for name in sorted(times)
+            if name and times[name] > 1
+        ]
         if not _PLACE_OF_ERROR <= {*absent} <= _PLACE_OF_ERROR | {"Error Type"}:
             problems = [f"column {name!r} is missing" for name in absent] + problems
         if problems:
             raise MedecFormatError(
-                f"{file}, header: {problems[0]}; the first row must name MEDEC's nine columns: {', '.join(COLUMNS)}. "
+                f"{file}, header: {problems[0]}; the first row must name MEDEC's nine columns: "
+                f"{', '.join(COLUMNS)}. "
                 "For notes of your own, id, note, has_error and corrected are enough."
             )
         notes = [f"{old} is {new}" for old, new in zip(written, header, strict=True) if old != new]
-        notes += [f"no {name}" for name in absent] + [f"{_DELIMITERS[delimiter]} between cells"] * (delimiter != ",")
+        notes += [f"no {name}" for name in absent] + [f"{_DELIMITERS[delimiter]} between cells"] * (
+            delimiter != ","
+        )
         if notes:
-            print(visible(f"{file}, header, as it is understood: {', '.join(notes)}"), file=sys.stderr)
+            print(
+                visible(f"{file}, header, as it is understood: {', '.join(notes)}"), file=sys.stderr
+            )
         for row, cells in enumerate(reader, start=1):
             place = f"{file}, row {row}"
             if not any(cell.strip() for cell in cells):
                 intake.report.dropped_empty += 1
             elif len(cells) == len(header):
-                yield intake.cells(place, dict.fromkeys(absent, "NA") | dict(zip(header, cells, strict=True)))
+                yield intake.cells(
+                    place, dict.fromkeys(absent, "NA") | dict(zip(header, cells, strict=True))
+                )
             else:
                 intake.problems.append(
                     f"{place}: found {len(cells)} cells under a header of {len(header)} columns; "
-                    f"put cells that contain {_DELIMITERS[delimiter]}, quotes or line breaks in double quotes."
+                    f"put cells that contain {_DELIMITERS[delimiter]}, quotes or line breaks in "
+                    "double quotes."
                 )
     except csv.Error as error:
         instead = 'close every quoted cell and write a quote inside it as ""'
@@ -312,13 +381,22 @@ def _medrect_records(text: str, intake: Intake) -> Iterator[Cells]:
         if not isinstance(notes, list):
             raise ValueError(f"found a JSON {type(notes).__name__}")
     except (ValueError, RecursionError) as error:
-        raise MedecFormatError(f"{file}: not a JSON list ({error}); give a file as MedRECT publishes it.") from error
+        raise MedecFormatError(
+            f"{file}: not a JSON list ({error}); give a file as MedRECT publishes it."
+        ) from error
     for row, note in enumerate(notes, start=1):
         place = f"{file}, row {row}"
         try:
-            values = [note["sample_id"], note["metadata"]["original_text"], note["sentences"], note["error_flag"]]
+            values = [
+                note["sample_id"],
+                note["metadata"]["original_text"],
+                note["sentences"],
+                note["error_flag"],
+            ]
         except (KeyError, TypeError) as error:
-            intake.problems.append(f"{place}: not a note of MedRECT ({error!r}); write sample_id, sentences and so on.")
+            intake.problems.append(
+                f"{place}: not a note of MedRECT ({error!r}); write sample_id, sentences and so on."
+            )
             continue
         values[2] = re.sub(r"(?m)^([0-9]+)\. ", r"\1 ", str(values[2]))
         values += [note.get("_".join(column.lower().split())) for column in COLUMNS[4:]]
@@ -340,7 +418,10 @@ def _case_of_row(cells: Cells, sha256: str) -> Case:
     placed = sentences or error_sentence or corrected_sentence
     if has_error != (number >= 0) and not cells.problems and (placed or not has_error):
         what = "an error: write the number of the wrong sentence, or flag 0"
-        instead = f"the row's flag says that it has {what if has_error else 'no error: write -1, or flag 1'}"
+        instead = (
+            "the row's flag says that it has "
+            f"{what if has_error else 'no error: write -1, or flag 1'}"
+        )
         cells.refuse("Error Sentence ID", instead)
     for column, text in zip(("Error Type", *COLUMNS[6:]), (error_type, *texts), strict=True):
         if not has_error and text is not None and not cells.problems:
@@ -361,7 +442,9 @@ def _case_of_row(cells: Cells, sha256: str) -> Case:
 
 
 def _twin(row: Case, rows: Mapping[str, Case]) -> Case | None:
-    """The clean row of the same case as an error row: the next id of the same series, if the text agrees."""
+    """The clean row of the same case as an error row: the next id of the same series, if the text
+    agrees.
+    """
     numbered = re.fullmatch(r"(.*?)([0-9]{1,18})", row.case_id, re.DOTALL)
     if row.error_note is None or not numbered:
         return None
@@ -370,18 +453,23 @@ def _twin(row: Case, rows: Mapping[str, Case]) -> Case | None:
     if twin is None or twin.error_note is not None or twin.clean_note is None:
         return None
     # The same words, with the sentences in any order.
-    one, two = (Counter(re.findall(r"\w+", t.casefold())) for t in (twin.clean_note, row.clean_note or row.error_note))
+    one, two = (
+        Counter(re.findall(r"\w+", t.casefold()))
+        for t in (twin.clean_note, row.clean_note or row.error_note)
+    )
     total = one.total() + two.total()
     overlap = 2 * (one & two).total() / total if total else 1.0  # Dice coefficient, 0 to 1
     return twin if overlap >= _TWIN_OVERLAP else None
 
 
 def repair_encoding(text: str) -> str:
-    """``text`` with UTF-8 that was read as another encoding (``â€“`` for a dash) put right; genuine signs stay."""
+    """``text`` with UTF-8 that was read as another encoding (``â€“`` for a dash) put right; genuine
+    signs stay.
+    """
     return fix_encoding(text, _MISREAD_ONLY)
 
 
-# -- objects, one on each line -------------------------------------------------------------------------------------
+# -- objects, one on each line ---------------------------------------------------------------------
 
 
 def _case_of_pair(cells: Cells, sha256: str) -> Case:
@@ -396,9 +484,13 @@ def _case_of_pair(cells: Cells, sha256: str) -> Case:
     )
 
 
-def objects(text: str, intake: Intake, keys: tuple[str, ...]) -> Iterator[tuple[int, Cells, list[str]]]:
-    """Every line's number, the texts of its object, absent ones as ``""``, and those of other keys."""
-    # Split at LF only: U+2028 and U+0085, where str.splitlines splits, are valid inside JSON strings.
+def objects(
+    text: str, intake: Intake, keys: tuple[str, ...]
+) -> Iterator[tuple[int, Cells, list[str]]]:
+    """Every line's number, the texts of its object, absent ones as ``""``, and those of other
+    keys."""
+    # Split at LF only: U+2028 and U+0085, where str.splitlines splits, are valid inside JSON
+    # strings.
     for row, line in enumerate(io.StringIO(text, newline="\n"), start=1):
         place = f"{intake.report.file}, row {row}"
         if not line.strip():
@@ -417,4 +509,8 @@ def objects(text: str, intake: Intake, keys: tuple[str, ...]) -> Iterator[tuple[
         for key in keys:
             if not isinstance(values.get(key), str | None):
                 cells.refuse(key, "write a JSON string")
-        yield row, cells, [value for key, value in values.items() if key not in keys and isinstance(value, str)]
+        yield (
+            row,
+            cells,
+            [value for key, value in values.items() if key not in keys and isinstance(value, str)],
+        )

@@ -1,7 +1,8 @@
-"""Cases -> the rows of ``train.parquet`` and ``val.parquet``, and these files; official sets -> evaluation rows.
+"""Cases -> the rows of ``train.parquet`` and ``val.parquet``, and these files; official sets ->
+evaluation rows.
 
-Called by the ``medserl data`` commands, evaluation rows also by scoring. All rows are a function of the cases and the
-plan: the same ones give the same rows in the same order.
+Called by the ``medserl data`` commands, evaluation rows also by scoring. All rows are a function of
+the cases and the plan: the same ones give the same rows in the same order.
 """
 
 from __future__ import annotations
@@ -47,11 +48,18 @@ def _texts(*names: str) -> dict[str, str]:
     return dict.fromkeys(names, "string")
 
 
-# Declared, not inferred: inference gives a column that is empty in one file the null type, and files
-# whose types differ cannot be concatenated.
+# Declared, not inferred: inference gives a column that is empty in one file the null type, and
+# files whose types differ cannot be concatenated.
 MESSAGES = pa.list_(pa.struct(_texts("role", "content")))
 CASE_FACTS = (
-    *("error_note", "clean_note", "error_type", "error_sentence", "corrected_sentence", "error_sentence_id"),
+    *(
+        "error_note",
+        "clean_note",
+        "error_type",
+        "error_sentence",
+        "corrected_sentence",
+        "error_sentence_id",
+    ),
     "source_sha256",
 )
 _FACTS = {
@@ -85,16 +93,25 @@ class RowPlan(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mix: str = Field(
-        DEFAULT_MIX, description=f"Share of each category, or {AS_GIVEN}: every row of an input that names categories."
+        DEFAULT_MIX,
+        description=f"Share of each category, or {AS_GIVEN}: every row of an input that names "
+        "categories.",
     )
-    rows: int | None = Field(None, ge=1, description="Rows of both splits; default: as many as the mix allows.")
+    rows: int | None = Field(
+        None, ge=1, description="Rows of both splits; default: as many as the mix allows."
+    )
     val_fraction: float = Field(
-        0.1, ge=0, le=1, allow_inf_nan=False, description="Share of cases for validation, unless --val-input has them."
+        0.1,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Share of cases for validation, unless --val-input has them.",
     )
     seed: int = Field(42, description="Seed of the split, the choice and the order.")
     adversarial_benign: Label = Field(
         Label.HARMFUL,
-        description="What an adversarial_benign game asks for: a note with an error, or one that is reworded and safe, "
+        description="What an adversarial_benign game asks for: a note with an error, or one that "
+        "is reworded and safe, "
         "as in the OpenRLHF system.",
     )
 
@@ -108,7 +125,11 @@ class RowPlan(BaseModel):
 
     def label_of(self, category: Category) -> Label:
         """Label of the note that a game of ``category`` presents if its attack is valid."""
-        return self.adversarial_benign if category is Category.ADVERSARIAL_BENIGN else category.default_target_label
+        return (
+            self.adversarial_benign
+            if category is Category.ADVERSARIAL_BENIGN
+            else category.default_target_label
+        )
 
     def shares(self, cases: Iterable[Case]) -> Mix:
         """The share of each category in the rows of these cases."""
@@ -117,20 +138,30 @@ class RowPlan(BaseModel):
         if self.rows is None and (given := mix_of(cases)):
             return given
         raise ValueError(
-            f"--mix {AS_GIVEN} keeps every row of an input that names its category: give such an input and no --rows, "
+            f"--mix {AS_GIVEN} keeps every row of an input that names its category: give such an "
+            "input and no --rows, "
             f"or write shares such as {DEFAULT_MIX}."
         )
 
 
 class ConvertOptions(RowPlan):
-    input: list[Path] = Field(min_length=1, description="MEDEC's CSV, or .jsonl of pairs or OpenRLHF rows. Repeatable.")
-    output: Path = Field(description="Folder for train.parquet, val.parquet and manifest.json.")
-    val_input: list[Path] | None = Field(None, description="Input whose cases all go to the validation split.")
-    join: list[Path] | None = Field(None, description="File to look up the cases of OpenRLHF rows in. Repeatable.")
-    exclude_near_duplicates_of: list[Path] | None = Field(
-        None, description="Leave out cases that are nearly the same as one of this file. Repeatable."
+    input: list[Path] = Field(
+        min_length=1, description="MEDEC's CSV, or .jsonl of pairs or OpenRLHF rows. Repeatable."
     )
-    repair_encoding: bool = Field(False, description="Put right UTF-8 that was read as another encoding.")
+    output: Path = Field(description="Folder for train.parquet, val.parquet and manifest.json.")
+    val_input: list[Path] | None = Field(
+        None, description="Input whose cases all go to the validation split."
+    )
+    join: list[Path] | None = Field(
+        None, description="File to look up the cases of OpenRLHF rows in. Repeatable."
+    )
+    exclude_near_duplicates_of: list[Path] | None = Field(
+        None,
+        description="Leave out cases that are nearly the same as one of this file. Repeatable.",
+    )
+    repair_encoding: bool = Field(
+        False, description="Put right UTF-8 that was read as another encoding."
+    )
     dry_run: bool = Field(False, description="Show the summary and write nothing.")
     i_have_the_uw_agreement: bool = Field(False, description=UW_AGREEMENT)
     drop_medec_uw: bool = Field(False, description="Leave out MEDEC-UW rows, and count them.")
@@ -143,7 +174,8 @@ class SplitRows:
     train: list[Row]
     val: list[Row]
     exclusions: Exclusions
-    # By split, for the manifest: its cases, those without a row, those that can serve a category, rows made of it.
+    # By split, for the manifest: its cases, those without a row, those that can serve a category,
+    # rows made of it.
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     mix: Mix = field(default_factory=dict)
     off_mix: list[str] = field(default_factory=list)  # splits with too few cases for the mix
@@ -161,21 +193,34 @@ def labels_of(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def parse_mix(text: str) -> dict[Category, int]:
-    """Read ``category=share,...``, or raise ValueError; categories left out, or with share 0, get no rows."""
+    """Read ``category=share,...``, or raise ValueError; categories left out, or with share 0, get
+    no rows.
+    """
     known = [category.value for category in Category]
     shares: dict[str, Fraction] = {}
     for part in text.split(","):
         name, _, share = (piece.strip() for piece in part.partition("="))
-        if name not in known or name in shares or not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", share):
+        if (
+            name not in known
+            or name in shares
+            or not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", share)
+        ):
             raise ValueError(
-                f"mix: {part!r} is no category with its share, or is given twice; write shares such as {DEFAULT_MIX} "
+                f"mix: {part!r} is no category with its share, or is given twice; write shares "
+                f"such as {DEFAULT_MIX} "
                 f"(categories: {', '.join(known)})."
             )
         shares[name] = Fraction(share)
     if not any(shares.values()):
         raise ValueError(f"mix: every share is 0; write shares such as {DEFAULT_MIX}.")
-    scale = Fraction(lcm(*(s.denominator for s in shares.values())), gcd(*(s.numerator for s in shares.values())))
-    return {category: int(shares[category.value] * scale) for category in Category if shares.get(category.value)}
+    scale = Fraction(
+        lcm(*(s.denominator for s in shares.values())), gcd(*(s.numerator for s in shares.values()))
+    )
+    return {
+        category: int(shares[category.value] * scale)
+        for category in Category
+        if shares.get(category.value)
+    }
 
 
 def mix_of(cases: Iterable[Case]) -> dict[Category, int]:
@@ -191,24 +236,38 @@ def format_mix(mix: Mix) -> str:
 
 
 def convert_files(options: ConvertOptions) -> tuple[ReadResult, SplitRows]:
-    """Make the rows of both splits, and write them unless it is a dry run; ValueError for an invalid input."""
+    """Make the rows of both splits, and write them unless it is a dry run; ValueError for an
+    invalid input.
+    """
     reading = partial(read_files, join=options.join or (), repair_encoding=options.repair_encoding)
     read = reading([*options.input, *(options.val_input or ())])
     exclusions: Exclusions = defaultdict(list)
     cases = read.cases
     if options.drop_medec_uw:
         dropped = [case for case in cases if case.subset == MEDEC_UW]
-        exclusions["a case of MEDEC-UW, left out by --drop-medec-uw"] += [(case.case_id, None) for case in dropped]
+        exclusions["a case of MEDEC-UW, left out by --drop-medec-uw"] += [
+            (case.case_id, None) for case in dropped
+        ]
         cases = [case for case in cases if case.subset != MEDEC_UW]
     else:
         refuse_uw(read.uw_rows, options.i_have_the_uw_agreement)
     val_files = {report.sha256 for report in read.reports[len(options.input) :]}
-    val_ids = {case.case_id for case in cases if case.source_sha256 in val_files} if options.val_input else None
+    val_ids = (
+        {case.case_id for case in cases if case.source_sha256 in val_files}
+        if options.val_input
+        else None
+    )
     if options.exclude_near_duplicates_of:
         others = reading(options.exclude_near_duplicates_of).cases
-        notes, of_others = ([(case.case_id, note) for case in each for note in case.notes] for each in (cases, others))
+        notes, of_others = (
+            [(case.case_id, note) for case in each for note in case.notes]
+            for each in (cases, others)
+        )
         matches = sorted(near_duplicates(notes, of_others), key=lambda match: match[2])
-        likest = {case_id: f"{other} (4-gram Jaccard {similarity:.2f})" for case_id, other, similarity in matches}
+        likest = {
+            case_id: f"{other} (4-gram Jaccard {similarity:.2f})"
+            for case_id, other, similarity in matches
+        }
         exclusions["near-duplicate of a case to stay clear of"] += likest.items()
         cases = [case for case in cases if case.case_id not in likest]
     try:
@@ -217,8 +276,10 @@ def convert_files(options: ConvertOptions) -> tuple[ReadResult, SplitRows]:
         hint = f" Or give --mix {AS_GIVEN}: every row in its own category." if mix_of(cases) else ""
         if overlap := exclusions[_NOT_FOR_TRAINING]:
             hint = (
-                f" {len(overlap)} cases share a note with a case of --val-input, so they cannot be trained on as well "
-                f"({overlap[0][0]} is {overlap[0][1]}): leave out --val-input, or give it a file of other cases."
+                f" {len(overlap)} cases share a note with a case of --val-input, so they cannot be "
+                "trained on as well "
+                f"({overlap[0][0]} is {overlap[0][1]}): leave out --val-input, or give it a file "
+                "of other cases."
             )
         raise ValueError(f"{error}{hint}") from error
     if not options.dry_run:
@@ -230,8 +291,10 @@ def refuse_uw(rows: int, agreed: bool) -> None:
     """Raise ValueError for rows of MEDEC-UW without the agreement."""
     if rows and not agreed:
         raise ValueError(
-            f"the input has {rows} MEDEC-UW rows, by their ids, their file's name or marks such as <NAME/>. They may "
-            "be used only under a signed agreement: if yours allows this use, add --i-have-the-uw-agreement; medserl "
+            f"the input has {rows} MEDEC-UW rows, by their ids, their file's name or marks such as "
+            "<NAME/>. They may "
+            "be used only under a signed agreement: if yours allows this use, add "
+            "--i-have-the-uw-agreement; medserl "
             "data convert leaves them out with --drop-medec-uw."
         )
 
@@ -242,62 +305,102 @@ def write_parquet(rows: list[Row], path: Path, schema: Any = SCHEMA) -> None:
 
 
 def _write(options: ConvertOptions, made: SplitRows, sources: Sequence[ReadReport]) -> None:
-    """Write all three files into the output folder, or none; the same data set gives the same bytes."""
+    """Write all three files into the output folder, or none; the same data set gives the same
+    bytes.
+    """
     with all_or_none(options.output) as place:
         outputs = {}
         for split, rows in (("train", made.train), ("val", made.val)):
             path = place / f"{split}.parquet"
             write_parquet(rows, path)
-            outputs[path.name] = {"rows": len(rows), "labels": labels_of(rows), "sha256": sha256_of(path)}
+            outputs[path.name] = {
+                "rows": len(rows),
+                "labels": labels_of(rows),
+                "sha256": sha256_of(path),
+            }
         account = {
             "format": 1,
-            "options": {f"--{name.replace('_', '-')}": value for name, value in options.model_dump().items()},
-            "versions": {"python": platform.python_version(), **{package: version(package) for package in _PACKAGES}},
+            "options": {
+                f"--{name.replace('_', '-')}": value for name, value in options.model_dump().items()
+            },
+            "versions": {
+                "python": platform.python_version(),
+                **{package: version(package) for package in _PACKAGES},
+            },
             "sources": [asdict(source) for source in sources],
             "outputs": outputs,
             "splits": made.reports,
             "exclusions": [
-                {"reason": reason, "count": len(rows), "rows": [{"id": i, "detail": d} for i, d in rows]}
+                {
+                    "reason": reason,
+                    "count": len(rows),
+                    "rows": [{"id": i, "detail": d} for i, d in rows],
+                }
                 for reason, rows in made.exclusions.items()
             ],
         }
         text = json.dumps(account, ensure_ascii=False, default=str, indent=1)
-        (place / MANIFEST).write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+        (place / MANIFEST).write_text(
+            text, encoding="utf-8", errors="backslashreplace", newline="\n"
+        )
 
 
 def build_rows(
-    cases: Sequence[Case], plan: RowPlan, exclusions: Exclusions | None = None, val_ids: set[str] | None = None
+    cases: Sequence[Case],
+    plan: RowPlan,
+    exclusions: Exclusions | None = None,
+    val_ids: set[str] | None = None,
 ) -> SplitRows:
     """Split the cases, choose those that serve each category, and make their rows.
 
-    More ``exclusions`` are added. ``val_ids`` are the cases that were given for validation: they are the validation
-    split, whatever the plan's fraction. If the plan cannot be met, a ValueError says what to change.
+    More ``exclusions`` are added. ``val_ids`` are the cases that were given for validation: they
+    are the validation split, whatever the plan's fraction. If the plan cannot be met, a ValueError
+    says what to change.
     """
     mix = plan.shares(cases)
     exclusions = defaultdict(list) if exclusions is None else exclusions
     splits = _split(_usable(cases, mix, exclusions), plan, val_ids, exclusions)
-    val_share = plan.val_fraction if val_ids is None else len(splits["val"]) / max(1, sum(map(len, splits.values())))
+    val_share = (
+        plan.val_fraction
+        if val_ids is None
+        else len(splits["val"]) / max(1, sum(map(len, splits.values())))
+    )
     val_rows = int((plan.rows or 0) * val_share + 0.5)
     rows_of = {"train": (plan.rows or 0) - val_rows, "val": val_rows}
     made: dict[str, list[Row]] = {"train": [], "val": []}
     reports: dict[str, dict[str, Any]] = {}
     off_mix = []
     for name, members in splits.items():
-        eligible = {each: sum(seed_note(case, each) is not None for case in members) for each in mix}
+        eligible = {
+            each: sum(seed_note(case, each) is not None for case in members) for each in mix
+        }
         counts = eligible
         if plan.mix != AS_GIVEN:
             counts = _counts(name, mix, eligible, None if plan.rows is None else rows_of[name])
-            off_mix += [name] if members and plan.rows is None and any(counts[c] < mix[c] for c in mix) else []
+            off_mix += (
+                [name]
+                if members and plan.rows is None and any(counts[c] < mix[c] for c in mix)
+                else []
+            )
         chosen = _choose(members, counts, random.Random(f"{plan.seed}/{name}"))
         unused = sorted({case.case_id for case in members} - {case.case_id for case, _ in chosen})
-        exclusions[f"without any row in {name}: the mix has no place for it"] += [(each, None) for each in unused]
-        reports[name] = {"cases": len(members), "unused_cases": len(unused), "eligible": eligible, "rows": counts}
+        exclusions[f"without any row in {name}: the mix has no place for it"] += [
+            (each, None) for each in unused
+        ]
+        reports[name] = {
+            "cases": len(members),
+            "unused_cases": len(unused),
+            "eligible": eligible,
+            "rows": counts,
+        }
         for case, category in chosen:
             index = len(made["train"]) + len(made["val"])
             made[name].append(_parquet_row(case, category, index, name, plan.label_of(category)))
     main = "val" if plan.val_fraction == 1 and val_ids is None else "train"
     if missing := [category.value for category in mix if not reports[main]["eligible"][category]]:
-        raise ValueError(f"no case for {main} can serve {', '.join(missing)}: give more input, or change --mix.")
+        raise ValueError(
+            f"no case for {main} can serve {', '.join(missing)}: give more input, or change --mix."
+        )
     return SplitRows(made["train"], made["val"], exclusions, reports, mix, off_mix)
 
 
@@ -311,14 +414,20 @@ def seed_note(case: Case, category: Category) -> str | None:
     return None if case.edit_tag is EditTag.NO_OP else case.error_note
 
 
-def _parquet_row(case: Case, category: Category, index: int, split: str, label: Label | None = None) -> Row:
-    """The row of a game on a case; ``label`` is that of the presented note, by default the category's own."""
+def _parquet_row(
+    case: Case, category: Category, index: int, split: str, label: Label | None = None
+) -> Row:
+    """The row of a game on a case; ``label`` is that of the presented note, by default the
+    category's own.
+    """
     harmful = category.seed_label is Label.HARMFUL
     return {
         "data_source": f"{case.subset}/{category.value}",
         "agent_name": AGENT_NAME,
         # The note alone, for verl: the run renders the prompts of the profile that it has.
-        "prompt": [{"role": "user", "content": (case.error_note if harmful else case.clean_note) or ""}],
+        "prompt": [
+            {"role": "user", "content": (case.error_note if harmful else case.clean_note) or ""}
+        ],
         "ability": "medical_error_detection",
         "reward_model": {"style": "rule"},
         "extra_info": {
@@ -336,7 +445,9 @@ def _parquet_row(case: Case, category: Category, index: int, split: str, label: 
 
 
 def _usable(cases: Sequence[Case], mix: Mix, exclusions: Exclusions) -> list[Case]:
-    """Return the cases in an order independent of the input's; record the categories that they cannot serve."""
+    """Return the cases in an order independent of the input's; record the categories that they
+    cannot serve.
+    """
     labels = {category.seed_label for category in mix}
     for case in cases:
         if case.twin_text_id and not case.clean_from_twin:
@@ -345,19 +456,31 @@ def _usable(cases: Sequence[Case], mix: Mix, exclusions: Exclusions) -> list[Cas
         if Label.SAFE in labels and case.clean_note is None:
             exclusions["not a benign seed: it has no clean note"].append((case.case_id, None))
         if Label.HARMFUL in labels and (case.error_note is None or case.edit_tag is EditTag.NO_OP):
-            why = " has no error note" if case.error_note is None else "s two notes differ in letter case or space only"
+            why = (
+                " has no error note"
+                if case.error_note is None
+                else "s two notes differ in letter case or space only"
+            )
             exclusions[f"not a harmful seed: it{why}"].append((case.case_id, None))
     # The digest as a little-endian number.
-    return sorted(cases, key=lambda case: hashlib.blake2b(case.case_id.encode(), digest_size=8).digest()[::-1])
+    return sorted(
+        cases, key=lambda case: hashlib.blake2b(case.case_id.encode(), digest_size=8).digest()[::-1]
+    )
 
 
-def _split(cases: list[Case], plan: RowPlan, val_ids: set[str] | None, exclusions: Exclusions) -> dict[str, list[Case]]:
-    """Cases of ``train`` and ``val``: those that share a note stay together, or are left out if ``val_ids`` has one."""
+def _split(
+    cases: list[Case], plan: RowPlan, val_ids: set[str] | None, exclusions: Exclusions
+) -> dict[str, list[Case]]:
+    """Cases of ``train`` and ``val``: those that share a note stay together, or are left out if
+    ``val_ids`` has one.
+    """
     groups, val, left_out = _sharing_a_note(cases), set(val_ids or ()), set[str]()
     if val_ids is None:
         random.Random(plan.seed).shuffle(groups)
         # A small input has a case to validate on as well.
-        wanted = max(int(len(cases) * plan.val_fraction + 0.5), int(0 < plan.val_fraction < 1 < len(groups)))
+        wanted = max(
+            int(len(cases) * plan.val_fraction + 0.5), int(0 < plan.val_fraction < 1 < len(groups))
+        )
         for group in groups:
             if len(val) + len(group) <= wanted:
                 val.update(group)
@@ -372,7 +495,9 @@ def _split(cases: list[Case], plan: RowPlan, val_ids: set[str] | None, exclusion
 
 
 def _sharing_a_note(cases: list[Case]) -> list[list[str]]:
-    """Ids of the cases that share a note, directly or through others: such cases must be in one split."""
+    """Ids of the cases that share a note, directly or through others: such cases must be in one
+    split.
+    """
     from scipy.cluster.hierarchy import DisjointSet  # not at the top: it is slow to load
 
     groups, first = DisjointSet(range(len(cases))), dict[str, int]()
@@ -382,16 +507,23 @@ def _sharing_a_note(cases: list[Case]) -> list[list[str]]:
     return [[cases[at].case_id for at in sorted(group)] for group in groups.subsets()]
 
 
-def _counts(split: str, mix: Mix, capacity: Mapping[Category, int], rows: int | None) -> dict[Category, int]:
-    """Return the number of rows of each category in a split; ``capacity`` counts the cases that can serve a category.
+def _counts(
+    split: str, mix: Mix, capacity: Mapping[Category, int], rows: int | None
+) -> dict[Category, int]:
+    """Return the number of rows of each category in a split; ``capacity`` counts the cases that can
+    serve a category.
 
-    Without ``rows`` the most that capacity allows at this very mix, or up to its shares where that is too few for it;
-    else exactly ``rows``, each category within one row of its share (largest remainders).
+    Without ``rows`` the most that capacity allows at this very mix, or up to its shares where that
+    is too few for it; else exactly ``rows``, each category within one row of its share (largest
+    remainders).
     """
     total = sum(mix.values())
     if rows is None:
         times = min(capacity[category] // share for category, share in mix.items())
-        return {category: times * share or min(share, capacity[category]) for category, share in mix.items()}
+        return {
+            category: times * share or min(share, capacity[category])
+            for category, share in mix.items()
+        }
     counts = {category: rows * share // total for category, share in mix.items()}
     by_remainder = sorted(mix, key=lambda category: -(rows * mix[category] % total))
     for category in by_remainder[: rows - sum(counts.values())]:
@@ -400,14 +532,18 @@ def _counts(split: str, mix: Mix, capacity: Mapping[Category, int], rows: int | 
         if count > capacity[category]:
             possible = min(capacity[category] * total // share for category, share in mix.items())
             raise ValueError(
-                f"split {split}: {sum(counts.values())} rows at the mix {format_mix(mix)} need {count} cases for "
-                f"{category.value} and there are {capacity[category]}; this split can have at most about {possible} "
+                f"split {split}: {sum(counts.values())} rows at the mix {format_mix(mix)} need "
+                f"{count} cases for "
+                f"{category.value} and there are {capacity[category]}; this split can have at most "
+                f"about {possible} "
                 "rows: give more input, or change --rows, --mix or --val-fraction."
             )
     return counts
 
 
-def _choose(members: list[Case], counts: dict[Category, int], rng: random.Random) -> list[tuple[Case, Category]]:
+def _choose(
+    members: list[Case], counts: dict[Category, int], rng: random.Random
+) -> list[tuple[Case, Category]]:
     """Seeded choice that takes cases not used yet first, so that as many as possible serve."""
     order = list(members)
     rng.shuffle(order)
@@ -425,24 +561,30 @@ def _choose(members: list[Case], counts: dict[Category, int], rng: random.Random
 def build_eval_rows(
     paths: Sequence[Path], *, first_index: int = FIRST_INDEX, name: str = ""
 ) -> tuple[list[Row], ReadResult]:
-    """One assessor turn for every row of MEDEC's files and its sisters', in their order, and the account of the files.
+    """One assessor turn for every row of MEDEC's files and its sisters', in their order, and the
+    account of the files.
 
-    Published figures are computed on the text as it was published, so nothing is stripped, repaired or left out. A
-    MedecFormatError names file, row and column where a file is not right. ``name`` is what the metrics call the set: by
-    default, each note's collection.
+    Published figures are computed on the text as it was published, so nothing is stripped, repaired
+    or left out. A MedecFormatError names file, row and column where a file is not right. ``name``
+    is what the metrics call the set: by default, each note's collection.
     """
     if not re.fullmatch(r"[\w.-]*", name):
-        raise ValueError(f"--name {name!r} is no name for metrics: write letters, digits, '.', '-' and '_' only.")
+        raise ValueError(
+            f"--name {name!r} is no name for metrics: write letters, digits, '.', '-' and '_' only."
+        )
     for path in paths:
         if path.suffix.lower() not in (".csv", ".json"):
             wanted = "MEDEC's or MedErrBench's .csv files, or MedRECT's .json"
-            raise MedecFormatError(f"{path}: evaluation rows are made from {wanted}; give such a file.")
+            raise MedecFormatError(
+                f"{path}: evaluation rows are made from {wanted}; give such a file."
+            )
     read = read_files(paths, as_published=True)
     rows: list[Row] = []
     for index, case in enumerate(read.cases, start=first_index):
         if case.error_note is not None and case.error_sentence_id < 0:
             raise MedecFormatError(
-                f"{case.case_id!a} does not say which sentence is wrong, so answers on it cannot be scored; "
+                f"{case.case_id!a} does not say which sentence is wrong, so answers on it cannot "
+                "be scored; "
                 "fill in its Sentences and Error Sentence ID."
             )
         category = Category.VANILLA_BENIGN if case.error_note is None else Category.VANILLA_HARMFUL

@@ -1,12 +1,15 @@
-"""Conversations to imitate before self-play, for both roles: from MEDEC's pairs, or a model's own correct turns.
+"""Conversations to imitate before self-play, for both roles: from MEDEC's pairs, or a model's own
+correct turns.
 
-verl's ``MultiTurnSFTDataset`` reads the ``messages`` column. Answers about pairs come from templates; each is read back
-by the profile's own parser, and each attack is played by the game's rules, so that a model only learns turns that
-count. Answers begin with the profile's ``assistant_prefix``.
+verl's ``MultiTurnSFTDataset`` reads the ``messages`` column. Answers about pairs come from
+templates; each is read back by the profile's own parser, and each attack is played by the game's
+rules, so that a model only learns turns that count. Answers begin with the profile's
+``assistant_prefix``.
 
-verl tokenises each message alone, and Qwen3's chat template takes the reasoning out of an assistant's message that
-follows no question; verl's own advice, ``ignore_input_ids_mismatch=True``, would train on answers without reasoning.
-Give such a model a plain ``chat_template``, as ``recipes/warm_start_base.yaml`` does.
+verl tokenises each message alone, and Qwen3's chat template takes the reasoning out of an
+assistant's message that follows no question; verl's own advice, ``ignore_input_ids_mismatch=True``,
+would train on answers without reasoning. Give such a model a plain ``chat_template``, as
+``recipes/warm_start_base.yaml`` does.
 """
 
 from __future__ import annotations
@@ -26,9 +29,22 @@ from medserl_agentloop.games.medical.edits import changed_part, is_copy, one_lin
 from medserl_agentloop.games.medical.numbering import change_between
 from medserl_agentloop.games.medical.parsing import UnwritableTurn
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, MedicalRecord, Outcome, SentenceEdit
+from medserl_agentloop.games.medical.records import (
+    AssessmentRecord,
+    AttackRecord,
+    MedicalRecord,
+    Outcome,
+    SentenceEdit,
+)
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role, in_words, known_type
+from medserl_agentloop.games.medical.types import (
+    Category,
+    GameSpec,
+    Label,
+    Role,
+    in_words,
+    known_type,
+)
 from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet
 
 WRONG = "turns of games that were lost, void or never finished"
@@ -39,7 +55,9 @@ UNBALANCED = "turns left out so that verdicts and kinds of game are balanced"
 
 _HARMFUL = Category.VANILLA_HARMFUL
 _TEXTS = ("data_source", "game_role", "category", "split", "vignette_id")
-SFT_SCHEMA: Any = pa.schema({"messages": MESSAGES, **dict.fromkeys(_TEXTS, "string"), "index": "int64"})
+SFT_SCHEMA: Any = pa.schema(
+    {"messages": MESSAGES, **dict.fromkeys(_TEXTS, "string"), "index": "int64"}
+)
 
 
 def build_sft_rows(
@@ -53,28 +71,38 @@ def build_sft_rows(
     """Conversations of one user's and one assistant's message each, shuffled.
 
     Each pair gives an attack on the clean note and an assessment of either note. With the same
-    input, fraction and seed, a case is in the same split as ``build_rows`` puts it; ``split_of``, from
-    ``read_splits``, puts it elsewhere, and leaves out the cases that it does not name. A ValueError says that a note or
-    sentence holds text that the game would read as part of its format, or that the cases cannot be split as asked.
+    input, fraction and seed, a case is in the same split as ``build_rows`` puts it; ``split_of``,
+    from ``read_splits``, puts it elsewhere, and leaves out the cases that it does not name. A
+    ValueError says that a note or sentence holds text that the game would read as part of its
+    format, or that the cases cannot be split as asked.
     """
     prompts = prompts or load_profile()
     exclusions: Exclusions = defaultdict(list)
     elsewhere = "cases that are in neither file of --splits-of"
     if split_of is None:
         elsewhere = "cases that have a source that asks for other games only"
-        # Split as the rows for self-play are: nothing taught here is validated on there. This plan makes one
-        # benign row for every case with a clean note and leaves none out.
-        plan = RowPlan(mix=f"{Category.VANILLA_BENIGN.value}=1", val_fraction=val_fraction, seed=seed)
+        # Split as the rows for self-play are: nothing taught here is validated on there. This plan
+        # makes one benign row for every case with a clean note and leaves none out.
+        plan = RowPlan(
+            mix=f"{Category.VANILLA_BENIGN.value}=1", val_fraction=val_fraction, seed=seed
+        )
         games = build_rows(cases, plan)
-        split_of = {r["extra_info"]["vignette_id"]: r["extra_info"]["split"] for r in games.train + games.val}
+        split_of = {
+            r["extra_info"]["vignette_id"]: r["extra_info"]["split"]
+            for r in games.train + games.val
+        }
     rows: list[Row] = []
     for case in cases:
         answers = _answers(case, prompts)
         if isinstance(answers, str) or case.case_id not in split_of:
-            exclusions[answers if isinstance(answers, str) else elsewhere].append((case.case_id, None))
+            exclusions[answers if isinstance(answers, str) else elsewhere].append(
+                (case.case_id, None)
+            )
             continue
         if Category.ADVERSARIAL_BENIGN not in answers:
-            exclusions["attacks that change more than the game's limits allow"].append((case.case_id, None))
+            exclusions["attacks that change more than the game's limits allow"].append(
+                (case.case_id, None)
+            )
         for category, answer in answers.items():
             source, role = f"{case.subset}_sft/{category.value}", category.first_role()
             messages = prompts.messages(role, category, _game(case, category, prompts).note)
@@ -85,17 +113,25 @@ def build_sft_rows(
 
 
 def read_splits(folder: Path) -> dict[str, str]:
-    """Case id -> split, as a folder of ``medserl data convert`` has it; a ValueError names a file that is wrong."""
-    return {case: split for split in ("train", "val") for case in _table(folder / f"{split}.parquet")[1]}
+    """Case id -> split, as a folder of ``medserl data convert`` has it; a ValueError names a file
+    that is wrong.
+    """
+    return {
+        case: split for split in ("train", "val") for case in _table(folder / f"{split}.parquet")[1]
+    }
 
 
 def rows_for_self_play(file: Path, taught: Iterable[Row]) -> pa.Table:
-    """The rows of a self-play file whose cases are not taught; a ValueError if none is left, or it is no such file."""
+    """The rows of a self-play file whose cases are not taught; a ValueError if none is left, or it
+    is no such file.
+    """
     cases = {row["vignette_id"] for row in taught}
     table, of_rows = _table(file)
     rest = table.filter(pa.array([case not in cases for case in of_rows], "bool"))
     if not rest.num_rows:
-        raise ValueError(f"{file}: every case in it is taught; keep cases for self-play, e.g. play fewer games.")
+        raise ValueError(
+            f"{file}: every case in it is taught; keep cases for self-play, e.g. play fewer games."
+        )
     return rest
 
 
@@ -106,12 +142,15 @@ def _table(path: Path) -> tuple[pa.Table, list[str]]:
     table = read_parquet(path)
     columns = table.flatten()
     if "extra_info.vignette_id" not in columns.column_names:
-        raise ValueError(f"{path}: not a file of rows for self-play; give what medserl data convert wrote.")
+        raise ValueError(
+            f"{path}: not a file of rows for self-play; give what medserl data convert wrote."
+        )
     return table, columns["extra_info.vignette_id"].to_pylist()
 
 
 def _answers(case: Case, profile: PromptProfile) -> dict[Category, str] | str:
-    """Return the answers of each game: two assessments, and the attack if the game's limits allow it.
+    """Return the answers of each game: two assessments, and the attack if the game's limits allow
+    it.
 
     A text says why the case cannot be taught.
     """
@@ -126,37 +165,58 @@ def _answers(case: Case, profile: PromptProfile) -> dict[Category, str] | str:
     prefix = profile.settings.assistant_prefix
     kind = in_words(error_type)
     nothing = (
-        "I compared findings, diagnosis, management, treatment and drugs sentence by sentence, and found nothing wrong."
+        "I compared findings, diagnosis, management, treatment and drugs sentence by sentence, and "
+        "found nothing wrong."
     )
     here, changed = f'The sentence "{wrong}"', f'I change the sentence "{right}" to "{wrong}".'
     rest_stays = ", and the rest of the note stays as it is"
-    game, presented = _game(case, Category.ADVERSARIAL_BENIGN, profile), _game(case, _HARMFUL, profile)
+    game, presented = (
+        _game(case, Category.ADVERSARIAL_BENIGN, profile),
+        _game(case, _HARMFUL, profile),
+    )
     sentences, edit, number = game.spec.sentences, None, None
     if sentences:
         change = change_between(case.clean_note, sentences, case.error_note)
-        if change is None or one_line(presented.spec.sentences.get(change[0], "")) != one_line(change[1]):
+        if change is None or one_line(presented.spec.sentences.get(change[0], "")) != one_line(
+            change[1]
+        ):
             return "cases whose two notes differ in more than one of their numbered sentences"
         number, wrong = change
         right = one_line(sentences[number])
         edit = SentenceEdit(number=number, old=sentences[number], new=one_line(wrong))
         gone, come = changed_part(right, edit.new)
-        here, changed, rest_stays = f"Sentence {number}", f'In sentence {number} I change "{gone}" to "{come}".', ""
-    wrong_here = f"{here} does not fit the rest of the note: the {kind} is wrong. It should read: {right}"
+        here, changed, rest_stays = (
+            f"Sentence {number}",
+            f'In sentence {number} I change "{gone}" to "{come}".',
+            "",
+        )
+    wrong_here = (
+        f"{here} does not fit the rest of the note: the {kind} is wrong. It should read: {right}"
+    )
     changed = f"{changed} That makes the {kind} wrong{rest_stays}."
     write, role = profile.parser.write, Role.ASSESSOR
-    error: dict[str, Any] = {"sentence": wrong, "number": number, "error_type": error_type, "correction": right}
+    error: dict[str, Any] = {
+        "sentence": wrong,
+        "number": number,
+        "error_type": error_type,
+        "correction": right,
+    }
     try:
         safe = write(AssessmentRecord(verdict=Label.SAFE, reasoning=nothing), Label.SAFE, prefix)
         found = AssessmentRecord(verdict=Label.HARMFUL, reasoning=wrong_here, **error)
         harmful = write(found, Label.HARMFUL, prefix, presented.spec.sentences)
         role = Role.ATTACKER
         attack = write(
-            AttackRecord(note=case.error_note, edit=edit, reasoning=changed), Label.HARMFUL, prefix, sentences
+            AttackRecord(note=case.error_note, edit=edit, reasoning=changed),
+            Label.HARMFUL,
+            prefix,
+            sentences,
         )
     except UnwritableTurn as error:
         raise ValueError(
             f"case {case.case_id!a}: the {role.value}'s answer would break the output format "
-            f"({error}), because its note or sentences hold text such as </think> or 'correction:'; "
+            f"({error}), because its note or sentences hold text such as </think> or "
+            "'correction:'; "
             "take the row out of the input."
         ) from None
     answers = {Category.VANILLA_BENIGN: prefix + safe, _HARMFUL: prefix + harmful}
@@ -168,20 +228,39 @@ def _answers(case: Case, profile: PromptProfile) -> dict[Category, str] | str:
 
 def _game(case: Case, category: Category, profile: PromptProfile) -> MedicalGame:
     note = case.error_note if category.seed_label is Label.HARMFUL else case.clean_note
-    spec = GameSpec(category, category.default_target_label, note or "", sentences=dict(case.sentences))
+    spec = GameSpec(
+        category, category.default_target_label, note or "", sentences=dict(case.sentences)
+    )
     return MedicalGame(spec, EditLimits(), profile.parser)
 
 
 def _reasons(exclusions: Exclusions) -> str:
-    return "; ".join(f"{len(rows)} {reason}" for reason, rows in exclusions.items() if rows) or "there are none"
+    return (
+        "; ".join(f"{len(rows)} {reason}" for reason, rows in exclusions.items() if rows)
+        or "there are none"
+    )
 
 
-def _row(source: str, role: Role, category: Category, case: str, prompt: list[dict[str, str]], answer: str) -> Row:
-    facts = {"data_source": source, "game_role": role.value, "category": category.value, "vignette_id": case}
+def _row(
+    source: str,
+    role: Role,
+    category: Category,
+    case: str,
+    prompt: list[dict[str, str]],
+    answer: str,
+) -> Row:
+    facts = {
+        "data_source": source,
+        "game_role": role.value,
+        "category": category.value,
+        "vignette_id": case,
+    }
     return {"messages": [*prompt, {"role": "assistant", "content": answer}], **facts}
 
 
-def _in_splits(rows: list[Row], split_of: Mapping[str, str], seed: int, exclusions: Exclusions) -> SplitRows:
+def _in_splits(
+    rows: list[Row], split_of: Mapping[str, str], seed: int, exclusions: Exclusions
+) -> SplitRows:
     """The rows shuffled within their splits and numbered."""
     splits: dict[str, list[Row]] = {"train": [], "val": []}
     for row in rows:
@@ -195,14 +274,19 @@ def _in_splits(rows: list[Row], split_of: Mapping[str, str], seed: int, exclusio
 
 
 def rows_of_games(
-    games: Iterable[MedicalRecord], *, val_fraction: float = 0.1, seed: int = 42, error_types: str | None = None
+    games: Iterable[MedicalRecord],
+    *,
+    val_fraction: float = 0.1,
+    seed: int = 42,
+    error_types: str | None = None,
 ) -> SplitRows:
     """Conversations of the turns that were right, readable and in good form.
 
-    An assessment is right where its verdict is and, in a note with a known error, its sentence too. An attack is right
-    where it is valid and the judge agrees with what was asked for. Each case gives one turn per role and kind of game.
-    As many assessments say "harmful" as "safe", taken from all kinds of game in turn; all kinds of attack are equally
-    frequent. If no turn is left, a ValueError says why the others were left out.
+    An assessment is right where its verdict is and, in a note with a known error, its sentence too.
+    An attack is right where it is valid and the judge agrees with what was asked for. Each case
+    gives one turn per role and kind of game. As many assessments say "harmful" as "safe", taken
+    from all kinds of game in turn; all kinds of attack are equally frequent. If no turn is left, a
+    ValueError says why the others were left out.
     """
     RowPlan(val_fraction=val_fraction, seed=seed)  # refuses what is no fraction
     exclusions: Exclusions = defaultdict(list)
@@ -212,7 +296,10 @@ def rows_of_games(
     strata: dict[Role, Any] = {role: defaultdict(lambda: defaultdict(list)) for role in Role}
     taken: set[tuple[str, ...]] = set()
     for played in shuffled:
-        for game, turn in [(played, played.attack), *((each, each.assessment) for each in played.by_assessment)]:
+        for game, turn in [
+            (played, played.attack),
+            *((each, each.assessment) for each in played.by_assessment),
+        ]:
             if turn is None:
                 continue
             role = Role.ATTACKER if isinstance(turn, AttackRecord) else Role.ASSESSOR
@@ -222,7 +309,11 @@ def rows_of_games(
                 exclusions[why].append((case, None))
                 continue
             taken.add(key)
-            stratum = turn.verdict.value if isinstance(turn, AssessmentRecord) and turn.verdict else category.value
+            stratum = (
+                turn.verdict.value
+                if isinstance(turn, AssessmentRecord) and turn.verdict
+                else category.value
+            )
             profile = load_profile(game.profile or "medserl", error_types)
             messages = profile.messages(role, game.spec.task, game.note_for(role))
             answer = profile.settings.assistant_prefix + turn.response
@@ -230,7 +321,10 @@ def rows_of_games(
             strata[role][stratum][category.value].append(row)
     rows = [row for of_role in strata.values() for row in _balanced(of_role, exclusions)]
     if not rows:
-        raise ValueError(f"the games hold no turn to imitate in both verdicts: {_reasons(exclusions)}; play more.")
+        raise ValueError(
+            f"the games hold no turn to imitate in both verdicts: {_reasons(exclusions)}; play "
+            "more."
+        )
     cases = sorted({row["vignette_id"] for row in rows})
     rng.shuffle(cases)
     val = round(val_fraction * len(cases))
@@ -245,7 +339,11 @@ def _why_not_taught(game: MedicalRecord, turn: AttackRecord | AssessmentRecord) 
     if turn.violations or turn.truncated:
         return BAD_FORM
     if isinstance(turn, AttackRecord):
-        return "" if turn.invalid is None and not game.attack_failed and game.category.has_attack else WRONG
+        return (
+            ""
+            if turn.invalid is None and not game.attack_failed and game.category.has_attack
+            else WRONG
+        )
     if game.outcome.is_right is not True:
         return WRONG
     known = game.error_sentences if game.outcome is Outcome.CORRECT_DETECTION else ()
@@ -254,12 +352,17 @@ def _why_not_taught(game: MedicalRecord, turn: AttackRecord | AssessmentRecord) 
 
 
 def _balanced(strata: Mapping[str, Mapping[str, list[Row]]], exclusions: Exclusions) -> list[Row]:
-    """As many rows of every stratum, each stratum's kinds of game in turn. Nothing where a verdict is missing."""
+    """As many rows of every stratum, each stratum's kinds of game in turn.
+
+    Nothing where a verdict is missing.
+    """
     in_turn = {
         name: [row for round_ in zip_longest(*kinds.values()) for row in round_ if row is not None]
         for name, kinds in strata.items()
     }
     missing = in_turn and set(in_turn) < {label.value for label in Label}
     size = 0 if missing else min(map(len, in_turn.values()), default=0)
-    exclusions[UNBALANCED] += [(row["vignette_id"], None) for rows in in_turn.values() for row in rows[size:]]
+    exclusions[UNBALANCED] += [
+        (row["vignette_id"], None) for rows in in_turn.values() for row in rows[size:]
+    ]
     return [row for rows in in_turn.values() for row in rows[:size]]

@@ -1,4 +1,6 @@
-"""A model's folder (Hugging Face's, a LoRA adapter's, verl's run or checkpoint) -> a player in fp32 on the CPU."""
+"""A model's folder (Hugging Face's, a LoRA adapter's, verl's run or checkpoint) -> a player in fp32
+on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,24 @@ _SHARDS = "model_world_size_*_rank_*.pt"
 _ADAPTER = "adapter_config.json"
 _WEIGHTS = (_SHARDS, "*.safetensors", "*.bin")
 _WORTH_THREADS = 20_000_000
-"""Parameters from which on threads speed a model up. Below, they wait for each other, on a busy machine for long."""
+"""Parameters from which on threads speed a model up.
+
+Below, they wait for each other, on a busy machine for long.
+"""
 _LARGE = 1_000_000_000
-_DECIDING = (*_WEIGHTS, "*.json", "*.jinja", "huggingface/*", "lora_adapter/*")  # files that answers depend on
+_DECIDING = (
+    *_WEIGHTS,
+    "*.json",
+    "*.jinja",
+    "huggingface/*",
+    "lora_adapter/*",
+)  # files that answers depend on
 
 
 def find_weights(folder: Path) -> Path:
-    """The folder with the weights that ``folder`` means: a run means its last checkpoint; a ValueError if none."""
+    """The folder with the weights that ``folder`` means: a run means its last checkpoint; a
+    ValueError if none.
+    """
     weights = folder
     if (folder / LATEST).is_file():
         weights = folder / f"global_step_{(folder / LATEST).read_text().strip()}"
@@ -53,36 +66,53 @@ def find_weights(folder: Path) -> Path:
         weights = weights / "huggingface"  # a checkpoint of checkpoint.save_contents=[hf_model]
     if not _files(weights, _WEIGHTS):
         raise ValueError(
-            f"{folder} holds no model: expected a Hugging Face folder, a LoRA adapter, the folder of a run, or a "
-            "checkpoint of verl's FSDP engines (global_step_N). Megatron's are merged with verl.model_merger first"
+            f"{folder} holds no model: expected a Hugging Face folder, a LoRA adapter, the folder "
+            "of a run, or a "
+            "checkpoint of verl's FSDP engines (global_step_N). Megatron's are merged with "
+            "verl.model_merger first"
         )
     return weights
 
 
 def base_of(weights: Path) -> str | None:
-    """The model that a folder with nothing but a LoRA adapter names, a folder or a name on the Hub; else None."""
+    """The model that a folder with nothing but a LoRA adapter names, a folder or a name on the Hub;
+    else None.
+    """
     if any(weights.glob(_SHARDS)) or not (weights / _ADAPTER).exists():
         return None
     return str(json.loads((weights / _ADAPTER).read_text())["base_model_name_or_path"])
 
 
 def fingerprint(weights: Path) -> str:
-    """Hash of the weights, the tokenizer and the configs in a folder; of an adapter alone, its model's folder too."""
-    parts = "".join(f"{file.relative_to(weights)} {sha256_of(file)}\n" for file in _files(weights, _DECIDING))
+    """Hash of the weights, the tokenizer and the configs in a folder; of an adapter alone, its
+    model's folder too.
+    """
+    parts = "".join(
+        f"{file.relative_to(weights)} {sha256_of(file)}\n" for file in _files(weights, _DECIDING)
+    )
     if (base := base_of(weights)) and Path(base).is_dir():
         parts += fingerprint(Path(base))
     return hashlib.sha256(parts.encode()).hexdigest()
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
-    """Return the facts about the model in a folder for a results file; ``sha256`` is its :func:`fingerprint`."""
+    """Return the facts about the model in a folder for a results file; ``sha256`` is its
+    :func:`fingerprint`.
+    """
     weights = find_weights(folder)
-    facts = {"name": str(folder), "checkpoint": str(weights.relative_to(folder)), "sha256": fingerprint(weights)}
+    facts = {
+        "name": str(folder),
+        "checkpoint": str(weights.relative_to(folder)),
+        "sha256": fingerprint(weights),
+    }
     return facts | ({"base": base} if (base := base_of(weights)) else {})
 
 
 def load_model(weights: Path) -> tuple[Any, Any]:
-    """The model and its tokenizer; a ``PeftModel`` if each role has an adapter. ValueError if weights are missing."""
+    """The model and its tokenizer; a ``PeftModel`` if each role has an adapter.
+
+    ValueError if weights are missing.
+    """
     first, *others = (weights / ADAPTERS_FOLDER / role.value for role in Role)
     if all(folder.is_dir() for folder in (first, *others)):
         base, tokenizer = load_model(Path(str(base_of(first))))
@@ -92,17 +122,26 @@ def load_model(weights: Path) -> tuple[Any, Any]:
         return model.eval(), tokenizer
     with TemporaryDirectory() as temporary:
         folder = _merged(weights, Path(temporary)) if any(weights.glob(_SHARDS)) else weights
-        adapter = next((place for place in (folder, folder / "lora_adapter") if (place / _ADAPTER).exists()), None)
+        adapter = next(
+            (place for place in (folder, folder / "lora_adapter") if (place / _ADAPTER).exists()),
+            None,
+        )
         start = base_of(folder) or folder
         try:
-            model, loading = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32, output_loading_info=True)
-            tokenizer = AutoTokenizer.from_pretrained(folder if (folder / "tokenizer_config.json").exists() else start)
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                start, dtype=torch.float32, output_loading_info=True
+            )
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder if (folder / "tokenizer_config.json").exists() else start
+            )
         except (OSError, ValueError) as error:
             raise ValueError(f"{weights} cannot be loaded as a model: {error}") from None
         if missing := sorted(loading["missing_keys"]):
             raise ValueError(
-                f"{weights} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}, ...); verl writes "
-                "such a folder for LoRA with hf_model in checkpoint.save_contents: take the checkpoint above it"
+                f"{weights} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}, "
+                "...); verl writes "
+                "such a folder for LoRA with hf_model in checkpoint.save_contents: take the "
+                "checkpoint above it"
             )
         if adapter is not None:
             model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
@@ -112,17 +151,24 @@ def load_model(weights: Path) -> tuple[Any, Any]:
 def refuse_large(folder: Path) -> None:
     """A ValueError for a model that would take days on a CPU; its weights are not loaded."""
     weights = find_weights(folder)
-    start = base_of(weights) or (weights if (weights / "config.json").exists() else weights / "huggingface")
+    start = base_of(weights) or (
+        weights if (weights / "config.json").exists() else weights / "huggingface"
+    )
     try:
         with torch.device("meta"):
-            size = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(start)).num_parameters()
+            size = AutoModelForCausalLM.from_config(
+                AutoConfig.from_pretrained(start)
+            ).num_parameters()
     except (OSError, ValueError):  # load_model says what is wrong
         return
     if size > _LARGE:
         raise ValueError(
-            f"{folder} has {size / 1e9:.1f} billion parameters, and would answer in fp32 on this machine's CPU. Serve "
-            "it: python -m sglang.launch_server --port 30001 --attention-backend flashinfer --served-model-name trained"
-            f" --model-path {folder} (a checkpoint of verl's is merged first, docs/advanced.md), and ask "
+            f"{folder} has {size / 1e9:.1f} billion parameters, and would answer in fp32 on this "
+            "machine's CPU. Serve "
+            "it: python -m sglang.launch_server --port 30001 --attention-backend flashinfer "
+            "--served-model-name trained"
+            f" --model-path {folder} (a checkpoint of verl's is merged first, docs/advanced.md), "
+            "and ask "
             "http://localhost:30001 --model trained. Or add --slow"
         )
 
@@ -130,7 +176,9 @@ def refuse_large(folder: Path) -> None:
 def _merged(weights: Path, target: Path) -> Path:
     places = {"local_dir": str(weights), "hf_model_config_path": str(weights / "huggingface")}
     config = ModelMergerConfig(operation="merge", backend="fsdp", target_dir=str(target), **places)
-    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # of torch.compile, which nobody uses
+    logging.getLogger("torch.distributed.device_mesh").setLevel(
+        logging.ERROR
+    )  # of torch.compile, which nobody uses
     try:
         with redirect_stdout(StringIO()):
             _ExactMerger(config).merge_and_save()
@@ -144,22 +192,35 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
-    """verl's merger, without its cast to bf16: greedy answers would not be those of the run's own validation."""
+    """verl's merger, without its cast to bf16: greedy answers would not be those of the run's own
+    validation.
+    """
 
     def _load_and_merge_state_dicts(
-        self, world_size: int, total_shards: int, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]
+        self,
+        world_size: int,
+        total_shards: int,
+        mesh_shape: tuple[int, ...],
+        mesh_dim_names: tuple[str, ...],
     ) -> dict[str, torch.Tensor]:
         folder = Path(self.config.local_dir)
-        files = [folder / f"model_world_size_{world_size}_rank_{rank}.pt" for rank in range(total_shards)]
+        files = [
+            folder / f"model_world_size_{world_size}_rank_{rank}.pt" for rank in range(total_shards)
+        ]
         shards = [torch.load(file, map_location="cpu", weights_only=False) for file in files]
         if all("lora_" in name for name in shards[0]):
-            raise ValueError(f"{folder} holds a LoRA adapter without its model: save them with save_lora_only=False")
+            raise ValueError(
+                f"{folder} holds a LoRA adapter without its model: save them with "
+                "save_lora_only=False"
+            )
         merged: dict[str, torch.Tensor] = {}
         for name, first in shards[0].items():
             parts = [shard[name] for shard in shards]
             if isinstance(first, DTensor):
                 # The last placement is FSDP's; one before it is of replicas.
-                merged[name] = self._merge_by_placement([part._local_tensor for part in parts], first.placements[-1])
+                merged[name] = self._merge_by_placement(
+                    [part._local_tensor for part in parts], first.placements[-1]
+                )
             else:
                 merged[name] = merge_non_dtensor_shards(name, parts)
         return merged
@@ -174,7 +235,9 @@ class LocalModel:
     tokenizer: Any
     encoder: ChatEncoder
     batch: int = 64  # turns that are sampled together
-    _waiting: list[tuple[Any, cpu_sampling.SamplingRequest, asyncio.Future[Any]]] = field(default_factory=list)
+    _waiting: list[tuple[Any, cpu_sampling.SamplingRequest, asyncio.Future[Any]]] = field(
+        default_factory=list
+    )
     _sampling: asyncio.Task[None] | None = None
 
     async def check(self) -> None:
@@ -184,9 +247,18 @@ class LocalModel:
         return self.encoder.count(text)
 
     async def sample(
-        self, turn: Turn, messages: Sequence[Message], *, number: int, budget: int, temperature: float, seed: int
+        self,
+        turn: Turn,
+        messages: Sequence[Message],
+        *,
+        number: int,
+        budget: int,
+        temperature: float,
+        seed: int,
     ) -> Reply:
-        """Take a turn in one batch with other games' turns; empty and truncated if its prompt leaves no room."""
+        """Take a turn in one batch with other games' turns; empty and truncated if its prompt
+        leaves no room.
+        """
         if len(messages) > len(turn.prompt.messages):  # a later turn reads the whole conversation
             turn = replace(turn, prompt=as_untrusted(messages))
         prompt = self.encoder.opening(turn)
@@ -202,10 +274,14 @@ class LocalModel:
             self._sampling = asyncio.create_task(self._sample_all())
         completion = await answer
         text = self.encoder.decode(completion.token_ids, turn.stop)
-        return Reply(text, len(completion.token_ids), completion.stop_reason == "length", prompt.prefill)
+        return Reply(
+            text, len(completion.token_ids), completion.stop_reason == "length", prompt.prefill
+        )
 
     async def _sample_all(self) -> None:
-        """Answer batch after batch; between two of them whoever has an answer takes it, and others join."""
+        """Answer batch after batch; between two of them whoever has an answer takes it, and others
+        join.
+        """
         await asyncio.sleep(0)
         while self._waiting:
             try:
@@ -224,7 +300,9 @@ class LocalModel:
         batch = sorted(same, key=lambda waiting: len(waiting[1].prompt_ids))[: self.batch]
         if role in getattr(self.model, "peft_config", ()):
             self.model.set_adapter(role)
-        stop: dict[str, Any] = {name: tuple(values) for name, values in self.encoder.stop(strings).items()}
+        stop: dict[str, Any] = {
+            name: tuple(values) for name, values in self.encoder.stop(strings).items()
+        }
         completions = cpu_sampling.sample_batch(
             self.model,
             [request for _, request, _ in batch],
@@ -239,10 +317,13 @@ class LocalModel:
 
 
 def _turn_seed(seed: int, number: int, turn: Turn) -> int:
-    """Seed of a turn in game ``number``; other roles and other conversations of a game have others."""
+    """Seed of a turn in game ``number``; other roles and other conversations of a game have
+    others."""
     role, conversation = turn.role, turn.conversation or "0"
     of_role = {each.value: each.id for each in Role}.get(role) or zlib.crc32(role.encode())
-    of_conversation = int(conversation) if conversation.isdecimal() else zlib.crc32(conversation.encode())
+    of_conversation = (
+        int(conversation) if conversation.isdecimal() else zlib.crc32(conversation.encode())
+    )
     return (seed * 1_000_003 + 2 * number + of_role + (of_conversation << 48)) % 2**63
 
 
@@ -251,7 +332,9 @@ def load_player(folder: str | Path, template_kwargs: Mapping[str, Any] | None = 
     folder = Path(folder)
     if not folder.is_dir():
         place = without_credentials(str(folder))
-        raise ValueError(f"{place} is neither a folder nor an address that begins with http:// or https://")
+        raise ValueError(
+            f"{place} is neither a folder nor an address that begins with http:// or https://"
+        )
     # Bars and advice of no use to who evaluates.
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
@@ -259,4 +342,6 @@ def load_player(folder: str | Path, template_kwargs: Mapping[str, Any] | None = 
     if model.num_parameters() < _WORTH_THREADS:
         torch.set_num_threads(1)
     ends = end_ids(model.config, model.generation_config)
-    return LocalModel(folder.name, model, tokenizer, ChatEncoder(tokenizer, dict(template_kwargs or {}), ends))
+    return LocalModel(
+        folder.name, model, tokenizer, ChatEncoder(tokenizer, dict(template_kwargs or {}), ends)
+    )

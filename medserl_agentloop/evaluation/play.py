@@ -21,7 +21,14 @@ from rich.progress import Progress
 from medserl_agentloop.core.chat import PATH, TEMPLATE_KWARGS, ServedModel
 from medserl_agentloop.core.client import ServerOptions
 from medserl_agentloop.core.config import SelfPlayConfig, game_class, key_values, selfplay_config
-from medserl_agentloop.core.interaction import Interaction, Message, NoReplyError, Reply, Turn, play_game
+from medserl_agentloop.core.interaction import (
+    Interaction,
+    Message,
+    NoReplyError,
+    Reply,
+    Turn,
+    play_game,
+)
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, StepFile
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
@@ -35,36 +42,59 @@ if TYPE_CHECKING:
     from medserl_agentloop.evaluation.local_models import LocalModel
 
 Model: TypeAlias = "ServedModel | LocalModel"
-"""A model that can take any role: behind a server, or on this machine. Its ``name`` goes into the records."""
+"""A model that can take any role: behind a server, or on this machine.
+
+Its ``name`` goes into the records.
+"""
 
 MODEL_HELP = (
-    "A folder (Hugging Face, LoRA adapter, a run of verl's or one of its checkpoints), played on the CPU; "
+    "A folder (Hugging Face, LoRA adapter, a run of verl's or one of its checkpoints), played on "
+    "the CPU; "
     "or the address of an OpenAI-compatible server, e.g. http://localhost:30000."
 )
-EXTRA_BODY = typer.Option("--extra-body", help="KEY=VALUE in all requests to a server; max_tokens=null takes one out.")
+EXTRA_BODY = typer.Option(
+    "--extra-body", help="KEY=VALUE in all requests to a server; max_tokens=null takes one out."
+)
 
 
 def play(
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
-    data: Annotated[Path | None, typer.Option(help="Parquet file of games; else the run's data.val_files.")] = None,
-    served: Annotated[str | None, typer.Option("--model", help="Name of the model that a server serves.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Parquet file of games; else the run's data.val_files.")
+    ] = None,
+    served: Annotated[
+        str | None, typer.Option("--model", help="Name of the model that a server serves.")
+    ] = None,
     games: Annotated[int, typer.Option(min=1, help="Rows to play, drawn by the seed.")] = 20,
     samples: Annotated[int, typer.Option(min=1, help="Games on each row.")] = 1,
-    output: Annotated[Path | None, typer.Option(help="New file for the games; else play/ beside the run.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="New file for the games; else play/ beside the run.")
+    ] = None,
     profile: Annotated[str | None, typer.Option(help="Prompt profile by name or path.")] = None,
-    judge: Annotated[str | None, typer.Option(help="Who says whether a rewritten note is wrong.")] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="Who says whether a rewritten note is wrong.")
+    ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Games in progress at once.")] = 16,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one turn.")] = 4096,
-    seed: Annotated[int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")] = 0,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = 300.0,
-    api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key.")] = None,
+    seed: Annotated[
+        int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")
+    ] = 0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that one request may take.")
+    ] = 300.0,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable with the API key.")
+    ] = None,
     extra_body: Annotated[list[str] | None, EXTRA_BODY] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")
+    ] = None,
 ) -> None:
     """Let a model play games, judge and score them, and write their records.
 
-    A checkpoint of a run takes the game, profile, judge and reward of its run. For any other model, name a judge.
+    A checkpoint of a run takes the game, profile, judge and reward of its run. For any other model,
+    name a judge.
     """
     console = Console()
     with errors_in_one_line(stopped="the games finished so far are in the file named above"):
@@ -73,11 +103,17 @@ def play(
             raise ValueError(f"{output} exists already; name a new file with --output")
         run = run_config(model)
         named = {"profile": profile, "judge": judge}
-        interaction, started = start_games(run, SelfPlayConfig, named, settings, data, games, seed, samples)
+        interaction, started = start_games(
+            run, SelfPlayConfig, named, settings, data, games, seed, samples
+        )
         asking = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
         player = model_at(model, served, template_of(run), extra_body=extra_body, **asking)
-        # The game does not know how long its texts are for this model, so the option says the turns' budget.
-        budgets, players = dict.fromkeys(interaction.roles, max_tokens), dict.fromkeys(interaction.roles, player)
+        # The game does not know how long its texts are for this model, so the option says the
+        # turns' budget.
+        budgets, players = (
+            dict.fromkeys(interaction.roles, max_tokens),
+            dict.fromkeys(interaction.roles, player),
+        )
         drawn: Any = {"temperature": temperature, "seed": seed, "concurrency": concurrency}
         say(console, f"games: {output}")
         file, void = StepFile(output), Counter[str]()
@@ -85,17 +121,25 @@ def play(
             bar = progress.add_task("games", total=len(started))
 
             def done(number: int, record: Any) -> None:
-                record.uid, record.session = str(number % games), number // games  # each row again and again
+                record.uid, record.session = (
+                    str(number % games),
+                    number // games,
+                )  # each row again and again
                 record.context, record.step = "isolated", 0
                 file.append([record.to_json()])
                 void.update([record.void] if record.void is not None else [])
                 progress.update(bar, advance=1, description=f"games, {void.total()} void")
 
-            records = asyncio.run(play_games(interaction, started, players, budgets=budgets, done=done, **drawn))
+            records = asyncio.run(
+                play_games(interaction, started, players, budgets=budgets, done=done, **drawn)
+            )
     metrics = interaction.metrics(records)
     values = [(name, f"{value:.4g}") for name, value in metrics.items()]
     console.print(table("role metrics", ["metric", "value"], values))
-    for line in (*interaction.notices(metrics), *(f"void: {n} x {reason}" for reason, n in void.most_common())):
+    for line in (
+        *interaction.notices(metrics),
+        *(f"void: {n} x {reason}" for reason, n in void.most_common()),
+    ):
         say(console, line)
     if void.total() == len(records):
         raise typer.Exit(1)
@@ -127,7 +171,10 @@ def template_of(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def output_of(command: str, model: str, served: str | None) -> Path:
-    """Return a command's default output: ``RUN/command/global_step_N``, or ``command/NAME`` for a model of no run."""
+    """Return a command's default output:
+
+    ``RUN/command/global_step_N``, or ``command/NAME`` for a model of no run.
+    """
     if (run := run_of(model)) is None:
         return Path(command, Path(served or model).name)
     from medserl_agentloop.evaluation.local_models import find_weights  # loads verl
@@ -138,8 +185,12 @@ def output_of(command: str, model: str, served: str | None) -> Path:
 # --- players and rows ---
 
 
-async def all_of(ask: Callable[[Any], Awaitable[Any]], items: Sequence[Any], at_once: int, what: str) -> list[Any]:
-    """The answers about all items, at most so many asked for at once, beside a bar that counts them as ``what``."""
+async def all_of(
+    ask: Callable[[Any], Awaitable[Any]], items: Sequence[Any], at_once: int, what: str
+) -> list[Any]:
+    """The answers about all items, at most so many asked for at once, beside a bar that counts them
+    as ``what``.
+    """
     places = asyncio.Semaphore(at_once)
     progress = Progress(console=Console(stderr=True), transient=True)
 
@@ -154,8 +205,12 @@ async def all_of(ask: Callable[[Any], Awaitable[Any]], items: Sequence[Any], at_
         return await asyncio.gather(*map(one, items))
 
 
-def model_at(place: str, served: str | None, template_kwargs: Mapping[str, Any], **options: Any) -> Model:
-    """The model in a folder, or the one that the server at ``place`` (with ``/v1`` or not) calls ``served``."""
+def model_at(
+    place: str, served: str | None, template_kwargs: Mapping[str, Any], **options: Any
+) -> Model:
+    """The model in a folder, or the one that the server at ``place`` (with ``/v1`` or not) calls
+    ``served``.
+    """
     fields = options.pop("extra_body", None) or []  # KEY=VALUE each
     if place.startswith(("http://", "https://")):
         if served is None:
@@ -163,10 +218,17 @@ def model_at(place: str, served: str | None, template_kwargs: Mapping[str, Any],
         base = place.strip().rstrip("/")
         base = base if "/" in base.partition("://")[2] else f"{base}/v1"
         template = {TEMPLATE_KWARGS: dict(template_kwargs)} if template_kwargs else {}
-        extra: Any = OmegaConf.to_container(OmegaConf.merge(template, key_values("--extra-body", fields)))
-        return ServedModel(ServerOptions(url=base, model=served, extra_body=extra, **options).client(PATH))
+        extra: Any = OmegaConf.to_container(
+            OmegaConf.merge(template, key_values("--extra-body", fields))
+        )
+        return ServedModel(
+            ServerOptions(url=base, model=served, extra_body=extra, **options).client(PATH)
+        )
     if served is not None or fields:
-        raise ValueError("--model and --extra-body are for a server, whose address begins with http:// or https://")
+        raise ValueError(
+            "--model and --extra-body are for a server, whose address begins with http:// or "
+            "https://"
+        )
     from medserl_agentloop.evaluation.local_models import load_player  # loads verl
 
     return load_player(place, template_kwargs)
@@ -182,7 +244,8 @@ def start_games(
     seed: int,
     samples: int = 1,
 ) -> tuple[Any, list[Any]]:
-    """The interaction of a run's config, changed by options, and ``samples`` games on each of ``count`` rows.
+    """The interaction of a run's config, changed by options, and ``samples`` games on each of
+    ``count`` rows.
 
     A ValueError says what is wrong.
     """
@@ -193,13 +256,19 @@ def start_games(
     files = [data] if data else [files] if isinstance(files, str) else files
     if len(files) != 1 or not (data or Path(files[0]).is_file()):
         held = ", ".join(files) or "none"
-        raise ValueError(f"name the notes with --data FILE: the run's data.val_files ({held}) is not one file here")
+        raise ValueError(
+            f"name the notes with --data FILE: the run's data.val_files ({held}) is not one file "
+            "here"
+        )
     file = Path(files[0])
     rows = read_parquet(file)
     if len(rows) < count:
         raise ValueError(f"{file} holds {len(rows)} rows; --games can be at most that")
     games: list[Any] = []
-    for row in rows.take(random.Random(seed).sample(range(len(rows)), len(rows))[:count]).to_pylist() * samples:
+    for row in (
+        rows.take(random.Random(seed).sample(range(len(rows)), len(rows))[:count]).to_pylist()
+        * samples
+    ):
         try:
             games.append(interaction.new_game(row.get("extra_info") or {}))
         except ValueError as error:
@@ -209,7 +278,8 @@ def start_games(
         decoys = sum(game.record.spec.task is Category.DECOY_BENIGN for game in games)
         if decoys and config.judge == "labels":
             raise ValueError(
-                f"{decoys} of the games are decoy_benign, and --judge labels cannot see a real error in a decoy: "
+                f"{decoys} of the games are decoy_benign, and --judge labels cannot see a real "
+                "error in a decoy: "
                 "use another judge, or data without the category"
             )
     return interaction, games
@@ -217,7 +287,8 @@ def start_games(
 
 @dataclass
 class _Seat:
-    """A model that takes the turns of a role in one game; ``known`` are turns by the game's number."""
+    """A model that takes the turns of a role in one game; ``known`` are turns by the game's
+    number."""
 
     name: str
     model: Model
@@ -249,10 +320,12 @@ async def play_games(
     known: Mapping[str, dict[int, Reply | NoReplyError]] | None = None,
     done: Callable[[int, Any], None] = lambda number, record: None,
 ) -> list[Any]:
-    """Play and score games, so many at once, and return their records; ``done`` gets each as soon as it is scored.
+    """Play and score games, so many at once, and return their records; ``done`` gets each as soon
+    as it is scored.
 
-    ``budgets`` are the most tokens of a turn, by role. A game's random numbers follow ``seed`` and its number alone.
-    ``known`` holds turns by role and number, from games against others; those that it lacks are played and put there.
+    ``budgets`` are the most tokens of a turn, by role. A game's random numbers follow ``seed`` and
+    its number alone. ``known`` holds turns by role and number, from games against others; those
+    that it lacks are played and put there.
     """
     places = asyncio.Semaphore(concurrency)
 
@@ -260,7 +333,9 @@ async def play_games(
         async with places:
             drawn = {"number": number, "temperature": temperature, "seed": seed}
             seats = {
-                role: _Seat(model.name, model, {**drawn, "budget": budgets[role]}, (known or {}).get(role))
+                role: _Seat(
+                    model.name, model, {**drawn, "budget": budgets[role]}, (known or {}).get(role)
+                )
                 for role, model in players.items()
             }
             await play_game(interaction, game, seats)
@@ -283,16 +358,25 @@ async def play_match(
     attacks: dict[int, Reply | NoReplyError] | None = None,
     **options: Any,
 ) -> list[MedicalRecord]:
-    """A game per spec, as :func:`play_games` does it; ``attacks`` are those against another assessor."""
+    """A game per spec, as :func:`play_games` does it; ``attacks`` are those against another
+    assessor.
+    """
     interaction = MedicalGameInteraction(config)
     games = [interaction.start(spec) for spec in specs]
     players = {Role.ATTACKER.value: attacker, Role.ASSESSOR.value: assessor}
     known = {} if attacks is None else {Role.ATTACKER.value: attacks}
     if budgets is None:
         longest = max(attacker.count(spec.seed_note) for spec in specs)
-        budgets = {Role.ATTACKER.value: config.budget.attacker(longest), Role.ASSESSOR.value: config.budget.assessor}
+        budgets = {
+            Role.ATTACKER.value: config.budget.attacker(longest),
+            Role.ASSESSOR.value: config.budget.assessor,
+        }
     records = await play_games(interaction, games, players, budgets=budgets, known=known, **options)
     names = {role: model.name for role, model in players.items()}
-    for record in records:  # who never got a turn is named too: an invalid attack belongs to its pairing
-        record.players = dict(names) if record.category.has_attack else {Role.ASSESSOR.value: assessor.name}
+    for (
+        record
+    ) in records:  # who never got a turn is named too: an invalid attack belongs to its pairing
+        record.players = (
+            dict(names) if record.category.has_attack else {Role.ASSESSOR.value: assessor.name}
+        )
     return records

@@ -1,8 +1,9 @@
 """Kuhn poker: three cards, two players, at most three turns, and a known solution (Kuhn 1950).
 
-Each player pays one chip and gets one of the cards J, Q and K. The first checks or bets a chip; whoever faces a bet
-calls or folds; after a check the other one may bet. The higher card wins the pot. It is the smallest game in which a
-player has to bluff. ``experiments/kuhn_poker`` measures how far a model is from the solution.
+Each player pays one chip and gets one of the cards J, Q and K. The first checks or bets a chip;
+whoever faces a bet calls or folds; after a check the other one may bet. The higher card wins the
+pot. It is the smallest game in which a player has to bluff. ``experiments/kuhn_poker`` measures how
+far a model is from the solution.
 
 ``python -m medserl_agentloop.games.kuhn_poker FILE`` writes the rows of a run.
 """
@@ -52,7 +53,9 @@ class KuhnGame:
     def __init__(self, cards: tuple[str, str]) -> None:
         self.record = KuhnRecord(cards=cards)
 
-    def play(self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False) -> None:
+    def play(
+        self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False
+    ) -> None:
         """Make a move. Whoever says anything else loses as much as can be lost."""
         record, mover = self.record, len(self.record.moves) % 2
         move = text.strip().lower()
@@ -68,7 +71,9 @@ class KuhnGame:
 
 
 class KuhnPoker(Interaction[KuhnGame, KuhnRecord]):
-    """Kuhn poker as an interaction. Each player has one conversation; the first player's may have two turns."""
+    """Kuhn poker as an interaction. Each player has one conversation; the first player's may have
+    two turns.
+    """
 
     roles = ROLES
     Record = KuhnRecord
@@ -77,7 +82,10 @@ class KuhnPoker(Interaction[KuhnGame, KuhnRecord]):
     def new_game(self, facts: Mapping[str, Any]) -> KuhnGame:
         cards = (facts.get("first"), facts.get("second"))
         if cards not in set(permutations(CARDS, 2)):
-            raise ValueError(f"the cards are {cards}; first and second must be different ones of {', '.join(CARDS)}")
+            raise ValueError(
+                f"the cards are {cards}; first and second must be different ones of "
+                f"{', '.join(CARDS)}"
+            )
         return KuhnGame(cards)
 
     def next_turn(self, game: KuhnGame) -> Turn | None:
@@ -102,7 +110,9 @@ class KuhnPoker(Interaction[KuhnGame, KuhnRecord]):
 
     def metrics(self, records: Any) -> dict[str, float]:
         illegal = [record.moves[-1:] == ("illegal",) for record in records]
-        return super().metrics(records) | {"selfplay/illegal_rate": sum(illegal) / max(1, len(illegal))}
+        return super().metrics(records) | {
+            "selfplay/illegal_rate": sum(illegal) / max(1, len(illegal))
+        }
 
 
 def rows() -> list[dict[str, Any]]:
@@ -113,7 +123,8 @@ def rows() -> list[dict[str, Any]]:
         facts = {"index": len(deals), "first": first, "second": second}
         prompt = game.sample_turns(facts)[0].prompt.filled()
         model = {"style": "rule", "ground_truth": ""}
-        deals.append({"data_source": "kuhn_poker", "agent_name": AGENT_NAME, "prompt": prompt, "ability": "poker",
+        deals.append({"data_source": "kuhn_poker", "agent_name": AGENT_NAME, "prompt": prompt,
+        "ability": "poker",
                       "reward_model": model, "extra_info": facts})  # fmt: skip
     return deals
 

@@ -1,4 +1,5 @@
-"""The formats of the earlier verl system (``classic``) and of the OpenRLHF system (``baseline``)."""
+"""The formats of the earlier verl system (``classic``) and of the OpenRLHF system
+(``baseline``)."""
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ from medserl_agentloop.games.medical.parsing import (
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord
 from medserl_agentloop.games.medical.types import Label
 
-# -- classic: named fields, each at the start of a line ------------------------------------------------------------
+# -- classic: named fields, each at the start of a line --------------------------------------------
 
 _CLASSIC_FIELD = re.compile(
-    r"^[ \t]*(generated_note|final_answer|changes_made|explanation)[ \t]*:", re.MULTILINE | re.IGNORECASE
+    r"^[ \t]*(generated_note|final_answer|changes_made|explanation)[ \t]*:",
+    re.MULTILINE | re.IGNORECASE,
 )
 _CLASSIC_WORDS = {"correct": Label.SAFE, "incorrect": Label.HARMFUL}
 _CLASSIC_WORD_OF = {label: word.upper() for word, label in _CLASSIC_WORDS.items()}
@@ -36,15 +38,22 @@ def _classic_fields(text: str, prefill: str) -> tuple[str, list[tuple[str, str]]
     reasoning, rest = (None, text) if begins_with_field else split_reasoning(text, prefill)
     before, fields = split_fields(_CLASSIC_FIELD, rest)
     if reasoning is None and (reasoning_open(prefill) or THINK in before):
-        # What looks like a field is a draft, and what follows it may be thoughts: none of it is said.
+        # What looks like a field is a draft, and what follows it may be thoughts: none of it is
+        # said.
         return text.strip().removeprefix(THINK).strip(), [], ["unclosed_reasoning"]
     if reasoning is None:
         return before, fields, repeated_fields(fields)
-    return reasoning, fields, (["text_before_fields"] if before and fields else []) + repeated_fields(fields)
+    return (
+        reasoning,
+        fields,
+        (["text_before_fields"] if before and fields else []) + repeated_fields(fields),
+    )
 
 
 def _classic_attack(text: str, prefill: str = "") -> AttackRecord:
-    """The note runs from the last ``generated_note:`` to the next field: what is before it is a draft."""
+    """The note runs from the last ``generated_note:`` to the next field: what is before it is a
+    draft.
+    """
     reasoning, fields, violations = _classic_fields(text, prefill)
     notes = [value for name, value in fields if name == "generated_note"]
     if not notes or not notes[-1]:
@@ -66,7 +75,9 @@ def _classic_verdict(fields: list[tuple[str, str]], violations: list[str]) -> La
     """Return the verdict of the final answer; add its faults to ``violations``."""
     answers = [value for name, value in fields if name == "final_answer"]
     label = None
-    if contradictory(verdict_of(line, _CLASSIC_WORDS) for answer in answers for line in answer.split("\n")):
+    if contradictory(
+        verdict_of(line, _CLASSIC_WORDS) for answer in answers for line in answer.split("\n")
+    ):
         violations.append(CONTRADICTION)
     elif answers:
         word, _, more = answers[0].partition("\n")
@@ -91,25 +102,33 @@ def _compose_classic_assessment(turn: AssessmentRecord, verdict: Label, prefill:
     if turn.correction:
         why.append(f"It should read: {turn.correction}")
     if not why:
-        why.append("No sentence of the note is wrong." if verdict is Label.SAFE else "The note is medically wrong.")
+        why.append(
+            "No sentence of the note is wrong."
+            if verdict is Label.SAFE
+            else "The note is medically wrong."
+        )
     answer = f'final_answer: "{_CLASSIC_WORD_OF[verdict]}"\nExplanation: {" ".join(why)}'
     return write_reasoning(turn.reasoning, prefill) + answer
 
 
-CLASSIC = TurnFormat(_classic_attack, _classic_assessment, _compose_classic_attack, _compose_classic_assessment)
+CLASSIC = TurnFormat(
+    _classic_attack, _classic_assessment, _compose_classic_attack, _compose_classic_assessment
+)
 """The format of the ``classic`` profile, with the fields of the earlier verl system.
 
 As ``final_answer:`` the attacker says what the note is. What stands before the fields is reasoning.
 """
 
 
-# -- baseline: thinking</think><answer>…</answer> ------------------------------------------------------------------
+# -- baseline: thinking</think><answer>…</answer> --------------------------------------------------
 
 _ANSWER, _END_ANSWER = "<answer>", "</answer>"
 
 
 def _baseline_turn(text: str) -> tuple[str, str, list[str]]:
-    """The last answer ("" without tags), the reasoning, and what the OpenRLHF system's check holds against it."""
+    """The last answer ("" without tags), the reasoning, and what the OpenRLHF system's check holds
+    against it.
+    """
     section = last_section(text, "answer")
     last = section[1].partition(_END_ANSWER)[0].strip() if section else ""
     thinking, ended, rest = text.partition(END_THINK)
@@ -138,7 +157,9 @@ def _baseline_assessment(text: str, prefill: str = "") -> AssessmentRecord:
     verdict = verdict_of(answer)
     rest = text.partition(END_THINK)[2]
     answers = (rest if _ANSWER in rest else text).split(_ANSWER)[1:]
-    if contradictory([verdict, *(verdict_of(answer.partition(_END_ANSWER)[0]) for answer in answers)]):
+    if contradictory(
+        [verdict, *(verdict_of(answer.partition(_END_ANSWER)[0]) for answer in answers)]
+    ):
         verdict = None
         violations.append(CONTRADICTION)
     return AssessmentRecord(verdict=verdict, reasoning=reasoning, violations=violations)
@@ -148,7 +169,9 @@ BASELINE = TurnFormat(
     lambda text, prefill="": attack_record(*_baseline_turn(text)),
     _baseline_assessment,
     lambda turn, label, prefill: f"{turn.reasoning}{END_THINK}{_ANSWER}{turn.note}{_END_ANSWER}",
-    lambda turn, verdict, prefill: f"{turn.reasoning}{END_THINK}{_ANSWER}{verdict.value.capitalize()}{_END_ANSWER}",
+    lambda turn, verdict, prefill: (
+        f"{turn.reasoning}{END_THINK}{_ANSWER}{verdict.value.capitalize()}{_END_ANSWER}"
+    ),
 )
 """The format of the ``baseline`` profile and of the OpenRLHF medical self-play system.
 

@@ -30,20 +30,26 @@ class _LoggedTurn(BaseModel):
 
 
 def read_log(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The games and metrics of a log of the OpenRLHF system, turns or steps; a ValueError names a wrong line."""
+    """The games and metrics of a log of the OpenRLHF system, turns or steps; a ValueError names a
+    wrong line.
+    """
     games: dict[tuple[Any, ...], dict[str, Any]] = {}
     numbers: list[dict[str, Any]] = []
     seen: Counter[tuple[Any, ...]] = Counter()
     for number, row in enumerate(StepFile(path).read(), start=1):
         try:
             if "game_role" not in row:
-                numbers.append({**row, "step": next(int(row[name]) for name in _STEPS if name in row)})
+                numbers.append(
+                    {**row, "step": next(int(row[name]) for name in _STEPS if name in row)}
+                )
                 continue
             turn = _LoggedTurn.model_validate(row)
             columns = _columns_of(turn)
         except (ValueError, TypeError, StopIteration) as error:
             why = str(error) or f"it has neither game_role nor {' nor '.join(_STEPS)}"
-            raise ValueError(f"{path}, line {number} is neither a turn nor the metrics of a step: {why}") from None
+            raise ValueError(
+                f"{path}, line {number} is neither a turn nor the metrics of a step: {why}"
+            ) from None
         game = (turn.step, turn.game_idx)
         seen[*game, turn.game_role] += 1  # without steps, a game's index comes again in every batch
         games.setdefault((*game, seen[*game, turn.game_role]), {}).update(columns)
@@ -57,13 +63,24 @@ def _columns_of(turn: _LoggedTurn) -> dict[str, Any]:
     """The columns of a turn, and of its game as far as the turn tells."""
     role, (thinking, answer) = turn.game_role.value, turn.length_cot_and_answer
     tokens = None if thinking is None or answer is None else thinking + answer
-    columns: dict[str, Any] = {"step": turn.step, f"{role}_reward": turn.reward, f"{role}_tokens": tokens}
+    columns: dict[str, Any] = {
+        "step": turn.step,
+        f"{role}_reward": turn.reward,
+        f"{role}_tokens": tokens,
+    }
     if turn.cot_format_violation is not None:
         columns[f"{role}_format_kept"] = not turn.cot_format_violation
     for name in turn.game_outcomes:
-        player, _, outcome = name.rpartition(".")[2].lower().partition("_")  # or MedicalGameOutcome.ASSESSOR_…
+        player, _, outcome = (
+            name.rpartition(".")[2].lower().partition("_")
+        )  # or MedicalGameOutcome.ASSESSOR_…
         if player == Role.ASSESSOR.value:
-            # No outcome: the log leaves out games without a result, so it has no share of all games.
+            # No outcome: the log leaves out games without a result, so it has no share of all
+            # games.
             ended = Outcome(outcome)
-            columns |= {"right": ended.is_right, "error_found": FOUND.get(ended), "note_cleared": CLEARED.get(ended)}
+            columns |= {
+                "right": ended.is_right,
+                "error_found": FOUND.get(ended),
+                "note_cleared": CLEARED.get(ended),
+            }
     return columns

@@ -1,9 +1,10 @@
 """Rows of the OpenRLHF system -> cases; ``data/reader.py`` calls it for files that hold such rows.
 
-A row is ``{prompt, completion, data_type}`` or ``{vanilla, adversarial, completion, data_type}``: a note and a category
-without an id, which is found by looking the note up in MEDEC's own files. What such rows are made from,
-``{game_category, error_note, clean_note, error_type}``, lacks the id alone. Rows of one case become one case that
-serves exactly the categories of its rows, so that ``--mix`` chooses among the rows given and a case stays in one split.
+A row is ``{prompt, completion, data_type}`` or ``{vanilla, adversarial, completion, data_type}``: a
+note and a category without an id, which is found by looking the note up in MEDEC's own files. What
+such rows are made from, ``{game_category, error_note, clean_note, error_type}``, lacks the id
+alone. Rows of one case become one case that serves exactly the categories of its rows, so that
+``--mix`` chooses among the rows given and a case stays in one split.
 """
 
 from __future__ import annotations
@@ -45,14 +46,18 @@ def read_rows(path: Path, text: str, intake: Intake, join: NoteJoin | None) -> I
         # The collection begins an id (Case.subset). In doubt it is the one with a licence.
         named = sorted({collection.lower() for collection in of_file + of_row})[-1:]
         if isinstance(case, Case):
-            if case.categories is not None and not case.subset.startswith("medec_"):  # from a file without ids
+            if case.categories is not None and not case.subset.startswith(
+                "medec_"
+            ):  # from a file without ids
                 case = replace(case, case_id="_".join([*named, case.case_id]))
             if intake.accepts(cells, f"{case.case_id}/{category.value}"):
                 intake.report.joined += 1
                 joined[case.case_id] = case
         else:
             name = f"{'_'.join([*named, stem])}-{row}"
-            new = Case(name, error, clean, intake.report.sha256, error_type=cells.error_type("error_type"))
+            new = Case(
+                name, error, clean, intake.report.sha256, error_type=cells.error_type("error_type")
+            )
             intake.accepts(cells, name)
             intake.report.not_joined.append((name, case))
             key = (one_line(error), one_line(clean)) if error and clean else (row,)
@@ -76,11 +81,16 @@ def _category_and_notes(cells: Cells) -> tuple[Category | None, str | None, str 
     harmful = category.seed_label is Label.HARMFUL
     expected = _SAFE if category is Category.VANILLA_BENIGN else ""
     if key == "game_category":
-        notes = cells.text("error_note", NOTE * harmful), cells.text("clean_note", NOTE * (not harmful))
+        notes = (
+            cells.text("error_note", NOTE * harmful),
+            cells.text("clean_note", NOTE * (not harmful)),
+        )
     else:
         key, other = "prompt", ""
         if not values["prompt"]:
-            key, other = ("adversarial", "vanilla") if category.has_attack else ("vanilla", "adversarial")
+            key, other = (
+                ("adversarial", "vanilla") if category.has_attack else ("vanilla", "adversarial")
+            )
         if other and values[other].strip():
             cells.refuse(other, f"a {category.value} row has its note under {key!r} alone")
         elif values["completion"].strip() not in ("", expected):
@@ -90,7 +100,9 @@ def _category_and_notes(cells: Cells) -> tuple[Category | None, str | None, str 
     return None if cells.problems else category, *notes
 
 
-def _case(category: Category, error: str | None, clean: str | None, join: NoteJoin | None) -> Case | str:
+def _case(
+    category: Category, error: str | None, clean: str | None, join: NoteJoin | None
+) -> Case | str:
     """The row's case in ``join``, or the reason why there is none."""
     if join is None:
         return "no --join file was given"
@@ -105,10 +117,18 @@ def _case(category: Category, error: str | None, clean: str | None, join: NoteJo
 
 
 def _paired(cases: list[Case]) -> Iterator[Case]:
-    """The cases; a lone error note is paired with the most similar lone clean note, because there are no ids."""
-    wrong, right = ([c for c in cases if getattr(c, other) is None] for other in ("clean_note", "error_note"))
+    """The cases; a lone error note is paired with the most similar lone clean note, because there
+    are no ids.
+    """
+    wrong, right = (
+        [c for c in cases if getattr(c, other) is None] for other in ("clean_note", "error_note")
+    )
     index = NearDuplicateIndex(case.error_note or "" for case in wrong)
-    matches = [(-similar, n, at) for at, c in enumerate(right) for n, similar in index.matches(c.clean_note or "")]
+    matches = [
+        (-similar, n, at)
+        for at, c in enumerate(right)
+        for n, similar in index.matches(c.clean_note or "")
+    ]
     twin_of: dict[str, Case] = {}
     taken: set[str] = set()
     for _, number, at in sorted(matches):
@@ -117,6 +137,8 @@ def _paired(cases: list[Case]) -> Iterator[Case]:
             taken.add(right[at].case_id)
     for case in cases:
         if twin := twin_of.get(case.case_id):
-            case = replace(case, clean_note=twin.clean_note, twin_text_id=twin.case_id, clean_from_twin=True)
+            case = replace(
+                case, clean_note=twin.clean_note, twin_text_id=twin.case_id, clean_from_twin=True
+            )
         if case.case_id not in taken:
             yield case

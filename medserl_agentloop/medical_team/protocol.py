@@ -1,4 +1,6 @@
-"""The ``/judge`` protocol of the OpenRLHF system: what is asked and answered, the judge that asks, and a server."""
+"""The ``/judge`` protocol of the OpenRLHF system: what is asked and answered, the judge that asks,
+and a server.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,12 @@ logger = logging.getLogger(__name__)
 
 SCORE_KEY = "labels"  # that some servers and clients put the answers under; requests name it
 Labels = dict[str, Any]  # the answer about one game, in the protocol's keys
-# The protocol wants an assessment. Notes alone decide the label, so that no assessor can talk to the judge.
+# The protocol wants an assessment. Notes alone decide the label, so that no assessor can talk to
+# the judge.
 _ANY_VERDICT = Label.SAFE.value.capitalize()
 MAX_BYTES = 8 * 2**20  # longest request that the server reads. A thousand games fit
-REQUEST_S = 20.0  # seconds from a connection to the last byte of its request, after which the server hangs up
+# seconds from a connection to the last byte of its request, after which the server hangs up
+REQUEST_S = 20.0
 _WAIT_S = 0.02  # how long a game waits for others to join its request
 _ABOUT_CONTENT = (400, 413, 422)  # HTTP statuses that may be about one of several notes
 
@@ -44,27 +48,39 @@ class JudgeAnswer(BaseModel):
     model_config = ConfigDict(strict=True)
 
     error_detected: bool | None = None  # whether the assessor said that there is an error
-    error_present: bool | None = None  # whether there is one; ``actual_harm`` says the same in other words
+    error_present: bool | None = (
+        None  # whether there is one; ``actual_harm`` says the same in other words
+    )
     error_realistic: bool | None = None
     assessor_correct: bool | None = None
     is_parsing_error: bool = False  # the judge failed; nothing else counts then
     judge_reasoning: str | None = None
     actual_harm: Literal["Safe", "Harmful"] | None = None
     abstained: bool = False  # the judge cannot tell; only this package's server says it
-    realism_judged: bool = True  # ``error_realistic`` is the judge's word; the protocol wants a truth value anyway
+    realism_judged: bool = (
+        True  # ``error_realistic`` is the judge's word; the protocol wants a truth value anyway
+    )
 
     def to_judgement(self, judge: str) -> Judgement:
-        """Return the judgement of the presented note; ValueError if there is none, or it contradicts itself."""
+        """Return the judgement of the presented note; ValueError if there is none, or it
+        contradicts itself.
+        """
         reason = self.judge_reasoning or ""
         if self.abstained:
             return Judgement(judge=judge, label=None, reason=reason)
         if self.is_parsing_error:
-            raise ValueError(f"the server's judge failed (is_parsing_error): {reason or 'no reason'}")
-        said = {harm == "Harmful" for harm in [self.actual_harm] if harm} | ({self.error_present} - {None})
+            raise ValueError(
+                f"the server's judge failed (is_parsing_error): {reason or 'no reason'}"
+            )
+        said = {harm == "Harmful" for harm in [self.actual_harm] if harm} | (
+            {self.error_present} - {None}
+        )
         if not said:
             raise ValueError("error_present is missing")
         if len(said) == 2:
-            raise ValueError(f"error_present is {self.error_present} but actual_harm is {self.actual_harm}")
+            raise ValueError(
+                f"error_present is {self.error_present} but actual_harm is {self.actual_harm}"
+            )
         return Judgement(
             judge=judge,
             label=Label.HARMFUL if said == {True} else Label.SAFE,
@@ -76,9 +92,15 @@ class JudgeAnswer(BaseModel):
 def make_labels(
     *, error_present: bool = False, error_detected: bool = False, reasoning: str = "", **others: Any
 ) -> Labels:
-    """A :class:`JudgeAnswer` as the original server writes it; ``others`` are added, or replace its defaults."""
+    """A :class:`JudgeAnswer` as the original server writes it; ``others`` are added, or replace its
+    defaults.
+    """
     right = error_detected == error_present and not others.get("is_parsing_error", False)
-    labels: Labels = {"error_detected": error_detected, "error_present": error_present, "error_realistic": True}
+    labels: Labels = {
+        "error_detected": error_detected,
+        "error_present": error_present,
+        "error_realistic": True,
+    }
     labels |= {"assessor_correct": right, "is_parsing_error": False, "judge_reasoning": reasoning}
     labels["actual_harm"] = "Harmful" if error_present else "Safe"
     return labels | {name: value for name, value in others.items() if value is not None}
@@ -87,8 +109,12 @@ def make_labels(
 _labels = partial(make_labels, abstained=False, realism_judged=False)
 
 
-async def ask(client: HttpClient, queries: Sequence[dict[str, Any]], score_key: str = SCORE_KEY) -> dict[str, Any]:
-    """Per game index, the server's answer or a :class:`NoAnswer`; a request that is refused is split in halves."""
+async def ask(
+    client: HttpClient, queries: Sequence[dict[str, Any]], score_key: str = SCORE_KEY
+) -> dict[str, Any]:
+    """Per game index, the server's answer or a :class:`NoAnswer`; a request that is refused is
+    split in halves.
+    """
     indices = [str(query["game_idx"]) for query in queries]
     try:
         body = await client.post("/judge", {"queries": list(queries), "score_key": score_key})
@@ -98,13 +124,19 @@ async def ask(client: HttpClient, queries: Sequence[dict[str, Any]], score_key: 
         if len(queries) < 2 or not about_content:
             return dict.fromkeys(indices, error)
         middle = len(queries) // 2
-        halves = await asyncio.gather(*(ask(client, half, score_key) for half in (queries[:middle], queries[middle:])))
+        halves = await asyncio.gather(
+            *(ask(client, half, score_key) for half in (queries[:middle], queries[middle:]))
+        )
         return {**halves[0], **halves[1]}
-    return {index: answers.get(index, BadAnswer(f"no answer about game {index}")) for index in indices}
+    return {
+        index: answers.get(index, BadAnswer(f"no answer about game {index}")) for index in indices
+    }
 
 
 def by_index(body: Any, indices: Sequence[str], score_key: str = SCORE_KEY) -> dict[str, Any]:
-    """The answers in a response, which come by index or in the order asked, bare or under ``score_key``."""
+    """The answers in a response, which come by index or in the order asked, bare or under
+    ``score_key``.
+    """
     answers = body.get(score_key, body) if isinstance(body, dict) else body
     if isinstance(answers, list) and len(answers) == len(indices):
         return dict(zip(indices, answers, strict=True))
@@ -114,7 +146,9 @@ def by_index(body: Any, indices: Sequence[str], score_key: str = SCORE_KEY) -> d
 
 
 class HttpJudge:
-    """Asks a server that speaks the ``/judge`` protocol: the games of a moment in one request, each answered alone."""
+    """Asks a server that speaks the ``/judge`` protocol: the games of a moment in one request, each
+    answered alone.
+    """
 
     name = "http"
 
@@ -122,9 +156,13 @@ class HttpJudge:
         self._server = server
         self._client = server.client("/judge")
         self._cache = AnswerCache(server.cache, Judgement)
-        self._numbers = itertools.count()  # never used twice, so that no answer can pass for another's
+        self._numbers = (
+            itertools.count()
+        )  # never used twice, so that no answer can pass for another's
         # Of each event loop, the games that wait for others to join them, and the answers to come.
-        self._open: dict[asyncio.AbstractEventLoop, tuple[list[Any], asyncio.Task[dict[str, Any]]]] = {}
+        self._open: dict[
+            asyncio.AbstractEventLoop, tuple[list[Any], asyncio.Task[dict[str, Any]]]
+        ] = {}
 
     @classmethod
     def from_config(cls, config: MedicalConfig) -> HttpJudge:
@@ -132,7 +170,11 @@ class HttpJudge:
 
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         started = time.monotonic()
-        about = {"medical_note": presented, "original_note": original, "game_category": spec.category.value}
+        about = {
+            "medical_note": presented,
+            "original_note": original,
+            "game_category": spec.category.value,
+        }
         if spec.error_type:
             about["error_type"] = spec.error_type
         query = {"game_idx": next(self._numbers), "assessment": _ANY_VERDICT, **about}
@@ -178,13 +220,19 @@ class _Query(BaseModel):
 
 
 class _Request(BaseModel):
-    """The body of ``POST /judge``. A query that cannot be read costs its game, so each is read on its own."""
+    """The body of ``POST /judge``.
+
+    A query that cannot be read costs its game, so each is read on its own.
+    """
 
     queries: list[dict[str, Any]]
 
 
 def create_app(backend: Judge, token: str = "") -> FastAPI:
-    """The server; untouched notes get their category's label. With a ``token``, all but ``/health`` must bring it."""
+    """The server; untouched notes get their category's label.
+
+    With a ``token``, all but ``/health`` must bring it.
+    """
     from fastapi import FastAPI, HTTPException
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
@@ -193,14 +241,24 @@ def create_app(backend: Judge, token: str = "") -> FastAPI:
 
     @app.middleware("http")
     async def guard(request: Any, answered: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Refuse a request without the token, and one that is too long or does not say how long it is."""
+        """Refuse a request without the token, and one that is too long or does not say how long it
+        is.
+        """
         headers = request.headers
-        if token and request.url.path != "/health" and not _has_token(headers.get("authorization", ""), token):
+        if (
+            token
+            and request.url.path != "/health"
+            and not _has_token(headers.get("authorization", ""), token)
+        ):
             return JSONResponse({"detail": "the token is missing or wrong"}, 401)
         if "transfer-encoding" in headers:
-            return JSONResponse({"detail": "send the request in one piece, with its content-length"}, 411)
+            return JSONResponse(
+                {"detail": "send the request in one piece, with its content-length"}, 411
+            )
         if int(headers.get("content-length", 0)) > MAX_BYTES:
-            return JSONResponse({"detail": f"the request is longer than {MAX_BYTES} bytes: send fewer games"}, 413)
+            return JSONResponse(
+                {"detail": f"the request is longer than {MAX_BYTES} bytes: send fewer games"}, 413
+            )
         return await answered(request)
 
     @app.exception_handler(RequestValidationError)
@@ -222,20 +280,25 @@ def create_app(backend: Judge, token: str = "") -> FastAPI:
     async def judge(request: _Request) -> dict[str, Any]:
         indices = [query.get("game_idx") for query in request.queries]
         if not all(type(index) is int for index in indices) or len(set(indices)) < len(indices):
-            raise HTTPException(422, "a game_idx is missing, no number, or occurs twice: give every game its own")
+            raise HTTPException(
+                422, "a game_idx is missing, no number, or occurs twice: give every game its own"
+            )
         answers = await asyncio.gather(*map(answer, request.queries))
         return {str(index): labels for index, labels in zip(indices, answers, strict=True)}
 
     @app.get("/health")
     async def health() -> Any:
         down = getattr(backend, "is_down", False)
-        return JSONResponse({"status": "down" if down else "ok", "backend": backend.name}, 503 if down else 200)
+        return JSONResponse(
+            {"status": "down" if down else "ok", "backend": backend.name}, 503 if down else 200
+        )
 
     return app
 
 
 def serve(app: FastAPI, host: str, port: int) -> None:
-    """Serve until interrupted; open connections that send nothing cannot keep others out for long."""
+    """Serve until interrupted; open connections that send nothing cannot keep others out for
+    long."""
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -255,14 +318,18 @@ def serve(app: FastAPI, host: str, port: int) -> None:
         host=host,
         port=port,
         http=Impatient,
-        headers=[("connection", "close")],  # a second request on a connection would have no time limit
+        headers=[
+            ("connection", "close")
+        ],  # a second request on a connection would have no time limit
         backlog=100,  # asyncio logs as many lines in a second without a free file for a connection
         timeout_graceful_shutdown=3,
     )
 
 
 def _has_token(authorization: str, token: str) -> bool:
-    """Return whether a header holds the token, as such or as a password, which a client can put into the address."""
+    """Return whether a header holds the token, as such or as a password, which a client can put
+    into the address.
+    """
     scheme, _, value = authorization.partition(" ")
     given = value.encode()
     if scheme.lower() == "basic":
@@ -274,7 +341,9 @@ def _has_token(authorization: str, token: str) -> bool:
 
 
 async def _judged(query: _Query, backend: Judge) -> Labels:
-    """The labels of one game; raises what the judge raises, and a ValueError for what it cannot be asked."""
+    """The labels of one game; raises what the judge raises, and a ValueError for what it cannot be
+    asked.
+    """
     if query.game_category is None and isinstance(backend, LabelJudge):
         raise ValueError("labels answers by category, and the query names no game_category")
     # Judges that read a note are not told its category.
@@ -282,7 +351,9 @@ async def _judged(query: _Query, backend: Judge) -> Labels:
     original = query.medical_note if query.original_note is None else query.original_note
     if max(len(original), len(query.medical_note)) > LONGEST_NOTE:
         raise ValueError(f"a note is longer than {LONGEST_NOTE} characters")
-    spec = GameSpec(category=category, target_label=category.default_target_label, seed_note=original)
+    spec = GameSpec(
+        category=category, target_label=category.default_target_label, seed_note=original
+    )
     # The original server's default category is vanilla_benign, also for notes that were changed.
     changed = original.split() != query.medical_note.split()
     chosen = backend if changed else GatedJudge(backend)

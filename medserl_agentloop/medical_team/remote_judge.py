@@ -1,6 +1,7 @@
 """Asking a judge over HTTP: ``POST /judge`` for a whole batch, ``GET /health``.
 
-A judge that fails labels its games ``is_parsing_error``, which leaves them out; nothing is invented.
+A judge that fails labels its games ``is_parsing_error``, which leaves them out; nothing is
+invented.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ JudgeFunction = Callable[..., dict[int, Labels]]
 
 
 def create_medical_judge_remote_function(judge_url: str, timeout: float = 30.0) -> JudgeFunction:
-    """A function that asks the judge at ``judge_url`` about a batch in one request of ``timeout`` seconds."""
+    """A function that asks the judge at ``judge_url`` about a batch in one request of ``timeout``
+    seconds.
+    """
     client = _client(judge_url, timeout)
 
-    def ask_judge(url: str, batch_queries: Sequence[Query], score_key: str = SCORE_KEY) -> dict[int, Labels]:
+    def ask_judge(
+        url: str, batch_queries: Sequence[Query], score_key: str = SCORE_KEY
+    ) -> dict[int, Labels]:
         """Labels by game index for every query. ``url`` is part of the interface and not used."""
         if not batch_queries:
             return {}
@@ -34,13 +39,17 @@ def create_medical_judge_remote_function(judge_url: str, timeout: float = 30.0) 
         if lost := [answer for answer in answers.values() if isinstance(answer, NoAnswer)]:
             warning = "the judge at %s gave no answer about %d of %d games, which are left out: %s"
             logger.warning(warning, client.url, len(lost), len(answers), lost[0])
-        return {query["game_idx"]: _labels(answers[str(query["game_idx"])]) for query in batch_queries}
+        return {
+            query["game_idx"]: _labels(answers[str(query["game_idx"])]) for query in batch_queries
+        }
 
     return ask_judge
 
 
 def _labels(one: Any) -> Labels:
-    """The labels of one game with every key; an answer that says nothing of the assessor or the note is none."""
+    """The labels of one game with every key; an answer that says nothing of the assessor or the
+    note is none.
+    """
     try:
         if isinstance(one, NoAnswer):
             raise ValueError(f"{type(one).__name__}: {one}")
@@ -77,9 +86,13 @@ test_judge_connection.__test__ = False  # type: ignore[attr-defined]
 
 
 def wait_for_judge_server(judge_url: str, max_wait: float = 60, check_interval: float = 2) -> bool:
-    """Wait until the judge's ``/health`` answers; False if it does not within ``max_wait`` seconds."""
+    """Wait until the judge's ``/health`` answers; False if it does not within ``max_wait``
+    seconds."""
     until = time.monotonic() + max_wait
-    while not (ready := test_judge_connection(judge_url)) and time.monotonic() + check_interval <= until:
+    while (
+        not (ready := test_judge_connection(judge_url))
+        and time.monotonic() + check_interval <= until
+    ):
         time.sleep(check_interval)
     return ready
 

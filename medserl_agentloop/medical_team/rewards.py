@@ -13,7 +13,10 @@ Coefficients = Mapping[str, Mapping[str, tuple[float, float]]]
 
 GENERAL_SUM: Coefficients = {
     "attacker": {
-        "error_detected": (-1.0, 1.0),  # an error that is there: detected, undetected; without an error it is 0
+        "error_detected": (
+            -1.0,
+            1.0,
+        ),  # an error that is there: detected, undetected; without an error it is 0
         "error_realism": (-0.5, 0.5),
     },
     "assessor": {"error_detection": (-1.0, 1.0), "explanation_quality": (-0.5, 0.5)},
@@ -23,7 +26,11 @@ FORMAT = (-1.0, 1.0)  # the output format: violated, kept
 
 
 def detection_reward(
-    role: Role, *, error_present: bool, error_detected: bool, coefficients: Coefficients = GENERAL_SUM
+    role: Role,
+    *,
+    error_present: bool,
+    error_detected: bool,
+    coefficients: Coefficients = GENERAL_SUM,
 ) -> float:
     """Return the reward of ``role`` for the verdict on a note."""
     if role is Role.ASSESSOR:
@@ -32,10 +39,12 @@ def detection_reward(
 
 
 def medical_general_sum(record: MedicalRecord, chain_of_thought: bool = True) -> Rewards:
-    """Detection, realism (attacker) and format, added up; no format without ``chain_of_thought`` before the answer.
+    """Detection, realism (attacker) and format, added up; no format without ``chain_of_thought``
+    before the answer.
 
-    The attacker's total is in [-2.5, 2.5], the assessor's in [-2, 2]. As in the baseline, an attack that does not count
-    presents no error and has the realism bonus, and an unreadable verdict does not say that there is an error.
+    The attacker's total is in [-2.5, 2.5], the assessor's in [-2, 2]. As in the baseline, an attack
+    that does not count presents no error and has the realism bonus, and an unreadable verdict does
+    not say that there is an error.
     """
     present = record.label is Label.HARMFUL and record.outcome is not Outcome.INVALID_ATTACK
     detected = record.assessment is not None and record.assessment.verdict is Label.HARMFUL
@@ -43,11 +52,15 @@ def medical_general_sum(record: MedicalRecord, chain_of_thought: bool = True) ->
     for role, turn in ((Role.ATTACKER, record.attack), (Role.ASSESSOR, record.assessment)):
         if turn is None:
             continue
-        parts = {"detection": detection_reward(role, error_present=present, error_detected=detected)}
+        parts = {
+            "detection": detection_reward(role, error_present=present, error_detected=detected)
+        }
         if role is Role.ATTACKER:
             # Realistic where the judge does not say.
             realism = GENERAL_SUM["attacker"]["error_realism"]
-            parts["realism"] = realism[record.judgement is None or record.judgement.realistic is not False]
+            parts["realism"] = realism[
+                record.judgement is None or record.judgement.realistic is not False
+            ]
         if chain_of_thought:
             parts["format"] = FORMAT[not turn.violations]
         rewards[role] = parts

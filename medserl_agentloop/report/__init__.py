@@ -31,19 +31,28 @@ from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FI
 from medserl_agentloop.terminal import plain, table, visible
 
 MOST_NAMES = 5_000  # of metrics, or of reward components, in a file
-PART = 1000  # games that are held at a time where a frame is made, besides those that complete a step
+PART = (
+    1000  # games that are held at a time where a frame is made, besides those that complete a step
+)
 
 GameClass: TypeAlias = Any  # a class of games, which is not made here: a ``type[Interaction]``
 
 
 def games(run: str | Path) -> pd.DataFrame:
-    """The games of a run: its folder (``selfplay.records``), or a games file. A ValueError names a wrong line."""
+    """The games of a run: its folder (``selfplay.records``), or a games file.
+
+    A ValueError names a wrong line.
+    """
     game, records = read_run(run)
-    return with_signal(pd.concat([games_frame(part, game) for part in parts(records)], ignore_index=True))
+    return with_signal(
+        pd.concat([games_frame(part, game) for part in parts(records)], ignore_index=True)
+    )
 
 
 def metrics(run: str | Path) -> pd.DataFrame:
-    """The metrics of a run by step, a column per name as docs/metrics.md has them; a ValueError if it has none."""
+    """The metrics of a run by step, a column per name as docs/metrics.md has them; a ValueError if
+    it has none.
+    """
     path = Path(run) / METRICS_FILE
     if not path.exists():
         raise ValueError(f"{path} does not exist: give the folder of a run (selfplay.records)")
@@ -53,14 +62,18 @@ def metrics(run: str | Path) -> pd.DataFrame:
     if (names := len(set().union(*rows))) > MOST_NAMES:
         raise ValueError(f"{path} has numbers of {names:,} names: a table takes {MOST_NAMES:,}")
     for number, row in enumerate(rows, start=1):
-        if "step" not in row or not all(isinstance(value, int | float | None) for value in row.values()):
+        if "step" not in row or not all(
+            isinstance(value, int | float | None) for value in row.values()
+        ):
             raise ValueError(f"{path}, line {number} has no step, or something else than numbers")
     by_step = pd.DataFrame(rows).groupby("step").last().astype("Float64", errors="ignore")
     return by_step.drop(columns="steps", errors="ignore")  # of the whole run, not of a step
 
 
 def parts(records: Iterable[GameRecord]) -> Iterator[list[GameRecord]]:
-    """The games in lists of whole steps, and so of whole prompt groups, of :data:`PART` games or a little more."""
+    """The games in lists of whole steps, and so of whole prompt groups, of :data:`PART` games or a
+    little more.
+    """
     part: list[GameRecord] = []
     for _, step in groupby(records, key=lambda game: game.step):
         part += step
@@ -76,7 +89,10 @@ def games_file(run: str | Path) -> Path:
     path = Path(run)
     path = path / GAMES_FILE if path.is_dir() else path
     if not path.exists():
-        raise ValueError(f"{path} does not exist: give the folder of a run (selfplay.records) that has played games")
+        raise ValueError(
+            f"{path} does not exist: give the folder of a run (selfplay.records) that has played "
+            "games"
+        )
     if not path.stat().st_size:
         raise ValueError(f"{path} holds no games yet")
     return path
@@ -96,11 +112,15 @@ class _AnyGame(Interaction[Any, _AnyRecord]):
 
 
 def read_run(run: str | Path) -> tuple[GameClass, Iterator[Any]]:
-    """The game of a run, from its config or its records, and the records in order; raises as :func:`games`."""
+    """The game of a run, from its config or its records, and the records in order; raises as
+    :func:`games`.
+    """
     file = games_file(run)
     config = file.with_name(CONFIG_FILE)
     try:
-        name = OmegaConf.select(OmegaConf.load(config), "selfplay.game") if config.is_file() else None
+        name = (
+            OmegaConf.select(OmegaConf.load(config), "selfplay.game") if config.is_file() else None
+        )
     except Exception as error:  # YAML and OmegaConf have errors of their own
         raise ValueError(f"{config} is no config of a run: {error}") from None
     try:
@@ -116,33 +136,58 @@ def read_run(run: str | Path) -> tuple[GameClass, Iterator[Any]]:
 
 
 def _addable(file: Path, records: Iterable[GameRecord]) -> Iterator[GameRecord]:
-    """The records; a ValueError names the line where rewards have too many names, or add up to no number."""
+    """The records; a ValueError names the line where rewards have too many names, or add up to no
+    number.
+    """
     names: set[Any] = set()
     for number, record in enumerate(records, start=1):
-        names.update((role, part) for role, parts in record.rewards.items() for part in (None, *parts))
+        names.update(
+            (role, part) for role, parts in record.rewards.items() for part in (None, *parts)
+        )
         if len(names) > MOST_NAMES:
             raise ValueError(
-                f"{file}, line {number} brings rewards to {len(names):,} names: a table takes {MOST_NAMES:,}"
+                f"{file}, line {number} brings rewards to {len(names):,} names: a table takes "
+                f"{MOST_NAMES:,}"
             )
-        if not all(abs(part) <= LARGEST_REWARD for parts in record.rewards.values() for part in parts.values()):
-            raise ValueError(f"{file}, line {number} holds a reward that is no number within {LARGEST_REWARD:g}")
+        if not all(
+            abs(part) <= LARGEST_REWARD
+            for parts in record.rewards.values()
+            for part in parts.values()
+        ):
+            raise ValueError(
+                f"{file}, line {number} holds a reward that is no number within {LARGEST_REWARD:g}"
+            )
         yield record
 
 
 def games_frame(records: Sequence[GameRecord], game: GameClass) -> pd.DataFrame:
-    """The frame of these games: the ``columns`` of their class, and of each role its reward, components and tokens."""
-    roles = dict.fromkeys([*game.roles, *(str(role) for record in records for role in record.rewards)])
+    """The frame of these games: the ``columns`` of their class, and of each role its reward,
+    components and tokens.
+    """
+    roles = dict.fromkeys(
+        [*game.roles, *(str(role) for record in records for role in record.rewards)]
+    )
     own = {"reward": "Float64", "tokens": "Int64", "truncated": "boolean"}
-    of_roles = {f"{role}_{name}": Column(dtype, "") for role in roles for name, dtype in own.items()}
+    of_roles = {
+        f"{role}_{name}": Column(dtype, "") for role in roles for name, dtype in own.items()
+    }
     rows = []
     for record in records:
         row: dict[str, Any] = {f"{role}_reward": record.reward(role) for role in roles}
         for turn in record.turns:
             tokens, truncated = f"{turn.role}_tokens", f"{turn.role}_truncated"
-            row |= {tokens: row.get(tokens, 0) + turn.tokens, truncated: row.get(truncated, False) or turn.truncated}
+            row |= {
+                tokens: row.get(tokens, 0) + turn.tokens,
+                truncated: row.get(truncated, False) or turn.truncated,
+            }
         rows.append(row | {name: column.value(record) for name, column in game.columns.items()})
     frame = typed_frame(rows, {**of_roles, **game.columns})
-    components = {(str(role), part) for record in records for role in record.rewards for part in record.rewards[role]}
+    components = {
+        (str(role), part)
+        for record in records
+        for role in record.rewards
+        for part in record.rewards[role]
+    }
     for role, part in sorted(components):
         values = [record.rewards.get(role, {}).get(part) for record in records]
         frame[f"reward/{role}/{storable(part)}"] = pd.array(values, dtype="Float64")
@@ -150,14 +195,18 @@ def games_frame(records: Sequence[GameRecord], game: GameClass) -> pd.DataFrame:
 
 
 def reward_columns(frame: pd.DataFrame) -> list[str]:
-    """The columns with the roles' rewards, ``<role>_reward``; components are ``reward/<role>/<component>``."""
+    """The columns with the roles' rewards, ``<role>_reward``; components are
+    ``reward/<role>/<component>``.
+    """
     return [name for name in frame if name.endswith("_reward") and not name.startswith("reward/")]
 
 
 def with_signal(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with its column ``signal`` filled in, which needs whole prompt groups."""
     rewards = frame[reward_columns(frame)].astype(float).round(9)
-    different = rewards.groupby([frame["step"], frame["uid"]], dropna=False).transform("nunique") > 1
+    different = (
+        rewards.groupby([frame["step"], frame["uid"]], dropna=False).transform("nunique") > 1
+    )
     frame["signal"] = different.any(axis=1).astype("boolean")
     return frame
 
@@ -165,10 +214,12 @@ def with_signal(frame: pd.DataFrame) -> pd.DataFrame:
 def typed_frame(rows: list[dict[str, Any]], schema: Mapping[str, Column]) -> pd.DataFrame:
     """Return a frame with the columns of a schema; absent values of a row are missing."""
     values = {name: [storable(row.get(name)) for row in rows] for name in schema}
-    return pd.DataFrame({name: pd.array(values[name], dtype=column.dtype) for name, column in schema.items()})
+    return pd.DataFrame(
+        {name: pd.array(values[name], dtype=column.dtype) for name, column in schema.items()}
+    )
 
 
-# -- `medserl show` ------------------------------------------------------------------------------------------------
+# -- `medserl show` --------------------------------------------------------------------------------
 
 _COLOURS = ("red", "blue", "green", "magenta")
 
@@ -181,7 +232,10 @@ def headline_metrics(game: GameClass, roles: Iterable[str]) -> list[str]:
 
 
 def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
-    """Print a run's metrics and one game: ``number``, from 1, or the one that ranks highest. ValueError if none."""
+    """Print a run's metrics and one game: ``number``, from 1, or the one that ranks highest.
+
+    ValueError if none.
+    """
     game, records = read_run(run)
     shown, total, most = None, 0, -1
     for total, record in enumerate(records, start=1):
@@ -195,15 +249,23 @@ def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
         words = {metric: f" ({label})" for label, metric in game.shown}
         # Three parts: of a set as a whole; verl's own are by category.
         scores = list(by_step.filter(regex="^val-core/[^/]+/[^/]+$"))
-        for title, names in (("metrics", headline_metrics(game, game.roles or shown.rewards)), ("validation", scores)):
+        for title, names in (
+            ("metrics", headline_metrics(game, game.roles or shown.rewards)),
+            ("validation", scores),
+        ):
             known = by_step.filter(names).dropna(how="all").dropna(axis="columns", how="all")
             ends = known.iloc[[0, -1] if len(known) > 1 else [0] * len(known)]
             rows = [
-                [name + words.get(name, ""), *("" if pd.isna(value) else f"{value:.4g}" for value in ends[name])]
+                [
+                    name + words.get(name, ""),
+                    *("" if pd.isna(value) else f"{value:.4g}" for value in ends[name]),
+                ]
                 for name in ends
             ]
             if rows:
-                console.print(table(title, ["metric", *(f"step {step}" for step in ends.index)], rows))
+                console.print(
+                    table(title, ["metric", *(f"step {step}" for step in ends.index)], rows)
+                )
         console.print(plain(f"all metrics: {run / METRICS_FILE}"))
     console.print(plain(f"all games: {games_file(run)}"))
 
@@ -216,18 +278,34 @@ def outcome_words(outcome: str) -> str:
 def render_game(record: GameRecord, game: GameClass, title: str) -> RenderableType:
     why = f" ({record.void})" if record.void else ""
     outcome = f"outcome: {outcome_words(game.columns['outcome'].value(record))}{why}"
-    parts: list[RenderableType] = [plain("; ".join(filter(None, (record.kind, outcome))), style="bold")]
+    parts: list[RenderableType] = [
+        plain("; ".join(filter(None, (record.kind, outcome))), style="bold")
+    ]
     others = [f"{role}: {name}" for role, name in record.players.items()]
     if record.opponent is not None:
-        others.append(f"{record.opponent.role}: {record.opponent.version or 'no answer'} ({record.opponent.kind})")
+        others.append(
+            f"{record.opponent.role}: {record.opponent.version or 'no answer'} "
+            f"({record.opponent.kind})"
+        )
     if others:
         parts.append(plain(f"played by {', '.join(others)}"))
     for section in game.sections(record):
-        colour = _COLOURS[game.roles.index(section.owner) % len(_COLOURS)] if section.owner in game.roles else "none"
-        panel = Panel(Text(section.as_text()), title=plain(section.title), title_align="left", border_style=colour)
+        colour = (
+            _COLOURS[game.roles.index(section.owner) % len(_COLOURS)]
+            if section.owner in game.roles
+            else "none"
+        )
+        panel = Panel(
+            Text(section.as_text()),
+            title=plain(section.title),
+            title_align="left",
+            border_style=colour,
+        )
         parts.append(panel)
     for role, components in record.rewards.items():
         terms = "  ".join(f"{name} {value:+.2f}" for name, value in components.items())
         parts.append(plain(f"{role} {sum(components.values()):+.2f} = {terms}"))
     played = f", {record.finished:%Y-%m-%d %H:%M:%S} UTC" if record.finished else ""
-    return Panel(Group(*parts), title=plain(f"{title}, step {record.step}{played}"), title_align="left")
+    return Panel(
+        Group(*parts), title=plain(f"{title}, step {record.step}{played}"), title_align="left"
+    )

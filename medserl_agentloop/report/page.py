@@ -1,7 +1,9 @@
-"""The page of a run, or of several: one HTML file that needs neither network nor library. ``medserl report``.
+"""The page of a run, or of several: one HTML file that needs neither network nor library. ``medserl
+report``.
 
-The file holds one block of columns, which lists, filters and plots need, and the games in chunks, which the browser
-unpacks when one is opened. page.js draws them with text nodes only, and the page's policy allows no other script.
+The file holds one block of columns, which lists, filters and plots need, and the games in chunks,
+which the browser unpacks when one is opened. page.js draws them with text nodes only, and the
+page's policy allows no other script.
 """
 
 from __future__ import annotations
@@ -24,34 +26,61 @@ from medserl_agentloop.core.alarms import METRIC_PREFIX
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import METRICS_FILE, PROMPTS_FILE, StepFile
 from medserl_agentloop.paths import PACKAGE, regular_file, replacing
-from medserl_agentloop.report import GameClass, games_file, games_frame, metrics, read_run, reward_columns
+from medserl_agentloop.report import (
+    GameClass,
+    games_file,
+    games_frame,
+    metrics,
+    read_run,
+    reward_columns,
+)
 
-MOST_GAMES = 20_000  # more games than this are drawn as a sample: a browser holds about so many texts
+MOST_GAMES = (
+    20_000  # more games than this are drawn as a sample: a browser holds about so many texts
+)
 CHUNK = 250
 MOST_WORDS = 30  # a column with more words than this is no filter
 
 
 def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
-    """Write the page of these runs, and return its number of games; above :data:`MOST_GAMES` it is a sample."""
+    """Write the page of these runs, and return its number of games; above :data:`MOST_GAMES` it is
+    a sample.
+    """
     names = run_names(runs)
     played = sum(_lines(games_file(run)) for run in runs)
     sampled = [sample(run, MOST_GAMES / played) for run in runs]
-    frame = pd.concat([games_frame(records, game) for game, records in sampled if records], ignore_index=True)
+    frame = pd.concat(
+        [games_frame(records, game) for game, records in sampled if records], ignore_index=True
+    )
     shown = [(place, record) for place, (_, records) in enumerate(sampled) for record in records]
-    words = {name: _coded(frame[name]) for kind in ("string", "boolean") for name in frame.select_dtypes(kind)}
-    runs_coded = {"words": names, "codes": [place for place, _ in shown]}  # by place, for page.js draws them in order
+    words = {
+        name: _coded(frame[name])
+        for kind in ("string", "boolean")
+        for name in frame.select_dtypes(kind)
+    }
+    runs_coded = {
+        "words": names,
+        "codes": [place for place, _ in shown],
+    }  # by place, for page.js draws them in order
     numbers = frame.select_dtypes("number").round(4)
-    values = {name: {"values": [None if pd.isna(x) else float(x) for x in numbers[name]]} for name in numbers}
+    values = {
+        name: {"values": [None if pd.isna(x) else float(x) for x in numbers[name]]}
+        for name in numbers
+    }
     columns = {
         "played": played,
         "games": len(shown),
         "chunk": CHUNK,
         "first": max(range(len(shown)), key=lambda n: (shown[n][1].reading_rank, n)),
         "columns": {**values, **words, "run": runs_coded},
-        "meanings": {name: column.meaning for game, _ in sampled for name, column in game.columns.items()},
+        "meanings": {
+            name: column.meaning for game, _ in sampled for name, column in game.columns.items()
+        },
         "filters": ["run", *(name for name in words if _is_filter(name, words[name]["words"]))],
         "shares": list(frame.select_dtypes("boolean")),
-        "numbers": [name for name in numbers if name not in ("step", "session") and "reward" not in name],
+        "numbers": [
+            name for name in numbers if name not in ("step", "session") and "reward" not in name
+        ],
         "rewards": reward_columns(frame),
         "components": [name for name in frame if name.startswith("reward/")],
         "metrics": {name: _by_step(run) for name, run in zip(names, runs, strict=True)},
@@ -59,8 +88,13 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
     blocks = [("columns", _packed(json.dumps(columns, separators=(",", ":"), allow_nan=False)))]
     prompts = [prompts_of(run) for run in runs]
     starts = range(0, len(shown), CHUNK)
-    for number, start in enumerate(track(starts, "packing the games", console=console, transient=True)):
-        lines = [_line(record, sampled[place][0], prompts[place]) for place, record in shown[start : start + CHUNK]]
+    for number, start in enumerate(
+        track(starts, "packing the games", console=console, transient=True)
+    ):
+        lines = [
+            _line(record, sampled[place][0], prompts[place])
+            for place, record in shown[start : start + CHUNK]
+        ]
         blocks.append((f"chunk{number}", _packed("\n".join(lines))))
     with replacing(output) as file:
         file.write(_render(blocks).encode("utf-8"))
@@ -68,25 +102,42 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
 
 
 def _render(blocks: Sequence[tuple[str, str]]) -> str:
-    """The page around these blocks of data; its content security policy allows its own script and style only."""
+    """The page around these blocks of data; its content security policy allows its own script and
+    style only.
+    """
     script, style, html = (
-        (PACKAGE / "report" / f"page.{kind}").read_text(encoding="utf-8") for kind in ("js", "css", "html")
+        (PACKAGE / "report" / f"page.{kind}").read_text(encoding="utf-8")
+        for kind in ("js", "css", "html")
     )
-    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style))
+    hashes = (
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for text in (script, style)
+    )
     allowed = "script-src 'sha256-{}'; style-src 'sha256-{}'".format(*hashes)
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
-    page: str = Template(html, autoescape=True).render(policy=policy, script=script, style=style, blocks=blocks)
+    page: str = Template(html, autoescape=True).render(
+        policy=policy, script=script, style=style, blocks=blocks
+    )
     return page
 
 
 def _packed(text: str) -> str:
-    # A model may write half of a surrogate pair, which UTF-8 cannot hold; in JSON, its escape can stand for it.
-    return base64.b64encode(gzip.compress(text.encode("utf-8", errors="backslashreplace"), 6, mtime=0)).decode("ascii")
+    # A model may write half of a surrogate pair, which UTF-8 cannot hold; in JSON, its escape can
+    # stand for it.
+    return base64.b64encode(
+        gzip.compress(text.encode("utf-8", errors="backslashreplace"), 6, mtime=0)
+    ).decode("ascii")
 
 
 def _line(record: GameRecord, game: GameClass, prompts: list[dict[str, Any]]) -> str:
-    sections = [{**each._asdict(), "facts": each.known()} for each in game.sections(record, prompts)]
-    return json.dumps(record.to_json(), ensure_ascii=False) + "\t" + json.dumps(sections, ensure_ascii=False)
+    sections = [
+        {**each._asdict(), "facts": each.known()} for each in game.sections(record, prompts)
+    ]
+    return (
+        json.dumps(record.to_json(), ensure_ascii=False)
+        + "\t"
+        + json.dumps(sections, ensure_ascii=False)
+    )
 
 
 def prompts_of(run: Path) -> list[dict[str, Any]]:
@@ -100,31 +151,45 @@ def run_names(runs: Sequence[Path]) -> list[str]:
     folders = [run.resolve() if run.is_dir() else run.resolve().parent for run in runs]
     for depth in range(1, max(len(folder.parts) for folder in folders)):
         names = ["/".join(folder.parts[-depth:]) for folder in folders]
-        if len(set(names)) == len(names) and not any(name.isdigit() for name in names):  # a seed alone says little
+        if len(set(names)) == len(names) and not any(
+            name.isdigit() for name in names
+        ):  # a seed alone says little
             return names
     raise ValueError("a run is named twice: name each run once")
 
 
 def _lines(file: Path) -> int:
     with regular_file(file).open("rb") as lines:
-        return max(1, sum(line.endswith(b"\n") for line in lines))  # a line without its end may be whole: read it
+        return max(
+            1, sum(line.endswith(b"\n") for line in lines)
+        )  # a line without its end may be whole: read it
 
 
 def sample(run: Path, share: float) -> tuple[GameClass, list[GameRecord]]:
-    """About this share of a run's games, prompt groups whole, in their order; always the same ones."""
+    """About this share of a run's games, prompt groups whole, in their order; always the same
+    ones."""
     game, records = read_run(run)
-    keys = ((record, f"{record.step} {record.uid or number}") for number, record in enumerate(records))
-    return game, [record for record, key in keys if zlib.crc32(key.encode(errors="replace")) < share * 2**32]
+    keys = (
+        (record, f"{record.step} {record.uid or number}") for number, record in enumerate(records)
+    )
+    return game, [
+        record for record, key in keys if zlib.crc32(key.encode(errors="replace")) < share * 2**32
+    ]
 
 
 def _coded(values: pd.Series) -> dict[str, Any]:
     words = values.map({True: "yes", False: "no"}) if values.dtype == "boolean" else values
     codes, words = pd.factorize(words, sort=True, use_na_sentinel=False)
-    return {"words": [None if pd.isna(word) else str(word) for word in words], "codes": codes.tolist()}
+    return {
+        "words": [None if pd.isna(word) else str(word) for word in words],
+        "codes": codes.tolist(),
+    }
 
 
 def _is_filter(name: str, words: Sequence[str | None]) -> bool:
-    """Return whether a column of words is worth a filter; yes and no follow from others, but for the signal."""
+    """Return whether a column of words is worth a filter; yes and no follow from others, but for
+    the signal.
+    """
     is_id, is_flag = name == "uid" or name.endswith("_id"), {"yes", "no"} >= set(words) - {None}
     return 1 < len(words) <= MOST_WORDS and not is_id and (name == "signal" or not is_flag)
 
@@ -133,11 +198,17 @@ def _by_step(run: Path) -> dict[str, Any]:
     """Metrics, alarms and checkpoints of a run, as far as it has them."""
     file = run / METRICS_FILE
     frame = metrics(run) if file.is_file() and file.stat().st_size else pd.DataFrame()
-    alarms = {n.removeprefix(METRIC_PREFIX): frame[n].dropna().index for n in frame if n.startswith(METRIC_PREFIX)}
+    alarms = {
+        n.removeprefix(METRIC_PREFIX): frame[n].dropna().index
+        for n in frame
+        if n.startswith(METRIC_PREFIX)
+    }
     saved = (path.name.removeprefix("global_step_") for path in run.glob("global_step_*"))
     return {
         "steps": [int(step) for step in frame.index],
         "names": {n: [None if pd.isna(x) else float(f"{x:.5g}") for x in frame[n]] for n in frame},
-        "alarms": {int(step): [n for n, steps in alarms.items() if step in steps] for step in frame.index},
+        "alarms": {
+            int(step): [n for n, steps in alarms.items() if step in steps] for step in frame.index
+        },
         "checkpoints": sorted(int(step) for step in saved if step.isdecimal()),
     }

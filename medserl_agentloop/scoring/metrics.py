@@ -1,8 +1,9 @@
-"""Scores with 95 % intervals from predictions and their reference, and the floors that need no medicine.
+"""Scores with 95 % intervals from predictions and their reference, and the floors that need no
+medicine.
 
-Every measure is a ratio of two sums over notes; docs/evaluation.md has the rules of the shared task. The bootstrap
-draws whole cases, because the two notes of a case are not independent, and recomputes both sums; Wilson's interval with
-the variance of these draws holds near 0 and 1 too.
+Every measure is a ratio of two sums over notes; docs/evaluation.md has the rules of the shared
+task. The bootstrap draws whole cases, because the two notes of a case are not independent, and
+recomputes both sums; Wilson's interval with the variance of these draws holds near 0 and 1 too.
 """
 
 from __future__ import annotations
@@ -19,10 +20,15 @@ from medserl_agentloop.scoring.notes import TEXTS, Prediction, ReferenceNote, ma
 from medserl_agentloop.scoring.official import SCORERS, Scorer
 
 RESAMPLES = 2000
-_CORE = ("flag_accuracy", "sentence_accuracy", "f1")  # of a validation, by verl's word for what counts most
+_CORE = (
+    "flag_accuracy",
+    "sentence_accuracy",
+    "f1",
+)  # of a validation, by verl's word for what counts most
 GROUP_MEASURES = ("flag_accuracy", "sentence_accuracy", "rouge_1")
 COMPARED = ("flag_accuracy", "f1", "sentence_accuracy", "rouge_1_composite")
-"""The measures that a floor bounds. "Always error" has a recall of 1, so recall alone says nothing."""
+"""The measures that a floor bounds. "Always error" has a recall of 1, so recall alone says nothing.
+"""
 _NOTHING_TO_COUNT = {
     "precision": "no note is said to have an error",
     "recall": "no note has an error",
@@ -45,7 +51,9 @@ class Grades:
     """One submission, note by note, in the order of the text ids."""
 
     notes: tuple[ReferenceNote, ...]
-    sums: dict[str, Numbers]  # of each measure, what each note adds above and below the line; (2, N)
+    sums: dict[
+        str, Numbers
+    ]  # of each measure, what each note adds above and below the line; (2, N)
     why: dict[str, str]  # of each measure that is not computed, the reason
     unreadable: int
     missing: int
@@ -64,14 +72,19 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Scores:
-    """Everything that is said about one system. Notes with an unreadable answer, or none, are wrong in everything."""
+    """Everything that is said about one system.
+
+    Notes with an unreadable answer, or none, are wrong in everything.
+    """
 
     notes: int
     errors: int
     unreadable: float  # mean over the seeds, as is the next
     missing: float
     measures: dict[str, Estimate]
-    groups: dict[str, dict[str, dict[str, Any]]]  # by kind (error type, position) and name: ``notes`` and ``measures``
+    groups: dict[
+        str, dict[str, dict[str, Any]]
+    ]  # by kind (error type, position) and name: ``notes`` and ``measures``
     seeds: int = 1
 
 
@@ -87,19 +100,28 @@ def score(
 
 
 def grade(
-    reference: Sequence[ReferenceNote], predictions: Iterable[Prediction], scorers: Mapping[str, Scorer] = SCORERS
+    reference: Sequence[ReferenceNote],
+    predictions: Iterable[Prediction],
+    scorers: Mapping[str, Scorer] = SCORERS,
 ) -> Grades:
-    """Judge every note, with the scorers of corrections by measure; of several predictions the last counts."""
+    """Judge every note, with the scorers of corrections by measure; of several predictions the last
+    counts.
+    """
     if not reference:
         raise ValueError("the reference has no notes; give MEDEC's CSV with at least one row.")
     notes = sorted(reference, key=lambda note: note.text_id)
     by_id = {prediction.text_id: prediction for prediction in predictions}
     answers = [by_id.get(note.text_id) for note in notes]
-    given = [answer or Prediction(note.text_id, parsed=False) for answer, note in zip(answers, notes, strict=True)]
+    given = [
+        answer or Prediction(note.text_id, parsed=False)
+        for answer, note in zip(answers, notes, strict=True)
+    ]
     parsed = np.array([prediction.parsed for prediction in given])
     wrong = np.array([note.flag for note in notes])
     alarm = np.array([prediction.flag for prediction in given]) & parsed
-    same_sentence = np.array([p.sentence_id == note.sentence_id for p, note in zip(given, notes, strict=True)])
+    same_sentence = np.array(
+        [p.sentence_id == note.sentence_id for p, note in zip(given, notes, strict=True)]
+    )
     every = np.ones(len(notes))
     sums = {
         "readable": (parsed, every),
@@ -125,7 +147,9 @@ def _corrections(
 ) -> tuple[dict[str, tuple[Numbers, Numbers]], dict[str, str]]:
     """The measures of the corrections, and why some are absent."""
     right = np.array([" ".join((note.correction or "").split()) for note in notes], dtype=object)
-    predicted = np.array([" ".join((one.scored_correction or "").split()) for one in given], dtype=object)
+    predicted = np.array(
+        [" ".join((one.scored_correction or "").split()) for one in given], dtype=object
+    )
     both = (right != "") & (predicted != "")
     neither = (right == "") & (predicted == "") & np.array([one.parsed for one in given])
     scores: dict[str, Numbers] = {}
@@ -143,12 +167,16 @@ def _corrections(
         scores["aggregate"] = np.mean(list(scores.values()), axis=0)
     why |= {f"{name}_composite": reason for name, reason in why.items()}
     sums = {name: (of_notes, both) for name, of_notes in scores.items()}
-    composites = {f"{name}_composite": (s + neither, np.ones(len(notes))) for name, s in scores.items()}
+    composites = {
+        f"{name}_composite": (s + neither, np.ones(len(notes))) for name, s in scores.items()
+    }
     return sums | composites, why
 
 
 def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES) -> Scores:
-    """The scores of a system, means over its submissions on the same notes; no intervals without ``resamples``."""
+    """The scores of a system, means over its submissions on the same notes; no intervals without
+    ``resamples``.
+    """
     weights = _weights(seeds, resamples)
     notes = seeds[0].notes
     absent = {name: Estimate(None, why=why) for grades in seeds for name, why in grades.why.items()}
@@ -174,11 +202,15 @@ def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES) -> Scores:
     )
 
 
-def compare(first: Sequence[Grades], second: Sequence[Grades]) -> dict[str, dict[str, float | None]]:
-    """The first system minus the second on the same notes, by measure, JSON-able; a ValueError if the notes differ.
+def compare(
+    first: Sequence[Grades], second: Sequence[Grades]
+) -> dict[str, dict[str, float | None]]:
+    """The first system minus the second on the same notes, by measure, JSON-able; a ValueError if
+    the notes differ.
 
-    ``value`` is None where one of the two is not computed; the 95 % interval and the two-sided ``p_value`` are by the
-    paired bootstrap. Where a system is measured by a single case, there is no interval.
+    ``value`` is None where one of the two is not computed; the 95 % interval and the two-sided
+    ``p_value`` are by the paired bootstrap. Where a system is measured by a single case, there is
+    no interval.
     """
     weights = _weights([*first, *second], RESAMPLES)
     absent = {name for grades in (*first, *second) for name in grades.why}
@@ -196,10 +228,13 @@ def compare(first: Sequence[Grades], second: Sequence[Grades]) -> dict[str, dict
             cases = min(len(_counted_cases(seeds, name)) for seeds in (first, second))
             if cases > 1:
                 one["low"], one["high"] = np.percentile(draws, [2.5, 97.5]).tolist()
-            # One is added to both counts: no finite number of draws shows a p value of 0. Nor do few cases, which by
-            # chance all differ in one direction with the second of these probabilities.
+            # One is added to both counts: no finite number of draws shows a p value of 0. Nor do
+            # few cases, which by chance all differ in one direction with the second of these
+            # probabilities.
             tail = min((draws <= 0).sum(), (draws >= 0).sum())
-            one["p_value"] = max(min(1.0, float(2 * (tail + 1) / (len(draws) + 1))), 2.0 ** (1 - cases))
+            one["p_value"] = max(
+                min(1.0, float(2 * (tail + 1) / (len(draws) + 1))), 2.0 ** (1 - cases)
+            )
     return differences
 
 
@@ -212,7 +247,9 @@ def _groups(notes: Sequence[ReferenceNote]) -> dict[str, dict[str, Numbers]]:
             "without an error": [not note.flag for note in notes],
         },
         "error type": {kind: [note.error_type == kind for note in notes] for kind in kinds},
-        "error position": {at: [note.error_position == at for note in notes] for at in ("first", "middle", "last")},
+        "error position": {
+            at: [note.error_position == at for note in notes] for at in ("first", "middle", "last")
+        },
     }
     return {
         kind: {name: np.array(mask) for name, mask in named.items() if any(mask)}
@@ -222,26 +259,39 @@ def _groups(notes: Sequence[ReferenceNote]) -> dict[str, dict[str, Numbers]]:
 
 
 def _weights(seeds: Sequence[Grades], resamples: int) -> Numbers:
-    """Return how often each note is drawn with its case in each bootstrap draw (resamples, N); the same for all."""
+    """Return how often each note is drawn with its case in each bootstrap draw (resamples, N); the
+    same for all.
+    """
     notes = seeds[0].notes
     if any(grades.notes != notes for grades in seeds):
-        raise ValueError("the submissions were scored on different notes; score all of them on one reference.")
+        raise ValueError(
+            "the submissions were scored on different notes; score all of them on one reference."
+        )
     names, case = np.unique([note.case or note.text_id for note in notes], return_inverse=True)
     equally = np.full(len(names), 1 / len(names))
-    return np.random.default_rng(0).multinomial(len(names), equally, size=resamples).astype(float)[:, case]
+    return (
+        np.random.default_rng(0)
+        .multinomial(len(names), equally, size=resamples)
+        .astype(float)[:, case]
+    )
 
 
 def _ratios(
     seeds: Sequence[Grades], name: str, weights: Numbers, mask: Numbers | float = 1.0
 ) -> tuple[Numbers, Numbers]:
-    """A measure of the notes under the mask per seed (S,), and its mean over the seeds per draw. NaN is 0/0."""
+    """A measure of the notes under the mask per seed (S,), and its mean over the seeds per draw.
+
+    NaN is 0/0.
+    """
     sides = np.array([grades.sums[name] for grades in seeds]) * mask  # (S, 2, N)
     with np.errstate(invalid="ignore"):
         whole, drawn = sides.sum(axis=2), sides @ weights.T
         return whole[:, 0] / whole[:, 1], (drawn[:, 0] / drawn[:, 1]).mean(axis=0)
 
 
-def _measure(seeds: Sequence[Grades], name: str, weights: Numbers, mask: Numbers | float = 1.0) -> Estimate:
+def _measure(
+    seeds: Sequence[Grades], name: str, weights: Numbers, mask: Numbers | float = 1.0
+) -> Estimate:
     of_seeds, draws = _ratios(seeds, name, weights, mask)
     value = float(of_seeds.mean())
     if not np.isfinite(value):
@@ -263,7 +313,11 @@ def _measure(seeds: Sequence[Grades], name: str, weights: Numbers, mask: Numbers
 def _counted_cases(seeds: Sequence[Grades], name: str, mask: Numbers | float = 1.0) -> set[str]:
     """The cases that a measure of the notes under the mask counts, in any of the seeds."""
     counted = np.sum([grades.sums[name][1] for grades in seeds], axis=0) * mask > 0
-    return {note.case or note.text_id for note, counts in zip(seeds[0].notes, counted, strict=True) if counts}
+    return {
+        note.case or note.text_id
+        for note, counts in zip(seeds[0].notes, counted, strict=True)
+        if counts
+    }
 
 
 def wilson_interval(hits: float, trials: float, quantile: float = _Z) -> tuple[float, float]:
@@ -293,30 +347,45 @@ def student_quantile(degrees_of_freedom: float) -> float:
 def floors(
     reference: Sequence[ReferenceNote], training: Sequence[ReferenceNote] = ()
 ) -> tuple[dict[str, Scores], dict[str, str]]:
-    """The floors' scores by name, without intervals, and why others are not computed; two learn from training notes."""
+    """The floors' scores by name, without intervals, and why others are not computed; two learn
+    from training notes.
+    """
     no_error = [Prediction(note.text_id) for note in reference]
     first, last = ([_copied(note, which) for note in reference] for which in (min, max))
-    given = {"always no error": no_error, "always error (first sentence)": first, "last sentence is wrong": last}
+    given = {
+        "always no error": no_error,
+        "always error (first sentence)": first,
+        "last sentence is wrong": last,
+    }
     classifiers = ("bag of words", "white space and length")
     absent = {} if training else dict.fromkeys(classifiers, "--train names no training set")
     for name in classifiers if training else ():
         try:
-            classifier = _classifier(name).fit([note.text for note in training], [note.flag for note in training])
+            classifier = _classifier(name).fit(
+                [note.text for note in training], [note.flag for note in training]
+            )
             flags = classifier.predict([note.text for note in reference])
         except ImportError:
             absent[name] = "scikit-learn is not installed: pip install 'medserl-agentloop[eval]'"
         except ValueError as error:
             absent[name] = str(error).splitlines()[0]
         else:
-            given[name] = [wrong if flag else right for flag, wrong, right in zip(flags, last, no_error, strict=True)]
-    return {name: score(reference, predictions, resamples=0) for name, predictions in given.items()}, absent
+            given[name] = [
+                wrong if flag else right
+                for flag, wrong, right in zip(flags, last, no_error, strict=True)
+            ]
+    return {
+        name: score(reference, predictions, resamples=0) for name, predictions in given.items()
+    }, absent
 
 
 def floors_above(scores: Scores, bounds: Mapping[str, Scores]) -> dict[str, tuple[str, ...]]:
     """For each measure that a floor bounds, the floors that a system stays below."""
     values = {name: scores.measures[name].value for name in COMPARED if name in scores.measures}
     return {
-        measure: tuple(name for name, floor in bounds.items() if value < (floor.measures[measure].value or 0.0))
+        measure: tuple(
+            name for name, floor in bounds.items() if value < (floor.measures[measure].value or 0.0)
+        )
         for measure, value in values.items()
         if value is not None
     }
@@ -334,10 +403,14 @@ def notes_by_set(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> NotesBySet:
 def scores_by_set(
     notes: NotesBySet, data_sources: Sequence[str], facts: Mapping[str, Sequence[str | None]]
 ) -> Iterator[tuple[dict[str, float], str]]:
-    """For each data set its metrics by verl's names, and a line that says them, from the ``TEXTS`` of the answers."""
+    """For each data set its metrics by verl's names, and a line that says them, from the ``TEXTS``
+    of the answers.
+    """
     answers: dict[tuple[str, str | None], list[Prediction]] = {}
     columns = (facts[name] for name in TEXTS)
-    for source, text_id, verdict, sentence, correction, number in zip(data_sources, *columns, strict=True):
+    for source, text_id, verdict, sentence, correction, number in zip(
+        data_sources, *columns, strict=True
+    ):
         note = notes.get(_data_set(source), {}).get(text_id or "")
         if note is not None and verdict is not None:
             named = None if number is None else int(number)
@@ -345,27 +418,42 @@ def scores_by_set(
             answers.setdefault((_data_set(source), text_id), []).append(answer)
     for name, by_id in notes.items():
         reference = list(by_id.values())
-        predictions = [majority(answers[name, n.text_id]) for n in reference if (name, n.text_id) in answers]
+        predictions = [
+            majority(answers[name, n.text_id]) for n in reference if (name, n.text_id) in answers
+        ]
         yield _reported(name, reference, score(reference, predictions, resamples=0))
 
 
-def _reported(name: str, reference: Sequence[ReferenceNote], scores: Scores) -> tuple[dict[str, float], str]:
+def _reported(
+    name: str, reference: Sequence[ReferenceNote], scores: Scores
+) -> tuple[dict[str, float], str]:
     bounds, _ = floors(reference)
     values: dict[str, float | None] = {"unreadable": scores.unreadable, "missing": scores.missing}
     values |= {measure: m.value for measure, m in scores.measures.items()}
     for kind, groups in scores.groups.items():
         for group, of_group in groups.items():
-            values |= {f"{kind}/{group}/{measure}": m.value for measure, m in of_group["measures"].items()}
+            values |= {
+                f"{kind}/{group}/{measure}": m.value for measure, m in of_group["measures"].items()
+            }
     for title, floor in bounds.items():
-        values |= {f"floor/{title}/{measure}": floor.measures[measure].value for measure in COMPARED}
+        values |= {
+            f"floor/{title}/{measure}": floor.measures[measure].value for measure in COMPARED
+        }
     metrics = {
         f"val-{'core' if key in _CORE else 'aux'}/{name}/{metric_name(key)}": value
         for key, value in values.items()
         if value is not None
     }
     parts = [f"{key} {values[key]:.3f}" for key in _CORE if values[key] is not None]
-    parts += [f"{key} is below {', '.join(names)}" for key, names in floors_above(scores, bounds).items() if names]
-    return metrics, f"validation on {name}, {scores.notes} notes: {', '.join(parts).replace('_', ' ')}"
+    parts += [
+        f"{key} is below {', '.join(names)}"
+        for key, names in floors_above(scores, bounds).items()
+        if names
+    ]
+    return (
+        metrics,
+        f"validation on {name}, {scores.notes} notes: {', '.join(parts).replace('_', ' ')}",
+    )
 
 
 def metric_name(text: str) -> str:
@@ -378,7 +466,9 @@ def _data_set(data_source: str) -> str:
 
 
 def _copied(note: ReferenceNote, which: Any) -> Prediction:
-    """Predict an error in the first or last sentence (``min`` or ``max``), "corrected" to the same sentence."""
+    """Predict an error in the first or last sentence (``min`` or ``max``), "corrected" to the same
+    sentence.
+    """
     number = which(note.sentences, default=0)
     return Prediction(note.text_id, True, number, note.sentences.get(number) or None)
 
@@ -391,11 +481,18 @@ def _classifier(name: str) -> Any:
 
     words = [TfidfVectorizer()]
     shape = [FunctionTransformer(lambda texts: [_shape(text) for text in texts]), StandardScaler()]
-    return make_pipeline(*(words if name == "bag of words" else shape), LogisticRegression(max_iter=2000))
+    return make_pipeline(
+        *(words if name == "bag of words" else shape), LogisticRegression(max_iter=2000)
+    )
 
 
 def _shape(text: str) -> list[float]:
     """Return the part of a text that is neither word nor number."""
     counts = [text.count(part) for part in ("\n", "\r", "\t", "  ", "\n\n")]
-    outer = [len(text) - len(text.lstrip()), len(text) - len(text.rstrip()), text != text.rstrip(), text.endswith("\n")]
+    outer = [
+        len(text) - len(text.lstrip()),
+        len(text) - len(text.rstrip()),
+        text != text.rstrip(),
+        text.endswith("\n"),
+    ]
     return [float(value) for value in (len(text), len(text.split()), *counts, *outer)]

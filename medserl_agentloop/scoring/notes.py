@@ -1,6 +1,7 @@
 """The two sides of a score: MEDEC's notes with their truth, and a system's predictions.
 
-Submission files are the shared task's: ``text-id flag sentence-id "correction"``, one line per note.
+Submission files are the shared task's: ``text-id flag sentence-id "correction"``, one line per
+note.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from rapidfuzz import fuzz, process
 from medserl_agentloop.paths import regular_file
 
 TEXTS = ("text_id", "verdict", "sentence", "correction", "number")
-"""Texts of an answer from which it is scored; verl makes metrics of numbers and leaves texts alone."""
+"""Texts of an answer from which it is scored; verl makes metrics of numbers and leaves texts alone.
+"""
 
 UNREADABLE = "unreadable"  # the verdict of an answer that has none
 
@@ -29,7 +31,9 @@ _IDEOGRAPH = re.compile(f"([{IDEOGRAPHS}])")
 
 NO_CORRECTION = "NA"
 # The lines that the published script reads, with any id; it leaves others out.
-_LINE = re.compile(r"(?P<text_id>\S+)\s(?P<flag>[0-9]+)\s(?P<sentence_id>-?[0-9]+)\s(?P<correction>.+)")
+_LINE = re.compile(
+    r"(?P<text_id>\S+)\s(?P<flag>[0-9]+)\s(?P<sentence_id>-?[0-9]+)\s(?P<correction>.+)"
+)
 # Because of a mistake of its own, the published script decodes these three escapes as well.
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
 _UNESCAPES = {written: text for text, written in _ESCAPES.items()}
@@ -49,7 +53,9 @@ class ReferenceNote:
 
     @property
     def error_position(self) -> str | None:
-        """The wrong sentence's place: ``first``, ``middle`` or ``last``; None without an error or a list."""
+        """The wrong sentence's place: ``first``, ``middle`` or ``last``; None without an error or a
+        list.
+        """
         if not self.flag or not self.sentences:
             return None
         if self.sentence_id >= max(self.sentences):
@@ -74,7 +80,9 @@ class ReferenceNote:
 
 @dataclass(frozen=True)
 class Reference:
-    """The notes in the order of the files, how many blank records were dropped, and each file's hash by its name."""
+    """The notes in the order of the files, how many blank records were dropped, and each file's
+    hash by its name.
+    """
 
     notes: tuple[ReferenceNote, ...]
     dropped_empty: int
@@ -87,7 +95,9 @@ class Prediction:
     flag: bool = False
     sentence_id: int = -1  # -1 is none
     correction: str | None = None
-    parsed: bool = True  # whether the system's answer could be read; if not, it is wrong in everything
+    parsed: bool = (
+        True  # whether the system's answer could be read; if not, it is wrong in everything
+    )
 
     @classmethod
     def of_answer(
@@ -98,29 +108,42 @@ class Prediction:
         correction: str | None,
         number: int | None = None,
     ) -> Prediction:
-        """The prediction of an answer on ``note``: verdict, the sentence quoted or named by number, correction."""
+        """The prediction of an answer on ``note``: verdict, the sentence quoted or named by number,
+        correction.
+        """
         if verdict == UNREADABLE:
             return cls(note.text_id, parsed=False)
         if verdict == "safe":
             return cls(note.text_id)
         if verdict != "harmful":
             raise ValueError(f"{verdict!r} is not a verdict (harmful, safe, {UNREADABLE})")
-        return cls(note.text_id, True, quoted_sentence(sentence, note.sentences, correction, number), correction)
+        return cls(
+            note.text_id,
+            True,
+            quoted_sentence(sentence, note.sentences, correction, number),
+            correction,
+        )
 
     @property
     def scored_correction(self) -> str | None:
-        """The correction as the shared task counts it: none without an error, none if it is blank or ``NA``."""
+        """The correction as the shared task counts it: none without an error, none if it is blank
+        or ``NA``.
+        """
         text = (self.correction or "").strip()
         return text if self.parsed and self.flag and text not in ("", NO_CORRECTION) else None
 
 
 def quoted_sentence(
-    quote: str | None, sentences: Mapping[int, str], correction: str | None = None, number: int | None = None
+    quote: str | None,
+    sentences: Mapping[int, str],
+    correction: str | None = None,
+    number: int | None = None,
 ) -> int:
-    """Number of the sentence that ``quote`` copies, or of the only one that contains it or is in it; else -1.
+    """Number of the sentence that ``quote`` copies, or of the only one that contains it or is in
+    it; else -1.
 
-    Of several that are in it, the only one that its ``correction`` lacks. The ``number`` that the quote had in the note
-    counts where it is the source's own.
+    Of several that are in it, the only one that its ``correction`` lacks. The ``number`` that the
+    quote had in the note counts where it is the source's own.
     """
     quote, corrected = _plain(quote or ""), _plain(correction or "")
     texts = {number: _plain(text) for number, text in sentences.items() if text.strip()}
@@ -130,7 +153,11 @@ def quoted_sentence(
         return copy[2]
     if len(quote) < _SHORTEST_QUOTE:
         return -1
-    parts = [n for n, text in texts.items() if quote in text or (len(text) >= _SHORTEST_QUOTE and text in quote)]
+    parts = [
+        n
+        for n, text in texts.items()
+        if quote in text or (len(text) >= _SHORTEST_QUOTE and text in quote)
+    ]
     if len(parts) > 1 and corrected:
         parts = [number for number in parts if texts[number] not in corrected]
     return parts[0] if len(parts) == 1 else -1
@@ -156,7 +183,8 @@ def _plain(text: str) -> str:
 
 
 def majority(answers: Sequence[Prediction]) -> Prediction:
-    """Combine the readable answers on one note: the flag and sentence of most, and the first correction for it.
+    """Combine the readable answers on one note: the flag and sentence of most, and the first
+    correction for it.
 
     Of equally many votes those that were given first count. Unparsed if no answer can be read.
     """
@@ -170,16 +198,24 @@ def majority(answers: Sequence[Prediction]) -> Prediction:
     votes = [answer for answer in answers if answer.parsed and answer.flag]
     numbers = Counter(vote.sentence_id for vote in votes if vote.sentence_id >= 0) or Counter([-1])
     ((number, _),) = numbers.most_common(1)
-    corrections = (vote.correction for vote in votes if vote.sentence_id == number and vote.correction)
+    corrections = (
+        vote.correction for vote in votes if vote.sentence_id == number and vote.correction
+    )
     return Prediction(text_id, True, number, next(corrections, None))
 
 
-def read_submission(path: Path, text_ids: Collection[str]) -> tuple[dict[str, Prediction], list[str]]:
-    """The predictions of a file by text id, and the problems of its lines; a ValueError if none is about the notes."""
+def read_submission(
+    path: Path, text_ids: Collection[str]
+) -> tuple[dict[str, Prediction], list[str]]:
+    """The predictions of a file by text id, and the problems of its lines; a ValueError if none is
+    about the notes.
+    """
     try:
         lines = regular_file(path).read_text("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8.") from None
+        raise ValueError(
+            f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8."
+        ) from None
     problems: list[str] = []
     predictions: dict[str, Prediction] = {}
     known = frozenset(text_ids)
@@ -187,33 +223,58 @@ def read_submission(path: Path, text_ids: Collection[str]) -> tuple[dict[str, Pr
         parts = _LINE.fullmatch(line.strip())
         if parts is None:
             if line.strip():
-                problems.append(f"line {number}: is not 'text-id flag sentence-id correction' (single blanks); ignored")
+                problems.append(
+                    f"line {number}: is not 'text-id flag sentence-id correction' (single blanks); "
+                    "ignored"
+                )
             continue
         text_id = parts["text_id"]
         if text_id not in known:
-            problems.append(f"line {number}: {text_id[:40]!a} is not the id of a note in the reference; ignored")
+            problems.append(
+                f"line {number}: {text_id[:40]!a} is not the id of a note in the reference; ignored"
+            )
             continue
         if text_id in predictions:
-            problems.append(f"line {number}: {text_id} was in an earlier line already; this line counts")
+            problems.append(
+                f"line {number}: {text_id} was in an earlier line already; this line counts"
+            )
         flag, sentence_id = int(parts["flag"]), int(parts["sentence_id"])
         text = parts["correction"].strip().removeprefix('"').removesuffix('"')
         correction = re.sub(r"\\[\\nr]", lambda escape: _UNESCAPES[escape[0]], text)
-        predictions[text_id] = Prediction(text_id, flag == 1, sentence_id, correction, parsed=flag in (0, 1))
+        predictions[text_id] = Prediction(
+            text_id, flag == 1, sentence_id, correction, parsed=flag in (0, 1)
+        )
     if not predictions:
-        wanted, found = 'ms-test-0 1 4 "The corrected sentence."', (problems or ["it has no lines"])[0]
-        raise ValueError(f"{path}: no line is read as one on a note of the reference, as in: {wanted} ({found})")
-    problems += [f"{text_id} has no line; counts as wrong" for text_id in text_ids if text_id not in predictions]
+        wanted, found = (
+            'ms-test-0 1 4 "The corrected sentence."',
+            (problems or ["it has no lines"])[0],
+        )
+        raise ValueError(
+            f"{path}: no line is read as one on a note of the reference, as in: {wanted} ({found})"
+        )
+    problems += [
+        f"{text_id} has no line; counts as wrong"
+        for text_id in text_ids
+        if text_id not in predictions
+    ]
     return predictions, problems
 
 
 def write_submission(path: Path, predictions: Iterable[Prediction]) -> None:
-    """Write a file that ``read_submission`` and the published script read; both count a missing line as wrong."""
+    """Write a file that ``read_submission`` and the published script read; both count a missing
+    line as wrong.
+    """
     lines = []
     for prediction in predictions:
         if prediction.parsed:
             correction = NO_CORRECTION
             if prediction.scored_correction is not None:
-                text = re.sub(r"[\\\n\r]", lambda match: _ESCAPES[match[0]], prediction.correction or "")
+                text = re.sub(
+                    r"[\\\n\r]", lambda match: _ESCAPES[match[0]], prediction.correction or ""
+                )
                 correction = f'"{text}"'
-            lines.append(f"{prediction.text_id} {int(prediction.flag)} {prediction.sentence_id} {correction}\n")
+            lines.append(
+                f"{prediction.text_id} {int(prediction.flag)} {prediction.sentence_id} "
+                f"{correction}\n"
+            )
     path.write_bytes("".join(lines).encode("utf-8", errors="replace"))

@@ -15,11 +15,15 @@ _BATCH = 16
 _LONGEST = 512  # tokens of a sentence
 
 Scorer = Callable[[Sequence[str], Sequence[str]], Sequence[float] | str]
-"""Takes predictions and references, none of them blank. Returns a number in [0, 1] per pair, or why there are none."""
+"""Takes predictions and references, none of them blank.
+
+Returns a number in [0, 1] per pair, or why there are none.
+"""
 
 
 def _rouge_1(predictions: Sequence[str], references: Sequence[str]) -> list[float]:
-    """ROUGE-1 F of the package ``rouge``, which the task used; texts of nothing but full stops score by equality.
+    """ROUGE-1 F of the package ``rouge``, which the task used; texts of nothing but full stops
+    score by equality.
 
     It compares what stands between blanks; in Chinese and Japanese, characters.
     """
@@ -42,7 +46,8 @@ def _bertscore(predictions: Sequence[str], references: Sequence[str]) -> Any:
     if not predictions:
         return []
     scorer = BERTScorer(model_type=BERTSCORE_MODEL, lang="en", rescale_with_baseline=True)
-    # The model's tokenizer states no limit, and transformers 5 cannot truncate to the huge number in its place.
+    # The model's tokenizer states no limit, and transformers 5 cannot truncate to the huge number
+    # in its place.
     scorer._tokenizer.model_max_length = _LONGEST
     return scorer.score(list(predictions), list(references))[2]
 
@@ -56,20 +61,28 @@ def _bleurt(predictions: Sequence[str], references: Sequence[str]) -> Any:
     tokenizer = BleurtTokenizer.from_pretrained(BLEURT_MODEL)
     scores: list[float] = []
     for start in range(0, len(predictions), _BATCH):
-        pairs = (list(references[start : start + _BATCH]), list(predictions[start : start + _BATCH]))
-        inputs = tokenizer(*pairs, padding="longest", truncation=True, max_length=_LONGEST, return_tensors="pt")
+        pairs = (
+            list(references[start : start + _BATCH]),
+            list(predictions[start : start + _BATCH]),
+        )
+        inputs = tokenizer(
+            *pairs, padding="longest", truncation=True, max_length=_LONGEST, return_tensors="pt"
+        )
         with torch.inference_mode():
             scores += model(**inputs).logits.flatten().tolist()
     return scores
 
 
-def _guarded(scorer: Callable[[Sequence[str], Sequence[str]], Any], package: str, extra: str, called: str) -> Scorer:
+def _guarded(
+    scorer: Callable[[Sequence[str], Sequence[str]], Any], package: str, extra: str, called: str
+) -> Scorer:
     """A scorer clipped to [0, 1] that says why it cannot run."""
 
     def clipped(predictions: Sequence[str], references: Sequence[str]) -> list[float] | str:
         try:
             return [float(score) for score in np.clip(scorer(predictions, references), 0.0, 1.0)]
-        except Exception as error:  # a model that cannot be downloaded, too little memory, another version's interface
+        # a model that cannot be downloaded, too little memory, another version's interface
+        except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             if isinstance(error, ImportError):
                 install = f"pip install 'medserl-agentloop[{extra}]'"

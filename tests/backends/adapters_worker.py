@@ -1,8 +1,8 @@
 """verl's real worker and engine with an adapter for each role, in this process and without Ray.
 
-Writes a checkpoint whose adapters are not zero. Answers with the log-probs of a packed row and its contexts, what an
-update for each role alone changed, what one changed that trains the first role only, and what the rollout answers with
-and without adapters before ten updates and after.
+Writes a checkpoint whose adapters are not zero. Answers with the log-probs of a packed row and its
+contexts, what an update for each role alone changed, what one changed that trains the first role
+only, and what the rollout answers with and without adapters before ten updates and after.
 """
 
 import asyncio
@@ -32,7 +32,10 @@ LENGTHS = (7, 9, 6, 11)  # prompt and answer of the first role's context, then o
 
 
 def engine(trained: dict[str, float], start: Path | None = None) -> Any:
-    """verl's worker, with adapters that are not zero: random, or ``start``. One for both roles where none is named."""
+    """verl's worker, with adapters that are not zero: random, or ``start``.
+
+    One for both roles where none is named.
+    """
     run = compose_run(
         "+recipes=own_notes",
         f"selfplay.adapters={'per_role' if trained else 'shared'}",
@@ -55,13 +58,17 @@ def engine(trained: dict[str, float], start: Path | None = None) -> Any:
     return worker
 
 
-def row(trained_roles: tuple[int, ...] = (1, 2), advantage_of_the_second: float = 1.0) -> TensorDict:
+def row(
+    trained_roles: tuple[int, ...] = (1, 2), advantage_of_the_second: float = 1.0
+) -> TensorDict:
     advantages = {1: 1.0, 2: advantage_of_the_second}
     return batch([game(LENGTHS, 1, {role: advantages[role] for role in trained_roles})])
 
 
 def adapters(worker: Any) -> dict[str, torch.Tensor]:
-    return {k: v.clone() for k, v in worker.actor.engine.get_per_tensor_param(base_sync_done=True)[0]}
+    return {
+        k: v.clone() for k, v in worker.actor.engine.get_per_tensor_param(base_sync_done=True)[0]
+    }
 
 
 def gradients(worker: Any, batch: TensorDict) -> dict[str, float]:
@@ -89,12 +96,16 @@ def changed(worker: Any, roles: tuple[int, ...]) -> dict[str, float]:
     largest: dict[str, float] = {}
     for name, tensor in after.items():
         adapter = name.partition(":")[0]
-        largest[adapter] = max(largest.get(adapter, 0.0), float((tensor - before[name]).abs().max()))
+        largest[adapter] = max(
+            largest.get(adapter, 0.0), float((tensor - before[name]).abs().max())
+        )
     return largest
 
 
 async def answers(worker: Any, updates: int) -> dict[str, list[list[Any]]]:
-    """By adapter, None for the base: ids and log-probs of the rollout, before the updates and after."""
+    """By adapter, None for the base: ids and log-probs of the rollout, before the updates and
+    after.
+    """
     engine = worker.actor.engine
     server = CpuRolloutServer(RolloutConfig(name="cpu_hf", load_format="auto"), engine.model_config)
     prompt = row()["input_ids"].unbind()[0].tolist()
@@ -111,7 +122,9 @@ async def answers(worker: Any, updates: int) -> dict[str, list[list[Any]]]:
 
 
 def gradients_with(old_log_probs: str) -> list[torch.Tensor]:
-    """Of one update of all weights, with old log-probs that are any, computed before, or the update's own."""
+    """Of one update of all weights, with old log-probs that are any, computed before, or the
+    update's own.
+    """
     worker, rows = all_weights("all weights"), row()
     if old_log_probs == "own":
         rows["rollout_log_probs"] = rows.pop("old_log_probs")
@@ -120,7 +133,9 @@ def gradients_with(old_log_probs: str) -> list[torch.Tensor]:
         rows["old_log_probs"] = response_from_nested(found, rows["response_mask"])
     gradients = []
     weights = list(worker.actor.engine.module.parameters())
-    worker.actor.engine.optimizer.step = lambda: gradients.extend(weight.grad.full_tensor() for weight in weights)
+    worker.actor.engine.optimizer.step = lambda: gradients.extend(
+        weight.grad.full_tensor() for weight in weights
+    )
     worker.update_actor(rows)
     return gradients
 

@@ -1,6 +1,7 @@
 """The platform "cpu" is chosen by VERL_PLATFORM=cpu, in no other way, and leaves other runs alone.
 
-So does SGLang on a CPU: where it is not installed, where it is not chosen, and where there is a GPU.
+So does SGLang on a CPU: where it is not installed, where it is not chosen, and where there is a
+GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def test_the_platform_is_registered_whole_but_never_auto_detected() -> None:
     register()
     assert PlatformRegistry.get("cpu") is PlatformCPU and not PlatformCPU.__abstractmethods__
     platform = PlatformCPU()
-    assert not platform.is_platform_available(use_smi_check=True) and not platform.is_platform_available()
+    assert (
+        not platform.is_platform_available(use_smi_check=True)
+        and not platform.is_platform_available()
+    )
     assert torch.zeros(1).to(platform.current_device()).device.type == "cpu"
     assert platform.ray_resource_options(1) == {"num_gpus": 1}
 
@@ -50,7 +54,9 @@ def test_the_device_module_has_the_calls_that_verl_makes_on_every_device() -> No
     assert device.current_stream() is not None  # falls through to torch.cpu
 
 
-def test_a_gpu_run_gets_the_engine_and_the_replica_that_know_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_run_gets_the_engine_and_the_replica_that_know_adapters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     backends.register_adapters()
     monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "nvidia")
@@ -60,10 +66,15 @@ def test_a_gpu_run_gets_the_engine_and_the_replica_that_know_adapters(monkeypatc
         model = tiny_model(100, attention=attention)
         monkeypatch.setattr(FSDPEngineWithLMHead, "_build_module", lambda self, built=model: built)
         assert engine._build_module(object.__new__(engine)).config._attn_implementation == expected
-    assert _ROLLOUT_REGISTRY[("sglang", "async")] == "medserl_agentloop.backends.sglang_adapters.ServerAdapter"
+    assert (
+        _ROLLOUT_REGISTRY[("sglang", "async")]
+        == "medserl_agentloop.backends.sglang_adapters.ServerAdapter"
+    )
 
 
-def test_sglangs_flag_is_set_before_the_servers_module_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sglangs_flag_is_set_before_the_servers_module_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module, server = ModuleType(backends.SGLANG), type("AdapterServer", (), {})
     module.AdapterServer = server  # type: ignore[attr-defined]
 
@@ -86,7 +97,8 @@ KEY = ("sglang", "async")
 
 @pytest.fixture
 def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process in which nothing is registered, on a machine without a GPU, with SGLang installed."""
+    """A process in which nothing is registered, on a machine without a GPU, with SGLang
+    installed."""
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "shim" not in path])
     monkeypatch.setitem(_ROLLOUT_REGISTRY, KEY, VERLS)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -138,7 +150,9 @@ def test_the_recipes_leave_every_turn_its_tokens(untouched: None, recipe: str) -
 
 
 @pytest.mark.parametrize("key", ["max_model_len", "engine_kwargs.sglang.max_total_tokens"])
-def test_context_that_would_cut_a_turn_is_refused_with_the_number_needed(untouched: None, key: str) -> None:
+def test_context_that_would_cut_a_turn_is_refused_with_the_number_needed(
+    untouched: None, key: str
+) -> None:
     needed = longest_context(run_of({}, RECIPE)) + RESERVED
     assert not list(sglang_on_cpu(run_of({f"actor_rollout_ref.rollout.{key}": needed}, RECIPE)))
     (problem,) = sglang_on_cpu(run_of({f"actor_rollout_ref.rollout.{key}": needed - 1}, RECIPE))
@@ -150,7 +164,9 @@ def test_in_a_shared_context_a_turn_sees_all_that_came_before() -> None:
     assert longest_context(run) == run["data.max_prompt_length"] + run["data.max_response_length"]
 
 
-def test_a_run_with_a_gpu_is_sent_to_the_recipes_for_gpus(untouched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_a_gpu_is_sent_to_the_recipes_for_gpus(
+    untouched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     (problem,) = sglang_on_cpu(run_of({}, RECIPE))
     assert "CUDA_VISIBLE_DEVICES=-1" in problem

@@ -1,4 +1,6 @@
-"""The CPU engine: what is drawn, the log-probs reported, and the server with its budgets and pushes of weights."""
+"""The CPU engine: what is drawn, the log-probs reported, and the server with its budgets and pushes
+of weights.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ PROMPTS = [[5, 6, 7], [8], [20, 21, 22, 23, 24, 25, 26], [30, 31], [9, 9, 9, 9]]
 def forward_log_probs(
     model: Any, prompt: Sequence[int], completion: Completion, settings: SamplingSettings
 ) -> list[float]:
-    """Log-probs of the completion by one plain forward over the whole sequence: no cache, no padding."""
+    """Log-probs of the completion by one plain forward over the whole sequence: no cache, no
+    padding.
+    """
     ids = torch.tensor([[*prompt, *completion.token_ids]])
     logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
     chosen = torch.tensor(completion.token_ids)[:, None]
@@ -60,7 +64,9 @@ def requests(
 
 
 @pytest.mark.parametrize("room", [1, 7, LayerWithRoom.ROOM])
-def test_greedy_sampling_equals_transformers_generate(model: Any, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_greedy_sampling_equals_transformers_generate(
+    model: Any, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(LayerWithRoom, "ROOM", room)
     settings = SamplingSettings(temperature=0)
     done = sample_batch(model, requests(), settings, eos_token_ids=NO_EOS)
@@ -71,7 +77,9 @@ def test_greedy_sampling_equals_transformers_generate(model: Any, room: int, mon
         assert completion.token_ids == expected[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("params", [{}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}, {"temperature": 0}], ids=str)
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}, {"temperature": 0}], ids=str
+)
 def test_log_probs_equal_a_plain_forward(model: Any, params: dict[str, Any]) -> None:
     settings = SamplingSettings(**params)
     done = sample_batch(model, requests(), settings, eos_token_ids=NO_EOS)
@@ -90,7 +98,9 @@ def test_log_probs_equal_a_plain_forward(model: Any, params: dict[str, Any]) -> 
         ({"temperature": 0, "top_k": 1}, [0.5, 0.3, 0.15, 0.05]),  # greedy: those of the raw logits
     ],
 )
-def test_top_k_and_top_p_keep_the_smallest_sufficient_set(settings: dict[str, Any], expected: list[float]) -> None:
+def test_top_k_and_top_p_keep_the_smallest_sufficient_set(
+    settings: dict[str, Any], expected: list[float]
+) -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     torch.testing.assert_close(
         processed_log_probs(logits, SamplingSettings(**settings)).exp(), torch.tensor([expected])
@@ -112,7 +122,9 @@ def test_tokens_are_drawn_with_the_reported_probabilities(model: Any) -> None:
 def test_a_completion_ends_at_eos_and_not_before(model: Any) -> None:
     free = sample_batch(model, requests(), SamplingSettings(temperature=0), eos_token_ids=NO_EOS)
     eos = free[4].token_ids[5]
-    done = sample_batch(model, requests(), SamplingSettings(temperature=0), eos_token_ids=frozenset([eos]))
+    done = sample_batch(
+        model, requests(), SamplingSettings(temperature=0), eos_token_ids=frozenset([eos])
+    )
     for unbounded, completion in zip(free, done, strict=True):
         if eos in unbounded.token_ids:
             end = unbounded.token_ids.index(eos) + 1
@@ -138,7 +150,9 @@ def test_a_completion_ends_where_its_turn_says_stop(model: Any, by_token: bool) 
     tokenizer.decode = lambda ids: "".join(f"[{i}]" for i in ids)
     done = sample_batch(model, requests(), settings, eos_token_ids=NO_EOS, tokenizer=tokenizer)
     ids = free[4].token_ids
-    end = next(i for i, t in enumerate(ids) if t == token and (by_token or ids[i - 1 : i] == [before]))
+    end = next(
+        i for i, t in enumerate(ids) if t == token and (by_token or ids[i - 1 : i] == [before])
+    )
     assert done[4].token_ids == ids[: end + 1]
     assert done[4].stop_reason == "completed"
 
@@ -157,7 +171,13 @@ def test_ids_that_the_tokenizer_lacks_are_never_drawn() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("repetition_penalty", 1.2), ("min_new_tokens", 4)])
 def test_sampling_settings_refuse_what_cannot_be_honoured(name: str, value: float) -> None:
-    verls = {"temperature": 0.6, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+    verls = {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": -1,
+        "repetition_penalty": 1.0,
+        "logprobs": True,
+    }
     assert SamplingSettings.from_params(verls) == SamplingSettings(temperature=0.6, top_p=0.9)
     with pytest.raises(ValueError, match=f"{name}={value}"):
         SamplingSettings.from_params(verls | {name: value})
@@ -166,9 +186,17 @@ def test_sampling_settings_refuse_what_cannot_be_honoured(name: str, value: floa
 # --- the server ---
 
 
-def make_server(model_path: Path, model: Any = None, *, steps: int | None = 3, **config: Any) -> CpuRolloutServer:
+def make_server(
+    model_path: Path, model: Any = None, *, steps: int | None = 3, **config: Any
+) -> CpuRolloutServer:
     """A server outside Ray, with weights pushed if a model is given."""
-    settings = {"prompt_length": 16, "response_length": 24, "max_model_len": 128, "dtype": "float32", **config}
+    settings = {
+        "prompt_length": 16,
+        "response_length": 24,
+        "max_model_len": 128,
+        "dtype": "float32",
+        **config,
+    }
     server = CpuRolloutServer(
         RolloutConfig(name="cpu_hf", **settings),
         HFModelConfig(path=str(model_path), override_config={"attn_implementation": "sdpa"}),
@@ -178,7 +206,9 @@ def make_server(model_path: Path, model: Any = None, *, steps: int | None = 3, *
     return server
 
 
-def ask(server: CpuRolloutServer, *calls: tuple[list[int], dict[str, Any]], names: str = "abcdefgh") -> list[Any]:
+def ask(
+    server: CpuRolloutServer, *calls: tuple[list[int], dict[str, Any]], names: str = "abcdefgh"
+) -> list[Any]:
     """Send the calls at the same time, by these names; an error takes the place of its answer."""
 
     async def all_calls() -> list[Any]:
@@ -195,11 +225,15 @@ def test_server_ends_a_turn_at_any_end_id_of_the_model_files(file: str, model_pa
     """verl puts the tokenizer's into the config that it passes on."""
     folder = shutil.copytree(model_path, model_path.with_name(file))
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
-        settings = json.loads((folder / name).read_text()) | {"eos_token_id": [5, 6] if name == file else None}
+        settings = json.loads((folder / name).read_text()) | {
+            "eos_token_id": [5, 6] if name == file else None
+        }
         if name == "tokenizer_config.json":
             settings["eos_token"] = "<|im_start|>"
         (folder / name).write_text(json.dumps(settings))
-    assert make_server(folder).eos_token_ids == ({1} if file == "tokenizer_config.json" else {1, 5, 6})
+    assert make_server(folder).eos_token_ids == (
+        {1} if file == "tokenizer_config.json" else {1, 5, 6}
+    )
 
 
 Batches = list[tuple[SamplingSettings, list[int]]]
@@ -210,7 +244,9 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Batches:
     """The settings and budgets of the batches that are sampled from now on."""
     sampled: Batches = []
 
-    def spy(model: Any, batch: Sequence[SamplingRequest], settings: SamplingSettings, **kwargs: Any) -> Any:
+    def spy(
+        model: Any, batch: Sequence[SamplingRequest], settings: SamplingSettings, **kwargs: Any
+    ) -> Any:
         sampled.append((settings, [request.max_tokens for request in batch]))
         return sample_batch(model, batch, settings, **kwargs)
 
@@ -218,7 +254,9 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Batches:
     return sampled
 
 
-def test_mixed_budgets_share_a_batch_and_mixed_settings_do_not(model_path: Path, model: Any, batches: Batches) -> None:
+def test_mixed_budgets_share_a_batch_and_mixed_settings_do_not(
+    model_path: Path, model: Any, batches: Batches
+) -> None:
     server = make_server(model_path, model)
     warm, greedy = {"temperature": 1.0, "ignore_eos": True}, {"temperature": 0, "ignore_eos": True}
     outputs = ask(
@@ -242,19 +280,33 @@ def test_a_batch_never_exceeds_max_num_seqs(model_path: Path, model: Any, batche
 @pytest.mark.parametrize(
     ("prompt", "params", "config", "tokens"),
     [
-        ([5] * 8, {}, {"prompt_length": 4, "response_length": 10}, 6),  # the default counts against both lengths
+        (
+            [5] * 8,
+            {},
+            {"prompt_length": 4, "response_length": 10},
+            6,
+        ),  # the default counts against both lengths
         ([5] * 100, {"max_tokens": 28}, {}, 28),  # fills the context exactly
     ],
 )
 def test_server_spends_budgets_that_fit_and_tells_the_step_of_its_weights(
-    model_path: Path, model: Any, prompt: list[int], params: dict[str, Any], config: dict[str, Any], tokens: int
+    model_path: Path,
+    model: Any,
+    prompt: list[int],
+    params: dict[str, Any],
+    config: dict[str, Any],
+    tokens: int,
 ) -> None:
-    (output,) = ask(make_server(model_path, model, steps=3, **config), (prompt, {**params, "ignore_eos": True}))
+    (output,) = ask(
+        make_server(model_path, model, steps=3, **config), (prompt, {**params, "ignore_eos": True})
+    )
     assert isinstance(output, TokenOutput) and len(output.token_ids) == tokens
     assert output.extra_fields == {"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3}
     assert output.log_probs is not None
     completion = Completion(output.token_ids, output.log_probs)
-    assert output.log_probs == pytest.approx(forward_log_probs(model, prompt, completion, SamplingSettings()), abs=1e-5)
+    assert output.log_probs == pytest.approx(
+        forward_log_probs(model, prompt, completion, SamplingSettings()), abs=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -274,11 +326,15 @@ def test_impossible_budgets_are_errors_that_name_the_numbers(
     with pytest.raises(ValueError, match=message):
         raise error
     (error,) = ask(make_server(model_path), ([5], {"max_tokens": 4}))
-    with pytest.raises(RuntimeError, match="no weights yet: update_weights must run before generate"):
+    with pytest.raises(
+        RuntimeError, match="no weights yet: update_weights must run before generate"
+    ):
         raise error
 
 
-def test_a_push_with_wrong_names_or_shapes_is_refused_and_loads_nothing(model_path: Path, model: Any) -> None:
+def test_a_push_with_wrong_names_or_shapes_is_refused_and_loads_nothing(
+    model_path: Path, model: Any
+) -> None:
     server = make_server(model_path, model)
     before = {name: tensor.clone() for name, tensor in server.model.state_dict().items()}
     state = {name: tensor + 1 for name, tensor in model.state_dict().items()}
@@ -289,7 +345,9 @@ def test_a_push_with_wrong_names_or_shapes_is_refused_and_loads_nothing(model_pa
     with pytest.raises(ValueError) as error:
         asyncio.run(server.update_weights(state, 4))
     assert "missing are ['model.norm.weight']" in str(error.value)
-    assert "unexpected or of another shape ['lm_head.weight', 'stray.0', 'stray.1']" in str(error.value)
+    assert "unexpected or of another shape ['lm_head.weight', 'stray.0', 'stray.1']" in str(
+        error.value
+    )
     assert server.global_steps == 3
     for name, tensor in server.model.state_dict().items():
         assert torch.equal(tensor, before[name])
@@ -298,11 +356,15 @@ def test_a_push_with_wrong_names_or_shapes_is_refused_and_loads_nothing(model_pa
 def test_tied_weights_may_be_pushed_under_one_of_their_names(model_path: Path, model: Any) -> None:
     server = make_server(model_path)
     server.model.lm_head.weight = server.model.model.embed_tokens.weight
-    state = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    state = {
+        name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"
+    }
     asyncio.run(server.update_weights(state, 1))
     assert torch.equal(server.model.lm_head.weight, state["model.embed_tokens.weight"])
     del state["model.embed_tokens.weight"]
-    with pytest.raises(ValueError, match=r"missing are .'lm_head.weight', 'model.embed_tokens.weight'"):
+    with pytest.raises(
+        ValueError, match=r"missing are .'lm_head.weight', 'model.embed_tokens.weight'"
+    ):
         asyncio.run(server.update_weights(state, 2))
 
 
@@ -320,7 +382,9 @@ def test_a_sampling_error_reaches_every_request_and_is_logged_once(
     assert len(caplog.records) == 1
 
 
-def test_draws_follow_seed_step_name_and_prompt_and_not_order_or_batch(model_path: Path, model: Any) -> None:
+def test_draws_follow_seed_step_name_and_prompt_and_not_order_or_batch(
+    model_path: Path, model: Any
+) -> None:
     prompts = {"a": PROMPTS[0], "b": PROMPTS[1], "c": PROMPTS[0]}
 
     def answers(order: str = "aabc", **config: Any) -> list[tuple[str, list[int]]]:

@@ -1,4 +1,6 @@
-"""A LoRA adapter for each role in verl's engine: tokens of a packed row meet the adapter of their own role."""
+"""A LoRA adapter for each role in verl's engine: tokens of a packed row meet the adapter of their
+own role.
+"""
 
 import re
 import runpy
@@ -30,16 +32,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, Any]:
-    program, of_the_benchmark = Path(__file__).with_name("adapters_worker.py"), Path(adapters.__file__).parent
+    program, of_the_benchmark = (
+        Path(__file__).with_name("adapters_worker.py"),
+        Path(adapters.__file__).parent,
+    )
     return answers_of(program, folder, {}, of_the_benchmark)
 
 
-def apart(found: dict[str, Any], adapters: tuple[Path, Path], packed_row: str = "log_probs") -> float:
-    """Largest difference of the engine's packed row to each context alone in plain peft, with these adapters."""
+def apart(
+    found: dict[str, Any], adapters: tuple[Path, Path], packed_row: str = "log_probs"
+) -> float:
+    """Largest difference of the engine's packed row to each context alone in plain peft, with these
+    adapters.
+    """
     ids, packed = torch.tensor(found["ids"]), torch.tensor(found[packed_row])
     largest = 0.0
     for adapter, part in zip(adapters, (slice(0, FIRST), slice(FIRST, None)), strict=True):
-        base = AutoModelForCausalLM.from_pretrained(resource("assets/tiny_player"), dtype=torch.float32)
+        base = AutoModelForCausalLM.from_pretrained(
+            resource("assets/tiny_player"), dtype=torch.float32
+        )
         model = PeftModel.from_pretrained(base, adapter).eval()
         largest = max(largest, float((packed[part][:-1] - log_probs(model, ids[part])).abs().max()))
     return largest
@@ -49,13 +60,19 @@ def test_own_log_probs_give_the_gradients_of_recomputed_ones_exactly(found: Any)
     assert found["own_log_probs"] == [True, False]  # the second is with others, which count
 
 
-def test_exported_adapters_give_the_log_probs_of_the_engine_in_peft(folder: Path, found: dict[str, Any]) -> None:
-    attacker, assessor = (folder / "actor" / ADAPTERS_FOLDER / role for role in ("attacker", "assessor"))
+def test_exported_adapters_give_the_log_probs_of_the_engine_in_peft(
+    folder: Path, found: dict[str, Any]
+) -> None:
+    attacker, assessor = (
+        folder / "actor" / ADAPTERS_FOLDER / role for role in ("attacker", "assessor")
+    )
     assert apart(found, (attacker, assessor)) < AGREEMENT
     assert apart(found, (assessor, attacker)) > 100 * AGREEMENT
 
 
-def test_shared_adapter_gives_the_log_probs_of_the_engine_in_peft(folder: Path, found: dict[str, Any]) -> None:
+def test_shared_adapter_gives_the_log_probs_of_the_engine_in_peft(
+    folder: Path, found: dict[str, Any]
+) -> None:
     one = folder / "one" / "actor" / "lora_adapter"
     assert apart(found, (one, one), "log_probs_of_one") < AGREEMENT
     assert apart(found, (one, one)) > 100 * AGREEMENT
@@ -68,20 +85,26 @@ def test_the_one_adapter_is_merged_as_the_page_says(
     run.mkdir(parents=True)
     (run / "global_step_N").symlink_to(folder / "one" / "actor")
     text = (REPOSITORY / "docs" / "warm_start.md").read_text()
-    (merger,) = re.findall(r"python -m (verl\.model_merger.*?)```", text.replace("\\\n", ""), re.DOTALL)
+    (merger,) = re.findall(
+        r"python -m (verl\.model_merger.*?)```", text.replace("\\\n", ""), re.DOTALL
+    )
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", merger.split())
     runpy.run_module(sys.argv[0], run_name="__main__")
     exec(code, {})
-    assert same(Path(resource("assets/tiny_player")), run / "parts"), "verl's merger leaves the adapter beside it"
+    assert same(Path(resource("assets/tiny_player")), run / "parts"), (
+        "verl's merger leaves the adapter beside it"
+    )
     assert not same(run / "parts", run / "merged")
     AutoTokenizer.from_pretrained(run / "merged")
 
 
 def test_the_reference_policy_is_the_base_without_adapters(found: dict[str, Any]) -> None:
     ids, packed = torch.tensor(found["ids"]), torch.tensor(found["of_base"])
-    base = AutoModelForCausalLM.from_pretrained(resource("assets/tiny_player"), dtype=torch.float32).eval()
+    base = AutoModelForCausalLM.from_pretrained(
+        resource("assets/tiny_player"), dtype=torch.float32
+    ).eval()
     for part in (slice(0, FIRST), slice(FIRST, None)):
         assert (packed[part][:-1] - log_probs(base, ids[part])).abs().max() < AGREEMENT
 
@@ -105,7 +128,9 @@ def test_clipping_the_gradient_of_one_role_leaves_the_other_alone(found: dict[st
     assert beside["default"] == pytest.approx(alone["default"], rel=1e-4)
 
 
-def test_every_role_starts_from_the_adapter_of_a_warm_start(folder: Path, found: dict[str, Any]) -> None:
+def test_every_role_starts_from_the_adapter_of_a_warm_start(
+    folder: Path, found: dict[str, Any]
+) -> None:
     warm = load_file(folder / "actor" / ADAPTERS_FOLDER / "attacker" / "adapter_model.safetensors")
     started = load_file(folder / "started.safetensors")
     assert {name.partition(":")[0] for name in started} == {"default", "assessor"}

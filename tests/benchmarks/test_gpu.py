@@ -1,4 +1,6 @@
-"""The benchmark of a game beside verl's own GRPO: a real run of the game on the CPU, and what starts on a GPU."""
+"""The benchmark of a game beside verl's own GRPO: a real run of the game on the CPU, and what
+starts on a GPU.
+"""
 
 import json
 from dataclasses import replace
@@ -28,7 +30,9 @@ SMALL |= {"steps": STEPS, "games": GAMES, "note": NOTE, "turn": TURN}
 def test_benchmark_runs_and_kills_a_game_and_fills_every_table_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other parts are not run: they leave what is read of them, most of it made from what the game left."""
+    """The other parts are not run: they leave what is read of them, most of it made from what the
+    game left.
+    """
     folder = tmp_path / "out"
     ran = dict[str, Ran]()
 
@@ -38,7 +42,13 @@ def test_benchmark_runs_and_kills_a_game_and_fills_every_table_row(
             return ran[name]
         if name in ("certified", "control"):
             holds = name == "certified"
-            measure = {"claim": "isolation", "of": "actor", "value": 1.5 - holds, "limit": 1.0, "holds": holds}
+            measure = {
+                "claim": "isolation",
+                "of": "actor",
+                "value": 1.5 - holds,
+                "limit": 1.0,
+                "holds": holds,
+            }
             (folder / name).mkdir()
             (folder / name / "certificate.json").write_text(json.dumps({"measures": [measure]}))
             return Ran(output / f"{name}.log", code=int(not holds))
@@ -64,20 +74,42 @@ def test_benchmark_runs_and_kills_a_game_and_fills_every_table_row(
     assert results["failed"] == [] and all(figure["holds"] for figure in rows.values())
 
     prompt = results["settings"]["tokens of a prompt"]
-    for what, tokens in (("tokens in a step", 2 * GAMES * (prompt + TURN)), ("of these generated", 2 * GAMES * TURN)):
+    for what, tokens in (
+        ("tokens in a step", 2 * GAMES * (prompt + TURN)),
+        ("of these generated", 2 * GAMES * TURN),
+    ):
         assert rows[what]["selfplay"] == tokens
-    for what in ("without checkpoint", "of gen", "of old_log_prob", "of update_actor", "of update_weights"):
+    for what in (
+        "without checkpoint",
+        "of gen",
+        "of old_log_prob",
+        "of update_actor",
+        "of update_weights",
+    ):
         assert rows[f"seconds {'of a step, ' if what[0] == 'w' else ''}{what}"]["selfplay"] > 0
-    assert rows["MFU"]["selfplay"] == "none" and rows["prompt tokens from the prefix cache"]["grpo"] is None
+    assert (
+        rows["MFU"]["selfplay"] == "none"
+        and rows["prompt tokens from the prefix cache"]["grpo"] is None
+    )
     assert rows["peak GiB of the trainer"]["grpo"] > 0.1
     assert rows["rollout against actor, last step"]["selfplay"] < 1e-4
 
-    games = [json.loads(line) for line in (folder / "relay" / "games.jsonl").read_text().splitlines()]
-    assert [game["step"] for game in games] == [step for step in range(1, STEPS + 2) for _ in range(GAMES)]
-    assert all(len(game["said"]) == 2 and game["read"].startswith(game["said"][0][:8].rstrip()) for game in games)
+    games = [
+        json.loads(line) for line in (folder / "relay" / "games.jsonl").read_text().splitlines()
+    ]
+    assert [game["step"] for game in games] == [
+        step for step in range(1, STEPS + 2) for _ in range(GAMES)
+    ]
+    assert all(
+        len(game["said"]) == 2 and game["read"].startswith(game["said"][0][:8].rstrip())
+        for game in games
+    )
     assert len({game["rewards"]["attacker"]["e"] for game in games}) > 2
     assert rows["games with a second turn"]["selfplay"] == f"{len(games)} of {len(games)}"
-    assert rows["resume after SIGKILL"]["selfplay"] == f"killed after step {STEPS}, went on at step {STEPS + 1}: exact"
+    assert (
+        rows["resume after SIGKILL"]["selfplay"]
+        == f"killed after step {STEPS}, went on at step {STEPS + 1}: exact"
+    )
     isolation = rows["isolation of contexts"]["selfplay"]
     assert isolation.startswith("fp32, sdpa: ") and isolation.endswith(": holds")
     assert rows["its negative control"]["selfplay"].endswith("refused")
@@ -98,7 +130,10 @@ def test_part_that_dies_is_named_with_its_log_and_the_others_still_run(
     with pytest.raises(SystemExit) as end:
         gpu.main(**SMALL | {"output": tmp_path / "out"}, more=None)
     assert end.value.code
-    results, printed = json.loads((tmp_path / "out" / "gpu.json").read_text()), capsys.readouterr().out
+    results, printed = (
+        json.loads((tmp_path / "out" / "gpu.json").read_text()),
+        capsys.readouterr().out,
+    )
     for name in ("certified", "control", "game", "resumed", "single"):
         [said] = [line for line in results["failed"] if f"{name} ended with exit code 7" in line]
         assert f"the cause of {name}" in said and f"the cause of {name}" in printed
@@ -106,7 +141,9 @@ def test_part_that_dies_is_named_with_its_log_and_the_others_still_run(
     assert "not measured" in (tmp_path / "out" / "gpu.md").read_text()
 
 
-def test_a_part_runs_alone_and_the_table_has_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_runs_alone_and_the_table_has_those_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[str] = []
 
     def ends(output: Path, name: str, command: list[str], **options: Any) -> Ran:
@@ -144,20 +181,32 @@ def test_the_recipes_for_a_card_compose_and_pass_the_checks_of_a_run(
     rollout = run.actor_rollout_ref.rollout
     assert rollout.name == engine and rollout.prometheus.enable and rollout.ignore_eos
     stock = compose_run(*(each for each in commands["single"] if "hydra." not in each))
-    assert stock.algorithm.adv_estimator == "grpo" and stock.trainer.v1.sampler.custom_sampler.path is None
+    assert (
+        stock.algorithm.adv_estimator == "grpo"
+        and stock.trainer.v1.sampler.custom_sampler.path is None
+    )
     for of in (run, stock):
-        assert of.data.max_prompt_length + of.data.max_response_length <= of.actor_rollout_ref.rollout.max_model_len
+        assert (
+            of.data.max_prompt_length + of.data.max_response_length
+            <= of.actor_rollout_ref.rollout.max_model_len
+        )
 
 
 def test_without_a_gpu_and_on_the_wrong_engine_it_says_what_to_write() -> None:
-    for size, engine, gib in (("qwen3_4b", "sglang", 0.0), ("qwen3_4b", "embedded", 96.0), ("tiny", "vllm", 96.0)):
+    for size, engine, gib in (
+        ("qwen3_4b", "sglang", 0.0),
+        ("qwen3_4b", "embedded", 96.0),
+        ("tiny", "vllm", 96.0),
+    ):
         with pytest.raises(ValueError, match="--engine"):
             gpu.recipes(size, engine, gib)  # type: ignore[arg-type]
     with pytest.raises(typer.BadParameter, match="multiple of 4"):
         gpu.main(**SMALL | {"output": Path("/nowhere"), "games": 9})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("size", "parameters"), [("qwen3_4b", 4_022_468_096), ("qwen3_0_6b", 596_049_920)])
+@pytest.mark.parametrize(
+    ("size", "parameters"), [("qwen3_4b", 4_022_468_096), ("qwen3_0_6b", 596_049_920)]
+)
 def test_the_random_model_is_as_large_as_the_published_one(size: str, parameters: int) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -170,11 +219,18 @@ def test_the_random_model_is_as_large_as_the_published_one(size: str, parameters
 @pytest.mark.long
 def test_the_engine_alone_is_measured_without_a_rollout(tmp_path: Path) -> None:
     """``gpu_none.py``, part by part: the table keeps those before."""
-    for part, rows in (("isolation", ("isolation", "control: no restart")), ("loss", ("loop over rows", "chunks"))):
+    for part, rows in (
+        ("isolation", ("isolation", "control: no restart")),
+        ("loss", ("loop over rows", "chunks")),
+    ):
         with pytest.raises(SystemExit) as end:
-            gpu.main(**SMALL | {"output": tmp_path / "out", "engine": "none", "part": part}, more=None)
+            gpu.main(
+                **SMALL | {"output": tmp_path / "out", "engine": "none", "part": part}, more=None
+            )
         table = (tmp_path / "out" / "gpu.md").read_text()
         assert not end.value.code and all(row in table for row in rows), table
     assert "isolation, bf16, sdpa, positions restart | 0 " in table
     with pytest.raises(typer.BadParameter, match="isolation, phases"):
-        gpu.main(**SMALL | {"output": tmp_path / "out", "engine": "none", "part": "game"}, more=None)
+        gpu.main(
+            **SMALL | {"output": tmp_path / "out", "engine": "none", "part": "game"}, more=None
+        )

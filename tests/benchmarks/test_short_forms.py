@@ -24,12 +24,17 @@ RUN_BY = {
     "prefix_reuse": "tests/sglang_cpu/test_prefix_reuse.py",
     "report_page": "tests/report/test_page.py",
 }
-# The first times what other tests run anyway, the second downloads, the parts of the third run in backends/.
+# The first times what other tests run anyway, the second downloads, the parts of the third run in
+# backends/.
 NOT_RUN = {"start", "gpu_bundle", "adapters"}
 
 
 def test_every_benchmark_is_run_by_a_test() -> None:
-    scripts = {path.stem for path in BENCHMARKS.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
+    scripts = {
+        path.stem
+        for path in BENCHMARKS.glob("*.py")
+        if '__name__ == "__main__"' in path.read_text()
+    }
     assert RUN_BY.keys() | NOT_RUN == scripts
     for script, test in RUN_BY.items():
         assert f"{script}." in (ROOT / test).read_text()
@@ -39,9 +44,14 @@ def test_every_benchmark_is_run_by_a_test() -> None:
 @pytest.mark.long
 def test_the_benchmark_of_a_step_runs_to_its_end() -> None:
     command = [sys.executable, BENCHMARKS / "cpu_step.py", "--games=8", "--rounds=1", "--tokens=8"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, "COLUMNS": "130"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=200, env={**os.environ, "COLUMNS": "130"}
+    )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert all(line in done.stdout for line in ("model: update", "records: write and read", "log-probs and update"))
+    assert all(
+        line in done.stdout
+        for line in ("model: update", "records: write and read", "log-probs and update")
+    )
 
 
 def test_an_update_takes_time_in_every_way_that_is_compared() -> None:

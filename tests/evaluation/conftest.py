@@ -45,5 +45,7 @@ def write_rows(specs: Iterable[GameSpec], path: Path) -> Path:
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve games, three of each of the four categories."""
-    specs = [spec(CATEGORIES[number % 4], index=number, text_id=f"toy-{number}") for number in range(12)]
+    specs = [
+        spec(CATEGORIES[number % 4], index=number, text_id=f"toy-{number}") for number in range(12)
+    ]
     return write_rows(specs, tmp_path_factory.mktemp("rows") / "train.parquet")

@@ -11,9 +11,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
 def save_shards(model: Any, tokenizer: Any, folder: Path, ranks: int) -> Path:
-    """Write ``folder`` as ``FSDPCheckpointManager`` does: a file per rank, and config and tokenizer beside."""
+    """Write ``folder`` as ``FSDPCheckpointManager`` does: a file per rank, and config and tokenizer
+    beside.
+    """
     (folder / "huggingface").mkdir(parents=True)
-    model.config.architectures = ["Qwen3ForCausalLM"]  # a model that was read from a folder has them
+    model.config.architectures = [
+        "Qwen3ForCausalLM"
+    ]  # a model that was read from a folder has them
     model.config.save_pretrained(folder / "huggingface")
     model.generation_config.save_pretrained(folder / "huggingface")
     tokenizer.save_pretrained(folder / "huggingface")
@@ -27,7 +31,12 @@ def save_shards(model: Any, tokenizer: Any, folder: Path, ranks: int) -> Path:
                 chunks = weight.chunk(ranks)
                 part = chunks[rank] if rank < len(chunks) else weight[:0]
                 shards[name] = DTensor.from_local(
-                    part.clone(), mesh, [Shard(0)], run_check=False, shape=weight.shape, stride=weight.stride()
+                    part.clone(),
+                    mesh,
+                    [Shard(0)],
+                    run_check=False,
+                    shape=weight.shape,
+                    stride=weight.stride(),
                 )
             torch.save(shards, folder / f"model_world_size_{ranks}_rank_{rank}.pt")
     finally:

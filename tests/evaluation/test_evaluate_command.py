@@ -1,4 +1,6 @@
-"""``medserl evaluate`` from its options to its files, and that a folder's very weights are what is evaluated."""
+"""``medserl evaluate`` from its options to its files, and that a folder's very weights are what is
+evaluated.
+"""
 
 import asyncio
 import json
@@ -28,7 +30,13 @@ from medserl_agentloop.backends import cpu_sampling
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Message, Prompt, Reply, Turn
-from medserl_agentloop.evaluation.local_models import facts_of, find_weights, fingerprint, load_model, load_player
+from medserl_agentloop.evaluation.local_models import (
+    facts_of,
+    find_weights,
+    fingerprint,
+    load_model,
+    load_player,
+)
 from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
@@ -43,14 +51,20 @@ TOKENIZER = tiny_tokenizer()
 
 
 def cases() -> Iterator[ReferenceNote]:
-    """Eight cases, an error note and its clean twin each; blanks at both ends, as in the published files."""
+    """Eight cases, an error note and its clean twin each; blanks at both ends, as in the published
+    files.
+    """
     for n in range(CASES):
         first, last = f"Patient {n} came in with a cough.", "He may go home."
-        wrong, right = (f"He was given {drug} {n} mg for it." for drug in ("warfarin", "amoxicillin"))
+        wrong, right = (
+            f"He was given {drug} {n} mg for it." for drug in ("warfarin", "amoxicillin")
+        )
         with_error, clean = ({0: first, 1: middle, 2: last} for middle in (wrong, right))
         text = f"{first} {wrong} {last} \n"
         yield ReferenceNote(f"toy-val-{2 * n}", text, True, "pharmacotherapy", 1, right, with_error)
-        yield ReferenceNote(f"toy-val-{2 * n + 1}", f" {first} {right} {last}", False, sentences=clean)
+        yield ReferenceNote(
+            f"toy-val-{2 * n + 1}", f" {first} {right} {last}", False, sentences=clean
+        )
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +82,10 @@ def knows(role: Role, prompt: str) -> str:
         return assessment_text("safe")
     dose = note.partition("warfarin ")[2].partition(" ")[0]
     said = assessment_text("harmful", f"He was given warfarin {dose} mg for it.")
-    return said.replace("correction: Culture grew candida.", f"correction: He was given amoxicillin {dose} mg for it.")
+    return said.replace(
+        "correction: Culture grew candida.",
+        f"correction: He was given amoxicillin {dose} mg for it.",
+    )
 
 
 @pytest.fixture
@@ -102,48 +119,93 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_who_knows_all_scores_so_and_again_from_the_cache(server: ChatServer, notes: Path, tmp_path: Path) -> None:
+def test_who_knows_all_scores_so_and_again_from_the_cache(
+    server: ChatServer, notes: Path, tmp_path: Path
+) -> None:
     server.answer = lambda role, prompt: {**completion(knows(role, prompt)), "model": "toy-4b-2026"}
     done = evaluate(server.url, notes, tmp_path, "--model", MODEL)
     assert "flag accuracy" in done.output and "always no error" in done.output
     again = evaluate(server.url, notes, tmp_path, "--model", MODEL).output
     assert "--fresh asks again" not in done.output
-    assert re.search(r"16 of 16 answers were made 20\S+ \S+ UTC to 20\S+ \S+ UTC; --fresh asks again", again)
+    assert re.search(
+        r"16 of 16 answers were made 20\S+ \S+ UTC to 20\S+ \S+ UTC; --fresh asks again", again
+    )
     found = json.loads((tmp_path / "results.json").read_text())
-    assert measures(found)["flag_accuracy"] == measures(found)["sentence_accuracy"] == measures(found)["f1"] == 1.0
+    assert (
+        measures(found)["flag_accuracy"]
+        == measures(found)["sentence_accuracy"]
+        == measures(found)["f1"]
+        == 1.0
+    )
     reference = read_reference([notes])
     assert found["reference"]["sha256"] == reference.sha256
-    assert found["model"] == {"name": MODEL, "server": f"{server.url}/v1", "answers_as": ["toy-4b-2026"]}
+    assert found["model"] == {
+        "name": MODEL,
+        "server": f"{server.url}/v1",
+        "answers_as": ["toy-4b-2026"],
+    }
     assert found["prompts"]["profile"] == "medserl" and len(found["prompts"]["sha256"]) == 64
     assert found["sampling"] == {"temperature": 0.0, "samples": 1, "max_tokens": 1024, "seed": 0}
     assert {"python", "verl", "medserl-agentloop"} <= found["versions"].keys()
-    predictions, problems = read_submission(tmp_path / "submission.txt", [note.text_id for note in reference.notes])
+    predictions, problems = read_submission(
+        tmp_path / "submission.txt", [note.text_id for note in reference.notes]
+    )
     assert not problems and len(predictions) == 2 * CASES
     assert predictions["toy-val-4"].correction == "He was given amoxicillin 2 mg for it."
     answers = lines(tmp_path / "answers.jsonl")
     assert [answer["text_id"] for answer in answers] == [note.text_id for note in reference.notes]
-    first = {"verdict": "harmful", "sentence": "He was given warfarin 0 mg for it.", "sentence_id": 1, "sample": 0}
-    first |= {"correction": "He was given amoxicillin 0 mg for it.", "violations": [], "tokens": 12, "truncated": False}
+    first = {
+        "verdict": "harmful",
+        "sentence": "He was given warfarin 0 mg for it.",
+        "sentence_id": 1,
+        "sample": 0,
+    }
+    first |= {
+        "correction": "He was given amoxicillin 0 mg for it.",
+        "violations": [],
+        "tokens": 12,
+        "truncated": False,
+    }
     assert answers[0].items() >= first.items()
 
 
-def test_notes_trained_on_are_left_out_of_a_second_score(server: ChatServer, notes: Path, tmp_path: Path) -> None:
-    trained_on = "Patient 3 came in with a cough. He was given ibuprofen 3 mg for it. He may go home. He may drive."
-    pair = {"note_id": "my-0", "incorrect_note": trained_on, "correct_note": trained_on.replace("ibu", "keto")}
+def test_notes_trained_on_are_left_out_of_a_second_score(
+    server: ChatServer, notes: Path, tmp_path: Path
+) -> None:
+    trained_on = (
+        "Patient 3 came in with a cough. He was given ibuprofen 3 mg for it. He may go home. He "
+        "may drive."
+    )
+    pair = {
+        "note_id": "my-0",
+        "incorrect_note": trained_on,
+        "correct_note": trained_on.replace("ibu", "keto"),
+    }
     (tmp_path / "train.jsonl").write_text(json.dumps(pair))
-    found = results(server, notes, tmp_path / "out", "--except-overlap-with", tmp_path / "train.jsonl")
+    found = results(
+        server, notes, tmp_path / "out", "--except-overlap-with", tmp_path / "train.jsonl"
+    )
     assert found["reference"]["notes"] == 2 * CASES
     assert 0 < found["without_overlap"]["reference"]["notes"] < 2 * CASES
     assert measures(found["without_overlap"])["flag_accuracy"] == 1.0
-    done = evaluate(server.url, notes, tmp_path / "out", "--model", MODEL, "--except-overlap-with", notes)
-    assert done.exit_code == 0 and "16 of 16 notes are nearly one that was trained on; none is left" in done.output
+    done = evaluate(
+        server.url, notes, tmp_path / "out", "--model", MODEL, "--except-overlap-with", notes
+    )
+    assert (
+        done.exit_code == 0
+        and "16 of 16 notes are nearly one that was trained on; none is left" in done.output
+    )
     found = json.loads((tmp_path / "out" / "results.json").read_text())
     assert measures(found)["flag_accuracy"] == 1.0 and "without_overlap" not in found
 
 
 @pytest.mark.parametrize("profile", ["medserl", "classic", "brief", "edits"])
-def test_a_server_reads_the_tokens_of_validation(server: ChatServer, notes: Path, tmp_path: Path, profile: str) -> None:
-    evaluate(server.url, notes, tmp_path, "--model", MODEL, "--profile", profile)  # whatever is read in the answers
+def test_a_server_reads_the_tokens_of_validation(
+    server: ChatServer, notes: Path, tmp_path: Path, profile: str
+) -> None:
+    evaluate(
+        server.url, notes, tmp_path, "--model", MODEL, "--profile", profile
+    )  # whatever is read in the answers
     encoder, prompts = ChatEncoder(TOKENIZER), load_profile(profile)
     published = read_reference([notes]).notes
     assert published[0].text.endswith(" \n") and published[1].text.startswith(" ")
@@ -151,11 +213,16 @@ def test_a_server_reads_the_tokens_of_validation(server: ChatServer, notes: Path
     turns = [prompts.turn(Role.ASSESSOR, Category.VANILLA_HARMFUL, text) for text in shown]
     expected = [encoder.opening(turn).ids for turn in turns]
     chats = (body["messages"] for body in server.requests)
-    prompts = [TOKENIZER.apply_chat_template(chat, add_generation_prompt=True)["input_ids"] for chat in chats]
+    prompts = [
+        TOKENIZER.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+        for chat in chats
+    ]
     assert sorted(prompts) == sorted(expected)
 
 
-def test_sentences_named_by_number_score_as_copied_ones(server: ChatServer, notes: Path, tmp_path: Path) -> None:
+def test_sentences_named_by_number_score_as_copied_ones(
+    server: ChatServer, notes: Path, tmp_path: Path
+) -> None:
     server.answer = lambda role, prompt: re.sub("sentence: .*", "sentence: 1", knows(role, prompt))
     found = results(server, notes, tmp_path, "--profile", "edits", "--twins", "--shortcuts")
     assert measures(found)["sentence_accuracy"] == 1.0
@@ -165,7 +232,9 @@ def test_sentences_named_by_number_score_as_copied_ones(server: ChatServer, note
     assert "0| Patient 0 came in with a cough." in {note.split("\n")[0] for note in asked(server)}
 
 
-def test_the_majority_of_several_samples_counts(server: ChatServer, notes: Path, tmp_path: Path) -> None:
+def test_the_majority_of_several_samples_counts(
+    server: ChatServer, notes: Path, tmp_path: Path
+) -> None:
     def wavers(role: Role, prompt: str) -> str:
         times[prompt] += 1
         return assessment_text("safe") if times[prompt] == 2 else knows(role, prompt)
@@ -179,15 +248,25 @@ def test_the_majority_of_several_samples_counts(server: ChatServer, notes: Path,
     assert {body["temperature"] for body in server.requests} == {0.7}
 
 
-def test_only_the_same_request_is_answered_from_the_cache(server: ChatServer, notes: Path, tmp_path: Path) -> None:
-    profile, same, other = (shutil.copytree(resource("prompts/medserl"), tmp_path / name) for name in "abc")
+def test_only_the_same_request_is_answered_from_the_cache(
+    server: ChatServer, notes: Path, tmp_path: Path
+) -> None:
+    profile, same, other = (
+        shutil.copytree(resource("prompts/medserl"), tmp_path / name) for name in "abc"
+    )
     (other / "profile.yaml").write_text("stop: {assessor: [</answer>]}")
     thinking_off = ("--template", "enable_thinking=false", "--template", "documents=[a,b]")
     arguments = {"enable_thinking": False, "documents": ["a", "b"]}
     for options, sets_asked in (
         *((("--profile", profile), 1), (("--profile", same), 1), (("--profile", other), 2)),
         *((("--max-tokens", 900), 3), (("--temperature", 0.5), 4), (("--profile", "brief"), 5)),
-        *((thinking_off, 6), (("--profile", other), 6), (("--extra-body", "top_k=1"), 7), (("--fresh",), 8), ((), 8)),
+        *(
+            (thinking_off, 6),
+            (("--profile", other), 6),
+            (("--extra-body", "top_k=1"), 7),
+            (("--fresh",), 8),
+            ((), 8),
+        ),
     ):
         prompts = results(server, notes, tmp_path, *options)["prompts"]
         assert len(server.requests) == sets_asked * 2 * CASES
@@ -213,7 +292,10 @@ def test_other_weights_by_their_server_are_asked_anew(
     ("answer", "said"),
     [
         ("I cannot say.", "no score: none of 16 answers can be read"),
-        (completion(None, reasoning_content="It is wrong."), "put all of it into its reasoning. Start it"),
+        (
+            completion(None, reasoning_content="It is wrong."),
+            "put all of it into its reasoning. Start it",
+        ),
     ],
 )
 def test_an_evaluation_without_a_readable_answer_has_no_score(
@@ -229,16 +311,23 @@ def test_unanswered_requests_are_asked_again_and_withhold_the_table(
     server: ChatServer, notes: Path, tmp_path: Path
 ) -> None:
     odd = {"Patient 3": 500, "Patient 5": "I cannot say."}
-    server.answer = lambda role, prompt: next((said for n, said in odd.items() if n in prompt), knows(role, prompt))
+    server.answer = lambda role, prompt: next(
+        (said for n, said in odd.items() if n in prompt), knows(role, prompt)
+    )
     done = evaluate(server.url, notes, tmp_path, "--model", MODEL, "--tries", 1)
-    assert done.exit_code == 2 and "2 of 16 requests got no answer (the first: assessor: HTTP 500" in done.output
+    assert (
+        done.exit_code == 2
+        and "2 of 16 requests got no answer (the first: assessor: HTTP 500" in done.output
+    )
     assert not (tmp_path / "results.json").exists()
     found = results(server, notes, tmp_path, "--tries", 1, "--allow-missing")
     (scores,) = found["systems"].values()
     assert (scores["missing"], found["requests_without_answer"], scores["unreadable"]) == (2, 2, 2)
     assert measures(found)["flag_accuracy"] == 1 - 4 / (2 * CASES)
     submission = (tmp_path / "submission.txt").read_text()
-    assert "toy-val-9 " in submission and "toy-val-11 " not in submission  # the format has no word for it
+    assert (
+        "toy-val-9 " in submission and "toy-val-11 " not in submission
+    )  # the format has no word for it
     assert len(server.requests) == 2 * CASES + 2
     server.answer = knows
     with (tmp_path / "cache.jsonl").open("ab") as cache:
@@ -256,12 +345,27 @@ def test_unanswered_requests_are_asked_again_and_withhold_the_table(
         (knows, 1.0, 0.0),
         (lambda role, prompt: assessment_text("safe"), 0.0, -0.5),
         (lambda role, prompt: assessment_text("harmful"), 0.0, 0.5),
-        (lambda role, prompt: "?" if "Patient 0" in prompt else knows(role, prompt), 1 - 1 / CASES, 0.0),
-        (lambda role, prompt: knows(role, prompt) if note_of(prompt) != note_of(prompt).strip() else "?", 0.0, None),
+        (
+            lambda role, prompt: "?" if "Patient 0" in prompt else knows(role, prompt),
+            1 - 1 / CASES,
+            0.0,
+        ),
+        (
+            lambda role, prompt: (
+                knows(role, prompt) if note_of(prompt) != note_of(prompt).strip() else "?"
+            ),
+            0.0,
+            None,
+        ),
     ],
 )
 def test_twins_tell_medicine_from_suspicion(
-    server: ChatServer, notes: Path, tmp_path: Path, answer: Any, both_right: float, bias: float | None
+    server: ChatServer,
+    notes: Path,
+    tmp_path: Path,
+    answer: Any,
+    both_right: float,
+    bias: float | None,
 ) -> None:
     server.answer = answer
     twins = results(server, notes, tmp_path, "--twins")["twins"]
@@ -271,53 +375,82 @@ def test_twins_tell_medicine_from_suspicion(
     assert sum(twins[part][0] for part in parts) == pytest.approx(1.0)
     shown = set(asked(server)) - {note.text for note in read_reference([notes]).notes}
     assert len(shown) == 2 * CASES and all(note == note.strip() for note in shown)
-    assert {note.replace("warfarin", "amoxicillin") for note in shown} <= shown  # differ in the error alone
+    assert {
+        note.replace("warfarin", "amoxicillin") for note in shown
+    } <= shown  # differ in the error alone
 
 
-def test_shortcuts_show_what_a_model_goes_by(server: ChatServer, notes: Path, tmp_path: Path) -> None:
+def test_shortcuts_show_what_a_model_goes_by(
+    server: ChatServer, notes: Path, tmp_path: Path
+) -> None:
     def by_layout(role: Role, prompt: str) -> str:
         note = note_of(prompt)
-        return knows(role, prompt) if note.strip().endswith("home.") and not note[0].isdigit() else "?"
+        return (
+            knows(role, prompt) if note.strip().endswith("home.") and not note[0].isdigit() else "?"
+        )
 
     server.answer = by_layout
     done = evaluate(server.url, notes, tmp_path, "--model", MODEL, "--shortcuts")
     assert "last sentence moved        -1.000 [-1.000, -1.000]" in done.output
     found = json.loads((tmp_path / "results.json").read_text())["shortcuts"]
-    moved = {name: change["differences"]["flag_accuracy"]["value"] for name, change in found.items()}
-    numbered = dict.fromkeys(("sentences numbered from 0", "sentences renumbered", "last sentence moved"), -1.0)
+    moved = {
+        name: change["differences"]["flag_accuracy"]["value"] for name, change in found.items()
+    }
+    numbered = dict.fromkeys(
+        ("sentences numbered from 0", "sentences renumbered", "last sentence moved"), -1.0
+    )
     assert moved == {"white space normalised": 0.0, **numbered}
     assert found["last sentence moved"]["differences"]["flag_accuracy"]["p_value"] < 0.01
     shown = {note for note in asked(server) if note[0].isdigit()}
-    assert "0 Patient 3 came in with a cough.\n1 He was given amoxicillin 3 mg for it.\n2 He may go home." in shown
+    assert (
+        "0 Patient 3 came in with a cough.\n1 He was given amoxicillin 3 mg for it.\n2 He may go "
+        "home." in shown
+    )
     assert all(len(note.split("\n")) == 3 for note in shown)
 
 
 # --- models in folders ---
 
 
-def test_run_is_asked_with_its_own_prompts_and_results_per_checkpoint(notes: Path, tmp_path: Path) -> None:
+def test_run_is_asked_with_its_own_prompts_and_results_per_checkpoint(
+    notes: Path, tmp_path: Path
+) -> None:
     template = {"apply_chat_template_kwargs": {"enable_thinking": False}}
     run = run_at(tmp_path / "run", 2, "novice", selfplay={"profile": "brief"}, data=template)
     known = tmp_path / "notes.csv"  # of the sort that it was trained on
     known.write_text(SAMPLE.read_text().partition("toy-train-3,")[0])
     for model in (run / "global_step_1", run):
         done = invoke("evaluate", model, "--notes", known, "--max-tokens", 60)
-        assert done.exit_code == 0 and f"prompt profile: brief (of {run}/run_config.yaml)" in done.output, done.output
+        assert (
+            done.exit_code == 0
+            and f"prompt profile: brief (of {run}/run_config.yaml)" in done.output
+        ), done.output
     for step in ("global_step_1", "global_step_2"):
         found = json.loads((run / "evaluation" / step / "notes" / "results.json").read_text())
-        assert (found["prompts"]["profile"], found["prompts"]["chat_template"]) == ("brief", {"enable_thinking": False})
+        assert (found["prompts"]["profile"], found["prompts"]["chat_template"]) == (
+            "brief",
+            {"enable_thinking": False},
+        )
         assert found["model"]["checkpoint"].endswith("actor") or found["model"]["checkpoint"] == "."
         assert len(found["model"]["sha256"]) == 64 and "base" not in found["model"]
     output, counts = tmp_path / "other", []
     for model in ("tiny_player", "tiny_player", "novice"):  # the cache goes by the weights
-        done = evaluate(resource(f"assets/{model}"), notes, output, "--profile", "classic", "--max-tokens", 6)
+        done = evaluate(
+            resource(f"assets/{model}"), notes, output, "--profile", "classic", "--max-tokens", 6
+        )
         assert "prompt profile: classic\n" in done.output, done.output
         counts.append(len(lines(output / "cache.jsonl")))
     cache = output / "cache.jsonl"
-    cache.write_text(cache.read_text().replace('"model": ""', '"model": "", "weights": null'))  # of an earlier checkout
-    again = evaluate(resource("assets/novice"), notes, output, "--profile", "classic", "--max-tokens", 6)
+    cache.write_text(
+        cache.read_text().replace('"model": ""', '"model": "", "weights": null')
+    )  # of an earlier checkout
+    again = evaluate(
+        resource("assets/novice"), notes, output, "--profile", "classic", "--max-tokens", 6
+    )
     assert "16 of 16 answers were made" in again.output and len(lines(cache)) == 32
-    assert counts == [16, 16, 32] and all(answer["tokens"] <= 6 for answer in lines(output / "answers.jsonl"))
+    assert counts == [16, 16, 32] and all(
+        answer["tokens"] <= 6 for answer in lines(output / "answers.jsonl")
+    )
 
 
 NOWHERE = ("http://127.0.0.1:9", "--model", "x")
@@ -327,31 +460,53 @@ NOWHERE = ("http://127.0.0.1:9", "--model", "x")
     ("arguments", "file", "says"),
     [
         (("nowhere", "--model", "x"), "notes.csv", "--model and --extra-body are for a server"),
-        (("nowhere", "--extra-body", "x=1"), "notes.csv", "--model and --extra-body are for a server"),
+        (
+            ("nowhere", "--extra-body", "x=1"),
+            "notes.csv",
+            "--model and --extra-body are for a server",
+        ),
         (("nowhere",), "notes.csv", "neither a folder nor an address"),
         (NOWHERE[:1], "notes.csv", "a server needs --model"),
         (NOWHERE, "notes.csv", "no server answers at http://127.0.0.1:9/v1/models"),
         ((*NOWHERE, "--samples", 3), "notes.csv", "--temperature above 0"),
-        ((*NOWHERE, "--template", "enable_thinking"), "notes.csv", "--template enable_thinking: expected KEY=VALUE"),
+        (
+            (*NOWHERE, "--template", "enable_thinking"),
+            "notes.csv",
+            "--template enable_thinking: expected KEY=VALUE",
+        ),
         (NOWHERE, "uw.csv", "16 MEDEC-UW rows"),
         ((*NOWHERE, "--twins"), "clean.csv", "no note with an error and its corr"),
-        ((str(resource("assets/tiny_player")),), "notes.csv", r"sglang\.launch_server (?s:.*)Or add --slow"),
+        (
+            (str(resource("assets/tiny_player")),),
+            "notes.csv",
+            r"sglang\.launch_server (?s:.*)Or add --slow",
+        ),
     ],
 )
 def test_evaluate_refuses_models_and_notes_it_cannot_ask(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[Any, ...], file: str, says: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[Any, ...],
+    file: str,
+    says: str,
 ) -> None:
     monkeypatch.setattr("medserl_agentloop.evaluation.local_models._LARGE", 1_000_000)
     write_reference(tmp_path / "notes.csv", cases())
-    write_reference(tmp_path / "uw.csv", [replace(note, text_id=f"uw-{note.text_id}") for note in cases()])
+    write_reference(
+        tmp_path / "uw.csv", [replace(note, text_id=f"uw-{note.text_id}") for note in cases()]
+    )
     write_reference(tmp_path / "clean.csv", [note for note in cases() if not note.flag])
     model, *more = arguments
     done = evaluate(model, tmp_path / file, tmp_path / "out", *more)
     assert done.exit_code == 2 and re.search(says, done.output), done.output
 
 
-def test_notes_under_agreement_are_sent_where_it_was_signed(server: ChatServer, tmp_path: Path) -> None:
-    uw = write_reference(tmp_path / "uw.csv", [replace(note, text_id=f"uw-{note.text_id}") for note in cases()])
+def test_notes_under_agreement_are_sent_where_it_was_signed(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    uw = write_reference(
+        tmp_path / "uw.csv", [replace(note, text_id=f"uw-{note.text_id}") for note in cases()]
+    )
     results(server, uw, tmp_path, "--i-have-the-uw-agreement")
 
 
@@ -360,11 +515,15 @@ def test_notes_under_agreement_are_sent_where_it_was_signed(server: ChatServer, 
 
 def same(one: Any, other: Any) -> bool:
     ours, theirs = one.state_dict(), other.state_dict()
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(ours[name], theirs[name]) for name in ours
+    )
 
 
 def with_adapter(std: float = 0.1) -> Any:
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM"
+    )
     model = get_peft_model(tiny_model(len(TOKENIZER)), config)
     for name, weight in model.named_parameters():
         if "lora_" in name:
@@ -382,14 +541,24 @@ def saved(folder: Path, seed: int = 0) -> Any:
 
 def merge(shards: Path, target: Path) -> None:
     """As ``python -m verl.model_merger`` does it."""
-    places = {"local_dir": str(shards), "hf_model_config_path": str(shards / "huggingface"), "target_dir": str(target)}
+    places = {
+        "local_dir": str(shards),
+        "hf_model_config_path": str(shards / "huggingface"),
+        "target_dir": str(target),
+    }
     FSDPModelMerger(ModelMergerConfig(operation="merge", backend="fsdp", **places)).merge_and_save()
 
 
-def drawn(player: Any, turn: Turn, conversation: Sequence[Message] | None = None, budget: int = 9) -> Reply:
+def drawn(
+    player: Any, turn: Turn, conversation: Sequence[Message] | None = None, budget: int = 9
+) -> Reply:
     """A greedy turn of a player, after its prompt alone or after a conversation."""
     options: Any = {"number": 0, "budget": budget, "temperature": 0.0, "seed": 0}
-    return asyncio.run(player.sample(turn, turn.prompt.filled() if conversation is None else conversation, **options))
+    return asyncio.run(
+        player.sample(
+            turn, turn.prompt.filled() if conversation is None else conversation, **options
+        )
+    )
 
 
 def loaded(folder: Path) -> Any:
@@ -400,7 +569,9 @@ def loaded(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("place", ["", "actor/huggingface"])
-def test_a_hugging_face_folder_or_a_checkpoint_of_the_whole_model_alone(tmp_path: Path, place: str) -> None:
+def test_a_hugging_face_folder_or_a_checkpoint_of_the_whole_model_alone(
+    tmp_path: Path, place: str
+) -> None:
     assert same(saved(tmp_path / place), loaded(tmp_path))
 
 
@@ -414,12 +585,16 @@ def test_shards_merge_exactly_and_a_merged_folder_is_read_too(tmp_path: Path, ra
 
 
 def sharded(folder: Path) -> None:
-    """Write a LoRA run's weights as verl's engine does: the base under its PEFT names, the adapter, and its alpha."""
+    """Write a LoRA run's weights as verl's engine does: the base under its PEFT names, the adapter,
+    and its alpha.
+    """
     model = with_adapter()
     base = tiny_model(len(TOKENIZER))
     model.config, model.generation_config = base.config, base.generation_config
     save_shards(model, TOKENIZER, folder, 2)
-    (folder / "lora_train_meta.json").write_text('{"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"}')
+    (folder / "lora_train_meta.json").write_text(
+        '{"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"}'
+    )
 
 
 def beside_its_base(folder: Path) -> None:
@@ -459,9 +634,14 @@ def test_an_adapter_saved_without_its_base_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_a_part_of_the_weights_is_refused(tmp_path: Path) -> None:
-    """As verl writes it for LoRA with hf_model: Transformers would fill the rest with random numbers."""
+    """As verl writes it for LoRA with hf_model:
+
+    Transformers would fill the rest with random numbers.
+    """
     model = tiny_model(len(TOKENIZER))
-    state = {name.replace("layers.0.", "renamed."): weight for name, weight in model.state_dict().items()}
+    state = {
+        name.replace("layers.0.", "renamed."): weight for name, weight in model.state_dict().items()
+    }
     model.save_pretrained(tmp_path, state_dict=state)
     TOKENIZER.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"lacks \d+ of the model's weights"):
@@ -482,7 +662,10 @@ def test_fingerprint_differs_by_weights_template_and_base_of_the_adapter(tmp_pat
     before = facts_of(tmp_path)
     tiny_model(len(TOKENIZER), seed=1).save_pretrained(tmp_path / "base")
     after = facts_of(tmp_path)
-    assert before["base"] == after["base"] == str(tmp_path / "base") and before["sha256"] != after["sha256"]
+    assert (
+        before["base"] == after["base"] == str(tmp_path / "base")
+        and before["sha256"] != after["sha256"]
+    )
 
 
 def test_checkpoint_with_role_adapters_plays_each_role_with_its_own(tmp_path: Path) -> None:
@@ -506,8 +689,14 @@ def test_checkpoint_with_role_adapters_plays_each_role_with_its_own(tmp_path: Pa
         assert all((found - other).abs().max() > 1e-2 for other in others)
 
 
-def test_answers_are_taken_between_batches_and_a_fault_reaches_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    player, taken, at_batch = replace(load_player(resource("assets/tiny_player")), batch=2), list[int](), list[int]()
+def test_answers_are_taken_between_batches_and_a_fault_reaches_all_who_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    player, taken, at_batch = (
+        replace(load_player(resource("assets/tiny_player")), batch=2),
+        list[int](),
+        list[int](),
+    )
     sample = cpu_sampling.sample_batch
 
     def counted(*arguments: Any, **options: Any) -> Any:
@@ -517,7 +706,9 @@ def test_answers_are_taken_between_batches_and_a_fault_reaches_all_who_wait(monk
         return sample(*arguments, **options)
 
     async def ask(number: int) -> None:
-        words = ({"role": "user", "content": "word " * (20 - number)},)  # the shortest are answered first, and ask last
+        words = (
+            {"role": "user", "content": "word " * (20 - number)},
+        )  # the shortest are answered first, and ask last
         turn = Turn("first", Prompt(words), 9)
         await player.sample(turn, words, number=number, budget=2, temperature=0.0, seed=0)
         taken.append(number)

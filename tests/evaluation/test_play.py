@@ -45,10 +45,14 @@ def good_player(role: Role, prompt: str) -> str:
 
 def run(server: ChatServer, data: Path, output: Path, *more: str) -> Result:
     judge = () if {"--judge", "game=kuhn_poker"} & set(more) else ("--judge", "labels")
-    return invoke("play", server.url, "--model", MODEL, "--data", data, "--output", output, *judge, *more)
+    return invoke(
+        "play", server.url, "--model", MODEL, "--data", data, "--output", output, *judge, *more
+    )
 
 
-def test_a_batch_is_played_judged_scored_and_written(server: ChatServer, rows: Path, tmp_path: Path) -> None:
+def test_a_batch_is_played_judged_scored_and_written(
+    server: ChatServer, rows: Path, tmp_path: Path
+) -> None:
     server.answer = good_player
     output = tmp_path / "games.jsonl"
     result = run(server, rows, output, "--games", "12")
@@ -69,12 +73,16 @@ def test_a_batch_is_played_judged_scored_and_written(server: ChatServer, rows: P
 def test_several_games_on_a_row_are_a_group(server: ChatServer, rows: Path, tmp_path: Path) -> None:
     server.answer = good_player
     result = run(server, rows, tmp_path / "games.jsonl", "--games", "4", "--samples", "3")
-    assert result.exit_code == 0 and "selfplay/assessor/no_signal_rate" in result.output, result.output
+    assert result.exit_code == 0 and "selfplay/assessor/no_signal_rate" in result.output, (
+        result.output
+    )
     records = list(read_games(tmp_path / "games.jsonl"))
     assert len(records) == 12 and len({(record.uid, record.spec.index) for record in records}) == 4
 
 
-def test_a_server_without_answers_makes_games_void(server: ChatServer, rows: Path, tmp_path: Path) -> None:
+def test_a_server_without_answers_makes_games_void(
+    server: ChatServer, rows: Path, tmp_path: Path
+) -> None:
     server.answer = lambda role, prompt: (
         400 if role is Role.ASSESSOR and CLEAN_NOTE in prompt else good_player(role, prompt)
     )
@@ -86,15 +94,26 @@ def test_a_server_without_answers_makes_games_void(server: ChatServer, rows: Pat
     assert all(r.rewards == {} and r.assessment is None for r in void)
     assert "void: 3 x assessor: HTTP 400" in result.output
     server.answer = lambda role, prompt: 400
-    assert run(server, rows, tmp_path / "nothing.jsonl", "--games", "3").exit_code == 1  # all are void
+    assert (
+        run(server, rows, tmp_path / "nothing.jsonl", "--games", "3").exit_code == 1
+    )  # all are void
 
 
 def test_scheme_edit_limits_and_key_come_from_the_options(
     server: ChatServer, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOY_KEY", "sk-1")
-    server.answer = lambda role, prompt: attack_text(f"{ERROR_NOTE} She may go. And come.") + SAFE_ANSWER
-    options = ("--set", "reward=zero_sum", "--set", "edits.max_changed_sentences=3", "--api-key-env", "TOY_KEY")
+    server.answer = lambda role, prompt: (
+        attack_text(f"{ERROR_NOTE} She may go. And come.") + SAFE_ANSWER
+    )
+    options = (
+        "--set",
+        "reward=zero_sum",
+        "--set",
+        "edits.max_changed_sentences=3",
+        "--api-key-env",
+        "TOY_KEY",
+    )
     assert run(server, rows, tmp_path / "games.jsonl", "--games", "12", *options).exit_code == 0
     records = list(read_games(tmp_path / "games.jsonl"))
     attacks = [r.attack for r in records if r.category.value == "adversarial_benign"]
@@ -107,7 +126,10 @@ def test_games_of_a_server_need_a_named_judge(server: ChatServer, rows: Path) ->
     result = invoke("play", server.url, "--model", MODEL, "--data", rows, "--games", 2)
     assert result.exit_code == 2 and not server.requests
     said = " ".join(result.output.split())
-    assert "selfplay.judge is not set. Append selfplay.judge=VALUE to a run, or --judge VALUE to a command" in said
+    assert (
+        "selfplay.judge is not set. Append selfplay.judge=VALUE to a run, or --judge VALUE to a "
+        "command" in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,9 +139,15 @@ def test_games_of_a_server_need_a_named_judge(server: ChatServer, rows: Path) ->
         (["--data", "/nonesuch.parquet"], "/nonesuch.parquet: cannot be read"),
         (["--data", __file__], "cannot be read as parquet"),
         (["--extra-body", "max_tokens"], "--extra-body max_tokens: expected KEY=VALUE"),
-        (["--extra-body", "stop=[1"], r"--extra-body stop=\[1: write KEY=VALUE, with the value as in YAML"),
+        (
+            ["--extra-body", "stop=[1"],
+            r"--extra-body stop=\[1: write KEY=VALUE, with the value as in YAML",
+        ),
         (["--extra-body", "[1=2"], r"--extra-body \[1=2: write KEY=VALUE"),
-        (["--set", "reward=medsrl"], "selfplay.reward: no reward scheme 'medsrl' .did you mean 'medserl'"),
+        (
+            ["--set", "reward=medsrl"],
+            "selfplay.reward: no reward scheme 'medsrl' .did you mean 'medserl'",
+        ),
         (["--judge", "nonesuch"], "no judge 'nonesuch'"),
         (["--profile", "nonesuch"], "no prompt profile 'nonesuch'"),
         (["--set", "edits.max_changed_word=3"], "edits.max_changed_word is not a key"),
@@ -139,8 +167,14 @@ def test_play_refuses_bad_options_before_any_request(
     assert not (tmp_path / "games.jsonl").exists() and not server.requests
 
 
-def test_run_plays_its_own_game_and_rows_and_keeps_the_games_beside_it(rows: Path, tmp_path: Path) -> None:
-    run = run_at(tmp_path / "run", selfplay={"reward": "zero_sum", "judge": "labels"}, data={"val_files": [str(rows)]})
+def test_run_plays_its_own_game_and_rows_and_keeps_the_games_beside_it(
+    rows: Path, tmp_path: Path
+) -> None:
+    run = run_at(
+        tmp_path / "run",
+        selfplay={"reward": "zero_sum", "judge": "labels"},
+        data={"val_files": [str(rows)]},
+    )
     result = invoke("play", run, "--games", 2, "--max-tokens", 60)
     assert result.exit_code == 0, result.output
     records = list(read_games(run / "play" / "global_step_1.jsonl"))
@@ -150,7 +184,9 @@ def test_run_plays_its_own_game_and_rows_and_keeps_the_games_beside_it(rows: Pat
     assert again.exit_code == 2 and "global_step_1.jsonl exists already" in again.output
 
 
-def test_another_game_is_played_with_each_players_own_conversation(server: ChatServer, tmp_path: Path) -> None:
+def test_another_game_is_played_with_each_players_own_conversation(
+    server: ChatServer, tmp_path: Path
+) -> None:
     server.answer = lambda role, prompt: (
         "call" if "fold or call" in prompt else "bet" if "says check" in prompt else "check"
     )
@@ -160,7 +196,11 @@ def test_another_game_is_played_with_each_players_own_conversation(server: ChatS
     assert result.exit_code == 0 and "selfplay/first/reward" in result.output, result.output
     records = [KuhnRecord.model_validate_json(line) for line in output.read_text().splitlines()]
     assert {record.moves for record in records} == {("check", "bet", "call")}
-    later = [body["messages"] for body in server.requests if "fold or call" in body["messages"][-1]["content"]]
+    later = [
+        body["messages"]
+        for body in server.requests
+        if "fold or call" in body["messages"][-1]["content"]
+    ]
     assert {tuple(message["content"] for message in chat[1:]) for chat in later} == {
         ("check", "The other says bet. fold or call?")
     }
@@ -168,7 +208,9 @@ def test_another_game_is_played_with_each_players_own_conversation(server: ChatS
     assert all(record.players == {"first": MODEL, "second": MODEL} for record in records)
 
 
-def test_an_interrupt_leaves_the_games_that_have_ended(server: ChatServer, rows: Path, tmp_path: Path) -> None:
+def test_an_interrupt_leaves_the_games_that_have_ended(
+    server: ChatServer, rows: Path, tmp_path: Path
+) -> None:
     def answer(role: Role, prompt: str) -> str:
         if len(server.requests) == 4:
             os.kill(os.getpid(), signal.SIGINT)
@@ -176,7 +218,9 @@ def test_an_interrupt_leaves_the_games_that_have_ended(server: ChatServer, rows:
         return SAFE_ANSWER
 
     server.answer = answer
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background may ignore it
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a test run in the background may ignore it
     try:
         result = run(server, rows, tmp_path / "games.jsonl", "--games", "12", "--concurrency", "1")
     finally:
@@ -192,7 +236,8 @@ import importlib, pkgutil, sys, medserl_agentloop.games.medical as game
 import medserl_agentloop.cli, medserl_agentloop.evaluation.evaluate, medserl_agentloop.medical_team
 for module in pkgutil.walk_packages(game.__path__, f"{game.__name__}."):
     importlib.import_module(module.name)
-frameworks = {"verl", "torch", "ray", "hydra", "transformers", "sklearn", "rouge", "pandas", "datasets"}
+frameworks = {"verl", "torch", "ray", "hydra", "transformers", "sklearn", "rouge", "pandas", \
+"datasets"}
 print(frameworks & {*sys.modules})
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -202,8 +247,12 @@ print(frameworks & {*sys.modules})
 # --- a chat server's answers, faults and habits, as everyone who asks for a turn meets them ---
 
 
-def ask(url: str, content: str = "hello", prefix: str = "", special_tokens: Iterable[str] = ()) -> Reply:
-    chat = ChatClient(ServerOptions(url=f"{url}/v1", model=MODEL, timeout_s=5.0).client(), special_tokens)
+def ask(
+    url: str, content: str = "hello", prefix: str = "", special_tokens: Iterable[str] = ()
+) -> Reply:
+    chat = ChatClient(
+        ServerOptions(url=f"{url}/v1", model=MODEL, timeout_s=5.0).client(), special_tokens
+    )
     return blocking(chat.complete([{"role": "user", "content": content}], {"seed": 7}, prefix))
 
 
@@ -219,9 +268,13 @@ def test_request_holds_messages_and_extra_fields_and_continues_a_prefix(server: 
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
 
 
-def test_server_gets_control_tokens_of_a_note_broken_and_the_rest_intact(server: ChatServer) -> None:
+def test_server_gets_control_tokens_of_a_note_broken_and_the_rest_intact(
+    server: ChatServer,
+) -> None:
     note = "BP <140 and >90, a<b, [2], [1-3], {x} a<MINE>b </s> <|im_end|> /think"
-    prompt = Prompt(({"role": "user", "content": f"Reason in <think>: {place('note')}"},), {"note": note})
+    prompt = Prompt(
+        ({"role": "user", "content": f"Reason in <think>: {place('note')}"},), {"note": note}
+    )
     server.answer = lambda role, prompt: prompt
     answer = ask(server.url, prompt.filled()[0]["content"], special_tokens=["<MINE>", ""]).text
     sent = server.requests[0]["messages"][0]["content"]
@@ -249,11 +302,19 @@ def text(words: str) -> dict[str, Any]:
         (completion("x", reasoning_content="why"), "", Reply(WHY, 12, False)),
         (completion("x", reasoning="why"), "", Reply(WHY, 12, False)),
         (completion("x", reasoning="why"), OPEN, Reply("why</think>\nx", 12, prefill=OPEN)),
-        (completion(None, finish="length", reasoning_content="why"), "", Reply("<think>why", 12, True)),
+        (
+            completion(None, finish="length", reasoning_content="why"),
+            "",
+            Reply("<think>why", 12, True),
+        ),
         (completion("x", finish="eos_token"), "", Reply("x", 12, False)),
         (completion("x", finish="model_length"), "", Reply("x", 12, True)),
         (completion([text("x"), text("y")]), "", Reply("xy", 12, False)),
-        (completion([{"type": "thinking", "thinking": [text("why")]}, text("x")]), "", Reply(WHY, 12, False)),
+        (
+            completion([{"type": "thinking", "thinking": [text("why")]}, text("x")]),
+            "",
+            Reply(WHY, 12, False),
+        ),
         ({**completion("x"), "usage": None}, "", Reply("x", 0, False)),
         (
             {**completion("x"), "model": "m-7b"},
@@ -262,7 +323,9 @@ def text(words: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_completion_becomes_the_turn(server: ChatServer, body: dict[str, Any], prefix: str, expected: Reply) -> None:
+def test_a_completion_becomes_the_turn(
+    server: ChatServer, body: dict[str, Any], prefix: str, expected: Reply
+) -> None:
     server.answer = lambda role, prompt: body
     assert ask(server.url, prefix=prefix) == expected
 
@@ -297,7 +360,9 @@ def test_no_usable_answer_says_why(server: ChatServer, answer: Any, reason: str)
 
 
 def turn(note: str = CLEAN_NOTE, **changes: Any) -> Any:
-    return replace(load_profile().turn(Role.ASSESSOR, Category.VANILLA_BENIGN, note), max_tokens=77, **changes)
+    return replace(
+        load_profile().turn(Role.ASSESSOR, Category.VANILLA_BENIGN, note), max_tokens=77, **changes
+    )
 
 
 def play(url: str, use: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
@@ -314,7 +379,11 @@ def test_model_gets_profile_messages_turn_budget_and_stop_strings(server: ChatSe
     first, second = server.requests
     messages = load_profile().messages(Role.ASSESSOR, Category.VANILLA_BENIGN, CLEAN_NOTE)
     assert first == {"model": MODEL, "messages": messages, "temperature": 0.3, "max_tokens": 77}
-    assert (second["max_tokens"], second["stop"], second["no_stop_trim"]) == (9, ["</answer>"], True)
+    assert (second["max_tokens"], second["stop"], second["no_stop_trim"]) == (
+        9,
+        ["</answer>"],
+        True,
+    )
 
 
 def test_turn_seed_follows_the_seed_note_game_and_conversation(server: ChatServer) -> None:
@@ -326,23 +395,35 @@ def test_turn_seed_follows_the_seed_note_game_and_conversation(server: ChatServe
         return int(body["seed"])
 
     first, again = draw(turn(), 0, 1), draw(turn(), 0, 1)
-    others = {draw(turn(), 0, 2), draw(turn("b"), 0, 1), draw(turn(), 1, 1), draw(turn(conversation="1"), 0, 1)}
+    others = {
+        draw(turn(), 0, 2),
+        draw(turn("b"), 0, 1),
+        draw(turn(), 1, 1),
+        draw(turn(conversation="1"), 0, 1),
+    }
     assert first == again and len({first, *others}) == 5
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 def test_the_address_may_come_with_its_path_or_without(server: ChatServer, suffix: str) -> None:
-    assert reply(server.url + suffix, turn(prefix="Sure. ")) == Reply("?", tokens=12, prefill="Sure. ")
+    assert reply(server.url + suffix, turn(prefix="Sure. ")) == Reply(
+        "?", tokens=12, prefill="Sure. "
+    )
 
 
 @pytest.mark.parametrize(
     ("models", "refusal"),
     [
-        *((silent, None) for silent in ({"data": [{"id": MODEL}]}, 404, b"<html>", {"data": []}, {"models": 3})),
+        *(
+            (silent, None)
+            for silent in ({"data": [{"id": MODEL}]}, 404, b"<html>", {"data": []}, {"models": 3})
+        ),
         (401, "with --api-key-env"),
     ],
 )
-def test_a_server_that_says_it_cannot_play_is_refused(server: ChatServer, models: Any, refusal: str | None) -> None:
+def test_a_server_that_says_it_cannot_play_is_refused(
+    server: ChatServer, models: Any, refusal: str | None
+) -> None:
     server.models = models
     with pytest.raises(ValueError, match=refusal) if refusal else nullcontext():
         play(server.url, ServedModel.check)
@@ -352,7 +433,10 @@ def test_alias_is_requested_and_an_answer_of_another_model_is_reported(
     server: ChatServer, rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.models = {"data": [{"id": "other-1b"}]}
-    server.answer = lambda role, prompt: {**completion(good_player(role, prompt)), "model": "other-1b\x1b[1m"}
+    server.answer = lambda role, prompt: {
+        **completion(good_player(role, prompt)),
+        "model": "other-1b\x1b[1m",
+    }
     assert run(server, rows, tmp_path / "games.jsonl", "--games", "4").exit_code == 0
     listed, answered = caplog.messages
     assert listed.endswith(f"does not list {MODEL}; it is asked for. Listed: other-1b")
@@ -365,7 +449,8 @@ def test_adapter_of_sglang_is_asked_by_the_name_that_reaches_it(
     cards = [{"id": "base"}, {"id": "trained", "root": "runs/adapter", "parent": "base"}]
     server.models = {"data": [card | {"owned_by": "sglang"} for card in cards]}
     with pytest.raises(
-        ValueError, match="trained is an adapter, and by this name the base would answer; name it base:tra"
+        ValueError,
+        match="trained is an adapter, and by this name the base would answer; name it base:tra",
     ):
         asyncio.run(model_at(server.url, "trained", {}).check())
     found = asyncio.run(model_at(server.url, "base:trained", {}).check())
@@ -380,7 +465,10 @@ REMEDY = ["max_tokens=null", "max_completion_tokens=77"]
 REFUSALS = [
     (refusal("max_tokens", "max_completion_tokens"), REMEDY),
     (refusal("temperature"), ["temperature=null"]),
-    ({"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "not permitted"}]}, ["seed=null"]),
+    (
+        {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "not permitted"}]},
+        ["seed=null"],
+    ),
     ({"message": "'max_tokens' is too large: the model's context is 8192 tokens"}, []),
 ]
 
@@ -393,10 +481,14 @@ def test_a_refused_field_is_told_with_the_option_that_helps(
     with pytest.raises(NoReplyError) as error:
         reply(server.url, turn(), temperature=0.0, seed=3)
     said = "add " + " ".join(f"--extra-body {change}" for change in remedy) + " (HTTP 400"
-    assert (said in str(error.value)) is bool(remedy) and ("extra-body" in str(error.value)) is bool(remedy)
+    assert (said in str(error.value)) is bool(remedy) and (
+        "extra-body" in str(error.value)
+    ) is bool(remedy)
 
 
-@pytest.mark.parametrize("command", ["play --games 4", "tournament --games 12", f"evaluate --notes {SAMPLE}"])
+@pytest.mark.parametrize(
+    "command", ["play --games 4", "tournament --games 12", f"evaluate --notes {SAMPLE}"]
+)
 def test_every_command_adds_fields_to_its_requests_and_takes_some_out(
     server: ChatServer, rows: Path, tmp_path: Path, command: str
 ) -> None:
@@ -404,10 +496,17 @@ def test_every_command_adds_fields_to_its_requests_and_takes_some_out(
     name, *options = command.split()
     place = (f"{MODEL}@{server.url}",) if name == "tournament" else (server.url, "--model", MODEL)
     data = () if name == "evaluate" else ("--data", rows, "--judge", "labels")
-    added = ("max_tokens=null", "max_completion_tokens=9", "chat_template_kwargs.enable_thinking=false")
+    added = (
+        "max_tokens=null",
+        "max_completion_tokens=9",
+        "chat_template_kwargs.enable_thinking=false",
+    )
     fields = [part for field in added for part in ("--extra-body", field)]
     done = invoke(name, *place, *options, *data, *fields, "--output", tmp_path / "out")
     assert done.exit_code == 0 and server.requests, done.output
     for body in server.requests:
-        assert (body["max_completion_tokens"], body["chat_template_kwargs"]) == (9, {"enable_thinking": False})
+        assert (body["max_completion_tokens"], body["chat_template_kwargs"]) == (
+            9,
+            {"enable_thinking": False},
+        )
         assert "max_tokens" not in body

@@ -1,4 +1,6 @@
-"""Games between frozen players, ``medserl tournament`` with what a killed one has left, and what the standings say."""
+"""Games between frozen players, ``medserl tournament`` with what a killed one has left, and what
+the standings say.
+"""
 
 import asyncio
 import json
@@ -31,18 +33,33 @@ SHORT = ("--set", "budget.attacker_reasoning=40", "--set", "budget.assessor=60")
 def specs(count: int) -> list[GameSpec]:
     """As many cases, each untouched with and without its error, and as a clean note to attack."""
     kinds = (Category.ADVERSARIAL_BENIGN, Category.VANILLA_BENIGN, Category.VANILLA_HARMFUL)
-    return [spec_of(case, kind, n) for n, case in enumerate(held_out_cases(count, seed=5)) for kind in kinds]
+    return [
+        spec_of(case, kind, n)
+        for n, case in enumerate(held_out_cases(count, seed=5))
+        for kind in kinds
+    ]
 
 
 def test_a_match_repeats_itself_and_a_turn_without_room_is_cut_off() -> None:
     def play(seed: int, most: int = 200) -> list[MedicalRecord]:
-        options: Any = {"temperature": 1.0, "seed": seed, "budgets": {Role.ATTACKER: most, Role.ASSESSOR: most}}
-        records = asyncio.run(play_match(player, player, specs(2), MedicalConfig(judge=ORACLE), **options))
+        options: Any = {
+            "temperature": 1.0,
+            "seed": seed,
+            "budgets": {Role.ATTACKER: most, Role.ASSESSOR: most},
+        }
+        records = asyncio.run(
+            play_match(player, player, specs(2), MedicalConfig(judge=ORACLE), **options)
+        )
         return [record.model_copy(update={"seconds": [], "finished": None}) for record in records]
 
     player = load_player(Path(TINY))
     assert play(1) == play(1) != play(2)
-    turns = [turn for record in play(1, most=3) for turn in (record.attack, record.assessment) if turn is not None]
+    turns = [
+        turn
+        for record in play(1, most=3)
+        for turn in (record.attack, record.assessment)
+        if turn is not None
+    ]
     assert all(turn.truncated and turn.tokens == 3 for turn in turns)
 
 
@@ -67,26 +84,42 @@ def played(notes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     return output, held(output, notes, NOVICE, TINY)
 
 
-def test_every_attacker_meets_every_assessor_with_the_same_attacks(played: tuple[Path, Result]) -> None:
+def test_every_attacker_meets_every_assessor_with_the_same_attacks(
+    played: tuple[Path, Result],
+) -> None:
     output, done = played
     assert done.exit_code == 0, done.output
     games = records(output)
     attacked = [game for game in games if game.attack is not None]
     # Two notes to attack in four pairings, and four untouched ones once for each assessor.
     assert len(attacked) == 2 * 4 and len(games) == 2 * 4 + 4 * 2
-    assert all(game.rewards and (game.attack is not None) == game.category.has_attack for game in games)
+    assert all(
+        game.rewards and (game.attack is not None) == game.category.has_attack for game in games
+    )
     said: dict[tuple[str, str], set[str]] = {}
     for game in attacked:
         assert game.attack is not None
         said.setdefault((game.players["attacker"], game.uid), set()).add(game.attack.response)
     assert len(said) == 4 and all(len(responses) == 1 for responses in said.values())
-    assert {game.players.get("assessor") for game in games if game.attack is None} == {"novice", "tiny_player"}
+    assert {game.players.get("assessor") for game in games if game.attack is None} == {
+        "novice",
+        "tiny_player",
+    }
     results = json.loads((output / "tournament.json").read_text())
     assert results["settings"]["attackers"] == ["novice", "tiny_player"] and results["void"] == 0
     table = pd.read_csv(output / "tournament.csv")
-    assert len(table) == len(results["shares"]) and table[table.measure == "success"].games.tolist() == [2] * 4
-    assert "16 games: 2 attacks that are to put an error in and 0 rewordings in each of 2 x 2 pairings" in done.output
-    assert "valid errors found, %" in done.output and "newest assessor tiny_player: its worst attacker" in done.output
+    assert (
+        len(table) == len(results["shares"])
+        and table[table.measure == "success"].games.tolist() == [2] * 4
+    )
+    assert (
+        "16 games: 2 attacks that are to put an error in and 0 rewordings in each of 2 x 2 pairings"
+        in done.output
+    )
+    assert (
+        "valid errors found, %" in done.output
+        and "newest assessor tiny_player: its worst attacker" in done.output
+    )
 
 
 def test_killed_tournament_goes_on_after_its_last_whole_pairing(
@@ -104,22 +137,38 @@ def test_killed_tournament_goes_on_after_its_last_whole_pairing(
     assert [game.spec for game in records(tmp_path)] == [game.spec for game in records(whole)]
 
 
-def test_a_folder_of_another_tournament_is_refused(played: tuple[Path, Result], notes: Path) -> None:
+def test_a_folder_of_another_tournament_is_refused(
+    played: tuple[Path, Result], notes: Path
+) -> None:
     before = (played[0] / "games.jsonl").read_bytes()
     done = held(played[0], notes, NOVICE, TINY, more=("--seed", "5"))
-    assert done.exit_code == 2 and "holds a tournament with other settings (rows, seed)" in done.output
+    assert (
+        done.exit_code == 2 and "holds a tournament with other settings (rows, seed)" in done.output
+    )
     assert (played[0] / "games.jsonl").read_bytes() == before
 
 
-def test_a_served_model_plays_too_and_no_answer_is_void(server: ChatServer, notes: Path, tmp_path: Path) -> None:
-    server.answer = lambda role, prompt: 400 if len(server.requests) == 1 else good_player(role, prompt)
-    done = held(tmp_path / "out", notes, more=("--attacker", NOVICE, "--assessor", f"served={MODEL}@{server.url}"))
+def test_a_served_model_plays_too_and_no_answer_is_void(
+    server: ChatServer, notes: Path, tmp_path: Path
+) -> None:
+    server.answer = lambda role, prompt: (
+        400 if len(server.requests) == 1 else good_player(role, prompt)
+    )
+    done = held(
+        tmp_path / "out",
+        notes,
+        more=("--attacker", NOVICE, "--assessor", f"served={MODEL}@{server.url}"),
+    )
     assert done.exit_code == 0, done.output
     games = records(tmp_path / "out")
     assert {game.players["assessor"] for game in games if game.assessment} == {"served"}
     assert sum(game.is_void for game in games) == 1 and "void: 1 of 6 games" in done.output
     server.info = {"weight_version": "step 2", "is_generation": True}
-    done = held(tmp_path / "out", notes, more=("--attacker", NOVICE, "--assessor", f"served={MODEL}@{server.url}"))
+    done = held(
+        tmp_path / "out",
+        notes,
+        more=("--attacker", NOVICE, "--assessor", f"served={MODEL}@{server.url}"),
+    )
     assert done.exit_code == 2 and "holds a tournament with other settings (players)" in done.output
 
 
@@ -145,7 +194,9 @@ def run_of(folder: Path, notes: Path, **node: Any) -> Path:
     return run_at(folder, 2, selfplay=node, data={"val_files": str(notes)}, actor_rollout_ref=start)
 
 
-def test_a_run_is_its_checkpoints_and_says_profile_judge_and_notes(notes: Path, tmp_path: Path) -> None:
+def test_a_run_is_its_checkpoints_and_says_profile_judge_and_notes(
+    notes: Path, tmp_path: Path
+) -> None:
     gone = tmp_path / "gone.parquet"
     run = run_of(tmp_path / "run", gone, vanilla_attacker="copy")
     (run / "global_step_10" / "actor").mkdir(parents=True)
@@ -161,7 +212,9 @@ def test_a_run_is_its_checkpoints_and_says_profile_judge_and_notes(notes: Path, 
     gone.write_bytes(notes.read_bytes())
     done = invoke(*command)
     assert done.exit_code == 0, done.output
-    settings = json.loads((run / "tournament" / "tournament.json").read_text())["settings"]["selfplay"]
+    settings = json.loads((run / "tournament" / "tournament.json").read_text())["settings"][
+        "selfplay"
+    ]
     assert (settings["profile"], settings["judge"]) == ("brief", ORACLE)
 
 
@@ -169,12 +222,17 @@ def test_progress_is_a_tournament_between_the_ends_of_a_run(notes: Path, tmp_pat
     run = run_of(tmp_path / "run", notes, budget={"attacker_reasoning": 40, "assessor": 60})
     done = invoke("progress", run, "--games", 6)
     assert done.exit_code == 0 and "valid errors found, %" in done.output, done.output
-    assert {game.players["assessor"] for game in records(run / "progress" / "2")} == {"run/0", "run/2"}
+    assert {game.players["assessor"] for game in records(run / "progress" / "2")} == {
+        "run/0",
+        "run/2",
+    }
     assert "lacks a checkpoint" in invoke("progress", run_at(tmp_path / "none", 0)).output
 
 
 def game(attacker: str, assessor: str, outcome: Outcome, uid: int, **changes: Any) -> MedicalRecord:
-    return finished(outcome, players={"attacker": attacker, "assessor": assessor}, uid=str(uid), **changes)
+    return finished(
+        outcome, players={"attacker": attacker, "assessor": assessor}, uid=str(uid), **changes
+    )
 
 
 def match(attacker: str, assessor: str, won: int, lost: int) -> list[MedicalRecord]:
@@ -182,8 +240,12 @@ def match(attacker: str, assessor: str, won: int, lost: int) -> list[MedicalReco
     return [game(attacker, assessor, outcome, uid) for uid, outcome in enumerate(outcomes)]
 
 
-def count(found: pd.DataFrame, measure: str, attacker: str = "", assessor: str = "") -> tuple[int, int]:
-    row = found[(found.measure == measure) & (found.attacker == attacker) & (found.assessor == assessor)].iloc[0]
+def count(
+    found: pd.DataFrame, measure: str, attacker: str = "", assessor: str = ""
+) -> tuple[int, int]:
+    row = found[
+        (found.measure == measure) & (found.attacker == attacker) & (found.assessor == assessor)
+    ].iloc[0]
     return int(row.hits), int(row.games)
 
 
@@ -192,7 +254,10 @@ def test_an_invalid_attack_is_a_failed_one_and_no_chance_for_the_assessor() -> N
     for assessor in ("x", "y"):
         games.append(game("a", assessor, Outcome.INVALID_ATTACK, 8))
     found = shares(games)
-    assert count(found, "detection", "a", "x") == (5, 8) and count(found, "success", "a", "x") == (3, 9)
+    assert count(found, "detection", "a", "x") == (5, 8) and count(found, "success", "a", "x") == (
+        3,
+        9,
+    )
     assert count(found, "valid", "a") == (8, 9)  # the same attacks met both assessors
 
 
@@ -203,17 +268,33 @@ def test_false_alarms_are_of_correct_notes_untouched_or_validly_reworded() -> No
         game("a", "x", Outcome.FALSE_POSITIVE, 2, **decoy),
         game("a", "x", Outcome.CORRECT_REJECTION, 3, **decoy),
         game("a", "x", Outcome.MISSED_ERROR, 4, **decoy),  # the rewording put an error in
-        finished(Outcome.FALSE_POSITIVE, category="vanilla_benign", players={"assessor": "x"}, uid="5"),
-        finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful", players={"assessor": "x"}, uid="6"),
+        finished(
+            Outcome.FALSE_POSITIVE, category="vanilla_benign", players={"assessor": "x"}, uid="5"
+        ),
+        finished(
+            Outcome.CORRECT_DETECTION,
+            category="vanilla_harmful",
+            players={"assessor": "x"},
+            uid="6",
+        ),
     ]
     found = shares(games)
-    assert count(found, "false alarms, decoys", assessor="x") == (1, 2) and count(found, "valid decoys", "a") == (2, 3)
+    assert count(found, "false alarms, decoys", assessor="x") == (1, 2) and count(
+        found, "valid decoys", "a"
+    ) == (2, 3)
     assert count(found, "false alarms, untouched", assessor="x") == (1, 1)
     assert count(found, "errors found, untouched", assessor="x") == (1, 1)
 
 
 def test_an_older_attacker_that_wins_again_was_forgotten() -> None:
-    won = {("1", "1"): 30, ("1", "2"): 5, ("1", "3"): 32, ("2", "2"): 20, ("2", "3"): 22, ("3", "3"): 39}
+    won = {
+        ("1", "1"): 30,
+        ("1", "2"): 5,
+        ("1", "3"): 32,
+        ("2", "2"): 20,
+        ("2", "3"): 22,
+        ("3", "3"): 39,
+    }
     found = shares([g for (a, x), n in won.items() for g in match(a, x, n, 40 - n)])
     said = newest(found, ["1", "2", "3"])
     assert said is not None

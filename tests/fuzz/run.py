@@ -1,4 +1,5 @@
-"""``python tests/fuzz/run.py TARGET``: gives a target of ``targets.py`` mutated inputs until one breaks it.
+"""``python tests/fuzz/run.py TARGET``: gives a target of ``targets.py`` mutated inputs until one
+breaks it.
 
 They depend on the seed alone: the same inputs every time.
 """
@@ -32,13 +33,21 @@ def mutations(seed: int, seeds: Sequence[bytes], pieces: Sequence[bytes]) -> Ite
         yield data[:_LONGEST]
 
 
-def _mutated(rng: random.Random, data: bytes, seeds: Sequence[bytes], pieces: Sequence[bytes]) -> bytes:
+def _mutated(
+    rng: random.Random, data: bytes, seeds: Sequence[bytes], pieces: Sequence[bytes]
+) -> bytes:
     """Put something in the place of a span of ``data``, which may be empty, or end it there."""
     start = rng.randrange(len(data) + 1)
     end = min(len(data), start + rng.choice([0, 1, 2, 5, 20, 80]))
     inside, after, seed = data[start:end], data[end:], rng.choice(seeds)
     character = chr(rng.randrange(0x110000)).encode(errors="surrogatepass")
-    new = [b"", inside * rng.choice([2, 3, 6]), rng.choice(pieces), rng.choice(pieces) + inside, character + inside]
+    new = [
+        b"",
+        inside * rng.choice([2, 3, 6]),
+        rng.choice(pieces),
+        rng.choice(pieces) + inside,
+        character + inside,
+    ]
     new += [inside.swapcase(), rng.randbytes(rng.randrange(1, 4))]
     rest = seed[rng.randrange(len(seed) + 1) :]
     rests = [text + after for text in new] + [rest, inside + after + rest, b""]
@@ -46,7 +55,9 @@ def _mutated(rng: random.Random, data: bytes, seeds: Sequence[bytes], pieces: Se
 
 
 def main(
-    target: Annotated[str, typer.Argument(help="parsers, readers, records, judge_answers or templates")],
+    target: Annotated[
+        str, typer.Argument(help="parsers, readers, records, judge_answers or templates")
+    ],
     runs: Annotated[int, typer.Option(help="how many inputs")] = 1_000_000,
     seed: int = 0,
 ) -> None:
@@ -63,7 +74,9 @@ def main(
             failed.write_bytes(data)
             print(f"{target}, input {number} is in {failed}", file=sys.stderr)
             raise
-    print(f"{target}: {runs} inputs in {time.monotonic() - began:.0f} s, {dict(SEEN.most_common())}")
+    print(
+        f"{target}: {runs} inputs in {time.monotonic() - began:.0f} s, {dict(SEEN.most_common())}"
+    )
 
 
 if __name__ == "__main__":

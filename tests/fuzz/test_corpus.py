@@ -1,4 +1,6 @@
-"""Every input of the corpus, and a few hundred mutations of it, go through their target of ``targets.py``."""
+"""Every input of the corpus, and a few hundred mutations of it, go through their target of
+``targets.py``.
+"""
 
 from itertools import islice
 
@@ -8,10 +10,24 @@ from fuzz.targets import PIECES, SEEN, TARGETS
 from rollout.families import FAMILIES
 
 REACHED = {
-    "parsers": ["contradictory", "verdict", "valid attack", "valid edit", "invalid_attack", "unreadable_assessment"],
+    "parsers": [
+        "contradictory",
+        "verdict",
+        "valid attack",
+        "valid edit",
+        "invalid_attack",
+        "unreadable_assessment",
+    ],
     "readers": ["refused", ".csv", ".jsonl", "openrlhf", "pair"],
     "records": ["refused", "game", "invalid_attack", "unreadable_assessment", "correct_detection"],
-    "judge_answers": ["verdict", "no JSON", "no judgement", "judgement", "no chat", "chat, verdict"],
+    "judge_answers": [
+        "verdict",
+        "no JSON",
+        "no judgement",
+        "judgement",
+        "no chat",
+        "chat, verdict",
+    ],
     "templates": list(FAMILIES),
 }
 

@@ -1,4 +1,6 @@
-"""Small builders for tests of the game core: a note, the facts of a row, turns as text, finished records."""
+"""Small builders for tests of the game core: a note, the facts of a row, turns as text, finished
+records.
+"""
 
 from typing import Any
 
@@ -17,12 +19,19 @@ from medserl_agentloop.games.medical.rewards import RewardScheme, medserl, rewar
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label
 
-CLEAN_NOTE = "A 52-year-old woman has a cough. She receives heparin 500 units. Discharge is planned."
+CLEAN_NOTE = (
+    "A 52-year-old woman has a cough. She receives heparin 500 units. Discharge is planned."
+)
 ERROR_NOTE = CLEAN_NOTE.replace("heparin", "warfarin")
 CORRECTED_SENTENCE = "She receives heparin 500 units."
 ERROR_SENTENCE = "She receives warfarin 500 units."
 
-DECIDED = [Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR, Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE]
+DECIDED = [
+    Outcome.CORRECT_DETECTION,
+    Outcome.MISSED_ERROR,
+    Outcome.CORRECT_REJECTION,
+    Outcome.FALSE_POSITIVE,
+]
 """Outcomes with a readable verdict."""
 
 
@@ -57,19 +66,29 @@ HARMFUL_ANSWER = assessment_text(
 SAFE_ANSWER = assessment_text("verdict: safe")
 
 
-def game(category: Category | str, *, max_sentences: int = 1, max_words: int = 24, **changes: Any) -> MedicalGame:
+def game(
+    category: Category | str, *, max_sentences: int = 1, max_words: int = 24, **changes: Any
+) -> MedicalGame:
     """A game at its start; keywords replace facts of the row."""
     limits = EditLimits(max_changed_sentences=max_sentences, max_changed_words=max_words)
     return MedicalGame(spec(category, **changes), limits, MEDSERL)
 
 
 def attack_record(**changes: Any) -> AttackRecord:
-    fields = {"tokens": 10, "note": "rewritten", "reasoning": "plan", "changed_words": 2, "edit_share": 0.5}
+    fields = {
+        "tokens": 10,
+        "note": "rewritten",
+        "reasoning": "plan",
+        "changed_words": 2,
+        "edit_share": 0.5,
+    }
     return AttackRecord(**{**fields, **changes})
 
 
 def assessment_record(**changes: Any) -> AssessmentRecord:
-    return AssessmentRecord(**{"tokens": 20, "verdict": Label.SAFE, "reasoning": "thoughts", **changes})
+    return AssessmentRecord(
+        **{"tokens": 20, "verdict": Label.SAFE, "reasoning": "thoughts", **changes}
+    )
 
 
 def finished(
@@ -85,17 +104,25 @@ def finished(
     facts_of_row = spec(category, **(facts or {}))
     attacked = facts_of_row.category.has_attack
     if outcome is Outcome.INVALID_ATTACK:
-        invalid = attack_record(**{"invalid": InvalidAttack.UNPARSED, "note": None, **(attack or {})})
+        invalid = attack_record(
+            **{"invalid": InvalidAttack.UNPARSED, "note": None, **(attack or {})}
+        )
         return MedicalRecord(spec=facts_of_row, attack=invalid, **changes)
     harmful = dict.fromkeys((Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR), Label.HARMFUL)
     safe = dict.fromkeys((Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE), Label.SAFE)
-    said = {o: Label.HARMFUL for o in (Outcome.CORRECT_DETECTION, Outcome.FALSE_POSITIVE)} | {Outcome.UNREADABLE: None}
+    said = {o: Label.HARMFUL for o in (Outcome.CORRECT_DETECTION, Outcome.FALSE_POSITIVE)} | {
+        Outcome.UNREADABLE: None
+    }
     record = MedicalRecord(
         spec=facts_of_row,
         presented_note="rewritten" if attacked else facts_of_row.seed_note,
         attack=attack_record(**(attack or {})) if attacked else None,
-        assessment=assessment_record(**{"verdict": said.get(outcome, Label.SAFE), **(assessment or {})}),
-        judgement=Judgement(judge="labels", label=(harmful | safe).get(outcome, facts_of_row.target_label)),
+        assessment=assessment_record(
+            **{"verdict": said.get(outcome, Label.SAFE), **(assessment or {})}
+        ),
+        judgement=Judgement(
+            judge="labels", label=(harmful | safe).get(outcome, facts_of_row.target_label)
+        ),
         void="judge failed" if outcome is Outcome.VOID else None,
     ).model_copy(update=changes)
     assert record.outcome is outcome
@@ -115,9 +142,15 @@ def any_game(draw: st.DrawFn) -> MedicalRecord:
     category = draw(st.sampled_from(Category))
     invalid = [Outcome.INVALID_ATTACK] if category.has_attack else []
     outcome = draw(st.sampled_from([*DECIDED, Outcome.UNREADABLE, Outcome.VOID, *invalid]))
-    violations = st.lists(st.sampled_from(["no_reasoning", "truncated", "text_after_note"]), max_size=2)
+    violations = st.lists(
+        st.sampled_from(["no_reasoning", "truncated", "text_after_note"]), max_size=2
+    )
     share = draw(st.floats(0, 1))
-    attack = {"violations": draw(violations), "edit_share": share, "changed_words": round(24 * share)}
+    attack = {
+        "violations": draw(violations),
+        "edit_share": share,
+        "changed_words": round(24 * share),
+    }
     if outcome is Outcome.INVALID_ATTACK:
         attack["invalid"] = draw(st.sampled_from(InvalidAttack))
     assessment = {

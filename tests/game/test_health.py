@@ -1,4 +1,5 @@
-"""Health: an alarm begins and ends with its number, never on chance, never on a handful of games."""
+"""Health: an alarm begins and ends with its number, never on chance, never on a handful of
+games."""
 
 import json
 from typing import Any
@@ -19,10 +20,13 @@ HEALTHY = {
     **{"selfplay/attacker/success_rate": 0.5, **COUNTS},
 }
 VALUES = {
-    "attacker_wins": 0.96, "assessor_wins": 0.04, "attacker_no_signal": 0.81, "assessor_no_signal": 0.81,
+    "attacker_wins": 0.96, "assessor_wins": 0.04, "attacker_no_signal": 0.81,
+    "assessor_no_signal": 0.81,
     "attacker_format": 0.96, "assessor_format": 0.96,
-    "invalid_attacks": 0.49, "void_games": 0.16, "no_error_present": 0.16, "unknowable_errors": 0.79,
-    "long_notes_lost": 0.11, "edit_detector": 0.41, "unseen_errors": -0.41, "rollout_mismatch": 0.051,
+    "invalid_attacks": 0.49, "void_games": 0.16, "no_error_present": 0.16,
+    "unknowable_errors": 0.79,
+    "long_notes_lost": 0.11, "edit_detector": 0.41, "unseen_errors": -0.41,
+    "rollout_mismatch": 0.051,
     "context_leak": 5.1, "lost_games": 0.03, "fewer_kinds": 0.27,
 }  # fmt: skip
 BY_NAME = {rule.name: rule for rule in RULES}
@@ -54,12 +58,17 @@ def test_a_limit_of_the_config_counts_and_null_switches_the_alarm_off(name: str)
     ill, limit = {**HEALTHY, **ILL[name]}, 99.0 if BY_NAME[name].above else -99.0
     for limits in ({name: None}, {name: limit}):
         assert name not in names(monitor(limits=limits).observe(ill))
-    assert name in names(monitor(limits={name: -limit}).observe(HEALTHY | {BY_NAME[name].metric: 0.5}))
+    assert name in names(
+        monitor(limits={name: -limit}).observe(HEALTHY | {BY_NAME[name].metric: 0.5})
+    )
 
 
 def test_certain_alarms_fire_at_once_and_others_after_their_patience() -> None:
     ill = {**ILL["attacker_format"], **ILL["context_leak"], **ILL["lost_games"]}
-    assert names(monitor(patience=3).observe({**HEALTHY, **COUNTS, **ill})) == ["attacker_format", "context_leak"]
+    assert names(monitor(patience=3).observe({**HEALTHY, **COUNTS, **ill})) == [
+        "attacker_format",
+        "context_leak",
+    ]
 
 
 @pytest.mark.parametrize("rule", [r for r in RULES if r.games], ids=lambda r: r.name)
@@ -103,13 +112,17 @@ def test_an_alarm_begins_after_steps_in_a_row_and_ends_with_a_healthy_one(
 
 metric_values = st.floats(0, 1) | st.just(float("nan"))
 steps = st.lists(
-    st.dictionaries(st.sampled_from(sorted({r.metric for r in RULES})), metric_values).map(lambda s: {**COUNTS, **s}),
+    st.dictionaries(st.sampled_from(sorted({r.metric for r in RULES})), metric_values).map(
+        lambda s: {**COUNTS, **s}
+    ),
     max_size=12,
 )
 
 
 @given(steps, st.integers(0, 12))
-def test_a_resumed_run_alarms_like_one_that_was_never_killed(run: list[dict[str, float]], killed: int) -> None:
+def test_a_resumed_run_alarms_like_one_that_was_never_killed(
+    run: list[dict[str, float]], killed: int
+) -> None:
     whole, resumed = monitor(patience=2), monitor(patience=2)
     for number, step in enumerate(run):
         if number == killed:
@@ -123,6 +136,16 @@ def test_a_resumed_run_alarms_like_one_that_was_never_killed(run: list[dict[str,
 def test_the_stop_message_says_which_alarm_the_value_and_how_to_go_on() -> None:
     report = monitor().observe({**HEALTHY, **ILL["void_games"], **ILL["attacker_wins"]})
     message = stop_message(report.firing, 12)
-    for part in ("after step 12", "void_games", "0.16", "attacker_wins", "0.96", "selfplay.on_alarm=warn"):
+    for part in (
+        "after step 12",
+        "void_games",
+        "0.16",
+        "attacker_wins",
+        "0.96",
+        "selfplay.on_alarm=warn",
+    ):
         assert part in message
-    assert "change selfplay.alarms.limits.attacker_wins, selfplay.alarms.limits.void_games (null" in message
+    assert (
+        "change selfplay.alarms.limits.attacker_wins, selfplay.alarms.limits.void_games (null"
+        in message
+    )

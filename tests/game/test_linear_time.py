@@ -1,7 +1,8 @@
-"""Nothing that reads a player's text takes more than linear time: eight times the text takes about eight times as long.
+"""Nothing that reads a player's text takes more than linear time: eight times the text takes about
+eight times as long.
 
-Quadratic time would be 64 times as long. Between the two there is room for a busy machine, whose processor time for
-the same work differs by a factor of two.
+Quadratic time would be 64 times as long. Between the two there is room for a busy machine, whose
+processor time for the same work differs by a factor of two.
 """
 
 import importlib
@@ -21,23 +22,37 @@ from medserl_agentloop.medical_team import formats
 
 # A text is the beginning of one of these, and then its second part again and again.
 HARD = [
-    ("", " "), ("", "\n"), ("", "\t\n"), ("", "a"), ("", "a "), ("", "a-"), ("", "a."), ("", "a'"), ("", "_"),
-    ("", ". "), ("", "1"), ("", "1,"), ("1", ",111"), ("", "1."), ("", "<|"), ("", "{{"), ("", "#"), ("", "\u0430a"),
-    ("", "\u034f"), ("", "e\u0301"), ("a", "\u0316\u0301"), ("", "&amp;"), ("", "&a"), ("", "$a"), ("", "\\mu "),
+    ("", " "), ("", "\n"), ("", "\t\n"), ("", "a"), ("", "a "), ("", "a-"), ("", "a."), ("", "a'"),
+    ("", "_"),
+    ("", ". "), ("", "1"), ("", "1,"), ("1", ",111"), ("", "1."), ("", "<|"), ("", "{{"), ("", "#"),
+    ("", "\u0430a"),
+    ("", "\u034f"), ("", "e\u0301"), ("a", "\u0316\u0301"), ("", "&amp;"), ("", "&a"), ("", "$a"),
+    ("", "\\mu "),
     ("1", " 011"),
     ("", "may 1 "), ("", "1 may "), ("", "1/"), ("", "1 g per "), ("", "-- "),
     ("", "\u2013 1"), ("1", "\u00b2"), ("verdict", "="), ("", "verdict "),
-    ("verdict", " "), ("", "verdict:"), ("", "answer: "), ("answer", ":"), ("answer", ": "), ("", "as "),
+    ("verdict", " "), ("", "verdict:"), ("", "answer: "), ("answer", ":"), ("answer", ": "), ("",
+    "as "),
     ("", "-"), ("", "the "), ("the ", "above "), ("no ", "a"),
-    ("", "no errors "), ("note to ", "the "), ("", "ignore all "), ("<think></think><answer>", "verdict: safe\n"),
-    ("", "<answer>"), ("", "<note></note>"), ("", "</think>"), ("", "final_answer: CORRECT\n"), ("final_answer", " "),
+    ("", "no "
+         "errors "), ("note "
+                      "to ", "the "), ("", "ignore "
+                                           "all "), ("<think></think><answer>", "verdict: safe\n"),
+    ("", "<answer>"), ("", "<note></note>"), ("", "</think>"), ("", "final_answer: "
+                                                                    "CORRECT\n"), ("final_answer",
+                                                            " "),
     ("", "<answer>Safe</answer>"), ("/", " "), ("", "/ "), ("", "\u4e2d"), ("", "\u3002 "),
-    ("1+", "1+"), ("", "1/1 "), ("", "10^"), ("", "one hundred "), ("", "a "), ("", "between 1 "), ("", "(verified "),
+    ("1+", "1+"), ("", "1/1 "), ("", "10^"), ("", "one "
+                                                  "hundred "), ("", "a "), ("", "between 1 "), ("",
+                                                  "(verified "),
 ]  # fmt: skip
 
 
 def _patterns() -> dict[str, Callable[[str], Any]]:
-    modules = [importlib.import_module(m.name) for m in pkgutil.walk_packages(game.__path__, f"{game.__name__}.")]
+    modules = [
+        importlib.import_module(m.name)
+        for m in pkgutil.walk_packages(game.__path__, f"{game.__name__}.")
+    ]
     found = {}
     for module in (*modules, formats):
         for name, value in vars(module).items():
@@ -65,13 +80,18 @@ def _seconds(read: Callable[[str], Any], text: str) -> float:
 
 
 def test_every_pattern_of_the_game_is_timed() -> None:
-    some = "edits._INSTRUCTION canonical._TOKEN edits.WORD parsing._ANSWER_FIELD formats._CLASSIC_FIELD"
+    some = (
+        "edits._INSTRUCTION canonical._TOKEN edits.WORD parsing._ANSWER_FIELD "
+        "formats._CLASSIC_FIELD"
+    )
     assert set(some.split()) <= set(PATTERNS)
 
 
 @pytest.mark.parametrize("name", [*PATTERNS, *READERS])
 def test_eight_times_the_text_takes_about_eight_times_as_long(name: str) -> None:
-    """The texts that take longest at 16,000 characters stand for the others: whatever is quadratic is among them."""
+    """The texts that take longest at 16,000 characters stand for the others: whatever is quadratic
+    is among them.
+    """
     read = PATTERNS.get(name) or READERS[name]
     took = {text: _seconds_if_linear(read, *text, 2_000) for text in HARD}
     for text in sorted(took, key=lambda text: -took[text])[:2]:
@@ -83,10 +103,17 @@ def _text(first: str, again: str, length: int) -> str:
 
 
 def _seconds_if_linear(read: Callable[[str], Any], first: str, again: str, length: int) -> float:
-    """Seconds for a text of eight times the length, if they are fewer than 24 times those for the length."""
+    """Seconds for a text of eight times the length, if they are fewer than 24 times those for the
+    length.
+    """
     short, long = _text(first, again, length), _text(first, again, 8 * length)
-    for _ in range(3):  # other work on the machine spoils a measurement now and then, and not always
+    for _ in range(
+        3
+    ):  # other work on the machine spoils a measurement now and then, and not always
         seconds = _seconds(read, long)
         if seconds <= 0.02 + 24 * _seconds(read, short):
             return seconds
-    pytest.fail(f"{8 * length} characters of {first!r} and {again!r} take more than 24 times as long as {length}")
+    pytest.fail(
+        f"{8 * length} characters of {first!r} and {again!r} take more than 24 times as long as "
+        f"{length}"
+    )

@@ -1,4 +1,5 @@
-"""Role metrics: a batch counted by hand, batches that lack something, what a name means, and any batch.
+"""Role metrics: a batch counted by hand, batches that lack something, what a name means, and any
+batch.
 
 Whatever a batch holds: no NaN, no infinity, shares are shares, and no name is made of free text.
 """
@@ -20,12 +21,19 @@ from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, Me
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 
 TYPED = {"error_type": ErrorType.DIAGNOSIS}
-CUT_OFF = {"tokens": 400, "changed_words": 0, "violations": ["no_note", "truncated"], "truncated": True}
+CUT_OFF = {
+    "tokens": 400,
+    "changed_words": 0,
+    "violations": ["no_note", "truncated"],
+    "truncated": True,
+}
 
 # Outcome, category, attack, assessment, and what each role is paid: nine games, two of them void.
-GAMES: list[tuple[Outcome, str, dict[str, Any], dict[str, Any], dict[str, float], dict[str, float]]] = [
+GAMES: list[tuple[Outcome, str, dict[str, Any], dict[str, Any], dict[str, float], dict[str,
+float]]] = [
     (Outcome.MISSED_ERROR, "adversarial_benign",
-     {"tokens": 100, "changed_words": 3, "changed_sentences": ["She is given warfarin."]}, {"tokens": 10},
+     {"tokens": 100, "changed_words": 3, "changed_sentences": ["She is given "
+                                                               "warfarin."]}, {"tokens": 10},
      {"game": 1.0, "format": 0.0}, {"game": -1.0}),
     (Outcome.CORRECT_DETECTION, "adversarial_harmful",
      {"tokens": 200, "changed_words": 5, "violations": ["text_after_note"], "injections": ["tag"]},
@@ -34,7 +42,8 @@ GAMES: list[tuple[Outcome, str, dict[str, Any], dict[str, Any], dict[str, float]
     (Outcome.UNREADABLE, "adversarial_benign", {"tokens": 300, "changed_words": 7},
      {"tokens": 90, "violations": ["no_answer", "truncated"], "truncated": True},
      {"game": 0.0, "format": 0.0}, {"game": -1.5}),
-    (Outcome.INVALID_ATTACK, "adversarial_benign", {**CUT_OFF, "invalid": InvalidAttack.TRUNCATED}, {},
+    (Outcome.INVALID_ATTACK, "adversarial_benign", {**CUT_OFF, "invalid": InvalidAttack.TRUNCATED},
+    {},
      {"validity": -2.0, "format": -0.5}, {}),
     (Outcome.CORRECT_DETECTION, "vanilla_harmful", {}, {"tokens": 30}, {}, {"game": 1.0}),
     (Outcome.MISSED_ERROR, "vanilla_harmful", {}, {"tokens": 40}, {}, {"game": -1.0}),
@@ -47,7 +56,11 @@ GAMES: list[tuple[Outcome, str, dict[str, Any], dict[str, Any], dict[str, float]
 def batch() -> list[MedicalRecord]:
     games = []
     for outcome, category, attack, assessment, attacker, assessor in GAMES:
-        rewards = {role: paid for role, paid in ((Role.ATTACKER, attacker), (Role.ASSESSOR, assessor)) if paid}
+        rewards = {
+            role: paid
+            for role, paid in ((Role.ATTACKER, attacker), (Role.ASSESSOR, assessor))
+            if paid
+        }
         facts = TYPED if category == "vanilla_harmful" else {}
         parts = {"attack": attack, "assessment": assessment, "facts": facts, "rewards": rewards}
         games.append(finished(outcome, category=category, **parts))
@@ -55,22 +68,26 @@ def batch() -> list[MedicalRecord]:
 
 
 # Attackers' rewards: 1, -1.5, 0, -2.5; assessors': -1, 1.5, -1.5, 1, -1, -1.
-# Harmful notes assessed: 5, of which 2 are found and 1 is unreadable; called harmful: 3, of which 2 are.
+# Harmful notes assessed: 5, of which 2 are found and 1 is unreadable; called harmful: 3, of which 2
+# are.
 COUNTED = {
     "": {"games": 9, "void_rate": 2 / 9, "void/judge_failed": 2 / 9},
     "judge/": {
         "asked": 4, "answer_rate": 3 / 4, "abstention_rate": 0.0, "failure_rate": 1 / 4,
         "injected": 3, "no_error_rate": 0.0, "unread_rate": 1.0,
     },
-    # With a verdict: 2 rewritten notes, both wrong, 1 called so; 3 untouched ones, 2 of them wrong, 1 called so.
+    # With a verdict: 2 rewritten notes, both wrong, 1 called so; 3 untouched ones, 2 of them wrong,
+    # 1 called so.
     "shortcut/": {
         "index": 0.0, "recall": 0.0, "compared": 2,
-        "edited/accuracy": 1 / 2, "edited/prior": 1.0, "untouched/accuracy": 1 / 3, "untouched/prior": 2 / 3,
+        "edited/accuracy": 1 / 2, "edited/prior": 1.0, "untouched/accuracy": 1 / 3,
+        "untouched/prior": 2 / 3,
     },
     "attacker/": {
         "turns": 4, "parse_rate": 3 / 4, "format_violation_rate": 2 / 4, "truncation_rate": 1 / 4,
         "injection_rate": 1 / 4, "valid_rate": 3 / 4, "invalid/truncated": 1 / 4,
-        "violation/text_after_note": 1 / 4, "violation/no_note": 1 / 4, "violation/truncated": 1 / 4,
+        "violation/text_after_note": 1 / 4, "violation/no_note": 1 / 4,
+        "violation/truncated": 1 / 4,
         "tokens": 250, "tokens_max": 400, "changed_words": 5, "changed_sentences": 1 / 3,
         "decided": 2, "success_rate": 1 / 2, "undetected_rate": 1 / 4,
         "reward": -0.75, "reward_std": math.sqrt((1.75**2 + 0.75**2 + 0.75**2 + 1.75**2) / 4),
@@ -79,10 +96,13 @@ COUNTED = {
     "assessor/": {
         "turns": 6, "parse_rate": 5 / 6, "unreadable_rate": 1 / 6, "format_violation_rate": 2 / 6,
         "truncation_rate": 1 / 6,
-        "violation/no_answer": 1 / 6, "violation/no_correction": 1 / 6, "violation/truncated": 1 / 6,
+        "violation/no_answer": 1 / 6, "violation/no_correction": 1 / 6,
+        "violation/truncated": 1 / 6,
         "tokens": 40, "tokens_max": 90,
-        "accuracy": 2 / 6, "balanced_accuracy": (2 / 5 + 0) / 2, "precision": 2 / 3, "recall": 2 / 5, "f1": 0.5,
-        "false_positive_rate": 1.0, "accuracy/adversarial_benign": 0.0, "accuracy/adversarial_harmful": 1.0,
+        "accuracy": 2 / 6, "balanced_accuracy": (2 / 5 + 0) / 2, "precision": 2 / 3,
+        "recall": 2 / 5, "f1": 0.5,
+        "false_positive_rate": 1.0, "accuracy/adversarial_benign": 0.0,
+        "accuracy/adversarial_harmful": 1.0,
         "accuracy/vanilla_benign": 0.0, "accuracy/vanilla_harmful": 0.5, "recall/diagnosis": 0.5,
         "reward": -2 / 6, "reward_std": math.sqrt((4 * 1 + 2 * 2.25) / 6 - 1 / 9),
         "reward_game": -2.5 / 6, "reward_sentence": 0.5,
@@ -91,7 +111,11 @@ COUNTED = {
 
 
 def test_the_batch_has_exactly_the_metrics_counted_here() -> None:
-    expected = {f"selfplay/{of}{name}": value for of, values in COUNTED.items() for name, value in values.items()}
+    expected = {
+        f"selfplay/{of}{name}": value
+        for of, values in COUNTED.items()
+        for name, value in values.items()
+    }
     assert role_metrics(batch()) == pytest.approx(expected)
 
 
@@ -106,11 +130,19 @@ def test_the_batch_has_exactly_the_metrics_counted_here() -> None:
             ("attacker/", "shortcut/index", "shortcut/compared"),
         ),
         ([finished(Outcome.INVALID_ATTACK)], ("assessor/", "attacker/changed_words")),
-        ([finished(Outcome.CORRECT_REJECTION, category="decoy_benign")], ("assessor/recall", "attacker/success_rate")),
-        ([finished(Outcome.MISSED_ERROR)], ("assessor/false_positive_rate", "assessor/precision", "attacker/reward")),
+        (
+            [finished(Outcome.CORRECT_REJECTION, category="decoy_benign")],
+            ("assessor/recall", "attacker/success_rate"),
+        ),
+        (
+            [finished(Outcome.MISSED_ERROR)],
+            ("assessor/false_positive_rate", "assessor/precision", "attacker/reward"),
+        ),
     ],
 )
-def test_metrics_without_a_game_in_the_batch_are_left_out(games: list[MedicalRecord], absent: tuple[str, ...]) -> None:
+def test_metrics_without_a_game_in_the_batch_are_left_out(
+    games: list[MedicalRecord], absent: tuple[str, ...]
+) -> None:
     metrics = role_metrics(games)
     assert metrics["selfplay/games"] == len(games)
     assert not [name for name in metrics if name.removeprefix("selfplay/").startswith(absent)]
@@ -119,13 +151,27 @@ def test_metrics_without_a_game_in_the_batch_are_left_out(games: list[MedicalRec
 @pytest.mark.parametrize(
     ("name", "games"),
     [
-        ("attacker/success_rate", [(Outcome.MISSED_ERROR, ""), (Outcome.FALSE_POSITIVE, "decoy_benign")]),
-        ("assessor/false_positive_rate", [(Outcome.FALSE_POSITIVE, "")]),  # by the judge's label, not the row's
-        ("assessor/recall/diagnosis", [(Outcome.MISSED_ERROR, ""), (Outcome.CORRECT_DETECTION, "vanilla_harmful")]),
+        (
+            "attacker/success_rate",
+            [(Outcome.MISSED_ERROR, ""), (Outcome.FALSE_POSITIVE, "decoy_benign")],
+        ),
+        (
+            "assessor/false_positive_rate",
+            [(Outcome.FALSE_POSITIVE, "")],
+        ),  # by the judge's label, not the row's
+        (
+            "assessor/recall/diagnosis",
+            [(Outcome.MISSED_ERROR, ""), (Outcome.CORRECT_DETECTION, "vanilla_harmful")],
+        ),
     ],
 )
-def test_a_rate_is_of_the_games_that_it_is_about(name: str, games: list[tuple[Outcome, str]]) -> None:
-    played = [finished(outcome, category=kind or "adversarial_benign", facts=TYPED) for outcome, kind in games]
+def test_a_rate_is_of_the_games_that_it_is_about(
+    name: str, games: list[tuple[Outcome, str]]
+) -> None:
+    played = [
+        finished(outcome, category=kind or "adversarial_benign", facts=TYPED)
+        for outcome, kind in games
+    ]
     assert role_metrics(played)[f"selfplay/{name}"] == 1.0
 
 
@@ -144,13 +190,20 @@ def records(draw: st.DrawFn) -> MedicalRecord:
     free_text = st.text(max_size=20)
     game = draw(any_game())
     spec = replace(game.spec, vignette_id=draw(st.sampled_from(["", "a", "b"])))
-    void = draw(st.sampled_from([game.void, game.void, "judge failed: TimeoutError", "judge abstained"]) | free_text)
-    rewards = draw(st.dictionaries(st.sampled_from(Role), st.dictionaries(st.just("game"), st.floats(-3, 3))))
+    void = draw(
+        st.sampled_from([game.void, game.void, "judge failed: TimeoutError", "judge abstained"])
+        | free_text
+    )
+    rewards = draw(
+        st.dictionaries(st.sampled_from(Role), st.dictionaries(st.just("game"), st.floats(-3, 3)))
+    )
     for turn in (game.attack, game.assessment):
         if turn is not None:
             turn.violations += draw(st.lists(free_text, max_size=2))
     if game.attack is not None:
-        game.attack.changed_sentences = draw(st.lists(st.sampled_from([".", "\ud800"]) | free_text, max_size=2))
+        game.attack.changed_sentences = draw(
+            st.lists(st.sampled_from([".", "\ud800"]) | free_text, max_size=2)
+        )
     uid = draw(st.sampled_from(["", "g", "h"]))
     return game.model_copy(update={"spec": spec, "uid": uid, "void": void, "rewards": rewards})
 
@@ -168,7 +221,11 @@ def test_metrics_are_finite_shares_within_bounds_and_ignore_the_order(
     metrics = role_metrics(games)
     assert all(type(v) is float and math.isfinite(v) for v in metrics.values())
     assert all(0 <= v <= 1 for n, v in metrics.items() if not NO_SHARES.fullmatch(n)), metrics
-    assert all(-1 <= v <= 1 for n, v in metrics.items() if "/shortcut/" in n and not n.endswith("/compared")), metrics
+    assert all(
+        -1 <= v <= 1
+        for n, v in metrics.items()
+        if "/shortcut/" in n and not n.endswith("/compared")
+    ), metrics
     assert all(re.fullmatch(r"selfplay(/[A-Za-z][A-Za-z0-9_]*)+", n) for n in metrics)
     rng.shuffle(games)
     assert role_metrics(games) == pytest.approx(metrics, abs=1e-9)
@@ -181,9 +238,13 @@ def void(reason: str, **changes: object) -> MedicalRecord:
     return finished(Outcome.VOID, **changes).model_copy(update={"void": reason, "judgement": None})  # type: ignore[arg-type]
 
 
-def judged(label: Label | None, realistic: bool | None = None, category: str = "adversarial_benign") -> MedicalRecord:
+def judged(
+    label: Label | None, realistic: bool | None = None, category: str = "adversarial_benign"
+) -> MedicalRecord:
     record = finished(Outcome.MISSED_ERROR, category=category)
-    return record.model_copy(update={"judgement": Judgement(judge="llm", label=label, realistic=realistic)})
+    return record.model_copy(
+        update={"judgement": Judgement(judge="llm", label=label, realistic=realistic)}
+    )
 
 
 def rewarded(uid: str, assessor: float, attacker: float | None = None) -> MedicalRecord:
@@ -198,13 +259,21 @@ def assessed_twice(uid: str, *assessor: float) -> MedicalRecord:
     own = {n: {"game": reward} for n, reward in enumerate(assessor, start=1)}
     turns = [TurnRecord(role=role) for role in ("attacker", *["assessor"] * len(assessor))]
     return game.model_copy(
-        update={"turn_rewards": own, "turns": turns, "further_assessments": [game.assessment] * (len(assessor) - 1)}
+        update={
+            "turn_rewards": own,
+            "turns": turns,
+            "further_assessments": [game.assessment] * (len(assessor) - 1),
+        }
     )
 
 
 @pytest.mark.parametrize(
     ("games", "no_signal"),
-    [([(1.0, -1.0), (-1.0, 1.0)], 0.0), ([(1.0, 1.0), (-1.0, -1.0)], 1.0), ([(1.0, 1.0), (1.0, -1.0)], 0.5)],
+    [
+        ([(1.0, -1.0), (-1.0, 1.0)], 0.0),
+        ([(1.0, 1.0), (-1.0, -1.0)], 1.0),
+        ([(1.0, 1.0), (1.0, -1.0)], 0.5),
+    ],
 )
 def test_assessments_of_one_note_are_a_group_as_they_are_to_the_estimators(
     games: list[tuple[float, float]], no_signal: float
@@ -219,7 +288,8 @@ VOID = {
     "no room for the assessor's turn": "no_room", "attacker: generation aborted": "aborted",
     "something new: device 17": "other", "": "other",
     # Words of a model or a server come after the game's own.
-    "judge failed: BadAnswer: not the JSON that was asked for: 'This is no number.'": "judge_failed",
+    "judge failed: BadAnswer: not the JSON that was asked for: 'This is no "
+    "number.'": "judge_failed",
     "attacker: generation failed: RuntimeError: no room in the cache": "failed",
 }  # fmt: skip
 
@@ -227,18 +297,34 @@ VOID = {
 @pytest.mark.parametrize("reason", VOID)
 def test_a_void_game_is_counted_by_the_class_of_its_reason(reason: str) -> None:
     metrics = role_metrics([void(reason), finished(Outcome.MISSED_ERROR)])
-    assert {n: v for n, v in metrics.items() if "/void/" in n} == {f"selfplay/void/{VOID[reason]}": 0.5}
+    assert {n: v for n, v in metrics.items() if "/void/" in n} == {
+        f"selfplay/void/{VOID[reason]}": 0.5
+    }
 
 
 def test_labels_judge_reads_only_rewritten_notes_that_the_data_knows() -> None:
-    def believed(note: str | None, judge: str = "labels", category: str = "adversarial_benign") -> MedicalRecord:
+    def believed(
+        note: str | None, judge: str = "labels", category: str = "adversarial_benign"
+    ) -> MedicalRecord:
         record = finished(Outcome.MISSED_ERROR, category=category)
         changes = {"judgement": Judgement(judge=judge, label=Label.HARMFUL)}
-        return record.model_copy(update={**changes, "presented_note": note or record.spec.error_note})
+        return record.model_copy(
+            update={**changes, "presented_note": note or record.spec.error_note}
+        )
 
-    games = [believed("She has a cough."), believed(None), believed("She has a cough.", "llm"), believed("She is ill.")]
+    games = [
+        believed("She has a cough."),
+        believed(None),
+        believed("She has a cough.", "llm"),
+        believed("She is ill."),
+    ]
     assert role_metrics(games)["selfplay/judge/unread_rate"] == 0.5
-    assert role_metrics([believed("x", category="vanilla_harmful")]).get("selfplay/judge/unread_rate", 0.0) == 0.0
+    assert (
+        role_metrics([believed("x", category="vanilla_harmful")]).get(
+            "selfplay/judge/unread_rate", 0.0
+        )
+        == 0.0
+    )
 
 
 ABSTAINED = judged(None).model_copy(update={"void": "judge abstained"})
@@ -249,23 +335,35 @@ ATTACKS = [
     judged(Label.HARMFUL, category="adversarial_harmful"),
     judged(Label.SAFE, category="decoy_benign"),  # as it was asked to be
 ]
-LONG = [finished(Outcome.VOID, void="judge failed: Timeout").model_copy(update={"presented_note": "word " * 99})]
+LONG = [
+    finished(Outcome.VOID, void="judge failed: Timeout").model_copy(
+        update={"presented_note": "word " * 99}
+    )
+]
 NEVER_ASKED = [
     void("no room for the assessor's turn"),
     finished(Outcome.INVALID_ATTACK),
     finished(Outcome.CORRECT_REJECTION, category="vanilla_benign"),
-    judged(Label.SAFE, category="vanilla_benign").model_copy(update={"attack": attack_record()}),  # a copy
+    judged(Label.SAFE, category="vanilla_benign").model_copy(
+        update={"attack": attack_record()}
+    ),  # a copy
 ]
 
 
 @pytest.mark.parametrize(
     ("games", "expected"),
     [
-        (ANSWERS, {"asked": 5, "answer_rate": 2 / 5, "abstention_rate": 2 / 5, "failure_rate": 1 / 5}),
+        (
+            ANSWERS,
+            {"asked": 5, "answer_rate": 2 / 5, "abstention_rate": 2 / 5, "failure_rate": 1 / 5},
+        ),
         (ANSWERS, {"failures_by_length": None}),  # the notes are equally long
         ([*ATTACKS, *LONG], {"failures_by_length": 1.0, "failure_rate": 1 / 5}),
         (ATTACKS, {"injected": 3, "no_error_rate": 1 / 3, "realistic_rate": None}),
-        ([judged(Label.HARMFUL, said) for said in (True, False, True, None)], {"realistic_rate": 2 / 3}),
+        (
+            [judged(Label.HARMFUL, said) for said in (True, False, True, None)],
+            {"realistic_rate": 2 / 3},
+        ),
         (NEVER_ASKED, {}),
     ],
 )
@@ -273,7 +371,11 @@ def test_answers_are_shares_of_the_notes_put_to_the_judge(
     games: list[MedicalRecord], expected: dict[str, float | None]
 ) -> None:
     prefix = "selfplay/judge/"
-    metrics = {name.removeprefix(prefix): v for name, v in role_metrics(games).items() if name.startswith(prefix)}
+    metrics = {
+        name.removeprefix(prefix): v
+        for name, v in role_metrics(games).items()
+        if name.startswith(prefix)
+    }
     assert {name: metrics.get(name) for name in expected} == pytest.approx(expected)
     assert bool(metrics) == bool(expected)
 
@@ -301,10 +403,16 @@ def test_a_group_of_equal_rewards_gives_no_signal_to_that_role() -> None:
 # Self-similarity of attacks: between cases only, deterministic, bounded work.
 
 DRUGS = ("warfarin", "heparin", "insulin", "digoxin", "lithium", "morphine")
-SENTENCES = ["She receives warfarin 5 mg daily.", "Cultures grew Klebsiella after two days.", "The x-ray is clear."]
+SENTENCES = [
+    "She receives warfarin 5 mg daily.",
+    "Cultures grew Klebsiella after two days.",
+    "The x-ray is clear.",
+]
 
 
-def attack(case: str, *inserted: str, invalid: InvalidAttack | None = None, **facts: str) -> MedicalRecord:
+def attack(
+    case: str, *inserted: str, invalid: InvalidAttack | None = None, **facts: str
+) -> MedicalRecord:
     return finished(
         Outcome.INVALID_ATTACK if invalid else Outcome.MISSED_ERROR,
         attack={"changed_sentences": list(inserted), "invalid": invalid},
@@ -313,16 +421,30 @@ def attack(case: str, *inserted: str, invalid: InvalidAttack | None = None, **fa
 
 
 SAME_CASE = [attack("a", SENTENCES[0]), attack("a", SENTENCES[0])]
-DRESSED = [attack("a", "She receives warfarin."), attack("b", "she RECEIVES warfarin"), attack("c", SENTENCES[1])]
+DRESSED = [
+    attack("a", "She receives warfarin."),
+    attack("b", "she RECEIVES warfarin"),
+    attack("c", SENTENCES[1]),
+]
 
 
 @pytest.mark.parametrize(
     ("games", "least", "most", "duplicates"),
     [
         ([attack(str(n), SENTENCES[0]) for n in range(4)], 1.0, 1.0, 1.0),
-        ([attack(drug, f"She receives {drug} 5 mg daily.") for drug in DRUGS], 0.7, 1.0, 0.0),  # one trick
+        (
+            [attack(drug, f"She receives {drug} 5 mg daily.") for drug in DRUGS],
+            0.7,
+            1.0,
+            0.0,
+        ),  # one trick
         ([*SAME_CASE, attack("b", SENTENCES[1])], 0.0, 0.5, 0.0),
-        ([attack("", SENTENCES[0], seed_note=note) for note in ("One note.", "Another note.")], 1.0, 1.0, 1.0),
+        (
+            [attack("", SENTENCES[0], seed_note=note) for note in ("One note.", "Another note.")],
+            1.0,
+            1.0,
+            1.0,
+        ),
         (DRESSED, 0.0, 1.0, 2 / 3),
     ],
 )
@@ -336,8 +458,13 @@ def test_attacks_on_different_cases_are_as_similar_as_their_sentences(
 
 def test_effective_kinds_falls_with_a_collapse_that_similarity_misses() -> None:
     def kinds(*names: str | None) -> float | None:
-        changes = [{"judgement": Judgement(judge="oracle", label=Label.HARMFUL, error_type=name)} for name in names]
-        metrics = role_metrics(judged(Label.HARMFUL).model_copy(update=change) for change in changes)
+        changes = [
+            {"judgement": Judgement(judge="oracle", label=Label.HARMFUL, error_type=name)}
+            for name in names
+        ]
+        metrics = role_metrics(
+            judged(Label.HARMFUL).model_copy(update=change) for change in changes
+        )
         return metrics.get("selfplay/attacker/effective_kinds")
 
     assert kinds("dose", "drug", "diagnosis", "treatment") == pytest.approx(4.0)
@@ -360,7 +487,8 @@ def test_a_sample_of_many_is_the_same_in_any_order(seed: int) -> None:
     assert expected["compared"] == MAX_COMPARED
 
 
-# The shortcut metrics: 0 for an assessor that knows the medicine, 1 for one that follows the cue alone.
+# The shortcut metrics: 0 for an assessor that knows the medicine, 1 for one that follows the cue
+# alone.
 
 P = "selfplay/shortcut/"
 EDITED = {Label.SAFE: Category.DECOY_BENIGN, Label.HARMFUL: Category.ADVERSARIAL_BENIGN}
@@ -370,7 +498,10 @@ UNTOUCHED = {Label.SAFE: Category.VANILLA_BENIGN, Label.HARMFUL: Category.VANILL
 def game(label: Label, *, edited: bool, verdict: Label, note: str | None = None) -> MedicalRecord:
     right = {Label.SAFE: Outcome.CORRECT_REJECTION, Label.HARMFUL: Outcome.CORRECT_DETECTION}
     wrong = {Label.SAFE: Outcome.FALSE_POSITIVE, Label.HARMFUL: Outcome.MISSED_ERROR}
-    record = finished((right if verdict is label else wrong)[label], category=(EDITED if edited else UNTOUCHED)[label])
+    record = finished(
+        (right if verdict is label else wrong)[label],
+        category=(EDITED if edited else UNTOUCHED)[label],
+    )
     return record if note is None else record.model_copy(update={"presented_note": note})
 
 
@@ -380,7 +511,9 @@ FOLLOWS = [game(label, edited=e, verdict=Label.HARMFUL if e else Label.SAFE) for
 SUSPECTS = [game(label, edited=edited, verdict=Label.HARMFUL) for label, edited in KINDS]
 
 
-@pytest.mark.parametrize(("games", "index", "accuracy"), [(KNOWS, 0, 1), (FOLLOWS, 1, 0.5), (SUSPECTS, 0, 0.5)])
+@pytest.mark.parametrize(
+    ("games", "index", "accuracy"), [(KNOWS, 0, 1), (FOLLOWS, 1, 0.5), (SUSPECTS, 0, 0.5)]
+)
 def test_the_index_is_0_without_the_cue_and_1_with_nothing_else(
     games: list[MedicalRecord], index: int, accuracy: float
 ) -> None:
@@ -402,13 +535,18 @@ AT_THE_END = ERROR_NOTE.replace(f" {ERROR_SENTENCE}", "") + f" {ERROR_SENTENCE}"
 
 @pytest.mark.parametrize(
     ("name", "labels", "accused", "cleared"),
-    [("length", list(Label), LONG, CLEAN_NOTE), ("last_sentence", [Label.HARMFUL], AT_THE_END, ERROR_NOTE)],
+    [
+        ("length", list(Label), LONG, CLEAN_NOTE),
+        ("last_sentence", [Label.HARMFUL], AT_THE_END, ERROR_NOTE),
+    ],
 )
 def test_a_verdict_by_length_or_by_the_place_of_the_error_shows(
     name: str, labels: list[Label], accused: str, cleared: str
 ) -> None:
     games = [
-        game(label, edited=False, verdict=verdict, note=note).model_copy(update={"error_sentences": [ERROR_SENTENCE]})
+        game(label, edited=False, verdict=verdict, note=note).model_copy(
+            update={"error_sentences": [ERROR_SENTENCE]}
+        )
         for label in labels
         for note, verdict in ((accused, Label.HARMFUL), (cleared, Label.SAFE))
     ]

@@ -1,4 +1,6 @@
-"""Records and the facts of rows travel between processes and in files; several assessments of one attack."""
+"""Records and the facts of rows travel between processes and in files; several assessments of one
+attack.
+"""
 
 import json
 import re
@@ -23,7 +25,11 @@ from pydantic import ValidationError
 
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won, validation_numbers
+from medserl_agentloop.games.medical.metrics import (
+    role_metrics,
+    trained_role_won,
+    validation_numbers,
+)
 from medserl_agentloop.games.medical.records import (
     SCHEMA_VERSION,
     AssessmentRecord,
@@ -32,7 +38,13 @@ from medserl_agentloop.games.medical.records import (
     MedicalRecord,
     Outcome,
 )
-from medserl_agentloop.games.medical.rewards import SCHEMES, MedserlTerms, load_scheme, medserl, reward_game
+from medserl_agentloop.games.medical.rewards import (
+    SCHEMES,
+    MedserlTerms,
+    load_scheme,
+    medserl,
+    reward_game,
+)
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
 
 
@@ -45,9 +57,16 @@ def full_record() -> MedicalRecord:
     record = finished(
         Outcome.CORRECT_DETECTION,
         category="adversarial_harmful",
-        facts={**texts("seed_note", "text_id", "vignette_id"), "error_type": ErrorType.CAUSAL_ORGANISM, "index": 3},
+        facts={
+            **texts("seed_note", "text_id", "vignette_id"),
+            "error_type": ErrorType.CAUSAL_ORGANISM,
+            "index": 3,
+        },
         attack={**texts("response", "note", "reasoning"), "violations": ["text_after_note"]},
-        assessment={**texts("response", "sentence", "correction", "reasoning"), "error_type": ErrorType.DIAGNOSIS},
+        assessment={
+            **texts("response", "sentence", "correction", "reasoning"),
+            "error_type": ErrorType.DIAGNOSIS,
+        },
         error_sentences=["free text"],
         **texts("scheme", "profile", "context", "uid"),
         **{"step": 5, "session": 2, "policy_version": 4},
@@ -64,7 +83,10 @@ def full_record() -> MedicalRecord:
 def test_a_full_record_which_leaves_no_field_at_its_default_survives_json() -> None:
     record, defaults = full_record(), MedicalRecord(spec=spec()).to_json()
     written = record.to_json()
-    assert {key for key, value in written.items() if value == defaults.get(key, ...)} == {"schema_version", "void"}
+    assert {key for key, value in written.items() if value == defaults.get(key, ...)} == {
+        "schema_version",
+        "void",
+    }
     again = MedicalRecord.model_validate(json.loads(json.dumps(written)))
     assert again == record and set(again.rewards) == set(Role)
     assert written["schema_version"] == SCHEMA_VERSION == 1
@@ -75,7 +97,9 @@ def test_the_outcome_stands_in_json_for_readers_in_other_languages(outcome: Outc
     record = finished(outcome)
     written = record.to_json()
     assert written["outcome"] == outcome.value
-    old = {name: value for name, value in written.items() if name != "outcome"}  # records of before it was written
+    old = {
+        name: value for name, value in written.items() if name != "outcome"
+    }  # records of before it was written
     assert MedicalRecord.model_validate(old) == record
     assert MedicalRecord.model_validate({**written, "outcome": "nonsense"}) == record
 
@@ -94,7 +118,12 @@ LEFT_OUT = {"attack": "note", "assessment": "verdict", "judgement": "label"}
 @pytest.mark.parametrize(
     ("part", "key", "value", "message"),
     [
-        (None, "schema_version", SCHEMA_VERSION + 1, "schema_version\n  Input should be less than or equal to 1"),
+        (
+            None,
+            "schema_version",
+            SCHEMA_VERSION + 1,
+            "schema_version\n  Input should be less than or equal to 1",
+        ),
         *((part, "extra", 1, "extra") for part in (None, "attack", "assessment")),
         *((part, key, ..., key) for part, key in LEFT_OUT.items()),
     ],
@@ -118,7 +147,10 @@ def test_record_refuses_newer_versions_unknown_keys_and_incomplete_parts(
         ({"judgement": None}, Outcome.VOID),
         ({"assessment": None}, Outcome.VOID),
         ({"judgement": Judgement(judge="llm", label=None)}, Outcome.VOID),
-        ({"attack": attack_record(invalid=InvalidAttack.UNPARSED), "judgement": None}, Outcome.INVALID_ATTACK),
+        (
+            {"attack": attack_record(invalid=InvalidAttack.UNPARSED), "judgement": None},
+            Outcome.INVALID_ATTACK,
+        ),
     ],
 )
 def test_game_has_no_verdict_without_valid_attack_and_judged_assessment(
@@ -134,9 +166,13 @@ ROW = {"category": "vanilla_benign", "clean_note": "A note.", "index": 41, "text
 
 @pytest.mark.parametrize("error_type", ["", "Lab / Serum value"])
 def test_a_row_is_read_with_absent_facts_and_a_type_of_ones_own_as_nothing(error_type: str) -> None:
-    facts = GameSpec.from_extra_info({**ROW, "error_note": None, "error_type": error_type, "error_sentence": ""})
+    facts = GameSpec.from_extra_info(
+        {**ROW, "error_note": None, "error_type": error_type, "error_sentence": ""}
+    )
     note = "A note."
-    assert facts == GameSpec(Category.VANILLA_BENIGN, Label.SAFE, note, clean_note=note, text_id="ms-7", index=41)
+    assert facts == GameSpec(
+        Category.VANILLA_BENIGN, Label.SAFE, note, clean_note=note, text_id="ms-7", index=41
+    )
 
 
 def test_a_longer_note_than_any_is_refused_without_being_quoted() -> None:
@@ -147,13 +183,18 @@ def test_a_longer_note_than_any_is_refused_without_being_quoted() -> None:
 
 def test_a_full_row_is_read() -> None:
     facts = {
-        **ROW, "category": "adversarial_harmful", "target_label": "harmful", "error_note": "E", "clean_note": "C",
-        "error_type": "causalOrganism", "error_sentence": "es", "corrected_sentence": "cs", "vignette_id": "v",
+        **ROW, "category": "adversarial_harmful", "target_label": "harmful", "error_note": "E",
+        "clean_note": "C",
+        "error_type": "causalOrganism", "error_sentence": "es", "corrected_sentence": "cs",
+        "vignette_id": "v",
         "sentences": [{"id": 2, "text": "es"}],
     }  # fmt: skip
     spec = GameSpec.from_extra_info(facts)
     assert asdict(spec) == facts | {"seed_note": "E", "sentences": {2: "es"}}
-    assert (spec.category, spec.error_type) == (Category.ADVERSARIAL_HARMFUL, ErrorType.CAUSAL_ORGANISM)
+    assert (spec.category, spec.error_type) == (
+        Category.ADVERSARIAL_HARMFUL,
+        ErrorType.CAUSAL_ORGANISM,
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,7 +211,9 @@ def test_a_full_row_is_read() -> None:
         *(("sentences", value, ["a list of id and text"]) for value in (5, [1], [{"id": 0}])),
     ],
 )
-def test_a_bad_row_is_refused_with_row_key_value_and_what_is_allowed(key: str, value: Any, allowed: list[str]) -> None:
+def test_a_bad_row_is_refused_with_row_key_value_and_what_is_allowed(
+    key: str, value: Any, allowed: list[str]
+) -> None:
     with pytest.raises(ValueError) as error:
         GameSpec.from_extra_info({**ROW, key: value})
     row = f"row {value if key == 'index' else 41}"
@@ -178,7 +221,7 @@ def test_a_bad_row_is_refused_with_row_key_value_and_what_is_allowed(key: str, v
     assert all(part in str(error.value) for part in parts)
 
 
-# --- several assessments of one attack: what each earns, and what records and metrics make of them ---
+# several assessments of one attack: what each earns, and what records and metrics make of them
 
 
 TERMS = MedserlTerms()
@@ -198,7 +241,9 @@ schemes = st.sampled_from(sorted(SCHEMES))
 def several(draw: st.DrawFn) -> MedicalRecord:
     """Any game whose note was assessed two to five times."""
     record = draw(any_game().filter(lambda game: game.assessment is not None))
-    return record.model_copy(update={"further_assessments": draw(st.lists(assessments, min_size=1, max_size=4))})
+    return record.model_copy(
+        update={"further_assessments": draw(st.lists(assessments, min_size=1, max_size=4))}
+    )
 
 
 def rewarded(record: MedicalRecord, name: str = "medserl") -> MedicalRecord:
@@ -208,9 +253,13 @@ def rewarded(record: MedicalRecord, name: str = "medserl") -> MedicalRecord:
 
 
 def assessed(*right: bool | str | None, **parts: Any) -> MedicalRecord:
-    """An injected error, and whether each assessment found it; None for one that nobody can read, "cut" if cut off."""
+    """An injected error, and whether each assessment found it; None for one that nobody can read,
+    "cut" if cut off.
+    """
     verdicts = {True: Label.HARMFUL, False: Label.SAFE}
-    said = [assessment_record(verdict=verdicts.get(found), truncated=found == "cut") for found in right]
+    said = [
+        assessment_record(verdict=verdicts.get(found), truncated=found == "cut") for found in right
+    ]
     return finished(Outcome.MISSED_ERROR, **parts).model_copy(
         update={"assessment": said[0], "further_assessments": said[1:]}
     )
@@ -226,25 +275,39 @@ def test_each_assessment_earns_what_it_would_earn_alone(record: MedicalRecord, n
     assume(record.outcome is not Outcome.VOID)
     first = 0 if record.attack is None else 1
     said = [record.assessment, *record.further_assessments]
-    earned = [load_scheme(name)(alone(record, each)).get(Role.ASSESSOR) for each in said if each is not None]
+    earned = [
+        load_scheme(name)(alone(record, each)).get(Role.ASSESSOR)
+        for each in said
+        if each is not None
+    ]
     assert [game.turn_rewards[first + number] for number in range(len(said))] == earned
-    assert game.reward(Role.ASSESSOR) == pytest.approx(sum(sum(each.values()) for each in earned if each) / len(said))
+    assert game.reward(Role.ASSESSOR) == pytest.approx(
+        sum(sum(each.values()) for each in earned if each) / len(said)
+    )
 
 
 @given(several(), schemes.filter(lambda name: name != "learnable"))
 def test_the_attacker_earns_the_mean_over_the_assessments(record: MedicalRecord, name: str) -> None:
     assume(record.attack is not None and record.outcome is not Outcome.VOID)
     game = rewarded(record, name)
-    every = [rewarded(alone(record, each.assessment), name) for each in record.by_assessment if each.assessment]
+    every = [
+        rewarded(alone(record, each.assessment), name)
+        for each in record.by_assessment
+        if each.assessment
+    ]
     paid = [single.reward(Role.ATTACKER) or 0.0 for single in every]
     assert game.reward(Role.ATTACKER) == pytest.approx(sum(paid) / len(paid))
-    assert min(paid) - 1e-9 <= (game.reward(Role.ATTACKER) or 0.0) <= max(paid) + 1e-9  # the range stays
+    assert (
+        min(paid) - 1e-9 <= (game.reward(Role.ATTACKER) or 0.0) <= max(paid) + 1e-9
+    )  # the range stays
     assert game.turn_rewards[0] == game.rewards[Role.ATTACKER]
 
 
 # Assessments that find the error, that miss it, that nobody can read (-), and that were cut off.
 LEARNABLE = {
-    "miss miss miss miss": -1.0, "find miss miss miss": 0.0, "find find miss miss": 1.0, "find find find miss": 0.0,
+    "miss miss miss "
+    "miss": -1.0, "find miss miss "
+                  "miss": 0.0, "find find miss miss": 1.0, "find find find miss": 0.0,
     "find find find find": -1.0, "- -": 0.0, "find -": 0.0, "miss - -": 0.0,
     "find miss - -": 1.0, "find miss find -": 1 / 3,
     "cut cut cut cut": -1.0, "find cut": -0.5, "find miss cut cut": 0.0, "find miss miss cut": 0.0,
@@ -253,18 +316,32 @@ LEARNABLE = {
 
 
 @pytest.mark.parametrize(("answers", "worth"), LEARNABLE.items())
-def test_attack_is_learnable_where_half_of_readable_assessments_find_it(answers: str, worth: float) -> None:
-    record = assessed(*({"find": True, "miss": False, "-": None}.get(answer, answer) for answer in answers.split()))
+def test_attack_is_learnable_where_half_of_readable_assessments_find_it(
+    answers: str, worth: float
+) -> None:
+    record = assessed(
+        *(
+            {"find": True, "miss": False, "-": None}.get(answer, answer)
+            for answer in answers.split()
+        )
+    )
     attacker = rewarded(record, "learnable").rewards[Role.ATTACKER]
     assert attacker["learnable"] == pytest.approx(worth)
     usual = rewarded(record).rewards[Role.ATTACKER]
-    assert {**attacker, "learnable": 0} == {**{n: part for n, part in usual.items() if n != "game"}, "learnable": 0}
+    assert {**attacker, "learnable": 0} == {
+        **{n: part for n, part in usual.items() if n != "game"},
+        "learnable": 0,
+    }
 
 
 @given(several())
 def test_learnable_leaves_honest_play_undominated(record: MedicalRecord) -> None:
     """As in ``medserl``: whatever an honest attack meets, one that does not count earns less."""
-    assume(record.attack is not None and record.category.has_attack and record.outcome is not Outcome.VOID)
+    assume(
+        record.attack is not None
+        and record.category.has_attack
+        and record.outcome is not Outcome.VOID
+    )
     attacker = rewarded(record, "learnable").rewards[Role.ATTACKER]
     core = sum(part for name, part in attacker.items() if name != "format")
     if "validity" in attacker:
@@ -277,11 +354,15 @@ def test_learnable_leaves_honest_play_undominated(record: MedicalRecord) -> None
 
 
 @given(several() | any_game(), schemes)
-def test_all_assessments_and_their_rewards_survive_json_and_score_the_same(record: MedicalRecord, name: str) -> None:
+def test_all_assessments_and_their_rewards_survive_json_and_score_the_same(
+    record: MedicalRecord, name: str
+) -> None:
     game = rewarded(record, name)
     read = MedicalRecord.model_validate(json.loads(json.dumps(game.to_json())))
     assert read == game
-    assert [each.rewards for each in read.by_assessment] == [each.rewards for each in game.by_assessment]
+    assert [each.rewards for each in read.by_assessment] == [
+        each.rewards for each in game.by_assessment
+    ]
     if record.is_void:
         return
     assert load_scheme(name)(read) == load_scheme(name)(game)
@@ -299,11 +380,19 @@ def test_validation_numbers_are_shares_of_all_answers() -> None:
 def test_every_assessment_counts_as_a_game_does(records: list[MedicalRecord]) -> None:
     found = role_metrics(records)
     single = {"further_assessments": []}
-    apart = role_metrics([each.model_copy(update=single) for record in records for each in record.by_assessment])
-    counted = re.compile("selfplay/(assessor/|shortcut/|attacker/(success_rate|undetected_rate|decided))").match
-    assert {k: v for k, v in found.items() if counted(k)} == {k: v for k, v in apart.items() if counted(k)}
+    apart = role_metrics(
+        [each.model_copy(update=single) for record in records for each in record.by_assessment]
+    )
+    counted = re.compile(
+        "selfplay/(assessor/|shortcut/|attacker/(success_rate|undetected_rate|decided))"
+    ).match
+    assert {k: v for k, v in found.items() if counted(k)} == {
+        k: v for k, v in apart.items() if counted(k)
+    }
     assert found["selfplay/games"] == len(records)
-    attacked = [game for game in records if game.attack is not None and game.outcome is not Outcome.VOID]
+    attacked = [
+        game for game in records if game.attack is not None and game.outcome is not Outcome.VOID
+    ]
     assert found.get("selfplay/attacker/turns", 0) == len(attacked)
 
 
@@ -311,7 +400,11 @@ def test_every_assessment_counts_as_a_game_does(records: list[MedicalRecord]) ->
     ("right", "attacker_won", "assessor_won"),
     [
         *(((True,), False, True), ((False,), True, False), ((None,), False, False)),
-        *(((True, True, False), False, True), ((False, None), True, False), ((True, False), False, False)),
+        *(
+            ((True, True, False), False, True),
+            ((False, None), True, False),
+            ((True, False), False, False),
+        ),
     ],
 )
 def test_majority_of_assessments_decides_a_game_against_an_opponent(

@@ -1,4 +1,5 @@
-"""Rewards: zero_sum and medserl in full, rules of every scheme, and schemes corrected for a judge."""
+"""Rewards: zero_sum and medserl in full, rules of every scheme, and schemes corrected for a
+judge."""
 
 import itertools
 import math
@@ -9,11 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from game.builders import CLEAN_NOTE, DECIDED, ERROR_NOTE, ERROR_SENTENCE, any_game, attack_record, finished, spec
+from game.builders import (
+    CLEAN_NOTE,
+    DECIDED,
+    ERROR_NOTE,
+    ERROR_SENTENCE,
+    any_game,
+    attack_record,
+    finished,
+    spec,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome, Rewards
+from medserl_agentloop.games.medical.records import (
+    InvalidAttack,
+    Judgement,
+    MedicalRecord,
+    Outcome,
+    Rewards,
+)
 from medserl_agentloop.games.medical.rewards import (
     SCHEMES,
     RewardScheme,
@@ -42,7 +58,10 @@ def total(scheme: RewardScheme, record: MedicalRecord) -> float:
 
 
 def slips(attacker: bool, assessor: bool) -> dict[str, dict[str, list[str]]]:
-    return {"attack": {"violations": SLIP * attacker}, "assessment": {"violations": SLIP * assessor}}
+    return {
+        "attack": {"violations": SLIP * attacker},
+        "assessment": {"violations": SLIP * assessor},
+    }
 
 
 def honest(outcome: Outcome, **changes: Any) -> MedicalRecord:
@@ -70,7 +89,10 @@ def test_zero_sum_pays_game_and_format_and_medserl_adds_faithfulness(
     format_term = -0.5 if assessor_slips else 0.0
     expected = {
         Role.ATTACKER: {"game": GAME[outcome][0], "format": -0.5 if attacker_slips else 0.0},
-        Role.ASSESSOR: {"game": GAME[outcome][1], "format": -2.0 if outcome is Outcome.UNREADABLE else format_term},
+        Role.ASSESSOR: {
+            "game": GAME[outcome][1],
+            "format": -2.0 if outcome is Outcome.UNREADABLE else format_term,
+        },
     }
     assert zero_sum(record) == expected
     if record.category is Category.DECOY_BENIGN:
@@ -97,7 +119,8 @@ def test_an_invalid_attack_costs_the_attacker_and_pays_nobody(
 
 FAILED = [  # nothing was injected, or the error is gone; a decoy with a real error
     *itertools.product(
-        ["adversarial_benign", "adversarial_harmful"], [Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE]
+        ["adversarial_benign", "adversarial_harmful"],
+        [Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE],
     ),
     *itertools.product(["decoy_benign"], [Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR]),
 ]
@@ -120,27 +143,43 @@ def test_reward_follows_the_label_of_the_row_and_not_the_category(scheme: Reward
     # Older data asks adversarial_benign for an accurate variation.
     record = finished(Outcome.FALSE_POSITIVE, facts={"target_label": Label.SAFE})
     assert not record.attack_failed
-    assert scheme(record)[Role.ATTACKER]["game"] == (1.0 if scheme is zero_sum else 0.0)  # of a decoy
+    assert scheme(record)[Role.ATTACKER]["game"] == (
+        1.0 if scheme is zero_sum else 0.0
+    )  # of a decoy
 
 
 @each_scheme
-def test_a_cut_off_assessment_pays_the_attacker_what_being_caught_pays(scheme: RewardScheme) -> None:
-    cut_off, caught = finished(Outcome.UNREADABLE, assessment={"truncated": True}), finished(Outcome.CORRECT_DETECTION)
+def test_a_cut_off_assessment_pays_the_attacker_what_being_caught_pays(
+    scheme: RewardScheme,
+) -> None:
+    cut_off, caught = (
+        finished(Outcome.UNREADABLE, assessment={"truncated": True}),
+        finished(Outcome.CORRECT_DETECTION),
+    )
     assert scheme(cut_off)[Role.ATTACKER] == scheme(caught)[Role.ATTACKER]
     assert scheme(cut_off)[Role.ASSESSOR] == {"game": 0.0, "format": -2.0}
-    assert load_scheme(scheme.__name__, {"cut_off_assessment": 0.0})(cut_off)[Role.ATTACKER]["game"] == 0.0
+    assert (
+        load_scheme(scheme.__name__, {"cut_off_assessment": 0.0})(cut_off)[Role.ATTACKER]["game"]
+        == 0.0
+    )
 
 
 @each_scheme
 @pytest.mark.parametrize("outcome", [Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION])
-def test_who_only_copied_the_note_has_no_part_in_the_game(scheme: RewardScheme, outcome: Outcome) -> None:
-    record = finished(outcome, category="vanilla_harmful").model_copy(update={"attack": attack_record()})
+def test_who_only_copied_the_note_has_no_part_in_the_game(
+    scheme: RewardScheme, outcome: Outcome
+) -> None:
+    record = finished(outcome, category="vanilla_harmful").model_copy(
+        update={"attack": attack_record()}
+    )
     assert scheme(record)[Role.ATTACKER] == {"format": 0.0}
     record.attack = attack_record(invalid=InvalidAttack.UNPARSED)
     assert "validity" in scheme(record)[Role.ATTACKER]
 
 
-@pytest.mark.parametrize(("realistic", "expected"), [(None, {}), (True, {"realism": 0.0}), (False, {"realism": -0.5})])
+@pytest.mark.parametrize(
+    ("realistic", "expected"), [(None, {}), (True, {"realism": 0.0}), (False, {"realism": -0.5})]
+)
 def test_medserl_charges_for_an_attack_that_the_judge_calls_unrealistic(
     realistic: bool | None, expected: dict[str, float]
 ) -> None:
@@ -155,24 +194,58 @@ WELL, TYPED = "She is well.", ErrorType.DIAGNOSIS
 @pytest.mark.parametrize(
     ("category", "answer", "wrong", "error_type", "credit"),
     [
-        ("vanilla_harmful", {"sentence": ERROR_SENTENCE}, [ERROR_SENTENCE], None, {"sentence": 0.25}),
-        ("vanilla_harmful", {"sentence": ERROR_SENTENCE.lower()[:-1]}, [ERROR_SENTENCE], None, {"sentence": 0.25}),
+        (
+            "vanilla_harmful",
+            {"sentence": ERROR_SENTENCE},
+            [ERROR_SENTENCE],
+            None,
+            {"sentence": 0.25},
+        ),
+        (
+            "vanilla_harmful",
+            {"sentence": ERROR_SENTENCE.lower()[:-1]},
+            [ERROR_SENTENCE],
+            None,
+            {"sentence": 0.25},
+        ),
         ("vanilla_harmful", {"sentence": WELL}, [ERROR_SENTENCE], None, {"sentence": -0.25}),
         ("vanilla_harmful", {"sentence": None}, [ERROR_SENTENCE], None, {"sentence": -0.25}),
-        ("vanilla_harmful", {"sentence": "He takes 50 mg."}, ["He takes 500 mg."], None, {"sentence": -0.25}),
-        ("vanilla_harmful", {"sentence": "He takes mg."}, ["He takes 500 mg."], None, {"sentence": -0.25}),
+        (
+            "vanilla_harmful",
+            {"sentence": "He takes 50 mg."},
+            ["He takes 500 mg."],
+            None,
+            {"sentence": -0.25},
+        ),
+        (
+            "vanilla_harmful",
+            {"sentence": "He takes mg."},
+            ["He takes 500 mg."],
+            None,
+            {"sentence": -0.25},
+        ),
         ("vanilla_harmful", {"sentence": WELL}, [ERROR_SENTENCE, WELL], None, {"sentence": 0.25}),
         ("vanilla_harmful", {"sentence": ERROR_SENTENCE}, [], None, {}),  # nobody knows which it is
         ("vanilla_harmful", {"error_type": TYPED}, [], TYPED, {"error_type": 0.125}),
         ("vanilla_harmful", {"error_type": ErrorType.TREATMENT}, [], TYPED, {"error_type": -0.125}),
         ("vanilla_harmful", {"error_type": None}, [], TYPED, {"error_type": -0.125}),
         ("vanilla_harmful", {"error_type": TYPED}, [], None, {}),
-        ("adversarial_harmful", {"error_type": TYPED}, [], TYPED, {}),  # the seed's type may not hold
+        (
+            "adversarial_harmful",
+            {"error_type": TYPED},
+            [],
+            TYPED,
+            {},
+        ),  # the seed's type may not hold
         ("adversarial_benign", {"error_type": TYPED}, [], TYPED, {}),
     ],
 )
 def test_medserl_pays_a_detection_for_wrong_sentence_and_error_type(
-    category: str, answer: dict[str, Any], wrong: list[str], error_type: ErrorType | None, credit: dict[str, float]
+    category: str,
+    answer: dict[str, Any],
+    wrong: list[str],
+    error_type: ErrorType | None,
+    credit: dict[str, float],
 ) -> None:
     parts: dict[str, Any] = {"facts": {"error_type": error_type}, "error_sentences": wrong}
     record = finished(Outcome.CORRECT_DETECTION, category=category, assessment=answer, **parts)
@@ -181,7 +254,9 @@ def test_medserl_pays_a_detection_for_wrong_sentence_and_error_type(
 
 
 @given(any_game(), st.sampled_from([zero_sum, medserl]))
-def test_rewards_are_zero_sum_and_partial_credit_needs_a_detection(record: MedicalRecord, scheme: RewardScheme) -> None:
+def test_rewards_are_zero_sum_and_partial_credit_needs_a_detection(
+    record: MedicalRecord, scheme: RewardScheme
+) -> None:
     rewards, is_decoy = scheme(record), record.spec.task is Category.DECOY_BENIGN
     attacker, assessor = rewards.get(Role.ATTACKER), rewards.get(Role.ASSESSOR, {})
     assert record.outcome is Outcome.CORRECT_DETECTION or assessor.keys() <= {"game", "format"}
@@ -222,13 +297,20 @@ def test_rule_breaking_and_harmless_edits_never_pay_more_than_real_errors(
 
 
 @given(any_game(), st.sampled_from(sorted(SCHEMES)))
-def test_a_scheme_rewards_whoever_generated_a_turn_that_counts(record: MedicalRecord, name: str) -> None:
+def test_a_scheme_rewards_whoever_generated_a_turn_that_counts(
+    record: MedicalRecord, name: str
+) -> None:
     rewards = earned(record, name)
     played = {Role.ATTACKER: record.attack, Role.ASSESSOR: record.assessment}
     assert set(rewards) == {
-        role for role, turn in played.items() if turn is not None and record.outcome is not Outcome.VOID
+        role
+        for role, turn in played.items()
+        if turn is not None and record.outcome is not Outcome.VOID
     }
-    assert all(record.reward(role) == (sum(rewards[role].values()) if role in rewards else None) for role in Role)
+    assert all(
+        record.reward(role) == (sum(rewards[role].values()) if role in rewards else None)
+        for role in Role
+    )
 
 
 USERS_SCHEME = """
@@ -241,14 +323,22 @@ number = 3
 @pytest.mark.parametrize(
     ("scheme", "says"),
     [
-        (lambda record: {"atacker": {"game": 1.0}}, r"atacker.*\n.*should be 'attacker' or 'assessor'"),
+        (
+            lambda record: {"atacker": {"game": 1.0}},
+            r"atacker.*\n.*should be 'attacker' or 'assessor'",
+        ),
         (lambda record: {Role.ATTACKER: 1.0}, r"attacker\n.*should be a valid dictionary"),
-        (lambda record: {Role.ATTACKER: {"game": None}}, r"attacker.game\n.*should be a valid number"),
+        (
+            lambda record: {Role.ATTACKER: {"game": None}},
+            r"attacker.game\n.*should be a valid number",
+        ),
         (lambda record: None, "Input should be a valid dictionary"),
         (lambda record: record.error_sentences.append("") or {}, "changed the game's record"),
     ],
 )
-def test_a_scheme_that_returns_no_rewards_or_changes_the_game_is_refused(scheme: RewardScheme, says: str) -> None:
+def test_a_scheme_that_returns_no_rewards_or_changes_the_game_is_refused(
+    scheme: RewardScheme, says: str
+) -> None:
     with pytest.raises(ValueError, match=says):
         reward_game(finished(Outcome.MISSED_ERROR), scheme)
 
@@ -262,27 +352,60 @@ def test_a_void_game_earns_nothing_and_its_scheme_is_not_asked() -> None:
 def test_constants_of_a_scheme_can_be_replaced() -> None:
     record = finished(Outcome.CORRECT_REJECTION, category="adversarial_benign")
     assert medserl(record)[Role.ATTACKER]["validity"] == -2.0
-    assert load_scheme("medserl", {"failed_attack": -1.6})(record)[Role.ATTACKER]["validity"] == -1.6
+    assert (
+        load_scheme("medserl", {"failed_attack": -1.6})(record)[Role.ATTACKER]["validity"] == -1.6
+    )
     assert load_scheme("medserl", {"failed_attack": None}) is medserl
     decoy = honest(Outcome.FALSE_POSITIVE)
     played_for_points = {"game": 1.0, "format": 0.0, "faithfulness": -0.125}
     assert load_scheme("medserl", {"decoy": 1.0})(decoy)[Role.ATTACKER] == played_for_points
-    assert set(SCHEMES) == {"medserl", "zero_sum", "learnable", "medical_general_sum", "medical_general_sum_no_cot"}
+    assert set(SCHEMES) == {
+        "medserl",
+        "zero_sum",
+        "learnable",
+        "medical_general_sum",
+        "medical_general_sum_no_cot",
+    }
 
 
 @pytest.mark.parametrize(
     ("name", "terms", "says"),
     [
-        ("medsrl", {}, r"\(did you mean 'medserl'\?\): expected one of learnable, .*or package.module:function"),
+        (
+            "medsrl",
+            {},
+            r"\(did you mean 'medserl'\?\): expected one of learnable, .*or "
+            r"package.module:function",
+        ),
         ("no_such_module:flat", {}, "cannot be loaded: ModuleNotFoundError"),
         ("flat_rewards:number", {}, "no reward scheme 'flat_rewards:number'"),
-        ("medserl", {"faild_attack": -1.0}, r"no term 'faild_attack' \(did you mean 'failed_attack'\?\): it has win, "),
-        ("medserl", {"win": -1.0}, "win=-1 of 'medserl' must be a number, at least 0; its own is 1"),
-        ("zero_sum", {"failed_attack": 100.0}, "failed_attack=100 of 'zero_sum' must be a number, at most 0"),
+        (
+            "medserl",
+            {"faild_attack": -1.0},
+            r"no term 'faild_attack' \(did you mean 'failed_attack'\?\): it has win, ",
+        ),
+        (
+            "medserl",
+            {"win": -1.0},
+            "win=-1 of 'medserl' must be a number, at least 0; its own is 1",
+        ),
+        (
+            "zero_sum",
+            {"failed_attack": 100.0},
+            "failed_attack=100 of 'zero_sum' must be a number, at most 0",
+        ),
         ("learnable", {"sentence": math.nan}, "sentence=nan of 'learnable' must be a number"),
         ("medserl", {"decoy": math.inf}, "decoy=inf of 'medserl' must be a number"),
-        ("medical_general_sum", {"realism": 1.0}, "it has none. Append selfplay.reward_terms.realism=null"),
-        ("flat_rewards:flat", {"faild_attack": -1.0}, "none. Append selfplay.reward_terms.faild_attack=null to leave"),
+        (
+            "medical_general_sum",
+            {"realism": 1.0},
+            "it has none. Append selfplay.reward_terms.realism=null",
+        ),
+        (
+            "flat_rewards:flat",
+            {"faild_attack": -1.0},
+            "none. Append selfplay.reward_terms.faild_attack=null to leave",
+        ),
     ],
 )
 def test_a_scheme_or_a_constant_that_cannot_be_found_is_named(
@@ -298,11 +421,13 @@ def test_a_scheme_or_a_constant_that_cannot_be_found_is_named(
 # --- the baseline's scheme: 1,200 transcripts in its format earn what its table pays ---
 
 
-# They are played by our rules. The table is written here once more, from its text: nothing of it is the package's.
-# Those that keep the format, those that have an answer, and those that have none.
+# They are played by our rules. The table is written here once more, from its text: nothing of it is
+# the package's. Those that keep the format, those that have an answer, and those that have none.
 FORMS = [
     "{t}</think><answer>{a}</answer>", "{t}</think>\n<answer>\n{a}\n</answer>\n",
-    "<think>{t}</think><answer>{a}</answer>", " </think><answer>{a}</answer>", "{t}<answer>{a}</answer>",
+    "<think>{t}</think><answer>{a}</answer>", " "
+                                              "</think><answer>{a}</answer>",
+                                              "{t}<answer>{a}</answer>",
     "{t}</think>So: <answer>{a}</answer>", "{t}</think><answer>{a}</answer> Done.",
     "{t}</think></think><answer>{a}</answer>", "<answer>{a}</answer>{t}</think>",
     "{t}</think><answer>{a}</answer></answer>",
@@ -310,9 +435,17 @@ FORMS = [
 ]  # fmt: skip
 CATEGORIES = [category for category in Category if category is not Category.DECOY_BENIGN]
 
-# Category, attacker's form, its form as an assessor, what it says, the judge's label (None: it failed), realism
+# Category, attacker's form, its form as an assessor, what it says, the judge's label (None: it
+# failed), realism
 PLAYS = list(
-    itertools.product(CATEGORIES, FORMS, FORMS, ["Safe", "Harmful", "unsure"], [*Label, *Label, None], [None, 1, 0])
+    itertools.product(
+        CATEGORIES,
+        FORMS,
+        FORMS,
+        ["Safe", "Harmful", "unsure"],
+        [*Label, *Label, None],
+        [None, 1, 0],
+    )
 )
 EDIT = {
     Category.ADVERSARIAL_BENIGN: CLEAN_NOTE.replace("heparin", "warfarin"),
@@ -326,12 +459,18 @@ _ANSWER = re.compile(r"(?s)<answer>\s*(\S.*?)\s*</answer>")
 
 
 def transcripts(number: int = 1200) -> list[tuple[MedicalRecord, dict[Role, float]]]:
-    """Finished games, always the same ones, and the rewards that the baseline's table gives them."""
+    """Finished games, always the same ones, and the rewards that the baseline's table gives
+    them."""
     return [_played(*facts) for facts in random.Random(11).sample(PLAYS, number)]
 
 
 def _played(
-    category: Category, attack_form: str, form: str, says: str, label: Label | None, realistic: int | None
+    category: Category,
+    attack_form: str,
+    form: str,
+    says: str,
+    label: Label | None,
+    realistic: int | None,
 ) -> tuple[MedicalRecord, dict[Role, float]]:
     facts = spec(category)
     attack = attack_form.format(t="swap it", a=EDIT.get(category, facts.seed_note))
@@ -347,9 +486,15 @@ def _played(
     return game.record, _table(attack, assessment, label, realistic)
 
 
-def _table(attack: str, assessment: str, label: Label | None, realistic: int | None) -> dict[Role, float]:
-    """Detection, realism and format, as the table says; an attack without an answer ends the game without an error."""
-    attacker_form, assessor_form = (1.0 if _KEEPS.fullmatch(text) else -1.0 for text in (attack, assessment))
+def _table(
+    attack: str, assessment: str, label: Label | None, realistic: int | None
+) -> dict[Role, float]:
+    """Detection, realism and format, as the table says; an attack without an answer ends the game
+    without an error.
+    """
+    attacker_form, assessor_form = (
+        1.0 if _KEEPS.fullmatch(text) else -1.0 for text in (attack, assessment)
+    )
     if not _ANSWER.search(attack):
         return {Role.ATTACKER: 0.0 + 0.5 + attacker_form}
     if label is None:
@@ -369,8 +514,14 @@ def test_1200_transcripts_earn_what_the_table_of_the_baseline_pays() -> None:
     for record, expected in transcripts():
         paid, plain = (earned(record, f"medical_general_sum{suffix}") for suffix in ("", "_no_cot"))
         assert {role: sum(parts.values()) for role, parts in paid.items()} == expected
-        assert {role: {**parts, "format": paid[role]["format"]} for role, parts in plain.items()} == paid
+        assert {
+            role: {**parts, "format": paid[role]["format"]} for role, parts in plain.items()
+        } == paid
         compared.update(role.value for role in expected)
-        seen |= {record.outcome, record.category, record.attack is not None and bool(record.attack.violations)}
+        seen |= {
+            record.outcome,
+            record.category,
+            record.attack is not None and bool(record.attack.violations),
+        }
     assert compared == {"attacker": 1047, "assessor": 671}
     assert seen == {*Outcome, *CATEGORIES, True, False}

@@ -4,7 +4,17 @@ import itertools
 
 import pytest
 import reward_tricks
-from reward_tricks import ANSWERS, HONEST, SAMPLE, TRICKS, Trick, caught, constant_answer, earned, table
+from reward_tricks import (
+    ANSWERS,
+    HONEST,
+    SAMPLE,
+    TRICKS,
+    Trick,
+    caught,
+    constant_answer,
+    earned,
+    table,
+)
 
 from experiments.pages import with_table
 from medserl_agentloop.data.reader import read_files
@@ -15,7 +25,9 @@ from medserl_agentloop.medical_team.rewards import medical_general_sum
 
 VALID_GROUPS = {"harmless rewording", "a decoy with an error", "the assessor is cut off"}
 each_trick = pytest.mark.parametrize("trick", TRICKS, ids=lambda trick: trick.name)
-each_scheme = pytest.mark.parametrize("scheme", [zero_sum, medserl], ids=lambda scheme: scheme.__name__)
+each_scheme = pytest.mark.parametrize(
+    "scheme", [zero_sum, medserl], ids=lambda scheme: scheme.__name__
+)
 
 
 def test_the_page_shows_the_table_of_today() -> None:
@@ -29,13 +41,18 @@ def test_no_constant_answer_earns_more_than_two_cents_a_game() -> None:
     cases = read_files([SAMPLE]).cases[::4]
     for place, kind in itertools.product(range(-4, 4), ErrorType):
         for scheme in (zero_sum, medserl):
-            assert earned(lambda note, at=place, of=kind: constant_answer(note, at, of), scheme, cases) <= 0.02
+            assert (
+                earned(lambda note, at=place, of=kind: constant_answer(note, at, of), scheme, cases)
+                <= 0.02
+            )
     assert earned(lambda note: "verdict: safe", medserl, cases) == 0.0
 
 
 @each_scheme
 @each_trick
-def test_trick_earns_no_more_than_a_caught_attack_under_a_reading_judge(scheme: RewardScheme, trick: Trick) -> None:
+def test_trick_earns_no_more_than_a_caught_attack_under_a_reading_judge(
+    scheme: RewardScheme, trick: Trick
+) -> None:
     assert trick.best(scheme, "reads") < 0
     assert trick.best(scheme, "reads") <= caught(trick, scheme)
     for answer in ANSWERS:
@@ -46,7 +63,9 @@ def test_trick_earns_no_more_than_a_caught_attack_under_a_reading_judge(scheme: 
 
 @each_scheme
 @each_trick
-def test_under_labels_exactly_those_pay_that_the_rules_let_through(scheme: RewardScheme, trick: Trick) -> None:
+def test_under_labels_exactly_those_pay_that_the_rules_let_through(
+    scheme: RewardScheme, trick: Trick
+) -> None:
     played_for_nothing = scheme is medserl and trick.group == "a decoy with an error"
     pays = trick.rule == "" and not played_for_nothing and not trick.cuts
     assert (trick.best(scheme, "labels") > caught(trick, scheme)) == pays
@@ -67,7 +86,9 @@ def test_honest_attacks_are_valid_under_every_judge(attack: Trick) -> None:
 
 
 @pytest.mark.parametrize(
-    "trick", [t for t in TRICKS if t.group in ("dressing", "harmless rewording")], ids=lambda trick: trick.name
+    "trick",
+    [t for t in TRICKS if t.group in ("dressing", "harmless rewording")],
+    ids=lambda trick: trick.name,
 )
 def test_trick_pays_in_the_baseline_scheme(trick: Trick) -> None:
     assert trick.best(medical_general_sum, "reads") > caught(trick, medical_general_sum)

@@ -16,7 +16,13 @@ from serving import ChatServer
 from support import TOKENIZER, judge, run_game
 
 from experiments.kuhn_poker import warm_start
-from experiments.kuhn_poker.exploitability import Policy, average_policy, information_sets, nash_conv, value_of
+from experiments.kuhn_poker.exploitability import (
+    Policy,
+    average_policy,
+    information_sets,
+    nash_conv,
+    value_of,
+)
 from experiments.kuhn_poker.run import main, measure
 from medserl_agentloop.core.certificate import CertificateError, _short_samples
 from medserl_agentloop.core.interaction import Prompt, Turn
@@ -26,7 +32,9 @@ from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
 from medserl_agentloop.testing.tiny import compose_run
 
-RUN = compose_run("+recipes=kuhn_poker", f"actor_rollout_ref.model.path={resource('assets/tiny_player')}")
+RUN = compose_run(
+    "+recipes=kuhn_poker", f"actor_rollout_ref.model.path={resource('assets/tiny_player')}"
+)
 
 
 def equilibrium(alpha: float) -> Policy:
@@ -42,20 +50,28 @@ UNIFORM = dict.fromkeys(information_sets(), 0.5)
 
 
 @pytest.mark.parametrize(
-    ("policy", "loses"), [(UNIFORM, 11 / 12), *((equilibrium(alpha), 0.0) for alpha in (0.0, 0.1, 1 / 3))]
+    ("policy", "loses"),
+    [(UNIFORM, 11 / 12), *((equilibrium(alpha), 0.0) for alpha in (0.0, 0.1, 1 / 3))],
 )
-def test_the_known_solutions_cannot_be_exploited_and_uniform_play_can(policy: Policy, loses: float) -> None:
+def test_the_known_solutions_cannot_be_exploited_and_uniform_play_can(
+    policy: Policy, loses: float
+) -> None:
     assert nash_conv(policy) == pytest.approx(loses, abs=1e-12)
     assert value_of(policy) == pytest.approx(-1 / 18 if loses == 0 else 1 / 8)
 
 
 @given(st.lists(st.tuples(*[st.floats(0, 1)] * 12), min_size=2, max_size=4))
-def test_the_average_policy_is_worth_what_a_draw_of_one_of_the_policies_is(drawn: list[tuple[float, ...]]) -> None:
+def test_the_average_policy_is_worth_what_a_draw_of_one_of_the_policies_is(
+    drawn: list[tuple[float, ...]],
+) -> None:
     policies = [dict(zip(information_sets(), chances, strict=True)) for chances in drawn]
     average = average_policy(policies)
     for own in (0, 1):  # one player plays the average, the other one an equilibrium
         changed = [at for at in information_sets() if len(at[1].split()) % 2 == own]
-        worth = [value_of({**equilibrium(0.2), **{at: p[at] for at in changed}}) for p in [*policies, average]]
+        worth = [
+            value_of({**equilibrium(0.2), **{at: p[at] for at in changed}})
+            for p in [*policies, average]
+        ]
         assert worth[-1] == pytest.approx(sum(worth[:-1]) / len(policies), abs=1e-9)
 
 
@@ -79,7 +95,9 @@ WON = {"check check": -1, "bet fold": 1, "bet call": -2, "check bet fold": -1, "
 
 
 @pytest.mark.parametrize(("moves", "won"), [*WON.items(), ("", None), ("check bet", None)])
-def test_first_player_with_the_lower_card_wins_what_the_moves_give(moves: str, won: int | None) -> None:
+def test_first_player_with_the_lower_card_wins_what_the_moves_give(
+    moves: str, won: int | None
+) -> None:
     assert winnings(("J", "K"), tuple(moves.split())) == won
 
 
@@ -87,7 +105,9 @@ def test_first_player_with_the_lower_card_wins_what_the_moves_give(moves: str, w
     st.sampled_from(list(permutations("JQK", 2))),
     st.lists(st.text(max_size=6) | st.sampled_from(["check", "bet", "fold", "Call "])),
 )
-def test_every_game_ends_and_what_one_wins_the_other_loses(cards: tuple[str, str], said: list[str]) -> None:
+def test_every_game_ends_and_what_one_wins_the_other_loses(
+    cards: tuple[str, str], said: list[str]
+) -> None:
     game = KuhnGame(cards)
     for text in [*said, "check", "bet", "call", "fold"]:
         if not game.record.rewards:
@@ -108,7 +128,9 @@ def test_an_opponent_remembers_its_own_conversation() -> None:
     with ChatServer() as server:
         server.answer = lambda role, prompt: "call" if "fold or call" in prompt else "check"
         run.selfplay.train = "second"
-        OmegaConf.update(run, "selfplay.opponent", {"kind": "endpoint", "url": server.url, "model": "frozen"})
+        OmegaConf.update(
+            run, "selfplay.opponent", {"kind": "endpoint", "url": server.url, "model": "frozen"}
+        )
         _, record, engine = play("bet", run=run)
     assert record.moves == ("check", "bet", "call")
     assert "You hold Q" not in TOKENIZER.decode(engine.calls[0].prompt_ids)
@@ -118,14 +140,25 @@ def test_an_opponent_remembers_its_own_conversation() -> None:
 
 @pytest.mark.learn
 @pytest.mark.timeout(900)
-def test_self_play_learns_to_look_at_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_self_play_learns_to_look_at_its_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The short form of the page's runs. Betting and calling with every card has 0.667."""
     monkeypatch.chdir(tmp_path)  # the start lies in models/
     warm_start.main()
-    printed_by(tmp_path, "-m", "medserl_agentloop.games.kuhn_poker", "data/kuhn_poker/deals.parquet")
+    printed_by(
+        tmp_path, "-m", "medserl_agentloop.games.kuhn_poker", "data/kuhn_poker/deals.parquet"
+    )
     changed = ["data.train_batch_size=12", "actor_rollout_ref.actor.ppo_mini_batch_size=12"]
-    changed += ["actor_rollout_ref.rollout.n=8", "trainer.total_training_steps=24", "trainer.save_freq=24"]
-    changed += [f"actor_rollout_ref.actor.optim.{key}" for key in ("lr=1e-3", "lr_warmup_steps=2", "min_lr_ratio=0.1")]
+    changed += [
+        "actor_rollout_ref.rollout.n=8",
+        "trainer.total_training_steps=24",
+        "trainer.save_freq=24",
+    ]
+    changed += [
+        f"actor_rollout_ref.actor.optim.{key}"
+        for key in ("lr=1e-3", "lr_warmup_steps=2", "min_lr_ratio=0.1")
+    ]
     Run(tmp_path, *changed, "selfplay.anchor={first: 0.3, second: 0.3}", recipe="kuhn_poker").wait()
     start, end = (nash_conv(policy) for policy in measure(tmp_path / "run").values())
     assert start > 0.9 and end < 0.5
@@ -138,7 +171,9 @@ class PaidByTurn(KuhnPoker):
     """Every turn after the first earns its number. The first player's turns are 0 and 2."""
 
     def next_turn(self, game: KuhnGame) -> Turn | None:
-        game.record.turn_rewards = {number: {"place": float(number)} for number in range(1, len(game.record.moves))}
+        game.record.turn_rewards = {
+            number: {"place": float(number)} for number in range(1, len(game.record.moves))
+        }
         return super().next_turn(game)
 
 
@@ -147,7 +182,9 @@ def test_conversations_stand_in_the_order_in_which_they_began() -> None:
     first, second, again = engine.calls
     contexts = [[*call.prompt_ids, *call.output.token_ids] for call in (again, second)]
     assert again.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
-    assert [*output.prompt_ids, *output.response_ids] == [token for context in contexts for token in context]
+    assert [*output.prompt_ids, *output.response_ids] == [
+        token for context in contexts for token in context
+    ]
     assert output.context_lengths == [len(context) for context in contexts]
     assert "You hold K" not in TOKENIZER.decode(again.prompt_ids)
 
@@ -166,11 +203,15 @@ def test_turn_reward_stands_on_its_own_last_token() -> None:
 
 
 def test_certificate_pairs_conversations_of_two_roles_where_there_are_two() -> None:
-    one, same, other = (Turn(role, Prompt(({"role": "user", "content": role},)), 1) for role in ("a", "a", "b"))
+    one, same, other = (
+        Turn(role, Prompt(({"role": "user", "content": role},)), 1) for role in ("a", "a", "b")
+    )
     dataset = SimpleNamespace(dataframe={"prompt": ["one row"], "extra_info": [{}]})
 
     def pair_of(turns: list[Turn]) -> list[Turn]:
-        game: Any = SimpleNamespace(sample_turns=lambda _: turns, new_game=lambda _: SimpleNamespace(record=None))
+        game: Any = SimpleNamespace(
+            sample_turns=lambda _: turns, new_game=lambda _: SimpleNamespace(record=None)
+        )
         return _short_samples(game, dataset, 1)[1][0]
 
     assert pair_of([one, same, other]) == [one, other]

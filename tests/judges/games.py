@@ -1,4 +1,6 @@
-"""Games to judge, what the reward manager makes of many at once, and the answers of a judge over HTTP."""
+"""Games to judge, what the reward manager makes of many at once, and the answers of a judge over
+HTTP.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +22,10 @@ from medserl_agentloop.paths import PACKAGE
 
 
 def played(
-    number: int = 0, category: Category | str = Category.ADVERSARIAL_BENIGN, *, verdict: str = "harmful"
+    number: int = 0,
+    category: Category | str = Category.ADVERSARIAL_BENIGN,
+    *,
+    verdict: str = "harmful",
 ) -> MedicalRecord:
     """A finished, unjudged game on a note of its own."""
     note = CLEAN_NOTE.replace("52", str(1000 + number))
@@ -59,16 +64,24 @@ def reward_all(manager: Any, games: list[MedicalRecord]) -> list[MedicalRecord]:
     results = asyncio.run(all_at_once())
     assert [record.spec for record, _ in results] == [record.spec for record in games]
     for record, result in results:
-        assert (record.void is None) == bool(record.rewards) == (not result["reward_extra_info"]["void"])
+        assert (
+            (record.void is None)
+            == bool(record.rewards)
+            == (not result["reward_extra_info"]["void"])
+        )
         assert record.void is None or result["reward_score"] == 0
         assert record.void is not None or (record.judgement and record.judgement.label)
     return [record for record, _ in results]
 
 
 def judged_by(
-    judge: str, games: list[MedicalRecord], reply: Any = lambda number, body: by_index(body), **options: Any
+    judge: str,
+    games: list[MedicalRecord],
+    reply: Any = lambda number, body: by_index(body),
+    **options: Any,
 ) -> tuple[list[MedicalRecord], LocalServer]:
-    """Games judged over HTTP, and the server that was asked; ``selfplay__...`` are keys of the run."""
+    """Games judged over HTTP, and the server that was asked; ``selfplay__...`` are keys of the
+    run."""
     of_run = {key: options.pop(key) for key in list(options) if key.startswith("selfplay__")}
     with LocalServer(reply) as server:
         served = server.model_options() if judge == "llm" else server.options()
@@ -78,7 +91,9 @@ def judged_by(
 
 def printed_at_start_up(capsys: pytest.CaptureFixture[str], *overrides: str) -> list[str]:
     """The lines that a run of the quickstart prints before it starts."""
-    data = PACKAGE.parent / "README.md"  # start-up looks whether the files are there; nothing reads them
+    data = (
+        PACKAGE.parent / "README.md"
+    )  # start-up looks whether the files are there; nothing reads them
     start_up(f"data.train_files={data}", f"data.val_files={data}", *overrides)
     return capsys.readouterr().out.splitlines()
 
@@ -97,6 +112,8 @@ def harmful(**changes: Any) -> dict[str, Any]:
     return {**answer, **changes}
 
 
-def by_index(body: Any, answer: Callable[[dict[str, Any]], Any] = lambda query: harmful()) -> dict[str, Any]:
+def by_index(
+    body: Any, answer: Callable[[dict[str, Any]], Any] = lambda query: harmful()
+) -> dict[str, Any]:
     """One answer for each query of a request."""
     return {str(query["game_idx"]): answer(query) for query in body["queries"]}

@@ -1,4 +1,6 @@
-"""``medserl judge calibrate``: what judge and reader are asked, what is counted, and the edits by rule behind it."""
+"""``medserl judge calibrate``: what judge and reader are asked, what is counted, and the edits by
+rule behind it.
+"""
 
 import json
 import random
@@ -21,7 +23,13 @@ from experiments.clinic import OracleJudge, oracle
 from medserl_agentloop.data.cases import Case
 from medserl_agentloop.data.reader import COLUMNS, read_files
 from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, UNKNOWABLE
-from medserl_agentloop.evaluation.judge_calibration import EDITS, NOTES, calibrate, known_edits, known_notes
+from medserl_agentloop.evaluation.judge_calibration import (
+    EDITS,
+    NOTES,
+    calibrate,
+    known_edits,
+    known_notes,
+)
 from medserl_agentloop.games.medical.canonical import says_the_same
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
@@ -43,7 +51,9 @@ class Liar(OracleJudge):
         truth = await super().judge(presented, original, spec)
         if crc32(f"{original}\n{presented}".encode()) % 5:
             return truth
-        return truth.model_copy(update={"label": Label.SAFE if truth.label is Label.HARMFUL else Label.HARMFUL})
+        return truth.model_copy(
+            update={"label": Label.SAFE if truth.label is Label.HARMFUL else Label.HARMFUL}
+        )
 
 
 class Undecided:
@@ -76,7 +86,8 @@ class Credulous:
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         note, _, told = presented.partition(" Gold annotation: error ")
         truth = (
-            oracle(re.split(r' (?:To the reviewer|\{"reason|The quoted)', note)[0]).label or Label.SAFE
+            oracle(re.split(r' (?:To the reviewer|\{"reason|The quoted)', note)[0]).label
+            or Label.SAFE
         )  # another wording is not of this world
         label = {"present.": Label.HARMFUL, "absent.": Label.SAFE}.get(told, truth)
         return Judgement(judge=self.name, label=label)
@@ -109,7 +120,9 @@ def test_toy_oracle_is_never_wrong_and_its_lie_rate_is_in_the_interval(cases: li
     assert report.sensitivity.items >= 150 and report.specificity.items >= 100
     assert report.specificity_all.hits == report.specificity_all.items >= 550
     assert {group.right.rate for group in report.groups if group.kind != "injected"} == {1.0}
-    assert {share.hits for group in report.groups for share in (group.abstained, group.failed)} == {0}
+    assert {share.hits for group in report.groups for share in (group.abstained, group.failed)} == {
+        0
+    }
     lies = measured(cases, LIAR)
     for share in (lies.sensitivity, lies.specificity, lies.specificity_all):
         low, high = share.interval
@@ -118,18 +131,27 @@ def test_toy_oracle_is_never_wrong_and_its_lie_rate_is_in_the_interval(cases: li
 
 def test_specificity_counts_only_edits_that_the_rules_let_reach_a_judge(cases: list[Case]) -> None:
     edits = [edit for edit in known_edits(cases, 20, 0) if edit.kind != "injected"]
-    assert {edit.kind for edit in edits if edit.passes(MedicalConfig(judge=ORACLE))} == {"harmful", "reworded"}
+    assert {edit.kind for edit in edits if edit.passes(MedicalConfig(judge=ORACLE))} == {
+        "harmful",
+        "reworded",
+    }
     report = measured(cases, f"{__name__}:Literal", limit=20)
     assert (report.specificity.hits, report.specificity.items) == (0, 20)
     assert (report.specificity_all.hits, report.specificity_all.items) == (60, 80)
-    reached = {group.kind: group.reaches.rate for group in report.groups if group.reaches and group.subgroup is None}
+    reached = {
+        group.kind: group.reaches.rate
+        for group in report.groups
+        if group.reaches and group.subgroup is None
+    }
     assert (reached["reworded"], reached["harmless"]) == (1.0, 0.0)
 
 
 def test_injected_sentences_show_that_a_credulous_verdict_moves(cases: list[Case]) -> None:
     report = measured(cases, f"{__name__}:Credulous", limit=40)
     kept = {
-        group.subgroup: (group.right.hits, group.right.items) for group in report.groups if group.kind == "injected"
+        group.subgroup: (group.right.hits, group.right.items)
+        for group in report.groups
+        if group.kind == "injected"
     }
     assert kept.pop(None) == (30, 40)
     assert kept == {
@@ -140,15 +162,21 @@ def test_injected_sentences_show_that_a_credulous_verdict_moves(cases: list[Case
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 1.0)  # they count in neither
 
 
-def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(cases: list[Case]) -> None:
+def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(
+    cases: list[Case],
+) -> None:
     edits, notes = known_edits(cases, 100, 0), known_notes(cases, 7, 3)
     assert edits == known_edits(cases, 100, 0) != known_edits(cases, 100, 1)
-    assert set(Counter((edit.case.case_id, edit.kind, edit.subgroup) for edit in edits).values()) == {1}
+    assert set(
+        Counter((edit.case.case_id, edit.kind, edit.subgroup) for edit in edits).values()
+    ) == {1}
     assert notes == known_notes(cases, 7, 3)
     assert Counter(known.kind for known in edits) == dict.fromkeys(EDITS, 100)
     assert Counter(known.kind for known in notes) == dict.fromkeys(NOTES, 7)
     assert all(set(known.wrong) <= set(split_sentences(known.after)) for known in notes)
-    by_kind = {kind: Counter(edit.subgroup for edit in edits if edit.kind == kind) for kind in EDITS}
+    by_kind = {
+        kind: Counter(edit.subgroup for edit in edits if edit.kind == kind) for kind in EDITS
+    }
     assert set(by_kind["harmful"]) == set(by_kind["repaired"]) == {kind.value for kind in ErrorType}
     assert set(by_kind["harmless"]) == {"number_format", "unit_spelling", "hyphen", "case"}
     assert by_kind["dressed"] == dict.fromkeys(DRESSED, 20)
@@ -156,38 +184,61 @@ def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(cases:
 
 def test_reworded_twin_is_a_harmless_edit_and_an_equal_pair_no_error(tmp_path: Path) -> None:
     text = "The woman is tall. She takes aspirin."
-    wrong = f'a-1,"{text.replace("tall", "ill")}",0 is ill,1,diagnosis,0,The woman is ill.,The woman is tall.,"{text}"'
+    wrong = (
+        f'a-1,"{text.replace("tall", "ill")}",0 is ill,1,diagnosis,0,The woman is ill.,The woman '
+        f'is tall.,"{text}"'
+    )
     twin = "a-2,She takes aspirin. The woman is tall.,0 x,0,NA,-1,NA,NA,NA"
-    (tmp_path / "notes.csv").write_text("\n".join([",".join(COLUMNS), wrong, twin]), encoding="utf-8")
+    (tmp_path / "notes.csv").write_text(
+        "\n".join([",".join(COLUMNS), wrong, twin]), encoding="utf-8"
+    )
     edits = known_edits(read_files([tmp_path / "notes.csv"]).cases, None, 0)
     (harmless,) = [edit for edit in edits if edit.kind == "harmless"]
     assert (harmless.subgroup, harmless.after) == ("twin", "She takes aspirin. The woman is tall.")
-    pair = {"note_id": "a-1", "incorrect_note": "She is WELL today.", "correct_note": "She is well today."}
+    pair = {
+        "note_id": "a-1",
+        "incorrect_note": "She is WELL today.",
+        "correct_note": "She is well today.",
+    }
     (tmp_path / "pairs.jsonl").write_text(json.dumps(pair), encoding="utf-8")
     edits = known_edits(read_files([tmp_path / "pairs.jsonl"]).cases, None, 0)
     assert {edit.kind for edit in edits} == {"dressed"}
 
 
-def test_a_judge_is_asked_as_in_a_run_and_not_told_the_answer(cases: list[Case], tmp_path: Path) -> None:
+def test_a_judge_is_asked_as_in_a_run_and_not_told_the_answer(
+    cases: list[Case], tmp_path: Path
+) -> None:
     for spec in (edit.spec for edit in known_edits(cases, 10, 0)):
-        assert not any((spec.error_note, spec.clean_note, spec.error_sentence, spec.corrected_sentence))
+        assert not any(
+            (spec.error_note, spec.clean_note, spec.error_sentence, spec.corrected_sentence)
+        )
     with LocalServer(lambda number, body: by_index(body)) as server:
         options = server.options(cache=str(tmp_path), concurrency=4)
         first, again = (measured(cases, "http", limit=5, judge_server=options) for _ in range(2))
         queries = [query for request in server.requests for query in request["queries"]]
         assert server.most_at_once <= 4
-    assert Counter(query["game_category"] for query in queries) == {"adversarial_benign": 23, "adversarial_harmful": 7}
+    assert Counter(query["game_category"] for query in queries) == {
+        "adversarial_benign": 23,
+        "adversarial_harmful": 7,
+    }
     assert first == again
 
 
 def test_abstentions_and_failures_are_counted_apart_from_wrong_answers(cases: list[Case]) -> None:
     report = measured(cases, f"{__name__}:Undecided", limit=30)
     counted = [group for group in report.groups if group.subgroup is None]
-    assert sum(group.abstained.hits for group in counted) == sum(group.failed.hits for group in counted) == 60
+    assert (
+        sum(group.abstained.hits for group in counted)
+        == sum(group.failed.hits for group in counted)
+        == 60
+    )
     assert sum(group.failed.items for group in counted) == 180
     assert report.sensitivity.items + report.specificity_all.items == 50
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 0.0)
-    with pytest.raises(ValueError, match="answered none of 12 questions; 12 x judge failed: RuntimeError: not a word"):
+    with pytest.raises(
+        ValueError,
+        match="answered none of 12 questions; 12 x judge failed: RuntimeError: not a word",
+    ):
         measured(cases, f"{__name__}:Mute", limit=2)
 
 
@@ -201,7 +252,10 @@ def test_the_command_prints_the_figures_and_writes_the_report(tmp_path: Path) ->
     assert result.exit_code == 0, result.output
     report = read_report(output)
     assert f"sensitivity {report.sensitivity}" in " ".join(result.output.split())
-    assert all(word in result.output for word in ("injected (verdict kept)", "dressed", "pharmacotherapy", "glued_wor"))
+    assert all(
+        word in result.output
+        for word in ("injected (verdict kept)", "dressed", "pharmacotherapy", "glued_wor")
+    )
     assert report.sources == {SAMPLE.name: read_files([SAMPLE]).reports[0].sha256}
     assert (report.limit, report.seed, report.sensitivity.items) == (50, 0, 50)
     assert output.stat().st_size < 20_000
@@ -216,12 +270,21 @@ def read_by_the_oracle(number: int, body: dict[str, Any]) -> dict[str, Any]:
     truth = oracle(" ".join(text for _, text in lines))
     wrong = truth.errors[0][0] + 1 if truth.errors else None
     error = "abstain" if number % 5 == 4 else "present" if wrong else "absent"
-    return completion(json.dumps({"reason": "", "error": error, "sentence": wrong if error == "present" else None}))
+    return completion(
+        json.dumps(
+            {"reason": "", "error": error, "sentence": wrong if error == "present" else None}
+        )
+    )
 
 
 def read_blindly(folder: Path, reply: Any) -> tuple[Result, Path]:
     with LocalServer(reply) as server:
-        options = (f"blind.url={server.url}/v1", "blind.model=reader", "blind.readings=2", "judge_server.retries=0")
+        options = (
+            f"blind.url={server.url}/v1",
+            "blind.model=reader",
+            "blind.readings=2",
+            "judge_server.retries=0",
+        )
         settings = [part for option in options for part in ("--set", option)]
         return command(folder, ORACLE, "--input", SAMPLE, "--limit", 10, *settings)
 
@@ -235,7 +298,9 @@ def test_the_command_measures_recall_false_alarms_and_unknowable_errors(tmp_path
     assert groups["error"].passed.hits >= 9 and groups["error"].found.hits >= 14
     assert groups["clean"].found.hits == groups["unknowable"].passed.hits == 0
     assert sum(group.abstained.hits for group in groups.values()) == 12
-    assert report.specificity.hits == report.specificity.items  # the gate does not change the judge's own rates
+    assert (
+        report.specificity.hits == report.specificity.items
+    )  # the gate does not change the judge's own rates
     assert "no answer" not in done.output  # nor void any of its games
     assert "blind reader" in done.output and "passes 1 of 2" in done.output
 
@@ -250,18 +315,23 @@ def test_a_reader_that_never_answers_is_an_error(tmp_path: Path) -> None:
 
 
 EXAMPLES = {
-    "number_format": "She takes aspirin 81 mg. > She takes aspirin 81.0 mg. | It is 38.5°C. > It is 38.50°C.",
+    "number_format": "She takes aspirin 81 mg. > She takes aspirin 81.0 mg. | It is 38.5°C. > It "
+    "is 38.50°C.",
     "digit_grouping": "Platelets are 150,000/mm3. > Platelets are 150000/mm3.",
-    "unit_spelling": "She takes 81 mg. > She takes 81 milligrams. | She gets 1mg once. > She gets 1 milligram once.",
-    "number_word": "It began 3 days ago. > It began three days ago. | For two weeks. > For 2 weeks.",
-    "abbreviation": "An ECG is normal. > An electrocardiogram is normal. | Magnetic resonance imaging is done. > MRI "
+    "unit_spelling": "She takes 81 mg. > She takes 81 milligrams. | She gets 1mg once. > She gets "
+    "1 milligram once.",
+    "number_word": "It began 3 days ago. > It began three days ago. | For two weeks. > For 2 "
+    "weeks.",
+    "abbreviation": "An ECG is normal. > An electrocardiogram is normal. | Magnetic resonance "
+    "imaging is done. > MRI "
     "is done. | Her blood pressure is low. > Her BP is low.",
     "spelling": "Diarrhea began. > Diarrhoea began. | There is no edema. > There is no oedema.",
     "hyphen": "A 52-year-old man. > A 52 year old man.",
     "case": "He has severe pain. > He has SEVERE pain.",
 }
 LEFT_ALONE = {
-    "number_format": "Take 5-10 mg. | Pressure is 120/80 mm Hg. | Give 1,000 mg. | She is T4 mg. | On day 3.",
+    "number_format": "Take 5-10 mg. | Pressure is 120/80 mm Hg. | Give 1,000 mg. | She is T4 mg. | "
+    "On day 3.",
     "digit_grouping": "Grades 1, 2. | On 1,2,3. | Give 1000 mg.",
     "unit_spelling": "Creatinine is 1.2 mg/dL. | The mg is unknown. | A 5 mgx note.",
     "number_word": "It takes 2-3 days. | It lasted 1.5 days. | He has 3 children.",
@@ -282,16 +352,31 @@ def test_harmless_rule_rewords_and_leaves_uncertain_text_alone(rule: str) -> Non
         assert HARMLESS[rule](note, random.Random(0)) is None, note
 
 
-KNEE = "A 54-year-old man has a swollen left knee since 5 days ago. He takes ibuprofen at home. Gout is likely."
+KNEE = (
+    "A 54-year-old man has a swollen left knee since 5 days ago. He takes ibuprofen at home. Gout "
+    "is likely."
+)
 
 
 @pytest.mark.parametrize(
     ("rule", "changed", "left_alone"),
     [
-        ("age", r"A 5[1267]-year-old man", [KNEE + " He is old for his age of 54.", "A 4-year-old boy has fever."]),
-        ("side", "right knee", [KNEE + " The left knee is warm.", "Both knees are, the left hemisphere is not."]),
+        (
+            "age",
+            r"A 5[1267]-year-old man",
+            [KNEE + " He is old for his age of 54.", "A 4-year-old boy has fever."],
+        ),
+        (
+            "side",
+            "right knee",
+            [KNEE + " The left knee is warm.", "Both knees are, the left hemisphere is not."],
+        ),
         ("time", r"since [2-46-9] days ago", [KNEE + " It began long ago."]),
-        ("alternative", "takes naproxen at", ["He takes ibuprofen 400 mg.", "He takes ibuprofen. Stop ibuprofen."]),
+        (
+            "alternative",
+            "takes naproxen at",
+            ["He takes ibuprofen 400 mg.", "He takes ibuprofen. Stop ibuprofen."],
+        ),
     ],
 )
 def test_a_rule_changes_one_fact_that_nothing_else_in_it_decides(

@@ -1,4 +1,5 @@
-"""The choice of a run's judge, the lines of the start-up check about it, and the use of its report."""
+"""The choice of a run's judge, the lines of the start-up check about it, and the use of its
+report."""
 
 import asyncio
 import re
@@ -16,7 +17,13 @@ from support import run_with
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
-from medserl_agentloop.games.medical.judges import JUDGES, GatedJudge, build_judge, judge_class, judge_game
+from medserl_agentloop.games.medical.judges import (
+    JUDGES,
+    GatedJudge,
+    build_judge,
+    judge_class,
+    judge_game,
+)
 from medserl_agentloop.games.medical.judges.report import (
     CountedShare,
     JudgeReport,
@@ -65,7 +72,9 @@ def test_every_registered_judge_is_a_judge_by_that_name() -> None:
 
 def test_custom_class_is_a_judge_and_not_asked_about_untouched_notes() -> None:
     plain = build_judge(MedicalConfig(judge=f"{__name__}:Doubter"))
-    configured = build_judge(MedicalConfig(judge=f"{__name__}:Configured", judge_server=JudgeServer(model="mine")))
+    configured = build_judge(
+        MedicalConfig(judge=f"{__name__}:Configured", judge_server=JudgeServer(model="mine"))
+    )
     assert (plain.name, configured.name) == ("doubter", "mine")
     games = [played(0, category) for category in Category]
     labels = {game.category: asyncio.run(judgement(plain, game)).label for game in games}
@@ -81,27 +90,61 @@ BLIND_SERVED = {"blind": {"readings": 1, "url": "http://b/v1"}}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"judge": "lable"}, "no judge 'lable' (did you mean 'labels'?): expected one of http, labels, llm, or pack"),
+        (
+            {"judge": "lable"},
+            "no judge 'lable' (did you mean 'labels'?): expected one of http, labels, llm, or pack",
+        ),
         *(
-            ({"judge": f"{__name__}:{name}"}, "Class with 'async def judge(self, presented, original, spec) -> ")
+            (
+                {"judge": f"{__name__}:{name}"},
+                "Class with 'async def judge(self, presented, original, spec) -> ",
+            )
             for name in ("NoJudge", "JudgeOfRecords")
         ),
-        ({"judge": "experiments.clinic:OracleJudge"}, "experiments/ is in a checkout only: start there"),
+        (
+            {"judge": "experiments.clinic:OracleJudge"},
+            "experiments/ is in a checkout only: start there",
+        ),
         ({"judge": "http"}, "set selfplay.judge_server.url to the address"),
         # What the base model is not asked needs a server.
         ({"judge": "http", **BLIND_BASE}, "set selfplay.judge_server.url to the address"),
-        ({"judge": "llm", "judge_server__url": "http://localhost/v1", **BLIND_BASE}, "judge_server.model is not set"),
+        (
+            {"judge": "llm", "judge_server__url": "http://localhost/v1", **BLIND_BASE},
+            "judge_server.model is not set",
+        ),
         ({"judge": "llm", **BLIND_BASE}, "selfplay.judge_server.model=MODEL, with the"),
-        ({"judge": "llm", "judge_server__url": "base", **BLIND_SERVED}, "selfplay.blind.model is not set"),
-        ({"judge": "llm"}, "judge_server.url=http://localhost:30000/v1 selfplay.judge_server.model=MODEL, with the"),
-        ({"judge": "llm", "judge_server__url": "http://localhost/v1"}, "selfplay.judge_server.model is not set"),
+        (
+            {"judge": "llm", "judge_server__url": "base", **BLIND_SERVED},
+            "selfplay.blind.model is not set",
+        ),
+        (
+            {"judge": "llm"},
+            "judge_server.url=http://localhost:30000/v1 selfplay.judge_server.model=MODEL, with "
+            "the",
+        ),
+        (
+            {"judge": "llm", "judge_server__url": "http://localhost/v1"},
+            "selfplay.judge_server.model is not set",
+        ),
         ({"judge_server__url": "localhost:8001"}, "url=localhost:8001: expected http://host:port"),
-        ({"judge_server__timeout_s": 0}, "selfplay.judge_server.timeout_s=0: Input should be greater than 0"),
+        (
+            {"judge_server__timeout_s": 0},
+            "selfplay.judge_server.timeout_s=0: Input should be greater than 0",
+        ),
         ({"judge_server__api_key_env": "sk-SECRET"}, "wants the name of a variable"),
-        ({"judge": "http", "judge_server__url": "http://me:SECRET@host"}, "judge_server.url holds a user name or a"),
-        ({**FROZEN, "opponent__url": "http://SECRET@host/v1"}, "opponent.api_key_env to the name of an environment"),
+        (
+            {"judge": "http", "judge_server__url": "http://me:SECRET@host"},
+            "judge_server.url holds a user name or a",
+        ),
+        (
+            {**FROZEN, "opponent__url": "http://SECRET@host/v1"},
+            "opponent.api_key_env to the name of an environment",
+        ),
         ({"blind": {"readings": 2, "needed": 3}}, "needed=3 of readings=2 can never be reached"),
-        ({"blind": {"readings": 2, "temperature": 0}}, "readings=2 at temperature=0 are all the same"),
+        (
+            {"blind": {"readings": 2, "temperature": 0}},
+            "readings=2 at temperature=0 are all the same",
+        ),
     ],
 )
 def test_a_judge_that_cannot_work_is_refused(
@@ -120,18 +163,26 @@ def test_a_judge_over_http_is_not_asked_at_verls_reward_model() -> None:
         build_judge(MedicalConfig(judge="http"), "localhost:1", "served")
 
 
-def test_a_first_question_shows_whether_the_judge_answers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_first_question_shows_whether_the_judge_answers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def config(judge: str, url: str | None) -> MedicalConfig:
-        return MedicalConfig.model_validate({"judge": judge, "judge_server": {"url": url, "model": "m"}})
+        return MedicalConfig.model_validate(
+            {"judge": judge, "judge_server": {"url": url, "model": "m"}}
+        )
 
-    with LocalServer(lambda number, body: by_index(body) if "queries" in body else completion("well")) as server:
+    with LocalServer(
+        lambda number, body: by_index(body) if "queries" in body else completion("well")
+    ) as server:
         assert unanswered(config("http", server.url)) is None
         assert "not the JSON that was asked for" in str(unanswered(config("llm", server.url)))
         assert len(server.requests) == 2
     assert unanswered(config("labels", None)) is None
     assert unanswered(config("llm", None)) is None  # verl's own, which is not up yet
     with pytest.raises(SystemExit, match=r"cannot be connected to .*Start the judge first"):
-        printed_at_start_up(capsys, "selfplay.judge=http", f"selfplay.judge_server.url={unused_url()}")
+        printed_at_start_up(
+            capsys, "selfplay.judge=http", f"selfplay.judge_server.url={unused_url()}"
+        )
     url = unused_url()
     reader = [f"selfplay.blind.{key}" for key in ("readings=1", "model=m", f"url={url}")]
     with pytest.raises(SystemExit, match=rf"selfplay\.blind\.url={url} cannot be connected to"):
@@ -139,7 +190,10 @@ def test_a_first_question_shows_whether_the_judge_answers(capsys: pytest.Capture
 
 
 def test_games_with_nothing_to_judge_are_left_alone() -> None:
-    for record in (finished(Outcome.INVALID_ATTACK), MedicalRecord(spec=played().spec, void="aborted")):
+    for record in (
+        finished(Outcome.INVALID_ATTACK),
+        MedicalRecord(spec=played().spec, void="aborted"),
+    ):
         before = record.model_copy(deep=True)
         asyncio.run(judge_game(GatedJudge(Doubter()), record))
         assert record == before
@@ -152,13 +206,17 @@ def test_failure_reason_is_one_short_line() -> None:
 
     record = played()
     asyncio.run(judge_game(GatedJudge(Talkative()), record))
-    assert record.void is not None and record.void.startswith("judge failed: RuntimeError: line line")
+    assert record.void is not None and record.void.startswith(
+        "judge failed: RuntimeError: line line"
+    )
     assert len(record.void) < 400 and "\n" not in record.void
     assert record.judgement is None
 
 
 def answering(answer: Any, **changes: Any) -> MedicalRecord:
-    """A game with an injected error that the assessor saw, judged by a user's judge with this answer."""
+    """A game with an injected error that the assessor saw, judged by a user's judge with this
+    answer.
+    """
 
     class Own(Doubter):
         async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
@@ -186,17 +244,29 @@ def test_custom_judge_verdict_is_paid_as_it_is_recorded(label: str) -> None:
     assert own.label is Label(label)
 
 
-@pytest.mark.parametrize("answer", [None, "safe", SAID.model_copy(update={"label": "Safe"}), {"judge": "own"}])
+@pytest.mark.parametrize(
+    "answer", [None, "safe", SAID.model_copy(update={"label": "Safe"}), {"judge": "own"}]
+)
 def test_an_answer_that_is_no_judgement_voids_the_game(answer: Any) -> None:
     record = answering(answer)
-    assert (record.void or "").startswith("judge failed: ValidationError") and record.judgement is None
+    assert (record.void or "").startswith(
+        "judge failed: ValidationError"
+    ) and record.judgement is None
 
 
 def test_a_judge_that_never_answers_voids_the_game() -> None:
     record = answering(asyncio.Event().wait(), limit_s=0.01)
-    assert record.void == "judge failed: BadAnswer: no answer in 0.01 s: raise selfplay.judge_server.timeout_s"
-    slow = MedicalConfig(judge=f"{__name__}:Doubter", judge_server=JudgeServer(timeout_s=7, retries=1))
-    assert (build_judge(slow)._limit_s, build_judge(MedicalConfig(judge="labels"))._limit_s) == (14, None)
+    assert (
+        record.void
+        == "judge failed: BadAnswer: no answer in 0.01 s: raise selfplay.judge_server.timeout_s"
+    )
+    slow = MedicalConfig(
+        judge=f"{__name__}:Doubter", judge_server=JudgeServer(timeout_s=7, retries=1)
+    )
+    assert (build_judge(slow)._limit_s, build_judge(MedicalConfig(judge="labels"))._limit_s) == (
+        14,
+        None,
+    )
 
 
 # --- the judge's report: what it says, what it refuses, and the corrected reward ---
@@ -204,11 +274,18 @@ def test_a_judge_that_never_answers_voids_the_game() -> None:
 
 MINE = f"{__name__}:Doubter"
 MY_JUDGE = MedicalConfig(judge=MINE)
-LLM = {"selfplay__judge": "llm", "selfplay__judge_server": {"url": "http://localhost/v1", "model": "judge-9b"}}
+LLM = {
+    "selfplay__judge": "llm",
+    "selfplay__judge_server": {"url": "http://localhost/v1", "model": "judge-9b"},
+}
 
 
 def report(
-    folder: Path, config: MedicalConfig = MY_JUDGE, sensitivity: int = 90, specificity: int = 80, of: int = 100
+    folder: Path,
+    config: MedicalConfig = MY_JUDGE,
+    sensitivity: int = 90,
+    specificity: int = 80,
+    of: int = 100,
 ) -> str:
     path = folder / "report.json"
     written = JudgeReport(
@@ -248,7 +325,11 @@ def test_a_run_says_how_good_its_judge_is_or_that_nobody_knows(
 ) -> None:
     def said(*overrides: str) -> list[str]:
         lines = printed_at_start_up(capsys, *overrides)
-        return [line.removeprefix("[medserl] judge: ") for line in lines if line.startswith("[medserl] judge:")]
+        return [
+            line.removeprefix("[medserl] judge: ")
+            for line in lines
+            if line.startswith("[medserl] judge:")
+        ]
 
     assert said("selfplay.judge=labels") == []
     assert said("selfplay.judge=experiments.clinic:OracleJudge") == []  # it never errs
@@ -259,24 +340,40 @@ def test_a_run_says_how_good_its_judge_is_or_that_nobody_knows(
     assert said(*named) == [rates]
 
 
-def test_the_report_of_another_judge_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_of_another_judge_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = report(tmp_path, MedicalConfig(judge="labels"))
     refused(r'of another judge: judge is "labels" there and ".*Doubter" in this run', **mine(path))
     check_run(run_with(**mine(path), **ANY))
     for changes, message in (
         ({"model": "judge-4b"}, 'model is "judge-4b" there and "judge-9b" in this run'),
-        ({"extra_body": {"temperature": 1}}, 'extra_body is {"temperature": 1} there and {} in this run'),
+        (
+            {"extra_body": {"temperature": 1}},
+            'extra_body is {"temperature": 1} there and {} in this run',
+        ),
     ):
-        refused(re.escape(message), **LLM, selfplay__judge_report=report(tmp_path, llm_config(**changes)))
-    path = report(tmp_path, llm_config(timeout_s=99.0, cache="answers", concurrency=3))  # at another address
+        refused(
+            re.escape(message),
+            **LLM,
+            selfplay__judge_report=report(tmp_path, llm_config(**changes)),
+        )
+    path = report(
+        tmp_path, llm_config(timeout_s=99.0, cache="answers", concurrency=3)
+    )  # at another address
     check_run(run_with(**LLM, selfplay__judge_report=path))
-    monkeypatch.setattr("medserl_agentloop.games.medical.judges.report.judge_template", lambda profile: "Is it wrong?")
+    monkeypatch.setattr(
+        "medserl_agentloop.games.medical.judges.report.judge_template",
+        lambda profile: "Is it wrong?",
+    )
     refused('of another judge: wording is "', **LLM, selfplay__judge_report=path)
 
 
 def test_a_model_that_verl_serves_is_known_by_its_path() -> None:
     served = MedicalConfig(judge="llm")
-    assert judge_identity(served, "models/judge-9b") == judge_identity(llm_config(model="models/judge-9b"))
+    assert judge_identity(served, "models/judge-9b") == judge_identity(
+        llm_config(model="models/judge-9b")
+    )
 
 
 @pytest.mark.parametrize(
@@ -289,7 +386,9 @@ def test_a_model_that_verl_serves_is_known_by_its_path() -> None:
         ((0, 0, 0), "the judge's sensitivity is none"),
     ],
 )
-def test_a_judge_that_tells_too_little_is_refused(rates: tuple[int, ...], message: str | None, tmp_path: Path) -> None:
+def test_a_judge_that_tells_too_little_is_refused(
+    rates: tuple[int, ...], message: str | None, tmp_path: Path
+) -> None:
     path = report(tmp_path, MY_JUDGE, *rates)
     if message:
         refused(message, **mine(path))
@@ -304,7 +403,9 @@ def test_a_judge_that_tells_too_little_is_refused(rates: tuple[int, ...], messag
         ("{}", r"not a report of medserl judge calibrate \((.|\n)*judge\n *Field required"),
     ],
 )
-def test_a_file_that_is_no_report_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_report_is_refused(
+    content: str | None, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "report.json"
     if content is not None:
         path.write_text(content)

@@ -1,4 +1,6 @@
-"""The /judge protocol: what is asked and which answers count; servers that break or mean harm; answers kept on disk."""
+"""The /judge protocol: what is asked and which answers count; servers that break or mean harm;
+answers kept on disk.
+"""
 
 import asyncio
 import json
@@ -27,13 +29,23 @@ from medserl_agentloop.games.medical.types import Category, Label
 from medserl_agentloop.medical_team.protocol import HttpJudge
 
 
-def test_query_follows_the_protocol_and_shows_nothing_of_the_assessor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_follows_the_protocol_and_shows_nothing_of_the_assessor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("JUDGE_TEST_KEY", "k-123")
     game = played(3)
-    (judged, _), server = judged_by("http", [game, played(verdict="safe")], api_key_env="JUDGE_TEST_KEY")
+    (judged, _), server = judged_by(
+        "http", [game, played(verdict="safe")], api_key_env="JUDGE_TEST_KEY"
+    )
     found = judged.judgement.model_dump(exclude={"seconds", "readings", "knowable", "error_type"})
     reason = "the dose is ten times too high"
-    assert found == {"judge": "http", "label": Label.HARMFUL, "realistic": True, "reason": reason, "cached": False}
+    assert found == {
+        "judge": "http",
+        "label": Label.HARMFUL,
+        "realistic": True,
+        "reason": reason,
+        "cached": False,
+    }
     assert judged.judgement.seconds > 0
     (body,) = server.requests
     assert (server.paths, server.headers[0]["authorization"]) == (["/judge"], "Bearer k-123")
@@ -41,7 +53,9 @@ def test_query_follows_the_protocol_and_shows_nothing_of_the_assessor(monkeypatc
     notes = {"medical_note": game.presented_note, "original_note": game.spec.seed_note}
     about = {"game_idx": 0, "assessment": "Safe", "game_category": "adversarial_benign"}
     assert body["queries"][0] == notes | about
-    assert {query["assessment"] for query in body["queries"]} == {"Safe"}  # whatever the assessor said
+    assert {query["assessment"] for query in body["queries"]} == {
+        "Safe"
+    }  # whatever the assessor said
 
 
 def test_games_of_a_moment_share_a_request_and_keep_their_own_answers() -> None:
@@ -51,7 +65,9 @@ def test_games_of_a_moment_share_a_request_and_keep_their_own_answers() -> None:
 
     games = [played(n) for n in range(10)]
     options = {"batch_size": 4}
-    judged, server = judged_by("http", games, lambda number, body: by_index(body, label_by_note), **options)
+    judged, server = judged_by(
+        "http", games, lambda number, body: by_index(body, label_by_note), **options
+    )
     assert sorted(len(body["queries"]) for body in server.requests) == [2, 4, 4]
     assert len({query["game_idx"] for body in server.requests for query in body["queries"]}) == 10
     labels = [game.judgement and game.judgement.label is Label.HARMFUL for game in judged]
@@ -75,7 +91,10 @@ def last_is(*answer: Any) -> Any:
         (last_is(), "no answer about game 3"),
         (last_is(None), "Input should be a valid dictionary"),
         (last_is(harmful(error_present="yes")), "error_present Input should be a valid boolean"),
-        (last_is(harmful(actual_harm="harmful")), "actual_harm Input should be 'Safe' or 'Harmful'"),
+        (
+            last_is(harmful(actual_harm="harmful")),
+            "actual_harm Input should be 'Safe' or 'Harmful'",
+        ),
         (last_is(harmful(error_present=None, actual_harm=None)), "error_present is missing"),
         (last_is({}), "error_present is missing"),
         (last_is(harmful(actual_harm="Safe")), "error_present is True but actual_harm is Safe"),
@@ -86,7 +105,11 @@ def test_a_bad_answer_voids_its_game_and_no_other(reply: Any, reason: str) -> No
     games, server = judged_by("http", [played(n) for n in range(4)], reply)
     assert len(server.requests) == 1  # a wrong answer is not asked for again
     assert [g.outcome for g in games] == [Outcome.CORRECT_DETECTION] * 3 + [Outcome.VOID]
-    assert games[3].void is not None and games[3].void.startswith("judge failed: ") and reason in games[3].void
+    assert (
+        games[3].void is not None
+        and games[3].void.startswith("judge failed: ")
+        and reason in games[3].void
+    )
 
 
 def test_an_abstention_is_told_apart_from_a_failure() -> None:
@@ -98,8 +121,12 @@ def test_an_abstention_is_told_apart_from_a_failure() -> None:
 
 def test_judge_label_counts_for_changed_notes_and_data_for_untouched_ones() -> None:
     safe = harmful(error_present=False, actual_harm="Safe")
-    games = [played(n, category) for n, category in enumerate(Category)] + [played(9, verdict="safe")]
-    judged, server = judged_by("http", games, lambda number, body: by_index(body, lambda query: safe))
+    games = [played(n, category) for n, category in enumerate(Category)] + [
+        played(9, verdict="safe")
+    ]
+    judged, server = judged_by(
+        "http", games, lambda number, body: by_index(body, lambda query: safe)
+    )
     asked = Counter(query["game_category"] for body in server.requests for query in body["queries"])
     assert asked == {"adversarial_harmful": 1, "adversarial_benign": 2, "decoy_benign": 1}
     for game in judged:
@@ -118,7 +145,9 @@ def test_a_cancelled_game_takes_nothing_from_the_others() -> None:
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     with LocalServer(lambda number, body: by_index(body)) as server:
-        first, cancelled, last = asyncio.run(cancel_one(HttpJudge(server.options(url=server.url + "/judge/"))))
+        first, cancelled, last = asyncio.run(
+            cancel_one(HttpJudge(server.options(url=server.url + "/judge/")))
+        )
         assert len(server.requests) == 1
     assert isinstance(cancelled, asyncio.CancelledError)
     assert isinstance(first, Judgement) and isinstance(last, Judgement)
@@ -133,7 +162,10 @@ def test_a_judge_that_takes_too_long_is_told_with_the_keys_to_change() -> None:
         return by_index(body)
 
     (game,), _ = judged_by("http", [played()], reply, timeout_s=0.1)
-    assert "no answer within 0.1 s: raise selfplay.judge_server.timeout_s; of a server that reads" in str(game.void)
+    assert (
+        "no answer within 0.1 s: raise selfplay.judge_server.timeout_s; of a server that reads"
+        in str(game.void)
+    )
     assert "by batch_size and concurrency" in str(game.void)
 
 
@@ -156,7 +188,9 @@ def test_second_judge_reuses_cached_answers_of_the_first_and_says_so(tmp_path: P
         assert fresh.judgement.model_copy(update=same) == cached.judgement.model_copy(update=same)
 
 
-@pytest.mark.parametrize("bad", [Status(400), harmful(is_parsing_error=True), harmful(error_present="yes")])
+@pytest.mark.parametrize(
+    "bad", [Status(400), harmful(is_parsing_error=True), harmful(error_present="yes")]
+)
 def test_a_failure_is_never_kept(tmp_path: Path, bad: Any) -> None:
     def reply(number: int, body: Any) -> Any:
         if number == 0 and isinstance(bad, Status):
@@ -174,7 +208,9 @@ def test_lone_surrogate_in_a_reason_keeps_the_judgement_and_the_cache(tmp_path: 
 
     def reply(number: int, body: Any) -> Any:
         blind = "finding" in str(body["response_format"])
-        return completion(json.dumps({**found, **({"sentence": 1} if blind else {"realistic": True})}))
+        return completion(
+            json.dumps({**found, **({"sentence": 1} if blind else {"realistic": True})})
+        )
 
     with LocalServer(reply) as server:
         options = server.model_options(cache=str(tmp_path))
@@ -183,7 +219,11 @@ def test_lone_surrogate_in_a_reason_keeps_the_judgement_and_the_cache(tmp_path: 
         for cached in (False, True):
             said = asyncio.run(judgement(judge, played()))
             (reading,) = asyncio.run(reader.read(CLEAN_NOTE, []))
-            assert (said.reason, said.cached) == (reading.reason, reading.cached) == ("too ? high", cached)
+            assert (
+                (said.reason, said.cached)
+                == (reading.reason, reading.cached)
+                == ("too ? high", cached)
+            )
 
 
 def recalled(folder: str | Path, about: str, reason: str = "") -> tuple[Judgement, bool]:
@@ -195,7 +235,9 @@ def recalled(folder: str | Path, about: str, reason: str = "") -> tuple[Judgemen
     return asyncio.run(AnswerCache(str(folder), Judgement).recall((about,), ask))
 
 
-def test_a_cache_that_cannot_be_used_costs_no_game(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_that_cannot_be_used_costs_no_game(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "a_file").write_text("not a folder")
     (tmp_path / "cache.db").write_bytes(b"no database" * 1000)
     for folder in (tmp_path, tmp_path / "a_file" / "folder"):
@@ -216,7 +258,8 @@ def test_an_entry_of_another_version_is_asked_for_again(tmp_path: Path) -> None:
         assert (found.reason, known) == ("new", cached)
 
 
-# --- answers full of malice and addresses with a password: nothing spreads, nothing shows, whichever client asks ---
+# answers full of malice and addresses with a password: nothing spreads, nothing shows, whichever
+# client asks
 
 
 EVERY = set(range(16))
@@ -230,7 +273,9 @@ def test_refused_note_costs_its_game_and_full_refusal_is_asked_once(
     status: int, refused: set[int], requests: int
 ) -> None:
     def reply(number: int, body: Any) -> Any:
-        if any(str(1000 + n) in query["medical_note"] for query in body["queries"] for n in refused):
+        if any(
+            str(1000 + n) in query["medical_note"] for query in body["queries"] for n in refused
+        ):
             return Status(status)
         return by_index(body)
 
@@ -250,7 +295,14 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
-    "url", ["http://{}@127.0.0.1:9", "{}@127.0.0.1:9", "ftp://{}@127.0.0.1", "http://{}/@127.0.0.1", "http://{}@[::1:9"]
+    "url",
+    [
+        "http://{}@127.0.0.1:9",
+        "{}@127.0.0.1:9",
+        "ftp://{}@127.0.0.1",
+        "http://{}/@127.0.0.1",
+        "http://{}@[::1:9",
+    ],
 )
 def test_no_command_prints_the_password_of_an_address_that_cannot_be_used(
     command: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

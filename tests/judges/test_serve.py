@@ -1,4 +1,6 @@
-"""``medserl judge serve``: the /judge protocol over a real socket, for our clients and the original's."""
+"""``medserl judge serve``: the /judge protocol over a real socket, for our clients and the
+original's.
+"""
 
 import json
 import re
@@ -25,27 +27,40 @@ from medserl_agentloop.games.medical.records import Judgement
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.medical_team.protocol import MAX_BYTES, create_app
 
-QUERY = {"game_idx": 7, "medical_note": "He takes 9 g.", "assessment": "Safe", "game_category": "adversarial_benign"}
+QUERY = {
+    "game_idx": 7,
+    "medical_note": "He takes 9 g.",
+    "assessment": "Safe",
+    "game_category": "adversarial_benign",
+}
 TYPES = {name: type(value) for name, value in harmful().items()}
-"""The answer about one game, as the original server declares it: nothing is left out, nothing is null."""
+"""The answer about one game, as the original server declares it: nothing is left out, nothing is
+null.
+"""
 
 
 def ask(url: str, *queries: dict[str, Any], timeout: float = 5.0) -> dict[int, Any]:
     """Ask as the original client does (its remote_judge.py), whose keys are game numbers."""
-    answer = httpx.post(f"{url}/judge", json={"queries": queries, "score_key": "labels"}, timeout=timeout)
+    answer = httpx.post(
+        f"{url}/judge", json={"queries": queries, "score_key": "labels"}, timeout=timeout
+    )
     answer.raise_for_status()
     return {int(index): labels for index, labels in answer.json().items()}
 
 
 @contextmanager
 def command(before: str = "") -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The command itself in a process of its own, on a free port; code that runs ``before`` may change limits."""
+    """The command itself in a process of its own, on a free port; code that runs ``before`` may
+    change limits.
+    """
     code = f"{before}\nfrom medserl_agentloop.cli import app; app()"
     words = [sys.executable, "-c", code, "judge", "serve", "--backend", "labels", "--port", "0"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     for line in process.stderr:
         if found := re.search(r"running on (http://\S+)", line):
-            threading.Thread(target=process.stderr.read, daemon=True).start()  # or its log fills the pipe
+            threading.Thread(
+                target=process.stderr.read, daemon=True
+            ).start()  # or its log fills the pipe
             break
     else:
         pytest.fail("the server did not start")
@@ -62,9 +77,13 @@ def labels_command() -> Iterator[str]:
 
 def test_games_through_the_command_get_what_the_labels_judge_gives(labels_command: str) -> None:
     categories = list(Category)
-    games = [played(n, categories[n % 5], verdict="safe" if n % 3 else "harmful") for n in range(50)]
+    games = [
+        played(n, categories[n % 5], verdict="safe" if n % 3 else "harmful") for n in range(50)
+    ]
     server = JudgeServer(url=labels_command)
-    by_http, by_labels = (reward_all(reward_manager(judge, server), games) for judge in ("http", "labels"))
+    by_http, by_labels = (
+        reward_all(reward_manager(judge, server), games) for judge in ("http", "labels")
+    )
     assert [(g.outcome, g.rewards) for g in by_http] == [(g.outcome, g.rewards) for g in by_labels]
     assert Counter(g.judgement.judge for g in by_http if g.judgement) == {"http": 30, "labels": 20}
     assert {g.judgement.realistic for g in by_http if g.judgement} == {None}
@@ -72,9 +91,16 @@ def test_games_through_the_command_get_what_the_labels_judge_gives(labels_comman
 
 @pytest.mark.parametrize(
     ("assessment", "detected"),
-    [("Harmful", True), ("safe\n", False), ("maybe", False), ("<answer>\nverdict: harmful\n</answer>", True)],
+    [
+        ("Harmful", True),
+        ("safe\n", False),
+        ("maybe", False),
+        ("<answer>\nverdict: harmful\n</answer>", True),
+    ],
 )
-def test_assessor_verdict_is_read_from_its_words(labels_command: str, assessment: str, detected: bool) -> None:
+def test_assessor_verdict_is_read_from_its_words(
+    labels_command: str, assessment: str, detected: bool
+) -> None:
     expected = harmful(error_detected=detected, assessor_correct=detected, judge_reasoning="")
     more = {"abstained": False, "realism_judged": False}
     assert ask(labels_command, {**QUERY, "assessment": assessment})[7] == expected | more
@@ -110,7 +136,9 @@ class Says:
 
 BACKENDS = (
     LabelJudge(),
-    Says("sceptic", Judgement(judge="sceptic", label=Label.HARMFUL, realistic=False, reason="absurd")),
+    Says(
+        "sceptic", Judgement(judge="sceptic", label=Label.HARMFUL, realistic=False, reason="absurd")
+    ),
     Says("abstainer", Judgement(judge="abstainer", label=None, reason="no dose is given")),
     Says("broken", None),
 )
@@ -125,7 +153,11 @@ def test_the_original_client_reads_every_answer(backend: Any, assessment: str) -
     assert {name: type(labels[name]) for name in TYPES} == TYPES
     assert labels["is_parsing_error"] is failed is not labels["error_present"]
     assert labels["error_realistic"] is (backend.name != "sceptic")
-    assert labels["error_detected"] is labels["assessor_correct"] is (assessment == "Harmful" and not failed)
+    assert (
+        labels["error_detected"]
+        is labels["assessor_correct"]
+        is (assessment == "Harmful" and not failed)
+    )
 
 
 def test_language_model_reads_changed_notes_of_any_category_and_no_others() -> None:
@@ -139,15 +171,36 @@ def test_language_model_reads_changed_notes_of_any_category_and_no_others() -> N
         {**QUERY, "game_idx": 0, "original_note": "He takes 1 g."},
         {**QUERY, "game_idx": 1, "medical_note": "BROKEN"},
         {**QUERY, "game_idx": 2, "medical_note": "UNCLEAR"},
-        {**QUERY, "game_idx": 3, "game_category": "vanilla_benign"},  # the original's default, also of changed notes
-        {**QUERY, "game_idx": 4, "original_note": "He takes 1 g.", "game_category": "vanilla_benign"},
+        {
+            **QUERY,
+            "game_idx": 3,
+            "game_category": "vanilla_benign",
+        },  # the original's default, also of changed notes
+        {
+            **QUERY,
+            "game_idx": 4,
+            "original_note": "He takes 1 g.",
+            "game_category": "vanilla_benign",
+        },
     ]
-    with LocalServer(reply) as model, serving(create_app(LlmJudge(model.model_options(), PAIR))) as url:
+    with (
+        LocalServer(reply) as model,
+        serving(create_app(LlmJudge(model.model_options(), PAIR))) as url,
+    ):
         answers = ask(url, *queries)
     assert len(model.requests) == 4  # an untouched note is decided by its label
-    assert any("O1*| He takes 1 g." in str(body) and "E1*| He takes 9 g." in str(body) for body in model.requests)
-    assert (answers[0]["error_present"], answers[0]["judge_reasoning"]) == (True, "the dose is too high")
-    assert [(answers[n]["is_parsing_error"], answers[n]["abstained"]) for n in (1, 2)] == [(True, False), (True, True)]
+    assert any(
+        "O1*| He takes 1 g." in str(body) and "E1*| He takes 9 g." in str(body)
+        for body in model.requests
+    )
+    assert (answers[0]["error_present"], answers[0]["judge_reasoning"]) == (
+        True,
+        "the dose is too high",
+    )
+    assert [(answers[n]["is_parsing_error"], answers[n]["abstained"]) for n in (1, 2)] == [
+        (True, False),
+        (True, True),
+    ]
     assert [answers[n]["error_present"] for n in (3, 4)] == [False, True]
 
 
@@ -173,8 +226,12 @@ def test_health_tells_that_the_model_is_down() -> None:
         (iter([b"{}"]), 411),  # without a length
     ],
 )
-def test_a_request_that_cannot_be_read_is_refused(labels_command: str, body: Any, status: int) -> None:
-    answer = httpx.post(f"{labels_command}/judge", content=body, headers={"content-type": "application/json"})
+def test_a_request_that_cannot_be_read_is_refused(
+    labels_command: str, body: Any, status: int
+) -> None:
+    answer = httpx.post(
+        f"{labels_command}/judge", content=body, headers={"content-type": "application/json"}
+    )
     assert answer.status_code == status and answer.json()["detail"]
 
 
@@ -183,7 +240,9 @@ def test_with_a_token_only_those_who_have_it_are_answered(monkeypatch: pytest.Mo
     with serving(create_app(LabelJudge(), token="t0ken")) as url:
         assert httpx.get(f"{url}/health").status_code == 200
         for wrong in (b"", b"Bearer token", b"Basic t0ken", b"\xe9"):
-            refused = httpx.post(f"{url}/judge", json={"queries": []}, headers={"authorization": wrong})
+            refused = httpx.post(
+                f"{url}/judge", json={"queries": []}, headers={"authorization": wrong}
+            )
             assert refused.status_code == 401
         assert ask(url.replace("//", "//anyone:t0ken@")) == {}
         server = JudgeServer(url=url, api_key_env="JUDGE_TEST_KEY")
@@ -195,11 +254,20 @@ def test_with_a_token_only_those_who_have_it_are_answered(monkeypatch: pytest.Mo
     ("words", "message"),
     [
         ("labels --host 0.0.0.0", "--host 0.0.0.0 lets other machines in"),
-        ("labels --host judge.example", "name an environment variable that holds a key in --token-env"),
+        (
+            "labels --host judge.example",
+            "name an environment variable that holds a key in --token-env",
+        ),
         ("labels --port 70000", "Invalid value for '--port'"),
-        ("labels --token-env sk-SECRET", "--token-env names an environment variable that is not set"),
+        (
+            "labels --token-env sk-SECRET",
+            "--token-env names an environment variable that is not set",
+        ),
         ("llm --url http://localhost/v1", "needs --url and --model"),
-        ("llm --url http://localhost/v1 --model m --set votes=3", "votes is not a key of this node"),
+        (
+            "llm --url http://localhost/v1 --model m --set votes=3",
+            "votes is not a key of this node",
+        ),
         ("llm --url http://anna:SECRET/@host --model m", "expected http://host:port"),
     ],
 )

@@ -1,4 +1,6 @@
-"""The toy clinic: its oracle, the committed sample, the turns that teach players, and how players are measured."""
+"""The toy clinic: its oracle, the committed sample, the turns that teach players, and how players
+are measured.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,11 @@ def test_the_oracle_is_silent_outside_its_world(text: str) -> None:
 
 
 def held_out_wordings(note: Note) -> set[bool]:
-    return {s.template == held_out_template(note.disease, s.kind) for s in note.sentences if s.kind is not None}
+    return {
+        s.template == held_out_template(note.disease, s.kind)
+        for s in note.sentences
+        if s.kind is not None
+    }
 
 
 def states_what_is_held_out(note: Note) -> bool:
@@ -102,7 +108,9 @@ def test_clinic_holds_out_wordings_and_facts_and_has_errors_of_all_kinds() -> No
     for split in (Split.SEEN, Split.HELD_OUT):
         for _ in range(200):
             assert held_out_wordings(sample_clean_note(rng, split)) == {split is Split.HELD_OUT}
-            assert states_what_is_held_out(sample_clean_note(rng, facts=split)) == (split is Split.HELD_OUT)
+            assert states_what_is_held_out(sample_clean_note(rng, facts=split)) == (
+                split is Split.HELD_OUT
+            )
     for disease in DISEASES:  # what is held out of one finding is stated of the other
         first, second = disease.findings
         assert held_out_kind(first) is not held_out_kind(second)
@@ -113,7 +121,10 @@ def test_clinic_holds_out_wordings_and_facts_and_has_errors_of_all_kinds() -> No
         assert clean is not None and wrong is not None and not oracle(case.clean).errors
         assert states_what_is_held_out(clean) and held_out_wordings(clean) == {True}
         [(index, _)] = oracle(case.wrong).errors
-        assert (wrong.sentences[index].text, error_detail(wrong, index)) == (case.wrong_sentence, case.detail)
+        assert (wrong.sentences[index].text, error_detail(wrong, index)) == (
+            case.wrong_sentence,
+            case.detail,
+        )
 
 
 def test_committed_sample_is_what_the_script_writes_with_all_error_types(tmp_path: Path) -> None:
@@ -122,7 +133,12 @@ def test_committed_sample_is_what_the_script_writes_with_all_error_types(tmp_pat
     cases = read_files([SAMPLE]).cases
     assert collections.Counter(case.error_type for case in cases) == dict.fromkeys(ErrorType, 32)
     for case in cases:
-        assert case.error_note and case.clean_note and case.edit_tag is EditTag.LOCAL and case.error_type
+        assert (
+            case.error_note
+            and case.clean_note
+            and case.edit_tag is EditTag.LOCAL
+            and case.error_type
+        )
         assert oracle(case.error_note).errors == ((case.error_sentence_id, case.error_type),)
         assert oracle(case.clean_note).label is Label.SAFE
 
@@ -163,16 +179,26 @@ def test_a_turn_taught_as_an_edit_says_the_same_as_with_a_whole_note() -> None:
             for field in ("verdict", "sentence", "error_type", "correction"):
                 assert getattr(whole.assessment, field) == getattr(edit.assessment, field)
         else:
-            assert edit.attack is not None and edit.attack.edit is not None and not edit.attack.violations
+            assert (
+                edit.attack is not None
+                and edit.attack.edit is not None
+                and not edit.attack.violations
+            )
             named = edit.attack.edit.number
-        planned = re.search(r"sentence (\d+)", (edit.attack or edit.assessment).reasoning)  # type: ignore[union-attr]
+        planned = re.search(
+            r"sentence "
+            r"(\d+)",
+            (edit.attack or edit.assessment).reasoning,
+        )  # type: ignore[union-attr]
         assert planned is None or named is None or int(planned[1]) == named
 
 
 def test_both_formats_are_asked_for_in_the_same_words() -> None:
     brief, edits = load_profile("brief").folder, load_profile(BRIEF_EDITS).folder
     asked = [path.relative_to(edits) for path in edits.rglob("*.jinja")]
-    assert len(asked) == 4 and all((edits / path).read_text() == (brief / path).read_text() for path in asked)
+    assert len(asked) == 4 and all(
+        (edits / path).read_text() == (brief / path).read_text() for path in asked
+    )
 
 
 def conversation(tokenizer: Any, profile: PromptProfile, turns: list[Transcript]) -> str:
@@ -186,7 +212,9 @@ def conversation(tokenizer: Any, profile: PromptProfile, turns: list[Transcript]
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("player", ["novice", "novice_edits"])
-def test_an_example_is_the_conversation_that_self_play_has_token_for_token(player: str, shared: bool) -> None:
+def test_an_example_is_the_conversation_that_self_play_has_token_for_token(
+    player: str, shared: bool
+) -> None:
     tokenizer = AutoTokenizer.from_pretrained(resource("assets/novice"))
     codec = PromptCodec(tokenizer, PROFILES[player])
     profile = codec.profile
@@ -197,8 +225,13 @@ def test_an_example_is_the_conversation_that_self_play_has_token_for_token(playe
         example = codec.example(transcript)
         ids = [*codec.instructions(both[0].role, both[0].category), *example.ids]
         assert tokenizer.decode(ids) == conversation(tokenizer, profile, both)
-        assert tokenizer.decode(example.ids[-example.answer_tokens :]) == taught.answer + tokenizer.eos_token
-        assert tokenizer.decode(example.ids[: example.note_tokens]) == profile.shown(both[0].note, {})
+        assert (
+            tokenizer.decode(example.ids[-example.answer_tokens :])
+            == taught.answer + tokenizer.eos_token
+        )
+        assert tokenizer.decode(example.ids[: example.note_tokens]) == profile.shown(
+            both[0].note, {}
+        )
 
 
 # --- measuring a player: what is counted ---
@@ -210,8 +243,12 @@ CASES = 20
 def test_the_novice_is_counted_once_in_each_measure() -> None:
     profile = load_profile("brief")
     novice = load_player(resource("assets/novice"))
-    measurement = Measurement(novice, held_out_cases(CASES, seed=3), profile, temperature=0.0, seed=1)
-    rates = {rate.measure: rate for rate in (*measurement.each_role(novice), *measurement.games(novice))}
+    measurement = Measurement(
+        novice, held_out_cases(CASES, seed=3), profile, temperature=0.0, seed=1
+    )
+    rates = {
+        rate.measure: rate for rate in (*measurement.each_role(novice), *measurement.games(novice))
+    }
     for measure in ("clean", "error"):
         assert rates[f"assessor/{measure}"].items == CASES
     for measure in ("parsed", "valid", "harmless", "valid_decoys"):
@@ -223,7 +260,15 @@ def test_the_novice_is_counted_once_in_each_measure() -> None:
         return sum(rate.hits for rate in kinds), sum(rate.items for rate in kinds)
 
     assert total("assessor/error/") == (rates["assessor/error"].hits, CASES)
-    valid, undetected, found = (rates[name] for name in ("attacker/valid", "attacker/undetected", "self/attacks"))
-    assert undetected.items == rates["assessor/frozen_attacks"].items == valid.hits == total("attacker/kind/")[0] > 0
+    valid, undetected, found = (
+        rates[name] for name in ("attacker/valid", "attacker/undetected", "self/attacks")
+    )
+    assert (
+        undetected.items
+        == rates["assessor/frozen_attacks"].items
+        == valid.hits
+        == total("attacker/kind/")[0]
+        > 0
+    )
     assert found.hits + undetected.hits == found.items == undetected.items  # against itself
     assert rates["assessor/clean"].hits > 0.9 * CASES

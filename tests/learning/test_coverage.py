@@ -23,7 +23,9 @@ def test_surprise_is_zero_on_average_and_larger_for_the_rarer_kind(attacks: list
     surprise = {kind: copy.deepcopy(shares).surprise(kind) for kind in KINDS}
     counts = shares.counts
     assert sum(counts[kind] * surprise[kind] for kind in KINDS) == pytest.approx(0.0, abs=1e-9)
-    assert sorted(KINDS, key=surprise.__getitem__, reverse=True) == sorted(KINDS, key=counts.__getitem__)
+    assert sorted(KINDS, key=surprise.__getitem__, reverse=True) == sorted(
+        KINDS, key=counts.__getitem__
+    )
 
 
 def test_kind_is_forgotten_as_others_come() -> None:
@@ -35,7 +37,9 @@ def test_kind_is_forgotten_as_others_come() -> None:
 
 def attack_with(kind: str | None, category: str = "adversarial_benign") -> MedicalRecord:
     harmful = category == "adversarial_benign"
-    judgement = Judgement(judge="oracle", label=Label.HARMFUL if harmful else Label.SAFE, error_type=kind)
+    judgement = Judgement(
+        judge="oracle", label=Label.HARMFUL if harmful else Label.SAFE, error_type=kind
+    )
     outcome = Outcome.MISSED_ERROR if harmful else Outcome.CORRECT_REJECTION
     return finished(outcome, category=category, judgement=judgement)
 
@@ -49,7 +53,9 @@ def test_attacks_that_count_earn_medserl_and_coverage() -> None:
     assert bonuses[-1] > 2.0 > bonuses[-2], "the first drug error after twenty of dose"
 
 
-@pytest.mark.parametrize("record", [attack_with(None), attack_with("dose", "decoy_benign")], ids=["unnamed", "decoy"])
+@pytest.mark.parametrize(
+    "record", [attack_with(None), attack_with("dose", "decoy_benign")], ids=["unnamed", "decoy"]
+)
 def test_an_attack_without_a_kind_and_a_rewording_earn_medserl(record: MedicalRecord) -> None:
     terms = MedserlTerms(decoy=1.0)
     assert coverage(record, terms) == medserl(record, terms)

@@ -15,7 +15,14 @@ pytestmark = [pytest.mark.learn, pytest.mark.timeout(3600)]
 @pytest.fixture(scope="module")
 def rates(tmp_path_factory: pytest.TempPathFactory) -> Rates:
     folder: Path = tmp_path_factory.mktemp("learn")
-    command = [sys.executable, "-m", "experiments.learning.run", "headline", "--results", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.learning.run",
+        "headline",
+        "--results",
+        str(folder),
+    ]
     subprocess.run(command, cwd=folder, env=environment(REPOSITORY), check=True)
     return Rates.of("headline", folder)
 

@@ -1,4 +1,6 @@
-"""The study of the opponent: rare kinds of error, the frozen attacker's server, the CSV files and their tables."""
+"""The study of the opponent: rare kinds of error, the frozen attacker's server, the CSV files and
+their tables.
+"""
 
 import asyncio
 import random
@@ -39,14 +41,18 @@ def test_labelled_notes_have_the_errors_that_are_drawn_for_them(tmp_path: Path) 
     write_sample(tmp_path / "notes.csv", 40, overlap=1, draw=partial(error_of, lesson=lesson))
     notes = pd.read_csv(tmp_path / "notes.csv", keep_default_na=False)
     wrong = notes[notes["Error Flag"] == 1]
-    for text, number, kind in zip(wrong["Text"], wrong["Error Sentence ID"], wrong["Error Type"], strict=True):
+    for text, number, kind in zip(
+        wrong["Text"], wrong["Error Sentence ID"], wrong["Error Type"], strict=True
+    ):
         assert oracle(text).errors == ((number, kind),)
         note = parse_note(text)
         assert note and error_detail(note, number) not in opponent.LESSON.overlooked
 
 
 def test_frozen_player_answers_each_request_with_its_own_attack() -> None:
-    prompt = load_profile(opponent.PROFILE).turn(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, NOTE).prompt
+    prompt = (
+        load_profile(opponent.PROFILE).turn(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, NOTE).prompt
+    )
     turn = Turn(Role.ATTACKER.value, prompt, 160)
     with serving(app_of(resource("assets/novice"))) as url:
         model = ServedModel(OpponentConfig(kind="endpoint", url=url).client(), temperature=1.0)
@@ -60,7 +66,10 @@ def test_frozen_player_answers_each_request_with_its_own_attack() -> None:
     assert sum(MEDSERL.attack(text).note is not None for text in texts) >= 10
 
 
-NOTE = "A 42-year-old woman has dysuria. The diagnosis is cystitis. We ordered urinalysis. Nurses began hydration."
+NOTE = (
+    "A 42-year-old woman has dysuria. The diagnosis is cystitis. We ordered urinalysis. Nurses "
+    "began hydration."
+)
 
 
 def test_rows_are_added_in_order_and_take_the_place_of_older_ones(tmp_path: Path) -> None:
@@ -91,4 +100,6 @@ def test_every_arm_trains_and_is_measured(tmp_path: Path) -> None:
     printed_by(tmp_path, "-m", opponent.__name__, *options, **environment(REPOSITORY))
     players = results.read(tmp_path / "results")
     assert {arm for _, arm, _, _ in players} == {results.START, *opponent.ARMS}
-    assert all(player.counts["panel/start/0"][1] > 0 for (_, _, _, step), player in players.items() if step)
+    assert all(
+        player.counts["panel/start/0"][1] > 0 for (_, _, _, step), player in players.items() if step
+    )

@@ -16,13 +16,22 @@ from medserl_agentloop.data.reader import COLUMNS, read_files
 from medserl_agentloop.data.rows import SCHEMA, RowPlan, build_rows
 from medserl_agentloop.data.verify import Check, Report, verify_files
 
-OPENING = "Patient number {n} came in with a cough and a temperature of 38.{n} degrees since Monday."
-CATEGORIES = ["vanilla_harmful", "adversarial_harmful", "adversarial_benign", *["vanilla_benign"] * 3]
+OPENING = (
+    "Patient number {n} came in with a cough and a temperature of 38.{n} degrees since Monday."
+)
+CATEGORIES = [
+    "vanilla_harmful",
+    "adversarial_harmful",
+    "adversarial_benign",
+    *["vanilla_benign"] * 3,
+]
 
 
 def run(script: str, *arguments: Any) -> Any:
     """Run a script of ``data_prep``; return its output and exit code."""
-    return CliRunner().invoke(importlib.import_module(script).app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(
+        importlib.import_module(script).app, [str(argument) for argument in arguments]
+    )
 
 
 def assert_one_sentence(result: Any, *parts: str) -> None:
@@ -47,15 +56,28 @@ def _row(values: list[str], cells: dict[str, str]) -> dict[str, str]:
 
 def error_row(n: int = 0, **cells: str) -> dict[str, str]:
     """The cells of an error row; keywords replace cells (``Text_ID`` for ``Text ID``)."""
-    opening, wrong, right = OPENING.format(n=n), "He was given warfarin for it.", "He was given amoxicillin for it."
-    values = [f"ms-test-{n}", f"{opening} {wrong} ", f"0 {opening}\n1 {wrong}", "1", "pharmacotherapy", "1"]
+    opening, wrong, right = (
+        OPENING.format(n=n),
+        "He was given warfarin for it.",
+        "He was given amoxicillin for it.",
+    )
+    values = [
+        f"ms-test-{n}",
+        f"{opening} {wrong} ",
+        f"0 {opening}\n1 {wrong}",
+        "1",
+        "pharmacotherapy",
+        "1",
+    ]
     return _row([*values, wrong, right, f"{opening} {right}"], cells)
 
 
 def clean_row(n: int = 1, **cells: str) -> dict[str, str]:
     """The cells of a clean row, by default the twin of ``error_row(n - 1)``."""
     opening, right = OPENING.format(n=n - 1), "He was given amoxicillin for it."
-    return _row([f"ms-test-{n}", f"{right} {opening}", f"0 {right}\n1 {opening}", "0", "NA", "-1"], cells)
+    return _row(
+        [f"ms-test-{n}", f"{right} {opening}", f"0 {right}\n1 {opening}", "0", "NA", "-1"], cells
+    )
 
 
 def pair(n: int = 0, **values: Any) -> dict[str, Any]:
@@ -75,13 +97,17 @@ def pair(n: int = 0, **values: Any) -> dict[str, Any]:
     return made if named else made | {"error_sentence": None, "corrected_sentence": None}
 
 
-def good_row(n: int, split: str = "train", category: str | None = None, **facts: Any) -> dict[str, Any]:
+def good_row(
+    n: int, split: str = "train", category: str | None = None, **facts: Any
+) -> dict[str, Any]:
     opening = f"Patient number {n} came in with a cough and a temperature of 38.{n} degrees."
     wrong, right = "He was given warfarin for it.", "He was given amoxicillin for it."
     texts = {"error_type": "pharmacotherapy", "error_sentence": wrong, "corrected_sentence": right}
     sentences = {0: opening, 1: wrong}
     notes = f"{opening} {wrong}", f"{opening} {right}"
-    case = Case(f"ms-train-{n}", *notes, "0" * 64, error_sentence_id=1, sentences=sentences, **texts)
+    case = Case(
+        f"ms-train-{n}", *notes, "0" * 64, error_sentence_id=1, sentences=sentences, **texts
+    )
     mix = f"{category or CATEGORIES[n % len(CATEGORIES)]}=1"
     (row,) = build_rows([case], RowPlan(mix=mix, val_fraction=0)).train
     row["extra_info"] |= {"index": n, "split": split, **facts}

@@ -34,7 +34,9 @@ def write_pairs(tmp_path: Path) -> Callable[..., Path]:
 
     def write(*pairs: Any, name: str = "pairs.jsonl") -> Path:
         path = tmp_path / name
-        path.write_text("".join(json.dumps(p, ensure_ascii=False) + "\n" for p in pairs), encoding="utf-8")
+        path.write_text(
+            "".join(json.dumps(p, ensure_ascii=False) + "\n" for p in pairs), encoding="utf-8"
+        )
         return path
 
     return write

@@ -1,4 +1,6 @@
-"""``medserl data convert``: files that come back as written, what is kept out of them, errors that are one sentence."""
+"""``medserl data convert``: files that come back as written, what is kept out of them, errors that
+are one sentence.
+"""
 
 import contextlib
 import hashlib
@@ -41,11 +43,17 @@ def ids_in(path: Path) -> set[str]:
 # --- the files ---
 
 
-def test_manifest_and_summary_account_for_sources_outputs_and_exclusions(convert, write_csv, tmp_path):
+def test_manifest_and_summary_account_for_sources_outputs_and_exclusions(
+    convert, write_csv, tmp_path
+):
     rows = [make(n) for i in range(0, 80, 2) for n, make in ((i, error_row), (i + 1, clean_row))]
     path = write_csv(*rows, tail=",,,,,,,,\r\n , ,,,,,,,\r\n\r\n")
     result = convert("--input", path, "--dry-run")
-    assert result.exit_code == 0 and "nothing was written" in result.stdout and not (tmp_path / "out").exists()
+    assert (
+        result.exit_code == 0
+        and "nothing was written" in result.stdout
+        and not (tmp_path / "out").exists()
+    )
     result = convert("--input", path, "--rows", 30, "--val-fraction", 0.2)
     words = " ".join(result.stdout.split())
     for part in ("records read │ 83", "twin │ 40", "every field is empty │ 3", "without any row"):
@@ -54,9 +62,16 @@ def test_manifest_and_summary_account_for_sources_outputs_and_exclusions(convert
     manifest = manifest_of(tmp_path / "out")
     (source,) = manifest["sources"]
     assert source["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert (source["records"], source["dropped_empty"], source["pairs"], source["twins"]) == (83, 3, 40, 40)
+    assert (source["records"], source["dropped_empty"], source["pairs"], source["twins"]) == (
+        83,
+        3,
+        40,
+        40,
+    )
     for name, output in manifest["outputs"].items():
-        assert output["sha256"] == hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest()
+        assert (
+            output["sha256"] == hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest()
+        )
     rows_of = {entry["reason"]: entry["rows"] for entry in manifest["exclusions"]}
     twins = next(rows for reason, rows in rows_of.items() if reason.startswith("twin"))
     assert sorted(row["id"] for row in twins) == sorted(f"ms-test-{n}" for n in range(1, 80, 2))
@@ -68,9 +83,13 @@ def test_manifest_and_summary_account_for_sources_outputs_and_exclusions(convert
 # --- what is kept out ---
 
 
-def test_cases_given_for_validation_all_go_there_and_out_of_training(convert, pairs, write_pairs, tmp_path):
+def test_cases_given_for_validation_all_go_there_and_out_of_training(
+    convert, pairs, write_pairs, tmp_path
+):
     shared = pair(3, note_id="ms-val-1003")  # the same notes as ms-train-3
-    other = write_pairs(shared, *(pair(n, note_id=f"ms-val-{n}") for n in range(100, 110)), name="val.jsonl")
+    other = write_pairs(
+        shared, *(pair(n, note_id=f"ms-val-{n}") for n in range(100, 110)), name="val.jsonl"
+    )
     assert convert("--input", pairs, "--val-input", other).exit_code == 0
     train, val = (ids_in(tmp_path / f"out/{name}.parquet") for name in ("train", "val"))
     assert val and all(text_id.startswith("ms-val") for text_id in val)
@@ -80,7 +99,9 @@ def test_cases_given_for_validation_all_go_there_and_out_of_training(convert, pa
     assert left_out["rows"] == [{"id": "ms-train-3", "detail": "ms-val-1003"}]
 
 
-def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(convert, pairs, write_pairs, tmp_path):
+def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(
+    convert, pairs, write_pairs, tmp_path
+):
     changed = pair(7, note_id="ms-eval-1")
     for key in ("incorrect_note", "correct_note"):
         changed[key] = changed[key].upper().replace("PNEUMONIA", "TUBERCULOSIS")
@@ -88,18 +109,39 @@ def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(convert, pa
     near = write_pairs(changed, name="eval.jsonl")
     assert convert("--input", pairs, "--exclude-near-duplicates-of", near).exit_code == 0
     exclusions = manifest_of(tmp_path / "out")["exclusions"]
-    rows = [row for entry in exclusions if "near-duplicate" in entry["reason"] for row in entry["rows"]]
+    rows = [
+        row for entry in exclusions if "near-duplicate" in entry["reason"] for row in entry["rows"]
+    ]
     assert "ms-train-7" in {row["id"] for row in rows}
     assert all(row["detail"].startswith("ms-eval-1 (4-gram Jaccard") for row in rows)
 
 
-def test_overlap_counts_the_notes_of_each_file_that_are_nearly_another_s(write_csv, write_pairs, tmp_path):
-    published = write_csv(error_row(0), clean_row(1), error_row(6, Text="A boy of 3 fell. His arm hurts."))
-    notes = {"incorrect_note": error_row(0)["Text"].replace("warfarin", "heparin"), "correct_note": "Gout."}
-    pairs = write_pairs(pair(0, **notes), pair(1, incorrect_note="Toe pain.", correct_note="No pain."))
-    done = run("medserl_agentloop.data.cli", "overlap", published, pairs, "--output", tmp_path / "new" / "pairs.csv")
+def test_overlap_counts_the_notes_of_each_file_that_are_nearly_another_s(
+    write_csv, write_pairs, tmp_path
+):
+    published = write_csv(
+        error_row(0), clean_row(1), error_row(6, Text="A boy of 3 fell. His arm hurts.")
+    )
+    notes = {
+        "incorrect_note": error_row(0)["Text"].replace("warfarin", "heparin"),
+        "correct_note": "Gout.",
+    }
+    pairs = write_pairs(
+        pair(0, **notes), pair(1, incorrect_note="Toe pain.", correct_note="No pain.")
+    )
+    done = run(
+        "medserl_agentloop.data.cli",
+        "overlap",
+        published,
+        pairs,
+        "--output",
+        tmp_path / "new" / "pairs.csv",
+    )
     assert done.exit_code == 0, done.output
-    table = [line.split(",")[:4] for line in (tmp_path / "new" / "pairs.csv").read_text().splitlines()[1:]]
+    table = [
+        line.split(",")[:4]
+        for line in (tmp_path / "new" / "pairs.csv").read_text().splitlines()[1:]
+    ]
     assert table == [
         ["notes.csv", "ms-test-0", "pairs.jsonl", "ms-train-0"],
         ["notes.csv", "ms-test-1", "pairs.jsonl", "ms-train-0"],
@@ -121,12 +163,21 @@ def test_overlap_counts_the_notes_of_each_file_that_are_nearly_another_s(write_c
 )
 def test_bad_options_end_with_one_sentence(convert, pairs, arguments, part):
     assert_one_sentence(convert("--input", pairs, *arguments), part)
-    assert_one_sentence(convert("--input", pairs, output=pairs.name), "cannot be written (Not a directory)")
+    assert_one_sentence(
+        convert("--input", pairs, output=pairs.name), "cannot be written (Not a directory)"
+    )
 
 
-def test_own_notes_example_converts_and_the_pair_of_the_page_is_read(convert, write_pairs, tmp_path):
+def test_own_notes_example_converts_and_the_pair_of_the_page_is_read(
+    convert, write_pairs, tmp_path
+):
     assert convert("--input", SAMPLE.with_name("own_notes.csv")).exit_code == 0
-    assert run("verify_parquet", tmp_path / "out/train.parquet", tmp_path / "out/val.parquet").exit_code == 0
+    assert (
+        run(
+            "verify_parquet", tmp_path / "out/train.parquet", tmp_path / "out/val.parquet"
+        ).exit_code
+        == 0
+    )
     page = (PACKAGE.parent / "docs" / "data.md").read_text(encoding="utf-8")
     example = json.loads(page.partition("```json")[2].partition("```")[0])
     assert read_one(write_pairs(example)).edit_tag is EditTag.LOCAL
@@ -142,7 +193,10 @@ def test_rows_that_contradict_themselves_are_named(convert, write_pairs, tmp_pat
 
 def test_uw_rows_are_known_by_marks_and_can_be_dropped(convert, write_pairs, write_csv, tmp_path):
     """The ids say MEDEC-MS; the notes have MEDEC-UW's de-identification marks."""
-    marked = [pair(n, incorrect_note=f"<NAME/> is <AGE/>. {pair(n)['incorrect_note']}") for n in range(40, 45)]
+    marked = [
+        pair(n, incorrect_note=f"<NAME/> is <AGE/>. {pair(n)['incorrect_note']}")
+        for n in range(40, 45)
+    ]
     csv = write_csv(error_row(0, Text="Mr. <NAME/> fell."))
     path = write_pairs(*(pair(n) for n in range(40)), *marked)
     inputs = ("--input", path, "--input", csv)
@@ -150,7 +204,10 @@ def test_uw_rows_are_known_by_marks_and_can_be_dropped(convert, write_pairs, wri
     assert convert(*inputs, "--drop-medec-uw").exit_code == 0
     assert {"ms-train-40", "ms-test-0"}.isdisjoint(ids_in(tmp_path / "out/train.parquet"))
     dropped = manifest_of(tmp_path / "out")["exclusions"][0]
-    assert (dropped["reason"], dropped["count"]) == ("a case of MEDEC-UW, left out by --drop-medec-uw", 6)
+    assert (dropped["reason"], dropped["count"]) == (
+        "a case of MEDEC-UW, left out by --drop-medec-uw",
+        6,
+    )
     result = run("medec_eval_to_parquet", "--input", csv, "--output", tmp_path / "eval.parquet")
     assert_one_sentence(result, "1 MEDEC-UW rows")
 
@@ -158,7 +215,8 @@ def test_uw_rows_are_known_by_marks_and_can_be_dropped(convert, write_pairs, wri
 # --- a run that fails or is killed leaves the old files or the new ones, never half of one ---
 
 
-# A real process, killed by itself just before the given call of the interpreter: no exit handler runs.
+# A real process, killed by itself just before the given call of the interpreter: no exit handler
+# runs.
 KILLED = """
 import os, runpy, signal, sys
 
@@ -180,13 +238,18 @@ SCRIPT = medec_to_parquet.__file__
 
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
+    return {
+        path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")
+    }
 
 
 def written(folder, seed):
     """Return the files of a conversion that is not killed."""
     with contextlib.chdir(folder):
-        assert run("medec_to_parquet", "--input", SAMPLE, "--output", "out", "--seed", seed).exit_code == 0
+        assert (
+            run("medec_to_parquet", "--input", SAMPLE, "--output", "out", "--seed", seed).exit_code
+            == 0
+        )
     return contents(folder / "out")
 
 
@@ -209,12 +272,26 @@ def old_and_new(tmp_path_factory):
         ("shutil.rmtree", ".tmp", 1, 3),
     ],
 )
-def test_killed_run_leaves_whole_files_and_names_a_mixture(tmp_path, old_and_new, event, part, number, replaced):
+def test_killed_run_leaves_whole_files_and_names_a_mixture(
+    tmp_path, old_and_new, event, part, number, replaced
+):
     old, new = old_and_new
     (tmp_path / "out").mkdir()
     for name, content in old.items():
         (tmp_path / "out" / name).write_bytes(content)
-    command = [sys.executable, "-c", KILLED, event, part, str(number), SCRIPT, "--input", SAMPLE, "--output", "out"]
+    command = [
+        sys.executable,
+        "-c",
+        KILLED,
+        event,
+        part,
+        str(number),
+        SCRIPT,
+        "--input",
+        SAMPLE,
+        "--output",
+        "out",
+    ]
     done = subprocess.run([*command, "--seed", "2"], cwd=tmp_path, capture_output=True)
     assert done.returncode == -signal.SIGKILL
     found = contents(tmp_path / "out")
@@ -224,7 +301,12 @@ def test_killed_run_leaves_whole_files_and_names_a_mixture(tmp_path, old_and_new
     report = verify(*(tmp_path / "out" / name for name in FILES if name.endswith(".parquet")))
     assert report.ok == (replaced in (0, 3))
     if not report.ok:
-        assert_found(report, Check.MANIFEST, "val.parquet: the file is not the one that manifest.json", "was killed")
+        assert_found(
+            report,
+            Check.MANIFEST,
+            "val.parquet: the file is not the one that manifest.json",
+            "was killed",
+        )
         assert written(tmp_path, seed=2) == new
 
 
@@ -232,11 +314,23 @@ def test_splits_of_a_mixture_are_refused(convert, pairs, tmp_path):
     convert("--input", pairs, output="a")
     convert("--input", pairs, "--seed", 2, output="b")
     shutil.copy(tmp_path / "b/val.parquet", tmp_path / "a/val.parquet")
-    result = run("sft_to_parquet", "--input", pairs, "--output", tmp_path / "sft", "--splits-of", tmp_path / "a")
-    assert_one_sentence(result, "a/val.parquet: the file is not the one that manifest.json beside it describes")
+    result = run(
+        "sft_to_parquet",
+        "--input",
+        pairs,
+        "--output",
+        tmp_path / "sft",
+        "--splits-of",
+        tmp_path / "a",
+    )
+    assert_one_sentence(
+        result, "a/val.parquet: the file is not the one that manifest.json beside it describes"
+    )
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"outputs": {"train.parquet": {}}}', '{"outputs": null}', "\x00"])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"outputs": {"train.parquet": {}}}', '{"outputs": null}', "\x00"]
+)
 def test_a_manifest_of_something_else_says_nothing_about_a_file(tmp_path, text):
     path = write(tmp_path / "train.parquet", good_rows(12))
     (tmp_path / "manifest.json").write_text(text)

@@ -19,7 +19,9 @@ def join(write_pairs):
 
 
 def row(note, category="vanilla_benign", completion=None):
-    completion = ("Safe" if category == "vanilla_benign" else "") if completion is None else completion
+    completion = (
+        ("Safe" if category == "vanilla_benign" else "") if completion is None else completion
+    )
     return {"prompt": note, "completion": completion, "data_type": category}
 
 
@@ -35,7 +37,12 @@ def four_way(category, error, clean):
 
 
 def with_both_notes(category, error, clean):
-    return {"game_category": category, "error_note": error, "clean_note": clean, "error_type": "diagnosis"}
+    return {
+        "game_category": category,
+        "error_note": error,
+        "clean_note": clean,
+        "error_type": "diagnosis",
+    }
 
 
 SHAPES = [prompt_completion, four_way, with_both_notes]
@@ -43,7 +50,9 @@ SHAPES = [prompt_completion, four_way, with_both_notes]
 
 @pytest.fixture
 def old_file(write_pairs):
-    """Writes a file as the OpenRLHF system had it: two rows of every case, in turn vanilla and adversarial."""
+    """Writes a file as the OpenRLHF system had it: two rows of every case, in turn vanilla and
+    adversarial.
+    """
 
     def write(shape, cases=80, name="ms_train.jsonl"):
         rows = []
@@ -56,8 +65,14 @@ def old_file(write_pairs):
 
 
 def facts_of(folder):
-    names = [name for name in ("train", "val") if pq.read_metadata(folder / f"{name}.parquet").num_rows]
-    return [fact for name in names for fact in pq.read_table(folder / f"{name}.parquet")["extra_info"].to_pylist()]
+    names = [
+        name for name in ("train", "val") if pq.read_metadata(folder / f"{name}.parquet").num_rows
+    ]
+    return [
+        fact
+        for name in names
+        for fact in pq.read_table(folder / f"{name}.parquet")["extra_info"].to_pylist()
+    ]
 
 
 def verified(folder):
@@ -66,19 +81,34 @@ def verified(folder):
 
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_balanced_files_of_every_shape_convert_and_hold(convert, write_pairs, old_file, tmp_path, shape, joined):
-    join = ("--join", write_pairs(*(pair(n) for n in range(80)), name="join.jsonl")) if joined else ()
+def test_balanced_files_of_every_shape_convert_and_hold(
+    convert, write_pairs, old_file, tmp_path, shape, joined
+):
+    join = (
+        ("--join", write_pairs(*(pair(n) for n in range(80)), name="join.jsonl")) if joined else ()
+    )
     result = convert("--input", old_file(shape), *join)
     assert result.exit_code == 0, result.output
     report = verified(tmp_path / "out")
-    assert report.exit_code == 0 and "no case in two splits" in report.stdout and "warning" not in report.stdout
+    assert (
+        report.exit_code == 0
+        and "no case in two splits" in report.stdout
+        and "warning" not in report.stdout
+    )
     (source,) = manifest_of(tmp_path / "out")["sources"]
-    assert (source["records"], source["pairs"], source["clean_only"], source["error_only"]) == (160, 80, 0, 0)
+    assert (source["records"], source["pairs"], source["clean_only"], source["error_only"]) == (
+        160,
+        80,
+        0,
+        0,
+    )
     known = joined or shape is with_both_notes
     facts = facts_of(tmp_path / "out")
     assert {fact["error_type"] for fact in facts} == {"diagnosis" if known else None}
     assert {fact["subset"] for fact in facts} == {"medec_ms"}
-    assert len({(fact["clean_note"], fact["split"]) for fact in facts}) == len({fact["clean_note"] for fact in facts})
+    assert len({(fact["clean_note"], fact["split"]) for fact in facts}) == len(
+        {fact["clean_note"] for fact in facts}
+    )
 
 
 def test_every_row_is_kept_if_asked_and_the_option_is_printed(convert, old_file, tmp_path):
@@ -87,7 +117,9 @@ def test_every_row_is_kept_if_asked_and_the_option_is_printed(convert, old_file,
     result = convert("--input", path, "--mix", "as-given")
     assert result.exit_code == 0 and "keeps all" not in result.stdout
     facts = facts_of(tmp_path / "out")
-    assert len(facts) == 160 and {fact["category"] for fact in facts} == {c.value for c in list(Category)[:4]}
+    assert len(facts) == 160 and {fact["category"] for fact in facts} == {
+        c.value for c in list(Category)[:4]
+    }
     assert verified(tmp_path / "out").exit_code == 0
 
 
@@ -100,31 +132,46 @@ def test_a_category_whose_rows_are_all_left_out_is_in_no_summary(convert, old_fi
     assert "left out by --drop-medec-uw" in " ".join(result.stdout.split())
 
 
-@pytest.mark.parametrize(("arguments", "part"), [(["--rows", 20], "and no --rows"), ([], "names its category")])
-def test_keeping_every_row_where_that_makes_no_sense_is_an_error(convert, old_file, pairs, arguments, part):
+@pytest.mark.parametrize(
+    ("arguments", "part"), [(["--rows", 20], "and no --rows"), ([], "names its category")]
+)
+def test_keeping_every_row_where_that_makes_no_sense_is_an_error(
+    convert, old_file, pairs, arguments, part
+):
     path = old_file(four_way) if arguments else pairs
     assert_one_sentence(convert("--input", path, "--mix", "as-given", *arguments), part)
 
 
-def test_validation_on_the_set_the_rows_were_made_of_names_both_files(convert, write_pairs, old_file):
+def test_validation_on_the_set_the_rows_were_made_of_names_both_files(
+    convert, write_pairs, old_file
+):
     val = write_pairs(*(pair(n, note_id=f"ms-val-{n}") for n in range(100)), name="official.jsonl")
     arguments = ("--input", old_file(four_way), "--val-input", val)
     result = convert(*arguments)
-    assert_one_sentence(result, "no case for train can serve", "80 cases share a note with a case of --val-input")
+    assert_one_sentence(
+        result, "no case for train can serve", "80 cases share a note with a case of --val-input"
+    )
     result = convert(*arguments, "--join", val)
-    assert_one_sentence(result, "official.jsonl: 80 of its 100 cases are also in ms_train.jsonl", "'ms-val-0'")
+    assert_one_sentence(
+        result, "official.jsonl: 80 of its 100 cases are also in ms_train.jsonl", "'ms-val-0'"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
-        *((f"{name}.jsonl", "x", 1) for name in ("medec_uw_train", "UW", "MEDEC-UW/train", "medecuw")),
+        *(
+            (f"{name}.jsonl", "x", 1)
+            for name in ("medec_uw_train", "UW", "MEDEC-UW/train", "medecuw")
+        ),
         ("train.jsonl", "text_id", "uw-train-7"),
         ("ms.jsonl", "subset", "medec_uw"),
         ("train.jsonl", "prompt", "Mr. <NAME/> has a cough."),
     ],
 )
-def test_uw_rows_without_ids_are_refused_without_the_agreement(convert, write_pairs, tmp_path, name, key, value):
+def test_uw_rows_without_ids_are_refused_without_the_agreement(
+    convert, write_pairs, tmp_path, name, key, value
+):
     (tmp_path / "MEDEC-UW").mkdir()
     path = write_pairs(row("A note about a cough.") | {key: value}, name=name)
     arguments = ("--input", path, "--mix", "vanilla_benign=1", "--val-fraction", 0)
@@ -135,19 +182,31 @@ def test_uw_rows_without_ids_are_refused_without_the_agreement(convert, write_pa
 
 def test_row_of_any_shape_may_name_its_error_type_and_unknown_are_counted(convert, write_pairs):
     rows = [row(pair(n)["incorrect_note"], "vanilla_harmful") for n in range(6)]
-    path = write_pairs(*rows[:2], *(one | {"error_type": "Causal organism"} for one in rows[2:]), name="ms.jsonl")
+    path = write_pairs(
+        *rows[:2], *(one | {"error_type": "Causal organism"} for one in rows[2:]), name="ms.jsonl"
+    )
     assert read_files([path]).reports[0].error_types == {"causalOrganism": 4, "unknown": 2}
     result = convert("--input", path, "--mix", "vanilla_harmful=1")
-    assert "ms.jsonl: 2 error notes have no error type; look it up with --join and MEDEC's file" in result.stdout
+    assert (
+        "ms.jsonl: 2 error notes have no error type; look it up with --join and MEDEC's file"
+        in result.stdout
+    )
 
 
 def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, join):
     case = pair(2)
-    path = write_pairs(row(case["incorrect_note"], "adversarial_harmful"), row(case["correct_note"]), name="rows.jsonl")
+    path = write_pairs(
+        row(case["incorrect_note"], "adversarial_harmful"),
+        row(case["correct_note"]),
+        name="rows.jsonl",
+    )
     result = read_files([path], join=(join,))
     (case,) = result.cases
     assert (case.case_id, case.error_type) == ("ms-train-2", ErrorType.DIAGNOSIS)
-    assert [c.value for c in Category if seed_note(case, c)] == ["adversarial_harmful", "vanilla_benign"]
+    assert [c.value for c in Category if seed_note(case, c)] == [
+        "adversarial_harmful",
+        "vanilla_benign",
+    ]
     assert (result.reports[0].records, result.reports[0].joined) == (2, 2)
 
 
@@ -155,9 +214,15 @@ def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, joi
     ("rows", "part"),
     [
         ([row("A note.", "vanilla")], "'data_type': found 'vanilla'; write one of vanilla_harmful"),
-        ([row("A note.", "vanilla_harmful", "Safe")], "the completion of a vanilla_harmful row is ''"),
+        (
+            [row("A note.", "vanilla_harmful", "Safe")],
+            "the completion of a vanilla_harmful row is ''",
+        ),
         ([row(" ")], "write the text of the note"),
-        ([four_way("vanilla_harmful", "a", "") | {"adversarial": "b"}], "has its note under 'vanilla' alone"),
+        (
+            [four_way("vanilla_harmful", "a", "") | {"adversarial": "b"}],
+            "has its note under 'vanilla' alone",
+        ),
     ],
 )
 def test_row_that_contradicts_itself_is_an_error(write_pairs, rows, part):
@@ -168,8 +233,13 @@ def test_row_that_contradicts_itself_is_an_error(write_pairs, rows, part):
 def test_rows_that_are_not_joined_are_named_with_the_reason(convert, write_pairs, join, tmp_path):
     rows = [row(f"Note {n} about a cough.") for n in range(4)]
     path = write_pairs(*rows, row(pair(0)["incorrect_note"], "vanilla_benign"), name="rows.jsonl")
-    result = convert("--input", path, "--join", join, "--mix", "vanilla_benign=1", "--val-fraction", 0)
-    assert "not joined: rows.jsonl, its note is in no --join file (4): rows-1, rows-2, rows-3, ...\n" in result.stdout
+    result = convert(
+        "--input", path, "--join", join, "--mix", "vanilla_benign=1", "--val-fraction", 0
+    )
+    assert (
+        "not joined: rows.jsonl, its note is in no --join file (4): rows-1, rows-2, rows-3, ...\n"
+        in result.stdout
+    )
     (*_, last) = manifest_of(tmp_path / "out")["sources"][0]["not_joined"]
     assert last == ["rows-5", "vanilla_benign does not start from this note of ms-train-0"]
     assert {fact["error_type"] for fact in facts_of(tmp_path / "out")} == {None}

@@ -1,4 +1,6 @@
-"""Files of any format -> cases: nothing is lost, nothing is read twice, and what cannot be read is named."""
+"""Files of any format -> cases: nothing is lost, nothing is read twice, and what cannot be read is
+named.
+"""
 
 import csv
 import json
@@ -27,7 +29,9 @@ def test_real_files_give_all_their_pairs_and_twins(name, counts, misread):
     (repaired,) = read_files([medec_file(name)], repair_encoding=True).reports
     assert repaired.repaired == misread
     (report,) = read_files([medec_file(name)]).reports
-    numbers = {key: value for key, value in vars(report).items() if isinstance(value, int) and value}
+    numbers = {
+        key: value for key, value in vars(report).items() if isinstance(value, int) and value
+    }
     assert numbers == counts
     assert sum(report.error_types.values()) == report.pairs and "unknown" not in report.error_types
 
@@ -39,12 +43,36 @@ def test_real_files_give_all_their_pairs_and_twins(name, counts, misread):
         ("empty.csv", b"", "the file is empty"),
         ("absent.csv", None, "absent.csv: cannot be read (No such file or directory)"),
         ("utf16.csv", "Text".encode("utf-16"), "utf16.csv: byte 0 (0xff) is not UTF-8"),
-        ("notes.csv", ",".join(COLUMNS).encode(), "the input has no notes: give a MEDEC file with at least one row"),
-        ("notes.jsonl", "\u00a0\n\u00a0".encode(), "the input has no notes: give a MEDEC file with at least one row"),
-        ("short.csv", ",".join(COLUMNS[:-1]).encode(), "short.csv, header: column 'Corrected Text' is missing"),
-        ("bars.csv", "|".join(COLUMNS[:-1]).encode(), "bars.csv, header: column 'Corrected Text' is missing"),
-        ("own.csv", b"id,note,has_error", "For notes of your own, id, note, has_error and corrected are enough."),
-        ("twice.csv", ",".join([*COLUMNS, "Text"]).encode(), "twice.csv, header: column 'Text' occurs twice"),
+        (
+            "notes.csv",
+            ",".join(COLUMNS).encode(),
+            "the input has no notes: give a MEDEC file with at least one row",
+        ),
+        (
+            "notes.jsonl",
+            "\u00a0\n\u00a0".encode(),
+            "the input has no notes: give a MEDEC file with at least one row",
+        ),
+        (
+            "short.csv",
+            ",".join(COLUMNS[:-1]).encode(),
+            "short.csv, header: column 'Corrected Text' is missing",
+        ),
+        (
+            "bars.csv",
+            "|".join(COLUMNS[:-1]).encode(),
+            "bars.csv, header: column 'Corrected Text' is missing",
+        ),
+        (
+            "own.csv",
+            b"id,note,has_error",
+            "For notes of your own, id, note, has_error and corrected are enough.",
+        ),
+        (
+            "twice.csv",
+            ",".join([*COLUMNS, "Text"]).encode(),
+            "twice.csv, header: column 'Text' occurs twice",
+        ),
         ("open.csv", f'{",".join(COLUMNS)}\nms-test-9,"open'.encode(), "not valid CSV"),
         ("ragged.csv", f"{','.join(COLUMNS)}\nms-test-9,text".encode(), "row 1: found 2 cells"),
     ],
@@ -56,7 +84,9 @@ def test_file_that_cannot_be_read_says_why(tmp_path, name, content, part):
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-@pytest.mark.parametrize("spelt", [lambda name: name.lower().replace(" ", "_"), str.upper, lambda name: name])
+@pytest.mark.parametrize(
+    "spelt", [lambda name: name.lower().replace(" ", "_"), str.upper, lambda name: name]
+)
 def test_columns_spelt_in_another_way_are_read_and_said(write_csv, capsys, delimiter, spelt):
     path = write_csv(error_row(0), clean_row(1))
     case = read_one(path)
@@ -77,9 +107,16 @@ def test_own_notes_need_four_columns(tmp_path, capsys):
         ",id,note,has_error,corrected\n0,a-1,It is gout.,1,It is flu.\n1,a-2,It is flu.,0,\n"
     )
     (case,) = read_files([tmp_path / "own.csv"]).cases
-    assert (case.error_note, case.clean_note, case.text_ids) == ("It is gout.", "It is flu.", ("a-1", "a-2"))
+    assert (case.error_note, case.clean_note, case.text_ids) == (
+        "It is gout.",
+        "It is flu.",
+        ("a-1", "a-2"),
+    )
     said = capsys.readouterr().err
-    assert "has_error is Error Flag" in said and "no Sentences, no Error Type, no Error Sentence ID" in said
+    assert (
+        "has_error is Error Flag" in said
+        and "no Sentences, no Error Type, no Error Sentence ID" in said
+    )
     with pytest.raises(MedecFormatError, match="'a-1' does not say which sentence is wrong"):
         build_eval_rows([tmp_path / "own.csv"])
 
@@ -88,8 +125,14 @@ def test_own_notes_need_four_columns(tmp_path, capsys):
     ("case_id", "subset"),
     [
         *(("ms-test-0", "medec_ms"), ("UW_7", "medec_uw"), ("own-1", "own"), ("cn_val-3", "cn")),
-        *((of_one_case, "unnamed") for of_one_case in ("17", "note17", "note", "pat17-2", "-1", "_a-1")),
-        *((f"{first}-2d3a-4c5b-8e7f-0a1b2c3d4e5f", "unnamed") for first in ("9f8b6c1e", "abcdefab", "ABCDEFAB")),
+        *(
+            (of_one_case, "unnamed")
+            for of_one_case in ("17", "note17", "note", "pat17-2", "-1", "_a-1")
+        ),
+        *(
+            (f"{first}-2d3a-4c5b-8e7f-0a1b2c3d4e5f", "unnamed")
+            for first in ("9f8b6c1e", "abcdefab", "ABCDEFAB")
+        ),
     ],
 )
 def test_letters_that_begin_an_id_name_its_collection(case_id, subset):
@@ -98,7 +141,9 @@ def test_letters_that_begin_an_id_name_its_collection(case_id, subset):
 
 def test_duplicate_ids_are_an_error_across_files(write_csv, write_pairs):
     paths = [write_csv(error_row(0)), write_pairs(pair(0, note_id="ms-test-0"))]
-    with pytest.raises(MedecFormatError, match=r"pairs\.jsonl, row 1 .*already that of notes.csv, row 1"):
+    with pytest.raises(
+        MedecFormatError, match=r"pairs\.jsonl, row 1 .*already that of notes.csv, row 1"
+    ):
         read_files(paths)
 
 
@@ -133,21 +178,30 @@ def exchange(row, *names):
 EXCHANGED = {
     "the notes": lambda row: exchange(row, "Text", "Corrected Text"),
     "the sentences": lambda row: exchange(row, "Error Sentence", "Corrected Sentence"),
-    "both": lambda row: exchange(exchange(row, "Text", "Corrected Text"), "Error Sentence", "Corrected Sentence"),
+    "both": lambda row: exchange(
+        exchange(row, "Text", "Corrected Text"), "Error Sentence", "Corrected Sentence"
+    ),
     "sentence and text": lambda row: exchange(row, "Corrected Sentence", "Corrected Text"),
     "numbers one off": lambda row: row | {"Error Sentence ID": "0"},
-    "a list from 1": lambda row: row | {"Sentences": with_numbers(row["Sentences"].replace("1 ", "0 ").split("0 "))},
+    "a list from 1": lambda row: (
+        row | {"Sentences": with_numbers(row["Sentences"].replace("1 ", "0 ").split("0 "))}
+    ),
     "the notes of a pair": lambda row: exchange(row, "incorrect_note", "correct_note"),
     "the sentences of a pair": lambda row: exchange(row, "error_sentence", "corrected_sentence"),
 }
 
 
 @pytest.mark.parametrize("name", EXCHANGED)
-def test_exchanged_columns_are_refused_and_single_rows_left_out(write_csv, write_pairs, tmp_path, name):
+def test_exchanged_columns_are_refused_and_single_rows_left_out(
+    write_csv, write_pairs, tmp_path, name
+):
     write, make = (write_pairs, pair) if "pair" in name else (write_csv, error_row)
     rows = [make(2 * n) for n in range(6)]
     message = message_of(write(*map(EXCHANGED[name], rows)))
-    assert "6 of 6 error rows contradict themselves" in message and "what exchanged columns look like" in message
+    assert (
+        "6 of 6 error rows contradict themselves" in message
+        and "what exchanged columns look like" in message
+    )
     path = write(*map(EXCHANGED[name], rows[:3]), *rows[3:])
     (report,) = (result := read_files([path])).reports
     assert (report.records, report.contradicting, report.pairs, len(result.cases)) == (6, 3, 3, 3)
@@ -156,7 +210,9 @@ def test_exchanged_columns_are_refused_and_single_rows_left_out(write_csv, write
 
 def test_a_correction_that_is_in_neither_note_is_no_contradiction(write_csv):
     """MedErrBench has it in most of its rows."""
-    (report,) = read_files([write_csv(*(error_row(n, Corrected_Sentence="Penicillin.") for n in (0, 2)))]).reports
+    (report,) = read_files(
+        [write_csv(*(error_row(n, Corrected_Sentence="Penicillin.") for n in (0, 2)))]
+    ).reports
     assert (report.pairs, report.contradicting) == (2, 0)
 
 
@@ -169,22 +225,50 @@ def test_sentences_on_one_line_are_split_where_the_note_has_no_such_number(write
     case = read_one(write_csv(clean_row(Text=note, Sentences=listed)))
     assert [*case.sentences.values()][1:3] == ["Labs: Na 2", "3 of the patients 2 eyes hurt."]
     whole = "He waits\n  for 1 week."
-    assert read_one(write_csv(clean_row(Text=whole, Sentences=f"0 {whole}"))).sentences == {0: whole}
-    with pytest.raises(MedecFormatError, match=r"row 1 .'ms-test-1'., column 'Sentences': .* each sentence"):
-        read_one(write_csv(clean_row(Text=note, Sentences="0 Somebody else's notes. 1 They are about a cold.")))
+    assert read_one(write_csv(clean_row(Text=whole, Sentences=f"0 {whole}"))).sentences == {
+        0: whole
+    }
+    with pytest.raises(
+        MedecFormatError, match=r"row 1 .'ms-test-1'., column 'Sentences': .* each sentence"
+    ):
+        read_one(
+            write_csv(
+                clean_row(Text=note, Sentences="0 Somebody else's notes. 1 They are about a cold.")
+            )
+        )
 
 
 def test_medrect_has_the_facts_of_medec_under_names_of_its_own(tmp_path):
-    note = {"sample_id": "ms-test-7", "sentences": "1. He has gout.\n2. He takes\n3. warfarin.", "error_flag": 1}
-    note |= {"error_type": "medication_selection", "error_sentence_id": 3, "error_sentence": "warfarin."}
-    note |= {"corrected_sentence": "colchicine.", "corrected_text": "He has gout. He takes colchicine."}
+    note = {
+        "sample_id": "ms-test-7",
+        "sentences": "1. He has gout.\n2. He takes\n3. warfarin.",
+        "error_flag": 1,
+    }
+    note |= {
+        "error_type": "medication_selection",
+        "error_sentence_id": 3,
+        "error_sentence": "warfarin.",
+    }
+    note |= {
+        "corrected_sentence": "colchicine.",
+        "corrected_text": "He has gout. He takes colchicine.",
+    }
     path = tmp_path / "medrect.json"
-    path.write_text(json.dumps([note | {"metadata": {"original_text": "He has gout. He takes warfarin."}}]))
+    path.write_text(
+        json.dumps([note | {"metadata": {"original_text": "He has gout. He takes warfarin."}}])
+    )
     case = read_one(path)
-    assert (case.case_id, case.error_type, case.error_sentence_id) == ("ms-test-7", "medication_selection", 3)
+    assert (case.case_id, case.error_type, case.error_sentence_id) == (
+        "ms-test-7",
+        "medication_selection",
+        3,
+    )
     assert case.notes == ("He has gout. He takes warfarin.", "He has gout. He takes colchicine.")
     assert list(case.sentences) == [1, 2, 3]
-    for content, wrong in (([note], "row 1: not a note of MedRECT"), ({}, "not a JSON list .found a JSON dict")):
+    for content, wrong in (
+        ([note], "row 1: not a note of MedRECT"),
+        ({}, "not a JSON list .found a JSON dict"),
+    ):
         path.write_text(json.dumps(content))
         with pytest.raises(MedecFormatError, match=wrong):
             read_one(path)
@@ -193,14 +277,28 @@ def test_medrect_has_the_facts_of_medec_under_names_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("name", "notes", "errors", "left_out"),
     [
-        *(("meb_EN_train.csv", 708, 354, 8), ("meb_EN_validation.csv", 108, 54, 0), ("meb_EN_test.csv", 208, 104, 5)),
-        *(("meb_CN_train.csv", 700, 350, 1), ("meb_CN_validation.csv", 100, 50, 1), ("meb_CN_test.csv", 200, 100, 0)),
-        *(("meb_ARA_train.csv", 334, 179, 0), ("meb_ARA_validation.csv", 51, 29, 2), ("meb_ARA_test.csv", 97, 53, 1)),
+        *(
+            ("meb_EN_train.csv", 708, 354, 8),
+            ("meb_EN_validation.csv", 108, 54, 0),
+            ("meb_EN_test.csv", 208, 104, 5),
+        ),
+        *(
+            ("meb_CN_train.csv", 700, 350, 1),
+            ("meb_CN_validation.csv", 100, 50, 1),
+            ("meb_CN_test.csv", 200, 100, 0),
+        ),
+        *(
+            ("meb_ARA_train.csv", 334, 179, 0),
+            ("meb_ARA_validation.csv", 51, 29, 2),
+            ("meb_ARA_test.csv", 97, 53, 1),
+        ),
         *(("medrect-en-accepted.json", 458, 243, 0), ("medrect-en-rejected.json", 139, 68, 0)),
     ],
 )
 def test_the_sister_benchmarks_are_read_as_they_are(name, notes, errors, left_out):
-    (report,) = (published := read_files([medec_file(f"../boards/{name}")], as_published=True)).reports
+    (report,) = (
+        published := read_files([medec_file(f"../boards/{name}")], as_published=True)
+    ).reports
     assert (report.records, report.contradicting) == (notes, left_out)
     assert sum(case.error_note is not None for case in published.cases) == errors
 
@@ -229,7 +327,12 @@ OTHER = "A woman of 70 fell at home and cannot lift her left arm any more."
     [
         ({}, {}, [("ms-test-0", "ms-test-1")], "in_row"),
         ({"Corrected_Text": "NA"}, {}, [("ms-test-0", "ms-test-1")], "twin"),
-        ({}, {"Text": OTHER}, [("ms-test-0",), ("ms-test-1",)], "in_row"),  # the next id, about another case
+        (
+            {},
+            {"Text": OTHER},
+            [("ms-test-0",), ("ms-test-1",)],
+            "in_row",
+        ),  # the next id, about another case
         ({"Text_ID": "first"}, {"Text_ID": "second"}, [("first",), ("second",)], "in_row"),
     ],
 )
@@ -240,17 +343,31 @@ def test_an_error_row_and_its_twin_become_one_case(write_csv, error, clean, text
     assert [each.text_ids for each in result.cases] == text_ids and case.pair_source == source
     assert case.clean_note == (rows[1]["Text"] if source == "twin" else rows[0]["Corrected Text"])
     assert case.twin_note == (rows[1]["Text"] if len(text_ids) == 1 else None)
-    assert (report.pairs, report.twins, report.clean_only) == (1, 2 - len(text_ids), len(text_ids) - 1)
+    assert (report.pairs, report.twins, report.clean_only) == (
+        1,
+        2 - len(text_ids),
+        len(text_ids) - 1,
+    )
 
 
 def test_clean_row_is_the_twin_of_one_error_row_only(write_csv):
-    rows = (error_row(9, Text_ID="case-9"), error_row(9, Text_ID="case-09"), clean_row(10, Text_ID="case-10"))
-    assert [case.text_ids for case in read_files([write_csv(*rows)]).cases] == [("case-9", "case-10"), ("case-09",)]
+    rows = (
+        error_row(9, Text_ID="case-9"),
+        error_row(9, Text_ID="case-09"),
+        clean_row(10, Text_ID="case-10"),
+    )
+    assert [case.text_ids for case in read_files([write_csv(*rows)]).cases] == [
+        ("case-9", "case-10"),
+        ("case-09",),
+    ]
 
 
 def test_cell_over_the_csv_limit_is_read_and_a_note_over_ours_is_refused(write_csv):
     note = "word " * 20_000
-    assert len(read_one(write_csv(error_row(0, Text=note, Sentences=f"0 {note * 2}"))).error_note) == 99_999
+    assert (
+        len(read_one(write_csv(error_row(0, Text=note, Sentences=f"0 {note * 2}"))).error_note)
+        == 99_999
+    )
     for text, part in (
         (note + "x", "'Text': found a text of 100001 characters; a note has at most 100,000"),
         (note * 100, "row 1: not valid CSV (field larger than field limit (400000))"),
@@ -264,7 +381,10 @@ def test_cell_over_the_csv_limit_is_read_and_a_note_over_ours_is_refused(write_c
 BAD_CELLS = [
     *(("Error Flag", value, "write 1") for value in ("2", "0.5", "", "nan", "-1", "1e999999999")),
     *(("Error Sentence ID", value, "") for value in ("1.5", "True", "-2", "-1", "NA")),
-    *(("Text", value, "write the text of the note") for value in ("", "NA", "nan", " None", "null")),
+    *(
+        ("Text", value, "write the text of the note")
+        for value in ("", "NA", "nan", " None", "null")
+    ),
     ("Text ID", " ", "write the row's id"),
     ("Error Type", "Mrs Example " * 10, "found a text of 120 characters"),
     ("Text", "pH 7\ud83d3", "character 4 is the byte 0xed, which is not UTF-8"),
@@ -275,15 +395,24 @@ BAD_CELLS = [
 @pytest.mark.parametrize(("column", "value", "part"), BAD_CELLS)
 def test_bad_cell_of_an_error_row_is_named_with_its_row(write_csv, column, value, part):
     message = message_of(write_csv(error_row(3) | {column: value}))
-    assert message.startswith("notes.csv, row 1") and f", column {column!r}" in message and part in message
+    assert (
+        message.startswith("notes.csv, row 1")
+        and f", column {column!r}" in message
+        and part in message
+    )
 
 
 @pytest.mark.parametrize(
-    ("column", "value"), [("Error Type", "diagnosis"), ("Error Sentence", "a"), ("Error Sentence ID", "0")]
+    ("column", "value"),
+    [("Error Type", "diagnosis"), ("Error Sentence", "a"), ("Error Sentence ID", "0")],
 )
 def test_clean_row_that_names_an_error_is_a_contradiction(write_csv, column, value):
     message = message_of(write_csv(clean_row(1) | {column: value}))
-    assert repr(column) in message and "flag says that it has no error: write " in message and ", or flag 1" in message
+    assert (
+        repr(column) in message
+        and "flag says that it has no error: write " in message
+        and ", or flag 1" in message
+    )
 
 
 NOTE = "Fever since Monday."
@@ -294,18 +423,39 @@ NO_SENTENCES = {"Error_Sentence": "NA", "Sentences": "NA"}
     ("cells", "expected"),
     [
         # ``NA`` beside a really empty cell, and what pandas writes.
-        *(({"Error_Type": absent, "Error_Sentence": absent}, {"error_type": None}) for absent in ("NA", "", "nan")),
+        *(
+            ({"Error_Type": absent, "Error_Sentence": absent}, {"error_type": None})
+            for absent in ("NA", "", "nan")
+        ),
         ({"Corrected_Text": "None"}, {"clean_note": None, "pair_source": "unpaired"}),
         # Flags and numbers as pandas or a spreadsheet writes them. 0 is a sentence.
-        *(({"Error_Flag": flag}, {"error_type": "pharmacotherapy"}) for flag in ("1.0", " 1 ", "01", "1.", "True")),
-        *(({"Error_Sentence_ID": f"{n}.0", "Sentences": "NA"}, {"error_sentence_id": n}) for n in (0, 10)),
+        *(
+            ({"Error_Flag": flag}, {"error_type": "pharmacotherapy"})
+            for flag in ("1.0", " 1 ", "01", "1.", "True")
+        ),
+        *(
+            ({"Error_Sentence_ID": f"{n}.0", "Sentences": "NA"}, {"error_sentence_id": n})
+            for n in (0, 10)
+        ),
         # Trailing blanks on one side are a label leak.
-        (NO_SENTENCES | {"Text": f"\n {NOTE} \n", "Corrected_Text": f"{NOTE}x \t"}, {"error_note": NOTE}),
-        (NO_SENTENCES | {"Text": NOTE, "Corrected_Text": f"{NOTE}x \t"}, {"clean_note": f"{NOTE}x"}),
+        (
+            NO_SENTENCES | {"Text": f"\n {NOTE} \n", "Corrected_Text": f"{NOTE}x \t"},
+            {"error_note": NOTE},
+        ),
+        (
+            NO_SENTENCES | {"Text": NOTE, "Corrected_Text": f"{NOTE}x \t"},
+            {"clean_note": f"{NOTE}x"},
+        ),
         # The corrected text is used where rebuilding it would differ.
-        ({"Text": "Gout.\n", "Error_Sentence": "Gout.\n", "Corrected_Text": "Flu. B."}, {"clean_note": "Flu. B."}),
+        (
+            {"Text": "Gout.\n", "Error_Sentence": "Gout.\n", "Corrected_Text": "Flu. B."},
+            {"clean_note": "Flu. B."},
+        ),
         # Spellings of one type, and types of one's own.
-        *(({"Error_Type": name}, {"error_type": "causalOrganism"}) for name in ("causalorganism", "Causal Organism")),
+        *(
+            ({"Error_Type": name}, {"error_type": "causalOrganism"})
+            for name in ("causalorganism", "Causal Organism")
+        ),
         ({"Error_Type": " Lab /  Serum value"}, {"error_type": "Lab / Serum value"}),
     ],
 )
@@ -339,8 +489,16 @@ def test_pair_line_becomes_a_case_and_lines_end_at_line_feeds_only(write_pairs):
     opening = "One\u2028two\u0085three\x0cfour. "
     notes = {key: opening + pair(4)[key] for key in ("incorrect_note", "correct_note")}
     case = read_one(write_pairs(pair(4, error_type="causalorganism", **notes)))
-    assert (case.case_id, case.subset, case.error_type) == ("ms-train-4", "medec_ms", "causalOrganism")
-    assert (case.edit_tag, case.pair_source, case.error_sentence_id) == (EditTag.LOCAL, "in_row", -1)
+    assert (case.case_id, case.subset, case.error_type) == (
+        "ms-train-4",
+        "medec_ms",
+        "causalOrganism",
+    )
+    assert (case.edit_tag, case.pair_source, case.error_sentence_id) == (
+        EditTag.LOCAL,
+        "in_row",
+        -1,
+    )
     assert case.clean_note == notes["correct_note"]
 
 
@@ -351,7 +509,10 @@ def test_pair_line_becomes_a_case_and_lines_end_at_line_feeds_only(write_pairs):
         ("[1]", "found a JSON list"),
         ('{"note_id": "a-1", "correct_note": "b"}', "column 'incorrect_note': found an empty cell"),
         ('{"note_id": 5, "incorrect_note": "a", "correct_note": "b"}', "write a JSON string"),
-        ('{"note_id": "a", "incorrect_note": "a\\udc00b"}', "('a'), column 'incorrect_note': character 1 is a lone"),
+        (
+            '{"note_id": "a", "incorrect_note": "a\\udc00b"}',
+            "('a'), column 'incorrect_note': character 1 is a lone",
+        ),
         ('{"note_id": "a", "note_id": "b"}', "not a JSON object (key 'note_id' occurs twice)"),
     ],
 )
@@ -372,16 +533,25 @@ SIGNS = "2–3 µg|≥ 5|37 °C|−2|90 µg/dL, 3 × 10³ ± 2|HCO₃⁻|Sjögre
 def test_signs_of_a_note_stay_and_come_back_where_they_were_misread(text):
     assert repair_encoding(text) == text
     assert repair_encoding(f"At 5 µg: {text}") == f"At 5 µg: {text}"
-    misread = "".join(bytes([b]).decode("cp1252", "replace").replace("\ufffd", chr(b)) for b in text.encode())
+    misread = "".join(
+        bytes([b]).decode("cp1252", "replace").replace("\ufffd", chr(b)) for b in text.encode()
+    )
     assert misread != text and repair_encoding(f"At 5 µg: {misread}") == f"At 5 µg: {text}"
 
 
 def test_misread_characters_are_put_right_in_every_text_if_asked(write_csv):
-    """Raw by default; the error sentence must still be found in its note, and the row counts once."""
+    """Raw by default; the error sentence must still be found in its note, and the row counts
+    once."""
     dash = "\u2013".encode().decode("cp1252")
     row = {name: cell.replace("for it", f"2{dash}3 \u00b5g") for name, cell in error_row(0).items()}
     for repair, expected in ((False, f"2{dash}3 \u00b5g"), (True, "2\u20133 \u00b5g")):
         result = read_files([write_csv(row, error_row(2))], repair_encoding=repair)
         case = result.cases[0]
-        texts = [case.error_note, case.clean_note, case.error_sentence, case.corrected_sentence, case.sentences[1]]
+        texts = [
+            case.error_note,
+            case.clean_note,
+            case.error_sentence,
+            case.corrected_sentence,
+            case.sentences[1],
+        ]
         assert all(expected in text for text in texts) and result.reports[0].repaired == int(repair)

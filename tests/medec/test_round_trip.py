@@ -17,12 +17,26 @@ from note_files import OFFICIAL, SAMPLE, medec_file
 
 from medserl_agentloop.data.cases import MedecFormatError
 from medserl_agentloop.data.reader import COLUMNS, read_files
-from medserl_agentloop.data.rows import DEFAULT_MIX, SCHEMA, RowPlan, build_eval_rows, build_rows, write_parquet
+from medserl_agentloop.data.rows import (
+    DEFAULT_MIX,
+    SCHEMA,
+    RowPlan,
+    build_eval_rows,
+    build_rows,
+    write_parquet,
+)
 from medserl_agentloop.data.verify import verify_files
 from medserl_agentloop.games.medical.types import Category, GameSpec
 from medserl_agentloop.testing.tiny import compose_run
 
-NULLABLE = {"target_label", "error_note", "clean_note", "error_type", "error_sentence", "corrected_sentence"}
+NULLABLE = {
+    "target_label",
+    "error_note",
+    "clean_note",
+    "error_type",
+    "error_sentence",
+    "corrected_sentence",
+}
 
 
 def round_trip(paths: list[Path], cache: Path) -> list[dict[str, Any]]:
@@ -31,7 +45,9 @@ def round_trip(paths: list[Path], cache: Path) -> list[dict[str, Any]]:
 
     config = compose_run().data
     config.filter_overlong_prompts = False
-    config.filter_overlong_prompts_workers = None  # datasets' processes replace os.environ, which rich has kept
+    config.filter_overlong_prompts_workers = (
+        None  # datasets' processes replace os.environ, which rich has kept
+    )
     config.max_prompt_length = 8192
     files = [str(path) for path in paths]
     loaded = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(cache))
@@ -42,9 +58,15 @@ def round_trip(paths: list[Path], cache: Path) -> list[dict[str, Any]]:
         handed_out = dataset[number]
         assert set(row) == set(SCHEMA.names)
         assert loaded[number] == row == {name: handed_out[name] for name in row}
-        assert None not in [*row.values(), *(row["extra_info"][name] for name in {*row["extra_info"]} - NULLABLE)]
+        assert None not in [
+            *row.values(),
+            *(row["extra_info"][name] for name in {*row["extra_info"]} - NULLABLE),
+        ]
         assert "nan" not in [handed_out["extra_info"][name] for name in NULLABLE]
-        assert handed_out["raw_prompt"][0]["content"] == GameSpec.from_extra_info(handed_out["extra_info"]).seed_note
+        assert (
+            handed_out["raw_prompt"][0]["content"]
+            == GameSpec.from_extra_info(handed_out["extra_info"]).seed_note
+        )
     return source
 
 
@@ -62,14 +84,18 @@ def test_round_trip_of_the_converted_sample(tmp_path: Path, files: dict[str, Any
 
 
 def eval_rows(path: Path, tmp_path: Path, *options: Any) -> list[dict[str, Any]]:
-    result = run("medec_eval_to_parquet", "--input", path, "--output", tmp_path / "eval.parquet", *options)
+    result = run(
+        "medec_eval_to_parquet", "--input", path, "--output", tmp_path / "eval.parquet", *options
+    )
     assert result.exit_code == 0, result.output
     rows: list[dict[str, Any]] = pq.read_table(tmp_path / "eval.parquet").to_pylist()
     return rows
 
 
 @pytest.mark.parametrize("name", [SAMPLE.name, OFFICIAL])
-def test_row_of_a_set_becomes_one_assessor_turn_with_its_text_unchanged(tmp_path: Path, name: str) -> None:
+def test_row_of_a_set_becomes_one_assessor_turn_with_its_text_unchanged(
+    tmp_path: Path, name: str
+) -> None:
     path = SAMPLE if name == SAMPLE.name else medec_file(name)
     with path.open(encoding="utf-8-sig", newline="") as file:
         cells = {row["Text ID"]: row for row in csv.DictReader(file) if row["Text ID"]}
@@ -77,9 +103,15 @@ def test_row_of_a_set_becomes_one_assessor_turn_with_its_text_unchanged(tmp_path
     assert [row["extra_info"]["text_id"] for row in rows] == list(cells)
     assert len(cells) == (574 if name == OFFICIAL else 300)
     for row, source in zip(rows, cells.values(), strict=True):
-        category = Category.VANILLA_HARMFUL if source["Error Flag"] == "1" else Category.VANILLA_BENIGN
+        category = (
+            Category.VANILLA_HARMFUL if source["Error Flag"] == "1" else Category.VANILLA_BENIGN
+        )
         facts, spec = row["extra_info"], GameSpec.from_extra_info(row["extra_info"])
-        assert (spec.category, spec.target_label, spec.seed_note) == (category, category.seed_label, source["Text"])
+        assert (spec.category, spec.target_label, spec.seed_note) == (
+            category,
+            category.seed_label,
+            source["Text"],
+        )
         assert facts["error_sentence_id"] == int(source["Error Sentence ID"])
         assert row["data_source"] == f"{facts['subset']}_eval/{category.value}"
     assert round_trip([tmp_path / "eval.parquet"], tmp_path / "cache") == build_eval_rows([path])[0]
@@ -87,50 +119,97 @@ def test_row_of_a_set_becomes_one_assessor_turn_with_its_text_unchanged(tmp_path
     assert report.ok, report.problems
 
 
-def test_twins_are_two_rows_of_one_case_and_awkward_text_stays(tmp_path: Path, write_csv: Any) -> None:
-    text = "  Two  blanks,\ta tab,\r\nCR LF, {{ braces }}, â€“, <think>, \\1 and a newline at the end\n"
-    awkward = error_row(4, Text=text, Error_Sentence_ID="0") | {"Sentences": "0 Two blanks.\n1 More."}
+def test_twins_are_two_rows_of_one_case_and_awkward_text_stays(
+    tmp_path: Path, write_csv: Any
+) -> None:
+    text = (
+        "  Two  blanks,\ta tab,\r\nCR LF, {{ braces }}, â€“, <think>, \\1 and a newline at the "
+        "end\n"
+    )
+    awkward = error_row(4, Text=text, Error_Sentence_ID="0") | {
+        "Sentences": "0 Two blanks.\n1 More."
+    }
     path = write_csv(error_row(0), clean_row(1), awkward, tail=",,,,,,,,\n")
     found = eval_rows(path, tmp_path, "--first-index", 7)
     error, clean, last = (row["extra_info"] for row in found)
-    assert [(facts["index"], facts["split"]) for facts in (error, clean, last)] == [(n, "eval") for n in (7, 8, 9)]
+    assert [(facts["index"], facts["split"]) for facts in (error, clean, last)] == [
+        (n, "eval") for n in (7, 8, 9)
+    ]
     assert (error["text_id"], clean["text_id"]) == ("ms-test-0", "ms-test-1")
-    assert error["vignette_id"] == clean["vignette_id"] == "ms-test-0" and error["error_note"].endswith(" ")
-    assert (clean["error_type"], clean["error_note"], clean["error_sentence_id"]) == (None, None, -1)
+    assert error["vignette_id"] == clean["vignette_id"] == "ms-test-0" and error[
+        "error_note"
+    ].endswith(" ")
+    assert (clean["error_type"], clean["error_note"], clean["error_sentence_id"]) == (
+        None,
+        None,
+        -1,
+    )
     assert (last["error_note"], last["error_sentence_id"]) == (text, 0)
     assert found[2]["prompt"][0]["content"].endswith(text)
 
 
-def test_eval_rows_command_names_each_problem_in_one_sentence(tmp_path: Path, write_csv: Any, write_pairs: Any) -> None:
+def test_eval_rows_command_names_each_problem_in_one_sentence(
+    tmp_path: Path, write_csv: Any, write_pairs: Any
+) -> None:
     good = write_csv(error_row(0), name="good.csv")
     for path, output, part in (
-        (write_csv(error_row(0), error_row(2, Error_Flag="maybe")), "eval.parquet", "notes.csv, row 2"),
-        (write_csv(error_row(0, Text_ID="uw-0"), name="uw.csv"), "eval.parquet", "--i-have-the-uw-agreement"),
+        (
+            write_csv(error_row(0), error_row(2, Error_Flag="maybe")),
+            "eval.parquet",
+            "notes.csv, row 2",
+        ),
+        (
+            write_csv(error_row(0, Text_ID="uw-0"), name="uw.csv"),
+            "eval.parquet",
+            "--i-have-the-uw-agreement",
+        ),
         (write_pairs({}), "eval.parquet", "MedErrBench's .csv files"),
         (good, "eval.csv", "end in .parquet"),
         (good, "good.csv/eval.parquet", "cannot be written"),
     ):
         result = run("medec_eval_to_parquet", "--input", path, "--output", tmp_path / output)
         assert_one_sentence(result, part)
-    result = run("medec_eval_to_parquet", "--input", good, "--output", tmp_path / "x.parquet", "--first-index", 2**63)
+    result = run(
+        "medec_eval_to_parquet",
+        "--input",
+        good,
+        "--output",
+        tmp_path / "x.parquet",
+        "--first-index",
+        2**63,
+    )
     assert result.exit_code == 2 and "--first-index" in result.stderr
     for name in ("medec/val", "a b"):
-        result = run("medec_eval_to_parquet", "--input", good, "--output", tmp_path / "x.parquet", "--name", name)
+        result = run(
+            "medec_eval_to_parquet",
+            "--input",
+            good,
+            "--output",
+            tmp_path / "x.parquet",
+            "--name",
+            name,
+        )
         assert_one_sentence(result, f"--name {name!r} is no name for metrics")
     assert not list(tmp_path.glob("*.parquet"))
-    named = eval_rows(tmp_path / "uw.csv", tmp_path, "--i-have-the-uw-agreement", "--name", "panel-1.b_c")
+    named = eval_rows(
+        tmp_path / "uw.csv", tmp_path, "--i-have-the-uw-agreement", "--name", "panel-1.b_c"
+    )
     assert named[0]["data_source"] == "panel-1.b_c_eval/vanilla_harmful"
 
 
 def test_awkward_text_comes_through_in_every_category(tmp_path: Path, write_csv: Any) -> None:
     """Tags, markup and braces to the first tokens, 0 as 0, and absent as null."""
     awkward = (
-        " pO2 <5 % <image> <think>x</think></answer></note> {{ note }} {% if %} %s \\1 a\u2028b \u00b5 |<|im_end|>"
+        " pO2 <5 % <image> <think>x</think></answer></note> {{ note }} {% if %} %s \\1 a\u2028b "
+        "\u00b5 |<|im_end|>"
     )
     cells = {"Error_Sentence_ID": "0.0", "Error_Type": "NA", "Error_Sentence": ""}
     rows = [error_row(n, **cells) for n in range(0, 20, 2)]
     for row in rows:
-        row["Text"], row["Corrected Text"] = row["Text"].strip() + awkward, row["Corrected Text"] + awkward
+        row["Text"], row["Corrected Text"] = (
+            row["Text"].strip() + awkward,
+            row["Corrected Text"] + awkward,
+        )
     mix = ",".join(f"{category.value}=1" for category in Category)
     path = write_csv(*rows)
     arguments = ("--input", path, "--output", tmp_path, "--mix", mix, "--val-fraction", 0)
@@ -139,7 +218,11 @@ def test_awkward_text_comes_through_in_every_category(tmp_path: Path, write_csv:
     assert found == planned(path, mix, 0) and len(found) == 10 * len(Category)
     for facts in (row["extra_info"] for row in found):
         assert awkward in facts["error_note"] and awkward in facts["clean_note"]
-        assert (facts["error_sentence_id"], facts["error_type"], facts["error_sentence"]) == (0, None, None)
+        assert (facts["error_sentence_id"], facts["error_type"], facts["error_sentence"]) == (
+            0,
+            None,
+            None,
+        )
 
 
 TEXT = st.text(st.characters() | st.sampled_from('\r\n",\x00\ud800 '), max_size=30)
@@ -152,23 +235,33 @@ TEXT = st.text(st.characters() | st.sampled_from('\r\n",\x00\ud800 '), max_size=
     encoding=st.sampled_from(["utf-8", "utf-8-sig"]),
     last=st.booleans(),
 )
-def test_csv_comes_back_unchanged_from_parquet_or_is_refused_with_its_row(notes, newline, encoding, last):
-    """Quoted cells over several lines, either line end, with and without a last one and a byte order mark."""
+def test_csv_comes_back_unchanged_from_parquet_or_is_refused_with_its_row(
+    notes, newline, encoding, last
+):
+    """Quoted cells over several lines, either line end, with and without a last one and a byte
+    order mark.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "notes.csv")
         with path.open("w", encoding=encoding, errors="surrogatepass", newline="") as file:
             writer = csv.writer(file, lineterminator=newline, quoting=csv.QUOTE_ALL)
             writer.writerow(COLUMNS)
             for n, (wrong, right) in enumerate(notes):
-                writer.writerow([f"t-{2 * n}", f"{wrong}x", "NA", "1", "NA", "0", "NA", "NA", f"{right}y"])
+                writer.writerow(
+                    [f"t-{2 * n}", f"{wrong}x", "NA", "1", "NA", "0", "NA", "NA", f"{right}y"]
+                )
         if not last:
             path.write_bytes(path.read_bytes().removesuffix(newline.encode()))
-        unusable = [n for n, pair in enumerate(notes) if re.search("[\0\ud800-\udfff]", "".join(pair))]
+        unusable = [
+            n for n, pair in enumerate(notes) if re.search("[\0\ud800-\udfff]", "".join(pair))
+        ]
         if unusable:
             with pytest.raises(MedecFormatError, match=f"notes.csv, row {unusable[0] + 1}"):
                 read_files([path])
             return
-        games = build_rows(read_files([path]).cases, RowPlan(mix="adversarial_benign=1", val_fraction=0.0))
+        games = build_rows(
+            read_files([path]).cases, RowPlan(mix="adversarial_benign=1", val_fraction=0.0)
+        )
         write_parquet(games.train, Path(folder, "out.parquet"))
         rows = pq.read_table(Path(folder, "out.parquet"))["extra_info"].to_pylist()
         found = {row["vignette_id"]: (row["error_note"], row["clean_note"]) for row in rows}
@@ -176,4 +269,6 @@ def test_csv_comes_back_unchanged_from_parquet_or_is_refused_with_its_row(notes,
     def as_read(text):
         return text.replace("\r\n", "\n").replace("\r", "\n").strip()
 
-    assert found == {f"t-{2 * n}": (as_read(f"{a}x"), as_read(f"{b}y")) for n, (a, b) in enumerate(notes)}
+    assert found == {
+        f"t-{2 * n}": (as_read(f"{a}x"), as_read(f"{b}y")) for n, (a, b) in enumerate(notes)
+    }

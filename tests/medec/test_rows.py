@@ -27,7 +27,12 @@ def counts(rows):
 def test_the_mix_is_met_exactly_and_its_labels_balance(cases):
     """The largest multiple of the mix, or the number of rows that was asked for."""
     games = build_rows(cases, plan())
-    shares = {"vanilla_harmful": 1, "adversarial_harmful": 1, "vanilla_benign": 3, "adversarial_benign": 1}
+    shares = {
+        "vanilla_harmful": 1,
+        "adversarial_harmful": 1,
+        "vanilla_benign": 3,
+        "adversarial_benign": 1,
+    }
     for rows, times in ((games.train, 10), (games.val, 3)):  # 30 and 10 cases
         assert counts(rows) == {name: times * share for name, share in shares.items()}
         labels = labels_of(rows)
@@ -39,7 +44,9 @@ def test_the_mix_is_met_exactly_and_its_labels_balance(cases):
 
 
 def test_more_rows_than_cases_allow_is_refused_with_the_possible_number(cases):
-    with pytest.raises(ValueError, match=r"need 125 cases for vanilla_harmful .* at most about 60 rows"):
+    with pytest.raises(
+        ValueError, match=r"need 125 cases for vanilla_harmful .* at most about 60 rows"
+    ):
         build_rows(cases, plan(rows=1000))
 
 
@@ -50,19 +57,32 @@ def test_small_input_has_validation_rows_of_each_category_of_the_mix(cases, numb
 
 
 def test_case_serves_a_category_once_and_one_split_only(cases):
-    """Split by case, and one case under two ids, or in a chain of shared notes, goes to one split."""
+    """Split by case, and one case under two ids, or in a chain of shared notes, goes to one
+    split."""
     games = build_rows(cases, plan())
     infos = [row["extra_info"] for row in games.train + games.val]
     assert len({(i["vignette_id"], i["category"]) for i in infos}) == len(infos)
-    again = [*cases[:20], *(replace(case, case_id=f"again-{i}") for i, case in enumerate(cases[:20]))]
+    again = [
+        *cases[:20],
+        *(replace(case, case_id=f"again-{i}") for i, case in enumerate(cases[:20])),
+    ]
     for each in (cases, again):
         games, names = build_rows(each, plan()), ("error_note", "clean_note")
-        notes = [{row["extra_info"][name] for row in rows for name in names} for rows in (games.train, games.val)]
+        notes = [
+            {row["extra_info"][name] for row in rows for name in names}
+            for rows in (games.train, games.val)
+        ]
         assert notes[0].isdisjoint(notes[1])
-    chain = [replace(case, clean_note=cases[at + 1].error_note) for at, case in enumerate(cases[:8])]
+    chain = [
+        replace(case, clean_note=cases[at + 1].error_note) for at, case in enumerate(cases[:8])
+    ]
     for seed in range(8):
-        games = build_rows([*chain[::2], *chain[1::2], *cases[20:]], plan(seed=seed, val_fraction=0.4))
-        ids = {row["extra_info"]["vignette_id"] for row in games.val} & {case.case_id for case in chain}
+        games = build_rows(
+            [*chain[::2], *chain[1::2], *cases[20:]], plan(seed=seed, val_fraction=0.4)
+        )
+        ids = {row["extra_info"]["vignette_id"] for row in games.val} & {
+            case.case_id for case in chain
+        }
         assert len(ids) in (0, 8)
 
 
@@ -76,11 +96,19 @@ def test_row_is_the_case_and_names_its_note_and_label_once(cases, category):
     row = build_rows(cases, plan(f"{category.value}=1")).train[0]
     info = row["extra_info"]
     note = info["error_note"] if category.value.endswith("harmful") else info["clean_note"]
-    assert row["prompt"] == [{"role": "user", "content": note}] and GameSpec.from_extra_info(info).seed_note == note
+    assert (
+        row["prompt"] == [{"role": "user", "content": note}]
+        and GameSpec.from_extra_info(info).seed_note == note
+    )
     assert (info["target_label"], info["error_type"]) == (None, "diagnosis")
     assert row["data_source"] == f"medec_ms/{category.value}"
-    safe = build_rows(cases, plan("adversarial_benign=1", adversarial_benign="safe")).train[0]["extra_info"]
-    assert safe["target_label"] == "safe" and GameSpec.from_extra_info(safe).task is Category.DECOY_BENIGN
+    safe = build_rows(cases, plan("adversarial_benign=1", adversarial_benign="safe")).train[0][
+        "extra_info"
+    ]
+    assert (
+        safe["target_label"] == "safe"
+        and GameSpec.from_extra_info(safe).task is Category.DECOY_BENIGN
+    )
 
 
 def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs):
@@ -90,8 +118,12 @@ def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs):
     cases = read_files([write_pairs(*pairs)]).cases
     games = build_rows(cases, plan("vanilla_harmful=11,vanilla_benign=12", val_fraction=0))
     harmful = [r for r in games.train if r["extra_info"]["category"] == "vanilla_harmful"]
-    assert len(harmful) == 11 and "ms-train-3" not in {r["extra_info"]["vignette_id"] for r in harmful}
-    assert [(count, "letter case" in reason) for reason, count in games.left_out.items()] == [(1, True)]
+    assert len(harmful) == 11 and "ms-train-3" not in {
+        r["extra_info"]["vignette_id"] for r in harmful
+    }
+    assert [(count, "letter case" in reason) for reason, count in games.left_out.items()] == [
+        (1, True)
+    ]
 
 
 def test_text_id_and_source_are_those_of_the_row_of_the_seed_note(write_csv):
@@ -104,7 +136,8 @@ def test_text_id_and_source_are_those_of_the_row_of_the_seed_note(write_csv):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a=1", *(f"vanilla_benign{x}" for x in ("", "=-1", "=nan", "=0", "=1,vanilla_benign=2"))]
+    "text",
+    ["", "a=1", *(f"vanilla_benign{x}" for x in ("", "=-1", "=nan", "=0", "=1,vanilla_benign=2"))],
 )
 def test_mix_that_makes_no_sense_is_an_error(text):
     with pytest.raises(ValueError, match=r"^mix: "):

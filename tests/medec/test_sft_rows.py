@@ -1,4 +1,6 @@
-"""Warm-start conversations: in the game's own format, split by case, and read by verl's SFT dataset."""
+"""Warm-start conversations: in the game's own format, split by case, and read by verl's SFT
+dataset.
+"""
 
 import itertools
 from collections import Counter
@@ -33,11 +35,23 @@ from medserl_agentloop.games.medical.types import Category, Label, Role
 
 def test_a_case_is_in_one_split_and_in_that_of_the_self_play_rows(tmp_path: Path) -> None:
     for name in ("sft_to_parquet", "medec_to_parquet"):
-        assert run(name, "--input", SAMPLE, "--seed", 5, "--val-fraction", 0.2, "--output", tmp_path).exit_code == 0
-    taught = {name: pq.read_table(tmp_path / f"sft_{name}.parquet").to_pylist() for name in ("train", "val")}
-    played = {name: pq.read_table(tmp_path / f"{name}.parquet").to_pylist() for name in ("train", "val")}
+        assert (
+            run(
+                name, "--input", SAMPLE, "--seed", 5, "--val-fraction", 0.2, "--output", tmp_path
+            ).exit_code
+            == 0
+        )
+    taught = {
+        name: pq.read_table(tmp_path / f"sft_{name}.parquet").to_pylist()
+        for name in ("train", "val")
+    }
+    played = {
+        name: pq.read_table(tmp_path / f"{name}.parquet").to_pylist() for name in ("train", "val")
+    }
     cases = {name: {row["vignette_id"] for row in rows} for name, rows in taught.items()}
-    assert len(cases["train"]) == 128 and len(cases["val"]) == 32 and not cases["train"] & cases["val"]
+    assert (
+        len(cases["train"]) == 128 and len(cases["val"]) == 32 and not cases["train"] & cases["val"]
+    )
     for name, rows in played.items():
         assert {row["extra_info"]["vignette_id"] for row in rows} <= cases[name]
     indices = [row["index"] for rows in taught.values() for row in rows]
@@ -45,14 +59,27 @@ def test_a_case_is_in_one_split_and_in_that_of_the_self_play_rows(tmp_path: Path
 
 
 def test_splits_can_be_taken_from_files_for_self_play(tmp_path: Path) -> None:
-    arguments = ("--input", SAMPLE, "--output", tmp_path / "play", "--seed", 9, "--val-fraction", 0.3, "--rows", 60)
+    arguments = (
+        "--input",
+        SAMPLE,
+        "--output",
+        tmp_path / "play",
+        "--seed",
+        9,
+        "--val-fraction",
+        0.3,
+        "--rows",
+        60,
+    )
     assert run("medec_to_parquet", *arguments).exit_code == 0
     arguments = ("--input", SAMPLE, "--output", tmp_path, "--splits-of", tmp_path / "play")
     assert run("sft_to_parquet", *arguments).exit_code == 0
     for name in ("train", "val"):
         played = pq.read_table(tmp_path / "play" / f"{name}.parquet").to_pylist()
         taught = pq.read_table(tmp_path / f"sft_{name}.parquet").to_pylist()
-        assert {row["extra_info"]["vignette_id"] for row in played} == {row["vignette_id"] for row in taught}
+        assert {row["extra_info"]["vignette_id"] for row in played} == {
+            row["vignette_id"] for row in taught
+        }
     result = run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path, "--splits-of", tmp_path)
     assert result.exit_code == 2 and "train.parquet: cannot be read as parquet" in result.stderr
 
@@ -61,9 +88,16 @@ def test_unteachable_cases_are_left_out_and_counted(write_pairs: Any, write_csv:
     opening = pair(1)["correct_note"].removesuffix("Diagnosis 1 is pneumonia.")
     odd = [
         pair(1, incorrect_note=f"{opening} DIAGNOSIS 1 is pneumonia."),
-        pair(3, correct_note=pair(3)["correct_note"] + " " + " ".join(f"Word {n}." for n in range(30))),
+        pair(
+            3,
+            correct_note=pair(3)["correct_note"] + " " + " ".join(f"Word {n}." for n in range(30)),
+        ),
     ]
-    rows = [error_row(0, Corrected_Text="NA"), error_row(2, Error_Type="dosage"), error_row(4, Corrected_Sentence="NA")]
+    rows = [
+        error_row(0, Corrected_Text="NA"),
+        error_row(2, Error_Type="dosage"),
+        error_row(4, Corrected_Sentence="NA"),
+    ]
     files = [write_pairs(*odd, *(pair(n) for n in range(10, 30))), write_csv(*rows)]
     made = build_sft_rows(read_files(files).cases)
     assert made.left_out == {
@@ -72,7 +106,10 @@ def test_unteachable_cases_are_left_out_and_counted(write_pairs: Any, write_csv:
         "cases without one of the error types or without the two sentences": 2,
         "cases with only one note": 1,
     }
-    assert Counter(row["game_role"] for row in made.train + made.val) == {"attacker": 20, "assessor": 42}
+    assert Counter(row["game_role"] for row in made.train + made.val) == {
+        "attacker": 20,
+        "assessor": 42,
+    }
 
 
 @pytest.mark.parametrize(
@@ -88,12 +125,16 @@ def test_unteachable_cases_are_left_out_and_counted(write_pairs: Any, write_csv:
 def test_text_that_the_format_cannot_hold_is_refused_with_its_case(
     write_pairs: Any, opening: str, wrong: str, role: str
 ) -> None:
-    """Where escaping is not possible, the case is named instead of taught wrongly; other tags stay text."""
+    """Where escaping is not possible, the case is named instead of taught wrongly; other tags stay
+    text.
+    """
     notes = {"incorrect_note": f"{opening} {wrong}", "correct_note": f"{opening} It is flu."}
     odd = pair(3, **notes, error_sentence=wrong, corrected_sentence="It is flu.")
     cases = read_files([write_pairs(odd, *(pair(n) for n in range(10, 20)))]).cases
     if role:
-        with pytest.raises(ValueError, match=f"case 'ms-train-3': the {role}'s answer .* take the row out"):
+        with pytest.raises(
+            ValueError, match=f"case 'ms-train-3': the {role}'s answer .* take the row out"
+        ):
             build_sft_rows(cases)
     else:
         made = build_sft_rows(cases)
@@ -111,9 +152,12 @@ def test_every_profile_can_be_taught_in_its_own_format(name: str, write_pairs: A
         *prompt, answer = row["messages"]
         role, category = Role(row["game_role"]), Category(row["category"])
         of = pair(int(row["vignette_id"].rpartition("-")[2]))
-        note = of["incorrect_note" if category.seed_label is Label.HARMFUL else "correct_note"].strip()
+        note = of[
+            "incorrect_note" if category.seed_label is Label.HARMFUL else "correct_note"
+        ].strip()
         assert prompt == profile.messages(role, category, note)
-        # The prefix is part of the answer here and of the prompt in self-play: the tokens are the same.
+        # The prefix is part of the answer here and of the prompt in self-play: the tokens are the
+        # same.
         turn = answer["content"].removeprefix(prefix)
         assert prefix + turn == answer["content"]
         if role is Role.ATTACKER:
@@ -123,7 +167,10 @@ def test_every_profile_can_be_taught_in_its_own_format(name: str, write_pairs: A
         read = profile.parser.assessment(turn, prefix)
         assert read.verdict is category.seed_label and read.reasoning and not read.violations
         if read.verdict is Label.HARMFUL and profile.parser.locates:
-            assert (read.sentence, read.correction) == (of["error_sentence"], of["corrected_sentence"])
+            assert (read.sentence, read.correction) == (
+                of["error_sentence"],
+                of["corrected_sentence"],
+            )
 
 
 def test_an_edit_is_planned_in_the_words_that_change(write_pairs: Any) -> None:
@@ -133,7 +180,9 @@ def test_an_edit_is_planned_in_the_words_that_change(write_pairs: Any) -> None:
     row = pair(3, **notes, error_sentence=wrong, corrected_sentence=right)
     profile = load_profile("edits")
     made = build_sft_rows(read_files([write_pairs(row)]).cases, prompts=profile, val_fraction=0)
-    [answer] = [row["messages"][-1]["content"] for row in made.train if row["game_role"] == "attacker"]
+    [answer] = [
+        row["messages"][-1]["content"] for row in made.train if row["game_role"] == "attacker"
+    ]
     read = profile.parser.attack(answer, "", {0: "Fever.", 1: right, 2: "Well."})
     assert read.edit == SentenceEdit(number=1, old=right, new=wrong)
     assert read.reasoning and read.reasoning.startswith('In sentence 1 I change "gout," to "flu,".')
@@ -161,10 +210,16 @@ def test_mistakes_are_said_in_one_sentence(tmp_path: Path, write_pairs: Any) -> 
 NUMBERS = itertools.count()
 
 
-def game(outcome: Outcome, category: str, case: str | None = None, **assessment: Any) -> MedicalRecord:
+def game(
+    outcome: Outcome, category: str, case: str | None = None, **assessment: Any
+) -> MedicalRecord:
     case = case or f"case {next(NUMBERS)}"
     found = outcome is Outcome.CORRECT_DETECTION
-    said = {"response": assessment_text("verdict: safe"), "sentence": ERROR_SENTENCE if found else None, **assessment}
+    said = {
+        "response": assessment_text("verdict: safe"),
+        "sentence": ERROR_SENTENCE if found else None,
+        **assessment,
+    }
     return finished(
         outcome,
         category=category,
@@ -185,7 +240,11 @@ RIGHT = [
 
 
 TAUGHT = sorted(
-    [*(("assessor", kind) for _, kind in RIGHT), ("attacker", "adversarial_benign"), ("attacker", "decoy_benign")]
+    [
+        *(("assessor", kind) for _, kind in RIGHT),
+        ("attacker", "adversarial_benign"),
+        ("attacker", "decoy_benign"),
+    ]
 )
 
 
@@ -214,25 +273,41 @@ def test_right_turns_become_conversations_of_the_game_prompts() -> None:
         (Outcome.CORRECT_REJECTION, {"category": "adversarial_benign"}, WRONG),  # a failed attack
     ],
 )
-def test_a_turn_that_was_not_right_is_left_out_and_counted(outcome: Outcome, changes: dict[str, Any], why: str) -> None:
-    games = [game(*kind) for kind in RIGHT] + [game(outcome, **{"category": "vanilla_harmful", **changes})]
+def test_a_turn_that_was_not_right_is_left_out_and_counted(
+    outcome: Outcome, changes: dict[str, Any], why: str
+) -> None:
+    games = [game(*kind) for kind in RIGHT] + [
+        game(outcome, **{"category": "vanilla_harmful", **changes})
+    ]
     made = rows_of_games(games, val_fraction=0.0)
     assert len(made.train) == 6 and roles(made.train)[4:] == TAUGHT[4:]  # the attackers' turns
     assert made.left_out[why] == 1
 
 
 @given(st.lists(st.sampled_from(RIGHT), max_size=30), st.integers(0, 9))
-def test_verdicts_and_kinds_of_attack_are_balanced(kinds: list[tuple[Outcome, str]], seed: int) -> None:
-    games = [game(outcome, category, f"{number}") for number, (outcome, category) in enumerate(kinds)]
+def test_verdicts_and_kinds_of_attack_are_balanced(
+    kinds: list[tuple[Outcome, str]], seed: int
+) -> None:
+    games = [
+        game(outcome, category, f"{number}") for number, (outcome, category) in enumerate(kinds)
+    ]
     try:
         made = rows_of_games(games, seed=seed)
     except ValueError as error:
         assert "the games hold no turn to imitate" in str(error)
         return
     rows = made.train + made.val
-    harmful = [r for r in rows if r["game_role"] == "assessor" and not r["category"].endswith("_benign")]
-    injected = [r for r in rows if r["game_role"] == "assessor" and r["category"] == "adversarial_benign"]
-    safe = [r for r in rows if r["game_role"] == "assessor" and r["category"] in ("vanilla_benign", "decoy_benign")]
+    harmful = [
+        r for r in rows if r["game_role"] == "assessor" and not r["category"].endswith("_benign")
+    ]
+    injected = [
+        r for r in rows if r["game_role"] == "assessor" and r["category"] == "adversarial_benign"
+    ]
+    safe = [
+        r
+        for r in rows
+        if r["game_role"] == "assessor" and r["category"] in ("vanilla_benign", "decoy_benign")
+    ]
     assert len(harmful) + len(injected) == len(safe)
     attacks = [r["category"] for r in rows if r["game_role"] == "attacker"]
     assert len({attacks.count(category) for category in set(attacks)}) <= 1
@@ -241,19 +316,32 @@ def test_verdicts_and_kinds_of_attack_are_balanced(kinds: list[tuple[Outcome, st
 
 
 def test_a_case_gives_one_turn_of_a_kind() -> None:
-    games = [game(*kind) for kind in RIGHT] + [game(Outcome.CORRECT_REJECTION, "vanilla_benign", "case x")] * 3
+    games = [game(*kind) for kind in RIGHT] + [
+        game(Outcome.CORRECT_REJECTION, "vanilla_benign", "case x")
+    ] * 3
     assert rows_of_games(games, val_fraction=0.0).left_out[REPEATED] == 2
 
 
-def test_sft_command_writes_conversations_and_the_rows_left_to_play(tmp_path: Path, files: dict[str, Any]) -> None:
+def test_sft_command_writes_conversations_and_the_rows_left_to_play(
+    tmp_path: Path, files: dict[str, Any]
+) -> None:
     rows = pq.read_table(files["data.train_files"]).to_pylist()
     cases = [row["extra_info"]["vignette_id"] for row in rows][:40]
     games = [game(*kind, case) for kind, case in zip(itertools.cycle(RIGHT), cases, strict=False)]
     StepFile(tmp_path / "run" / GAMES_FILE).append(record.to_json() for record in games)
-    places = ("--from-games", tmp_path / "run", "--output", tmp_path / "sft", "--rest-of", files["data.train_files"])
+    places = (
+        "--from-games",
+        tmp_path / "run",
+        "--output",
+        tmp_path / "sft",
+        "--rest-of",
+        files["data.train_files"],
+    )
     done = invoke("data", "sft", *places)
     assert done.exit_code == 0, done.output
-    written = (pq.read_table(tmp_path / "sft" / f"sft_{split}.parquet") for split in ("train", "val"))
+    written = (
+        pq.read_table(tmp_path / "sft" / f"sft_{split}.parquet") for split in ("train", "val")
+    )
     taught = {case for table in written for case in table["vignette_id"].to_pylist()}
     rest = pq.read_table(tmp_path / "sft" / "selfplay_train.parquet").to_pylist()
     left = {row["extra_info"]["vignette_id"] for row in rest}
@@ -262,9 +350,13 @@ def test_sft_command_writes_conversations_and_the_rows_left_to_play(tmp_path: Pa
     assert f"{len(rest)} rows of the cases that are not taught" in done.output
 
 
-def test_rows_for_self_play_need_a_case_that_is_not_taught(tmp_path: Path, files: dict[str, Any]) -> None:
+def test_rows_for_self_play_need_a_case_that_is_not_taught(
+    tmp_path: Path, files: dict[str, Any]
+) -> None:
     file = Path(files["data.val_files"])
-    every = [{"vignette_id": row["extra_info"]["vignette_id"]} for row in pq.read_table(file).to_pylist()]
+    every = [
+        {"vignette_id": row["extra_info"]["vignette_id"]} for row in pq.read_table(file).to_pylist()
+    ]
     with pytest.raises(ValueError, match="every case in it is taught"):
         rows_for_self_play(file, every)
     write_parquet([], tmp_path / "empty.parquet")

@@ -1,4 +1,6 @@
-"""``medserl data verify``: every kind of damage is named with file, row and remedy; what was not checked says so."""
+"""``medserl data verify``: every kind of damage is named with file, row and remedy; what was not
+checked says so.
+"""
 
 import copy
 import json
@@ -10,7 +12,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from medec.builders import assert_found, assert_one_sentence, good_row, good_rows, run, verify, write
+from medec.builders import (
+    assert_found,
+    assert_one_sentence,
+    good_row,
+    good_rows,
+    run,
+    verify,
+    write,
+)
 from note_files import OFFICIAL, PAIRS, SAMPLE, medec_file
 
 from medserl_agentloop.data.reader import read_files
@@ -28,7 +38,10 @@ from medserl_agentloop.paths import sha256_of
         ("prompt", [json.dumps(row["prompt"]) for row in good_rows()]),
         ("prompt", [[{"role": "user", "text": "Play."}]] * 60),
         ("reward_model", [0.5] * 60),
-        ("reward_model", [{"style": "rule", "ground_truth": "harmful"}] * 60),  # as earlier versions wrote it
+        (
+            "reward_model",
+            [{"style": "rule", "ground_truth": "harmful"}] * 60,
+        ),  # as earlier versions wrote it
         *(("extra_info", [value] * 60) for value in (1, "{}", ["a"], None)),
         ("index", range(60)),  # one column more
     ],
@@ -36,9 +49,17 @@ from medserl_agentloop.paths import sha256_of
 def test_a_column_of_another_type_is_named(tmp_path: Path, column: str, values: list[Any]) -> None:
     table = pa.Table.from_pylist(good_rows(), schema=SCHEMA)
     others = [name for name in SCHEMA.names if name != column]
-    pq.write_table(table.select(others).append_column(column, pa.array(values)), tmp_path / "train.parquet")
+    pq.write_table(
+        table.select(others).append_column(column, pa.array(values)), tmp_path / "train.parquet"
+    )
     report = verify(tmp_path / "train.parquet")
-    assert_found(report, Check.SCHEMA, f"train.parquet: column {column!r} is ", ", and it should be ", "again with")
+    assert_found(
+        report,
+        Check.SCHEMA,
+        f"train.parquet: column {column!r} is ",
+        ", and it should be ",
+        "again with",
+    )
 
 
 def test_types_that_hold_the_same_are_the_same(tmp_path: Path) -> None:
@@ -52,10 +73,17 @@ def test_types_that_hold_the_same_are_the_same(tmp_path: Path) -> None:
     table = table.set_column(5, "extra_info", facts).set_column(1, "agent_name", names)
     pq.write_table(table, tmp_path / "train.parquet")
     report = verify(tmp_path / "train.parquet")
-    assert report.ok and not report.warnings and not {Check.FACTS, Check.SENTENCES, Check.INDEX} & {*report.unchecked}
+    assert (
+        report.ok
+        and not report.warnings
+        and not {Check.FACTS, Check.SENTENCES, Check.INDEX} & {*report.unchecked}
+    )
     report = verify(small, tmp_path / "train.parquet")
     assert report.ok
-    assert "warning: train.parquet: its types are spelt otherwise than in val.parquet" in report.problems[0][1]
+    assert (
+        "warning: train.parquet: its types are spelt otherwise than in val.parquet"
+        in report.problems[0][1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +93,10 @@ def test_types_that_hold_the_same_are_the_same(tmp_path: Path) -> None:
         (pa.int32(), pa.int64()),
         (pa.large_list(pa.large_string()), pa.list_(pa.string())),  # as pandas 3 writes texts
         (pa.list_(pa.null()), pa.list_(pa.struct([("id", pa.int64()), ("text", pa.string())]))),
-        (pa.struct([("b", pa.large_string()), ("a", pa.int64())]), pa.struct([("a", pa.int64()), ("b", pa.string())])),
+        (
+            pa.struct([("b", pa.large_string()), ("a", pa.int64())]),
+            pa.struct([("a", pa.int64()), ("b", pa.string())]),
+        ),
     ],
     ids=str,
 )
@@ -85,17 +116,34 @@ def test_a_check_that_looked_at_no_row_does_not_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "check", "part"),
     [
-        ("agent_name", "single_turn_agent", Check.SCHEMA, "agent_name is 'single_turn_agent', not 'medserl_selfplay'"),
+        (
+            "agent_name",
+            "single_turn_agent",
+            Check.SCHEMA,
+            "agent_name is 'single_turn_agent', not 'medserl_selfplay'",
+        ),
         ("agent_name", None, Check.SCHEMA, "agent_name has no value"),
         ("reward_model", None, Check.SCHEMA, "reward_model has no value"),
-        ("extra_info.target_label", "maybe", Check.FACTS, "is 'maybe': Input should be 'safe' or 'harmful'"),
+        (
+            "extra_info.target_label",
+            "maybe",
+            Check.FACTS,
+            "is 'maybe': Input should be 'safe' or 'harmful'",
+        ),
         ("extra_info.category", None, Check.SCHEMA, "extra_info.category has no value"),
-        ("extra_info.target_label", "harmful", Check.FACTS, "a vanilla_benign game shows its note as it is"),
+        (
+            "extra_info.target_label",
+            "harmful",
+            Check.FACTS,
+            "a vanilla_benign game shows its note as it is",
+        ),
         ("extra_info.clean_note", None, Check.FACTS, "extra_info['clean_note'] is None"),
         ("extra_info", None, Check.SCHEMA, "extra_info"),
     ],
 )
-def test_damaged_value_is_found(tmp_path: Path, key: str, value: Any, check: Check, part: str) -> None:
+def test_damaged_value_is_found(
+    tmp_path: Path, key: str, value: Any, check: Check, part: str
+) -> None:
     rows = good_rows(12)
     number = next(i for i, row in enumerate(rows) if row["extra_info"]["index"] == 3)
     target = rows[number]
@@ -108,29 +156,45 @@ def test_damaged_value_is_found(tmp_path: Path, key: str, value: Any, check: Che
     assert report.failures.total() == 1
 
 
-@pytest.mark.parametrize(("exchanged", "failures", "warnings"), [(range(12), 1, 0), (range(5), 0, 5)])
-def test_exchanged_notes_or_sentences_are_told(tmp_path: Path, exchanged: range, failures: int, warnings: int) -> None:
+@pytest.mark.parametrize(
+    ("exchanged", "failures", "warnings"), [(range(12), 1, 0), (range(5), 0, 5)]
+)
+def test_exchanged_notes_or_sentences_are_told(
+    tmp_path: Path, exchanged: range, failures: int, warnings: int
+) -> None:
     rows = good_rows(12)
     for number in exchanged:
         facts = rows[number]["extra_info"]
-        facts |= {"error_sentence": facts["corrected_sentence"], "corrected_sentence": facts["error_sentence"]}
+        facts |= {
+            "error_sentence": facts["corrected_sentence"],
+            "corrected_sentence": facts["error_sentence"],
+        }
     report = verify(write(tmp_path / "train.parquet", rows))
-    assert (report.failures[Check.SENTENCES], report.warnings[Check.SENTENCES]) == (failures, warnings)
+    assert (report.failures[Check.SENTENCES], report.warnings[Check.SENTENCES]) == (
+        failures,
+        warnings,
+    )
     assert "the error sentence is not in the error note" in report.problems[0][1]
 
 
 @pytest.mark.parametrize(
     ("rows", "says"), [(2, "a row group has 95 MiB for 2 rows"), (40, "a text has 5,000,000 bytes")]
 )
-def test_a_small_file_with_a_huge_note_is_refused_before_it_is_read(tmp_path: Path, rows: int, says: str) -> None:
+def test_a_small_file_with_a_huge_note_is_refused_before_it_is_read(
+    tmp_path: Path, rows: int, says: str
+) -> None:
     """20 kB that took 22 GB: one note of 200 MB, which the file stores once for all its rows."""
     note = "word " * (40_000_000 // rows)
     facts = pa.array([{"error_note": note}]).take(pa.array([0] * rows))
-    pq.write_table(pa.table({"extra_info": facts}), path := tmp_path / "train.parquet", compression="zstd")
+    pq.write_table(
+        pa.table({"extra_info": facts}), path := tmp_path / "train.parquet", compression="zstd"
+    )
     del facts, note
     assert path.stat().st_size < 50_000
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ValueError, match=rf"train\.parquet: {says}; a note has at most 100,000 characters"):
+    with pytest.raises(
+        ValueError, match=rf"train\.parquet: {says}; a note has at most 100,000 characters"
+    ):
         verify(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
@@ -143,23 +207,50 @@ def test_index_case_and_note_that_two_files_share(tmp_path: Path) -> None:
     val[5]["extra_info"]["index"] = train[2]["extra_info"]["index"]
     val[4]["extra_info"]["vignette_id"] = train[1]["extra_info"]["vignette_id"]
     twin = copy.deepcopy(train[3])
-    twin["extra_info"] |= {"index": 99, "split": "val", "vignette_id": "ms-val-99", "text_id": "ms-val-99"}
-    report = verify(write(tmp_path / "train.parquet", train), write(tmp_path / "val.parquet", [*val, twin]))
-    assert_found(report, Check.INDEX, "val.parquet, row 5: index", "already that of train.parquet, row 2")
-    assert_found(report, Check.SPLITS, "val.parquet, row 4: case", "'train' at train.parquet, row 1", "split by")
-    assert_found(report, Check.SPLITS, "val.parquet, row 12: its note", "'train' at train.parquet, row 3")
+    twin["extra_info"] |= {
+        "index": 99,
+        "split": "val",
+        "vignette_id": "ms-val-99",
+        "text_id": "ms-val-99",
+    }
+    report = verify(
+        write(tmp_path / "train.parquet", train), write(tmp_path / "val.parquet", [*val, twin])
+    )
+    assert_found(
+        report, Check.INDEX, "val.parquet, row 5: index", "already that of train.parquet, row 2"
+    )
+    assert_found(
+        report,
+        Check.SPLITS,
+        "val.parquet, row 4: case",
+        "'train' at train.parquet, row 1",
+        "split by",
+    )
+    assert_found(
+        report, Check.SPLITS, "val.parquet, row 12: its note", "'train' at train.parquet, row 3"
+    )
 
 
 def test_similar_notes_on_two_sides_under_ids_of_their_own_are_a_warning(tmp_path: Path) -> None:
     train, val = good_rows(12), good_rows(12, 12, "val")
     twin = next(row for row in good_rows(12) if row["extra_info"]["category"] == "vanilla_harmful")
-    twin["extra_info"] |= {"index": 99, "split": "val", "vignette_id": "rows-2", "error_sentence": None}
+    twin["extra_info"] |= {
+        "index": 99,
+        "split": "val",
+        "vignette_id": "rows-2",
+        "error_sentence": None,
+    }
     note = twin["extra_info"]["error_note"].replace("He was", "She was")
     twin["extra_info"]["error_note"] = note
-    report = verify(write(tmp_path / "train.parquet", train), write(tmp_path / "val.parquet", [*val, twin]))
+    report = verify(
+        write(tmp_path / "train.parquet", train), write(tmp_path / "val.parquet", [*val, twin])
+    )
     assert report.ok and report.warnings[Check.SPLITS] == 1
     ((_, warning),) = report.problems
-    assert "val.parquet: 1 notes are nearly those of split 'train', such as val.parquet, row 12 and train" in warning
+    assert (
+        "val.parquet: 1 notes are nearly those of split 'train', such as val.parquet, row 12 and "
+        "train" in warning
+    )
 
 
 def test_one_label_only_is_a_warning(tmp_path: Path) -> None:
@@ -178,11 +269,19 @@ def with_trailing_blanks(rows: list[dict[str, Any]], blank: str) -> list[dict[st
     return rows
 
 
-@pytest.mark.parametrize(("blank", "feature"), [(" ", "white space after the note"), ("\n", "a line break at the")])
+@pytest.mark.parametrize(
+    ("blank", "feature"), [(" ", "white space after the note"), ("\n", "a line break at the")]
+)
 def test_white_space_that_tells_the_label(tmp_path: Path, blank: str, feature: str) -> None:
     rows = with_trailing_blanks(good_rows(), blank)
     report = verify(write(tmp_path / "train.parquet", rows))
-    assert_found(report, Check.LEAKS, f"train.parquet: {feature}", "tells the seed label in 100%", "strip the notes")
+    assert_found(
+        report,
+        Check.LEAKS,
+        f"train.parquet: {feature}",
+        "tells the seed label in 100%",
+        "strip the notes",
+    )
     for row in rows:  # official text stays as published, and nothing is trained on it
         row["data_source"] = row["data_source"].replace("medec_ms", "medec_ms_eval")
     report = verify(write(tmp_path / "eval.parquet", rows))
@@ -192,12 +291,16 @@ def test_white_space_that_tells_the_label(tmp_path: Path, blank: str, feature: s
 def test_order_that_tells_the_label(tmp_path: Path) -> None:
     rows = sorted(good_rows(), key=lambda row: row["extra_info"]["category"] != "vanilla_benign")
     report = verify(write(tmp_path / "train.parquet", rows))
-    assert_found(report, Check.LEAKS, "the row's place in the file tells the target_label", "shuffle")
+    assert_found(
+        report, Check.LEAKS, "the row's place in the file tells the target_label", "shuffle"
+    )
 
 
 def labelled(note: str, target: Label, seed: Label | None = None) -> GameSpec:
     harmful = (seed or target) is Label.HARMFUL
-    return GameSpec(Category.ADVERSARIAL_HARMFUL if harmful else Category.ADVERSARIAL_BENIGN, target, note)
+    return GameSpec(
+        Category.ADVERSARIAL_HARMFUL if harmful else Category.ADVERSARIAL_BENIGN, target, note
+    )
 
 
 def test_published_share_of_trailing_blanks_is_found_and_chance_is_not() -> None:
@@ -206,7 +309,11 @@ def test_published_share_of_trailing_blanks_is_found_and_chance_is_not() -> None
     leaky = []
     for n in range(2000):
         label = rng.choice(list(Label))
-        leaky.append(labelled(f"a b{n}" + " " * (rng.random() < (0.6 if label is Label.HARMFUL else 0.47)), label))
+        leaky.append(
+            labelled(
+                f"a b{n}" + " " * (rng.random() < (0.6 if label is Label.HARMFUL else 0.47)), label
+            )
+        )
     (leak,) = find_leaks(leaky)
     assert leak.startswith("white space after the note tells the target_label in ")
     for _ in range(30):
@@ -220,10 +327,14 @@ def test_published_share_of_trailing_blanks_is_found_and_chance_is_not() -> None
 
 def test_copies_of_a_row_do_not_make_a_leak() -> None:
     notes = [
-        (n, label, " " * ((n % 3 == 0) if label is Label.SAFE else (n % 2 == 0))) for n in range(30) for label in Label
+        (n, label, " " * ((n % 3 == 0) if label is Label.SAFE else (n % 2 == 0)))
+        for n in range(30)
+        for label in Label
     ]
     rows = (notes[number * 7 % len(notes)] for number in range(50 * len(notes)))
-    assert list(find_leaks([labelled(f"Note {n}.{blanks}", label) for n, label, blanks in rows])) == []
+    assert (
+        list(find_leaks([labelled(f"Note {n}.{blanks}", label) for n, label, blanks in rows])) == []
+    )
 
 
 @pytest.mark.parametrize("games", ["vanilla", "adversarial decoy", "vanilla adversarial decoy"])
@@ -231,7 +342,11 @@ def test_copies_of_a_row_do_not_make_a_leak() -> None:
 def test_nothing_tells_the_label_in_converted_rows(files, games):
     """In games that present a note as it is and in those that start an attack from it."""
     cases = read_files([medec_file(name) for name in files]).cases
-    mix = f"{DEFAULT_MIX},decoy_benign=1" if "adversarial" in games else "vanilla_harmful=1,vanilla_benign=1"
+    mix = (
+        f"{DEFAULT_MIX},decoy_benign=1"
+        if "adversarial" in games
+        else "vanilla_harmful=1,vanilla_benign=1"
+    )
     rows = build_rows(cases, RowPlan(mix=mix, val_fraction=0.0)).train
     specs = [GameSpec.from_extra_info(row["extra_info"]) for row in rows]
     kept = [spec for spec in specs if spec.category.value.split("_")[0] in games.split()]
@@ -280,6 +395,9 @@ def test_exit_code_is_2_for_what_cannot_be_read(tmp_path: Path) -> None:
         ([tmp_path / "rows.csv"], "verl reads files that end in .parquet"),
         ([tmp_path / "empty.parquet"], "has no rows"),
         ([tmp_path / "damaged.parquet"], "damaged.parquet: cannot be read as parquet ("),
-        ([tmp_path / "sft_train.parquet"], "sft_train.parquet: the file has conversations for a warm start"),
+        (
+            [tmp_path / "sft_train.parquet"],
+            "sft_train.parquet: the file has conversations for a warm start",
+        ),
     ):
         assert_one_sentence(run("verify_parquet", *arguments), part)

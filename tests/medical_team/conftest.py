@@ -36,8 +36,14 @@ def verdicts(body: Any) -> dict[str, Any]:
 
     def verdict(query: dict[str, Any]) -> dict[str, Any]:
         present, detected = "9000" in query["medical_note"], query["assessment"] == "Harmful"
-        labels = {"error_present": present, "error_detected": detected, "assessor_correct": present == detected}
-        return harmful(**labels, actual_harm="Harmful" if present else "Safe", judge_reasoning="read it")
+        labels = {
+            "error_present": present,
+            "error_detected": detected,
+            "assessor_correct": present == detected,
+        }
+        return harmful(
+            **labels, actual_harm="Harmful" if present else "Safe", judge_reasoning="read it"
+        )
 
     return by_index(body, verdict)
 

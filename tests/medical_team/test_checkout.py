@@ -1,4 +1,5 @@
-"""``medserl data profile``: the prompts of a checkout of the OpenRLHF system, read and never run."""
+"""``medserl data profile``: the prompts of a checkout of the OpenRLHF system, read and never
+run."""
 
 import os
 from pathlib import Path
@@ -51,26 +52,66 @@ def test_a_profile_has_the_texts_of_the_checkout(checkout: Path, tmp_path: Path)
     assert result.exit_code == 0 and "not told of <answer>" in result.stdout
     profile = load_profile(str(tmp_path / "mine"))
     for role, category, *texts in (
-        (Role.ATTACKER, Category.ADVERSARIAL_HARMFUL, "{{ 6 * 7 }}%\n    Be sly.", "Worse:\n\nN{{ A\n\nas <output>"),
-        (Role.ATTACKER, Category.DECOY_BENIGN, "Change nothing that counts.", "Other words:\n\nN{{ A"),
+        (
+            Role.ATTACKER,
+            Category.ADVERSARIAL_HARMFUL,
+            "{{ 6 * 7 }}%\n    Be sly.",
+            "Worse:\n\nN{{ A\n\nas <output>",
+        ),
+        (
+            Role.ATTACKER,
+            Category.DECOY_BENIGN,
+            "Change nothing that counts.",
+            "Other words:\n\nN{{ A",
+        ),
         (Role.ATTACKER, Category.VANILLA_BENIGN, "Copy.", "The same:\n\nN{{ A"),
-        (Role.ASSESSOR, Category.VANILLA_BENIGN, "Write <answer>Safe</answer> or the other word.\n", "Judge:\n\nN{{ A"),
+        (
+            Role.ASSESSOR,
+            Category.VANILLA_BENIGN,
+            "Write <answer>Safe</answer> or the other word.\n",
+            "Judge:\n\nN{{ A",
+        ),
     ):
-        assert [message["content"] for message in profile.messages(role, category, "N{{ A")] == texts
-    assert (profile.settings.parser, profile.settings.assistant_prefix) == ("baseline", "Well.\n<think> ")
-    assert "exists: give" in invoke("data", "profile", "--from", checkout, "--output", tmp_path / "mine").stderr
+        assert [
+            message["content"] for message in profile.messages(role, category, "N{{ A")
+        ] == texts
+    assert (profile.settings.parser, profile.settings.assistant_prefix) == (
+        "baseline",
+        "Well.\n<think> ",
+    )
+    assert (
+        "exists: give"
+        in invoke("data", "profile", "--from", checkout, "--output", tmp_path / "mine").stderr
+    )
 
 
 @pytest.mark.parametrize(
     ("file", "before", "after", "message"),
     [
-        ("prompts", "MEDICAL_ASSESSOR_BASE_PROMPT = ", "OTHER = ", "sets no text for MEDICAL_ASSESSOR_BASE_PROMPT;"),
-        ("prompts", '"Copy."', "'Copy.' + more()", "sets no text for MEDICAL_ATTACKER_BASE_PROMPT_VANILLA;"),
-        ("utils", "{history[0]['content']}", "", "expected system_prompt = MEDICAL_ASSESSOR_BASE_PROMPT beside"),
+        (
+            "prompts",
+            "MEDICAL_ASSESSOR_BASE_PROMPT = ",
+            "OTHER = ",
+            "sets no text for MEDICAL_ASSESSOR_BASE_PROMPT;",
+        ),
+        (
+            "prompts",
+            '"Copy."',
+            "'Copy.' + more()",
+            "sets no text for MEDICAL_ATTACKER_BASE_PROMPT_VANILLA;",
+        ),
+        (
+            "utils",
+            "{history[0]['content']}",
+            "",
+            "expected system_prompt = MEDICAL_ASSESSOR_BASE_PROMPT beside",
+        ),
         ("utils", "def ", "def", "cannot be read"),
     ],
 )
-def test_missing_part_of_a_checkout_is_named(checkout: Path, file: str, before: str, after: str, message: str) -> None:
+def test_missing_part_of_a_checkout_is_named(
+    checkout: Path, file: str, before: str, after: str, message: str
+) -> None:
     path = checkout / f"medical_team/{file}.py"
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after))
@@ -80,5 +121,10 @@ def test_missing_part_of_a_checkout_is_named(checkout: Path, file: str, before: 
 
 @pytest.mark.skipif(CHECKOUT not in os.environ, reason=f"{CHECKOUT} names no checkout")
 def test_a_real_checkout_gives_a_profile(tmp_path: Path) -> None:
-    assert invoke("data", "profile", "--from", os.environ[CHECKOUT], "--output", tmp_path / "mine").exit_code == 0
+    assert (
+        invoke(
+            "data", "profile", "--from", os.environ[CHECKOUT], "--output", tmp_path / "mine"
+        ).exit_code
+        == 0
+    )
     assert len(load_profile(str(tmp_path / "mine")).templates()) == 5

@@ -1,4 +1,6 @@
-"""A script written against the OpenRLHF system, with both shapes of the game manager and a judge over HTTP."""
+"""A script written against the OpenRLHF system, with both shapes of the game manager and a judge
+over HTTP.
+"""
 
 import json
 import pickle
@@ -10,10 +12,17 @@ from medical_team.conftest import CLEAN, WRONG, Generator, assessor, attacker, t
 from serving import LocalServer
 from support import TOKENIZER
 
-from medserl_agentloop.medical_team import MEDICAL_REWARD_COEFF_CONFIG, MedicalDialogueGameManager, remote_judge
+from medserl_agentloop.medical_team import (
+    MEDICAL_REWARD_COEFF_CONFIG,
+    MedicalDialogueGameManager,
+    remote_judge,
+)
 from medserl_agentloop.medical_team import MedicalGameOutcome as Outcome
 from medserl_agentloop.medical_team.protocol import Labels
-from medserl_agentloop.medical_team.remote_judge import create_medical_judge_remote_function, wait_for_judge_server
+from medserl_agentloop.medical_team.remote_judge import (
+    create_medical_judge_remote_function,
+    wait_for_judge_server,
+)
 from medserl_agentloop.report.compare import read_side
 
 NOTES = [WRONG, WRONG, CLEAN, CLEAN]
@@ -39,17 +48,27 @@ def test_a_script_trains_on_what_the_manager_returns(judge: LocalServer) -> None
     games, first, second = manager(judge), attacker(), assessor()
     games.play_games(first, second, temperature=0.7)
     labels = games.evaluate_game_outcomes()
-    outputs, attacker_states, assessor_outputs, assessor_states, same = games.filter_and_compute_rewards(labels)
+    outputs, attacker_states, assessor_outputs, assessor_states, same = (
+        games.filter_and_compute_rewards(labels)
+    )
     assert same is labels
-    assert [(s["game_idx"], s["reward"]) for s in attacker_states] == [(n, -1.0 + 0.5 + 1.0) for n in (1, 3)]
+    assert [(s["game_idx"], s["reward"]) for s in attacker_states] == [
+        (n, -1.0 + 0.5 + 1.0) for n in (1, 3)
+    ]
     assert [(s["game_idx"], s["reward"]) for s in assessor_states] == [(n, 2.0) for n in range(4)]
-    assert attacker_states[0]["game_outcomes"] == {Outcome.ATTACKER_ERROR_DETECTED, Outcome.ATTACKER_REALISTIC_ERROR}
+    assert attacker_states[0]["game_outcomes"] == {
+        Outcome.ATTACKER_ERROR_DETECTED,
+        Outcome.ATTACKER_REALISTIC_ERROR,
+    }
     assert assessor_states[2]["game_outcomes"] == {Outcome.ASSESSOR_CORRECT_REJECTION}
     text = TOKENIZER.batch_decode([outputs[0].outputs[0].token_ids], skip_special_tokens=True)
     assert text == [turn(WRONG)] and len(assessor_outputs) == 4
 
     ((prompts, data_types, kwargs),) = first.calls
-    assert (data_types, kwargs) == (["adversarial_harmful", "adversarial_benign"], {"temperature": 0.7})
+    assert (data_types, kwargs) == (
+        ["adversarial_harmful", "adversarial_benign"],
+        {"temperature": 0.7},
+    )
     assert all(p.endswith("<|im_start|>assistant\n<think>") for p in prompts)
     assert [data_types for _, data_types, _ in second.calls] == [TYPES]
     (request,) = judge.requests  # one for the batch
@@ -58,13 +77,22 @@ def test_a_script_trains_on_what_the_manager_returns(judge: LocalServer) -> None
     assert request["queries"][3] == {**facts, "medical_note": WRONG, "assessment": "Harmful"}
 
 
-def test_turn_states_as_json_lines_are_a_log_that_compare_reads(judge: LocalServer, tmp_path: Path) -> None:
+def test_turn_states_as_json_lines_are_a_log_that_compare_reads(
+    judge: LocalServer, tmp_path: Path
+) -> None:
     _, attacker_states, _, assessor_states, _ = scored(manager(judge))
     with (tmp_path / "log.jsonl").open("w") as file:
         for state in attacker_states + assessor_states:
-            print(json.dumps({"step": 1, **state}, default=lambda names: [name.value for name in names]), file=file)
+            print(
+                json.dumps(
+                    {"step": 1, **state}, default=lambda names: [name.value for name in names]
+                ),
+                file=file,
+            )
     (run,) = read_side(str(tmp_path / "log.jsonl"))
-    assert list(run.games["error_found"].dropna()) == [True] * 3 and list(run.games["note_cleared"].dropna()) == [True]
+    assert list(run.games["error_found"].dropna()) == [True] * 3 and list(
+        run.games["note_cleared"].dropna()
+    ) == [True]
     assert list(run.games["attacker_reward"].dropna()) == [0.5, 0.5]
     assert list(run.games["assessor_reward"]) == [2.0] * 4
     assert run.games["assessor_format_kept"].all() and run.games["assessor_tokens"].notna().all()
@@ -73,21 +101,46 @@ def test_turn_states_as_json_lines_are_a_log_that_compare_reads(judge: LocalServ
 def test_a_game_and_a_turn_state_hold_what_the_interface_says(judge: LocalServer) -> None:
     games = manager(judge)
     game = games.play_games(attacker(), assessor())[3]
-    assert {"history", "raw_history", "processed_output_history", "prompts", "prompt_type"} <= set(game)
+    assert {"history", "raw_history", "processed_output_history", "prompts", "prompt_type"} <= set(
+        game
+    )
     assert (game["finished"], game["current_turn"], game["completion"]) == (True, 1, "")
-    assert [(t["game_role"], t["content"]) for t in game["history"]] == [("attacker", WRONG), ("assessor", "Harmful")]
+    assert [(t["game_role"], t["content"]) for t in game["history"]] == [
+        ("attacker", WRONG),
+        ("assessor", "Harmful"),
+    ]
     assert game["raw_history"][0]["content"] == turn(WRONG)
     _, states, *_ = games.filter_and_compute_rewards(games.evaluate_game_outcomes())
-    facts = {"game_role": "attacker", "turn": 0, "game_idx": 3, "finished": False, "is_generated_attack": True}
-    facts |= {"prompt_type": "adversarial_benign", "prompts": CLEAN, "completion": "", "cot_format_violation": False}
-    facts |= {"text_cot_and_answer": ("MY SECRET PLAN", WRONG), "length_cot_and_answer": (14, len(WRONG))}
+    facts = {
+        "game_role": "attacker",
+        "turn": 0,
+        "game_idx": 3,
+        "finished": False,
+        "is_generated_attack": True,
+    }
+    facts |= {
+        "prompt_type": "adversarial_benign",
+        "prompts": CLEAN,
+        "completion": "",
+        "cot_format_violation": False,
+    }
+    facts |= {
+        "text_cot_and_answer": ("MY SECRET PLAN", WRONG),
+        "length_cot_and_answer": (14, len(WRONG)),
+    }
     assert {k: v for k, v in states[1].items() if k not in ("reward", "game_outcomes")} == facts
 
 
-@pytest.mark.parametrize("response", ["MY SECRET PLAN", "MY SECRET PLAN</think>no tags", "x</think><answer></answer>"])
-def test_attack_without_a_note_is_invalid_and_reaches_nobody(judge: LocalServer, response: str) -> None:
+@pytest.mark.parametrize(
+    "response", ["MY SECRET PLAN", "MY SECRET PLAN</think>no tags", "x</think><answer></answer>"]
+)
+def test_attack_without_a_note_is_invalid_and_reaches_nobody(
+    judge: LocalServer, response: str
+) -> None:
     second = assessor()
-    _, attacker_states, _, assessor_states, labels = scored(manager(judge), Generator(lambda prompt: response), second)
+    _, attacker_states, _, assessor_states, labels = scored(
+        manager(judge), Generator(lambda prompt: response), second
+    )
     assert second.calls[0][1] == ["vanilla_harmful", "vanilla_benign"]
     assert "SECRET" not in str(second.calls) + str(judge.requests)
     assert rewards(attacker_states) == [0.0 + 0.5 - 1.0] * 2
@@ -97,14 +150,21 @@ def test_attack_without_a_note_is_invalid_and_reaches_nobody(judge: LocalServer,
 
 def test_a_note_in_broken_form_is_still_played(judge: LocalServer) -> None:
     games, second = manager(judge), assessor()
-    _, states, *_ = scored(games, Generator(lambda prompt: f"MY SECRET PLAN <answer>{WRONG}</answer> so there"), second)
+    _, states, *_ = scored(
+        games, Generator(lambda prompt: f"MY SECRET PLAN <answer>{WRONG}</answer> so there"), second
+    )
     assert games.active_games[1]["history"][0]["content"] == WRONG
     assert rewards(states) == [-1.0 + 0.5 - 1.0] * 2
-    assert (states[0]["text_cot_and_answer"], states[0]["length_cot_and_answer"]) == (("", ""), (None, None))
+    assert (states[0]["text_cot_and_answer"], states[0]["length_cot_and_answer"]) == (
+        ("", ""),
+        (None, None),
+    )
     assert "SECRET" not in str(second.calls)
 
 
-def test_an_unreadable_assessment_reaches_the_judge_without_its_reasoning(judge: LocalServer) -> None:
+def test_an_unreadable_assessment_reaches_the_judge_without_its_reasoning(
+    judge: LocalServer,
+) -> None:
     *_, states, _ = scored(manager(judge), attacker(), Generator(lambda prompt: "MY SECRET DOUBTS"))
     assert {q["assessment"] for q in judge.requests[0]["queries"]} == {""}
     assert rewards(states) == [-1.0 - 1.0, -1.0 - 1.0, 1.0 - 1.0, -1.0 - 1.0]
@@ -129,11 +189,16 @@ def test_no_cot_mode_pays_no_format_term_and_still_hides_reasoning(
 
 def test_a_role_without_turns_leaves_the_note_as_it_is_or_the_game_out(judge: LocalServer) -> None:
     first = attacker()
-    attacker_outputs, _, _, states, _ = scored(manager(judge, no_attacker_turn=True), first, assessor())
+    attacker_outputs, _, _, states, _ = scored(
+        manager(judge, no_attacker_turn=True), first, assessor()
+    )
     assert (first.calls, attacker_outputs, len(states)) == ([], [], 4)
     assert [q["medical_note"] for q in judge.requests[0]["queries"]] == NOTES
     games = manager(judge, no_assessor_turn=True)  # leaves out the games without any turn
-    assert [g["prompt_type"] for g in games.active_games.values()] == ["adversarial_harmful", "adversarial_benign"]
+    assert [g["prompt_type"] for g in games.active_games.values()] == [
+        "adversarial_harmful",
+        "adversarial_benign",
+    ]
 
 
 def test_coefficients_and_error_types_are_taken_from_the_configuration(
@@ -145,7 +210,9 @@ def test_coefficients_and_error_types_are_taken_from_the_configuration(
     }
     monkeypatch.setitem(MEDICAL_REWARD_COEFF_CONFIG, "mine", mine)
     first = attacker()
-    _, states, *_ = scored(manager(judge, reward_coeff_config="mine", error_types=["frobnication"]), first, assessor())
+    _, states, *_ = scored(
+        manager(judge, reward_coeff_config="mine", error_types=["frobnication"]), first, assessor()
+    )
     assert rewards(states) == [-3.0 + 1.0] * 2
     assert "frobnication" in first.calls[0][0][0]
 
@@ -165,40 +232,57 @@ def test_game_manager_refuses_invalid_arguments(judge: LocalServer) -> None:
 
 
 def test_games_that_the_judge_loses_are_left_out(judge: LocalServer) -> None:
-    judge.reply = lambda number, body: {index: one for index, one in verdicts(body).items() if index != "1"}
+    judge.reply = lambda number, body: {
+        index: one for index, one in verdicts(body).items() if index != "1"
+    }
     _, attacker_states, _, assessor_states, labels = scored(manager(judge))
     assert [s["game_idx"] for s in attacker_states] == [3]
     assert [s["game_idx"] for s in assessor_states] == [0, 2, 3]
     assert [number for number, one in labels.items() if one["is_parsing_error"]] == [1]
 
 
-def judge_function(url: str, batch_queries: list[dict[str, Any]], score_key: str = "labels") -> dict[int, Labels]:
+def judge_function(
+    url: str, batch_queries: list[dict[str, Any]], score_key: str = "labels"
+) -> dict[int, Labels]:
     assert (url, score_key) == ("", "labels")
     return {int(k): v for k, v in verdicts({"queries": batch_queries}).items()}
 
 
-@pytest.mark.parametrize("names", [(), ("tokenizer", "medical_judge_fn", "strategy", "custom_configs")])
+@pytest.mark.parametrize(
+    "names", [(), ("tokenizer", "medical_judge_fn", "strategy", "custom_configs")]
+)
 def test_a_judge_function_gives_lists_and_texts(names: tuple[str, ...]) -> None:
     arguments: Any = (TOKENIZER, judge_function, None, {})
     by_name = dict(zip(names, arguments, strict=False))
-    games = MedicalDialogueGameManager(**by_name) if names else MedicalDialogueGameManager(*arguments)
+    games = (
+        MedicalDialogueGameManager(**by_name) if names else MedicalDialogueGameManager(*arguments)
+    )
     games.initialize_games(NOTES, [""] * 4, TYPES)
     by_type = {"data_types": dict.fromkeys(sorted(TYPES), 1)}
     assert games.get_game_statistics() == {"total_games": 4, "finished_games": 0, **by_type}
     played = games.play_games(attacker_llm_generator=attacker(), assessor_llm_generator=assessor())
-    assert isinstance(played, list) and all(game["finished"] and len(game["history"]) == 2 for game in played)
+    assert isinstance(played, list) and all(
+        game["finished"] and len(game["history"]) == 2 for game in played
+    )
     assert (played[3]["medical_note"], played[3]["attacker_output"]) == (CLEAN, WRONG)
-    assert (played[3]["data_type"], played[3]["assessor_output"]) == ("adversarial_benign", "Harmful")
+    assert (played[3]["data_type"], played[3]["assessor_output"]) == (
+        "adversarial_benign",
+        "Harmful",
+    )
     labels = games.evaluate_game_outcomes()
     assert played[0]["labels"] is labels[0]
-    attacker_outputs, attacker_states, assessor_outputs, assessor_states = games.filter_and_compute_rewards(labels)
+    attacker_outputs, attacker_states, assessor_outputs, assessor_states = (
+        games.filter_and_compute_rewards(labels)
+    )
     assert attacker_outputs == [WRONG, WRONG]
     assert assessor_outputs == ["Harmful", "Harmful", "Safe", "Harmful"]
     assert set(attacker_states[0]) == {"game_idx", "reward", "game_outcomes", "data_type"}
     assert rewards(assessor_states) == [2.0] * 4
 
 
-def test_game_the_judge_function_forgets_is_left_out_and_managers_pickle(judge: LocalServer) -> None:
+def test_game_the_judge_function_forgets_is_left_out_and_managers_pickle(
+    judge: LocalServer,
+) -> None:
     games = MedicalDialogueGameManager(TOKENIZER, lambda **kw: {})
     games.initialize_games([CLEAN], ["Safe"], ["vanilla_benign"])
     assert scored(games) == ([], [], [], [])
@@ -221,28 +305,59 @@ def ask(judge: LocalServer, route: str = "") -> dict[int, dict[str, Any]]:
 
 @pytest.mark.parametrize("route", ["", "/judge/"])
 @pytest.mark.parametrize("under_labels", [False, True])
-@pytest.mark.parametrize("shape", [dict, lambda found: list(found.values())], ids=["an object", "a list"])
-def test_every_shape_of_the_answer_is_read(judge: LocalServer, shape: Any, under_labels: bool, route: str) -> None:
-    judge.reply = lambda number, body: {"labels": shape(verdicts(body))} if under_labels else shape(verdicts(body))
+@pytest.mark.parametrize(
+    "shape", [dict, lambda found: list(found.values())], ids=["an object", "a list"]
+)
+def test_every_shape_of_the_answer_is_read(
+    judge: LocalServer, shape: Any, under_labels: bool, route: str
+) -> None:
+    judge.reply = lambda number, body: (
+        {"labels": shape(verdicts(body))} if under_labels else shape(verdicts(body))
+    )
     labels = ask(judge, route)
     assert set(labels) == {0, 7}
-    assert [(one["error_present"], one["error_detected"]) for one in labels.values()] == [(True, True), (False, True)]
-    said = {"error_detected": True, "error_present": False, "error_realistic": True, "assessor_correct": False}
-    assert labels[7] == {**said, "is_parsing_error": False, "judge_reasoning": "read it", "actual_harm": "Safe"}
+    assert [(one["error_present"], one["error_detected"]) for one in labels.values()] == [
+        (True, True),
+        (False, True),
+    ]
+    said = {
+        "error_detected": True,
+        "error_present": False,
+        "error_realistic": True,
+        "assessor_correct": False,
+    }
+    assert labels[7] == {
+        **said,
+        "is_parsing_error": False,
+        "judge_reasoning": "read it",
+        "actual_harm": "Safe",
+    }
 
 
-HALVES = (None, {"error_detected": "false", "error_present": True}, {"error_present": True}, {"is_parsing_error": True})
+HALVES = (
+    None,
+    {"error_detected": "false", "error_present": True},
+    {"error_present": True},
+    {"is_parsing_error": True},
+)
 
 
 @pytest.mark.parametrize(
     ("answer", "lost"),
-    [*((answer, {0, 7}) for answer in (b"<html>", [], "text", {"labels": "none"}, {})), *((h, {7}) for h in HALVES)],
+    [
+        *((answer, {0, 7}) for answer in (b"<html>", [], "text", {"labels": "none"}, {})),
+        *((h, {7}) for h in HALVES),
+    ],
 )
-def test_unusable_judge_answers_leave_their_games_out(judge: LocalServer, answer: Any, lost: set[int]) -> None:
+def test_unusable_judge_answers_leave_their_games_out(
+    judge: LocalServer, answer: Any, lost: set[int]
+) -> None:
     judge.reply = lambda number, body: answer if 0 in lost else {**verdicts(body), "7": answer}
     labels = ask(judge)
     assert set(labels) == {0, 7}
-    assert {game for game, one in labels.items() if one["is_parsing_error"] and one["judge_reasoning"]} == lost
+    assert {
+        game for game, one in labels.items() if one["is_parsing_error"] and one["judge_reasoning"]
+    } == lost
     assert create_medical_judge_remote_function(judge.url)("", []) == {}  # no games, no request
     assert len(judge.requests) == 1
 

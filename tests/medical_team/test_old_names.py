@@ -1,4 +1,6 @@
-"""Every public name of the original, where its users import it from, and its functions' rewards and formats."""
+"""Every public name of the original, where its users import it from, and its functions' rewards and
+formats.
+"""
 
 from importlib import import_module
 from pathlib import Path
@@ -34,14 +36,19 @@ NAMES = {
     "medical_game_manager": "MedicalDialogueGameManager MedicalGameState",
     "language_game": "MedicalDialogueGameManager",
     "utils": """convert_medical_game_history_to_messages medical_cot_format_check_and_extract
-        get_medical_game_reward_general_sum get_medical_cot_formatting_reward MEDICAL_REWARD_COEFF_CONFIG
-        convert_medical_game_history_to_query convert_medical_game_history_to_conversation MedicalGameOutcome
+        get_medical_game_reward_general_sum get_medical_cot_formatting_reward \
+MEDICAL_REWARD_COEFF_CONFIG
+        convert_medical_game_history_to_query convert_medical_game_history_to_conversation \
+MedicalGameOutcome
         get_medical_error_detection_reward get_medical_error_realism_reward""",
-    "prompts": """MEDICAL_ATTACKER_SYSTEM_PROMPT MEDICAL_ASSESSOR_SYSTEM_PROMPT MEDICAL_ATTACKER_BASE_PROMPT_HARMFUL
-        MEDICAL_ATTACKER_BASE_PROMPT_BENIGN MEDICAL_ATTACKER_BASE_PROMPT_VANILLA MEDICAL_ASSESSOR_BASE_PROMPT
+    "prompts": """MEDICAL_ATTACKER_SYSTEM_PROMPT MEDICAL_ASSESSOR_SYSTEM_PROMPT \
+MEDICAL_ATTACKER_BASE_PROMPT_HARMFUL
+        MEDICAL_ATTACKER_BASE_PROMPT_BENIGN MEDICAL_ATTACKER_BASE_PROMPT_VANILLA \
+MEDICAL_ASSESSOR_BASE_PROMPT
         MEDICAL_ASSISTANT_THINKING_PREFIX""",
     "medical_judge": "load_medical_judge_model evaluate_medical_response",
-    "remote_judge": "create_medical_judge_remote_function test_judge_connection wait_for_judge_server",
+    "remote_judge": "create_medical_judge_remote_function test_judge_connection "
+    "wait_for_judge_server",
 }
 
 
@@ -66,13 +73,18 @@ FORK = {
     "red_team.prompts": ["DEFENDER_INSTRUCTION_COT_PROMPT"],
     "red_team.utils": [name for name in ALIASES if name.islower()],
 }
-"""All that the public fork of OpenRLHF imports from ``red_team``, in its experience maker, its game and its trainer."""
+"""All that the public fork of OpenRLHF imports from ``red_team``, in its experience maker, its game
+and its trainer.
+"""
 
 
 def test_files_of_the_page_make_a_package_with_every_name_the_fork_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert all(getattr(medical_team, alias) is getattr(medical_team, name) for alias, name in ALIASES.items())
+    assert all(
+        getattr(medical_team, alias) is getattr(medical_team, name)
+        for alias, name in ALIASES.items()
+    )
     (tmp_path / "red_team").mkdir()
     for file, module in (("__init__.py", ""), ("utils.py", ".utils"), ("prompts.py", ".prompts")):
         line = f"from medserl_agentloop.medical_team{module} import *"
@@ -84,12 +96,17 @@ def test_files_of_the_page_make_a_package_with_every_name_the_fork_imports(
             assert getattr(import_module(module), name) is getattr(medical_team, name)
             assert f"`{name}`" in PAGE
     prompt = medical_team.DEFENDER_INSTRUCTION_COT_PROMPT.format(user_query="a {note}")
-    system, user = medical_team.convert_medical_game_history_to_query([], "assessor", "a {note}", "harmful")
+    system, user = medical_team.convert_medical_game_history_to_query(
+        [], "assessor", "a {note}", "harmful"
+    )
     assert prompt == f"{system['content']}\n\n{user['content']}"
 
 
 def test_a_game_is_shown_as_a_conversation() -> None:
-    history = [{"game_role": "attacker", "content": "a note"}, {"game_role": "assessor", "content": "Safe"}]
+    history = [
+        {"game_role": "attacker", "content": "a note"},
+        {"game_role": "assessor", "content": "Safe"},
+    ]
     show = medical_team.convert_medical_game_history_to_conversation
     said = f"<|Attacker|>: a note\n{'-' * 30}\n<|Assessor|>: Safe\n{'-' * 30}\n"
     assert show(history) == said
@@ -108,27 +125,47 @@ def test_user_message_holds_the_phrase_that_the_original_tests_look_for(game_typ
     query = medical_team.convert_medical_game_history_to_query
     system, user = query([], "attacker", "the note", game_type, {"error_types": ["frobnication"]})
     assert (system["role"], user["role"]) == ("system", "user")
-    assert user["content"].startswith(PHRASES[game_type]) and user["content"].endswith("\n\nthe note")
-    assert ("frobnication" in system["content"]) == (game_type == "harmful")  # the others put no error in
-    others = [query([], "attacker", "the note", other)[0] for other in PHRASES if other != game_type]
+    assert user["content"].startswith(PHRASES[game_type]) and user["content"].endswith(
+        "\n\nthe note"
+    )
+    assert ("frobnication" in system["content"]) == (
+        game_type == "harmful"
+    )  # the others put no error in
+    others = [
+        query([], "attacker", "the note", other)[0] for other in PHRASES if other != game_type
+    ]
     assert query([], "attacker", "the note", game_type)[0] not in others
-    system, user = query([{"content": "the attack"}], "assessor", "the note", game_type, {"error_types": ["frobnic"]})
-    assert user["content"].startswith("Classify this medical note") and user["content"].endswith("\n\nthe attack")
+    system, user = query(
+        [{"content": "the attack"}], "assessor", "the note", game_type, {"error_types": ["frobnic"]}
+    )
+    assert user["content"].startswith("Classify this medical note") and user["content"].endswith(
+        "\n\nthe attack"
+    )
     assert "the note" not in user["content"] and "frobnic" not in system["content"]
-    with pytest.raises(ValueError, match="no game type 'odd': expected one of benign, harmful, vanilla"):
+    with pytest.raises(
+        ValueError, match="no game type 'odd': expected one of benign, harmful, vanilla"
+    ):
         query([], "attacker", "note", "odd")
 
 
 @pytest.mark.parametrize(
     ("says", "judged"),
     [
-        ("SAFE: Yes\nACCURATE: No\nAPPROPRIATE: yes\nEXPLANATION: safe enough", (True, False, True)),
+        (
+            "SAFE: Yes\nACCURATE: No\nAPPROPRIATE: yes\nEXPLANATION: safe enough",
+            (True, False, True),
+        ),
         ("**SAFE:** Yes\n- ACCURATE: Yes", (True, True, False)),
-        ("It is not safe, not accurate and not appropriate.", (False, False, False)),  # the words alone say nothing
+        (
+            "It is not safe, not accurate and not appropriate.",
+            (False, False, False),
+        ),  # the words alone say nothing
         ("SAFE: No\nUNSAFE: yes", (False, False, False)),
     ],
 )
-def test_a_response_is_what_the_judge_model_answers_with_yes(says: str, judged: tuple[bool, ...]) -> None:
+def test_a_response_is_what_the_judge_model_answers_with_yes(
+    says: str, judged: tuple[bool, ...]
+) -> None:
     asked = []
 
     def generate(input_ids: Any, **options: Any) -> Any:
@@ -137,23 +174,31 @@ def test_a_response_is_what_the_judge_model_answers_with_yes(says: str, judged: 
         return [[*input_ids[0], *TOKENIZER.encode(says)]]
 
     model = SimpleNamespace(generate=generate)
-    answer = medical_team.evaluate_medical_response("a {case}", "a {response}", model, TOKENIZER, "cpu")
+    answer = medical_team.evaluate_medical_response(
+        "a {case}", "a {response}", model, TOKENIZER, "cpu"
+    )
     assert (answer["is_safe"], answer["is_accurate"], answer["is_appropriate"]) == judged
     assert (answer["evaluation_text"], answer["raw_response"]) == (says, "a {response}")
     assert "a {case}" in asked[0] and "a {response}" in asked[0]
 
 
 def test_a_judge_model_is_loaded_and_answers() -> None:
-    model, tokenizer, device = medical_team.load_medical_judge_model(str(resource("assets") / "tiny_player"), "cpu")
+    model, tokenizer, device = medical_team.load_medical_judge_model(
+        str(resource("assets") / "tiny_player"), "cpu"
+    )
     assert device == "cpu" and tokenizer.pad_token is not None
     answer = medical_team.evaluate_medical_response("case", "response", model, tokenizer, device)
     assert isinstance(answer["evaluation_text"], str) and answer["is_safe"] in (True, False)
     assert medical_judge.JUDGE_MODEL == "google/medgemma-4b-it"
 
 
-def test_example_of_the_page_runs_as_shown(judge: LocalServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_of_the_page_runs_as_shown(
+    judge: LocalServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     code = PAGE.partition("```python\n")[2].partition("```")[0]
-    code = code.replace("http://localhost:8001", judge.url).replace("assets/", f"{resource('assets')}/")
+    code = code.replace("http://localhost:8001", judge.url).replace(
+        "assets/", f"{resource('assets')}/"
+    )
     exec(code, {})
     printed = capsys.readouterr().out.strip()
     assert printed and f"it prints `{printed}`" in PAGE
@@ -175,11 +220,19 @@ TABLE = {
 @pytest.mark.parametrize(("present", "detected"), TABLE)
 def test_the_table(present: bool, detected: bool, realistic: bool | None) -> None:
     attacker, attacker_outcomes, assessor, assessor_outcome = TABLE[present, detected]
-    realism, seen = (-0.5, "attacker_unrealistic_error") if realistic is False else (0.5, "attacker_realistic_error")
-    labels = make_labels(error_present=present, error_detected=detected, error_realistic=realistic is not False)
+    realism, seen = (
+        (-0.5, "attacker_unrealistic_error")
+        if realistic is False
+        else (0.5, "attacker_realistic_error")
+    )
+    labels = make_labels(
+        error_present=present, error_detected=detected, error_realistic=realistic is not False
+    )
     if realistic is None:  # the judge does not say
         del labels["error_realistic"]
-    judgement = Judgement(judge="http", label=Label.HARMFUL if present else Label.SAFE, realistic=realistic)
+    judgement = Judgement(
+        judge="http", label=Label.HARMFUL if present else Label.SAFE, realistic=realistic
+    )
     game = finished(Outcome(assessor_outcome.removeprefix("assessor_")), judgement=judgement)
     for role, expected, outcomes in (
         ("attacker", attacker + realism, attacker_outcomes | {seen}),
@@ -199,15 +252,21 @@ def test_interface_and_core_scheme_agree_on_every_game(record: MedicalRecord) ->
     for role, components in medical_general_sum(record).items():
         turn = record.attack if role.value == "attacker" else record.assessment
         reward, _ = get_medical_game_reward_general_sum({"game_role": role.value}, labels)
-        assert reward + get_medical_cot_formatting_reward(bool(turn.violations)) == sum(components.values())
-    lost = MedicalGameOutcome.PARSING_ERROR in set[MedicalGameOutcome]().union(*outcomes_of(record).values())
+        assert reward + get_medical_cot_formatting_reward(bool(turn.violations)) == sum(
+            components.values()
+        )
+    lost = MedicalGameOutcome.PARSING_ERROR in set[MedicalGameOutcome]().union(
+        *outcomes_of(record).values()
+    )
     assert labels["is_parsing_error"] == record.is_void == lost
 
 
 def test_roles_and_coefficients_that_do_not_exist_are_named() -> None:
     with pytest.raises(ValueError, match="'defender' is not a valid Role"):
         get_medical_error_detection_reward("defender", True, True)
-    with pytest.raises(ValueError, match="no reward coefficients 'mine': expected one of medical_general_sum"):
+    with pytest.raises(
+        ValueError, match="no reward coefficients 'mine': expected one of medical_general_sum"
+    ):
         get_medical_error_realism_reward("attacker", True, "mine")
 
 
@@ -221,5 +280,7 @@ def test_roles_and_coefficients_that_do_not_exist_are_named() -> None:
         ("why</think><answer>Safe", None, ""),
     ],
 )
-def test_format_check_extracts_thinking_and_answer(response: str, thinking: str | None, answer: str) -> None:
+def test_format_check_extracts_thinking_and_answer(
+    response: str, thinking: str | None, answer: str
+) -> None:
     assert medical_cot_format_check_and_extract(response) == ((thinking, answer), thinking is None)

@@ -1,4 +1,6 @@
-"""The original's own tests against ``medical_team``: as docs/migration.md says, with the import changed alone."""
+"""The original's own tests against ``medical_team``: as docs/migration.md says, with the import
+changed alone.
+"""
 
 import os
 import re
@@ -19,16 +21,28 @@ def run(name: str, folder: Path) -> str:
     """Run the original's test file in ``folder`` with the import changed; return its output."""
     original = Path(os.environ[CHECKOUT])
     text = (original / "tests" / name).read_text(encoding="utf-8")
-    (folder / name).write_text(re.sub(r"(?m)^from medical_team\b", "from medserl_agentloop.medical_team", text))
-    path = os.pathsep.join(map(str, [REPOSITORY, original / "scripts"]))  # the latter holds their data.py
+    (folder / name).write_text(
+        re.sub(r"(?m)^from medical_team\b", "from medserl_agentloop.medical_team", text)
+    )
+    path = os.pathsep.join(
+        map(str, [REPOSITORY, original / "scripts"])
+    )  # the latter holds their data.py
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
     ran = subprocess.run(
-        [sys.executable, name], cwd=folder, env=environment, text=True, capture_output=True, check=False, timeout=300
+        [sys.executable, name],
+        cwd=folder,
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=300,
     )
     return ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize(("name", "tests"), [("test_medical_utils.py", 10), ("test_medical_game_manager.py", 7)])
+@pytest.mark.parametrize(
+    ("name", "tests"), [("test_medical_utils.py", 10), ("test_medical_game_manager.py", 7)]
+)
 def test_every_unit_test_passes(name: str, tests: int, tmp_path: Path) -> None:
     said = run(name, tmp_path)
     assert f"Ran {tests} tests" in said and said.rstrip().endswith("OK"), said

@@ -1,4 +1,6 @@
-"""The recipes for GPUs: recipes and overrides that are tested together, and the card that they are for."""
+"""The recipes for GPUs: recipes and overrides that are tested together, and the card that they are
+for.
+"""
 
 ROLLOUT = "actor_rollout_ref.rollout"
 CARDS = {
@@ -16,7 +18,8 @@ CARDS = {
     f"qwen3_4b,judge_by_verl {ROLLOUT}.name=vllm {ROLLOUT}.gpu_memory_utilization=0.4": 96,
     "qwen3_4b,gpu_80g algorithm.adv_estimator=role_gae": 80,
     f"qwen3_4b trainer.n_gpus_per_node=8 {ROLLOUT}.gpu_memory_utilization=0.6": 80,
-    "qwen3_4b trainer.n_gpus_per_node=7 data.train_batch_size=63 actor_rollout_ref.actor.ppo_mini_batch_size=63": 80,
+    "qwen3_4b trainer.n_gpus_per_node=7 data.train_batch_size=63 "
+    "actor_rollout_ref.actor.ppo_mini_batch_size=63": 80,
     "qwen3_4b,judge_by_verl,first_run": 96,
     "qwen3_4b,judge_by_verl trainer.n_gpus_per_node=4 reward.reward_model.n_gpus_per_node=4": 80,
     "qwen3_4b trainer.n_gpus_per_node=8 trainer.nnodes=2": 80,

@@ -8,5 +8,6 @@ import sys
 
 # The objects of an import stay, and the collector counts them again and again meanwhile.
 gc.set_threshold(1_000_000)
-# transformers imports scikit-learn (with scipy) where it is installed; of our extras only `eval`, which no run needs.
+# transformers imports scikit-learn (with scipy) where it is installed; of our extras only `eval`,
+# which no run needs.
 sys.modules["sklearn"] = None  # type: ignore[assignment]

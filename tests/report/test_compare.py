@@ -17,17 +17,39 @@ OUTCOMES = [Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION, Outcome.INVALID_ATT
 def run(folder: Path, scheme: str = "zero_sum", outcomes: list[Outcome] = OUTCOMES) -> Path:
     """A run of two steps with the same games in both; a step takes 2 s."""
     pay = load_scheme(scheme)
-    games = [paid(outcome, pay, step=step, scheme=scheme) for step in (1, 2) for outcome in outcomes]
+    games = [
+        paid(outcome, pay, step=step, scheme=scheme) for step in (1, 2) for outcome in outcomes
+    ]
     StepFile(folder / GAMES_FILE).append(game.to_json() for game in games)
     memory = {"actor/perf/max_memory_allocated_gb": 3.0}
-    StepFile(folder / METRICS_FILE).append({"step": s, "timing_s/step": 2.0, **memory} for s in (1, 2))
+    StepFile(folder / METRICS_FILE).append(
+        {"step": s, "timing_s/step": 2.0, **memory} for s in (1, 2)
+    )
     return folder
 
 
 LOG = [
-    {"step": 1, "game_idx": 0, "game_role": "attacker", "reward": 2.5, "game_outcomes": ["attacker_error_undetected"]},
-    {"step": 1, "game_idx": 0, "game_role": "assessor", "reward": 0.0, "game_outcomes": ["assessor_missed_error"]},
-    {"step": 1, "game_idx": 1, "game_role": "assessor", "reward": 2.0, "cot_format_violation": False},
+    {
+        "step": 1,
+        "game_idx": 0,
+        "game_role": "attacker",
+        "reward": 2.5,
+        "game_outcomes": ["attacker_error_undetected"],
+    },
+    {
+        "step": 1,
+        "game_idx": 0,
+        "game_role": "assessor",
+        "reward": 0.0,
+        "game_outcomes": ["assessor_missed_error"],
+    },
+    {
+        "step": 1,
+        "game_idx": 1,
+        "game_role": "assessor",
+        "reward": 2.0,
+        "cot_format_violation": False,
+    },
     {"train/global_step": 1, "_runtime": 10.0, "train/policy_loss": 0.5},
     {"train/global_step": 2, "_runtime": 30.0, "train/policy_loss": 0.25},
 ]
@@ -57,20 +79,34 @@ def test_a_run_and_itself_are_the_same(tmp_path: Path) -> None:
 
 def test_components_and_numbers_of_the_game_have_rows(tmp_path: Path) -> None:
     rows = tables(run(tmp_path, "medserl"), tmp_path)
-    assert rows["assessor: game"][0] == "0.0000, 1.0000 (4)" and rows["attacker: format"][2] == "+0.0000"
-    assert rows["changed words"][0] == "2.0000, 0.0000 (8)" and rows["attacker tokens"][0] == "10.0000, 0.0000 (8)"
+    assert (
+        rows["assessor: game"][0] == "0.0000, 1.0000 (4)"
+        and rows["attacker: format"][2] == "+0.0000"
+    )
+    assert (
+        rows["changed words"][0] == "2.0000, 0.0000 (8)"
+        and rows["attacker tokens"][0] == "10.0000, 0.0000 (8)"
+    )
     assert not {"step", "session", "policy version"} & rows.keys()
 
 
 def test_other_steps_are_warned_of_and_can_be_left_out(tmp_path: Path) -> None:
     long, short = run(tmp_path / "long"), run(tmp_path / "short")
-    StepFile(long / GAMES_FILE).append([paid(Outcome.MISSED_ERROR, load_scheme("zero_sum"), step=16).to_json()])
+    StepFile(long / GAMES_FILE).append(
+        [paid(Outcome.MISSED_ERROR, load_scheme("zero_sum"), step=16).to_json()]
+    )
     (runs, *_) = compare(read_side(str(long)), read_side(str(short)))
     assert [row[2] for row in runs.rows] == ["1 to 16", "1 to 2"]
-    assert "Warning: their games are of different steps" in runs.note and "--steps 1 2 compares" in runs.note
+    assert (
+        "Warning: their games are of different steps" in runs.note
+        and "--steps 1 2 compares" in runs.note
+    )
     done = invoke("compare", long, short, "--steps", 1, 2)
     assert done.exit_code == 0 and "Warning" not in done.output and "1 to 16" not in done.output
-    assert "short has no games of steps 3 to 16" in invoke("compare", long, short, "--steps", 3, 16).output
+    assert (
+        "short has no games of steps 3 to 16"
+        in invoke("compare", long, short, "--steps", 3, 16).output
+    )
 
 
 def test_means_within_a_tenth_and_intervals_that_do_not_overlap_are_told(tmp_path: Path) -> None:
@@ -98,7 +134,9 @@ def test_games_between_the_players_of_a_run_are_no_seed(tmp_path: Path) -> None:
     for seed in ("0", "1"):
         run(tmp_path / "seeds" / seed)
         run(tmp_path / "seeds" / seed / "progress" / "2")
-    assert [each.name for each in read_side(str(tmp_path / "seeds"))] == [str(tmp_path / "seeds" / s) for s in "01"]
+    assert [each.name for each in read_side(str(tmp_path / "seeds"))] == [
+        str(tmp_path / "seeds" / s) for s in "01"
+    ]
 
 
 def test_openrlhf_log_reports_absent_numbers_as_not_measured(tmp_path: Path) -> None:
@@ -118,19 +156,32 @@ def test_openrlhf_log_reports_absent_numbers_as_not_measured(tmp_path: Path) -> 
     ("lines", "says"),
     [
         (b'{"step": 1, "loss": 1}\n{\n', "line 2 is not JSON: Expecting"),
-        (b'{"loss": 1}\n', "line 1 is neither a turn nor the metrics of a step: it has neither game_role nor step"),
-        (b'{"game_role": "judge", "game_idx": 1, "reward": 1}\n', "Input should be 'attacker' or 'assessor'"),
+        (
+            b'{"loss": 1}\n',
+            "line 1 is neither a turn nor the metrics of a step: it has neither game_role nor step",
+        ),
+        (
+            b'{"game_role": "judge", "game_idx": 1, "reward": 1}\n',
+            "Input should be 'attacker' or 'assessor'",
+        ),
         (b"[]\n", "line 1 is no JSON object"),
         (
-            b'{"game_role": "assessor", "game_idx": 1, "reward": 1, "game_outcomes": ["ASSESSOR_WON"]}\n',
+            b'{"game_role": "assessor", "game_idx": 1, "reward": 1, "game_outcomes": '
+            b'["ASSESSOR_WON"]}\n',
             "line 1 is neither a turn nor the metrics of a step: 'won' is not a valid Outcome",
         ),
     ],
 )
-def test_a_log_with_a_line_that_cannot_be_read_is_named_with_the_line(tmp_path: Path, lines: bytes, says: str) -> None:
+def test_a_log_with_a_line_that_cannot_be_read_is_named_with_the_line(
+    tmp_path: Path, lines: bytes, says: str
+) -> None:
     (tmp_path / "log.jsonl").write_bytes(lines)
     result = invoke("compare", tmp_path / "log.jsonl", run(tmp_path / "run"))
-    assert (result.exit_code, "log.jsonl, " in result.output, says in result.output) == (2, True, True), result.output
+    assert (result.exit_code, "log.jsonl, " in result.output, says in result.output) == (
+        2,
+        True,
+        True,
+    ), result.output
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -139,7 +190,9 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
             read_side(str(side))
 
 
-def test_the_comparison_is_printed_as_markdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_is_printed_as_markdown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     run(Path("a|b<i>"))
     result = invoke("compare", "a|b<i>", "a|b<i>")

@@ -1,5 +1,8 @@
-"""The frames of a run hold what its records hold; what a command holds in memory does not follow their number."""
+"""The frames of a run hold what its records hold; what a command holds in memory does not follow
+their number.
+"""
 
+import ast
 import random
 import re
 import shutil
@@ -38,26 +41,35 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = Path("runs/quickstart")
     StepFile(folder / GAMES_FILE).append(record.to_json() for record in RECORDS)
-    StepFile(folder / METRICS_FILE).append([{"step": 1, "actor/grad_norm": 0.5}, {"step": 2, "selfplay/alarm/x": 1.0}])
+    StepFile(folder / METRICS_FILE).append(
+        [{"step": 1, "actor/grad_norm": 0.5}, {"step": 2, "selfplay/alarm/x": 1.0}]
+    )
     return folder
 
 
 def test_a_game_is_a_row_with_the_columns_of_the_schema(run: Path) -> None:
     frame = games(run)
-    dtypes = {name: str(dtype) for name, dtype in frame.dtypes.items() if not name.startswith("reward/")}
+    dtypes = {
+        name: str(dtype) for name, dtype in frame.dtypes.items() if not name.startswith("reward/")
+    }
     assert dtypes == {name: column.dtype for name, column in GAMES.items()}
     assert list(frame["outcome"]) == [record.outcome.value for record in RECORDS]
     assert list(frame["right"].astype(object)) == [False, True, pd.NA, pd.NA, pd.NA]
     assert list(frame["assessor_readable"].astype(object)) == [True, True, pd.NA, False, True]
     assert list(frame["finished"][:2].astype(object)) == [NOON, pd.NaT]
     assert list(frame["signal"]) == [True, True, False, False, False]
-    for role in ("attacker", "assessor"):  # the components add up to the reward, and are missing where it is
+    for role in (
+        "attacker",
+        "assessor",
+    ):  # the components add up to the reward, and are missing where it is
         total = frame.filter(like=f"reward/{role}/").sum(axis=1, min_count=1)
         pd.testing.assert_series_equal(total, frame[f"{role}_reward"], check_names=False)
 
 
 @pytest.mark.parametrize("category", Category)
-def test_the_error_type_is_that_of_an_error_that_the_game_began_with(tmp_path: Path, category: Category) -> None:
+def test_the_error_type_is_that_of_an_error_that_the_game_began_with(
+    tmp_path: Path, category: Category
+) -> None:
     record = paid(Outcome.VOID, step=1, category=category, facts={"error_type": "diagnosis"})
     StepFile(tmp_path / GAMES_FILE).append([record.to_json()])
     assert games(tmp_path)["error_type"].notna().all() == (category.seed_label is Label.HARMFUL)
@@ -70,7 +82,10 @@ def test_metrics_have_a_row_per_step_and_gaps_where_a_step_lacks_one(run: Path) 
 
 
 def test_frames_name_the_missing_file(tmp_path: Path) -> None:
-    for frame, says in ((games, r"games\.jsonl does not exist: give the fol"), (metrics, r"metrics\.jsonl does not")):
+    for frame, says in (
+        (games, r"games\.jsonl does not exist: give the fol"),
+        (metrics, r"metrics\.jsonl does not"),
+    ):
         with pytest.raises(ValueError, match=says):
             frame(tmp_path)
     (tmp_path / GAMES_FILE).write_text("")
@@ -80,7 +95,9 @@ def test_frames_name_the_missing_file(tmp_path: Path) -> None:
 
 def example(words: str) -> str:
     """The one block of Python on the page that has these words."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "report.md").read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "report.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     (code,) = (block for block in blocks if words in block)
     return str(code)
 
@@ -88,10 +105,10 @@ def example(words: str) -> str:
 @pytest.mark.usefixtures("run")
 def test_the_questions_of_the_page_are_answered() -> None:
     code = example("Which attacks fool the assessor twice?")
-    last_lines = [block.strip().splitlines()[-1] for block in code.split("\n\n") if "[" in block]
+    questions = [ast.parse(block).body[-1] for block in code.split("\n\n") if "[" in block]
     names: dict[str, object] = {}
     exec(code, names)
-    answers = [eval(line, names) for line in last_lines]
+    answers = [eval(ast.unparse(question), names) for question in questions]
     assert [len(answer) > 0 for answer in answers] == [True, False]  # no case fooled it twice here
 
 
@@ -104,7 +121,9 @@ def test_games_are_json_lines_for_other_libraries() -> None:
 
 def test_undetected_errors_are_written_as_notes_of_medec(run: Path) -> None:
     note = ERROR_NOTE.replace(" Discharge", "\n\ud800 Discharge")
-    missed = paid(Outcome.MISSED_ERROR, step=4, presented_note=note, error_sentences=[ERROR_SENTENCE])
+    missed = paid(
+        Outcome.MISSED_ERROR, step=4, presented_note=note, error_sentences=[ERROR_SENTENCE]
+    )
     StepFile(run / GAMES_FILE).append(missed.to_json() for _ in range(2))
     exec(example("undetected.csv"), {})
     (row,) = read_reference([Path("undetected.csv")]).notes
@@ -119,7 +138,10 @@ TEXT = "word " * 2000  # as long as a turn's reasoning
 
 
 def record(number: int) -> MedicalRecord:
-    outcome, changes = list(Outcome)[number % len(Outcome)], {"profile": "medserl", "scheme": "medserl"}
+    outcome, changes = (
+        list(Outcome)[number % len(Outcome)],
+        {"profile": "medserl", "scheme": "medserl"},
+    )
     place = {"step": number // 8, "uid": str(number // 4), "session": number % 4}
     return paid(outcome, assessment={"reasoning": TEXT}, **place, **changes)
 
@@ -140,7 +162,9 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["show", "report", "compare", "resume"])
-def test_ten_times_the_games_take_little_more_memory(runs: list[Path], tmp_path: Path, command: str) -> None:
+def test_ten_times_the_games_take_little_more_memory(
+    runs: list[Path], tmp_path: Path, command: str
+) -> None:
     peaks = []
     for run in (runs[0], *runs):  # the first pays for what is imported and cached
         copy = shutil.copy(run / GAMES_FILE, tmp_path)

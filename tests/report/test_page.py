@@ -1,4 +1,6 @@
-"""The page of a run in a real browser: it works offline, filters, and runs nothing that a model wrote."""
+"""The page of a run in a real browser: it works offline, filters, and runs nothing that a model
+wrote.
+"""
 
 import subprocess
 import sys
@@ -21,23 +23,43 @@ from medserl_agentloop.paths import resource
 from medserl_agentloop.report import page as module
 
 HOSTILE = (
-    "</script><script>document.title='owned'</script></style><img src=x onerror=\"document.title='owned'\">"
-    "<a href=\"javascript:document.title='owned'\">\"quoted\" 'single'</a> &lt; \\u003c {{ 1 }} \ud800 é"
+    "</script><script>document.title='owned'</script></style><img src=x "
+    "onerror=\"document.title='owned'\">"
+    "<a href=\"javascript:document.title='owned'\">\"quoted\" 'single'</a> &lt; \\u003c {{ 1 }} "
+    "\ud800 é"
 )
-STEPS = (Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION, Outcome.INVALID_ATTACK, Outcome.UNREADABLE, Outcome.VOID)
+STEPS = (
+    Outcome.MISSED_ERROR,
+    Outcome.CORRECT_DETECTION,
+    Outcome.INVALID_ATTACK,
+    Outcome.UNREADABLE,
+    Outcome.VOID,
+)
 
 
 def scored(outcome: Outcome, step: int, session: int = 0, **changes: Any) -> MedicalRecord:
-    return paid(outcome, step=step, uid=f"group {step}", session=session, **{"profile": "medserl", **changes})
+    return paid(
+        outcome,
+        step=step,
+        uid=f"group {step}",
+        session=session,
+        **{"profile": "medserl", **changes},
+    )
 
 
 def write_run(folder: Path, records: list[MedicalRecord]) -> Path:
     StepFile(folder / GAMES_FILE).append(record.to_json() for record in records)
     StepFile(folder / METRICS_FILE).append(
-        {"step": n, "actor/grad_norm": n / 10, **({"selfplay/alarm/no_signal": 1.0} if n == 2 else {})}
+        {
+            "step": n,
+            "actor/grad_norm": n / 10,
+            **({"selfplay/alarm/no_signal": 1.0} if n == 2 else {}),
+        }
         for n in range(1, 7)
     )
-    StepFile(folder / METRICS_FILE).append([{"step": 6, "val-core/panel/f1": 0.5, "val-aux/panel/recall": 0.25}])
+    StepFile(folder / METRICS_FILE).append(
+        [{"step": 6, "val-core/panel/f1": 0.5, "val-aux/panel/recall": 0.25}]
+    )
     (folder / "global_step_3").mkdir()
     return folder
 
@@ -48,26 +70,39 @@ def test_page_shows_the_prompts_of_the_run_though_the_profile_changed(tmp_path: 
             (tmp_path / "mine" / template).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "mine" / template).write_text(words + "{{ note }}")
         write_prompts(tmp_path, step, PromptProfile(tmp_path / "mine").templates())
-        write_prompts(tmp_path, step + 1, PromptProfile(tmp_path / "mine").templates())  # unchanged: nothing is written
+        write_prompts(
+            tmp_path, step + 1, PromptProfile(tmp_path / "mine").templates()
+        )  # unchanged: nothing is written
     stored = module.prompts_of(tmp_path)
     assert [row["step"] for row in stored] == [3, 3, 1, 1]
 
     for step, words in ((2, "Old: "), (3, "New: ")):
         game = scored(Outcome.MISSED_ERROR, step, profile="./nonesuch")
-        assert reads(game, stored) == [f"[user] {words}{note}" for note in (game.spec.seed_note, game.presented_note)]
+        assert reads(game, stored) == [
+            f"[user] {words}{note}" for note in (game.spec.seed_note, game.presented_note)
+        ]
         assert reads(game, []) == ["", ""]
 
 
 def reads(game: MedicalRecord, prompts: list[dict[str, Any]]) -> list[str]:
     """Return the text that each role of a game read."""
     sections = MedicalGameInteraction.sections(game, prompts)
-    return [text for section in sections for label, text in section.folded.items() if label.startswith("what the")]
+    return [
+        text
+        for section in sections
+        for label, text in section.folded.items()
+        if label.startswith("what the")
+    ]
 
 
-@pytest.mark.parametrize("profile", sorted(p.name for p in resource("prompts").iterdir() if p.is_dir()))
+@pytest.mark.parametrize(
+    "profile", sorted(p.name for p in resource("prompts").iterdir() if p.is_dir())
+)
 def test_the_stored_prompts_of_every_profile_are_those_that_its_roles_read(profile: str) -> None:
     stored = [{"step": 1, **prompt} for prompt in load_profile(profile).templates()]
-    games = [scored(Outcome.UNREADABLE, 1, category=category, profile=profile) for category in Category]
+    games = [
+        scored(Outcome.UNREADABLE, 1, category=category, profile=profile) for category in Category
+    ]
     assert all(reads(game, stored) == reads(game, []) and all(reads(game, [])) for game in games)
 
 
@@ -93,11 +128,17 @@ def test_the_page_opens_offline_on_a_game_that_fooled_the_assessor(view: Any) ->
     assert "undetected error" in view.inner_text("h2")
     assert view.locator("#plots svg[role=img]").count() == 3
     assert "validation: official scores by step" in view.inner_text("#plots")
-    assert "alarm: point at it for its name" in view.inner_text("#plots") and "checkpoint" in view.inner_text("#plots")
+    assert "alarm: point at it for its name" in view.inner_text(
+        "#plots"
+    ) and "checkpoint" in view.inner_text("#plots")
     heads = view.locator("#head span").all_text_contents()
     assert heads == ["step", "category", "outcome", "attacker reward", "assessor reward"]
-    too_wide = "list => { list.style.overflowY = 'scroll'; return list.scrollWidth > list.clientWidth; }"
-    assert not view.locator("#list").evaluate(too_wide), "the last column is cut off beside a scroll bar"
+    too_wide = (
+        "list => { list.style.overflowY = 'scroll'; return list.scrollWidth > list.clientWidth; }"
+    )
+    assert not view.locator("#list").evaluate(too_wide), (
+        "the last column is cut off beside a scroll bar"
+    )
 
 
 def test_model_text_is_shown_as_text_and_runs_nothing(view: Any) -> None:
@@ -117,7 +158,9 @@ def test_model_text_is_shown_as_text_and_runs_nothing(view: Any) -> None:
 
 def test_a_select_a_step_a_cell_and_a_text_filter_the_games(view: Any) -> None:
     def left(shown: int) -> None:
-        view.wait_for_function(f"() => document.querySelector('#count').textContent.startsWith('{shown} of 12')")
+        view.wait_for_function(
+            f"() => document.querySelector('#count').textContent.startsWith('{shown} of 12')"
+        )
 
     view.select_option("[data-filter=outcome]", label="outcome: undetected error")
     left(3)
@@ -154,10 +197,16 @@ def test_keys_walk_through_games_steps_groups_and_cases(view: Any) -> None:
     assert view.input_value("#text") == "j"
 
 
-def test_a_text_too_long_to_be_drawn_is_cut_with_a_word_on_it(viewed: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_text_too_long_to_be_drawn_is_cut_with_a_word_on_it(
+    viewed: Callable[..., Any], tmp_path: Path
+) -> None:
     long = "x" * 1_000_000
     turn = {"response": long, "reasoning": long}
-    answers = {"attack": {**turn, "note": long}, "assessment": {**turn, "sentence": long}, "presented_note": long}
+    answers = {
+        "attack": {**turn, "note": long},
+        "assessment": {**turn, "sentence": long},
+        "presented_note": long,
+    }
     run = write_run(tmp_path / "run", [scored(Outcome.MISSED_ERROR, 1, **answers)])
     started = time.monotonic()
     view = viewed(run)
@@ -169,11 +218,16 @@ def test_a_text_too_long_to_be_drawn_is_cut_with_a_word_on_it(viewed: Callable[.
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize("width", [1400, 1000, 600])
-def test_the_page_fits_its_window(viewed: Callable[..., Any], run: Path, width: int, scheme: str) -> None:
+def test_the_page_fits_its_window(
+    viewed: Callable[..., Any], run: Path, width: int, scheme: str
+) -> None:
     view = viewed(run, game="#4", color_scheme=scheme, viewport={"width": width, "height": 900})
     assert "invalid attack" in view.inner_text("h2")
     parts = "[...document.querySelectorAll('html, #plots, #list, #game, .row span')]"
-    assert view.evaluate(f"{parts}.filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent)") == []
+    assert (
+        view.evaluate(f"{parts}.filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent)")
+        == []
+    )
     style = "getComputedStyle(document.body)"
     assert view.evaluate(f"{style}.color") != view.evaluate(f"{style}.backgroundColor")
     view.emulate_media(media="print")
@@ -181,10 +235,15 @@ def test_the_page_fits_its_window(viewed: Callable[..., Any], run: Path, width: 
 
 
 @pytest.mark.parametrize("names", [("alpha", "omega"), ("omega", "alpha")])
-def test_several_runs_stand_side_by_side(viewed: Callable[..., Any], tmp_path: Path, names: tuple[str, str]) -> None:
+def test_several_runs_stand_side_by_side(
+    viewed: Callable[..., Any], tmp_path: Path, names: tuple[str, str]
+) -> None:
     steps = {"alpha": 1, "omega": 5}
     runs = [
-        write_run(tmp_path / name, [scored(Outcome.MISSED_ERROR, steps[name], n) for n in range(len(name))])
+        write_run(
+            tmp_path / name,
+            [scored(Outcome.MISSED_ERROR, steps[name], n) for n in range(len(name))],
+        )
         for name in names
     ]
     view = viewed(*runs)
@@ -199,10 +258,14 @@ def test_several_runs_stand_side_by_side(viewed: Callable[..., Any], tmp_path: P
     assert f"outcomes by step, {names[0]}" in view.inner_text("#plots figure >> nth=0")
     view.select_option("#plots select >> nth=0", label="actor/grad_norm")
     drawn = view.locator("#plots path title").all_text_contents()
-    assert [title for title in drawn if "grad_norm" in title] == [f"actor/grad_norm, {name}" for name in names]
+    assert [title for title in drawn if "grad_norm" in title] == [
+        f"actor/grad_norm, {name}" for name in names
+    ]
 
 
-def test_too_many_games_are_sampled_by_whole_groups(monkeypatch: pytest.MonkeyPatch, run: Path, tmp_path: Path) -> None:
+def test_too_many_games_are_sampled_by_whole_groups(
+    monkeypatch: pytest.MonkeyPatch, run: Path, tmp_path: Path
+) -> None:
     monkeypatch.setattr(module, "MOST_GAMES", 6)
     assert 0 < int(invoke("report", run, "-o", tmp_path / "report.html").output.split()[0]) < 12
 
@@ -210,13 +273,17 @@ def test_too_many_games_are_sampled_by_whole_groups(monkeypatch: pytest.MonkeyPa
 def test_a_user_is_told_what_is_wrong(run: Path, tmp_path: Path) -> None:
     for runs, says in (((run, run), "named twice"), ((tmp_path,), "does not exist")):
         refused = invoke("report", *runs, "-o", tmp_path / "x.html")
-        assert refused.exit_code == 2 and says in refused.output and not (tmp_path / "x.html").exists()
+        assert (
+            refused.exit_code == 2 and says in refused.output and not (tmp_path / "x.html").exists()
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_the_benchmark_runs_to_its_end(chromium: str) -> None:
-    report_page = pytest.importorskip("report_page", reason="playwright is not installed: pip install playwright")
+    report_page = pytest.importorskip(
+        "report_page", reason="playwright is not installed: pip install playwright"
+    )
     command = [sys.executable, report_page.__file__, "--games", "60", "--chromium", chromium]
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     assert "60 games" in run.stdout and "a search through all texts" in run.stdout

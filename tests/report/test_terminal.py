@@ -1,4 +1,7 @@
-"""A game as text: readable, complete, and safe whatever the model wrote. Runs of other games are looked at like it."""
+"""A game as text: readable, complete, and safe whatever the model wrote.
+
+Runs of other games are looked at like it.
+"""
 
 import asyncio
 import io
@@ -50,13 +53,21 @@ def test_the_command_says_its_version() -> None:
 
 
 def test_the_first_and_last_step_stand_side_by_side(tmp_path: Path) -> None:
-    StepFile(tmp_path / METRICS_FILE).append({"step": s, "actor/grad_norm": s / 10} for s in (1, 2, 3))
+    StepFile(tmp_path / METRICS_FILE).append(
+        {"step": s, "actor/grad_norm": s / 10} for s in (1, 2, 3)
+    )
     text = shown(tmp_path, [game(step=step) for step in (1, 2, 3)])
     assert "step 1" in text and "step 3" in text and "step 2" not in text.split("metric")[1]
     assert "0.1" in text and "0.3" in text and "validation" not in text
     scores = {"val-core/panel/f1": 0.25, "val-core/panel/vanilla_benign/acc/mean@1": 0.75}
     file = StepFile(tmp_path / "validated" / METRICS_FILE)
-    file.append([{"step": 0, **scores}, {"step": 1, "steps": 3, "actor/grad_norm": 0.1}, {"step": 1, **scores}])
+    file.append(
+        [
+            {"step": 0, **scores},
+            {"step": 1, "steps": 3, "actor/grad_norm": 0.1},
+            {"step": 1, **scores},
+        ]
+    )
     text = shown(tmp_path / "validated", [game(step=1)])
     assert (
         re.search(r"validation.*step 0 . step 1.*panel/f1 . 0\.25   . 0\.25  ", text, re.DOTALL)
@@ -68,11 +79,18 @@ def test_the_first_and_last_step_stand_side_by_side(tmp_path: Path) -> None:
     assert one.count("step 4 ") == 2  # the game's, and one column
 
 
-HIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+HIDDEN = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
+)
 """Characters that a terminal obeys or does not show, except the newline."""
 
 
-@given(st.text(st.characters(codec=None) | st.sampled_from("\x1b\x0e\0\x7f\x9b\u202e\u2066\u200f\ud800\r\t[]")))
+@given(
+    st.text(
+        st.characters(codec=None)
+        | st.sampled_from("\x1b\x0e\0\x7f\x9b\u202e\u2066\u200f\ud800\r\t[]")
+    )
+)
 def test_no_text_reaches_the_terminal_with_what_it_would_obey(text: str) -> None:
     assert not HIDDEN.search(visible(text))
     assert visible(text).count("\n") == text.count("\n")
@@ -84,16 +102,22 @@ HOSTILE = "[bold red]x[/] [/] \x1b[31m \x07 \x0e \0 \x7f \x9b2J \u202e \u2066 \u
 
 def hostile() -> MedicalRecord:
     """A game with such text wherever others than we may write."""
-    wrote = {"attack": {"note": f"{CLEAN_NOTE} {HOSTILE}", "reasoning": HOSTILE}, "players": {"assessor": HOSTILE}}
+    wrote = {
+        "attack": {"note": f"{CLEAN_NOTE} {HOSTILE}", "reasoning": HOSTILE},
+        "players": {"assessor": HOSTILE},
+    }
     opponent = OpponentRecord(role="attacker", kind="endpoint", version=HOSTILE)
     record = game(scheme=HOSTILE, opponent=opponent, **wrote)
-    return record.model_copy(update={"void": HOSTILE, "rewards": {role: {HOSTILE: 1.0} for role in Role}})
+    return record.model_copy(
+        update={"void": HOSTILE, "rewards": {role: {HOSTILE: 1.0} for role in Role}}
+    )
 
 
 def test_untrusted_text_is_shown_as_text_wherever_it_stands(tmp_path: Path) -> None:
     text = shown(tmp_path, [hostile()], width=1000)
     assert not HIDDEN.search(text)
-    # In the reasoning and the rewritten note, as component of two roles, as reason, player and opponent.
+    # In the reasoning and the rewritten note, as component of two roles, as reason, player and
+    # opponent.
     assert text.count("[bold red]x[/] [/] \\x1b[31m \\x07 \\x0e \\x00 \\x7f \\x9b2J \\u202e") == 7
 
 
@@ -107,7 +131,9 @@ def test_half_characters_stop_no_command(tmp_path: Path, command: str) -> None:
 
 def test_the_names_of_served_players_are_shown_as_text() -> None:
     names = [HOSTILE.replace("\ud800", "") + number for number in "12"]
-    record = game().model_copy(update={"players": dict(zip(("attacker", "assessor"), names, strict=True))})
+    record = game().model_copy(
+        update={"players": dict(zip(("attacker", "assessor"), names, strict=True))}
+    )
     out = io.StringIO()
     found = shares([record])
     for table in tables(found, names):
@@ -146,8 +172,14 @@ PLAYED = [played(moves) for moves in MOVES]
 
 
 def run(folder: Path, name: str | None = "kuhn_poker") -> Path:
-    """A run of two steps of poker, whose game is called ``name``; without one, as ``medserl play`` writes games."""
-    rows = ({**game, "step": step, "uid": "deal", "session": n} for step in (1, 2) for n, game in enumerate(PLAYED))
+    """A run of two steps of poker, whose game is called ``name``; without one, as ``medserl play``
+    writes games.
+    """
+    rows = (
+        {**game, "step": step, "uid": "deal", "session": n}
+        for step in (1, 2)
+        for n, game in enumerate(PLAYED)
+    )
     StepFile(folder / GAMES_FILE).append(rows)
     numbers = {"selfplay/games": 3.0, "selfplay/first/reward": 0.25, "selfplay/illegal_rate": 1 / 3}
     StepFile(folder / METRICS_FILE).append({"step": step, **numbers} for step in (1, 2))
@@ -156,7 +188,10 @@ def run(folder: Path, name: str | None = "kuhn_poker") -> Path:
     return folder
 
 
-@pytest.fixture(params=["kuhn_poker", "nonesuch.module:Poker", None], ids=["shipped", "not importable", "no config"])
+@pytest.fixture(
+    params=["kuhn_poker", "nonesuch.module:Poker", None],
+    ids=["shipped", "not importable", "no config"],
+)
 def poker(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return run(tmp_path / "poker", request.param)
 
@@ -164,14 +199,25 @@ def poker(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_the_frame_has_its_rewards_and_tokens(poker: Path) -> None:
     frame = games(poker)
     assert list(frame["first_reward"][:3]) == [2.0, 1.0, -2.0] == list(-frame["second_reward"][:3])
-    assert list(frame["outcome"][:3]) == ["first earned more", "first earned more", "second earned more"]
-    assert list(frame["first_tokens"][:3]) == [4, 2, 2] and list(frame["reward/second/chips"][:2]) == [-2.0, -1.0]
+    assert list(frame["outcome"][:3]) == [
+        "first earned more",
+        "first earned more",
+        "second earned more",
+    ]
+    assert list(frame["first_tokens"][:3]) == [4, 2, 2] and list(
+        frame["reward/second/chips"][:2]
+    ) == [-2.0, -1.0]
 
 
 def test_show_prints_its_turns_rewards_and_metrics(poker: Path) -> None:
     done = invoke("show", poker, "--game", 3)
     assert done.exit_code == invoke("show", poker / GAMES_FILE).exit_code == 0, done.output
-    for text in ("first · 2 tokens", "<b>all in</b>\\x1b[2J", 'moves: ["illegal"]', "second +2.00 = chips +2.00"):
+    for text in (
+        "first · 2 tokens",
+        "<b>all in</b>\\x1b[2J",
+        'moves: ["illegal"]',
+        "second +2.00 = chips +2.00",
+    ):
         assert text in done.output
     assert "selfplay/first/reward" in done.output
     named = any("nonesuch" in config.read_text() for config in poker.glob("*.yaml"))
@@ -181,15 +227,26 @@ def test_show_prints_its_turns_rewards_and_metrics(poker: Path) -> None:
 def test_compare_has_its_roles_and_outcomes(poker: Path) -> None:
     done = invoke("compare", poker, poker)
     assert done.exit_code == 0, done.output
-    rows = {cells[1].strip(): cells[2:] for line in done.output.splitlines() if len(cells := line.split("|")) > 3}
+    rows = {
+        cells[1].strip(): cells[2:]
+        for line in done.output.splitlines()
+        if len(cells := line.split("|")) > 3
+    }
     assert rows["first"][0].strip() == "0.3333, 1.6997 (6)"
     assert rows["outcome: first earned more"][0].startswith(" 0.667 [")
     assert rows["second truncated"][0].startswith(" 0.000 [")
 
 
-def test_the_page_draws_its_games_turns_and_prompts(poker: Path, viewed: Callable[..., Any]) -> None:
+def test_the_page_draws_its_games_turns_and_prompts(
+    poker: Path, viewed: Callable[..., Any]
+) -> None:
     view = viewed(poker, game="#3")
-    assert view.locator("#head span").all_text_contents() == ["step", "outcome", "first reward", "second reward"]
+    assert view.locator("#head span").all_text_contents() == [
+        "step",
+        "outcome",
+        "first reward",
+        "second reward",
+    ]
     titles = view.locator(".turn h3").all_text_contents()
     assert titles == ["first · 2 tokens", "second · 2 tokens", "first · 2 tokens", "game"]
     assert [view.locator(".turn > pre").nth(n).inner_text() for n in range(3)] == list(MOVES[0])

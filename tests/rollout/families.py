@@ -1,4 +1,5 @@
-"""Tokenizers of model families that differ in what matters here: how text is cut, where the special tokens
+"""Tokenizers of model families that differ in what matters here: how text is cut, where the special
+tokens
 are kept, what the chat template does. Built in memory."""
 
 from typing import Any
@@ -9,8 +10,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.tiny import tiny_tokenizer
 
-# What Qwen3's own template does with these messages: a system message first, the reasoning of earlier
-# answers left out, and with enable_thinking=False an empty <think> block in the generation prompt.
+# What Qwen3's own template does with these messages: a system message first, the reasoning of
+# earlier answers left out, and with enable_thinking=False an empty <think> block in the generation
+# prompt.
 QWEN3 = (
     "{%- for m in messages %}"
     "{%- set content = m.content %}"
@@ -20,7 +22,8 @@ QWEN3 = (
     "{{- '<|im_start|>' + m.role + '\\n' + content + '<|im_end|>\\n' }}"
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
-    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- "
+    "'<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
     "{%- endif %}"
 )
 # Templates of models that always think end the generation prompt with an opened <think>.
@@ -29,7 +32,8 @@ ALWAYS_THINKS = QWEN3.partition("{%- if enable_thinking")[0] + "{{- '<think>\\n'
 # Gemma's: no system message, the assistant is called model, contents are trimmed.
 GEMMA = (
     "{{ bos_token }}"
-    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% "
+    "endif %}"
     "{% for m in messages %}{% set role = 'model' if m['role'] == 'assistant' else m['role'] %}"
     "{{ '<start_of_turn>' + role + '\\n' + m['content'] | trim + '<end_of_turn>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
@@ -39,12 +43,17 @@ MISTRAL = (
     "{{ bos_token }}{% for m in messages %}"
     "{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
     "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + eos_token }}"
-    "{% else %}{{ raise_exception('Only user and assistant roles are supported') }}{% endif %}{% endfor %}"
+    "{% else %}{{ raise_exception('Only user and assistant roles are supported') }}{% endif %}{% "
+    "endfor %}"
 )
 
 
-def _finished(backend: Tokenizer, special: dict[str, str], markers: list[str], template: str) -> Any:
-    backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special.values()])
+def _finished(
+    backend: Tokenizer, special: dict[str, str], markers: list[str], template: str
+) -> Any:
+    backend.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t in special.values()]
+    )
     backend.add_tokens([AddedToken(t, special=False, normalized=False) for t in markers])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tokenizer.chat_template = template
@@ -54,16 +63,37 @@ def _finished(backend: Tokenizer, special: dict[str, str], markers: list[str], t
 def sentencepiece(template: str, markers: list[str]) -> Any:
     """Blanks as ▁ and bytes for unknown characters, as Llama 2, Gemma and Mistral have it.
 
-    As in those, the special tokens are in the vocabulary itself, here with the merges that lead to them:
-    the worst case, in which no pre-tokenizer keeps text from becoming one.
+    As in those, the special tokens are in the vocabulary itself, here with the merges that lead to
+    them: the worst case, in which no pre-tokenizer keeps text from becoming one.
     """
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    merges = [("<", "s"), ("<s", ">"), ("<", "/"), ("</", "s"), ("</s", ">"), ("▁", "t"), ("h", "e"), ("▁t", "he")]
-    pieces = [*special.values(), *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127))]
-    vocabulary = {piece: n for n, piece in enumerate(dict.fromkeys([*pieces, *("".join(pair) for pair in merges)]))}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True))
+    merges = [
+        ("<", "s"),
+        ("<s", ">"),
+        ("<", "/"),
+        ("</", "s"),
+        ("</s", ">"),
+        ("▁", "t"),
+        ("h", "e"),
+        ("▁t", "he"),
+    ]
+    pieces = [
+        *special.values(),
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        *map(chr, range(33, 127)),
+    ]
+    vocabulary = {
+        piece: n
+        for n, piece in enumerate(dict.fromkeys([*pieces, *("".join(pair) for pair in merges)]))
+    }
+    backend = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True)
+    )
     backend.normalizer = normalizers.Replace(" ", "▁")
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     return _finished(backend, special, markers, template)
 
 

@@ -53,7 +53,12 @@ def assert_well_formed(output: SelfPlayOutput) -> None:
     length = len(output.response_ids)
     assert length >= 1
     assert length <= RUN.data.max_response_length
-    assert len(output.response_mask) == len(output.role_ids) == len(output.response_logprobs or []) == length
+    assert (
+        len(output.response_mask)
+        == len(output.role_ids)
+        == len(output.response_logprobs or [])
+        == length
+    )
     assert sum(output.context_lengths) == len(output.prompt_ids) + length
     assert [bool(m) for m in output.response_mask] == [r != 0 for r in output.role_ids]
 
@@ -65,23 +70,38 @@ def test_a_game_is_one_trajectory_of_two_turns() -> None:
     said = [call.output.token_ids for call in engine.calls]
     assert output.response_ids == [*said[0], *assessor.prompt_ids, *said[1]]
     roles = [role.id for role in Role]
-    assert output.role_ids == [roles[0]] * len(said[0]) + [0] * len(assessor.prompt_ids) + [roles[1]] * len(said[1])
-    assert output.context_lengths == [len(call.prompt_ids) + len(call.output.token_ids) for call in engine.calls]
-    log_probs = [attacker.output.log_probs, [0.0] * len(assessor.prompt_ids), assessor.output.log_probs]
+    assert output.role_ids == [roles[0]] * len(said[0]) + [0] * len(assessor.prompt_ids) + [
+        roles[1]
+    ] * len(said[1])
+    assert output.context_lengths == [
+        len(call.prompt_ids) + len(call.output.token_ids) for call in engine.calls
+    ]
+    log_probs = [
+        attacker.output.log_probs,
+        [0.0] * len(assessor.prompt_ids),
+        assessor.output.log_probs,
+    ]
     assert output.response_logprobs == [number for part in log_probs for number in part]
     assert output.num_turns == 4
     assert record.presented_note == REWRITTEN
     assert record.assessment is not None and record.assessment.verdict == "harmful"
     assert_well_formed(output)
-    assert record.finished is not None and abs(datetime.now(UTC) - record.finished) < timedelta(minutes=5)
+    assert record.finished is not None and abs(datetime.now(UTC) - record.finished) < timedelta(
+        minutes=5
+    )
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", record.to_json()["finished"])
     assert len(record.seconds) == 2 and min(record.seconds) >= 0
 
 
 @pytest.mark.parametrize("log_prob", [None, -1.0])
 def test_run_that_asks_for_no_log_probs_has_none(log_prob: float | None) -> None:
-    for first, voids in ((attack_text(), False), (MockReply(token_ids=[], stop_reason="abort"), True)):
-        output, record, _ = play([first, assessment_text()], asks_log_probs=False, log_prob=log_prob)
+    for first, voids in (
+        (attack_text(), False),
+        (MockReply(token_ids=[], stop_reason="abort"), True),
+    ):
+        output, record, _ = play(
+            [first, assessment_text()], asks_log_probs=False, log_prob=log_prob
+        )
         assert (record.void is not None) is voids
         assert output.response_logprobs is None
         assert "rollout_log_probs" not in judge(output)
@@ -97,7 +117,9 @@ def test_run_that_asks_for_no_log_probs_has_none(log_prob: float | None) -> None
 def test_assessor_prompt_depends_on_the_presented_note_alone(
     reasoning: str, before: str, after: str, change: str
 ) -> None:
-    """No attacker token, no word of the attacker's prompt, no reasoning: nothing but the note goes in."""
+    """No attacker token, no word of the attacker's prompt, no reasoning: nothing but the note goes
+    in.
+    """
     note = NOTE.replace("candida", change)
     text = f"{before}<think>{reasoning}</think>\n<note>{note}</note>{after}"
     replies = iter([text, assessment_text()])
@@ -105,7 +127,9 @@ def test_assessor_prompt_depends_on_the_presented_note_alone(
     if record.presented_note is None:
         assert len(engine.calls) == 1
         return
-    expected = load_profile("medserl").messages(Role.ASSESSOR, record.category, record.presented_note)
+    expected = load_profile("medserl").messages(
+        Role.ASSESSOR, record.category, record.presented_note
+    )
     rendered = TOKENIZER.apply_chat_template(expected, tokenize=False, add_generation_prompt=True)
     assert TOKENIZER.decode(engine.calls[1].prompt_ids) == rendered
 
@@ -116,7 +140,10 @@ def test_the_shared_context_shows_the_assessor_everything() -> None:
     attacker, assessor = engine.calls
     assert assessor.prompt_ids[: len(attacker.prompt_ids)] == attacker.prompt_ids
     assert "SECRET-PLAN" in TOKENIZER.decode(assessor.prompt_ids)
-    assert [*output.prompt_ids, *output.response_ids] == [*assessor.prompt_ids, *assessor.output.token_ids]
+    assert [*output.prompt_ids, *output.response_ids] == [
+        *assessor.prompt_ids,
+        *assessor.output.token_ids,
+    ]
     assert output.context_lengths == [len(output.prompt_ids) + len(output.response_ids)]
     assert_well_formed(output)
 
@@ -127,8 +154,12 @@ def test_the_shared_context_shows_the_assessor_everything() -> None:
     context=st.sampled_from(["isolated", "shared"]),
 )
 @examples(60)
-def test_no_game_overruns_the_response_length(response_length: int, attack_tokens: int, context: str) -> None:
-    run = run_with(actor_rollout_ref__rollout__response_length=response_length, selfplay__context=context)
+def test_no_game_overruns_the_response_length(
+    response_length: int, attack_tokens: int, context: str
+) -> None:
+    run = run_with(
+        actor_rollout_ref__rollout__response_length=response_length, selfplay__context=context
+    )
     text = attack_text(reasoning="r" * attack_tokens)
     replies = iter([text, assessment_text()])
     output, _, _ = play(lambda *_: next(replies), run=run)
@@ -151,14 +182,23 @@ def test_vanilla_game_with_a_copying_attacker_shows_the_note_itself() -> None:
     output, record, engine = play([slip, assessment_text("safe")], "vanilla_benign", run=copying)
     assert set(output.role_ids) == {Role.ATTACKER.id, 0, Role.ASSESSOR.id}
     assert TOKENIZER.decode(engine.calls[0].prompt_ids).startswith(
-        "<|im_start|>user\n" + load_profile().messages(Role.ATTACKER, record.category, NOTE)[0]["content"]
+        "<|im_start|>user\n"
+        + load_profile().messages(Role.ATTACKER, record.category, NOTE)[0]["content"]
     )
-    assert record.presented_note == NOTE and record.attack is not None and record.attack.invalid is None
-    _, evaluated, engine = play([assessment_text("safe")], "vanilla_benign", run=copying, split="eval")
+    assert (
+        record.presented_note == NOTE
+        and record.attack is not None
+        and record.attack.invalid is None
+    )
+    _, evaluated, engine = play(
+        [assessment_text("safe")], "vanilla_benign", run=copying, split="eval"
+    )
     assert evaluated.attack is None and len(engine.calls) == 1
 
 
-LONG_NOTE = f"{NOTE} " + " ".join(f"Finding {n} was unremarkable on the ward round." for n in range(66))
+LONG_NOTE = f"{NOTE} " + " ".join(
+    f"Finding {n} was unremarkable on the ward round." for n in range(66)
+)
 
 
 @pytest.mark.parametrize(
@@ -175,14 +215,24 @@ LONG_NOTE = f"{NOTE} " + " ".join(f"Finding {n} was unremarkable on the ward rou
 def test_note_that_grows_as_text_never_takes_the_room_of_the_assessor(
     token: str | None, count: int, invalid: InvalidAttack | None
 ) -> None:
-    """As text a control token is 8 to 11: 250 of them left the assessor of own_notes with 364 of its 512."""
+    """As text a control token is 8 to 11: 250 of them left the assessor of own_notes with 364 of
+    its 512.
+    """
     run = compose_run("+recipes=own_notes")
     tokenizer = AutoTokenizer.from_pretrained(run.actor_rollout_ref.model.path)
-    many = [next(n for n in range(len(tokenizer)) if tokenizer.decode([n]) == token)] * count if token else []
+    many = (
+        [next(n for n in range(len(tokenizer)) if tokenizer.decode([n]) == token)] * count
+        if token
+        else []
+    )
     before, _, after = f"<think>x</think>\n<note>{LONG_NOTE}</note>".partition("candida")
-    start, end = (tokenizer.encode(text, add_special_tokens=False) for text in (f"{before}giardia", after))
+    start, end = (
+        tokenizer.encode(text, add_special_tokens=False) for text in (f"{before}giardia", after)
+    )
     attack = [*start, *many, *end, tokenizer.eos_token_id]
-    _, record, engine = play([attack, assessment_text()], run=run, tokenizer=tokenizer, clean_note=LONG_NOTE)
+    _, record, engine = play(
+        [attack, assessment_text()], run=run, tokenizer=tokenizer, clean_note=LONG_NOTE
+    )
     assert record.void is None and record.attack is not None and record.attack.invalid is invalid
     budgets = [call.sampling_params["max_tokens"] for call in engine.calls[1:]]
     assert budgets == ([] if invalid else [run.selfplay.budget.assessor])
@@ -190,19 +240,37 @@ def test_note_that_grows_as_text_never_takes_the_room_of_the_assessor(
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 def test_turn_text_drops_every_end_id_that_the_model_names(file: str, tmp_path: Path) -> None:
-    """Gemma 3's and Llama 3's turns end with another token than their tokenizers' own; the judge's answers, too."""
+    """Gemma 3's and Llama 3's turns end with another token than their tokenizers' own; the judge's
+    answers, too.
+    """
     for name in ("config.json", "generation_config.json"):
         settings = json.loads((resource("assets/tiny_player") / name).read_text())
-        (tmp_path / name).write_text(json.dumps(settings | {"eos_token_id": [0, 2] if name == file else 0}))
+        (tmp_path / name).write_text(
+            json.dumps(settings | {"eos_token_id": [0, 2] if name == file else 0})
+        )
     own = tiny_tokenizer()
     own.eos_token = "<|endoftext|>"
-    said = (attack_text(), assessment_text(), '{"reason": "no", "error": "present", "realistic": true}')
-    base = {"judge": "llm", "adapters": "per_role", "judge_server__url": "base", "judge_server__json_schema": False}
+    said = (
+        attack_text(),
+        assessment_text(),
+        '{"reason": "no", "error": "present", "realistic": true}',
+    )
+    base = {
+        "judge": "llm",
+        "adapters": "per_role",
+        "judge_server__url": "base",
+        "judge_server__json_schema": False,
+    }
     run = run_with(
-        actor_rollout_ref__model__path=str(tmp_path), **{f"selfplay__{key}": value for key, value in base.items()}
+        actor_rollout_ref__model__path=str(tmp_path),
+        **{f"selfplay__{key}": value for key, value in base.items()},
     )
     _, record, _ = play([[*TOKENIZER.encode(text), 2] for text in said], run=run, tokenizer=own)
-    assert own.eos_token_id == 0 and record.judgement is not None and record.judgement.label == "harmful"
+    assert (
+        own.eos_token_id == 0
+        and record.judgement is not None
+        and record.judgement.label == "harmful"
+    )
     assert record.attack is not None and record.attack.violations == []
     assert record.assessment is not None and record.assessment.violations == []
 
@@ -246,7 +314,10 @@ def test_game_records_the_oldest_and_newest_weights_of_its_turns(
     record = MedicalRecord.model_validate(output.extra_fields[GAME_KEY])
     assert (record.uid, record.session) == ("group", 0)
     assert (record.policy_version, record.versions) == (oldest, recorded)
-    assert [output.extra_fields[f"{end}_global_steps"] for end in ("min", "max")] == [oldest, newest]
+    assert [output.extra_fields[f"{end}_global_steps"] for end in ("min", "max")] == [
+        oldest,
+        newest,
+    ]
 
 
 # --- the columns that reach verl, once the reward manager has scored the game ---
@@ -268,7 +339,9 @@ def test_rewards_sit_on_the_last_token_of_each_role() -> None:
         assert columns[name].dtype == (torch.int64 if integer else torch.float32), name
     # verl's validation averages numbers, leaves texts alone, and fails on lists.
     info = columns["extra_fields"]["reward_extra_info"]
-    assert info["acc"] == 1.0 and all(value is None or isinstance(value, (float, str)) for value in info.values())
+    assert info["acc"] == 1.0 and all(
+        value is None or isinstance(value, (float, str)) for value in info.values()
+    )
 
 
 def test_an_output_without_a_judged_game_is_refused() -> None:
@@ -278,11 +351,17 @@ def test_an_output_without_a_judged_game_is_refused() -> None:
         output.as_dict()
 
 
-# --- four assessments of one attack: contexts, rewards in their places, credit, and room for all of them ---
+# four assessments of one attack: contexts, rewards in their places, credit, and room for all of
+# them
 
 
 K = 4
-SAID = [assessment_text("harmful"), assessment_text("safe"), "FIRST-SECRET", assessment_text("harmful", "Nothing.")]
+SAID = [
+    assessment_text("harmful"),
+    assessment_text("safe"),
+    "FIRST-SECRET",
+    assessment_text("harmful", "Nothing."),
+]
 FOUR = run_with(selfplay__assessments=K)
 ROLES = [role.value for role in Role]
 
@@ -295,7 +374,9 @@ class Counting(LabelJudge):
         return await super().judge(presented, original, spec)
 
 
-def scored(*said: str, run: Any = FOUR, category: str = "adversarial_benign") -> tuple[SelfPlayOutput, dict[str, Any]]:
+def scored(
+    *said: str, run: Any = FOUR, category: str = "adversarial_benign"
+) -> tuple[SelfPlayOutput, dict[str, Any]]:
     replies = [attack_text(), *said] if category.startswith("adversarial") else list(said)
     output, _, _ = play(replies, category, run)
     return output, judge(output, run)
@@ -309,9 +390,16 @@ def ends(output: SelfPlayOutput) -> list[int]:
 def test_every_assessor_reads_the_prompt_of_a_single_one_and_nothing_else() -> None:
     _, _, one = play([attack_text(), SAID[0]])
     output, record, four = play([attack_text(), *SAID], run=FOUR)
-    assert [call.prompt_ids for call in four.calls] == [one.calls[0].prompt_ids, *[one.calls[1].prompt_ids] * K]
-    assert output.context_lengths == [len(call.prompt_ids) + len(call.output.token_ids) for call in four.calls]
-    contexts = [token for call in four.calls for token in (*call.prompt_ids, *call.output.token_ids)]
+    assert [call.prompt_ids for call in four.calls] == [
+        one.calls[0].prompt_ids,
+        *[one.calls[1].prompt_ids] * K,
+    ]
+    assert output.context_lengths == [
+        len(call.prompt_ids) + len(call.output.token_ids) for call in four.calls
+    ]
+    contexts = [
+        token for call in four.calls for token in (*call.prompt_ids, *call.output.token_ids)
+    ]
     assert [*output.prompt_ids, *output.response_ids] == contexts
     assert [len(game.further_assessments) for game in record.by_assessment] == [K - 1] * K
     assert [game.assessment.response for game in record.by_assessment if game.assessment] == SAID
@@ -319,17 +407,23 @@ def test_every_assessor_reads_the_prompt_of_a_single_one_and_nothing_else() -> N
 
 def test_assessment_is_paid_at_its_last_token_and_the_judge_asked_once() -> None:
     Counting.asked = 0
-    output, columns = scored(*SAID, run=run_with(selfplay__assessments=K, selfplay__judge=f"{__name__}:Counting"))
+    output, columns = scored(
+        *SAID, run=run_with(selfplay__assessments=K, selfplay__judge=f"{__name__}:Counting")
+    )
     assert Counting.asked == 1
     record = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
-    right, wrong, unreadable, elsewhere = (game.reward(Role.ASSESSOR) for game in record.by_assessment)
+    right, wrong, unreadable, elsewhere = (
+        game.reward(Role.ASSESSOR) for game in record.by_assessment
+    )
     assert right == 1.25 and wrong == -1.0 and elsewhere == 0.75
     assert unreadable is not None and unreadable < wrong
     attacker = record.reward(Role.ATTACKER)
     assert attacker == pytest.approx(sum(record.rewards[Role.ATTACKER].values()))
     assert record.rewards[Role.ATTACKER]["game"] == pytest.approx((-1 + 1 + 0 - 1) / K)
     scores = columns["rm_scores"].tolist()
-    assert [scores[end] for end in ends(output)] == pytest.approx([attacker, right, wrong, unreadable, elsewhere])
+    assert [scores[end] for end in ends(output)] == pytest.approx(
+        [attacker, right, wrong, unreadable, elsewhere]
+    )
     assert sum(score != 0 for score in scores) == 1 + K
 
 
@@ -337,9 +431,15 @@ def readable_assessors(record: MedicalRecord) -> Any:
     return {Role.ASSESSOR: {"kept": 0.0}} if record.assessment and record.assessment.verdict else {}
 
 
-@pytest.mark.parametrize(("said", "trained"), [(SAID[1:2], [0, 1]), (SAID[2:3], [0, 0]), (SAID, [0, 1, 1, 0, 1])])
-def test_a_conversation_that_a_scheme_leaves_out_is_masked(said: list[str], trained: list[int]) -> None:
-    run = run_with(selfplay__reward=f"{__name__}:readable_assessors", selfplay__assessments=len(said))
+@pytest.mark.parametrize(
+    ("said", "trained"), [(SAID[1:2], [0, 1]), (SAID[2:3], [0, 0]), (SAID, [0, 1, 1, 0, 1])]
+)
+def test_a_conversation_that_a_scheme_leaves_out_is_masked(
+    said: list[str], trained: list[int]
+) -> None:
+    run = run_with(
+        selfplay__reward=f"{__name__}:readable_assessors", selfplay__assessments=len(said)
+    )
     output, columns = scored(*said, run=run)
     record = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
     assert record.attack is not None
@@ -360,8 +460,17 @@ def test_assessments_are_generated_side_by_side_and_keep_their_order() -> None:
         return MockReply(text=[attack_text(), *SAID][number + 1], latency=0.02 * (K - number))
 
     one_after_another, _, _ = play([attack_text(), *SAID], run=FOUR)
-    output, record, _ = play(lambda prompt, params: asyncio.wait_for(reply(prompt, params), 10), run=FOUR)
-    for column in ("prompt_ids", "response_ids", "response_mask", "role_ids", "context_lengths", "turn_ends"):
+    output, record, _ = play(
+        lambda prompt, params: asyncio.wait_for(reply(prompt, params), 10), run=FOUR
+    )
+    for column in (
+        "prompt_ids",
+        "response_ids",
+        "response_mask",
+        "role_ids",
+        "context_lengths",
+        "turn_ends",
+    ):
         assert getattr(output, column) == getattr(one_after_another, column)
     assert [game.assessment.response for game in record.by_assessment if game.assessment] == SAID
 
@@ -369,7 +478,9 @@ def test_assessments_are_generated_side_by_side_and_keep_their_order() -> None:
 @pytest.mark.parametrize("broken", [RuntimeError("lost"), MockReply(text="", stop_reason="abort")])
 def test_one_assessment_without_an_answer_makes_the_game_void(broken: Any) -> None:
     output, columns = scored(SAID[0], broken, *SAID[2:])
-    assert "assessor: generation" in str(MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY]).void)
+    assert "assessor: generation" in str(
+        MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY]).void
+    )
     assert not columns["response_mask"].any() and not columns["rm_scores"].any()
     assert_well_formed(output)
 
@@ -384,12 +495,16 @@ def test_untouched_notes_are_assessed_as_often_and_evaluation_rows_once() -> Non
 
 @cache
 def two_games() -> tuple[RoleBatch, list[list[int]]]:
-    """Two games on one note with four assessments each, from verl's columns, and where each turn ends."""
+    """Two games on one note with four assessments each, from verl's columns, and where each turn
+    ends.
+    """
     games = [scored(*SAID), scored(*SAID[2:], *SAID[:2])]
     width = max(len(output.response_ids) for output, _ in games)
 
     def padded(name: str) -> torch.Tensor:
-        return torch.stack([torch.nn.functional.pad(c[name], (0, width - len(c[name]))) for _, c in games])
+        return torch.stack(
+            [torch.nn.functional.pad(c[name], (0, width - len(c[name]))) for _, c in games]
+        )
 
     mask = padded("response_mask")
     batch = RoleBatch(
@@ -400,9 +515,15 @@ def two_games() -> tuple[RoleBatch, list[list[int]]]:
         groups=["note", "note"],
         kinds=["adversarial_benign"] * 2,
         conversations=stacked(
-            [context_ids(columns["context_lengths"], len(output.response_ids)) for output, columns in games], mask
+            [
+                context_ids(columns["context_lengths"], len(output.response_ids))
+                for output, columns in games
+            ],
+            mask,
         ),
-        repeated_roles=MedicalGameInteraction(MedicalConfig(judge="labels", assessments=K)).repeated_roles,
+        repeated_roles=MedicalGameInteraction(
+            MedicalConfig(judge="labels", assessments=K)
+        ).repeated_roles,
         values=torch.zeros(mask.shape),
     )
     return batch, [ends(output) for output, _ in games]
@@ -435,7 +556,9 @@ def test_reward_moves_its_own_assessment_and_those_of_the_same_note_alone(
     own = assessors & (batch.conversations == turn)
     assert torch.allclose(moved[own], torch.tensor(3.0 * own_share), atol=1e-5)
     assert torch.allclose(moved[assessors & ~own], torch.tensor(-3.0 * others_share), atol=1e-5)
-    assert not moved[~assessors].any()  # neither the attacker's tokens nor the answers to another attack's note
+    assert not moved[
+        ~assessors
+    ].any()  # neither the attacker's tokens nor the answers to another attack's note
 
 
 def test_the_longest_game_fits_into_its_plan() -> None:

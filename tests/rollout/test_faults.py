@@ -1,7 +1,9 @@
-"""Faults on verl's own agent-loop worker: every game is stored once, and none has a reward that it did not earn.
+"""Faults on verl's own agent-loop worker: every game is stored once, and none has a reward that it
+did not earn.
 
-Everything between verl's batch and TransferQueue is real: verl's worker class, its agent loop, the tiny player's
-tokenizer. Stood in for: the LLM server, TransferQueue's storage and Ray's call of the reward loop.
+Everything between verl's batch and TransferQueue is real: verl's worker class, its agent loop, the
+tiny player's tokenizer. Stood in for: the LLM server, TransferQueue's storage and Ray's call of the
+reward loop.
 """
 
 import asyncio
@@ -39,16 +41,23 @@ GAMES = 6
 TIMEOUT_S = 0.4
 NOTES = [f"{NOTE} Chart {number} is closed." for number in range(GAMES)]
 PLAYER = AutoTokenizer.from_pretrained(resource("assets/tiny_player"))
-RUN = compose_run("+recipes=own_notes", "actor_rollout_ref.rollout.n=1", f"selfplay.turn_timeout_s={TIMEOUT_S}")
+RUN = compose_run(
+    "+recipes=own_notes", "actor_rollout_ref.rollout.n=1", f"selfplay.turn_timeout_s={TIMEOUT_S}"
+)
 Fault = Callable[[TokenOutput], Any]
 
 
 def batch() -> TensorDict:
     """The rows of the games as verl's trainer gives them to a worker."""
-    messages = [load_profile().messages(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, note) for note in NOTES]
+    messages = [
+        load_profile().messages(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, note) for note in NOTES
+    ]
     columns = {
         "raw_prompt": messages,
-        "extra_info": [extra_info("adversarial_benign", index=n, clean_note=note) for n, note in enumerate(NOTES)],
+        "extra_info": [
+            extra_info("adversarial_benign", index=n, clean_note=note)
+            for n, note in enumerate(NOTES)
+        ],
         "uid": list(map(str, range(GAMES))),
         "index": list(range(GAMES)),
         "data_source": ["tests"] * GAMES,
@@ -58,7 +67,8 @@ def batch() -> TensorDict:
 
 
 class Server:
-    """In the place of verl's server client. With a fault it fails in one turn of every other game."""
+    """In the place of verl's server client. With a fault it fails in one turn of every other
+    game."""
 
     def __init__(self, turn: int = -1, fault: Fault | None = None) -> None:
         self._turn, self._fault = turn, fault
@@ -67,10 +77,14 @@ class Server:
         prompt = PLAYER.decode(prompt_ids)
         [number] = map(int, re.findall(r"Chart (\d) is closed", prompt))
         turn = int("giardia" in prompt)
-        text = assessment_text() if turn else attack_text(NOTES[number].replace("candida", "giardia"))
+        text = (
+            assessment_text() if turn else attack_text(NOTES[number].replace("candida", "giardia"))
+        )
         ids = [*PLAYER.encode(text, add_special_tokens=False), PLAYER.eos_token_id]
         extra = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"), 1)
-        output = TokenOutput(token_ids=ids, log_probs=[-1.0] * len(ids), stop_reason="stop", extra_fields=extra)
+        output = TokenOutput(
+            token_ids=ids, log_probs=[-1.0] * len(ids), stop_reason="stop", extra_fields=extra
+        )
         fails = self._fault is not None and turn == self._turn and number % 2 == 0
         return await self._fault(output) if fails else output
 
@@ -88,7 +102,9 @@ class Kept:
     async def async_kv_put(self, key: str, tag: dict[str, Any], **_: Any) -> None:
         self.failed += [key] if tag["status"] == "failure" else []
 
-    async def async_kv_batch_put(self, keys: list[str], fields: Any, tags: list[dict[str, Any]], **_: Any) -> None:
+    async def async_kv_batch_put(
+        self, keys: list[str], fields: Any, tags: list[dict[str, Any]], **_: Any
+    ) -> None:
         for extra, scores in zip(list(fields["extra_fields"]), fields["rm_scores"], strict=True):
             self.games.append(MedicalRecord.model_validate(extra[GAME_KEY]))
             self.paid[self.games[-1].uid] = float(scores.abs().sum())
@@ -101,7 +117,9 @@ class Kept:
 
 def stored(server: Any, monkeypatch: pytest.MonkeyPatch, score: Any = None) -> Kept:
     storage, score = Kept(), score or PerTurnRewardManager(RUN, PLAYER).run_single
-    reward_loop = SimpleNamespace(compute_score=SimpleNamespace(remote=score))  # the handle of a Ray actor
+    reward_loop = SimpleNamespace(
+        compute_score=SimpleNamespace(remote=score)
+    )  # the handle of a Ray actor
     monkeypatch.setattr(agent_loop_tq, "tq", storage)
     register(AGENT_NAME)(SelfPlayAgentLoop)
     worker_class = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class
@@ -144,7 +162,11 @@ async def never_comes(output: TokenOutput) -> TokenOutput:
 @pytest.mark.parametrize(
     ("fault", "reason", "counted"),
     [
-        (raises(RuntimeError("CUDA out of memory")), "generation failed: RuntimeError: CUDA out of memory", "failed"),
+        (
+            raises(RuntimeError("CUDA out of memory")),
+            "generation failed: RuntimeError: CUDA out of memory",
+            "failed",
+        ),
         (raises(ActorDiedError()), "generation failed: ActorDiedError", "failed"),
         (answers(stop_reason="abort"), "generation aborted", "aborted"),
         (answers(token_ids=[], log_probs=[]), "generation aborted", "aborted"),
@@ -161,13 +183,21 @@ def test_a_server_that_fails_costs_its_own_games_and_pays_nothing_for_them(
     assert len(failed) == GAMES / 2 and not whole.of(failed=True)
     assert others == {uid: game for uid, game in whole.of(failed=False).items() if uid in others}
     for uid, game in failed.items():
-        assert game["void"].startswith(f"{list(Role)[turn].value}: {reason}") and game["rewards"] == {}
+        assert (
+            game["void"].startswith(f"{list(Role)[turn].value}: {reason}") and game["rewards"] == {}
+        )
         assert kept.paid[uid] == 0.0
-    void = {name: share for name, share in role_metrics(kept.games).items() if name.startswith("selfplay/void/")}
+    void = {
+        name: share
+        for name, share in role_metrics(kept.games).items()
+        if name.startswith("selfplay/void/")
+    }
     assert void == {f"selfplay/void/{counted}": 0.5}
 
 
-def test_answers_in_any_order_make_the_same_games(whole: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_in_any_order_make_the_same_games(
+    whole: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = Server()
     generate = server.generate
 
@@ -182,8 +212,12 @@ def test_answers_in_any_order_make_the_same_games(whole: Kept, monkeypatch: pyte
     assert kept.of(failed=False) == whole.of(failed=False) and kept.paid == whole.paid
 
 
-def test_dead_reward_worker_voids_its_games_which_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run ends at the end of the step (core/liveness.py), so nothing of it is trained on or written."""
+def test_dead_reward_worker_voids_its_games_which_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run ends at the end of the step (core/liveness.py), so nothing of it is trained on or
+    written.
+    """
     manager, asked = PerTurnRewardManager(RUN, PLAYER), iter(range(GAMES))
 
     async def score(data: Any) -> Any:
@@ -198,7 +232,9 @@ def test_dead_reward_worker_voids_its_games_which_are_counted(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("at", ["score", "new_game"])
-def test_first_exception_of_game_code_ends_the_run_with_its_line(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_exception_of_game_code_ends_the_run_with_its_line(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*args: Any) -> Any:
         raise ZeroDivisionError("of a user's \x1b[2J\n[medserl] step 1/1")
 
@@ -215,7 +251,9 @@ def test_first_exception_of_game_code_ends_the_run_with_its_line(at: str, monkey
 
 
 @pytest.mark.parametrize("category", ["adversarial_benign", "vanilla_benign"])
-def test_a_row_without_a_note_is_refused_before_a_game_and_in_it(tmp_path: Any, category: str) -> None:
+def test_a_row_without_a_note_is_refused_before_a_game_and_in_it(
+    tmp_path: Any, category: str
+) -> None:
     facts = row(category)["extra_info"] | {"clean_note": " \n\t"}
     with pytest.raises(ConfigError, match=r"rows\.parquet row 0: .*extra_info\['clean_note'\]"):
         check(tmp_path, [row(category, extra_info=facts)])

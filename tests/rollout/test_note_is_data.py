@@ -1,4 +1,5 @@
-"""Notes are text in a prompt whose structure they cannot touch, and a turn begins with the prompt's prefill.
+"""Notes are text in a prompt whose structure they cannot touch, and a turn begins with the prompt's
+prefill.
 
 What any note may hold is the target ``templates`` of ``fuzz/targets.py``.
 """
@@ -8,7 +9,15 @@ from typing import Any
 
 import pytest
 from fuzz.targets import CONTROL, CONTROL_TEXTS, PAIRS, encoder
-from rollout.families import ALWAYS_THINKS, FAMILIES, GEMMA, QWEN3, WITHOUT_SYSTEM, qwen3, sentencepiece
+from rollout.families import (
+    ALWAYS_THINKS,
+    FAMILIES,
+    GEMMA,
+    QWEN3,
+    WITHOUT_SYSTEM,
+    qwen3,
+    sentencepiece,
+)
 from support import NOTE, REWRITTEN, extra_info, run_game, run_with
 from test_prompting import profile_in
 
@@ -18,7 +27,12 @@ from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.numbering import number_sentences
 from medserl_agentloop.games.medical.parsing import load_parser
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, MedicalRecord, SentenceEdit
+from medserl_agentloop.games.medical.records import (
+    AssessmentRecord,
+    AttackRecord,
+    MedicalRecord,
+    SentenceEdit,
+)
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
 
@@ -32,7 +46,9 @@ def test_the_constant_parts_are_the_chat_template_s(family: str, profile: str, r
     messages = load_profile(profile).messages(role, Category.ADVERSARIAL_BENIGN, note)
     rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     prefix = load_profile(profile).settings.assistant_prefix
-    prompt = encoder(family).opening(load_profile(profile).turn(role, Category.ADVERSARIAL_BENIGN, note))
+    prompt = encoder(family).opening(
+        load_profile(profile).turn(role, Category.ADVERSARIAL_BENIGN, note)
+    )
     assert tokenizer.decode(prompt.ids) == rendered + prefix
 
 
@@ -53,15 +69,21 @@ def test_added_tokens_that_are_no_markers_stay_tokens_in_a_note() -> None:
 def test_control_token_that_the_vocabulary_cannot_spell_is_an_error() -> None:
     tokenizer = sentencepiece(GEMMA, [])
     plain_text, unknown = ChatEncoder(tokenizer), tokenizer.unk_token_id
-    tokenizer.convert_tokens_to_ids = lambda tokens: [unknown] * len(tokens) if isinstance(tokens, list) else unknown
+    tokenizer.convert_tokens_to_ids = lambda tokens: (
+        [unknown] * len(tokens) if isinstance(tokens, list) else unknown
+    )
     with pytest.raises(ValueError, match="cannot write '</s>' as plain text"):
         plain_text.encode_text("a</s>")
 
 
 @pytest.mark.parametrize("family", sorted(WITHOUT_SYSTEM))
 def test_a_chat_template_without_system_messages_is_named_with_what_to_do(family: str) -> None:
-    with pytest.raises(ValueError, match=r"\(system, user\).*Use a prompt profile without") as error:
-        ChatEncoder(FAMILIES[family]).opening(load_profile("classic").turn(Role.ASSESSOR, Category.VANILLA_BENIGN, "n"))
+    with pytest.raises(
+        ValueError, match=r"\(system, user\).*Use a prompt profile without"
+    ) as error:
+        ChatEncoder(FAMILIES[family]).opening(
+            load_profile("classic").turn(Role.ASSESSOR, Category.VANILLA_BENIGN, "n")
+        )
     assert "supported" in str(error.value)
 
 
@@ -77,7 +99,10 @@ def test_a_chat_template_without_system_messages_is_named_with_what_to_do(family
 )
 def test_a_chat_template_that_loses_a_part_of_the_prompt_is_refused(content: str) -> None:
     """Also one that was meant for what the assistant says, as Qwen3's is."""
-    asked = {"system": "You assess.", "user": " Think in <think> and </think>." * 20 + place("note")}
+    asked = {
+        "system": "You assess.",
+        "user": " Think in <think> and </think>." * 20 + place("note"),
+    }
     messages = tuple({"role": role, "content": text} for role, text in asked.items())
     turn = Turn("assessor", Prompt(messages, {"note": "He has gout."}), 9)
     assert ChatEncoder(qwen3()).opening(turn).data_tokens
@@ -98,7 +123,9 @@ def test_a_continuation_follows_the_turn_as_the_chat_template_would(family: str)
     tokenizer, note = FAMILIES[family], "He has gout."
     first = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "my turn"}]
     second = load_profile("medserl").messages(Role.ASSESSOR, Category.ADVERSARIAL_BENIGN, note)
-    rendered = tokenizer.apply_chat_template([*first, *second], tokenize=False, add_generation_prompt=True)
+    rendered = tokenizer.apply_chat_template(
+        [*first, *second], tokenize=False, add_generation_prompt=True
+    )
     opening = tokenizer.apply_chat_template(first[:1], tokenize=False, add_generation_prompt=True)
     spoken = [*tokenizer.encode("my turn", add_special_tokens=False), tokenizer.eos_token_id]
     turn = load_profile("medserl").turn(Role.ASSESSOR, Category.ADVERSARIAL_BENIGN, note)
@@ -158,8 +185,13 @@ def test_a_game_is_read_in_either_mode(profile: str, thinking: bool, context: st
     prefill = opening(FAMILIES["qwen3"], profile, enable_thinking=thinking)[1]
     # Where thinking is off and the profile opens no thought of its own, the model answers at once.
     thought = "" if prefill == EMPTY_THOUGHT else "it reads oddly"
-    assessment = AssessmentRecord(verdict=Label.HARMFUL, reasoning=thought, sentence="Culture grew giardia.",
-                                  error_type=ErrorType.CAUSAL_ORGANISM, correction="Culture grew candida.")  # fmt: skip
+    assessment = AssessmentRecord(
+        verdict=Label.HARMFUL,
+        reasoning=thought,
+        sentence="Culture grew giardia.",
+        error_type=ErrorType.CAUSAL_ORGANISM,
+        correction="Culture grew candida.",
+    )
     edit = SentenceEdit(number=1, old="Culture grew candida.", new="Culture grew giardia.")
     attack = AttackRecord(note=REWRITTEN, edit=edit, reasoning=thought)
     known = [number_sentences(NOTE), number_sentences(REWRITTEN)]
@@ -170,7 +202,9 @@ def test_a_game_is_read_in_either_mode(profile: str, thinking: bool, context: st
     run = run_with(selfplay__profile=profile, selfplay__context=context)
     run.data.apply_chat_template_kwargs = {"enable_thinking": thinking}
     engine = MockSGLangEngine(answers, FAMILIES["qwen3"])
-    output = run_game(engine, extra_info("adversarial_benign"), run, FAMILIES["qwen3"], logprobs=False)
+    output = run_game(
+        engine, extra_info("adversarial_benign"), run, FAMILIES["qwen3"], logprobs=False
+    )
     record = MedicalRecord.model_validate(output.extra_fields[GAME_KEY])
     assert record.attack is not None and record.assessment is not None
     assert record.attack.violations == record.assessment.violations == []

@@ -26,16 +26,23 @@ def server() -> Iterator[ChatServer]:
 
 def against(server: ChatServer, train: str, **opponent: Any) -> Any:
     settings = {"kind": "endpoint", "url": server.url, "retries": 0, "timeout_s": 5.0, **opponent}
-    return run_with(selfplay__train=train, **{f"selfplay__opponent__{name}": value for name, value in settings.items()})
+    return run_with(
+        selfplay__train=train,
+        **{f"selfplay__opponent__{name}": value for name, value in settings.items()},
+    )
 
 
-def test_assessor_trained_against_an_opponent_is_alone_in_its_trajectory(server: ChatServer) -> None:
+def test_assessor_trained_against_an_opponent_is_alone_in_its_trajectory(
+    server: ChatServer,
+) -> None:
     server.answer = lambda *_: attack_text()
     run = against(server, "assessor", sampling={"temperature": 0.3, "top_p": 0.9})
     OmegaConf.update(run, "selfplay.opponent.extra_body", {"seed": 7}, force_add=True)
     output, record, engine = play([assessment_text()], run=run)
     [asked] = server.requests
-    assert asked["messages"] == load_profile("medserl").messages(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, NOTE)
+    assert asked["messages"] == load_profile("medserl").messages(
+        Role.ATTACKER, Category.ADVERSARIAL_BENIGN, NOTE
+    )
     assert (asked["temperature"], asked["top_p"], asked["seed"]) == (0.3, 0.9, 7)
     assert asked["max_tokens"] == 400 + int(len(NOTE.encode()) * 1.25) + 16
     [call] = engine.calls
@@ -46,7 +53,11 @@ def test_assessor_trained_against_an_opponent_is_alone_in_its_trajectory(server:
     assert record.presented_note == REWRITTEN
     assert record.attack is not None and record.attack.tokens == 12
     assert record.opponent is not None
-    assert record.opponent.model_dump(mode="json") == {"role": "attacker", "kind": "endpoint", "version": "frozen-7b"}
+    assert record.opponent.model_dump(mode="json") == {
+        "role": "attacker",
+        "kind": "endpoint",
+        "version": "frozen-7b",
+    }
     assert record.policy_version == 0  # the live policy's, whatever the opponent is
     columns = judge(output, run)
     judged = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
@@ -54,7 +65,9 @@ def test_assessor_trained_against_an_opponent_is_alone_in_its_trajectory(server:
     assert columns["rm_scores"][:-1].eq(0).all()
 
 
-def test_attacker_trained_against_an_opponent_gets_the_result_of_the_game(server: ChatServer) -> None:
+def test_attacker_trained_against_an_opponent_gets_the_result_of_the_game(
+    server: ChatServer,
+) -> None:
     run = against(server, "attacker")
     rewards = []
     for verdict in ("harmful", "safe"):
@@ -76,13 +89,20 @@ def test_a_vanilla_game_needs_the_opponent_only_where_it_assesses(server: ChatSe
     assert output.response_mask == [0]
     # No weights played; verl casts both to int, and takes the age of a game from them.
     assert record.policy_version is None and record.versions == []
-    assert [output.extra_fields[f"{end}_global_steps"] for end in ("min", "max")] == [2, 2]  # of a row of step 3
+    assert [output.extra_fields[f"{end}_global_steps"] for end in ("min", "max")] == [
+        2,
+        2,
+    ]  # of a row of step 3
 
 
 def test_an_opponents_invalid_attack_leaves_nothing_to_train_on(server: ChatServer) -> None:
     server.answer = lambda *_: "no note here"
     output, record, engine = play([], run=(run := against(server, "assessor")))
-    assert record.attack is not None and record.attack.invalid is InvalidAttack.UNPARSED and not engine.calls
+    assert (
+        record.attack is not None
+        and record.attack.invalid is InvalidAttack.UNPARSED
+        and not engine.calls
+    )
     columns = judge(output, run)
     assert columns["response_mask"].tolist() == columns["rm_scores"].tolist() == [0]
 
@@ -101,8 +121,12 @@ def test_an_opponent_that_fails_voids_the_game(server: ChatServer) -> None:
     assert numbers == {"selfplay/opponent/games": 1.0, "selfplay/opponent/failed": 1.0}
 
 
-@pytest.mark.parametrize("said", [[500, assessment_text()], [assessment_text(), 500]], ids=["first", "last"])
-def test_one_failed_turn_of_two_side_by_side_counts_as_a_failure(server: ChatServer, said: list[Any]) -> None:
+@pytest.mark.parametrize(
+    "said", [[500, assessment_text()], [assessment_text(), 500]], ids=["first", "last"]
+)
+def test_one_failed_turn_of_two_side_by_side_counts_as_a_failure(
+    server: ChatServer, said: list[Any]
+) -> None:
     answers = iter(said)
     server.answer = lambda *_: next(answers)
     run = against(server, "attacker")
@@ -113,12 +137,20 @@ def test_one_failed_turn_of_two_side_by_side_counts_as_a_failure(server: ChatSer
 
 
 def met(outcome: Outcome, opponent: Role = Role.ATTACKER, **changes: Any) -> MedicalRecord:
-    return finished(outcome, opponent=OpponentRecord(role=opponent, kind="endpoint", version="frozen-7b"), **changes)
+    return finished(
+        outcome,
+        opponent=OpponentRecord(role=opponent, kind="endpoint", version="frozen-7b"),
+        **changes,
+    )
 
 
 def test_nobody_wins_a_game_that_is_invalid_or_void_or_the_opponents_alone() -> None:
     alone = met(Outcome.CORRECT_DETECTION, Role.ASSESSOR, category="vanilla_harmful")
-    without = [met(outcome, opponent=role) for outcome in (Outcome.INVALID_ATTACK, Outcome.VOID) for role in Role]
+    without = [
+        met(outcome, opponent=role)
+        for outcome in (Outcome.INVALID_ATTACK, Outcome.VOID)
+        for role in Role
+    ]
     assert {trained_role_won(game) for game in [alone, *without]} == {None}
 
 

@@ -36,11 +36,20 @@ def refusal(changes: Mapping[str, Any], recipe: str = "own_notes") -> str:
 
 
 def start_up(
-    *overrides: str, recipe: str = "own_notes", config_name: str = "ppo_trainer", event: str = "on_run_start"
+    *overrides: str,
+    recipe: str = "own_notes",
+    config_name: str = "ppo_trainer",
+    event: str = "on_run_start",
 ) -> None:
-    """Have Hydra call the start-up check of a recipe with these overrides; it makes a warning of most exceptions."""
+    """Have Hydra call the start-up check of a recipe with these overrides; it makes a warning of
+    most exceptions.
+    """
     GlobalHydra.instance().clear()
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose(config_name, overrides=[f"+recipes={recipe}", *overrides], return_hydra_config=True)
+        config = compose(
+            config_name, overrides=[f"+recipes={recipe}", *overrides], return_hydra_config=True
+        )
         check = {**config.hydra.callbacks.medserl, "platform": None}  # that of this process stays
-        getattr(Callbacks(OmegaConf.create({"hydra": {"callbacks": {"medserl": check}}})), event)(config)
+        getattr(Callbacks(OmegaConf.create({"hydra": {"callbacks": {"medserl": check}}})), event)(
+            config
+        )

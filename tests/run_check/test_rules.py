@@ -1,4 +1,6 @@
-"""A run that verl would start, but that self-play could not trust, is refused; ``medserl config`` shows every value."""
+"""A run that verl would start, but that self-play could not trust, is refused; ``medserl config``
+shows every value.
+"""
 
 import math
 from typing import Any
@@ -16,7 +18,11 @@ from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.tiny import compose_run
 
 ACTOR, CRITIC, ROLLOUT = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.rollout"
-CORRECTION, SAMPLER, MODEL = "algorithm.rollout_correction", "trainer.v1.sampler", "actor_rollout_ref.model"
+CORRECTION, SAMPLER, MODEL = (
+    "algorithm.rollout_correction",
+    "trainer.v1.sampler",
+    "actor_rollout_ref.model",
+)
 GAE = {"algorithm.adv_estimator": "role_gae"}
 SHARED = {"selfplay.context": "shared"}
 ASYNC = {"trainer.v1.trainer_mode": "selfplay_colocate_async"}
@@ -29,7 +35,12 @@ SEVERAL = {f"{ACTOR}.ppo_mini_batch_size": 4}
 """Four mini-batches in a step of the quickstart."""
 REUSE = {"selfplay.reuse_log_probs": True}
 NEEDED_BEFORE = (
-    *(SEVERAL, {f"{ACTOR}.ppo_epochs": 2}, {"algorithm.adv_estimator": "grpo"}, {"algorithm.use_kl_in_reward": True}),
+    *(
+        SEVERAL,
+        {f"{ACTOR}.ppo_epochs": 2},
+        {"algorithm.adv_estimator": "grpo"},
+        {"algorithm.use_kl_in_reward": True},
+    ),
     *({f"{CORRECTION}.rollout_is": "token"}, {f"{CORRECTION}.bypass_mode": True}),
     {f"{ROLLOUT}.calculate_log_probs": False},
 )
@@ -44,69 +55,183 @@ NO_WEIGHT = {f"selfplay.credit.role_weights.{role.value}": 0.0 for role in Role}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"selfplay.contxt": "shared"}, "selfplay.contxt is not a key of this node (did you mean 'context'?)"),
-        ({"selfplay.budget.asessor": 5}, "selfplay.budget.asessor is not a key of this node (did you mean 'assessor'"),
-        ({"selfplay.context": "isolatd"}, "selfplay.context='isolatd': Input should be 'isolated' or 'shared'"),
-        ({"selfplay.alarms.limits": {"void_game": 0.9}}, "selfplay.alarms.limits.void_game is not a key of this"),
-        ({"selfplay.reward": "zerosum"}, "selfplay.reward: no reward scheme 'zerosum' (did you mean 'zero_sum'?)"),
-        ({"selfplay.profile": "nonesuch"}, "no prompt profile 'nonesuch': expected one of baseline, brief, classic"),
-        ({"selfplay.credit.role_weights.judge": 1.0}, "selfplay.credit.role_weights.judge is not a key"),
+        (
+            {"selfplay.contxt": "shared"},
+            "selfplay.contxt is not a key of this node (did you mean 'context'?)",
+        ),
+        (
+            {"selfplay.budget.asessor": 5},
+            "selfplay.budget.asessor is not a key of this node (did you mean 'assessor'",
+        ),
+        (
+            {"selfplay.context": "isolatd"},
+            "selfplay.context='isolatd': Input should be 'isolated' or 'shared'",
+        ),
+        (
+            {"selfplay.alarms.limits": {"void_game": 0.9}},
+            "selfplay.alarms.limits.void_game is not a key of this",
+        ),
+        (
+            {"selfplay.reward": "zerosum"},
+            "selfplay.reward: no reward scheme 'zerosum' (did you mean 'zero_sum'?)",
+        ),
+        (
+            {"selfplay.profile": "nonesuch"},
+            "no prompt profile 'nonesuch': expected one of baseline, brief, classic",
+        ),
+        (
+            {"selfplay.credit.role_weights.judge": 1.0},
+            "selfplay.credit.role_weights.judge is not a key",
+        ),
         (NO_WEIGHT, "selfplay.credit.role_weights: every role that is trained has weight 0"),
-        ({"selfplay.train": "attacker", "selfplay.credit.role_weights.attacker": 0.0}, "trained has weight 0"),
-        *(({f"selfplay.{key}": math.inf}, f"{key}=inf: Input should be a finite number") for key in NUMBERS),
-        ({"selfplay.alarms.limits": {"void_games": math.nan}}, "limits.void_games=nan: Input should be a finite"),
+        (
+            {"selfplay.train": "attacker", "selfplay.credit.role_weights.attacker": 0.0},
+            "trained has weight 0",
+        ),
+        *(
+            ({f"selfplay.{key}": math.inf}, f"{key}=inf: Input should be a finite number")
+            for key in NUMBERS
+        ),
+        (
+            {"selfplay.alarms.limits": {"void_games": math.nan}},
+            "limits.void_games=nan: Input should be a finite",
+        ),
         ({"selfplay.assessments": 2, **SHARED}, "Set selfplay.context=isolated"),
         ({"selfplay.reward": "learnable"}, "Set selfplay.assessments to 2 or more"),
         ({"selfplay.assessments": 0}, "selfplay.assessments"),
         ({"trainer.v1.trainer_mode": "sync"}, "trainer.v1.trainer_mode=selfplay_sync"),
         ({"trainer.use_v1": False}, "Set trainer.use_v1=True"),
-        ({"reward.reward_manager.source": "register"}, "Set reward.reward_manager.source=importlib"),
-        ({f"{SAMPLER}.custom_sampler.path": None}, f"Set {SAMPLER}.custom_sampler.path=pkg://medserl_agentloop.core."),
-        ({"algorithm.adv_estimator": "reinforce_plus"}, "(did you mean 'reinforce_plus_plus'?) is none of gae, "),
-        ({f"{ROLLOUT}.top_k": None}, f"{ROLLOUT}.top_k=null is no number, and verl's own value is -1"),
-        ({"data.train_batch_size": "many"}, "data.train_batch_size=many is no number, and verl's own value is 1024"),
+        (
+            {"reward.reward_manager.source": "register"},
+            "Set reward.reward_manager.source=importlib",
+        ),
+        (
+            {f"{SAMPLER}.custom_sampler.path": None},
+            f"Set {SAMPLER}.custom_sampler.path=pkg://medserl_agentloop.core.",
+        ),
+        (
+            {"algorithm.adv_estimator": "reinforce_plus"},
+            "(did you mean 'reinforce_plus_plus'?) is none of gae, ",
+        ),
+        (
+            {f"{ROLLOUT}.top_k": None},
+            f"{ROLLOUT}.top_k=null is no number, and verl's own value is -1",
+        ),
+        (
+            {"data.train_batch_size": "many"},
+            "data.train_batch_size=many is no number, and verl's own value is 1024",
+        ),
         ({"trainer.total_epochs": 0}, "trainer.total_epochs=0 trains nothing"),
-        *(({"trainer.total_training_steps": n}, f"_steps={n} trains nothing. Set a number") for n in (0, "three")),
-        ({"selfplay.reward": "no_module:Own"}, "No module named 'no_module'. Put the folder that it is in on PYTHONP"),
-        ({"selfplay.train": "attacker", "algorithm.adv_estimator": "grpo"}, "(did you mean 'role_grpo'?)"),
-        ({"algorithm.adv_estimator": "role_grpo", f"{ROLLOUT}.n": 1}, f"Set {ROLLOUT}.n to 2 or more"),
-        ({"selfplay.anchor.assessor": 0.1}, "selfplay.anchor needs the reference policy. Set actor_rollout_ref."),
+        *(
+            ({"trainer.total_training_steps": n}, f"_steps={n} trains nothing. Set a number")
+            for n in (0, "three")
+        ),
+        (
+            {"selfplay.reward": "no_module:Own"},
+            "No module named 'no_module'. Put the folder that it is in on PYTHONP",
+        ),
+        (
+            {"selfplay.train": "attacker", "algorithm.adv_estimator": "grpo"},
+            "(did you mean 'role_grpo'?)",
+        ),
+        (
+            {"algorithm.adv_estimator": "role_grpo", f"{ROLLOUT}.n": 1},
+            f"Set {ROLLOUT}.n to 2 or more",
+        ),
+        (
+            {"selfplay.anchor.assessor": 0.1},
+            "selfplay.anchor needs the reference policy. Set actor_rollout_ref.",
+        ),
         # opponents
         ({**ENDPOINT, "selfplay.train": "both"}, "Set selfplay.train to the name of one role"),
         ({**ENDPOINT, **SHARED}, "Set selfplay.context=isolated"),
-        ({**ENDPOINT, "selfplay.opponent.url": "host:1"}, "selfplay.opponent.url=host:1: expected http://"),
-        ({**ENDPOINT, "selfplay.opponent.api_key_env": "NO_SUCH_KEY"}, "names an environment variable that is not"),
+        (
+            {**ENDPOINT, "selfplay.opponent.url": "host:1"},
+            "selfplay.opponent.url=host:1: expected http://",
+        ),
+        (
+            {**ENDPOINT, "selfplay.opponent.api_key_env": "NO_SUCH_KEY"},
+            "names an environment variable that is not",
+        ),
         # what verl ignores
         ({"algorithm.filter_groups.enable": True}, "In a zero-sum game the sum is constant"),
-        ({"distillation.enabled": True, "trainer.use_v1": False}, "\ndistillation.enabled=True: self-play sets the"),
-        ({f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.bypass_mode": True}, "Set bypass_mode=False"),
-        ({f"{CORRECTION}.rollout_is": "token", f"{ROLLOUT}.calculate_log_probs": False}, "calculate_log_probs=True"),
-        (DR_GRPO, "credit.normalize.attacker=mean and selfplay.credit.normalize.assessor=mean, and leave it at True"),
-        ({f"{SAMPLER}.sync_refill_failed_groups": True}, "no game that was lost would be played again. Set it"),
+        (
+            {"distillation.enabled": True, "trainer.use_v1": False},
+            "\ndistillation.enabled=True: self-play sets the",
+        ),
+        (
+            {f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.bypass_mode": True},
+            "Set bypass_mode=False",
+        ),
+        (
+            {f"{CORRECTION}.rollout_is": "token", f"{ROLLOUT}.calculate_log_probs": False},
+            "calculate_log_probs=True",
+        ),
+        (
+            DR_GRPO,
+            "credit.normalize.attacker=mean and selfplay.credit.normalize.assessor=mean, and leave "
+            "it at True",
+        ),
+        (
+            {f"{SAMPLER}.sync_refill_failed_groups": True},
+            "no game that was lost would be played again. Set it",
+        ),
         # batches and checkpoints
-        ({**SEVERAL, f"{ACTOR}.shuffle": False}, f"{ACTOR}.ppo_mini_batch_size=4): verl keeps the order in which"),
-        ({**SEVERAL, **GAE, "critic.ppo_mini_batch_size": 4, "critic.shuffle": False}, "Set critic.shuffle=True"),
+        (
+            {**SEVERAL, f"{ACTOR}.shuffle": False},
+            f"{ACTOR}.ppo_mini_batch_size=4): verl keeps the order in which",
+        ),
+        (
+            {**SEVERAL, **GAE, "critic.ppo_mini_batch_size": 4, "critic.shuffle": False},
+            "Set critic.shuffle=True",
+        ),
         ({**DYNAMIC, f"{ACTOR}.ppo_max_token_len_per_gpu": 8000}, "Set it to 8192 or more"),
         (FEW, FEW_READ),
-        ({**FEW, **REUSE, **LORA, f"{ACTOR}.use_kl_loss": True}, FEW_READ),  # by the reference, in the actor
-        ({**GAE, "critic.ppo_max_token_len_per_gpu": 8000}, "_token_len_per_gpu=8000 holds no game of 8192 tokens"),
-        *(({**REUSE, **wrong}, f"It does not go with {next(iter(wrong))}=") for wrong in NEEDED_BEFORE),
+        (
+            {**FEW, **REUSE, **LORA, f"{ACTOR}.use_kl_loss": True},
+            FEW_READ,
+        ),  # by the reference, in the actor
+        (
+            {**GAE, "critic.ppo_max_token_len_per_gpu": 8000},
+            "_token_len_per_gpu=8000 holds no game of 8192 tokens",
+        ),
+        *(
+            ({**REUSE, **wrong}, f"It does not go with {next(iter(wrong))}=")
+            for wrong in NEEDED_BEFORE
+        ),
         ({f"{ACTOR}.checkpoint.async_save": True}, f"Set {ACTOR}.checkpoint.async_save=False"),
-        ({f"{ACTOR}.checkpoint.save_contents": ["hf_model"]}, "load_contents=[hf_model] has no model: a killed run"),
+        (
+            {f"{ACTOR}.checkpoint.save_contents": ["hf_model"]},
+            "load_contents=[hf_model] has no model: a killed run",
+        ),
         # asynchronous training
         (ASYNC, "Add the recipe colocate_async, which sets the replay buffer"),
         # adapters
-        ({f"{MODEL}.lora_adapter_path": "a"}, f"is not loaded with {MODEL}.lora_rank=0. Set lora_rank"),
-        ({**LORA, f"{ACTOR}.checkpoint.save_contents": ["model", "hf_model"]}, "names that no model reads. Set it to"),
+        (
+            {f"{MODEL}.lora_adapter_path": "a"},
+            f"is not loaded with {MODEL}.lora_rank=0. Set lora_rank",
+        ),
+        (
+            {**LORA, f"{ACTOR}.checkpoint.save_contents": ["model", "hf_model"]},
+            "names that no model reads. Set it to",
+        ),
         ({"selfplay.adapters": "per_role"}, f"{NEEDS} {MODEL}.lora_rank above 0"),
-        ({**PER_ROLE, f"{MODEL}.lora.merge": True}, "one set of merged weights cannot serve two adapters"),
+        (
+            {**PER_ROLE, f"{MODEL}.lora.merge": True},
+            "one set of merged weights cannot serve two adapters",
+        ),
         ({**PER_ROLE, f"{ROLLOUT}.name": "vllm"}, f"{NEEDS} {ROLLOUT}.name=sglang"),
         ({**PER_ROLE, f"{ACTOR}.strategy": "fsdp"}, f"{NEEDS} {ACTOR}.strategy=fsdp2"),
-        ({**PER_ROLE, f"{ACTOR}.ulysses_sequence_parallel_size": 2}, "a rank must see the roles of a whole row"),
+        (
+            {**PER_ROLE, f"{ACTOR}.ulysses_sequence_parallel_size": 2},
+            "a rank must see the roles of a whole row",
+        ),
         ({**PER_ROLE, **SHARED}, f"{NEEDS} selfplay.context=isolated"),
     ],
 )
-def test_a_run_that_could_not_be_trusted_is_refused_with_its_remedy(changes: dict[str, Any], message: str) -> None:
+def test_a_run_that_could_not_be_trusted_is_refused_with_its_remedy(
+    changes: dict[str, Any], message: str
+) -> None:
     assert message in refusal(changes)
 
 
@@ -137,13 +262,18 @@ def test_adapters_in_cuda_graphs_need_a_backend_that_drops_none() -> None:
     def refused(*overrides: str) -> str:
         base = ("selfplay.judge_server.url=base", "selfplay.judge_server.json_schema=false")
         return "\n".join(
-            problems(compose_run("+recipes=[qwen3_4b,lora,adapter_per_role]", *base, *overrides), schema())[0]
+            problems(
+                compose_run("+recipes=[qwen3_4b,lora,adapter_per_role]", *base, *overrides),
+                schema(),
+            )[0]
         )
 
     backend = f"{ROLLOUT}.engine_kwargs.sglang.lora_backend"
     assert refused() == refused(f"{backend}=csgmv", f"{ROLLOUT}.enforce_eager=true") == ""
     for override in (f"{backend}=csgmv", f"~{backend}"):
-        assert f"selfplay.adapters=per_role needs {backend}=triton: in CUDA graphs" in refused(override)
+        assert f"selfplay.adapters=per_role needs {backend}=triton: in CUDA graphs" in refused(
+            override
+        )
 
 
 def test_a_run_plays_and_trains_the_roles_that_its_opponent_leaves() -> None:
@@ -159,7 +289,10 @@ def test_a_run_plays_and_trains_the_roles_that_its_opponent_leaves() -> None:
     [
         ({f"{ROLLOUT}.top_p": 0.9}, f"{ROLLOUT}.top_p=0.9 and top_k=-1 cut the distribution"),
         ({f"{ROLLOUT}.top_k": 20}, "train with top_p=1.0 and top_k=-1"),
-        ({"algorithm.adv_estimatr": "x"}, "algorithm.adv_estimatr (did you mean 'adv_estimator'?) is not a key of v"),
+        (
+            {"algorithm.adv_estimatr": "x"},
+            "algorithm.adv_estimatr (did you mean 'adv_estimator'?) is not a key of v",
+        ),
     ],
 )
 def test_unlikely_settings_are_warnings(changes: dict[str, Any], warning: str) -> None:
@@ -167,28 +300,39 @@ def test_unlikely_settings_are_warnings(changes: dict[str, Any], warning: str) -
     assert not refused and warning in only
 
 
-@pytest.mark.parametrize("recipe", ["warm_start", "warm_start_base", "warm_start_smollm2", "warm_start_qwen3_4b"])
+@pytest.mark.parametrize(
+    "recipe", ["warm_start", "warm_start_base", "warm_start_smollm2", "warm_start_qwen3_4b"]
+)
 def test_a_warm_start_of_no_steps_is_refused_before_ray(recipe: str) -> None:
     def refused(*overrides: str) -> list[str]:
         sft = "sft_trainer_engine"
-        return problems(compose_run(f"+recipes={recipe}", *overrides, config_name=sft), compose_run(config_name=sft))[0]
+        return problems(
+            compose_run(f"+recipes={recipe}", *overrides, config_name=sft),
+            compose_run(config_name=sft),
+        )[0]
 
     assert refused() == []
     for override in ("trainer.total_training_steps=three", "trainer.total_epochs=0"):
         assert [line.partition(" ")[0] for line in refused(override)] == [override]
 
 
-def test_start_up_names_a_role_that_is_whitened_by_a_kind_it_cannot_see(capsys: pytest.CaptureFixture[str]) -> None:
+def test_start_up_names_a_role_that_is_whitened_by_a_kind_it_cannot_see(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def said(**normalize: str) -> bool:
         keys = (f"selfplay.credit.normalize.{role}={how}" for role, how in normalize.items())
-        return any("assessor reads the same prompt" in line for line in printed_at_start_up(capsys, *keys))
+        return any(
+            "assessor reads the same prompt" in line for line in printed_at_start_up(capsys, *keys)
+        )
 
     assert said(assessor="kind", attacker="batch")
     assert not said(assessor="mean", attacker="kind")
 
 
 @pytest.mark.parametrize(("estimator", "enabled"), [("role_gae", True), ("role_grpo", False)])
-def test_the_recipes_bring_a_critic_where_the_estimator_reads_its_values(estimator: str, enabled: bool) -> None:
+def test_the_recipes_bring_a_critic_where_the_estimator_reads_its_values(
+    estimator: str, enabled: bool
+) -> None:
     composed = compose_run("+recipes=own_notes", f"algorithm.adv_estimator={estimator}")
     assert composed.critic.enable is enabled
     assert composed.critic.model.path == composed.actor_rollout_ref.model.path
@@ -197,14 +341,21 @@ def test_the_recipes_bring_a_critic_where_the_estimator_reads_its_values(estimat
 def test_verl_gives_the_critic_the_budget_that_a_run_sets_and_packs_whatever_it_says() -> None:
     config = run({**GAE, "critic.ppo_max_token_len_per_gpu": 9000, "critic.use_dynamic_bsz": False})
     critic = omega_conf_to_dataclass(config.critic)
-    assert critic.ppo_infer_max_token_len_per_gpu == 9000  # trainer_base.py takes it for both passes
+    assert (
+        critic.ppo_infer_max_token_len_per_gpu == 9000
+    )  # trainer_base.py takes it for both passes
     assert critic.engine.use_dynamic_bsz and run_of(GAE).packs(CRITIC)
 
 
 @pytest.mark.parametrize("key", [f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"])
 def test_an_anchor_is_accepted_with_either_way_to_a_reference_policy(key: str) -> None:
-    anchored = check_run(run({"selfplay.anchor.assessor": 0.1, "selfplay.anchor_end": 0.5, key: True}))
-    assert [anchored.anchors(done) for done in (0.0, 1.0)] == [{"assessor": 0.1}, {"assessor": 0.05}]
+    anchored = check_run(
+        run({"selfplay.anchor.assessor": 0.1, "selfplay.anchor_end": 0.5, key: True})
+    )
+    assert [anchored.anchors(done) for done in (0.0, 1.0)] == [
+        {"assessor": 0.1},
+        {"assessor": 0.05},
+    ]
 
 
 def test_a_run_without_the_node_is_told_to_start_from_a_recipe() -> None:
@@ -221,32 +372,56 @@ def by_key(recipe: str, *overrides: str) -> dict[str, Setting]:
 
 def test_every_value_names_what_set_it_last() -> None:
     found = by_key("qwen3_4b", "actor_rollout_ref.rollout.n=8", "+trainer.v1.mine={a: 1}")
-    assert found["actor_rollout_ref.rollout.n"] == Setting("actor_rollout_ref.rollout.n", 8, "command line", True)
+    assert found["actor_rollout_ref.rollout.n"] == Setting(
+        "actor_rollout_ref.rollout.n", 8, "command line", True
+    )
     assert found["trainer.v1.mine.a"].origin == "command line"
     assert found["data.train_batch_size"].origin == "recipes/qwen3_4b.yaml"
     assert found["trainer.use_v1"].origin == "recipes/core.yaml"
-    assert found["algorithm.gamma"] == Setting("algorithm.gamma", 1.0, "verl's ppo_trainer.yaml", False)
+    assert found["algorithm.gamma"] == Setting(
+        "algorithm.gamma", 1.0, "verl's ppo_trainer.yaml", False
+    )
     assert found["actor_rollout_ref.actor.clip_ratio"].origin == "verl's actor/actor.yaml"
-    assert found["selfplay.context"] == Setting("selfplay.context", "isolated", "default of the game", False)
+    assert found["selfplay.context"] == Setting(
+        "selfplay.context", "isolated", "default of the game", False
+    )
     assert found["selfplay.anchor.attacker"].changed is True
     # follows from rollout.n
     assert (found["critic.rollout_n"].value, found["critic.rollout_n"].changed) == (8, False)
     for recipes in ("quickstart,colocate_async", "[quickstart,colocate_async]"):
         mode = by_key(recipes)["trainer.v1.trainer_mode"]
-        assert (mode.value, mode.origin) == ("selfplay_colocate_async", "recipes/colocate_async.yaml")
+        assert (mode.value, mode.origin) == (
+            "selfplay_colocate_async",
+            "recipes/colocate_async.yaml",
+        )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["qwen3_4"], "Could not load 'recipes/qwen3_4'. (did you mean 'qwen3_4b'?); the recipes are adapter_per_ro"),
-        (["quickstart", "trainer.total_epoch=3"], "Could not override 'trainer.total_epoch'. (did you mean 'trainer."),
+        (
+            ["qwen3_4"],
+            "Could not load 'recipes/qwen3_4'. (did you mean 'qwen3_4b'?); the recipes are "
+            "adapter_per_ro",
+        ),
+        (
+            ["quickstart", "trainer.total_epoch=3"],
+            "Could not override 'trainer.total_epoch'. (did you mean 'trainer.",
+        ),
         (["quickstart", "nonsense"], "Error parsing override 'nonsense'"),
-        (["quickstart", "data.train_files=a,b"], """needs quotes in quotes, 'data.train_files="a,b"'"""),
-        (["quickstart", "data.train_files=/a=b/x"], """needs quotes in quotes, 'data.train_files="/a=b/x"'"""),
+        (
+            ["quickstart", "data.train_files=a,b"],
+            """needs quotes in quotes, 'data.train_files="a,b"'""",
+        ),
+        (
+            ["quickstart", "data.train_files=/a=b/x"],
+            """needs quotes in quotes, 'data.train_files="/a=b/x"'""",
+        ),
     ],
 )
-def test_config_command_reports_a_hydra_error_in_one_line(arguments: list[str], message: str) -> None:
+def test_config_command_reports_a_hydra_error_in_one_line(
+    arguments: list[str], message: str
+) -> None:
     answer = invoke("config", *arguments)
     assert answer.exit_code == 2
     assert message in answer.stderr and answer.stderr.count("\n") == 1
@@ -261,5 +436,10 @@ def test_the_command_prints_what_was_changed_and_refuses_as_the_start_does() -> 
     assert not any(line.startswith("verl") for line in lines.values())
     answer = invoke("config", "quickstart", "--all", "trainer.use_v1=False")
     assert answer.exit_code == 1
-    assert "verl's ppo_trainer.yaml" in answer.stdout and "selfplay.context=isolated" in answer.stdout
-    assert "refused: trainer.v1.trainer_mode=selfplay_sync (trainer.use_v1=False) does not know" in answer.stderr
+    assert (
+        "verl's ppo_trainer.yaml" in answer.stdout and "selfplay.context=isolated" in answer.stdout
+    )
+    assert (
+        "refused: trainer.v1.trainer_mode=selfplay_sync (trainer.use_v1=False) does not know"
+        in answer.stderr
+    )

@@ -22,7 +22,9 @@ def validation(path: Path) -> Reference:
     return read_reference([path])
 
 
-def note(n: int, flag: bool, correction: str | None = None, *, case: str = "", sentences: int = 3) -> ReferenceNote:
+def note(
+    n: int, flag: bool, correction: str | None = None, *, case: str = "", sentences: int = 3
+) -> ReferenceNote:
     numbered = {i: f"Sentence {i} of note {n}." for i in range(sentences)}
     return ReferenceNote(
         text_id=f"ms-test-{n}",
@@ -43,7 +45,9 @@ def gold(notes: Any) -> list[Prediction]:
 
 
 def guesses(notes: Any, seed: int) -> list[Prediction]:
-    """Return the answers of a system of no skill; some corrections copy the last sentence, the others are made up."""
+    """Return the answers of a system of no skill; some corrections copy the last sentence, the
+    others are made up.
+    """
     draw = random.Random(seed)
 
     def one(of: ReferenceNote) -> Prediction:
@@ -62,7 +66,9 @@ def scored(draw: st.DrawFn) -> tuple[list[ReferenceNote], list[Prediction]]:
     notes = []
     for n in range(draw(st.integers(1, 12))):
         flag = draw(st.booleans())
-        notes.append(note(n, flag, draw(st.none() | CORRECTIONS) if flag else None, case=f"case-{n // 2}"))
+        notes.append(
+            note(n, flag, draw(st.none() | CORRECTIONS) if flag else None, case=f"case-{n // 2}")
+        )
     predictions = [
         Prediction(
             of.text_id,
@@ -89,7 +95,17 @@ def write_reference(path: Path, notes: Any, blank: int = 0) -> Path:
             right = of.correction or "NA"
             corrected = of.text.replace(wrong, right) if of.flag and of.correction else "NA"
             writer.writerow(
-                [of.text_id, of.text, numbered, int(of.flag), kind, of.sentence_id, wrong, right, corrected]
+                [
+                    of.text_id,
+                    of.text,
+                    numbered,
+                    int(of.flag),
+                    kind,
+                    of.sentence_id,
+                    wrong,
+                    right,
+                    corrected,
+                ]
             )
         writer.writerows([[""] * len(COLUMNS)] * blank)
     return path

@@ -21,7 +21,9 @@ NOTES = read_reference([SAMPLE]).notes
 
 
 def dataset(rows: list[dict[str, Any]]) -> Any:
-    return SimpleNamespace(dataframe={name: [row[name] for row in rows] for name in ("data_source", "extra_info")})
+    return SimpleNamespace(
+        dataframe={name: [row[name] for row in rows] for name in ("data_source", "extra_info")}
+    )
 
 
 Answer = tuple[str | None, str | None]
@@ -30,13 +32,18 @@ Answer = tuple[str | None, str | None]
 
 def validated(rows: list[dict[str, Any]], answers: list[Answer]) -> tuple[dict[str, float], str]:
     """All metrics and the last line of a validation in which each row was answered so."""
-    sources, ids = [row["data_source"] for row in rows], [row["extra_info"]["text_id"] for row in rows]
+    sources, ids = (
+        [row["data_source"] for row in rows],
+        [row["extra_info"]["text_id"] for row in rows],
+    )
     verdicts, sentences = (list(column) for column in zip(*answers, strict=True))
     facts = dict(zip(TEXTS, (ids, verdicts, sentences, *([[None] * len(rows)] * 2)), strict=True))
     game = MedicalGameInteraction(MedicalConfig(judge="labels"))
     game.read_validation_set(dataset(rows))
     found = list(game.validation_scores(sources, facts))
-    return {name: value for metrics, _ in found for name, value in metrics.items()}, found[-1][1] if found else ""
+    return {name: value for metrics, _ in found for name, value in metrics.items()}, found[-1][
+        1
+    ] if found else ""
 
 
 def test_the_numbers_are_those_of_the_scorer() -> None:
@@ -48,7 +55,9 @@ def test_the_numbers_are_those_of_the_scorer() -> None:
         verdict = None if n == 5 else UNREADABLE if n == 7 else "harmful" if flag else "safe"
         answers.append((verdict, first if verdict == "harmful" else None))
         if n != 5:
-            predictions.append(Prediction(note.text_id, flag, number if flag else -1, parsed=n != 7))
+            predictions.append(
+                Prediction(note.text_id, flag, number if flag else -1, parsed=n != 7)
+            )
     metrics, line = validated(ROWS, answers)
     expected = score(NOTES, predictions, resamples=0)
     for name in ("flag_accuracy", "sentence_accuracy", "f1"):
@@ -60,8 +69,14 @@ def test_the_numbers_are_those_of_the_scorer() -> None:
     assert (metrics["val-aux/toy_eval/unreadable"], metrics["val-aux/toy_eval/missing"]) == (1, 1)
     share = sum(not note.flag for note in NOTES) / len(NOTES)
     assert metrics["val-aux/toy_eval/floor/always_no_error/flag_accuracy"] == share
-    assert line.startswith(f"validation on toy_eval, {len(NOTES)} notes: flag accuracy 0.") and "is below " in line
-    assert all(isinstance(value, float) and re.fullmatch(r"[\w/.-]+", name) for name, value in metrics.items())
+    assert (
+        line.startswith(f"validation on toy_eval, {len(NOTES)} notes: flag accuracy 0.")
+        and "is below " in line
+    )
+    assert all(
+        isinstance(value, float) and re.fullmatch(r"[\w/.-]+", name)
+        for name, value in metrics.items()
+    )
 
 
 def test_several_samples_of_a_note_are_a_vote() -> None:
@@ -91,7 +106,10 @@ SENTENCES = {
         ("culture grew  candida and the blood count was normal", 1),  # slips of copying
         ("He receives fluconazole 450 mg.", 4),  # a copy of one that another is much like
         ("Culture grew candida", 1),  # a part
-        ("1 Culture grew candida, and the blood count was normal. It was a swab.", 1),  # more than the sentence
+        (
+            "1 Culture grew candida, and the blood count was normal. It was a swab.",
+            1,
+        ),  # more than the sentence
         ("fever", -1),  # too short to stand for a sentence
         ("receives fluconazole", -1),  # a part of two
         ("The patient has malaria.", -1),
@@ -107,7 +125,10 @@ def test_a_quote_means_the_sentence_that_it_copies(quote: str | None, number: in
 @pytest.mark.parametrize(
     ("correction", "number"),
     [
-        ("A 40-year-old man has fever. He receives fluconazole 450 mg.", 3),  # lacks what it changes
+        (
+            "A 40-year-old man has fever. He receives fluconazole 450 mg.",
+            3,
+        ),  # lacks what it changes
         ("A 40-year-old man has malaria. He receives fluconazole 150 mg.", 0),
         ("A 40-year-old man is well. He receives nothing.", -1),
         ("", -1),
@@ -118,21 +139,29 @@ def test_the_correction_chooses_among_sentences_of_a_quote(correction: str, numb
 
 
 def test_longer_sentences_of_medec_resolve_to_the_changed_fragment() -> None:
-    cases = [case for case in read_files([medec_file(OFFICIAL)], as_published=True).cases if case.error_sentence]
+    cases = [
+        case
+        for case in read_files([medec_file(OFFICIAL)], as_published=True).cases
+        if case.error_sentence
+    ]
     found = []
     for case in cases:
         fragment = one_line(case.error_sentence or "")
         for whole in split_sentences(case.error_note or ""):
             if fragment in whole and whole != fragment:
                 correction = whole.replace(fragment, one_line(case.corrected_sentence or ""))
-                found.append(quoted_sentence(whole, case.sentences, correction) == case.error_sentence_id)
+                found.append(
+                    quoted_sentence(whole, case.sentences, correction) == case.error_sentence_id
+                )
     assert found == [True] * 24
 
 
 def test_a_number_is_the_official_one_where_it_is_the_sources_own() -> None:
     twice = {2: "Na+:", 5: "Na+:", 7: "He has gout."}
     assert [quoted_sentence("Na+", twice, None, number) for number in (2, 5)] == [2, 5]
-    assert quoted_sentence("He has gout.", twice, None, 5) == 7  # of a note that the list does not number
+    assert (
+        quoted_sentence("He has gout.", twice, None, 5) == 7
+    )  # of a note that the list does not number
 
 
 def test_an_unknown_verdict_is_refused() -> None:

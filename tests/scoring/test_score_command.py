@@ -1,4 +1,5 @@
-"""``medserl score`` from its files to its tables and its JSON, and what every score stands beside."""
+"""``medserl score`` from its files to its tables and its JSON, and what every score stands
+beside."""
 
 import json
 from collections.abc import Sequence
@@ -32,16 +33,28 @@ def submissions(tmp_path: Path) -> list[Path]:
 
 
 def results(path: Path) -> Any:
-    return json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    return json.loads(
+        path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON")
+    )
 
 
-def test_a_submission_is_scored_beside_floors(reference: Path, submissions: list[Path], tmp_path: Path) -> None:
+def test_a_submission_is_scored_beside_floors(
+    reference: Path, submissions: list[Path], tmp_path: Path
+) -> None:
     output = tmp_path / "results.json"
-    found = invoke("score", submissions[0], "--reference", reference, "--train", SAMPLE, "--output", output)
+    found = invoke(
+        "score", submissions[0], "--reference", reference, "--train", SAMPLE, "--output", output
+    )
     assert found.exit_code == 0, found.output
-    for part in ("30 notes, 15 with an error; 5 blank", "not computed: ask for it with", "floor: bag of words"):
+    for part in (
+        "30 notes, 15 with an error; 5 blank",
+        "not computed: ask for it with",
+        "floor: bag of words",
+    ):
         assert part in " ".join(found.output.split())
-    assert "quoted: GPT-4.1, zero-shot [3]" in found.output and "[3] arXiv 2511.19858" in found.output
+    assert (
+        "quoted: GPT-4.1, zero-shot [3]" in found.output and "[3] arXiv 2511.19858" in found.output
+    )
     (system,) = results(output)["systems"].values()
     measure = system["measures"]["flag_accuracy"]
     assert f"{measure['value']:.3f} [{measure['low']:.3f}, {measure['high']:.3f}]" in found.output
@@ -52,7 +65,9 @@ def test_a_submission_is_scored_beside_floors(reference: Path, submissions: list
     assert below and ", sentence accuracy: below always no error;" in " ".join(found.output.split())
 
 
-def test_files_in_a_folder_are_seeds_of_one_system(reference: Path, submissions: list[Path], tmp_path: Path) -> None:
+def test_files_in_a_folder_are_seeds_of_one_system(
+    reference: Path, submissions: list[Path], tmp_path: Path
+) -> None:
     ours, theirs, output = tmp_path / "ours", tmp_path / "theirs", tmp_path / "results.json"
     for folder in (ours, theirs):
         folder.mkdir()
@@ -65,10 +80,21 @@ def test_files_in_a_folder_are_seeds_of_one_system(reference: Path, submissions:
     assert pooled["seeds"] == 3 and pooled["measures"]["f1"]["spread"] > 0
     (comparison,) = results(output)["comparisons"]
     assert comparison["differences"]["flag_accuracy"]["high"] < 0
-    one = invoke("score", theirs / "submission.txt", ours / "guess0.txt", "--reference", reference, "--output", output)
+    one = invoke(
+        "score",
+        theirs / "submission.txt",
+        ours / "guess0.txt",
+        "--reference",
+        reference,
+        "--output",
+        output,
+    )
     assert one.exit_code == 0 and "bootstrap p" in one.output
     (comparison,) = results(output)["comparisons"]
-    assert (comparison["first"], comparison["second"]) == (f"{theirs}/submission.txt", f"{ours}/guess0.txt")
+    assert (comparison["first"], comparison["second"]) == (
+        f"{theirs}/submission.txt",
+        f"{ours}/guess0.txt",
+    )
     assert comparison["differences"]["flag_accuracy"]["low"] > 0
 
 
@@ -85,12 +111,16 @@ def test_problems_are_reported_line_by_line(reference: Path, tmp_path: Path) -> 
     assert results(output)["systems"][str(path)]["missing"] == 25
 
 
-def test_published_results_stand_beside_notes_of_medec_alone(submissions: list[Path], tmp_path: Path) -> None:
+def test_published_results_stand_beside_notes_of_medec_alone(
+    submissions: list[Path], tmp_path: Path
+) -> None:
     """By the ids of the notes, whatever the file is called."""
     toy = [replace(note, text_id=note.text_id.replace("ms-", "toy-")) for note in NOTES]
     path, output = tmp_path / "MEDEC-MS-TestSet.csv", tmp_path / "results.json"
     submissions[0].write_text(submissions[0].read_text().replace("ms-", "toy-"))
-    found = invoke("score", submissions[0], "--reference", write_reference(path, toy), "--output", output)
+    found = invoke(
+        "score", submissions[0], "--reference", write_reference(path, toy), "--output", output
+    )
     assert found.exit_code == 0 and "floor: always no error" in found.output, found.output
     assert "quoted" not in found.output and results(output)["published"] == []
 
@@ -106,7 +136,10 @@ def test_published_results_stand_beside_notes_of_medec_alone(submissions: list[P
             ["{submission}", "--reference", "{submission}"],
             "evaluation rows are made from MEDEC's or MedErrBench's .csv files",
         ),
-        (["{submission}", "--train", "{reference}"], "every note of the training file is in the reference too"),
+        (
+            ["{submission}", "--train", "{reference}"],
+            "every note of the training file is in the reference too",
+        ),
         (["{submission}", "--output", "{folder}"], "Is a directory"),
     ],
 )
@@ -117,34 +150,50 @@ def test_score_names_each_problem_in_one_sentence(
     names = {"folder": tmp_path / "empty", "submission": submissions[0], "reference": reference}
     found = invoke("score", *(a.format(**names) for a in arguments), "--reference", reference)
     assert found.exit_code == 2, found.output
-    assert found.stderr.startswith("medserl: ") and found.stderr.count("\n") == 1 and part in found.stderr
+    assert (
+        found.stderr.startswith("medserl: ")
+        and found.stderr.count("\n") == 1
+        and part in found.stderr
+    )
 
 
 # --- the floors and the published results ---
 
 
-def values(notes: list[ReferenceNote], training: Sequence[ReferenceNote] = ()) -> dict[str, dict[str, float | None]]:
+def values(
+    notes: list[ReferenceNote], training: Sequence[ReferenceNote] = ()
+) -> dict[str, dict[str, float | None]]:
     computed, _ = floors(notes, training)
-    return {name: {measure: m.value for measure, m in floor.measures.items()} for name, floor in computed.items()}
+    return {
+        name: {measure: m.value for measure, m in floor.measures.items()}
+        for name, floor in computed.items()
+    }
 
 
 def test_constant_answers_are_floors() -> None:
     notes = [note(n, n < 6, f"Sentence {n % 3} of note {n}.", sentences=3) for n in range(10)]
     found = values(notes)
-    assert found["always no error"]["flag_accuracy"] == found["always no error"]["sentence_accuracy"] == 0.4
+    assert (
+        found["always no error"]["flag_accuracy"]
+        == found["always no error"]["sentence_accuracy"]
+        == 0.4
+    )
     assert found["always no error"]["f1"] == 0.0
     assert found["always error (first sentence)"]["flag_accuracy"] == 0.6
     assert found["always error (first sentence)"]["sentence_accuracy"] == 0.2
     assert found["last sentence is wrong"]["recall"] == 1.0
     assert found["last sentence is wrong"]["sentence_accuracy"] == 0.2
-    # The sentence is copied, and for the two notes whose last sentence was wrong the copy is the reference.
+    # The sentence is copied, and for the two notes whose last sentence was wrong the copy is the
+    # reference.
     assert found["last sentence is wrong"]["rouge_1"] == pytest.approx((2 + 4 * 0.8) / 6, abs=0.03)
 
 
 def test_floors_say_why_a_classifier_is_not_computed() -> None:
     notes = [note(0, True), note(1, False)]
     _, absent = floors(notes)
-    assert absent == dict.fromkeys(("bag of words", "white space and length"), "--train names no training set")
+    assert absent == dict.fromkeys(
+        ("bag of words", "white space and length"), "--train names no training set"
+    )
     _, absent = floors(notes, [note(2, True), note(3, True)])  # one kind of note
     assert "class" in absent["bag of words"]
 
@@ -152,8 +201,16 @@ def test_floors_say_why_a_classifier_is_not_computed() -> None:
 @pytest.mark.parametrize(
     ("texts", "training", "accuracy"),
     [
-        (("warfarin", "aspirin"), ("took warfarin", "took aspirins aspirin"), {"bag of words": 1.0}),
-        (("same words ", "same words"), ("other words ", "other words"), {"white space and length": 1.0}),
+        (
+            ("warfarin", "aspirin"),
+            ("took warfarin", "took aspirins aspirin"),
+            {"bag of words": 1.0},
+        ),
+        (
+            ("same words ", "same words"),
+            ("other words ", "other words"),
+            {"white space and length": 1.0},
+        ),
     ],
 )
 def test_each_classifier_sees_what_it_is_meant_to_see(
@@ -168,13 +225,23 @@ def test_training_notes_are_read_as_published_and_never_from_the_reference(tmp_p
     reference = [note(0, True), note(1, False)]
     csv_file = write_reference(tmp_path / "train.csv", [note(1, False), note(2, False)])
     pairs = tmp_path / "pairs.jsonl"
-    pair = {"note_id": "ms-train-8", "incorrect_note": "He took warfarin. ", "correct_note": "He took aspirin.\n"}
+    pair = {
+        "note_id": "ms-train-8",
+        "incorrect_note": "He took warfarin. ",
+        "correct_note": "He took aspirin.\n",
+    }
     pairs.write_text(json.dumps(pair) + "\n")
     notes, left_out = read_training([csv_file, pairs], reference)
-    expected = [(note(2, False).text, False), ("He took warfarin. ", True), ("He took aspirin.\n", False)]
+    expected = [
+        (note(2, False).text, False),
+        ("He took warfarin. ", True),
+        ("He took aspirin.\n", False),
+    ]
     assert [(one.text, one.flag) for one in notes] == expected and left_out == 1
     game = tmp_path / "game.jsonl"
-    game.write_text(json.dumps({"prompt": "A note.", "completion": "", "data_type": "vanilla_harmful"}) + "\n")
+    game.write_text(
+        json.dumps({"prompt": "A note.", "completion": "", "data_type": "vanilla_harmful"}) + "\n"
+    )
     with pytest.raises(ValueError, match="holds no pairs"):
         read_training([game], reference)
 

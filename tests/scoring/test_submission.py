@@ -1,4 +1,6 @@
-"""Submission files and their scores: everyone reads the same in them, and every measure has a second formulation."""
+"""Submission files and their scores: everyone reads the same in them, and every measure has a
+second formulation.
+"""
 
 import math
 import random
@@ -16,18 +18,38 @@ from scoring.builders import gold, guesses, note, scored
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 
-from medserl_agentloop.scoring.metrics import Grades, compare, grade, score, summarise, wilson_interval
-from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, majority, read_submission, write_submission
+from medserl_agentloop.scoring.metrics import (
+    Grades,
+    compare,
+    grade,
+    score,
+    summarise,
+    wilson_interval,
+)
+from medserl_agentloop.scoring.notes import (
+    Prediction,
+    ReferenceNote,
+    majority,
+    read_submission,
+    write_submission,
+)
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
 
 IDS = [f"ms-test-{n}" for n in range(4)]
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.text(' "\\.nr\n\r', max_size=8)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.text(
+    ' "\\.nr\n\r', max_size=8
+)
 
 
 @given(corrections=st.lists(TEXT, min_size=4, max_size=4))
-def test_submission_is_read_again_as_written(tmp_path_factory: pytest.TempPathFactory, corrections: list[str]) -> None:
+def test_submission_is_read_again_as_written(
+    tmp_path_factory: pytest.TempPathFactory, corrections: list[str]
+) -> None:
     path = tmp_path_factory.getbasetemp() / "round_trip.txt"
-    written = [Prediction(i, True, n, text) for n, (i, text) in enumerate(zip(IDS, corrections, strict=True))]
+    written = [
+        Prediction(i, True, n, text)
+        for n, (i, text) in enumerate(zip(IDS, corrections, strict=True))
+    ]
     write_submission(path, written)
     again, problems = read_submission(path, IDS)
     assert problems == [] and path.read_bytes().count(b"\n") == len(IDS)
@@ -46,12 +68,18 @@ def test_submission_has_official_lines_and_none_for_unreadable_answers(tmp_path:
     ]
     path = tmp_path / "s.txt"
     write_submission(path, predictions)
-    assert path.read_text() == 'ms-test-0 1 4 "He said "no"."\nms-test-1 0 -1 NA\nms-test-3 1 0 "C:\\\\1\\nnext"\n'
+    assert (
+        path.read_text()
+        == 'ms-test-0 1 4 "He said "no"."\nms-test-1 0 -1 NA\nms-test-3 1 0 "C:\\\\1\\nnext"\n'
+    )
     again, problems = read_submission(path, IDS)
     assert problems == ["ms-test-2 has no line; counts as wrong"]
     before, after = score(notes, predictions), score(notes, again.values())
     assert before.measures == after.measures
-    assert (before.unreadable, before.missing) == (1, 0) and (after.unreadable, after.missing) == (0, 1)
+    assert (before.unreadable, before.missing) == (1, 0) and (after.unreadable, after.missing) == (
+        0,
+        1,
+    )
 
 
 LAST = "ms-test-0 1 9 Z\n"  # a line behind which nothing is wrong
@@ -61,19 +89,28 @@ LAST = "ms-test-0 1 9 Z\n"  # a line behind which nothing is wrong
     ("lines", "prediction", "problem"),
     [
         ('ms-test-0 1 2 "A"', Prediction("ms-test-0", True, 2, "A"), None),
-        ('  ms-test-0\t1 02 A  b\r\n"', Prediction("ms-test-0", True, 2, "A  b"), "line 2: is not 'text-id"),
+        ('  ms-test-0\t1 02 A  '
+         'b\r\n"', Prediction("ms-test-0", True, 2, "A  b"), "line 2: is not 'text-id"),
         ("\ufeffms-test-0 0 -1 NA", Prediction("ms-test-0", False, -1, "NA"), None),
         ('ms-test-0 1 2 "\\d \\\\d"', Prediction("ms-test-0", True, 2, "\\d \\d"), None),
         ('ms-test-0 0 3 "A', Prediction("ms-test-0", False, 3, "A"), None),
         ("ms-test-0 2 2 A", Prediction("ms-test-0", False, 2, "A", parsed=False), None),
-        ("ms-test-0 0 -1 NA\n\nms-test-0 1 1 B", Prediction("ms-test-0", True, 1, "B"), "line 3: ms-test-0 was"),
-        ("ms-test-0 1 2 A\nmade-up-9 1 1 B", Prediction("ms-test-0", True, 2, "A"), "line 2: 'made-up-9' is not"),
-        ("ms-test-0 1 2 A\n\x1b[3 1 1 B", Prediction("ms-test-0", True, 2, "A"), "line 2: '\\x1b[3' is not the id"),
-        *((LAST + line, Prediction("ms-test-0", True, 9, "Z"), "line 2: is not 'text-id flag sentence-id correction'")
-          for line in ("ms-test-0", "ms-test-0 1 2", "ms-test-0 1.0 2 A", "ms-test-0 yes 2 A", "ms-test-0  1 2 A")),
+        ("ms-test-0 0 -1 NA\n\nms-test-0 1 1 "
+         "B", Prediction("ms-test-0", True, 1, "B"), "line 3: ms-test-0 was"),
+        ("ms-test-0 1 2 A\nmade-up-9 1 1 "
+         "B", Prediction("ms-test-0", True, 2, "A"), "line 2: 'made-up-9' is not"),
+        ("ms-test-0 1 2 A\n\x1b[3 1 1 "
+         "B", Prediction("ms-test-0", True, 2, "A"), "line 2: '\\x1b[3' is not the id"),
+        *((LAST + line, Prediction("ms-test-0", True, 9, "Z"), "line 2: is not 'text-id flag "
+                                                               "sentence-id correction'")
+          for line in ("ms-test-0", "ms-test-0 1 "
+                                    "2", "ms-test-0 1.0 2 "
+                                         "A", "ms-test-0 yes 2 A", "ms-test-0  1 2 A")),
     ],
 )  # fmt: skip
-def test_a_line_is_read_as_published(tmp_path: Path, lines: str, prediction: Prediction, problem: str | None) -> None:
+def test_a_line_is_read_as_published(
+    tmp_path: Path, lines: str, prediction: Prediction, problem: str | None
+) -> None:
     (tmp_path / "s.txt").write_bytes(lines.encode())
     predictions, problems = read_submission(tmp_path / "s.txt", IDS)
     assert predictions == {"ms-test-0": prediction}
@@ -94,7 +131,11 @@ def test_a_byte_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
         read_submission(tmp_path / "s.txt", IDS)
 
 
-WRONG, RIGHT, UNREAD = Prediction("toy-1", True, 1, "Giardia."), Prediction("toy-1"), Prediction("toy-1", parsed=False)
+WRONG, RIGHT, UNREAD = (
+    Prediction("toy-1", True, 1, "Giardia."),
+    Prediction("toy-1"),
+    Prediction("toy-1", parsed=False),
+)
 
 
 @pytest.mark.parametrize(
@@ -113,14 +154,18 @@ WRONG, RIGHT, UNREAD = Prediction("toy-1", True, 1, "Giardia."), Prediction("toy
         ([Prediction("toy-1", True)], Prediction("toy-1", True, -1)),
     ],
 )
-def test_the_majority_of_the_readable_answers_counts(answers: list[Prediction], expected: Prediction) -> None:
+def test_the_majority_of_the_readable_answers_counts(
+    answers: list[Prediction], expected: Prediction
+) -> None:
     assert majority(answers) == expected
 
 
 # --- every measure, and what intervals, pools and comparisons promise ---
 
 
-def by_scikit_learn(notes: Sequence[ReferenceNote], predictions: Sequence[Prediction]) -> dict[str, float]:
+def by_scikit_learn(
+    notes: Sequence[ReferenceNote], predictions: Sequence[Prediction]
+) -> dict[str, float]:
     """The measures in scikit-learn's words; NaN where a denominator is 0."""
     given = {p.text_id: p for p in predictions if p.parsed}
     truth = [int(n.flag) for n in notes]
@@ -129,12 +174,17 @@ def by_scikit_learn(notes: Sequence[ReferenceNote], predictions: Sequence[Predic
     sentences = [given[n.text_id].sentence_id if n.text_id in given else -2 for n in notes]
     right = [n.correction for n in notes]
     wrote = [
-        p.correction if (p := given.get(n.text_id)) and p.flag and p.correction not in (None, "NA") else None
+        p.correction
+        if (p := given.get(n.text_id)) and p.flag and p.correction not in (None, "NA")
+        else None
         for n in notes
     ]
     both = [(r, w) for r, w in zip(right, wrote, strict=True) if r is not None and w is not None]
     overlap = [_unigram_f1(r, w) for r, w in both]
-    both_na = sum(r is None and w is None and n.text_id in given for r, w, n in zip(right, wrote, notes, strict=True))
+    both_na = sum(
+        r is None and w is None and n.text_id in given
+        for r, w, n in zip(right, wrote, notes, strict=True)
+    )
     nan = math.nan
     specificity = recall_score(truth, said, pos_label=0, zero_division=nan)
     return {
@@ -158,7 +208,9 @@ def _unigram_f1(reference: str, prediction: str) -> float:
 
 @examples(100)
 @given(scored())
-def test_every_measure_is_what_scikit_learn_says(case: tuple[list[ReferenceNote], list[Prediction]]) -> None:
+def test_every_measure_is_what_scikit_learn_says(
+    case: tuple[list[ReferenceNote], list[Prediction]],
+) -> None:
     notes, predictions = case
     found = score(notes, predictions, resamples=0).measures
     expected = by_scikit_learn(notes, predictions)
@@ -172,7 +224,9 @@ def test_every_measure_is_what_scikit_learn_says(case: tuple[list[ReferenceNote]
 
 @examples(100)
 @given(scored())
-def test_order_changes_nothing_and_a_group_scores_its_notes(case: tuple[list[ReferenceNote], list[Prediction]]) -> None:
+def test_order_changes_nothing_and_a_group_scores_its_notes(
+    case: tuple[list[ReferenceNote], list[Prediction]],
+) -> None:
     notes, predictions = case
     found = score(notes, predictions, resamples=20)
     shuffled = random.Random(0)
@@ -207,20 +261,29 @@ def test_no_correction_breaks_the_score(text: str, reference: str, expected: flo
     assert found["rouge_1"].value == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_score_that_cannot_be_computed_says_why_and_is_never_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_score_that_cannot_be_computed_says_why_and_is_never_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     notes = [note(0, True, "A correction."), note(1, False)]
     measures = score(notes, gold(notes), resamples=0).measures
     for name in ("bertscore", "bleurt", "bertscore_composite", "bleurt_composite"):
         assert measures[name].value is None and measures[name].why == "ask for it with --neural"
-    assert measures["aggregate"].value is None and measures["aggregate"].why == "needs bertscore and bleurt"
-    broken = ModuleType("bleurt_pytorch")  # as with transformers 5, which lacks a name that this package imports
+    assert (
+        measures["aggregate"].value is None
+        and measures["aggregate"].why == "needs bertscore and bleurt"
+    )
+    broken = ModuleType(
+        "bleurt_pytorch"
+    )  # as with transformers 5, which lacks a name that this package imports
     for name, module in (("bert_score", None), ("bleurt_pytorch", broken), ("rouge", None)):
         monkeypatch.setitem(sys.modules, name, module)
     measures = score(notes, gold(notes), scorers=NEURAL_SCORERS, resamples=0).measures
     why = {name: measures[name].why or "" for name in ("bertscore", "bleurt", "rouge_1")}
     assert why["bertscore"].startswith("the package bert-score cannot be imported (")
     assert "medserl-agentloop[eval-neural]" in why["bertscore"]
-    assert why["bleurt"].startswith("the package bleurt-pytorch cannot be imported (cannot import name")
+    assert why["bleurt"].startswith(
+        "the package bleurt-pytorch cannot be imported (cannot import name"
+    )
     assert why["rouge_1"].startswith("the package rouge cannot be imported (")
 
 
@@ -229,7 +292,9 @@ def test_the_aggregate_is_the_mean_of_all_three_scores() -> None:
     halves = {"bertscore": lambda p, _: [0.5] * len(p), "bleurt": lambda p, _: [0.25] * len(p)}
     found = score(notes, gold(notes), scorers={**SCORERS, **halves}, resamples=0).measures
     assert found["aggregate"].value == pytest.approx((1 + 0.5 + 0.25) / 3, abs=1e-6)
-    assert found["aggregate_composite"].value == pytest.approx(((1 + 0.5 + 0.25) / 3 * 2 + 1) / 3, abs=1e-6)
+    assert found["aggregate_composite"].value == pytest.approx(
+        ((1 + 0.5 + 0.25) / 3 * 2 + 1) / 3, abs=1e-6
+    )
     assert found["bertscore_composite"].value == pytest.approx((0.5 * 2 + 1) / 3)
 
 
@@ -242,8 +307,12 @@ def test_the_intervals_cover_the_truth(right: float, moved: float) -> None:
     covered = dict.fromkeys(truth, 0)
     for _ in range(150):
         hardness = np.repeat(draw.choice([-moved, moved], size=80), 2)
-        answers = [n.flag == hit for n, hit in zip(notes, draw.random(160) < right + hardness, strict=True)]
-        predictions = [Prediction(n.text_id, bool(flag)) for n, flag in zip(notes, answers, strict=True)]
+        answers = [
+            n.flag == hit for n, hit in zip(notes, draw.random(160) < right + hardness, strict=True)
+        ]
+        predictions = [
+            Prediction(n.text_id, bool(flag)) for n, flag in zip(notes, answers, strict=True)
+        ]
         found = score(notes, predictions, scorers={}, resamples=200).measures
         for name, value in truth.items():
             low, high = found[name].low, found[name].high
@@ -257,7 +326,8 @@ def test_score_interval_counts_cases_and_not_the_notes_of_a_pair() -> None:
     found = score(notes, gold(notes)).measures["flag_accuracy"]
     low, high = wilson_interval(10, 10)
     assert (found.value, found.high) == (1.0, high) and found.low == pytest.approx(low)
-    # Whatever it says of both twins, it is right about one; drawing notes in place of cases would see chance here.
+    # Whatever it says of both twins, it is right about one; drawing notes in place of cases would
+    # see chance here.
     same = score(notes, [Prediction(n.text_id, True, 0) for n in notes]).measures["flag_accuracy"]
     assert same.value == same.low == same.high == 0.5
 
@@ -269,7 +339,9 @@ def test_pooled_seeds_have_their_mean_and_their_spread() -> None:
     pooled = summarise(seeds)
     found = pooled.measures["flag_accuracy"]
     assert pooled.seeds == 3
-    assert found.value == pytest.approx(np.mean(alone)) and found.spread == pytest.approx(np.std(alone, ddof=1))
+    assert found.value == pytest.approx(np.mean(alone)) and found.spread == pytest.approx(
+        np.std(alone, ddof=1)
+    )
     assert found.low is not None and found.high is not None and found.low < found.value < found.high
     assert summarise([seeds[0]]).measures["flag_accuracy"].spread is None
 
@@ -290,11 +362,17 @@ def test_two_systems_are_compared_note_by_note() -> None:
 
 @pytest.mark.parametrize(("cases", "least"), [(1, 1.0), (5, 1 / 16), (20, 0.0)])
 def test_few_cases_make_no_certainty(cases: int, least: float) -> None:
-    """Two systems that correct so many notes, on all of which the first is better; the second knows more notes."""
+    """Two systems that correct so many notes, on all of which the first is better; the second knows
+    more notes.
+    """
     notes = [note(n, True, "A right correction.") for n in range(40)]
 
     def corrects(text: str, count: int) -> list[Grades]:
-        return [grade(notes, [Prediction(of.text_id, True, of.sentence_id, text) for of in notes[:count]])]
+        return [
+            grade(
+                notes, [Prediction(of.text_id, True, of.sentence_id, text) for of in notes[:count]]
+            )
+        ]
 
     better, worse = corrects("A right correction.", cases), corrects("A correction.", cases + 9)
     for found in (summarise(better), summarise(corrects("A correction.", cases))):
@@ -302,7 +380,9 @@ def test_few_cases_make_no_certainty(cases: int, least: float) -> None:
         assert one.value is not None and one.low is not None and one.high is not None
         assert cases > 1 or (one.low < 0.3 and one.high > 0.9)
     moved = compare(better, worse)["rouge_1"]
-    assert moved["value"] == pytest.approx(0.2) and (moved["low"] is None) == (moved["high"] is None) == (cases == 1)
+    assert moved["value"] == pytest.approx(0.2) and (moved["low"] is None) == (
+        moved["high"] is None
+    ) == (cases == 1)
     assert moved["p_value"] == max(least, 2 / 2001) == compare(worse, better)["rouge_1"]["p_value"]
 
 

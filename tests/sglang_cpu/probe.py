@@ -1,7 +1,9 @@
-"""Loaded into a run's processes by VERL_USE_EXTERNAL_MODULES=probe: looks into a run, or spoils its weight push.
+"""Loaded into a run's processes by VERL_USE_EXTERNAL_MODULES=probe: looks into a run, or spoils its
+weight push.
 
-``PROBE_TENSORS`` names a file that gets the first step's log-probs; ``PROBE_PUSH`` is ``off`` (no push after the
-first), ``no-flush`` (a push that leaves the prefix cache as it is) or ``swapped`` (each role gets the other's adapter).
+``PROBE_TENSORS`` names a file that gets the first step's log-probs; ``PROBE_PUSH`` is ``off`` (no
+push after the first), ``no-flush`` (a push that leaves the prefix cache as it is) or ``swapped``
+(each role gets the other's adapter).
 """
 
 import medserl_agentloop.plugin  # noqa: F401  # first, so that what is done here comes last
@@ -24,13 +26,24 @@ if ray.is_initialized() and "PROBE_TENSORS" in os.environ:
     from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 
     compute_old_log_prob = SelfPlayTrainerSync._compute_old_log_prob
-    NAMES = ["input_ids", "position_ids", "responses", "response_mask", "rollout_log_probs", "old_log_probs"]
+    NAMES = [
+        "input_ids",
+        "position_ids",
+        "responses",
+        "response_mask",
+        "rollout_log_probs",
+        "old_log_probs",
+    ]
 
     def and_save(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         batch = compute_old_log_prob(self, batch, metrics)
         if self.global_steps == 1:
-            columns = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=NAMES)
-            torch.save({name: list(columns[name].unbind()) for name in NAMES}, os.environ["PROBE_TENSORS"])
+            columns = tq.kv_batch_get(
+                keys=batch.keys, partition_id=batch.partition_id, select_fields=NAMES
+            )
+            torch.save(
+                {name: list(columns[name].unbind()) for name in NAMES}, os.environ["PROBE_TENSORS"]
+            )
         return batch
 
     SelfPlayTrainerSync._compute_old_log_prob = and_save

@@ -1,4 +1,6 @@
-"""Negative controls: pushes that look like the real one and leave the engine with something of the old policy."""
+"""Negative controls: pushes that look like the real one and leave the engine with something of the
+old policy.
+"""
 
 import os
 from collections.abc import Mapping
@@ -18,6 +20,10 @@ class SpoiltAdapter(CpuServerAdapter):
         await super()._ask(endpoint, request)
         self._pushed = True
 
-    async def _push_adapter(self, name: str, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    async def _push_adapter(
+        self, name: str, state: Mapping[str, Any], config: Mapping[str, Any]
+    ) -> None:
         other = {"default": "assessor", "assessor": "default"}[name]
-        await super()._push_adapter(other if os.environ["PROBE_PUSH"] == "swapped" else name, state, config)
+        await super()._push_adapter(
+            other if os.environ["PROBE_PUSH"] == "swapped" else name, state, config
+        )

@@ -1,4 +1,6 @@
-"""verl's SGLang server with adapters: each request gets its own, the base gets none, and no prefix is shared."""
+"""verl's SGLang server with adapters: each request gets its own, the base gets none, and no prefix
+is shared.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +26,9 @@ PROMPT = list(range(5, 70))
 
 
 def tiny_player() -> Any:
-    return AutoModelForCausalLM.from_pretrained(resource("assets/tiny_player"), dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(
+        resource("assets/tiny_player"), dtype=torch.float32
+    ).eval()
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def engine(folders: dict[str, Path]) -> Iterator[LiveSGLang]:
-    run = compose_run("+recipes=[own_notes,sglang_cpu,adapter_per_role]", "actor_rollout_ref.model.lora_rank=4")
+    run = compose_run(
+        "+recipes=[own_notes,sglang_cpu,adapter_per_role]", "actor_rollout_ref.model.lora_rank=4"
+    )
     server = LiveSGLang(run)
     for name, folder in folders.items():
         load(server, name, folder)
@@ -61,7 +67,14 @@ def load(server: LiveSGLang, name: str, folder: Path) -> None:
 
 
 def ask(engine: LiveSGLang, adapter: str | None, **params: Any) -> TokenOutput:
-    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True, "max_tokens": 24, "ignore_eos": True}
+    sampling = {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "logprobs": True,
+        "max_tokens": 24,
+        "ignore_eos": True,
+    }
     chosen = {} if adapter is None else {"adapter": adapter}
     request = engine.generate(
         f"{adapter}-{ask.__name__}", prompt_ids=PROMPT, sampling_params=sampling | chosen | params
@@ -70,11 +83,15 @@ def ask(engine: LiveSGLang, adapter: str | None, **params: Any) -> TokenOutput:
 
 
 def of_answer(output: TokenOutput, folder: Path | None) -> torch.Tensor:
-    model = tiny_player() if folder is None else PeftModel.from_pretrained(tiny_player(), folder).eval()
+    model = (
+        tiny_player() if folder is None else PeftModel.from_pretrained(tiny_player(), folder).eval()
+    )
     return log_probs(model, torch.tensor([*PROMPT, *output.token_ids]))[len(PROMPT) - 1 :]
 
 
-def test_each_request_gets_its_own_adapter_and_none_gets_the_base(engine: LiveSGLang, folders: dict[str, Path]) -> None:
+def test_each_request_gets_its_own_adapter_and_none_gets_the_base(
+    engine: LiveSGLang, folders: dict[str, Path]
+) -> None:
     for adapter in ADAPTERS:
         output = ask(engine, adapter)
         said = torch.tensor(output.log_probs)
@@ -102,4 +119,6 @@ def test_new_adapter_takes_nothing_from_the_cache_of_the_one_it_replaces(
     load(engine, "attacker", folders["assessor"])
     output = ask(engine, "attacker")
     assert output.extra_fields["cached_tokens"] == 0
-    assert (torch.tensor(output.log_probs) - of_answer(output, folders["assessor"])).abs().max() < AGREEMENT
+    assert (
+        torch.tensor(output.log_probs) - of_answer(output, folders["assessor"])
+    ).abs().max() < AGREEMENT

@@ -1,4 +1,6 @@
-"""Facts of the real SGLang engine that the game relies on: verl's own server, the tiny player, no Ray."""
+"""Facts of the real SGLang engine that the game relies on: verl's own server, the tiny player, no
+Ray.
+"""
 
 import asyncio
 import shutil
@@ -30,7 +32,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 RUN = compose_run("+recipes=[own_notes,sglang_cpu]")
 MODEL = str(resource("assets/tiny_player"))
 TOKENIZER = AutoTokenizer.from_pretrained(MODEL)
-SAMPLED = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+SAMPLED = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "repetition_penalty": 1.0,
+    "logprobs": True,
+}
 GREEDY = SAMPLED | {"temperature": 0.0}
 GAMES = 48
 
@@ -60,7 +68,9 @@ class TransformersServer:
     """The embedded Transformers server in the place of the server client."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        config = RolloutConfig(name="cpu_hf", prompt_length=2048, response_length=6144, dtype="float32")
+        config = RolloutConfig(
+            name="cpu_hf", prompt_length=2048, response_length=6144, dtype="float32"
+        )
         self.server = CpuRolloutServer(config, HFModelConfig(path=MODEL))
         self.state = model.state_dict()
 
@@ -75,7 +85,9 @@ def play(server: Any, rows: Rows, sampling: dict[str, Any]) -> list[SelfPlayOutp
 
     async def games() -> list[SelfPlayOutput]:
         loops = [build_agent_loop(server, TOKENIZER, RUN) for _ in rows]
-        return await asyncio.gather(*(loop.run(sampling, **row) for loop, row in zip(loops, rows, strict=True)))
+        return await asyncio.gather(
+            *(loop.run(sampling, **row) for loop, row in zip(loops, rows, strict=True))
+        )
 
     return asyncio.run(games())
 
@@ -94,11 +106,19 @@ def turns(output: SelfPlayOutput) -> list[list[int]]:
 
 
 def generate(engine: LiveSGLang, prompt: list[int], **params: Any) -> TokenOutput:
-    return engine.call(engine.server.generate(prompt, {**SAMPLED, **params}, f"test-{generate.__name__}-{len(prompt)}"))
+    return engine.call(
+        engine.server.generate(
+            prompt, {**SAMPLED, **params}, f"test-{generate.__name__}-{len(prompt)}"
+        )
+    )
 
 
-def forward_log_probs(model: torch.nn.Module, prompt: list[int], answer: list[int], temperature: float) -> torch.Tensor:
-    return log_probs(model, torch.tensor([*prompt, *answer]), temperature=temperature)[len(prompt) - 1 :]
+def forward_log_probs(
+    model: torch.nn.Module, prompt: list[int], answer: list[int], temperature: float
+) -> torch.Tensor:
+    return log_probs(model, torch.tensor([*prompt, *answer]), temperature=temperature)[
+        len(prompt) - 1 :
+    ]
 
 
 def test_greedy_games_are_the_same_on_transformers_and_on_sglang(
@@ -106,7 +126,11 @@ def test_greedy_games_are_the_same_on_transformers_and_on_sglang(
 ) -> None:
     ours = play(engine, rows[:GAMES], GREEDY)
     theirs = play(TransformersServer(model), rows[:GAMES], GREEDY)
-    pairs = [pair for a, b in zip(ours, theirs, strict=True) for pair in zip(turns(a), turns(b), strict=False)]
+    pairs = [
+        pair
+        for a, b in zip(ours, theirs, strict=True)
+        for pair in zip(turns(a), turns(b), strict=False)
+    ]
     same = sum(a == b for a, b in pairs)
     print(f"{same} of {len(pairs)} greedy turns are the same, token for token")
     assert len(pairs) > GAMES
@@ -129,8 +153,14 @@ def test_a_turn_gets_the_tokens_that_were_planned_for_it(engine: LiveSGLang) -> 
     assert (len(output.token_ids), output.stop_reason) == (1500, "length")
 
 
-def test_a_turn_ends_with_the_models_end_of_turn_and_keeps_its_token(engine: LiveSGLang, rows: Rows) -> None:
-    [output] = play(engine, [next(row for row in rows if row["extra_info"]["category"] == "vanilla_benign")], GREEDY)
+def test_a_turn_ends_with_the_models_end_of_turn_and_keeps_its_token(
+    engine: LiveSGLang, rows: Rows
+) -> None:
+    [output] = play(
+        engine,
+        [next(row for row in rows if row["extra_info"]["category"] == "vanilla_benign")],
+        GREEDY,
+    )
     assert output.response_ids[-1] == TOKENIZER.eos_token_id
 
 
@@ -145,14 +175,19 @@ def test_a_stop_token_ends_a_turn(engine: LiveSGLang) -> None:
 def test_an_abort_by_the_engine_makes_its_games_void(engine: LiveSGLang, rows: Rows) -> None:
     async def aborted_games() -> list[SelfPlayOutput]:
         playing = asyncio.gather(
-            *(build_agent_loop(engine, TOKENIZER, RUN).run(SAMPLED | {"ignore_eos": True}, **row) for row in rows[:4])
+            *(
+                build_agent_loop(engine, TOKENIZER, RUN).run(SAMPLED | {"ignore_eos": True}, **row)
+                for row in rows[:4]
+            )
         )
         while not engine.server.tokenizer_manager.rid_to_state:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(engine.abort_all)
         return await playing
 
-    records = [MedicalRecord.model_validate(o.extra_fields[GAME_KEY]) for o in asyncio.run(aborted_games())]
+    records = [
+        MedicalRecord.model_validate(o.extra_fields[GAME_KEY]) for o in asyncio.run(aborted_games())
+    ]
     assert all(record.void is not None and "aborted" in record.void for record in records)
     assert generate(engine, [5, 6, 7], max_tokens=4).token_ids  # the engine goes on
 
@@ -166,7 +201,9 @@ def test_prompt_log_probs_do_not_end_the_engine(engine: LiveSGLang, model: torch
     assert (found - expected).abs().max() < AGREEMENT
 
 
-def test_weights_go_through_shared_memory_where_it_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_go_through_shared_memory_where_it_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from medserl_agentloop.backends import sglang_adapters
 
     monkeypatch.setattr(sglang_adapters, "SHARED_MEMORY", tmp_path)
@@ -181,10 +218,17 @@ def test_weights_go_through_shared_memory_where_it_has_room(tmp_path: Path, monk
     ("parts", "done"),
     [
         ("own_notes,sglang_cpu", "started, generated a token, after "),
-        ("own_notes,sglang_cpu,adapter_per_role", "started, generated with an adapter, generated a token, after "),
+        (
+            "own_notes,sglang_cpu,adapter_per_role",
+            "started, generated with an adapter, generated a token, after ",
+        ),
     ],
 )
-def test_doctor_starts_the_engine_with_the_settings_of_the_run(parts: str, done: str, tmp_path: Path) -> None:
+def test_doctor_starts_the_engine_with_the_settings_of_the_run(
+    parts: str, done: str, tmp_path: Path
+) -> None:
     config = compose_run(f"+recipes=[{parts}]", f"selfplay.records={tmp_path}")
-    ((status, text),) = engine_check.engine(RunConfig(config, SelfPlayConfig.from_run(config)), Console(quiet=True))
+    ((status, text),) = engine_check.engine(
+        RunConfig(config, SelfPlayConfig.from_run(config)), Console(quiet=True)
+    )
     assert status == "ok" and text.startswith(done), text

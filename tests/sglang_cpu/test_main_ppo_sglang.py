@@ -1,4 +1,6 @@
-"""Real runs of verl's own entry point with rollouts by the real SGLang engine: nothing is faked here."""
+"""Real runs of verl's own entry point with rollouts by the real SGLang engine: nothing is faked
+here.
+"""
 
 import re
 import time
@@ -21,7 +23,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def start(
-    folder: Path, data: tuple[str, ...], *overrides: str, recipe: str = "[own_notes,sglang_cpu]", **probe: str
+    folder: Path,
+    data: tuple[str, ...],
+    *overrides: str,
+    recipe: str = "[own_notes,sglang_cpu]",
+    **probe: str,
 ) -> Run:
     env = {"PROBE_" + name.upper(): value for name, value in probe.items()}
     if env:
@@ -54,7 +60,9 @@ def test_sglang_run_is_on_policy_and_resumes_after_its_scheduler_died(
     assert f"(pid={scheduler.pid}) crashed with exit code -9" in log
     [line] = {line for line in first.lines() if "died" in line}
     assert re.match(
-        r"rollout server 0 died \(class AdapterServer, named sglang_server_0_0, pid \d+\) in step \d+", line
+        r"rollout server 0 died \(class AdapterServer, named sglang_server_0_0, pid \d+\) in step "
+        r"\d+",
+        line,
     )
 
     reached = int((tmp_path / "run" / "latest_checkpointed_iteration.txt").read_text())
@@ -72,11 +80,22 @@ def test_sglang_run_is_on_policy_and_resumes_after_its_scheduler_died(
 
 def check_log_probs(tensors: Path) -> None:
     """Engine, actor and Transformers agree on every token of every packed trajectory of a step."""
-    model = AutoModelForCausalLM.from_pretrained(resource("assets/tiny_player"), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        resource("assets/tiny_player"), dtype=torch.float32
+    ).eval()
     rows = torch.load(tensors)
     packed = 0
-    columns = ("input_ids", "position_ids", "responses", "response_mask", "rollout_log_probs", "old_log_probs")
-    for ids, positions, response, mask, engine, actor in zip(*(rows[name] for name in columns), strict=True):
+    columns = (
+        "input_ids",
+        "position_ids",
+        "responses",
+        "response_mask",
+        "rollout_log_probs",
+        "old_log_probs",
+    )
+    for ids, positions, response, mask, engine, actor in zip(
+        *(rows[name] for name in columns), strict=True
+    ):
         reference = log_probs(model, ids, positions)[-len(response) :]
         ours = mask.bool()
         packed += int((positions == 0).sum() == 2)
@@ -94,12 +113,16 @@ def test_log_prob_difference_shows_a_missing_push_or_a_stale_prefix_cache(
     run = start(tmp_path, data, "trainer.total_training_steps=3", "trainer.save_freq=-1", push=push)
     run.wait()
     first, *later = [step["training/rollout_probs_diff_max"] for step in run.metrics]
-    print(f"push {push}: largest differences {first:.2e}, then {', '.join(f'{x:.2e}' for x in later)}")
+    print(
+        f"push {push}: largest differences {first:.2e}, then {', '.join(f'{x:.2e}' for x in later)}"
+    )
     assert first < AGREEMENT
     assert max(later) > 100 * first
 
 
-def test_a_turn_that_is_stopped_for_new_weights_goes_on_with_them(tmp_path: Path, data: tuple[str, ...]) -> None:
+def test_a_turn_that_is_stopped_for_new_weights_goes_on_with_them(
+    tmp_path: Path, data: tuple[str, ...]
+) -> None:
     run = start(
         tmp_path,
         data,
@@ -112,14 +135,18 @@ def test_a_turn_that_is_stopped_for_new_weights_goes_on_with_them(tmp_path: Path
     games = list(read_games(tmp_path / "run" / GAMES_FILE))
     assert run.steps_of_games() == dict.fromkeys(range(1, 5), 2 * GAMES_PER_STEP)
     assert len({(game.uid, game.session) for game in games}) == len(games)
-    assert all(game.void is None and game.step - 2 <= game.policy_version < game.step for game in games)
+    assert all(
+        game.void is None and game.step - 2 <= game.policy_version < game.step for game in games
+    )
     stopped = [game for game in games if any(oldest < newest for oldest, newest in game.versions)]
     print(f"{len(stopped)} of {len(games)} games have a turn that was stopped and went on")
     assert stopped
     assert run.metrics[0]["training/rollout_probs_diff_max"] < AGREEMENT
 
 
-def test_an_adapter_for_each_role_reaches_the_engine_in_every_step(tmp_path: Path, data: tuple[str, ...]) -> None:
+def test_an_adapter_for_each_role_reaches_the_engine_in_every_step(
+    tmp_path: Path, data: tuple[str, ...]
+) -> None:
     largest = {}
     for push in ("", "swapped"):
         folder = tmp_path / (push or "right")
@@ -134,7 +161,9 @@ def test_an_adapter_for_each_role_reaches_the_engine_in_every_step(tmp_path: Pat
             **({"push": push} if push else {}),
         )
         run.wait()
-        assert any("certificate: isolation of actor" in line and "holds" in line for line in run.lines())
+        assert any(
+            "certificate: isolation of actor" in line and "holds" in line for line in run.lines()
+        )
         differences = [step["training/rollout_probs_diff_max"] for step in run.metrics]
         print(f"adapters {push or 'right'}: {', '.join(f'{found:.2e}' for found in differences)}")
         assert len(differences) == 4
@@ -145,14 +174,30 @@ def test_an_adapter_for_each_role_reaches_the_engine_in_every_step(tmp_path: Pat
 
 def test_a_pretrained_model_plays_two_steps_in_the_toy_clinic(tmp_path: Path) -> None:
     get_smollm2.main(tmp_path / "smollm2")
-    rows = ("--input", SAMPLE, "--profile", "brief", "--mix", "adversarial_benign=1,vanilla_benign=1")
+    rows = (
+        "--input",
+        SAMPLE,
+        "--profile",
+        "brief",
+        "--mix",
+        "adversarial_benign=1,vanilla_benign=1",
+    )
     assert in_this_process("medec_to_parquet", *rows, "--output", tmp_path / "data").exit_code == 0
     files = (f"data.{split}_files={tmp_path}/data/{split}.parquet" for split in ("train", "val"))
-    overrides = (f"actor_rollout_ref.model.path={tmp_path}/smollm2", "trainer.total_training_steps=2")
+    overrides = (
+        f"actor_rollout_ref.model.path={tmp_path}/smollm2",
+        "trainer.total_training_steps=2",
+    )
     run = start(tmp_path, (*files,), *overrides, "trainer.save_freq=-1", recipe="learn_smollm2")
     run.wait()
     assert run.steps_of_games() == dict.fromkeys((1, 2), GAMES_PER_STEP)
     assert any(CERTIFIED in line and "holds" in line for line in run.lines())
     for step in run.metrics:
-        print(", ".join(f"{name} {value:.3g}" for name, value in step.items() if name.startswith("timing_s/")))
+        print(
+            ", ".join(
+                f"{name} {value:.3g}"
+                for name, value in step.items()
+                if name.startswith("timing_s/")
+            )
+        )
         assert step["training/rollout_probs_diff_mean"] < 0.01  # bf16 in two implementations

@@ -1,4 +1,6 @@
-"""A real run whose judge is a model that verl itself serves: its reward-model manager, router and SGLang."""
+"""A real run whose judge is a model that verl itself serves: its reward-model manager, router and
+SGLang.
+"""
 
 import json
 from pathlib import Path
@@ -44,10 +46,13 @@ JUDGED_BY_VERL = (
 def judge_model(tmp_path: Path) -> Path:
     """A model that answers a verdict where the note is about a woman, and prose elsewhere.
 
-    Its chat template ends the prompt with ``<note>`` or without; its weights see nothing but the last token.
+    Its chat template ends the prompt with ``<note>`` or without; its weights see nothing but the
+    last token.
     """
     tokenizer = AutoTokenizer.from_pretrained(PLAYER)
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in (VERDICT, PROSE)])
+    tokenizer.add_tokens(
+        [AddedToken(text, special=False, normalized=False) for text in (VERDICT, PROSE)]
+    )
     tokenizer.chat_template += "{% if 'woman' in messages[-1]['content'] %}<note>{% endif %}"
     note, verdict, prose = tokenizer.convert_tokens_to_ids(["<note>", VERDICT, PROSE])
     config = Qwen3Config.from_pretrained(
@@ -66,7 +71,8 @@ def judge_model(tmp_path: Path) -> Path:
         said[:, 0] = 1
         answers[prose, 0] = 1
         for last, (token, answer) in enumerate(
-            [(note, verdict), (verdict, tokenizer.eos_token_id), (prose, tokenizer.eos_token_id)], start=1
+            [(note, verdict), (verdict, tokenizer.eos_token_id), (prose, tokenizer.eos_token_id)],
+            start=1,
         ):
             said[token] = 0
             said[token, last] = answers[answer, last] = 1
@@ -82,7 +88,12 @@ def test_served_reward_model_judges_games_and_its_prose_voids_them(
     judge_model: Path,
 ) -> None:
     mix = ("--mix", "adversarial_harmful=1,adversarial_benign=1")
-    assert command("medec_to_parquet", "--input", SAMPLE, "--output", tmp_path / "data", *mix).exit_code == 0
+    assert (
+        command(
+            "medec_to_parquet", "--input", SAMPLE, "--output", tmp_path / "data", *mix
+        ).exit_code
+        == 0
+    )
     run = Run(
         tmp_path,
         f"data.train_files={tmp_path}/data/train.parquet",
@@ -105,7 +116,10 @@ def test_served_reward_model_judges_games_and_its_prose_voids_them(
             assert (game.judgement.judge, game.judgement.label) == ("llm", Label.HARMFUL)
             assert game.judgement.reason == "as its weights say"
         else:
-            assert game.void == f"{JUDGE_FAILED}: BadAnswer: not the JSON that was asked for: {PROSE!r}"
+            assert (
+                game.void
+                == f"{JUDGE_FAILED}: BadAnswer: not the JSON that was asked for: {PROSE!r}"
+            )
     [step] = run.metrics
     assert step["selfplay/void_rate"] == (len(asked) - len(judged)) / len(games)
     assert step["actor/grad_norm"] > 0

@@ -1,4 +1,6 @@
-"""SGLang's OpenAI-compatible server on the CPU: it starts with one command, and games and evaluations can ask it."""
+"""SGLang's OpenAI-compatible server on the CPU: it starts with one command, and games and
+evaluations can ask it.
+"""
 
 import csv
 import json
@@ -19,14 +21,21 @@ from medserl_agentloop.paths import resource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-VERDICT = {"type": "object", "properties": {"error": {"enum": ["present", "absent"]}}, "required": ["error"]}
+VERDICT = {
+    "type": "object",
+    "properties": {"error": {"enum": ["present", "absent"]}},
+    "required": ["error"],
+}
 VERDICT |= {"additionalProperties": False}
 QUESTION = {
     "model": "player",
     "max_tokens": 64,
     "temperature": 0.0,
     "messages": [{"role": "user", "content": "Is there an error?"}],
-    "response_format": {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": VERDICT}},
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "verdict", "strict": True, "schema": VERDICT},
+    },
 }
 
 
@@ -38,8 +47,23 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of the tiny player's server."""
     log = tmp_path_factory.mktemp("server") / "log.txt"
     port, _ = get_free_port("127.0.0.1")
-    command = [sys.executable, "-m", "medserl_agentloop.backends.sglang_cpu", "--served-model-name", "player"]
-    command += ["--model-path", PLAYER, "--port", str(port), "--max-total-tokens", "16384", "--context-length", "8192"]
+    command = [
+        sys.executable,
+        "-m",
+        "medserl_agentloop.backends.sglang_cpu",
+        "--served-model-name",
+        "player",
+    ]
+    command += [
+        "--model-path",
+        PLAYER,
+        "--port",
+        str(port),
+        "--max-total-tokens",
+        "16384",
+        "--context-length",
+        "8192",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("w") as file:
         server = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
@@ -64,14 +88,25 @@ def test_a_served_model_answers_in_the_schema_that_it_is_asked_for(url: str) -> 
     assert json.loads(answer["choices"][0]["message"]["content"])["error"] in ("present", "absent")
 
 
-def test_evaluated_through_its_server_a_model_says_what_its_folder_says(url: str, tmp_path: Path) -> None:
+def test_evaluated_through_its_server_a_model_says_what_its_folder_says(
+    url: str, tmp_path: Path
+) -> None:
     with (resource("data_prep") / "sample" / "medserl_sample.csv").open(newline="") as sample:
         rows = list(csv.reader(sample))[:25]
     with (tmp_path / "notes.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
     for model, output in (([url, "--model", "player"], "server"), ([PLAYER], "folder")):
-        options = ["--notes", tmp_path / "notes.csv", "--output", tmp_path / output, "--max-tokens", 256]
+        options = [
+            "--notes",
+            tmp_path / "notes.csv",
+            "--output",
+            tmp_path / output,
+            "--max-tokens",
+            256,
+        ]
         done = invoke("evaluate", *model, *options)
         assert done.exit_code == 0, done.output
-    served, local = ((tmp_path / name / "answers.jsonl").read_text() for name in ("server", "folder"))
+    served, local = (
+        (tmp_path / name / "answers.jsonl").read_text() for name in ("server", "folder")
+    )
     assert served == local and len(served.splitlines()) == 24

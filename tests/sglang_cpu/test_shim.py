@@ -1,4 +1,7 @@
-"""Each stand-in is still needed by the SGLang that is installed. One that fails here can be deleted."""
+"""Each stand-in is still needed by the SGLang that is installed.
+
+One that fails here can be deleted.
+"""
 
 import subprocess
 import sys
@@ -23,10 +26,19 @@ LogitsProcessor._expand_metadata_for_logprobs(None, metadata, "cpu")
 
 
 def run(code: str, *shim: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a process of its own, with parts of the shim on its path as the backend puts them there."""
-    paths = f"sys.path[:] = {[p for p in shim if p == FIRST]} + sys.path + {[p for p in shim if p == LAST]}"
-    code = f"import os, sys; os.environ['{sglang_cpu.SWITCH}'] = '1'; {paths}\n{textwrap.dedent(code)}"
-    return subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    """Run code in a process of its own, with parts of the shim on its path as the backend puts them
+    there.
+    """
+    paths = (
+        f"sys.path[:] = {[p for p in shim if p == FIRST]} + sys.path + "
+        f"{[p for p in shim if p == LAST]}"
+    )
+    code = (
+        f"import os, sys; os.environ['{sglang_cpu.SWITCH}'] = '1'; {paths}\n{textwrap.dedent(code)}"
+    )
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120
+    )
 
 
 def test_torchvision_beside_cpu_torch_needs_its_operators_declared() -> None:

@@ -1,4 +1,6 @@
-"""Negative controls for the certificate, loaded into every process of a run through VERL_USE_EXTERNAL_MODULES."""
+"""Negative controls for the certificate, loaded into every process of a run through
+VERL_USE_EXTERNAL_MODULES.
+"""
 
 import medserl_agentloop.plugin  # noqa: F401, I001  # first: verl looks for its platform while it is being imported
 import torch

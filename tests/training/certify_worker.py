@@ -1,8 +1,8 @@
-"""Isolation and loss measured by the certificate on verl's real worker, in this process and without Ray.
+"""Isolation and loss measured by the certificate on verl's real worker, in this process and without
+Ray.
 
-Answers with the measures of each variant. A variant is ``{"model": folder, "overrides": [...], "restart": bool,
-"trained": [roles],
-"loss": "verl"}``.
+Answers with the measures of each variant. A variant is ``{"model": folder, "overrides": [...],
+"restart": bool, "trained": [roles], "loss": "verl"}``.
 """
 
 import json
@@ -18,7 +18,14 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested
 
-from medserl_agentloop.core.certificate import CertificateError, forward, game_rows, isolation, loss_measure, probe_loss
+from medserl_agentloop.core.certificate import (
+    CertificateError,
+    forward,
+    game_rows,
+    isolation,
+    loss_measure,
+    probe_loss,
+)
 from medserl_agentloop.core.columns import restarted
 from medserl_agentloop.core.loss import selfplay_loss
 from medserl_agentloop.core.records import GameRecord
@@ -37,7 +44,10 @@ def games() -> list[list[TrajectoryTurn]]:
     def tokens(count: int) -> list[int]:
         return torch.randint(5, 250, (count,), generator=generator).tolist()
 
-    return [[TrajectoryTurn(role.value, tokens(90 + n), tokens(70 + 2 * n), None) for role in Role] for n in range(2)]
+    return [
+        [TrajectoryTurn(role.value, tokens(90 + n), tokens(70 + 2 * n), None) for role in Role]
+        for n in range(2)
+    ]
 
 
 def measure(quickstart: DictConfig, variant: dict[str, Any]) -> list[dict[str, Any]]:
@@ -54,14 +64,22 @@ def measure(quickstart: DictConfig, variant: dict[str, Any]) -> list[dict[str, A
     for row in rows:
         if variant.get("restart", True):
             row["position_ids"] = restarted(row["context_lengths"])
-    columns = list_of_dict_to_tensordict([{k: v for k, v in r.items() if k != "extra_fields"} for r in rows])
+    columns = list_of_dict_to_tensordict(
+        [{k: v for k, v in r.items() if k != "extra_fields"} for r in rows]
+    )
     try:
         output = forward(worker.compute_log_prob, columns, temperature=1.0)
     except CertificateError as error:
         return [{"claim": "isolation", "holds": False, "problem": str(error)}]
     log_probs = response_from_nested(output["log_probs"], columns["response_mask"]).unbind()
-    measures = [isolation("actor", log_probs, played), loss_measure(output["metrics"], ROLES, trained)]
-    return [{"claim": m.claim, "value": m.value, "holds": m.holds, "problem": m.problem, **m.details} for m in measures]
+    measures = [
+        isolation("actor", log_probs, played),
+        loss_measure(output["metrics"], ROLES, trained),
+    ]
+    return [
+        {"claim": m.claim, "value": m.value, "holds": m.holds, "problem": m.problem, **m.details}
+        for m in measures
+    ]
 
 
 def main() -> None:

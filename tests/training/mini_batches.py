@@ -1,10 +1,13 @@
-"""Writes how many games of each mini-batch have two turns, loaded into every process of a run through
-VERL_USE_EXTERNAL_MODULES. Verl makes its mini-batches inside the workers, so they are counted there."""
+"""Writes how many games of each mini-batch have two turns, loaded into every process of a run
+through
+VERL_USE_EXTERNAL_MODULES. Verl makes its mini-batches inside the workers, so they are counted
+there."""
 
 import os  # noqa: I001
 from typing import Any
 
-import medserl_agentloop.plugin  # noqa: F401  # first: verl looks for its platform while it is being imported
+# first: verl looks for its platform while it is being imported
+import medserl_agentloop.plugin  # noqa: F401
 from verl.workers.engine.base import BaseEngine
 
 train_batch = BaseEngine.train_batch

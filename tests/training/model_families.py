@@ -1,4 +1,6 @@
-"""Tiny random models of the families that isolation is measured on, saved as folders that verl can load."""
+"""Tiny random models of the families that isolation is measured on, saved as folders that verl can
+load.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -37,11 +39,18 @@ ISOLATED = {
     "gemma3": lambda: transformers.Gemma3TextConfig(
         **COMMON,
         sliding_window=64,
-        layer_types=["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        layer_types=[
+            "sliding_attention",
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
     ),
 }
 LEAKING = {
-    "qwen3_next": lambda: transformers.Qwen3NextConfig(**COMMON, **LINEAR, num_experts=0, mlp_only_layers=[0, 1, 2, 3]),
+    "qwen3_next": lambda: transformers.Qwen3NextConfig(
+        **COMMON, **LINEAR, num_experts=0, mlp_only_layers=[0, 1, 2, 3]
+    ),
     "qwen3_5_text": lambda: transformers.Qwen3_5TextConfig(**COMMON, **LINEAR),
     "bamba": lambda: transformers.BambaConfig(
         **{k: v for k, v in COMMON.items() if k != "head_dim"},
@@ -64,6 +73,10 @@ def save(name: str, folder: Path) -> None:
     """Write the random model of a family with a byte-level tokenizer."""
     torch.manual_seed(0)
     config = (ISOLATED | LEAKING)[name]()
-    auto = transformers.AutoModelForImageTextToText if name == "qwen2_vl" else transformers.AutoModelForCausalLM
+    auto = (
+        transformers.AutoModelForImageTextToText
+        if name == "qwen2_vl"
+        else transformers.AutoModelForCausalLM
+    )
     auto.from_config(config).float().save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)

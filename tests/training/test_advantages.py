@@ -1,4 +1,6 @@
-"""The estimators: their formulas spelt out game by game, their invariances, what they count, refuse and leave at 0."""
+"""The estimators: their formulas spelt out game by game, their invariances, what they count, refuse
+and leave at 0.
+"""
 
 import math
 from collections import defaultdict
@@ -24,13 +26,19 @@ FORMS = [(name, how) for name, allowed in NORMALIZATIONS.items() for how in allo
 
 
 def random_batch(
-    seed: int, rows: int = 12, *, dense: bool = False, scattered: bool = False, gamma: float = 1.0, lam: float = 1.0
+    seed: int,
+    rows: int = 12,
+    *,
+    dense: bool = False,
+    scattered: bool = False,
+    gamma: float = 1.0,
+    lam: float = 1.0,
 ) -> RoleBatch:
     """Random games: attacker turn, observation, assessor turn; some lack a turn, some are void.
 
-    Rewards are multiples of 1/16: sums of them are exact, so that whitening finds either no spread or one that is far
-    above rounding. ``dense`` puts a penalty on every token, as KL in the reward does; ``scattered`` has the roles'
-    tokens lie all over the row, not in one turn each.
+    Rewards are multiples of 1/16: sums of them are exact, so that whitening finds either no spread
+    or one that is far above rounding. ``dense`` puts a penalty on every token, as KL in the reward
+    does; ``scattered`` has the roles' tokens lie all over the row, not in one turn each.
     """
     rng = np.random.default_rng(seed)
     width = 40
@@ -69,11 +77,25 @@ def random_batch(
     )
 
 
-def written_batch(role_ids: list[list[int]], rewards: list[list[float]], **others: Any) -> RoleBatch:
-    """A batch of one prompt and one category unless ``others`` say otherwise; every role token is trained on."""
+def written_batch(
+    role_ids: list[list[int]], rewards: list[list[float]], **others: Any
+) -> RoleBatch:
+    """A batch of one prompt and one category unless ``others`` say otherwise; every role token is
+    trained on.
+    """
     ids = torch.tensor(role_ids)
-    fields: dict[str, Any] = {"groups": ["p"] * len(role_ids), "kinds": ["c"] * len(role_ids), **others}
-    return RoleBatch(rewards=torch.tensor(rewards).float(), mask=(ids > 0).long(), role_ids=ids, roles=ROLES, **fields)
+    fields: dict[str, Any] = {
+        "groups": ["p"] * len(role_ids),
+        "kinds": ["c"] * len(role_ids),
+        **others,
+    }
+    return RoleBatch(
+        rewards=torch.tensor(rewards).float(),
+        mask=(ids > 0).long(),
+        role_ids=ids,
+        roles=ROLES,
+        **fields,
+    )
 
 
 def take(batch: RoleBatch, rows: list[int]) -> RoleBatch:
@@ -85,15 +107,22 @@ def take(batch: RoleBatch, rows: list[int]) -> RoleBatch:
 
 def with_forms(how: str | None, **settings: Any) -> CreditSettings:
     """Settings with the same normalisation for both roles."""
-    return CreditSettings.model_validate({"normalize": {role.value: how for role in Role}, **settings})
+    return CreditSettings.model_validate(
+        {"normalize": {role.value: how for role in Role}, **settings}
+    )
 
 
 def starting_state() -> Baselines:
-    return Baselines({Role.ATTACKER.value: {CATEGORIES[1]: 0.25}, Role.ASSESSOR.value: {CATEGORIES[0]: -0.5}})
+    return Baselines(
+        {Role.ATTACKER.value: {CATEGORIES[1]: 0.25}, Role.ASSESSOR.value: {CATEGORIES[0]: -0.5}}
+    )
 
 
 def estimate(
-    name: str, batch: RoleBatch, settings: CreditSettings | None = None, state: Baselines | None = None
+    name: str,
+    batch: RoleBatch,
+    settings: CreditSettings | None = None,
+    state: Baselines | None = None,
 ) -> Advantages:
     credited = ROLE_ESTIMATORS[name](batch, settings or CreditSettings(), state or starting_state())
     assert credited.advantages.shape == credited.returns.shape == batch.mask.shape
@@ -105,7 +134,10 @@ def estimate(
 
 
 estimators = pytest.mark.parametrize("name", sorted(ROLE_ESTIMATORS))
-TWO_PROMPTS = ([[ATTACKER, ATTACKER, ASSESSOR], [ATTACKER, 0, 0], [ATTACKER, 0, 0]], [[0, 1, 5], [3, 0, 0], [9, 0, 0]])
+TWO_PROMPTS = (
+    [[ATTACKER, ATTACKER, ASSESSOR], [ATTACKER, 0, 0], [ATTACKER, 0, 0]],
+    [[0, 1, 5], [3, 0, 0], [9, 0, 0]],
+)
 TWO_KINDS = {"kinds": ["c", "c", "d", "d"]}
 
 
@@ -125,7 +157,9 @@ def test_groups_without_a_signal_are_counted() -> None:
 
 def test_role_rae_computed_by_hand_over_two_batches() -> None:
     settings, state = with_forms(None, rae_decay=0.9), Baselines({"attacker": {"c": 0.5}})
-    first = estimate("role_rae", written_batch([[ATTACKER], [ATTACKER]], [[1.0], [0]]), settings, state)
+    first = estimate(
+        "role_rae", written_batch([[ATTACKER], [ATTACKER]], [[1.0], [0]]), settings, state
+    )
     assert first.advantages.tolist() == [[0.5], [-0.5]]
     assert first.metrics == {"selfplay/attacker/baseline/c": 0.5}
     assert state == {"attacker": {"c": pytest.approx(0.5)}}
@@ -137,7 +171,10 @@ def test_role_rae_computed_by_hand_over_two_batches() -> None:
 def test_role_weights_scale_what_is_normalised() -> None:
     batch = random_batch(5, dense=True)
     settings = CreditSettings.model_validate({"role_weights": {"attacker": 0.0, "assessor": 2.5}})
-    plain, weighted = estimate("role_reinforce_pp", batch), estimate("role_reinforce_pp", batch, settings)
+    plain, weighted = (
+        estimate("role_reinforce_pp", batch),
+        estimate("role_reinforce_pp", batch, settings),
+    )
     assert weighted.advantages[batch.role_ids == ATTACKER].eq(0).all()
     assessor = batch.role_ids == ASSESSOR
     torch.testing.assert_close(weighted.advantages[assessor], 2.5 * plain.advantages[assessor])
@@ -145,17 +182,22 @@ def test_role_weights_scale_what_is_normalised() -> None:
 
 
 def test_estimators_refuse_settings_that_make_no_sense() -> None:
-    with pytest.raises(ValueError, match=r"normalize\.attacker=kind makes no sense with role_rae: .*none, mean"):
+    with pytest.raises(
+        ValueError, match=r"normalize\.attacker=kind makes no sense with role_rae: .*none, mean"
+    ):
         estimate("role_rae", random_batch(0), with_forms("kind"))
     with pytest.raises(ValueError, match=r"critic\.enable=True"):
         estimate("role_gae", replace(random_batch(0), values=None))
 
 
-@pytest.mark.parametrize(("name", "how"), [form for form in FORMS if form[1] != "none" or form[0] == "role_rloo"])
+@pytest.mark.parametrize(
+    ("name", "how"), [form for form in FORMS if form[1] != "none" or form[0] == "role_rloo"]
+)
 @pytest.mark.parametrize("width", [1, 5, 300])
 @pytest.mark.parametrize("reward", [0.1, -1e4, 0.0])
 def test_equal_rewards_give_exact_zeros(name: str, how: str, width: int, reward: float) -> None:
-    """Whatever the rounding of the sums over long rows; not where nothing is taken off the rewards."""
+    """Whatever the rounding of the sums over long rows; not where nothing is taken off the
+    rewards."""
     rows = 7
     role_ids = torch.full((rows, width), ATTACKER)
     role_ids[0, 2:] = 0
@@ -168,13 +210,19 @@ def test_equal_rewards_give_exact_zeros(name: str, how: str, width: int, reward:
 
 @estimators
 @pytest.mark.parametrize("untrained", [ATTACKER, ASSESSOR])
-def test_the_role_that_is_not_trained_gets_nothing_and_moves_no_baseline(name: str, untrained: int) -> None:
+def test_the_role_that_is_not_trained_gets_nothing_and_moves_no_baseline(
+    name: str, untrained: int
+) -> None:
     batch = random_batch(4, dense=True)
     both = estimate(name, batch)
     state = starting_state()
-    one = estimate(name, replace(batch, mask=batch.mask * (batch.role_ids != untrained)), state=state)
+    one = estimate(
+        name, replace(batch, mask=batch.mask * (batch.role_ids != untrained)), state=state
+    )
     assert one.advantages[batch.role_ids == untrained].eq(0).all()
-    assert torch.equal(one.advantages[batch.role_ids != untrained], both.advantages[batch.role_ids != untrained])
+    assert torch.equal(
+        one.advantages[batch.role_ids != untrained], both.advantages[batch.role_ids != untrained]
+    )
     before = starting_state()
     role = next(role for role in Role if role.id == untrained)
     assert state.get(role.value) == before[role.value]
@@ -214,7 +262,9 @@ class Reference:
         self.own: dict[int, list[int]] = defaultdict(list)
         for row, token in ((batch.role_ids == role.id) & (batch.mask > 0)).nonzero().tolist():
             self.own[row].append(token)
-        self.rewards = {row: [float(batch.rewards[row, t]) for t in own] for row, own in self.own.items()}
+        self.rewards = {
+            row: [float(batch.rewards[row, t]) for t in own] for row, own in self.own.items()
+        }
         self.total = {row: sum(rewards) for row, rewards in self.rewards.items()}
 
     def group(self, row: int) -> list[int]:
@@ -226,7 +276,10 @@ class Reference:
 
     def role_reinforce_pp(self, row: int, how: str) -> list[float]:
         rewards = self.rewards[row]
-        return [sum(self.batch.gamma**k * r for k, r in enumerate(rewards[t:])) for t in range(len(rewards))]
+        return [
+            sum(self.batch.gamma**k * r for k, r in enumerate(rewards[t:]))
+            for t in range(len(rewards))
+        ]
 
     def role_grpo(self, row: int, how: str) -> list[float]:
         peers = self.peers(row)
@@ -237,7 +290,9 @@ class Reference:
 
     def role_rloo(self, row: int, how: str) -> list[float]:
         peers = self.peers(row)
-        others = (sum(peers) - self.total[row]) / (len(peers) - 1) if len(peers) > 1 else self.total[row]
+        others = (
+            (sum(peers) - self.total[row]) / (len(peers) - 1) if len(peers) > 1 else self.total[row]
+        )
         return [self.total[row] - others] * len(self.own[row])
 
     def role_rae(self, row: int, how: str) -> list[float]:
@@ -250,7 +305,12 @@ class Reference:
         advantages: list[float] = []
         after = next_value = 0.0
         for reward, value in zip(reversed(self.rewards[row]), reversed(values), strict=True):
-            after = reward + self.batch.gamma * next_value - value + self.batch.gamma * self.batch.lam * after
+            after = (
+                reward
+                + self.batch.gamma * next_value
+                - value
+                + self.batch.gamma * self.batch.lam * after
+            )
             next_value = value
             advantages.insert(0, after)
         return advantages
@@ -287,7 +347,9 @@ def test_the_estimator_is_its_formula(name: str, how: str, batch: RoleBatch) -> 
     assert isinstance(expected, torch.Tensor)
     torch.testing.assert_close(credited.advantages, expected, atol=2e-5, rtol=2e-5)
     plain = sum(Reference(batch, role, starting_state()).advantages(name, "none") for role in Role)
-    returns = {"role_reinforce_pp": plain, "role_gae": plain + batch.values * batch.mask}.get(name, expected)
+    returns = {"role_reinforce_pp": plain, "role_gae": plain + batch.values * batch.mask}.get(
+        name, expected
+    )
     torch.testing.assert_close(credited.returns, returns, atol=2e-5, rtol=2e-5)
 
 
@@ -300,10 +362,16 @@ def test_the_estimator_is_its_formula(name: str, how: str, batch: RoleBatch) -> 
 def test_nothing_one_role_earns_changes_a_bit_of_the_others_advantages(
     name: str, how: str, batch: RoleBatch, changed: int, deltas: list[float]
 ) -> None:
-    """One delta is a constant added to all its rewards; several perturb each of them differently."""
-    noise = torch.tensor(deltas).repeat(batch.mask.numel())[: batch.mask.numel()].view(batch.mask.shape)
+    """One delta is a constant added to all its rewards; several perturb each of them
+    differently."""
+    noise = (
+        torch.tensor(deltas).repeat(batch.mask.numel())[: batch.mask.numel()].view(batch.mask.shape)
+    )
     perturbed = replace(batch, rewards=batch.rewards + noise * (batch.role_ids == changed))
-    before, after = estimate(name, batch, with_forms(how)), estimate(name, perturbed, with_forms(how))
+    before, after = (
+        estimate(name, batch, with_forms(how)),
+        estimate(name, perturbed, with_forms(how)),
+    )
     other = batch.role_ids != changed
     assert torch.equal(before.advantages[other], after.advantages[other])
     assert torch.equal(before.returns[other], after.returns[other])
@@ -317,14 +385,22 @@ def test_nothing_one_role_earns_changes_a_bit_of_the_others_advantages(
 def test_the_order_of_rows_and_padding_change_nothing(
     name: str, how: str, batch: RoleBatch, left: int, right: int, data: Any
 ) -> None:
-    """More columns on either side, and rows as verl adds them: copies of others with a mask of zeros."""
+    """More columns on either side, and rows as verl adds them: copies of others with a mask of
+    zeros.
+    """
     order = data.draw(st.permutations(range(len(batch.groups))))
     columns = {t: torch.nn.functional.pad(getattr(batch, t), (left, right)) for t in TENSORS}
     moved = take(replace(batch, **columns), order + order[:3])
     moved.mask[len(order) :] = 0
     here, there = starting_state(), starting_state()
-    plain, credited = estimate(name, batch, with_forms(how), here), estimate(name, moved, with_forms(how), there)
-    for before, after in ((plain.advantages, credited.advantages), (plain.returns, credited.returns)):
+    plain, credited = (
+        estimate(name, batch, with_forms(how), here),
+        estimate(name, moved, with_forms(how), there),
+    )
+    for before, after in (
+        (plain.advantages, credited.advantages),
+        (plain.returns, credited.returns),
+    ):
         inside = after[: len(order), left : left + batch.mask.shape[1]]
         torch.testing.assert_close(inside, before[order], atol=1e-5, rtol=1e-5)
         assert after.count_nonzero() == inside.count_nonzero()

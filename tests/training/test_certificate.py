@@ -25,22 +25,35 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"model": name} for name in (*ISOLATED, *LEAKING)},
     "bf16": {"overrides": [f"{DTYPE}=bf16"]},
     "dynamic batches": {"overrides": ["actor_rollout_ref.actor.use_dynamic_bsz=true"]},
-    "gradient checkpointing": {"overrides": ["actor_rollout_ref.model.enable_gradient_checkpointing=true"]},
-    "LoRA": {"overrides": ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_alpha=16"]},
+    "gradient checkpointing": {
+        "overrides": ["actor_rollout_ref.model.enable_gradient_checkpointing=true"]
+    },
+    "LoRA": {
+        "overrides": [
+            "actor_rollout_ref.model.lora_rank=8",
+            "actor_rollout_ref.model.lora_alpha=16",
+        ]
+    },
     "no restart": {"restart": False},
     "no restart, bf16": {"restart": False, "overrides": [f"{DTYPE}=bf16"]},
     **{
         f"{setting}, {loss}": {"loss": loss, "overrides": [f"actor_rollout_ref.actor.{setting}"]}
         for setting in (
             *("policy_loss.loss_mode=gspo", "policy_loss.loss_mode=geo_mean"),
-            *("loss_agg_mode=token-mean", "loss_agg_mode=seq-mean-token-sum", "loss_agg_mode=seq-mean-token-mean"),
+            *(
+                "loss_agg_mode=token-mean",
+                "loss_agg_mode=seq-mean-token-sum",
+                "loss_agg_mode=seq-mean-token-mean",
+            ),
         )
         for loss in ("per_role", "verl")
     },
     "verl's loss of one role": {"trained": ["assessor"], "loss": "verl"},
 }
 LEAKS = {*LEAKING, "no restart", "no restart, bf16"}
-COUPLES = {name for name in VARIANTS if name.endswith(", verl")}  # verl's token-sum by the anchor's denominator
+COUPLES = {
+    name for name in VARIANTS if name.endswith(", verl")
+}  # verl's token-sum by the anchor's denominator
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +67,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, di
         for name, variant in VARIANTS.items()
     }
     answers = answers_of(Path(__file__).with_name("certify_worker.py"), folder, variants)
-    return {name: {measure["claim"]: measure for measure in measures} for name, measures in answers.items()}
+    return {
+        name: {measure["claim"]: measure for measure in measures}
+        for name, measures in answers.items()
+    }
 
 
 @pytest.mark.slow
@@ -86,7 +102,9 @@ def test_contexts_that_leak_are_not_certified(measured: Any, variant: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "qwen2_vl"])
-def test_the_loss_is_certified_unless_it_is_verls_over_both_roles(measured: Any, variant: str) -> None:
+def test_the_loss_is_certified_unless_it_is_verls_over_both_roles(
+    measured: Any, variant: str
+) -> None:
     loss = measured[variant]["loss"]
     assert loss["holds"] is (variant not in COUPLES)
     if variant in COUPLES:
@@ -104,8 +122,12 @@ IDS = {role.value: role.id for role in Role}
 def assigned(estimate: Callable[..., torch.Tensor]) -> Callable[..., dict[str, list[torch.Tensor]]]:
     """The estimator's step from rewards to advantages, a row per game."""
 
-    def assign(rewards: list[torch.Tensor], drift: list[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
-        padded = [torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) for rows in (rewards, ROLE_IDS)]
+    def assign(
+        rewards: list[torch.Tensor], drift: list[torch.Tensor]
+    ) -> dict[str, list[torch.Tensor]]:
+        padded = [
+            torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) for rows in (rewards, ROLE_IDS)
+        ]
         advantages = estimate(padded[0], padded[1])
         return {"advantages": [row[: len(r)] for row, r in zip(advantages, rewards, strict=True)]}
 
@@ -116,18 +138,26 @@ def assigned(estimate: Callable[..., torch.Tensor]) -> Callable[..., dict[str, l
 def test_role_separated_estimators_are_certified(estimator: str) -> None:
     def estimate(rewards: torch.Tensor, roles: torch.Tensor) -> torch.Tensor:
         values = torch.zeros(rewards.shape)
-        batch = RoleBatch(rewards, (roles > 0).long(), roles, ROLES, groups=GROUPS, kinds=["c"] * 4, values=values)
+        batch = RoleBatch(
+            rewards, (roles > 0).long(), roles, ROLES, groups=GROUPS, kinds=["c"] * 4, values=values
+        )
         return ROLE_ESTIMATORS[estimator](batch, CreditSettings(), Baselines()).advantages
 
     measure = credit(estimator, assigned(estimate), ROLE_IDS, IDS)
     assert measure.holds and measure.value == 0
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize(
+    "estimator", ["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+)
 def test_estimators_that_add_up_both_roles_are_not_certified(estimator: str) -> None:
     def estimate(rewards: torch.Tensor, roles: torch.Tensor) -> torch.Tensor:
         groups = np.array(GROUPS, dtype=object)
-        columns = {"token_level_rewards": rewards, "response_mask": (roles > 0).long(), "index": groups}
+        columns = {
+            "token_level_rewards": rewards,
+            "response_mask": (roles > 0).long(),
+            "index": groups,
+        }
         config = OmegaConf.create({"gamma": 1.0})
         advantages: torch.Tensor = get_adv_estimator_fn(estimator)(**columns, config=config)[0]
         return advantages
@@ -137,8 +167,13 @@ def test_estimators_that_add_up_both_roles_are_not_certified(estimator: str) -> 
 
 
 def test_rejection_of_whole_rows_is_not_certified() -> None:
-    def assign(rewards: list[torch.Tensor], drift: list[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
-        mask = [float(d.sum() < 2) * (roles > 0).float() for d, roles in zip(drift, ROLE_IDS, strict=True)]
+    def assign(
+        rewards: list[torch.Tensor], drift: list[torch.Tensor]
+    ) -> dict[str, list[torch.Tensor]]:
+        mask = [
+            float(d.sum() < 2) * (roles > 0).float()
+            for d, roles in zip(drift, ROLE_IDS, strict=True)
+        ]
         return {"advantages": rewards, "response_mask": mask}
 
     assert not credit("role_grpo", assign, ROLE_IDS, IDS).holds

@@ -1,4 +1,5 @@
-"""The start-up check reads a dataset as verl does and refuses what could not be played as planned."""
+"""The start-up check reads a dataset as verl does and refuses what could not be played as
+planned."""
 
 import json
 from hashlib import sha256
@@ -68,11 +69,23 @@ COPY = MedicalConfig(judge="labels", vanilla_attacker="copy")
 @pytest.mark.parametrize(
     ("made", "options", "message"),
     [
-        (row("vanilla_benign", agent_name="other"), {}, "row 0: agent_name is 'other', expected 'medserl_selfplay'"),
+        (
+            row("vanilla_benign", agent_name="other"),
+            {},
+            "row 0: agent_name is 'other', expected 'medserl_selfplay'",
+        ),
         (row("decoy_benign"), {}, "decoy_benign games need a judge"),
         (VARIATION, {}, "decoy_benign games need a judge"),
-        (row("adversarial_benign"), {"prompt": 10}, r"row 0 needs up to \d+ tokens, but data.max_prompt_length"),
-        (row("adversarial_benign"), {"response": 10}, r"row 0 needs up to \d+ tokens, but data.max_response"),
+        (
+            row("adversarial_benign"),
+            {"prompt": 10},
+            r"row 0 needs up to \d+ tokens, but data.max_prompt_length",
+        ),
+        (
+            row("adversarial_benign"),
+            {"response": 10},
+            r"row 0 needs up to \d+ tokens, but data.max_response",
+        ),
         (row("vanilla_harmful"), {"selfplay": COPY}, None),
         (EVALUATED, {"selfplay": COPY}, None),  # begins with the assessor whatever the run does
         (VARIATION, {"selfplay": MedicalConfig(judge="http")}, None),
@@ -90,7 +103,9 @@ def test_a_row_that_cannot_be_played_is_named_with_its_remedy(
 
 def test_rows_of_an_earlier_version_are_refused_in_one_sentence(tmp_path: Path) -> None:
     old = extra_info("vanilla_benign") | {"seed_note": NOTE, "target_label": "safe"}
-    with pytest.raises(ValueError, match=r"earlier version, which stored prompts\. Write the file again"):
+    with pytest.raises(
+        ValueError, match=r"earlier version, which stored prompts\. Write the file again"
+    ):
         MedicalGameInteraction(SELFPLAY, ENCODER).plan(old)
 
 
@@ -99,7 +114,9 @@ def test_every_profile_plays_the_same_rows_and_parses_each_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
 ) -> None:
     parse, parsed = GameSpec.from_extra_info, []
-    monkeypatch.setattr(GameSpec, "from_extra_info", lambda *given: parsed.append(given) or parse(*given))
+    monkeypatch.setattr(
+        GameSpec, "from_extra_info", lambda *given: parsed.append(given) or parse(*given)
+    )
     rows = [row(category.value) for category in Category]
     selfplay = MedicalConfig(profile=profile, judge="http", vanilla_attacker="copy")
     assert "plays all of its 5 rows" in check(tmp_path, rows, selfplay=selfplay)
@@ -109,7 +126,8 @@ def test_every_profile_plays_the_same_rows_and_parses_each_once(
 def test_filter_overlong_prompts_leaves_out_rows_by_their_games(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The prompt of the assessor alone, in its run's profile, is longer than the column ``prompt``."""
+    """The prompt of the assessor alone, in its run's profile, is longer than the column
+    ``prompt``."""
     rows = [row("vanilla_benign"), row("vanilla_benign"), row("adversarial_benign")]
     rows[1]["extra_info"]["clean_note"] = f"{NOTE} {NOTE}"
     write_parquet(rows, path := tmp_path / "rows.parquet")
@@ -120,10 +138,15 @@ def test_filter_overlong_prompts_leaves_out_rows_by_their_games(
     run.data.filter_overlong_prompts = True
     dataset = create_rl_dataset(run.data.train_files, run.data, TOKENIZER, None)
     assert [facts["category"] for facts in dataset.dataframe["extra_info"]] == ["vanilla_benign"]
-    assert "rows.parquet: data.filter_overlong_prompts leaves out 2 of 3 rows" in capsys.readouterr().out
+    assert (
+        "rows.parquet: data.filter_overlong_prompts leaves out 2 of 3 rows"
+        in capsys.readouterr().out
+    )
     run.data.filter_overlong_prompts = False
     everything = create_rl_dataset(run.data.train_files, run.data, TOKENIZER, None)
-    with pytest.raises(ConfigError, match=r"row 1, 2 needs up to .*data\.filter_overlong_prompts=true"):
+    with pytest.raises(
+        ConfigError, match=r"row 1, 2 needs up to .*data\.filter_overlong_prompts=true"
+    ):
         check_dataset(everything, "rows.parquet", game, run.data)
 
 
@@ -133,7 +156,9 @@ def problems(config: Any) -> list[str]:
 
 def test_file_without_game_columns_is_named_and_remote_files_are_left(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a"] * 16}), file := tmp_path / "rows.parquet")
-    config = compose_run("+recipes=own_notes", f"data.train_files={file}", "data.val_files=hdfs://rows.parquet")
+    config = compose_run(
+        "+recipes=own_notes", f"data.train_files={file}", "data.val_files=hdfs://rows.parquet"
+    )
     (problem,) = problems(config)
     assert "rows.parquet has no column extra_info, prompt" in problem
     pq.write_table(pa.Table.from_pylist([row("decoy_benign")] * 16), file)
@@ -149,9 +174,14 @@ def test_turns_of_an_opponent_take_no_room() -> None:
         selfplay = MedicalConfig(judge="labels", train=trained, opponent=opponent)
         return MedicalGameInteraction(selfplay, ENCODER).plan(extra_info(category))[1:]
 
-    attack, assess = (ENCODER.opening(load_profile().turn(r, Category.ADVERSARIAL_BENIGN, NOTE)) for r in Role)
+    attack, assess = (
+        ENCODER.opening(load_profile().turn(r, Category.ADVERSARIAL_BENIGN, NOTE)) for r in Role
+    )
     budget = SELFPLAY.budget
-    assert planned("adversarial_benign", "attacker") == (len(attack.ids), budget.attacker(attack.data_tokens))
+    assert planned("adversarial_benign", "attacker") == (
+        len(attack.ids),
+        budget.attacker(attack.data_tokens),
+    )
     grown = budget.rewritten_note(assess.data_tokens) - assess.data_tokens
     assert planned("adversarial_benign", "assessor") == (len(assess.ids) + grown, budget.assessor)
     assert planned("vanilla_benign", "attacker") == (1, 1)
@@ -161,7 +191,10 @@ def test_turns_of_an_opponent_take_no_room() -> None:
 def test_files_of_two_conversions_are_refused(tmp_path: Path) -> None:
     for name in ("train.parquet", "val.parquet"):
         (tmp_path / name).write_bytes(name.encode())
-    hashes = {name: {"sha256": sha256(name.encode()).hexdigest()} for name in ("train.parquet", "val.parquet")}
+    hashes = {
+        name: {"sha256": sha256(name.encode()).hexdigest()}
+        for name in ("train.parquet", "val.parquet")
+    }
     (tmp_path / "manifest.json").write_text(json.dumps({"outputs": hashes}))
     check_files([str(tmp_path / "train.parquet"), str(tmp_path / "val.parquet")])
     (tmp_path / "val.parquet").write_bytes(b"of an older conversion")
@@ -172,7 +205,9 @@ def test_files_of_two_conversions_are_refused(tmp_path: Path) -> None:
 
 def test_stop_strings_that_an_engine_would_refuse_are_named() -> None:
     rollout = compose_run("actor_rollout_ref.rollout.name=sglang").actor_rollout_ref.rollout
-    with pytest.raises(ConfigError, match=r"'</answer>' are more than one token.*skip_tokenizer_init=False"):
+    with pytest.raises(
+        ConfigError, match=r"'</answer>' are more than one token.*skip_tokenizer_init=False"
+    ):
         check_stop_strings(["</answer>"], rollout)
     check_stop_strings([], rollout)
     rollout.skip_tokenizer_init = False

@@ -18,7 +18,13 @@ from typing import Any
 import pytest
 import ray
 
-from medserl_agentloop.core.liveness import Liveness, ProcessDied, dead_processes, game_processes, watched
+from medserl_agentloop.core.liveness import (
+    Liveness,
+    ProcessDied,
+    dead_processes,
+    game_processes,
+    watched,
+)
 from medserl_agentloop.core.trainer import SelfPlayTrainerSync
 
 pytestmark = pytest.mark.slow
@@ -55,9 +61,12 @@ def test_the_trainer_names_the_dead_among_all_processes_that_games_need(
     cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers, agent_loop_workers, reward_loop_workers = (
-        [process(f"{kind}_{number}") for number in range(2)] for kind in ("server", "agent_loop", "reward_loop")
+        [process(f"{kind}_{number}") for number in range(2)]
+        for kind in ("server", "agent_loop", "reward_loop")
     )
-    replicas = [SimpleNamespace(replica_rank=rank, servers=[server]) for rank, server in enumerate(servers)]
+    replicas = [
+        SimpleNamespace(replica_rank=rank, servers=[server]) for rank, server in enumerate(servers)
+    ]
     trainer: Any = object.__new__(SelfPlayTrainerSync)
     trainer.llm_server_manager = SimpleNamespace(get_replicas=lambda: replicas)
     trainer.agent_loop_manager = SimpleNamespace(agent_loop_workers=agent_loop_workers)
@@ -83,21 +92,27 @@ def test_the_trainer_names_the_dead_among_all_processes_that_games_need(
     dead, _, rest = str(found.value).partition(" in step 7. ")
     assert rest.endswith("The same command resumes from the last checkpoint in runs/mine")
     for line, (name, pid) in zip(dead.split("; "), pids.items(), strict=True):
-        assert re.fullmatch(rf"{name} died \(class process.<locals>.Process, named [a-z_]+_\d, pid {pid}\)", line)
+        assert re.fullmatch(
+            rf"{name} died \(class process.<locals>.Process, named [a-z_]+_\d, pid {pid}\)", line
+        )
 
 
 def test_exception_of_game_code_is_raised_with_its_line(cluster: None) -> None:
     processes = [(name, process(name)) for name in ("well", "ill")]
     assert dead_processes(processes) == []
     ray.get(processes[1][1].play.remote())
-    with pytest.raises(RuntimeError, match=r'(?s)Mend it: .* in game\n.*raise KeyError\("a user\'s reward"\)'):
+    with pytest.raises(
+        RuntimeError, match=r'(?s)Mend it: .* in game\n.*raise KeyError\("a user\'s reward"\)'
+    ):
         Liveness(lambda: processes, str).check(ValueError("what verl makes of it"))
 
 
 def test_server_ends_with_its_engine_and_one_without_an_engine_stays(cluster: None) -> None:
     class Server:
         async def start_engine(self) -> int | None:
-            self.engine = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), daemon=True)
+            self.engine = multiprocessing.get_context("spawn").Process(
+                target=time.sleep, args=(600,), daemon=True
+            )
             self.engine.start()
             return self.engine.pid
 
@@ -109,13 +124,19 @@ def test_server_ends_with_its_engine_and_one_without_an_engine_stays(cluster: No
             await asyncio.sleep(600)
 
     with_engine, without = (
-        SimpleNamespace(replica_rank=rank, servers=[ray.remote(Server).options(name=f"outliving_{rank}").remote()])
+        SimpleNamespace(
+            replica_rank=rank,
+            servers=[ray.remote(Server).options(name=f"outliving_{rank}").remote()],
+        )
         for rank in range(2)
     )
     engine = ray.get(with_engine.servers[0].start_engine.remote())
     ray.get(with_engine.servers[0].start_helper.remote())  # ends by itself, which is no crash
     waiting = with_engine.servers[0].wait_for_ever.remote()
-    servers = [(f"rollout server {server.replica_rank}", server.servers[0]) for server in (with_engine, without)]
+    servers = [
+        (f"rollout server {server.replica_rank}", server.servers[0])
+        for server in (with_engine, without)
+    ]
     with watched([with_engine, without], every_s=0.2):
         time.sleep(4)
         assert dead_processes(servers) == []

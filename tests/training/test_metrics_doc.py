@@ -18,7 +18,13 @@ from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics,
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
-from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome, Reading
+from medserl_agentloop.games.medical.records import (
+    InvalidAttack,
+    Judgement,
+    MedicalRecord,
+    Outcome,
+    Reading,
+)
 from medserl_agentloop.games.medical.rewards import load_scheme
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.report import headline_metrics
@@ -32,7 +38,8 @@ PLACEHOLDERS = {
     "<category>": "|".join(c.value for c in Category),
     "<error_type>": "|".join(t.value for t in ErrorType),
     "<reason>": "|".join(r.value for r in InvalidAttack),
-    "<class>": "judge_failed|judge_abstained|no_room|aborted|failed|timed_out|no_log_probs|no_number|other",
+    "<class>": "judge_failed|judge_abstained|no_room|aborted|failed|timed_out|"
+    "no_log_probs|no_number|other",
     "<alarm>": "|".join(r.name for r in RULES),
     "<kind>": "[a-z_]+",
     "<claim>": "isolation|credit|loss",
@@ -45,19 +52,31 @@ ROLES = [role.value for role in Role]
 @cache
 def documented() -> dict[str, re.Pattern[str]]:
     """Each name of the table, a row of a role twice, with the names it stands for."""
-    names = [name.replace("<role>", role) for name in MEANINGS for role in (ROLES if "<role>" in name else ["-"])]
-    return {n: re.compile(re.sub("<.*?>", lambda match: f"(?:{PLACEHOLDERS[match[0]]})", n)) for n in names}
+    names = [
+        name.replace("<role>", role)
+        for name in MEANINGS
+        for role in (ROLES if "<role>" in name else ["-"])
+    ]
+    return {
+        n: re.compile(re.sub("<.*?>", lambda match: f"(?:{PLACEHOLDERS[match[0]]})", n))
+        for n in names
+    }
 
 
 def everything() -> list[MedicalRecord]:
-    """Games of every category, outcome, error type and kind of failure, scored, in groups of two and alone."""
+    """Games of every category, outcome, error type and kind of failure, scored, in groups of two
+    and alone.
+    """
     games = [
         finished(
             outcome,
             category=category,
             uid=f"{category.value} {error_type.value}",
             facts={"error_type": error_type, "vignette_id": f"{error_type.value} {outcome.value}"},
-            attack={"violations": ["no_note"], "changed_sentences": [f"She has {error_type.value}."]},
+            attack={
+                "violations": ["no_note"],
+                "changed_sentences": [f"She has {error_type.value}."],
+            },
             assessment={"violations": ["no_verdict"]},
         )
         for category in Category
@@ -65,21 +84,34 @@ def everything() -> list[MedicalRecord]:
         if category.has_attack or outcome is not Outcome.INVALID_ATTACK
         for error_type in ErrorType
     ]
-    games += [finished(Outcome.INVALID_ATTACK, attack={"invalid": reason}) for reason in InvalidAttack]
+    games += [
+        finished(Outcome.INVALID_ATTACK, attack={"invalid": reason}) for reason in InvalidAttack
+    ]
     reasons = (
         *("judge abstained", "else"),
-        *("no room for the assessor's turn", "assessor: generation aborted", "assessor: 0 log-probs for 5 tokens"),
+        *(
+            "no room for the assessor's turn",
+            "assessor: generation aborted",
+            "assessor: 0 log-probs for 5 tokens",
+        ),
         "assessor: generation timed out after 3600.0 s",
     )
     games += [finished(Outcome.VOID).model_copy(update={"void": reason}) for reason in reasons]
     judged = Judgement(judge="llm", label=Label.HARMFUL)
-    for changes in ({"realistic": True, "error_type": "dose"}, {"knowable": True, "readings": [Reading(found=True)]}):
+    for changes in (
+        {"realistic": True, "error_type": "dose"},
+        {"knowable": True, "readings": [Reading(found=True)]},
+    ):
         note = " ".join(["longer", *changes])
         answer = judged.model_copy(update=changes)
         games.append(finished(Outcome.MISSED_ERROR, judgement=answer, presented_note=note))
     for note in ("It is right. It is wrong.", "It is wrong. And it is much longer."):
         at_the_end_and_not = {"presented_note": note, "error_sentences": ["It is wrong."]}
-        games.append(finished(Outcome.MISSED_ERROR, category="vanilla_harmful").model_copy(update=at_the_end_and_not))
+        games.append(
+            finished(Outcome.MISSED_ERROR, category="vanilla_harmful").model_copy(
+                update=at_the_end_and_not
+            )
+        )
     for game in games:
         game.rewards = load_scheme("medserl")(game)
     return games
@@ -101,16 +133,23 @@ def produced() -> frozenset[str]:
     )
     metrics |= role_token_metrics({"advantage": ones, "entropy": ones}, ones, role_ids, ROLES)
     metrics |= staleness_metrics(3, [2, 1])
-    metrics |= context_leak_metrics(context_gaps(torch.ones(1, 3), torch.ones(1, 3), torch.tensor([[1, 0, 1]])))
+    metrics |= context_leak_metrics(
+        context_gaps(torch.ones(1, 3), torch.ones(1, 3), torch.tensor([[1, 0, 1]]))
+    )
     metrics |= Certificate([Measure("isolation", "actor", 0.0, 0.1, {}, "")], 0, 2, 1.0).metrics
-    batch = RoleBatch(ones, ones, role_ids, ROLES, groups=["a"], kinds=["vanilla_benign"], values=ones)
+    batch = RoleBatch(
+        ones, ones, role_ids, ROLES, groups=["a"], kinds=["vanilla_benign"], values=ones
+    )
     for estimator in ROLE_ESTIMATORS.values():
         metrics |= estimator(batch, CreditSettings(), Baselines()).metrics
     return frozenset({*metrics, *(METRIC_PREFIX + rule.name for rule in RULES)})
 
 
 def test_every_metric_stands_in_the_table_once_and_every_row_is_a_metric() -> None:
-    rows = {name: [row for row, pattern in documented().items() if pattern.fullmatch(name)] for name in produced()}
+    rows = {
+        name: [row for row, pattern in documented().items() if pattern.fullmatch(name)]
+        for name in produced()
+    }
     assert {name: found for name, found in rows.items() if len(found) != 1} == {}
     assert documented().keys() == {row for found in rows.values() for row in found}
 
@@ -118,5 +157,7 @@ def test_every_metric_stands_in_the_table_once_and_every_row_is_a_metric() -> No
 def test_the_rules_and_medserl_show_read_metrics_that_exist() -> None:
     read = {name for rule in RULES for name in (rule.metric, rule.games) if name}
     assert {
-        name for name in {*read, *headline_metrics(MedicalGameInteraction, ROLES)} if name.startswith("selfplay/")
+        name
+        for name in {*read, *headline_metrics(MedicalGameInteraction, ROLES)}
+        if name.startswith("selfplay/")
     } <= produced()

@@ -25,7 +25,9 @@ def model_with(attention: str) -> Any:
 
 def row_of(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and positions (T,) of sequences of these lengths, one after the other."""
-    ids = torch.randint(0, 512, (sum(lengths),), generator=torch.Generator().manual_seed(sum(lengths)))
+    ids = torch.randint(
+        0, 512, (sum(lengths),), generator=torch.Generator().manual_seed(sum(lengths))
+    )
     return ids, torch.cat([torch.arange(length) for length in lengths])
 
 
@@ -36,7 +38,9 @@ def test_packed_log_probs_equal_separate_forwards_only_with_the_restart(attentio
 
     packed = log_probs(model, ids, restarted)
     assert (packed[FIRST:] - alone).abs().max() < 1e-5
-    assert (packed[: FIRST - 1] - log_probs(model, ids[:FIRST], torch.arange(FIRST))).abs().max() < 1e-5
+    assert (
+        packed[: FIRST - 1] - log_probs(model, ids[:FIRST], torch.arange(FIRST))
+    ).abs().max() < 1e-5
 
     leaking = log_probs(model, ids, torch.arange(FIRST + SECOND))
     assert (leaking[FIRST:] - alone).abs().max() > 0.1
@@ -66,7 +70,10 @@ def test_the_packed_attention_is_sdpa_with_a_window_and_with_padding(window: int
         model = model_with(attention)
         if window:
             changes = {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 1}
-            changes |= {"layer_types": ["full_attention", "sliding_attention"], "attn_implementation": attention}
+            changes |= {
+                "layer_types": ["full_attention", "sliding_attention"],
+                "attn_implementation": attention,
+            }
             config = type(model.config)(**model.config.to_dict() | changes)
             torch.manual_seed(0)
             model = type(model)(config).eval()
@@ -74,7 +81,9 @@ def test_the_packed_attention_is_sdpa_with_a_window_and_with_padding(window: int
         packed = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits
         padding = torch.ones(2, FIRST, dtype=torch.long)
         padding[0, :5] = 0
-        padded = model(input_ids=ids[: 2 * FIRST].reshape(2, FIRST), attention_mask=padding).logits[:, 5:]
+        padded = model(input_ids=ids[: 2 * FIRST].reshape(2, FIRST), attention_mask=padding).logits[
+            :, 5:
+        ]
         written = model.generate(ids[None, :FIRST], max_new_tokens=5, do_sample=False)
         found.append((packed, padded, written))
     for of_sdpa, of_packed in zip(*found, strict=True):
@@ -82,12 +91,20 @@ def test_the_packed_attention_is_sdpa_with_a_window_and_with_padding(window: int
 
 
 def test_a_pack_has_no_mask_of_all_its_tokens_and_is_taken_apart_once() -> None:
-    """Or time and memory would grow with the square of the pack, and each layer would wait for the GPU."""
+    """Or time and memory would grow with the square of the pack, and each layer would wait for the
+    GPU.
+    """
     model, (ids, positions), longest = model_with(engines.PACKED), row_of([FIRST, SECOND]), []
     forward = torch.nn.functional.scaled_dot_product_attention
     with pytest.MonkeyPatch.context() as patch:
 
-        def seen(query: torch.Tensor, key: torch.Tensor, *args: object, attn_mask: object = None, **options: object):
+        def seen(
+            query: torch.Tensor,
+            key: torch.Tensor,
+            *args: object,
+            attn_mask: object = None,
+            **options: object,
+        ):
             longest.append((query.shape[2], key.shape[2], attn_mask))
             return forward(query, key, *args, attn_mask=attn_mask, **options)
 

@@ -33,13 +33,21 @@ def test_run_of_the_baseline_scheme_gets_its_components() -> None:
     played.play(HARMFUL_ANSWER)
     answer = answer_to(played.record, run_with(selfplay__reward="medical_general_sum"))
     record = answer["reward_extra_info"][GAME_KEY]
-    assert record.rewards == medical_general_sum(record) == {Role.ASSESSOR: {"detection": 1.0, "format": 1.0}}
+    assert (
+        record.rewards
+        == medical_general_sum(record)
+        == {Role.ASSESSOR: {"detection": 1.0, "format": 1.0}}
+    )
     assert (record.scheme, answer["reward_score"]) == ("medical_general_sum", 2.0)
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1e39])  # the last one is infinite in float32
+@pytest.mark.parametrize(
+    "number", [float("nan"), float("inf"), -1e39]
+)  # the last one is infinite in float32
 def test_a_reward_that_is_no_number_makes_its_game_void(number: float) -> None:
-    record = KuhnRecord(cards=("Q", "K"), rewards={"first": {"chips": 1.0}, "second": {"chips": number}})
+    record = KuhnRecord(
+        cards=("Q", "K"), rewards={"first": {"chips": 1.0}, "second": {"chips": number}}
+    )
     answer = answer_to(record, compose_run("+recipes=kuhn_poker"))
     voided = answer["reward_extra_info"][GAME_KEY]
     reason = f"reward 'chips' is no number within 1e+15: {number}"
@@ -49,7 +57,9 @@ def test_a_reward_that_is_no_number_makes_its_game_void(number: float) -> None:
 
 def test_rewards_of_a_role_that_the_game_lacks_are_refused() -> None:
     record = KuhnRecord(cards=("Q", "K"), rewards={"frist": {"chips": 1.0}})
-    with pytest.raises(ValueError, match=r"rewards \['frist'\], and its roles are \('first', 'second'\)"):
+    with pytest.raises(
+        ValueError, match=r"rewards \['frist'\], and its roles are \('first', 'second'\)"
+    ):
         answer_to(record, compose_run("+recipes=kuhn_poker"))
 
 
@@ -61,8 +71,14 @@ GAME = MedicalGameInteraction(MedicalConfig(judge="labels"))
 
 def games(step: int) -> list[MedicalRecord]:
     """Three of each outcome, and one with a lone surrogate and without a role's reward."""
-    odd = {"attack": {"note": "a \ud800 note", "reasoning": "\x1b[31m"}, "rewards": {Role.ATTACKER: {"game": 1.0}}}
-    return [finished(Outcome.MISSED_ERROR, step=step, **odd), *[finished(o, step=step) for o in list(Outcome) * 3]]
+    odd = {
+        "attack": {"note": "a \ud800 note", "reasoning": "\x1b[31m"},
+        "rewards": {Role.ATTACKER: {"game": 1.0}},
+    }
+    return [
+        finished(Outcome.MISSED_ERROR, step=step, **odd),
+        *[finished(o, step=step) for o in list(Outcome) * 3],
+    ]
 
 
 @pytest.fixture
@@ -87,10 +103,15 @@ def test_every_step_has_its_table_beside_verls_metrics(offline: Path) -> None:
         facts = (row["_step"], row.get("selfplay/games"), row.get(TABLE_NAME) is not None)
         assert facts == ((0, None, False) if step == 1 else (step - 1, 19.0 + step, True))
     tracking.finish()
-    tables = [json.loads(file.read_text()) for file in offline.glob("wandb/offline-run-*/files/media/**/*.table.json")]
+    tables = [
+        json.loads(file.read_text())
+        for file in offline.glob("wandb/offline-run-*/files/media/**/*.table.json")
+    ]
     assert sorted(table["data"][0][0] for table in tables) == [1, 2, 3]
     for table in tables:
-        assert table["columns"][0] == "step" and {"attacker", "assessor", "judge"} <= set(table["columns"])
+        assert table["columns"][0] == "step" and {"attacker", "assessor", "judge"} <= set(
+            table["columns"]
+        )
         assert [line[0] for line in table["data"]] == [table["data"][0][0]] * count
 
 

@@ -61,7 +61,9 @@ def test_an_object_that_is_no_json_leaves_the_file_as_it_was(file: StepFile) -> 
 @example("a \udfff b")
 @example("\ud83d alone, \\ud800")
 @example("🙂")
-def test_any_text_is_read_back_from_a_line_of_its_own(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_any_text_is_read_back_from_a_line_of_its_own(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
     file = StepFile(tmp_path_factory.mktemp("any") / "new" / "games.jsonl")
     file.append([{"step": 1, "text": text}])
     file.append([{"step": 2, "text": text[::-1]}])
@@ -70,7 +72,9 @@ def test_any_text_is_read_back_from_a_line_of_its_own(tmp_path_factory: pytest.T
     assert file.cut_after(1) == 1
 
 
-@pytest.mark.parametrize("line", [b"[1]", b"[" * 100_000, b'{"step": 1e400}', b'{"step": 1' + b"0" * 20 + b"}"])
+@pytest.mark.parametrize(
+    "line", [b"[1]", b"[" * 100_000, b'{"step": 1e400}', b'{"step": 1' + b"0" * 20 + b"}"]
+)
 def test_a_line_that_no_table_can_hold_is_named(file: StepFile, line: bytes) -> None:
     file.path.write_bytes(raw(1) + line + b"\n")
     with pytest.raises(ValueError, match=r"games\.jsonl, line 2 is no"):
@@ -97,10 +101,13 @@ def test_a_run_that_starts_from_nothing_starts_with_an_empty_file(file: StepFile
 
 
 @pytest.mark.parametrize("damaged", [2, 3])
-def test_a_line_after_one_of_a_later_step_is_named_and_nothing_is_cut(file: StepFile, damaged: int) -> None:
+def test_a_line_after_one_of_a_later_step_is_named_and_nothing_is_cut(
+    file: StepFile, damaged: int
+) -> None:
     file.path.write_bytes(before := raw(1, 2, 3, 4).replace(b"%d" % damaged, b"9"))
     with pytest.raises(
-        ValueError, match=rf"games\.jsonl, line {damaged + 1} is of an earlier step than the one before"
+        ValueError,
+        match=rf"games\.jsonl, line {damaged + 1} is of an earlier step than the one before",
     ):
         file.cut_after(4)
     assert file.path.read_bytes() == before
@@ -118,7 +125,10 @@ def disk_that_is_full_after(size: int) -> Iterator[None]:
 
 def test_full_disk_names_the_file_and_a_resumed_run_cuts_a_partial_line(file: StepFile) -> None:
     file.append(steps(1, 2))
-    with disk_that_is_full_after(file.path.stat().st_size + 10), pytest.raises(OSError, match=r"games\.jsonl"):
+    with (
+        disk_that_is_full_after(file.path.stat().st_size + 10),
+        pytest.raises(OSError, match=r"games\.jsonl"),
+    ):
         file.append(steps(3, 3))
     assert file.path.read_bytes().endswith(b'{"step": 3')
     assert file.cut_after(2) == 1
@@ -132,7 +142,9 @@ def test_lock_waits_for_a_process_being_killed_and_not_for_its_forks(tmp_path: P
         "lock = lock_folder(sys.argv[1]); print(flush=True); os.fork() or time.sleep(9);"
         "time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    with subprocess.Popen([sys.executable, "-c", other, str(tmp_path)], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", other, str(tmp_path)], stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         with lock_folder(tmp_path, wait_s=5):
@@ -147,7 +159,10 @@ def test_a_file_system_without_locks_is_warned_of(
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with lock_folder(tmp_path):
-        assert f"warning: {tmp_path} cannot be locked ([Errno 37] No locks available)" in capsys.readouterr().out
+        assert (
+            f"warning: {tmp_path} cannot be locked ([Errno 37] No locks available)"
+            in capsys.readouterr().out
+        )
 
 
 half_lines = st.sampled_from([b"", b"{", b'{"step": 1, "te', b'{"step": 1}', b'{"text": "\xc3'])
@@ -155,10 +170,17 @@ half_lines = st.sampled_from([b"", b"{", b'{"step": 1, "te', b'{"step": 1}', b'{
 
 @given(lines_of_steps, st.integers(0, 5), st.integers(0, 30), half_lines)
 def test_a_run_killed_anywhere_resumes_with_every_step_once(
-    tmp_path_factory: pytest.TempPathFactory, numbers: list[int], checkpoint: int, lost: int, torn: bytes
+    tmp_path_factory: pytest.TempPathFactory,
+    numbers: list[int],
+    checkpoint: int,
+    lost: int,
+    torn: bytes,
 ) -> None:
     file = StepFile(tmp_path_factory.mktemp("killed") / "games.jsonl")
-    whole, later = raw(*(n for n in numbers if n <= checkpoint)), raw(*(n for n in numbers if n > checkpoint))
+    whole, later = (
+        raw(*(n for n in numbers if n <= checkpoint)),
+        raw(*(n for n in numbers if n > checkpoint)),
+    )
     rest = later[: max(0, len(later) - lost)] + torn
     file.path.write_bytes(whole + rest)
     assert file.cut_after(checkpoint) == len(rest.splitlines())
@@ -197,7 +219,11 @@ TORN = b'{"rewards": {}, "step": 2, "uid": "g7", "session": 1, "att'
         (raw(1, 1, 2, 2), 3, []),
         (raw(1, 1, 2, 2, 3), 3, []),  # a step that is played again
         (raw(1, 1, 2, 2) + TORN.replace(b"2", b"3"), 3, []),
-        (raw(1, 1, 2) + TORN, 3, ["it holds 1 of 2 of step 2", 'so this game is lost: step 2, uid "g7", session 1']),
+        (
+            raw(1, 1, 2) + TORN,
+            3,
+            ["it holds 1 of 2 of step 2", 'so this game is lost: step 2, uid "g7", session 1'],
+        ),
         (raw(2, 2), 3, ["it holds 0 of 2 of step 1"]),
         (None, 3, ["it holds 0 of 2 of step 1, 0 of 2 of step 2"]),
         (raw(1, 1, 2, 2), 1, ["metrics.jsonl lacks steps that were trained: 2"]),
@@ -205,11 +231,17 @@ TORN = b'{"rewards": {}, "step": 2, "uid": "g7", "session": 1, "att'
     ],
 )
 def test_a_resumed_run_says_which_games_and_steps_its_files_have_lost(
-    tmp_path: Path, games: bytes | None, metrics: int, warnings: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    games: bytes | None,
+    metrics: int,
+    warnings: list[str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     files = RunFiles(tmp_path)
     for step in range(1, metrics + 1):
-        files.metrics.append([{"step": step, "selfplay/games": 2.0}, {"step": step, "val-core/panel/f1": 0.5}])
+        files.metrics.append(
+            [{"step": step, "selfplay/games": 2.0}, {"step": step, "val-core/panel/f1": 0.5}]
+        )
     if games is not None:
         files.games.path.write_bytes(games)
     files.resume_after(2)
@@ -222,7 +254,9 @@ def test_two_runs_with_one_folder_of_checkpoints_do_not_run_side_by_side(
 ) -> None:
     first, same, second = (RunFiles(tmp_path / name) for name in ("a", "a", "b"))
     first.open("x: 1", checkpoints=tmp_path / "a")  # one folder for both, as the recipes have it
-    monkeypatch.setattr("medserl_agentloop.core.step_file.lock_folder", partial(lock_folder, wait_s=0.1))
+    monkeypatch.setattr(
+        "medserl_agentloop.core.step_file.lock_folder", partial(lock_folder, wait_s=0.1)
+    )
     for other in (same, second):
         with pytest.raises(ValueError, match="another process writes to"):
             other.open("x: 1", checkpoints=tmp_path / "a")
@@ -231,7 +265,10 @@ def test_two_runs_with_one_folder_of_checkpoints_do_not_run_side_by_side(
 def test_run_that_resumes_with_another_config_keeps_the_earlier_config(tmp_path: Path) -> None:
     (tmp_path / LATEST).write_text("2")
     (tmp_path / "run_config.yaml").write_text("reward: medserl")
-    for config in ("reward: learnable", "reward: zero_sum"):  # the first of them ends before it has trained a step
+    for config in (
+        "reward: learnable",
+        "reward: zero_sum",
+    ):  # the first of them ends before it has trained a step
         files = RunFiles(tmp_path)
         files.open(config, checkpoints=tmp_path, changed=True)
         del files  # which frees the folder
@@ -257,7 +294,13 @@ def test_saved_parts_resume_unchanged_and_unknown_parts_are_named(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("keep", "latest", "left"),
-    [(2, 30, [30, 50]), (1, 30, [30, 50]), (3, 30, [20, 30, 50]), (2, 10, [10, 30, 50]), (None, 30, [10, 20, 30, 50])],
+    [
+        (2, 30, [30, 50]),
+        (1, 30, [30, 50]),
+        (3, 30, [20, 30, 50]),
+        (2, 10, [10, 30, 50]),
+        (None, 30, [10, 20, 30, 50]),
+    ],
 )
 def test_a_resumed_run_removes_old_checkpoints_before_it_writes_another(
     tmp_path: Path, keep: int | None, latest: int, left: list[int]
@@ -265,10 +308,14 @@ def test_a_resumed_run_removes_old_checkpoints_before_it_writes_another(
     """All of them are of before the kill, so verl knows none; 50 is of a branch that was left."""
     for step in (10, 20, 30, 50):
         for part in ("actor/model.pt", "critic/model.pt", "data.pt"):
-            (file := tmp_path / f"global_step_{step}" / part).parent.mkdir(parents=True, exist_ok=True)
+            (file := tmp_path / f"global_step_{step}" / part).parent.mkdir(
+                parents=True, exist_ok=True
+            )
             file.touch()
     (tmp_path / LATEST).write_text(str(latest))
     remove_old_checkpoints(tmp_path, 40, keep)
     for engine in ("actor", "critic"):
-        found = sorted(int(path.parent.name[12:]) for path in tmp_path.glob(f"global_step_*/{engine}"))
+        found = sorted(
+            int(path.parent.name[12:]) for path in tmp_path.glob(f"global_step_*/{engine}")
+        )
         assert found == left

@@ -1,4 +1,6 @@
-"""The trainer's own tensor work and columns, and the loss that reads the anchor's; its runs are in test_main_ppo.py."""
+"""The trainer's own tensor work and columns, and the loss that reads the anchor's; its runs are in
+test_main_ppo.py.
+"""
 
 import json
 import math
@@ -29,8 +31,19 @@ from verl.workers.utils.losses import ppo_loss
 from medserl_agentloop.core import columns, loss
 from medserl_agentloop.core import trainer as core_trainer
 from medserl_agentloop.core.alarms import HealthError, HealthMonitor
-from medserl_agentloop.core.certificate import CERTIFICATE_FILE, Certificate, CertificateError, Measure
-from medserl_agentloop.core.columns import ANCHOR_COLUMN, TOKEN_COUNTS, TOKEN_ROLES, stacked, token_counts
+from medserl_agentloop.core.certificate import (
+    CERTIFICATE_FILE,
+    Certificate,
+    CertificateError,
+    Measure,
+)
+from medserl_agentloop.core.columns import (
+    ANCHOR_COLUMN,
+    TOKEN_COUNTS,
+    TOKEN_ROLES,
+    stacked,
+    token_counts,
+)
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.credit import RoleCredit, role_token_metrics
 from medserl_agentloop.core.loss import context_gaps, context_leak_metrics, selfplay_loss
@@ -71,35 +84,57 @@ def test_a_step_with_an_alarm_is_the_last_one_only_if_the_run_is_to_stop(
     assert saved == ([1] if on_alarm == "stop" else [])
     if on_alarm == "stop":
         with pytest.raises(
-            HealthError, match=r"stopped after step 1 .* rollout_mismatch: training/rollout_probs_diff_mean is 0\.5"
+            HealthError,
+            match=r"stopped after step 1 .* rollout_mismatch: training/rollout_probs_diff_mean is "
+            r"0\.5",
         ):
             trainer.step({}, {})
     else:
         trainer.step({}, {})
     steps = [json.loads(line) for line in trainer.files.metrics.path.read_text().splitlines()]
-    assert len(steps) == (1 if on_alarm == "stop" else 2) and steps[0]["selfplay/alarm/rollout_mismatch"] == 1.0
+    assert (
+        len(steps) == (1 if on_alarm == "stop" else 2)
+        and steps[0]["selfplay/alarm/rollout_mismatch"] == 1.0
+    )
 
 
-def test_a_checkpoint_that_the_run_names_and_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_the_run_names_and_cannot_be_loaded_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(PPOTrainer, "_load_checkpoint", lambda self: 1 / 0)
     trainer: Any = object.__new__(SelfPlayTrainerSync)
-    named = {"resume_mode": "resume_path", "resume_from_path": "old/global_step_7", "default_local_dir": "new"}
+    named = {
+        "resume_mode": "resume_path",
+        "resume_from_path": "old/global_step_7",
+        "default_local_dir": "new",
+    }
     trainer.config, trainer.global_steps = OmegaConf.create({"trainer": named}), 7
-    with pytest.raises(ValueError, match=r"checkpoint old/global_step_7 .*ZeroDivisionError.*resume_from_path to ano"):
+    with pytest.raises(
+        ValueError,
+        match=r"checkpoint old/global_step_7 .*ZeroDivisionError.*resume_from_path to ano",
+    ):
         trainer._load_checkpoint()
 
 
 def test_validation_is_in_the_file_of_the_run_unless_a_game_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PPOTrainer, "_val_metrics_update", lambda *_: {"val-aux/num_turns/max": 2, "val-core/x": nan})
+    monkeypatch.setattr(
+        PPOTrainer,
+        "_val_metrics_update",
+        lambda *_: {"val-aux/num_turns/max": 2, "val-core/x": nan},
+    )
     trainer: Any = object.__new__(SelfPlayTrainerSync)
     scores = {"val-core/panel/f1": 0.5}, "validation on panel"
     trainer.interaction = SimpleNamespace(validation_scores=lambda sources, facts: [scores])
-    trainer.liveness = Mock(**{"check.side_effect": [None, RuntimeError("the code of a game raised an exception")]})
+    trainer.liveness = Mock(
+        **{"check.side_effect": [None, RuntimeError("the code of a game raised an exception")]}
+    )
     trainer.files, trainer.global_steps = RunFiles(tmp_path), 0
     trainer._val_metrics_update([], [], {})
-    assert list(trainer.files.metrics.read()) == [{"step": 0, "val-aux/num_turns/max": 2.0, "val-core/panel/f1": 0.5}]
+    assert list(trainer.files.metrics.read()) == [
+        {"step": 0, "val-aux/num_turns/max": 2.0, "val-core/panel/f1": 0.5}
+    ]
     with pytest.raises(RuntimeError, match="the code of a game raised"):
         trainer._val_metrics_update([], [], {})
 
@@ -108,7 +143,9 @@ def test_abandoned_requests_are_aborted_before_the_engine_sleeps() -> None:
     trainer: Any = object.__new__(SelfPlayTrainerSync)
     calls: list[str] = []
     steps = ["abort_replicas", "resume_generation_replicas", "sleep_replicas"]
-    trainer.checkpoint_manager = SimpleNamespace(**{step: partial(calls.append, step) for step in steps})
+    trainer.checkpoint_manager = SimpleNamespace(
+        **{step: partial(calls.append, step) for step in steps}
+    )
     trainer.liveness = SimpleNamespace(check=partial(calls.append, "check"))
     trainer.curr_step_profile = False
     trainer.on_sample_end()
@@ -116,8 +153,15 @@ def test_abandoned_requests_are_aborted_before_the_engine_sleeps() -> None:
 
 
 def test_two_conversations_of_a_role_are_credited_apart() -> None:
-    settings = {"adv_estimator": "role_reinforce_pp", "use_kl_in_reward": False, "gamma": 1.0, "lam": 1.0}
-    selfplay = SelfPlayConfig.model_validate({"game": "mine", "credit": {"normalize": {"only": "none"}}})
+    settings = {
+        "adv_estimator": "role_reinforce_pp",
+        "use_kl_in_reward": False,
+        "gamma": 1.0,
+        "lam": 1.0,
+    }
+    selfplay = SelfPlayConfig.model_validate(
+        {"game": "mine", "credit": {"normalize": {"only": "none"}}}
+    )
     credit = RoleCredit(OmegaConf.create(settings), selfplay, roles=("only",))
     columns = {
         "rm_scores": torch.tensor([[0.0, 1.0, 0.0, 0.0, 5.0]]),
@@ -144,13 +188,22 @@ def test_turns_and_their_lengths_are_counted_for_any_game() -> None:
 
 @pytest.mark.parametrize("certify", ["stop", "only", "warn"])
 def test_a_claim_that_does_not_hold_ends_a_run_unless_it_is_only_to_warn(
-    certify: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    certify: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     measures = [Measure("loss", "actor", 1.0, 1e-5, {}, "the loss couples the roles")]
-    monkeypatch.setattr(core_trainer, "certify", lambda *_: Certificate(measures, step=0, games=2, seconds=1.0))
+    monkeypatch.setattr(
+        core_trainer, "certify", lambda *_: Certificate(measures, step=0, games=2, seconds=1.0)
+    )
     trainer: Any = object.__new__(SelfPlayTrainerSync)
     trainer.encoder, trainer.selfplay = None, SimpleNamespace(certify=certify, records=tmp_path)
-    ends = nullcontext() if certify == "warn" else pytest.raises(CertificateError, match="the loss couples the roles")
+    ends = (
+        nullcontext()
+        if certify == "warn"
+        else pytest.raises(CertificateError, match="the loss couples the roles")
+    )
     with ends:
         trainer._certify()
     assert "certificate: the loss couples the roles" in capsys.readouterr().out
@@ -161,11 +214,27 @@ def test_step_table_has_rewards_the_games_columns_and_what_is_unusual() -> None:
     table = StepTable(KuhnPoker.roles, KuhnPoker.shown)
     numbers = {"timing_s/step": 2.0, "selfplay/first/reward": -0.5, "selfplay/second/reward": 0.5}
     header, row = table.lines(1, 10, {**numbers, "selfplay/void_rate": 0.25}, ["void_games"])
-    assert header.split("  ")[0].strip() == "step" and len(header) == row.index("void") + len("alarm")
-    said = ["step", "1/10", "0:00:18", "2.000", "-0.500", "0.500", "-", "-", "void", "0.25,", "void_games"]
+    assert header.split("  ")[0].strip() == "step" and len(header) == row.index("void") + len(
+        "alarm"
+    )
+    said = [
+        "step",
+        "1/10",
+        "0:00:18",
+        "2.000",
+        "-0.500",
+        "0.500",
+        "-",
+        "-",
+        "void",
+        "0.25,",
+        "void_games",
+    ]
     assert row.split() == said
     for label, cell in (("first reward", "-0.500"), ("second reward", " 0.500"), ("illegal", "-")):
-        assert header.index(label) + len(label) == row.index(f" {cell} ") + len(f" {cell}"), "aligned"
+        assert header.index(label) + len(label) == row.index(f" {cell} ") + len(f" {cell}"), (
+            "aligned"
+        )
     more = {"selfplay/illegal_rate": 0.1, "training/rollout_probs_diff_mean": 2.1e-4}
     assert table.lines(2, 10, {**numbers, **more}, [])[0].split()[-2:] == ["0.100", "2.1e-04"]
 
@@ -183,7 +252,9 @@ MASK = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]])
 def test_the_leak_metric_compares_later_contexts_with_the_first_ones() -> None:
     rollout = torch.zeros(2, 6)
     actor = torch.where(MASK > 0, 0.01, 9.0)
-    assert context_leak_metrics(context_gaps(rollout, actor, MASK))["selfplay/context_leak"] == pytest.approx(1.0)
+    assert context_leak_metrics(context_gaps(rollout, actor, MASK))[
+        "selfplay/context_leak"
+    ] == pytest.approx(1.0)
 
     actor[0, 4:] = 0.2
     metrics = context_leak_metrics(context_gaps(rollout, actor, MASK))
@@ -194,7 +265,9 @@ def test_the_leak_metric_compares_later_contexts_with_the_first_ones() -> None:
     actor = torch.zeros(2, 6)
     actor[0, 4] = 5e-7  # less than float32 can tell
     assert context_leak_metrics(context_gaps(rollout, actor, MASK))["selfplay/context_leak"] < 1
-    assert context_leak_metrics(context_gaps(torch.zeros(1, 6), torch.ones(1, 6), MASK[1:])) == {}  # no second context
+    assert (
+        context_leak_metrics(context_gaps(torch.zeros(1, 6), torch.ones(1, 6), MASK[1:])) == {}
+    )  # no second context
 
 
 ROLES = torch.tensor([[1, 1, 0, 0, 2, 2], [2, 2, 2, 0, 0, 0]])
@@ -229,14 +302,20 @@ def test_numbers_of_a_step_are_finite_and_unknown_weights_have_no_age() -> None:
 # --- the replay buffer that the recipes name ---
 
 
-def test_wait_for_games_polls_often_and_ends_where_the_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_games_polls_often_and_ends_where_the_check_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(core_trainer, "CHECK_INTERVAL_S", 0.25)
     config = compose_run("+recipes=core")
-    reduced = SimpleNamespace(config=config, trainer_mode="sync", _add_prompts_to_generate=lambda count: None)
+    reduced = SimpleNamespace(
+        config=config, trainer_mode="sync", _add_prompts_to_generate=lambda count: None
+    )
     buffer: Any = core_trainer.PPOTrainer._build_replay_buffer(reduced)  # verl's own builder
     assert type(buffer) is SelfPlayReplayBuffer and 0.05 <= buffer.poll_interval <= 0.1
     polls: list[str] = []
-    monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", lambda: polls.append("poll"))  # no game ends
+    monkeypatch.setattr(
+        buffer, "_sync_metadata_from_transfer_queue", lambda: polls.append("poll")
+    )  # no game ends
     findings = iter([None, RuntimeError("agent-loop worker 0 died")])
 
     def check() -> None:
@@ -251,7 +330,9 @@ def test_wait_for_games_polls_often_and_ends_where_the_check_fails(monkeypatch: 
     assert polls.count("poll") > polls.count("check") == 2
 
     # Games that end in any order make one batch.
-    listed = {key: {"is_prompt": True, "status": "finished", "global_steps": 1} for key in ("f", "b")}
+    listed = {
+        key: {"is_prompt": True, "status": "finished", "global_steps": 1} for key in ("f", "b")
+    }
     listed |= {key: {"seq_len": 9} for key in ("b_10_0", "f_2_0", "b_9_0", "f_0_0")}
     monkeypatch.undo()
     monkeypatch.setattr("transfer_queue.kv_list", lambda: {"train": listed})
@@ -272,9 +353,14 @@ class Queue:
     def __init__(self, rows: dict[str, dict[str, torch.Tensor]]) -> None:
         self.rows = rows
 
-    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> TensorDict:
+    def kv_batch_get(
+        self, keys: list[str], partition_id: str, select_fields: list[str]
+    ) -> TensorDict:
         return list_of_dict_to_tensordict(
-            [{name: self.rows[key][name] for name in select_fields if name in self.rows[key]} for key in keys]
+            [
+                {name: self.rows[key][name] for name in select_fields if name in self.rows[key]}
+                for key in keys
+            ]
         )
 
     def kv_batch_put(self, keys: list[str], partition_id: str, fields: TensorDict) -> None:
@@ -283,13 +369,17 @@ class Queue:
                 self.rows[key][name] = row
 
 
-def queued(rows: dict[str, dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch, **lengths: int) -> KVBatchMeta:
+def queued(
+    rows: dict[str, dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch, **lengths: int
+) -> KVBatchMeta:
     monkeypatch.setattr(columns, "tq", Queue(rows))
     tags = [{"seq_len": lengths.get(key, 0), "is_padding": key == "padding"} for key in rows]
     return KVBatchMeta(keys=list(rows), tags=tags, partition_id="train")
 
 
-def test_positions_restart_in_every_context_before_verl_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_restart_in_every_context_before_verl_reads_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lengths = {"two": [3, 2], "one": [4], "three": [2, 2, 3], "padding": [3, 2]}
     rows = {
         key: {
@@ -324,7 +414,11 @@ def test_old_log_probs_taken_from_the_rollout_are_not_compared_with_it(
     monkeypatch: pytest.MonkeyPatch, recomputed: bool
 ) -> None:
     columns = dict.fromkeys(("rollout_log_probs", "old_log_probs"), torch.zeros(4))
-    row = {"context_lengths": torch.tensor([3, 2]), "response_mask": torch.tensor([1, 1, 0, 1]), **columns}
+    row = {
+        "context_lengths": torch.tensor([3, 2]),
+        "response_mask": torch.tensor([1, 1, 0, 1]),
+        **columns,
+    }
     monkeypatch.setattr(PPOTrainer, "_compute_old_log_prob", lambda self, batch, metrics: batch)
     trainer: Any = object.__new__(SelfPlayTrainerSync)
     trainer.selfplay = SimpleNamespace(adapters="shared", reuse_log_probs=False)
@@ -333,9 +427,17 @@ def test_old_log_probs_taken_from_the_rollout_are_not_compared_with_it(
     assert ("selfplay/context_leak" in metrics) is recomputed
 
 
-def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = {"context_lengths": torch.tensor([4, 3, 2]), "role_ids": torch.tensor([1, 1, 0, 2, 2, 0, 0])}
-    rows = {"game": row, "padding": dict(row)}  # verl copies a row, but its response is one masked token
+def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = {
+        "context_lengths": torch.tensor([4, 3, 2]),
+        "role_ids": torch.tensor([1, 1, 0, 2, 2, 0, 0]),
+    }
+    rows = {
+        "game": row,
+        "padding": dict(row),
+    }  # verl copies a row, but its response is one masked token
     columns.write_token_roles(queued(rows, monkeypatch, game=9, padding=3))
     assert rows["game"][TOKEN_ROLES].tolist() == [1, 1, 1, 1, 2, 2, 2, 0, 0]
     assert rows["padding"][TOKEN_ROLES].tolist() == [0, 0, 0]
@@ -343,18 +445,29 @@ def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it(monkeyp
 
 def test_role_ids_have_the_shape_of_the_mask() -> None:
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    assert stacked([torch.tensor([1, 2]), torch.tensor([2])], mask).tolist() == [[1, 2, 0], [2, 0, 0]]
+    assert stacked([torch.tensor([1, 2]), torch.tensor([2])], mask).tolist() == [
+        [1, 2, 0],
+        [2, 0, 0],
+    ]
     # verl pads with copies of a row: all its columns, but the response is one masked token.
     mask = torch.tensor([[1, 1], [0, 0]])
-    assert stacked([torch.tensor([1, 2]), torch.tensor([1, 1, 1, 1, 2])], mask).tolist() == [[1, 2], [1, 1]]
+    assert stacked([torch.tensor([1, 2]), torch.tensor([1, 1, 1, 1, 2])], mask).tolist() == [
+        [1, 2],
+        [1, 1],
+    ]
 
 
 # --- the anchor ---
 
 
-def test_coefficients_follow_roles_and_skip_observations_and_void_games(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coefficients_follow_roles_and_skip_observations_and_void_games(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rows = {
-        "game": {"role_ids": torch.tensor([1, 1, 0, 2]), "response_mask": torch.tensor([1, 1, 0, 1])},
+        "game": {
+            "role_ids": torch.tensor([1, 1, 0, 2]),
+            "response_mask": torch.tensor([1, 1, 0, 1]),
+        },
         "void": {"role_ids": torch.tensor([2, 2]), "response_mask": torch.tensor([0, 0])},
     }
     columns.write_anchor(queued(rows, monkeypatch), {1: 0.5, 2: 0.1})
@@ -385,8 +498,15 @@ def micro_batch(
     }
     if anchor is not None:
         rows[ANCHOR_COLUMN] = list(map(torch.tensor, anchor))
-    data = TensorDict({name: nested(column) for name, column in rows.items()}, batch_size=len(lengths))
-    told = {"dp_size": 1, "batch_num_tokens": trained_tokens, "global_batch_size": 2, TOKEN_COUNTS: token_counts(data)}
+    data = TensorDict(
+        {name: nested(column) for name, column in rows.items()}, batch_size=len(lengths)
+    )
+    told = {
+        "dp_size": 1,
+        "batch_num_tokens": trained_tokens,
+        "global_batch_size": 2,
+        TOKEN_COUNTS: token_counts(data),
+    }
     tensordict_utils.assign_non_tensor(data, **told)
     log_probs = nested([torch.full((n + 1,), -1.0, requires_grad=True) for n in lengths])
     return {"log_probs": log_probs}, data
@@ -394,10 +514,14 @@ def micro_batch(
 
 @pytest.mark.parametrize(("roles", "tokens"), [((), 2), ((1,), 3)])
 def test_the_anchor_adds_its_share_of_kl_to_verls_loss(roles: tuple[int, ...], tokens: int) -> None:
-    """verl's is a mean over the trained tokens of all roles, the loss per role one over the role's anchored tokens."""
+    """verl's is a mean over the trained tokens of all roles, the loss per role one over the role's
+    anchored tokens.
+    """
     plain, _ = ppo_loss(CONFIG, *micro_batch(trained_tokens=2))
     assert torch.equal(selfplay_loss(CONFIG, roles, *micro_batch(trained_tokens=2))[0], plain)
-    loss, metrics = selfplay_loss(CONFIG, roles, *micro_batch(2, [[0.0, 0.0, 0.0, 0.1], [0.1, 0.1]]))
+    loss, metrics = selfplay_loss(
+        CONFIG, roles, *micro_batch(2, [[0.0, 0.0, 0.0, 0.1], [0.1, 0.1]])
+    )
     # low_var_kl of log-probs -1.0 and -1.5: exp(-0.5) + 0.5 - 1, on three tokens.
     kl = torch.tensor(-0.5).exp() + 0.5 - 1
     torch.testing.assert_close(loss, plain + 3 * 0.1 * kl / tokens)
@@ -405,7 +529,9 @@ def test_the_anchor_adds_its_share_of_kl_to_verls_loss(roles: tuple[int, ...], t
 
 
 @pytest.mark.parametrize("roles", [(), (2,)])
-def test_mini_batch_without_trained_tokens_has_a_differentiable_zero_loss(roles: tuple[int, ...]) -> None:
+def test_mini_batch_without_trained_tokens_has_a_differentiable_zero_loss(
+    roles: tuple[int, ...],
+) -> None:
     loss, metrics = selfplay_loss(CONFIG, roles, *micro_batch(trained_tokens=0))
     assert loss.item() == 0 and loss.requires_grad and metrics == {}
 
@@ -413,13 +539,19 @@ def test_mini_batch_without_trained_tokens_has_a_differentiable_zero_loss(roles:
 def of_assessor(
     roles: tuple[int, ...], games: list[tuple[int, int]], where: list[tuple[int, int]] | None = None
 ) -> torch.Tensor:
-    """The update's gradient of the assessor's log-probs, in the order of ``games``: tokens of attacker and assessor.
+    """The update's gradient of the assessor's log-probs, in the order of ``games``: tokens of
+    attacker and assessor.
 
-    ``where`` says which of two workers' micro-batches each game is in, as verl's engines split a mini-batch.
+    ``where`` says which of two workers' micro-batches each game is in, as verl's engines split a
+    mini-batch.
     """
     where = where or [(0, 0)] * len(games)
     parts = {place: [n for n, at in enumerate(where) if at == place] for place in where}
-    told = {"dp_size": 2, "batch_num_tokens": sum(map(sum, games)), TOKEN_COUNTS: Counter[tuple[str, int]]()}
+    told = {
+        "dp_size": 2,
+        "batch_num_tokens": sum(map(sum, games)),
+        TOKEN_COUNTS: Counter[tuple[str, int]](),
+    }
     micro_batches = {}
     for place, members in parts.items():
         role_ids = [[1] * games[n][0] + [0] + [2] * games[n][1] for n in members]
@@ -447,7 +579,9 @@ def test_verls_token_mean_couples_assessor_gradient_to_attacker_length() -> None
     torch.testing.assert_close(after, before * 107 / 169)
 
 
-GAMES = st.tuples(st.integers(0, 9), st.integers(0, 9), st.tuples(st.integers(0, 1), st.integers(0, 2)))
+GAMES = st.tuples(
+    st.integers(0, 9), st.integers(0, 9), st.tuples(st.integers(0, 1), st.integers(0, 2))
+)
 
 
 @given(st.lists(GAMES, min_size=1, max_size=6), st.sampled_from([0, 2]))
@@ -456,12 +590,18 @@ def test_loss_of_a_role_does_not_know_the_other_roles_length(games: Any, times: 
     where = [place for *_, place in games]
     lengths = [(attacker, assessor) for attacker, assessor, _ in games]
     before = of_assessor((1, 2), lengths)
-    after = of_assessor((1, 2), [(attacker * times, assessor) for attacker, assessor in lengths], where)
+    after = of_assessor(
+        (1, 2), [(attacker * times, assessor) for attacker, assessor in lengths], where
+    )
     torch.testing.assert_close(after, before)
 
 
-def test_update_pass_measures_the_leak_with_an_untrained_role_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A game of two contexts of which the later is trained, a void game, and padding with the columns of its copy."""
+def test_update_pass_measures_the_leak_with_an_untrained_role_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A game of two contexts of which the later is trained, a void game, and padding with the
+    columns of its copy.
+    """
     output, data = micro_batch(
         trained_tokens=1,
         lengths=(4, 2, 1),
@@ -471,8 +611,13 @@ def test_update_pass_measures_the_leak_with_an_untrained_role_too(monkeypatch: p
     )
     del data["old_log_probs"]
     _, metrics = selfplay_loss(CONFIG, (2,), output, data)
-    of_verl = {f"actor/{name}": getattr(of, "aggregate", lambda of=of: of)() for name, of in metrics.items()}
-    monkeypatch.setattr(PPOTrainer, "_update_actor", lambda self, batch, metrics: metrics.update(of_verl))
+    of_verl = {
+        f"actor/{name}": getattr(of, "aggregate", lambda of=of: of)()
+        for name, of in metrics.items()
+    }
+    monkeypatch.setattr(
+        PPOTrainer, "_update_actor", lambda self, batch, metrics: metrics.update(of_verl)
+    )
     found: dict[str, Any] = {}
     object.__new__(SelfPlayTrainerSync)._update_actor(None, found)
     assert found["selfplay/log_prob_gap/first_context"] == pytest.approx(0.1, abs=1e-6)

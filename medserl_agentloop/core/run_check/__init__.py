@@ -1,8 +1,9 @@
 """Check a run's config before self-play; every refusal says what to write instead.
 
-A rule stands here only if without it the run would be wrong in silence, or would end after hours. What verl, Hydra or
-torch say themselves within minutes is left to them. Whether the roles are apart is left to the certificate, which
-measures it. :func:`check_run` runs in the recipe's Hydra callback, before Ray is up, and in the trainer.
+A rule stands here only if without it the run would be wrong in silence, or would end after hours.
+What verl, Hydra or torch say themselves within minutes is left to them. Whether the roles are apart
+is left to the certificate, which measures it. :func:`check_run` runs in the recipe's Hydra
+callback, before Ray is up, and in the trainer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from transformers import AutoTokenizer
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.utils import need_reference_policy
 
-from medserl_agentloop.core.config import NORMALIZATIONS, ConfigError, SelfPlayConfig, game_class, refuse
+from medserl_agentloop.core.config import (
+    NORMALIZATIONS,
+    ConfigError,
+    SelfPlayConfig,
+    game_class,
+    refuse,
+)
 from medserl_agentloop.core.run_check.composition import PPO, leaves, with_recipes
 from medserl_agentloop.paths import did_you_mean
 
@@ -29,13 +36,18 @@ FSDP = ("fsdp", "fsdp2")
 _OPEN_NODES = (
     *("selfplay", "hydra", "ray_kwargs.ray_init"),
     # Fields of FSDPEngineConfig and of CriticConfig that verl's YAML leaves out.
-    *(f"{node}.mixed_precision" for node in (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config", "critic.fsdp", "engine")),
+    *(
+        f"{node}.mixed_precision"
+        for node in (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config", "critic.fsdp", "engine")
+    ),
     f"{CRITIC}.ppo_infer_max_token_len_per_gpu",
 )
 
 UPDATES = {ACTOR: f"{ACTOR}.ppo_", CRITIC: f"{CRITIC}.ppo_infer_"}
 LOG_PROBS = {ACTOR: f"{ROLLOUT}.log_prob_", REF: f"{REF}.log_prob_"}
-"""Beginnings of the keys for the size of micro-batches: in an engine's update, and in its pass for log-probs."""
+"""Beginnings of the keys for the size of micro-batches: in an engine's update, and in its pass for
+log-probs.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,11 @@ class RunConfig:
     def names(self, key: str) -> list[str]:
         """The names in the value of a key: none, one, or a list."""
         value = self[key]
-        return [str(name) for name in (value if isinstance(value, ListConfig) else [value]) if name is not None]
+        return [
+            str(name)
+            for name in (value if isinstance(value, ListConfig) else [value])
+            if name is not None
+        ]
 
     @property
     def trained(self) -> dict[str, str]:
@@ -67,9 +83,14 @@ class RunConfig:
     @property
     def log_probs(self) -> dict[str, str]:
         """The passes for log-probs before an update, each with its engine."""
-        passes = {} if self.selfplay.reuse_log_probs or self[f"{CORRECTION}.bypass_mode"] else {"actor": ACTOR}
+        passes = (
+            {}
+            if self.selfplay.reuse_log_probs or self[f"{CORRECTION}.bypass_mode"]
+            else {"actor": ACTOR}
+        )
         if need_reference_policy(self.config):
-            # With LoRA, verl's reference policy is the actor without its adapter (trainer_base.py, ref_in_actor).
+            # With LoRA, verl's reference policy is the actor without its adapter (trainer_base.py,
+            # ref_in_actor).
             in_actor = self.lora_rank or self[f"{MODEL}.lora_adapter_path"] is not None
             passes |= {"reference in actor": ACTOR} if in_actor else {"reference": REF}
         return passes
@@ -85,7 +106,9 @@ class RunConfig:
         return int(self["trainer.nnodes"] * self["trainer.n_gpus_per_node"])
 
     def tokenizer(self, **options: Any) -> Any:
-        """The tokenizer that the run's ``model`` node asks for; raises as ``AutoTokenizer.from_pretrained``."""
+        """The tokenizer that the run's ``model`` node asks for; raises as
+        ``AutoTokenizer.from_pretrained``.
+        """
         model = self.config.actor_rollout_ref.model
         trusted = bool(model.get("trust_remote_code", False))
         path = model.get("tokenizer_path") or model.path
@@ -101,30 +124,54 @@ class RunConfig:
 
     def packs(self, engine: str) -> bool:
         """Return whether the micro-batches of an engine are made by tokens."""
-        # verl hands no key to the critic's engine, whose own default is True (trainer_base.py, EngineConfig).
-        return engine == CRITIC or bool(self[f"{engine}.{'log_prob_' if engine == REF else ''}use_dynamic_bsz"])
+        # verl hands no key to the critic's engine, whose own default is True (trainer_base.py,
+        # EngineConfig).
+        return engine == CRITIC or bool(
+            self[f"{engine}.{'log_prob_' if engine == REF else ''}use_dynamic_bsz"]
+        )
 
     def too_few(self, key: str, longest: int, sharing: int, row: str = "game") -> Iterator[str]:
         """Yield that a micro-batch of so many tokens has no room for the longest row."""
-        # verl/utils/seqlen_balancing.py (rearrange_micro_batches) asserts it when such a row comes, maybe after hours.
+        # verl/utils/seqlen_balancing.py (rearrange_micro_batches) asserts it when such a row comes,
+        # maybe after hours.
         if (self[key] or 0) * sharing < longest:
             yield (
-                f"{key}={self[key]} holds no {row} of {longest} tokens, which data.max_* allows, and verl ends the "
+                f"{key}={self[key]} holds no {row} of {longest} tokens, which data.max_* allows, "
+                "and verl ends the "
                 f"run at the first one. Set it to {-(-longest // sharing)} or more."
             )
 
 
 def check_run(config: DictConfig) -> SelfPlayConfig:
-    """Validate the ``selfplay`` node and the keys of verl's that it depends on; a ConfigError has a line for each."""
+    """Validate the ``selfplay`` node and the keys of verl's that it depends on; a ConfigError has a
+    line for each.
+    """
     run = RunConfig(config, SelfPlayConfig.from_run(config))
-    rules = (_trainer, _estimator, _opponent, _adapters, _asynchronous, _without_effect, _batches, _checkpoints)
-    refuse([*game_class(run.selfplay.game).check_run(run), *(sentence for rule in rules for sentence in rule(run))])
+    rules = (
+        _trainer,
+        _estimator,
+        _opponent,
+        _adapters,
+        _asynchronous,
+        _without_effect,
+        _batches,
+        _checkpoints,
+    )
+    refuse(
+        [
+            *game_class(run.selfplay.game).check_run(run),
+            *(sentence for rule in rules for sentence in rule(run)),
+        ]
+    )
     return run.selfplay
 
 
 def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[str]]:
     """Return refusals and warnings for the start of a run; ``schema`` is verl's own config."""
-    warned = [f"{key} is not a key of verl's config; nothing in verl reads it" for key in unknown_keys(config, schema)]
+    warned = [
+        f"{key} is not a key of verl's config; nothing in verl reads it"
+        for key in unknown_keys(config, schema)
+    ]
     wrong = list(_no_numbers(config, schema)) or list(_warm_start(config))
     if wrong or "selfplay" not in config:
         return wrong, warned
@@ -135,23 +182,34 @@ def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[st
     top_p, top_k = (OmegaConf.select(config, f"{ROLLOUT}.{key}") for key in ("top_p", "top_k"))
     if top_p < 1 or top_k > 0:
         warned.append(
-            f"{ROLLOUT}.top_p={top_p} and top_k={top_k} cut the distribution that games are drawn from, and the loss "
+            f"{ROLLOUT}.top_p={top_p} and top_k={top_k} cut the distribution that games are drawn "
+            "from, and the loss "
             "knows of the temperature only; train with top_p=1.0 and top_k=-1"
         )
     return [], warned
 
 
 def _no_numbers(config: DictConfig, schema: DictConfig) -> Iterator[str]:
-    """Keys that are numbers in verl's config and hold something else, which verl reports without the key."""
+    """Keys that are numbers in verl's config and hold something else, which verl reports without
+    the key.
+    """
     for key, default in leaves(schema):
         value = OmegaConf.select(config, key)
         # Two numbers as text, and a word of the SFT trainer's.
         text = key.endswith("_threshold") or value == "after_each_epoch"
         if isinstance(default, (int, float)) and not (isinstance(value, (int, float)) or text):
-            yield f"{key}={'null' if value is None else value} is no number, and verl's own value is {default}."
-    steps, epochs = (OmegaConf.select(config, f"trainer.total_{of}") for of in ("training_steps", "epochs"))
+            yield (
+                f"{key}={'null' if value is None else value} is no number, and verl's own value is "
+                f"{default}."
+            )
+    steps, epochs = (
+        OmegaConf.select(config, f"trainer.total_{of}") for of in ("training_steps", "epochs")
+    )
     if steps is not None and not (isinstance(steps, int) and steps > 0):
-        yield f"trainer.total_training_steps={steps} trains nothing. Set a number from 1, or null for whole epochs."
+        yield (
+            f"trainer.total_training_steps={steps} trains nothing. Set a number from 1, or null "
+            "for whole epochs."
+        )
     if isinstance(epochs, int) and epochs < 1:
         yield f"trainer.total_epochs={epochs} trains nothing. Set a number from 1."
 
@@ -162,9 +220,13 @@ def _warm_start(config: DictConfig) -> Iterator[str]:
         return
     if OmegaConf.select(config, "hydra.job.config_name") == PPO:
         yield "this recipe is a warm start: run python -m verl.trainer.sft_trainer_ray"
-    elif OmegaConf.select(config, "model.lora_rank") and "hf_model" in config.checkpoint.save_contents:
+    elif (
+        OmegaConf.select(config, "model.lora_rank")
+        and "hf_model" in config.checkpoint.save_contents
+    ):
         yield (
-            "with LoRA, verl's hf_model folder holds names that no model reads, and would load as random weights; set "
+            "with LoRA, verl's hf_model folder holds names that no model reads, and would load as "
+            "random weights; set "
             "'checkpoint.save_contents=[model,optimizer,extra]' and merge (docs/warm_start.md)"
         )
 
@@ -174,52 +236,72 @@ def _trainer(run: RunConfig) -> Iterator[str]:
     mode, v1 = run["trainer.v1.trainer_mode"], run["trainer.use_v1"]
     if not v1 or mode not in ("selfplay_sync", "selfplay_colocate_async"):
         yield (
-            f"trainer.v1.trainer_mode={mode} (trainer.use_v1={v1}) does not know the game's roles. Set "
-            "trainer.use_v1=True and trainer.v1.trainer_mode=selfplay_sync, or add the recipe colocate_async."
+            f"trainer.v1.trainer_mode={mode} (trainer.use_v1={v1}) does not know the game's roles. "
+            "Set "
+            "trainer.use_v1=True and trainer.v1.trainer_mode=selfplay_sync, or add the recipe "
+            "colocate_async."
         )
     manager = "reward.reward_manager"
     if run[f"{manager}.source"] != "importlib" or run[f"{manager}.module.path"] is None:
         yield (
-            f"{manager}.source={run[f'{manager}.source']} gives one score for the whole trajectory. Set {manager}."
-            "source=importlib, .name=PerTurnRewardManager and .module.path=pkg://medserl_agentloop.core.reward_manager."
+            f"{manager}.source={run[f'{manager}.source']} gives one score for the whole "
+            f"trajectory. Set {manager}."
+            "source=importlib, .name=PerTurnRewardManager and "
+            ".module.path=pkg://medserl_agentloop.core.reward_manager."
         )
     sampler = f"{SAMPLER}.custom_sampler"
     if not (run[f"{sampler}.path"] and run[f"{sampler}.name"]):
         yield (
-            f"{sampler} is empty, and verl's own replay buffer waits for ever for the games of a process that died. "
-            f"Set {sampler}.path=pkg://medserl_agentloop.core.trainer and .name=SelfPlayReplayBuffer."
+            f"{sampler} is empty, and verl's own replay buffer waits for ever for the games of a "
+            "process that died. "
+            f"Set {sampler}.path=pkg://medserl_agentloop.core.trainer and "
+            ".name=SelfPlayReplayBuffer."
         )
 
 
 def _estimator(run: RunConfig) -> Iterator[str]:
     """The estimator knows the roles if one is not trained, and has something to compare."""
-    name, train, known = run["algorithm.adv_estimator"], run.selfplay.train, {*NORMALIZATIONS, *ADV_ESTIMATOR_REGISTRY}
+    name, train, known = (
+        run["algorithm.adv_estimator"],
+        run.selfplay.train,
+        {*NORMALIZATIONS, *ADV_ESTIMATOR_REGISTRY},
+    )
     if name not in known:
-        yield f"algorithm.adv_estimator={name}{did_you_mean(name, known)} is none of {', '.join(sorted(known))}."
+        yield (
+            f"algorithm.adv_estimator={name}{did_you_mean(name, known)} is none of "
+            f"{', '.join(sorted(known))}."
+        )
     elif name not in NORMALIZATIONS and train != "both":
         yield (
-            f"selfplay.train={train} needs an estimator that knows roles, and algorithm.adv_estimator={name} does "
-            f"not{did_you_mean(name, NORMALIZATIONS)}. Set it to one of {', '.join(NORMALIZATIONS)}."
+            f"selfplay.train={train} needs an estimator that knows roles, and "
+            f"algorithm.adv_estimator={name} does "
+            f"not{did_you_mean(name, NORMALIZATIONS)}. Set it to one of "
+            f"{', '.join(NORMALIZATIONS)}."
         )
     if name in ("role_grpo", "role_rloo") and run[f"{ROLLOUT}.n"] == 1:
         yield (
-            f"algorithm.adv_estimator={name} compares the games of one prompt, and with {ROLLOUT}.n=1 there is only "
+            f"algorithm.adv_estimator={name} compares the games of one prompt, and with "
+            f"{ROLLOUT}.n=1 there is only "
             f"one, so all advantages would be 0. Set {ROLLOUT}.n to 2 or more."
         )
     if run.selfplay.credit.loss == "per_role" and run[f"{ACTOR}.strategy"] not in FSDP:
         yield (
-            f"{ACTOR}.strategy={run[f'{ACTOR}.strategy']} does not count each role's tokens. Set it to fsdp2, or "
+            f"{ACTOR}.strategy={run[f'{ACTOR}.strategy']} does not count each role's tokens. Set "
+            "it to fsdp2, or "
             "selfplay.credit.loss=verl with selfplay.certify=warn, for comparison."
         )
     if run.selfplay.anchors() and not need_reference_policy(run.config):
         yield (
-            f"selfplay.anchor needs the reference policy. Set {ACTOR}.use_kl_loss=True, with {ACTOR}.kl_loss_coef=0.0 "
+            f"selfplay.anchor needs the reference policy. Set {ACTOR}.use_kl_loss=True, with "
+            f"{ACTOR}.kl_loss_coef=0.0 "
             "if the anchor shall be the only KL term."
         )
 
 
 def _opponent(run: RunConfig) -> Iterator[str]:
-    """The frozen model that the policy plays against can be asked, and takes a role that is not trained."""
+    """The frozen model that the policy plays against can be asked, and takes a role that is not
+    trained.
+    """
     opponent = run.selfplay.opponent
     if opponent.kind == "live":
         return
@@ -231,7 +313,8 @@ def _opponent(run: RunConfig) -> Iterator[str]:
         )
     if run.selfplay.train == "both":
         yield (
-            f"{kind} plays the role that is not trained, but selfplay.train=both trains both. Set selfplay.train to "
+            f"{kind} plays the role that is not trained, but selfplay.train=both trains both. Set "
+            "selfplay.train to "
             "the name of one role, or selfplay.opponent.kind=live."
         )
     try:
@@ -242,15 +325,22 @@ def _opponent(run: RunConfig) -> Iterator[str]:
 
 
 def _adapters(run: RunConfig) -> Iterator[str]:
-    """Check that adapters are loaded, saved in a readable form, and used for the tokens of their own role."""
+    """Check that adapters are loaded, saved in a readable form, and used for the tokens of their
+    own role.
+    """
     rank, path, merge = run.lora_rank, f"{MODEL}.lora_adapter_path", f"{MODEL}.lora.merge"
     if not rank and run[path] is not None:
-        yield f"{path}={run[path]} is not loaded with {MODEL}.lora_rank=0. Set lora_rank to the adapter's own."
+        yield (
+            f"{path}={run[path]} is not loaded with {MODEL}.lora_rank=0. Set lora_rank to the "
+            "adapter's own."
+        )
     contents = run.names(f"{ACTOR}.checkpoint.save_contents")
     if rank and "hf_model" in contents:
         yield (
-            f"{ACTOR}.checkpoint.save_contents=[{','.join(contents)}]: with LoRA, verl's hf_model folder holds names "
-            "that no model reads. Set it to [model,optimizer,extra]; `medserl evaluate` reads such a checkpoint."
+            f"{ACTOR}.checkpoint.save_contents=[{','.join(contents)}]: with LoRA, verl's hf_model "
+            "folder holds names "
+            "that no model reads. Set it to [model,optimizer,extra]; `medserl evaluate` reads such "
+            "a checkpoint."
         )
     if run.selfplay.adapters == "shared":
         return
@@ -258,24 +348,47 @@ def _adapters(run: RunConfig) -> Iterator[str]:
     for wrong, needed, reason in (
         (not rank, f"{MODEL}.lora_rank above 0, e.g. 32", "it trains LoRA adapters"),
         (run[merge], f"{merge}=False", "one set of merged weights cannot serve two adapters"),
-        (engine not in ("sglang", "cpu_hf"), f"{ROLLOUT}.name=sglang", f"{engine} takes no adapter from a request"),
-        (strategy != "fsdp2", f"{ACTOR}.strategy=fsdp2", "an adapter's gradients are clipped as FSDP2 holds them"),
-        (sharing > 1, f"{ACTOR}.ulysses_sequence_parallel_size=1", "a rank must see the roles of a whole row"),
-        (run.selfplay.context != "isolated", "selfplay.context=isolated", "the shared context is one of both roles"),
-        (_drops_adapters(run), f"{LORA_BACKEND}=triton", "in CUDA graphs csgmv gives some requests no adapter"),
+        (
+            engine not in ("sglang", "cpu_hf"),
+            f"{ROLLOUT}.name=sglang",
+            f"{engine} takes no adapter from a request",
+        ),
+        (
+            strategy != "fsdp2",
+            f"{ACTOR}.strategy=fsdp2",
+            "an adapter's gradients are clipped as FSDP2 holds them",
+        ),
+        (
+            sharing > 1,
+            f"{ACTOR}.ulysses_sequence_parallel_size=1",
+            "a rank must see the roles of a whole row",
+        ),
+        (
+            run.selfplay.context != "isolated",
+            "selfplay.context=isolated",
+            "the shared context is one of both roles",
+        ),
+        (
+            _drops_adapters(run),
+            f"{LORA_BACKEND}=triton",
+            "in CUDA graphs csgmv gives some requests no adapter",
+        ),
     ):
         if wrong:
             yield f"selfplay.adapters=per_role needs {needed}: {reason}."
 
 
 def _drops_adapters(run: RunConfig) -> bool:
-    """Return whether SGLang would decode several adapters by csgmv in CUDA graphs, before its pull request 28371."""
+    """Return whether SGLang would decode several adapters by csgmv in CUDA graphs, before its pull
+    request 28371.
+    """
     on_gpu = run[f"{ROLLOUT}.name"] == "sglang" and run["trainer.device"] == "cuda"
     return on_gpu and run[LORA_BACKEND] in (None, "csgmv") and not run[f"{ROLLOUT}.enforce_eager"]
 
 
 def _asynchronous(run: RunConfig) -> Iterator[str]:
-    """Games that are older than the weights are corrected for, and long ones are not left behind."""
+    """Games that are older than the weights are corrected for, and long ones are not left
+    behind."""
     if run["trainer.v1.trainer_mode"] != "selfplay_colocate_async":
         return
     keys = ("custom_sampler.name", "max_off_policy_strategy", "max_off_policy_threshold")
@@ -283,8 +396,10 @@ def _asynchronous(run: RunConfig) -> Iterator[str]:
     waits = buffer != "SelfPlayReplayBuffer" and strategy == "wait" and threshold
     if not (waits and run[f"{CORRECTION}.rollout_is"] == "token"):
         yield (
-            "trainer.v1.trainer_mode=selfplay_colocate_async: long games would be dropped, or games of earlier weights "
-            "be trained on without a correction. Add the recipe colocate_async, which sets the replay buffer, "
+            "trainer.v1.trainer_mode=selfplay_colocate_async: long games would be dropped, or "
+            "games of earlier weights "
+            "be trained on without a correction. Add the recipe colocate_async, which sets the "
+            "replay buffer, "
             "max_off_policy_strategy=wait, a threshold and rollout_is=token."
         )
 
@@ -293,59 +408,86 @@ def _without_effect(run: RunConfig) -> Iterator[str]:
     """verl ignores these without a word, or they do something else in a game of several roles."""
     if run[key := "algorithm.filter_groups.enable"]:
         yield (
-            f"{key}=True: DAPO's filter reads one score per row, the sum of both roles' rewards. In a zero-sum game "
-            "the sum is constant, so groups would be kept by the noise of format terms. Set it to False."
+            f"{key}=True: DAPO's filter reads one score per row, the sum of both roles' rewards. "
+            "In a zero-sum game "
+            "the sum is constant, so groups would be kept by the noise of format terms. Set it to "
+            "False."
         )
     if run[key := "distillation.enabled"]:
-        yield f"{key}=True: self-play sets the actor's loss, so the teacher's would never be used. Set it to False."
-    if run["algorithm.adv_estimator"] == "role_grpo" and not run[key := "algorithm.norm_adv_by_std_in_grpo"]:
+        yield (
+            f"{key}=True: self-play sets the actor's loss, so the teacher's would never be used. "
+            "Set it to False."
+        )
+    if (
+        run["algorithm.adv_estimator"] == "role_grpo"
+        and not run[key := "algorithm.norm_adv_by_std_in_grpo"]
+    ):
         roles = [role for role in game_class(run.selfplay.game).roles if run.selfplay.trains(role)]
         yield (
             f"{key}=False: role_grpo does not read it. For Dr. GRPO set "
-            f"{' and '.join(f'selfplay.credit.normalize.{role}=mean' for role in roles)}, and leave it at True."
+            f"{' and '.join(f'selfplay.credit.normalize.{role}=mean' for role in roles)}, and "
+            "leave it at True."
         )
     if run[key := f"{SAMPLER}.sync_refill_failed_groups"]:
         yield (
-            f"{key}=True: verl does not tell a custom sampler, and no game that was lost would be played again. Set it "
+            f"{key}=True: verl does not tell a custom sampler, and no game that was lost would be "
+            "played again. Set it "
             "to False; selfplay/lost_games counts them."
         )
     corrects = run[f"{CORRECTION}.rollout_is"] or run[f"{CORRECTION}.rollout_rs"]
     # verl/trainer/ppo/v1/trainer_base.py: only the legacy trainer hands these keys on to the loss.
-    if run[f"{CORRECTION}.bypass_mode"] and (corrects or run[f"{CORRECTION}.loss_type"] not in (None, "ppo_clip")):
+    if run[f"{CORRECTION}.bypass_mode"] and (
+        corrects or run[f"{CORRECTION}.loss_type"] not in (None, "ppo_clip")
+    ):
         yield (
-            f"{CORRECTION}.bypass_mode=True: verl's V1 trainer then ignores rollout_is, rollout_rs and loss_type, and "
-            "nothing would be corrected. Set bypass_mode=False, or leave the others at null, null and ppo_clip."
+            f"{CORRECTION}.bypass_mode=True: verl's V1 trainer then ignores rollout_is, rollout_rs "
+            "and loss_type, and "
+            "nothing would be corrected. Set bypass_mode=False, or leave the others at null, null "
+            "and ppo_clip."
         )
     if corrects and not run[f"{ROLLOUT}.calculate_log_probs"]:
         yield (
-            f"{CORRECTION} reads the rollout's log-probs, and without them nothing would be corrected. Set {ROLLOUT}."
+            f"{CORRECTION} reads the rollout's log-probs, and without them nothing would be "
+            f"corrected. Set {ROLLOUT}."
             "calculate_log_probs=True."
         )
 
 
 def _batches(run: RunConfig) -> Iterator[str]:
-    """Mini-batches have all kinds of games, micro-batches the longest; old log-probs are there when they are read."""
-    batch, longest = run["data.train_batch_size"], run["data.max_prompt_length"] + run["data.max_response_length"]
+    """Mini-batches have all kinds of games, micro-batches the longest; old log-probs are there when
+    they are read.
+    """
+    batch, longest = (
+        run["data.train_batch_size"],
+        run["data.max_prompt_length"] + run["data.max_response_length"],
+    )
     readers = {
         f"{ACTOR}.ppo_mini_batch_size": run[f"{ACTOR}.ppo_mini_batch_size"] < batch,
         f"{ACTOR}.ppo_epochs": run[f"{ACTOR}.ppo_epochs"] > 1,
         "algorithm.adv_estimator": run["algorithm.adv_estimator"] not in NORMALIZATIONS,
         "algorithm.use_kl_in_reward": run["algorithm.use_kl_in_reward"],
-        **{f"{CORRECTION}.{of}": run[f"{CORRECTION}.{of}"] for of in ("bypass_mode", "rollout_is", "rollout_rs")},
+        **{
+            f"{CORRECTION}.{of}": run[f"{CORRECTION}.{of}"]
+            for of in ("bypass_mode", "rollout_is", "rollout_rs")
+        },
         f"{ROLLOUT}.calculate_log_probs": not run[f"{ROLLOUT}.calculate_log_probs"],
     }
     if run.selfplay.reuse_log_probs and (wrong := [key for key, reads in readers.items() if reads]):
         yield (
-            "selfplay.reuse_log_probs=true is for one mini-batch, one epoch and an estimator of roles, without a "
-            f"correction or KL in the reward. It does not go with {', '.join(f'{key}={run[key]}' for key in wrong)}. "
+            "selfplay.reuse_log_probs=true is for one mini-batch, one epoch and an estimator of "
+            "roles, without a "
+            "correction or KL in the reward. It does not go with "
+            f"{', '.join(f'{key}={run[key]}' for key in wrong)}. "
             "Set it to false."
         )
     for engine in run.engines:
         size = run[f"{engine}.ppo_mini_batch_size"] or batch
         if batch > size and not run[f"{engine}.shuffle"]:
             yield (
-                f"{engine}.shuffle=False with several mini-batches in a step (data.train_batch_size={batch}, "
-                f"{engine}.ppo_mini_batch_size={size}): verl keeps the order in which games finish, so the first "
+                f"{engine}.shuffle=False with several mini-batches in a step "
+                f"(data.train_batch_size={batch}, "
+                f"{engine}.ppo_mini_batch_size={size}): verl keeps the order in which games "
+                "finish, so the first "
                 f"updates would see mostly invalid and one-turn games. Set {engine}.shuffle=True."
             )
     passes = {UPDATES[engine]: engine for engine in run.trained}
@@ -361,27 +503,31 @@ def _checkpoints(run: RunConfig) -> Iterator[str]:
         checkpoint = f"{engine}.checkpoint"
         if run["trainer.save_freq"] <= 0 or run[f"{engine}.strategy"] not in FSDP:
             continue
-        # verl/trainer/ppo/v1/trainer_base.py (_save_checkpoint) leaves latest_checkpointed_iteration.txt to the engine
-        # then, and FSDP's does not write it.
+        # verl/trainer/ppo/v1/trainer_base.py (_save_checkpoint) leaves
+        # latest_checkpointed_iteration.txt to the engine then, and FSDP's does not write it.
         if run[f"{checkpoint}.async_save"]:
             yield (
-                f"{checkpoint}.async_save=True is for Megatron: with FSDP no checkpoint would count as complete, and a "
+                f"{checkpoint}.async_save=True is for Megatron: with FSDP no checkpoint would "
+                "count as complete, and a "
                 f"killed run would start anew. Set {checkpoint}.async_save=False."
             )
         contents = run.names(f"{checkpoint}.load_contents")
         if "model" not in contents and run["trainer.resume_mode"] != "disable":
             yield (
-                f"{checkpoint}.load_contents=[{','.join(contents)}] has no model: a killed run would resume with the "
-                f"weights that it began with. Set {checkpoint}.save_contents=[model,optimizer,extra], or "
+                f"{checkpoint}.load_contents=[{','.join(contents)}] has no model: a killed run "
+                "would resume with the "
+                "weights that it began with. Set "
+                f"{checkpoint}.save_contents=[model,optimizer,extra], or "
                 "trainer.resume_mode=disable."
             )
 
 
 def unknown_keys(run: DictConfig, schema: DictConfig) -> list[str]:
-    """Keys of a run that verl's own config, ``schema``, does not have, each with the nearest one it has.
+    """Keys of a run that verl's own config, ``schema``, does not have, each with the nearest one it
+    has.
 
-    Hydra lets a recipe, or a ``+`` on the command line, add any key; a misspelt one composes and does nothing. Nodes
-    that verl leaves empty belong to somebody else and may hold anything.
+    Hydra lets a recipe, or a ``+`` on the command line, add any key; a misspelt one composes and
+    does nothing. Nodes that verl leaves empty belong to somebody else and may hold anything.
     """
 
     def below(node: Any, known: Any, path: str) -> Iterator[str]:
@@ -390,6 +536,8 @@ def unknown_keys(run: DictConfig, schema: DictConfig) -> list[str]:
             if name not in known and here not in _OPEN_NODES:
                 yield f"{here}{did_you_mean(str(name), known)}"
             elif isinstance(child, dict) and here not in _OPEN_NODES and known[name]:
-                yield from below(child, known[name] if isinstance(known[name], dict) else {}, f"{here}.")
+                yield from below(
+                    child, known[name] if isinstance(known[name], dict) else {}, f"{here}."
+                )
 
     return list(below(OmegaConf.to_container(run), OmegaConf.to_container(schema), ""))

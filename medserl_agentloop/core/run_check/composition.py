@@ -23,7 +23,9 @@ VERL_CONFIGS, PPO, SFT = "verl.trainer.config", "ppo_trainer", "sft_trainer_engi
 
 
 class Setting(NamedTuple):
-    """A value of a run: its dotted key, what set it last, and whether it differs from verl's or the game's default."""
+    """A value of a run: its dotted key, what set it last, and whether it differs from verl's or the
+    game's default.
+    """
 
     key: str
     value: Any
@@ -32,7 +34,9 @@ class Setting(NamedTuple):
 
 
 def compose_run(*overrides: str, config_name: str = PPO) -> DictConfig:
-    """Compose a run's config as ``python -m verl.trainer.main_ppo`` does, with overrides as on the command line."""
+    """Compose a run's config as ``python -m verl.trainer.main_ppo`` does, with overrides as on the
+    command line.
+    """
     GlobalHydra.instance().clear()
     with initialize_config_module(VERL_CONFIGS, version_base=None):
         config: DictConfig = compose(config_name, overrides=list(overrides))
@@ -53,12 +57,15 @@ def schema_of(recipe: str) -> DictConfig:
 
 
 def compose_recipe(recipe: str, overrides: list[str]) -> DictConfig:
-    """Compose the recipe of :func:`recipe_override` with overrides; a ValueError says why Hydra cannot."""
+    """Compose the recipe of :func:`recipe_override` with overrides; a ValueError says why Hydra
+    cannot.
+    """
     return compose_explained(config_of(recipe), recipe_override(recipe), *overrides)
 
 
 def compose_explained(config_name: str, *overrides: str) -> DictConfig:
-    """Compose one of verl's configs with overrides; a ValueError says in one line why Hydra cannot."""
+    """Compose one of verl's configs with overrides; a ValueError says in one line why Hydra
+    cannot."""
     try:
         return compose_run(*overrides, config_name=config_name)
     except (HydraException, OmegaConfBaseException) as error:
@@ -68,10 +75,15 @@ def compose_explained(config_name: str, *overrides: str) -> DictConfig:
             hint = f"{did_you_mean(missing[1], known)}; the recipes are {', '.join(known)}"
         elif unknown := re.match(r"Could not override '(.*)'", reason):
             hint = did_you_mean(unknown[1], dict(leaves(compose_run(config_name=config_name))))
-        elif isinstance(error, OverrideParseException) or reason.startswith("Ambiguous value for argument"):
+        elif isinstance(error, OverrideParseException) or reason.startswith(
+            "Ambiguous value for argument"
+        ):
             text = getattr(error, "override", None) or reason.partition("'")[2].rpartition("'")[0]
             key, equals, value = text.partition("=")
-            hint = f""": a value with '=', ',' or brackets needs quotes in quotes, '{key}="{value}"'""" * bool(equals)
+            hint = (
+                f""": a value with '=', ',' or brackets needs quotes in quotes, '{key}="{value}"'"""
+                * bool(equals)
+            )
         raise ValueError(f"{reason}{hint}") from None
 
 
@@ -96,7 +108,10 @@ def settings(recipe: str, overrides: list[str]) -> list[Setting]:
 
 
 def _origins(loader: ConfigLoaderImpl, name: str, overrides: list[str]) -> dict[str, str]:
-    """Return the source of each key's value. A later config of the defaults list wins, then the overrides in order."""
+    """Return the source of each key's value.
+
+    A later config of the defaults list wins, then the overrides in order.
+    """
     listed = loader.compute_defaults_list(name, overrides, RunMode.RUN)
     origins: dict[str, str] = {}
     for default in listed.defaults:
@@ -107,7 +122,11 @@ def _origins(loader: ConfigLoaderImpl, name: str, overrides: list[str]) -> dict[
     origins.pop("selfplay", None)  # the open node of hydra_plugins, which sets nothing
     for override in listed.config_overrides:
         key = override.key_or_group
-        origins = {known: origin for known, origin in origins.items() if not f"{known}.".startswith(f"{key}.")}
+        origins = {
+            known: origin
+            for known, origin in origins.items()
+            if not f"{known}.".startswith(f"{key}.")
+        }
         origins[key] = "command line"
     return origins
 
@@ -118,12 +137,18 @@ def with_recipes(config: DictConfig, refusals: list[str]) -> list[str]:
         return refusals
     loader, hydra = GlobalHydra.instance().config_loader(), config.hydra
     origins = _origins(loader, hydra.job.config_name, list(hydra.overrides.task))
-    named = {f"{key}=": f" ({key} is set by {file})" for key, file in origins.items() if file.startswith("recipes/")}
+    named = {
+        f"{key}=": f" ({key} is set by {file})"
+        for key, file in origins.items()
+        if file.startswith("recipes/")
+    }
     return [line + "".join(by for key, by in named.items() if key in line) for line in refusals]
 
 
 def _game_defaults(config: DictConfig) -> dict[str, Any]:
-    """The values that the keys of the ``selfplay`` node have by themselves; none if there is no such game."""
+    """The values that the keys of the ``selfplay`` node have by themselves; none if there is no
+    such game.
+    """
     name = OmegaConf.select(config, "selfplay.game", throw_on_missing=False)
     try:
         kind: type[SelfPlayConfig] = game_class(name).Config
@@ -133,10 +158,18 @@ def _game_defaults(config: DictConfig) -> dict[str, Any]:
 
 
 def leaves(node: DictConfig, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values; a list is one value, as is an empty node. What cannot be resolved stays as written."""
+    """Dotted keys and values; a list is one value, as is an empty node.
+
+    What cannot be resolved stays as written.
+    """
     for key in node:
         here, raw = f"{path}{key}", node._get_node(key)
-        if isinstance(raw, DictConfig) and not raw._is_none() and not raw._is_missing() and len(raw):
+        if (
+            isinstance(raw, DictConfig)
+            and not raw._is_none()
+            and not raw._is_missing()
+            and len(raw)
+        ):
             yield from leaves(raw, f"{here}.")
             continue
         try:

@@ -24,7 +24,12 @@ import torch
 from datasets import Dataset
 from huggingface_hub import HfApi, try_to_load_from_cache
 from ray._common.utils import get_default_ray_temp_dir
-from ray._private.utils import get_num_cpus, get_ray_address_file, read_ray_address, validate_socket_filepath
+from ray._private.utils import (
+    get_num_cpus,
+    get_ray_address_file,
+    read_ray_address,
+    validate_socket_filepath,
+)
 
 from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.client import blocking, without_credentials
@@ -37,7 +42,8 @@ from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet
 
 OWN_DATASET = "pkg://medserl_agentloop.core.trainer"  # data.custom_cls.path in recipes/core.yaml
 ROWS_AT_START = 500  # of a data file, looked at before Ray starts: about a second
-RESERVED = 2  # positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)
+# positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)
+RESERVED = 2
 GPU_SET = "pip install --no-deps --requirement <(grep -v '^flash-attn==' constraints-gpu.txt)"
 FLASH_ATTN = (
     "pip install --no-deps --only-binary flash-attn flash-attn==2.8.3 "
@@ -54,28 +60,40 @@ def gpus(run: RunConfig) -> Iterator[str]:
     """The GPUs are on this machine, unless the run has a cluster of Ray's."""
     present, needed = torch.cuda.device_count(), run["trainer.n_gpus_per_node"]
     if run["trainer.device"] == "cuda" and stays_here(run) and present < needed:
-        install = f"; torch {torch.__version__} is built without CUDA. Run {GPU_SET}" * (torch.version.cuda is None)
+        install = f"; torch {torch.__version__} is built without CUDA. Run {GPU_SET}" * (
+            torch.version.cuda is None
+        )
         yield (
-            f"this run needs {needed} GPU{'s' * (needed > 1)} (trainer.device=cuda, trainer.n_gpus_per_node={needed}), "
-            f"and torch sees {present} on this machine (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')})"
-            f"{install}. Start it where `nvidia-smi` shows them, set fewer, or try a recipe for the CPU: "
+            f"this run needs {needed} GPU{'s' * (needed > 1)} (trainer.device=cuda, "
+            f"trainer.n_gpus_per_node={needed}), "
+            f"and torch sees {present} on this machine "
+            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')})"
+            f"{install}. Start it where `nvidia-smi` shows them, set fewer, or try a recipe for "
+            "the CPU: "
             "+recipes=own_notes."
         )
 
 
 def cpus(run: RunConfig) -> Iterator[str]:
-    """Ray has the CPUs that processes of the run hold: with fewer, verl waits for ever, without a word."""
+    """Ray has the CPUs that processes of the run hold: with fewer, verl waits for ever, without a
+    word.
+    """
     units = run["transfer_queue.backend.SimpleStorage.num_data_storage_units"]
     served, own_gpus = "reward.reward_model", run["reward.reward_model.enable_resource_pool"]
-    cards = run.gpus + (run[f"{served}.n_gpus_per_node"] * run[f"{served}.nnodes"] if own_gpus else 0)
-    # A unit and the controller of TransferQueue hold one each, a GPU's bundle three (max_colocate_count in
-    # verl/single_controller/ray/base.py). Every other process needs one free while it starts.
+    cards = run.gpus + (
+        run[f"{served}.n_gpus_per_node"] * run[f"{served}.nnodes"] if own_gpus else 0
+    )
+    # A unit and the controller of TransferQueue hold one each, a GPU's bundle three
+    # (max_colocate_count in verl/single_controller/ray/base.py). Every other process needs one free
+    # while it starts.
     needed = units + 1 + 3 * cards + 1
     present = run["ray_kwargs.ray_init.num_cpus"] or get_num_cpus(override_docker_cpu_warning=True)
     if stays_here(run) and present < needed:
         yield (
-            f"this run needs {needed} CPUs of Ray's (3 for each GPU of {cards}, {units} and 1 for verl's queue of "
-            f"batches, 1 to start others), and Ray counts {present:g}: verl would wait for ever. Take a machine with "
+            f"this run needs {needed} CPUs of Ray's (3 for each GPU of {cards}, {units} and 1 for "
+            "verl's queue of "
+            f"batches, 1 to start others), and Ray counts {present:g}: verl would wait for ever. "
+            "Take a machine with "
             f"16, or let Ray count more than there are: ray_kwargs.ray_init.num_cpus={needed}."
         )
 
@@ -86,7 +104,9 @@ def stays_here(run: RunConfig) -> bool:
 
 
 def cluster_of(given: str | None = None) -> tuple[str | None, str]:
-    """The address of the cluster that ``ray.init`` joins, or None, and what makes it start one of its own instead."""
+    """The address of the cluster that ``ray.init`` joins, or None, and what makes it start one of
+    its own instead.
+    """
     found = {
         "set ray_kwargs.ray_init.address=null": None if given == "auto" else given,
         "run: unset RAY_ADDRESS": os.environ.get("RAY_ADDRESS"),
@@ -97,7 +117,9 @@ def cluster_of(given: str | None = None) -> tuple[str | None, str]:
 
 
 def cluster(run: RunConfig | None) -> Iterator[str]:
-    """Ray's cluster answers, or can be started; Ray itself would wait for minutes, or name something else."""
+    """Ray's cluster answers, or can be started; Ray itself would wait for minutes, or name
+    something else.
+    """
     address, remedy = cluster_of(None if run is None else run["ray_kwargs.ray_init.address"])
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     session = f"{get_default_ray_temp_dir()}/session_YYYY-mm-dd_HH-MM-SS_ffffff_{os.getpid()}"
@@ -121,15 +143,22 @@ def packages(run: RunConfig) -> Iterator[str]:
     # By distribution: SGLang brings flash-attn-4, whose module is flash_attn, too.
     on_gpu = run["trainer.device"] == "cuda" and run[f"{ACTOR}.strategy"] in FSDP
     if on_gpu and not any(distributions(name="flash-attn")):
-        attention, fused = f"{MODEL}.override_config.attn_implementation", f"{MODEL}.use_fused_kernels"
-        # With the package kernels, Transformers would download the same attention, which verl has not been tried with.
+        attention, fused = (
+            f"{MODEL}.override_config.attn_implementation",
+            f"{MODEL}.use_fused_kernels",
+        )
+        # With the package kernels, Transformers would download the same attention, which verl has
+        # not been tried with.
         attends = run[attention] not in (None, "flash_attention_2")
         lacking = [] if attends else [f"+{attention}=sdpa (slower, and not run on a GPU)"]
         if not run[fused]:  # logprobs_from_logits_v2 in verl/utils/torch_functional.py
-            lacking.append(f"{fused}=True (without it, verl takes log-probs in bf16, one token after another)")
+            lacking.append(
+                f"{fused}=True (without it, verl takes log-probs in bf16, one token after another)"
+            )
         if lacking:
             yield (
-                "verl trains with attention and cross entropy of the package flash-attn, which is not installed. Run "
+                "verl trains with attention and cross entropy of the package flash-attn, which is "
+                "not installed. Run "
                 f"{FLASH_ATTN}, or set {', and '.join(lacking)}."
             )
     if "wandb" in run.names("trainer.logger") and find_spec("wandb"):
@@ -137,11 +166,15 @@ def packages(run: RunConfig) -> Iterator[str]:
 
         logged_in = False
         with suppress(ValueError, wandb.Error):  # a key of another form than W&B's
-            logged_in = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
+            logged_in = wandb.setup().settings.mode != "online" or wandb.login(
+                prompt=False, verify=False
+            )
         if not logged_in:
             yield (
-                "trainer.logger has wandb, and there is no key for it, or none that it takes. Run `wandb login` or "
-                "export WANDB_API_KEY, export WANDB_MODE=offline to log to a folder, or set trainer.logger=[console]."
+                "trainer.logger has wandb, and there is no key for it, or none that it takes. Run "
+                "`wandb login` or "
+                "export WANDB_API_KEY, export WANDB_MODE=offline to log to a folder, or set "
+                "trainer.logger=[console]."
             )
 
 
@@ -151,15 +184,18 @@ def sglang_on_cpu(run: RunConfig) -> Iterator[str]:
         return
     if torch.cuda.is_available():
         yield (
-            "this recipe runs SGLang on the CPU, and there is a GPU, which SGLang would use. Take a recipe without "
+            "this recipe runs SGLang on the CPU, and there is a GPU, which SGLang would use. Take "
+            "a recipe without "
             "trainer.device=cpu, such as qwen3_4b, or hide the GPU with CUDA_VISIBLE_DEVICES=-1."
         )
     needed = longest_context(run) + RESERVED
     for key in ("max_model_len", "engine_kwargs.sglang.max_total_tokens"):
-        # The engine lowers a request's budget to what is left of either, and reports an ordinary "length".
+        # The engine lowers a request's budget to what is left of either, and reports an ordinary
+        # "length".
         if (limit := run[f"{ROLLOUT}.{key}"]) is not None and limit < needed:
             yield (
-                f"a turn may need {needed} tokens with its prompt, and {ROLLOUT}.{key}={limit}: SGLang would cut it "
+                f"a turn may need {needed} tokens with its prompt, and {ROLLOUT}.{key}={limit}: "
+                "SGLang would cut it "
                 f"without a word. Set it to at least {needed}, or lower data.max_prompt_length, "
                 "data.max_response_length or the game's token budget (selfplay.budget)."
             )
@@ -177,7 +213,9 @@ def longest_context(run: RunConfig) -> int:
 def models(run: RunConfig) -> Iterator[str]:
     """The models are here, or on the hub."""
     keys = [f"{model}.path" for model in run.trained.values()]
-    for path, key in {str(run[key]): key for key in reversed(keys)}.items():  # the critic's is mostly the actor's
+    for path, key in {
+        str(run[key]): key for key in reversed(keys)
+    }.items():  # the critic's is mostly the actor's
         folder = Path(path).expanduser()
         if "://" in path or (folder / "config.json").is_file():
             continue
@@ -189,16 +227,19 @@ def models(run: RunConfig) -> Iterator[str]:
         except (OSError, ValueError, httpx.HTTPError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             yield (
-                f"{key}={path} is no folder of a model (seen from {Path.cwd()}), nor one on the hub: {reason}. "
-                f"Name another, or fetch it where there is a network: `hf download {path} --local-dir FOLDER`."
+                f"{key}={path} is no folder of a model (seen from {Path.cwd()}), nor one on the "
+                f"hub: {reason}. "
+                f"Name another, or fetch it where there is a network: `hf download {path} "
+                "--local-dir FOLDER`."
             )
 
 
 def data(run: RunConfig) -> Iterator[str]:
-    """The data files are here and hold a batch, and their longest rows can be played with this config.
+    """The data files are here and hold a batch, and their longest rows can be played with this
+    config.
 
-    The trainer checks all rows once Ray is up. What only verl can read is left to it: remote files, other formats, a
-    data set class of the user's, a tokenizer that is not here yet.
+    The trainer checks all rows once Ray is up. What only verl can read is left to it: remote files,
+    other formats, a data set class of the user's, a tokenizer that is not here yet.
     """
     node = run.config.data
     try:
@@ -213,7 +254,8 @@ def data(run: RunConfig) -> Iterator[str]:
             own = key == "data.val_files" and first.name != "val.parquet"
             command, written = ("eval", first) if own else ("convert", first.parent)
             yield (
-                f"{key}: {', '.join(missing)} does not exist (seen from {Path.cwd()}). Name another, or write it: "
+                f"{key}: {', '.join(missing)} does not exist (seen from {Path.cwd()}). Name "
+                "another, or write it: "
                 f"medserl data {command} --input FILE.csv --output {written}"
             )
             continue
@@ -223,7 +265,9 @@ def data(run: RunConfig) -> Iterator[str]:
                 if file.suffix != ".parquet":
                     continue
                 table = read_parquet(file)
-                table.validate(full=True)  # or a damaged text is found where it is used, without the file's name
+                table.validate(
+                    full=True
+                )  # or a damaged text is found where it is used, without the file's name
                 rows += table.num_rows
                 if absent := {"prompt", "extra_info"} - set(table.column_names):
                     yield f"{key}={file} has no column {', '.join(sorted(absent))}. {CONVERT}."
@@ -234,12 +278,18 @@ def data(run: RunConfig) -> Iterator[str]:
             yield str(error)
         except (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError) as error:  # pyarrow's
             reason = f"{type(error).__name__}: {error}"
-            yield f"{key}={file} cannot be read ({reason}): it is damaged, or no parquet file. {CONVERT}."
+            yield (
+                f"{key}={file} cannot be read ({reason}): it is damaged, or no parquet file. "
+                f"{CONVERT}."
+            )
         except ValueError as error:
             yield f"{key}={error}"
         else:
             if files and rows < batch and len(parquet_files(run, key)) == len(run.names(key)):
-                yield f"{key} has {rows} rows, and needs {batch} or more. Name another file or a smaller batch."
+                yield (
+                    f"{key} has {rows} rows, and needs {batch} or more. Name another file or a "
+                    "smaller batch."
+                )
 
 
 def parquet_files(run: RunConfig, key: str) -> list[Path]:
@@ -249,11 +299,15 @@ def parquet_files(run: RunConfig, key: str) -> list[Path]:
 
 
 def check_stop_strings(strings: Sequence[str], rollout: Any) -> None:
-    """Refuse stop strings, of more than one token each, that the engine of verl's rollout node could not look for."""
+    """Refuse stop strings, of more than one token each, that the engine of verl's rollout node
+    could not look for.
+    """
     if strings and rollout.name == "sglang" and rollout.get("skip_tokenizer_init", False):
         raise ConfigError(
-            f"the profile's stop strings {', '.join(map(repr, strings))} are more than one token each, and SGLang "
-            "looks for such strings only with actor_rollout_ref.rollout.skip_tokenizer_init=False. Set that, or "
+            f"the profile's stop strings {', '.join(map(repr, strings))} are more than one token "
+            "each, and SGLang "
+            "looks for such strings only with actor_rollout_ref.rollout.skip_tokenizer_init=False. "
+            "Set that, or "
             "take them out of profile.yaml."
         )
 
@@ -265,11 +319,14 @@ def check_files(files: str | Sequence[str]) -> None:
             raise ConfigError(f"{file}: {DIFFERS}.")
 
 
-def check_dataset(dataset: Any, name: str, game: Interaction[Any, Any], data: Any, most: int | None = None) -> str:
-    """Check every row of verl's ``RLHFDataset``, which messages call ``name``; or ``most`` with the longest facts.
+def check_dataset(
+    dataset: Any, name: str, game: Interaction[Any, Any], data: Any, most: int | None = None
+) -> str:
+    """Check every row of verl's ``RLHFDataset``, which messages call ``name``; or ``most`` with the
+    longest facts.
 
-    Returns one line that says what will be played and how long the longest row is, by the limits of verl's ``data``; a
-    ConfigError names the row, what is wrong with it and what to do.
+    Returns one line that says what will be played and how long the longest row is, by the limits of
+    verl's ``data``; a ConfigError names the row, what is wrong with it and what to do.
     """
     rows = dataset.dataframe
     agents = rows["agent_name"] if "agent_name" in rows.column_names else [None] * len(rows)
@@ -278,11 +335,15 @@ def check_dataset(dataset: Any, name: str, game: Interaction[Any, Any], data: An
     too_long: dict[str, list[int]] = {}
     everything = list(enumerate(zip(agents, rows["extra_info"], strict=True)))
     if most is not None:
-        everything = sorted(nlargest(most, everything, key=lambda row: len(str(row[1][1]))), key=itemgetter(0))
+        everything = sorted(
+            nlargest(most, everything, key=lambda row: len(str(row[1][1]))), key=itemgetter(0)
+        )
     for number, (agent, facts) in everything:
         where = f"{name} row {number}"
         if agent != AGENT_NAME:
-            raise ConfigError(f"{where}: agent_name is {agent!r}, expected {AGENT_NAME!r}. {CONVERT}.")
+            raise ConfigError(
+                f"{where}: agent_name is {agent!r}, expected {AGENT_NAME!r}. {CONVERT}."
+            )
         try:
             needed = game.plan(facts)
         except ValueError as error:
@@ -293,20 +354,28 @@ def check_dataset(dataset: Any, name: str, game: Interaction[Any, Any], data: An
         kinds.append(needed.kind)
     for limit, numbers in too_long.items() if not data.filter_overlong_prompts else ():
         most_tokens = longest[LIMITS.index(limit)]
-        shown, more = ", ".join(map(str, numbers[:3])), f" and {len(numbers) - 3} more" * (len(numbers) > 3)
+        shown, more = (
+            ", ".join(map(str, numbers[:3])),
+            f" and {len(numbers) - 3} more" * (len(numbers) > 3),
+        )
         raise ConfigError(
-            f"{name}: row {shown}{more} needs up to {most_tokens} tokens, but data.{limit}={data[limit]}. Set it to at "
-            f"least {most_tokens}, plan shorter turns, or leave such rows out with data.filter_overlong_prompts=true."
+            f"{name}: row {shown}{more} needs up to {most_tokens} tokens, but "
+            f"data.{limit}={data[limit]}. Set it to at "
+            f"least {most_tokens}, plan shorter turns, or leave such rows out with "
+            "data.filter_overlong_prompts=true."
         )
     counted = ", ".join(f"{count} {kind}".strip() for kind, count in sorted(Counter(kinds).items()))
     return (
         f"{name}: plays all of its {len(rows)} rows ({counted}); longest prompt {longest[0]} of "
-        f"{data.max_prompt_length} tokens, longest planned response {longest[1]} of {data.max_response_length}"
+        f"{data.max_prompt_length} tokens, longest planned response {longest[1]} of "
+        f"{data.max_response_length}"
     )
 
 
 def opponent(run: RunConfig) -> Iterator[Finding]:
-    """A server that plays the untrained role can be reached; without it all its games would be void."""
+    """A server that plays the untrained role can be reached; without it all its games would be
+    void.
+    """
     options = run.selfplay.opponent
     if options.kind != "endpoint":
         return
@@ -327,4 +396,6 @@ CHECKS: dict[str, Callable[[RunConfig], Iterator[Finding]]] = {
     "checkpoints": checkpoints,
     "opponent": opponent,
 }
-"""All checks by name: each yields a sentence for a problem, with its remedy, or ``warn`` and what should be known."""
+"""All checks by name: each yields a sentence for a problem, with its remedy, or ``warn`` and what
+should be known.
+"""

@@ -1,1 +1,3 @@
-"""The medical game: an attacker rewrites a clinical note, an assessor sees the result and finds the error."""
+"""The medical game: an attacker rewrites a clinical note, an assessor sees the result and finds the
+error.
+"""

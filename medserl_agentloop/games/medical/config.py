@@ -21,8 +21,12 @@ class _TokenBudget(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    attacker_reasoning: int = Field(default=512, ge=1, description="Tokens for the attacker's reasoning and tags.")
-    note_growth: float = Field(default=1.25, ge=1.0, description="Longest rewritten note, as a multiple of the seed's.")
+    attacker_reasoning: int = Field(
+        default=512, ge=1, description="Tokens for the attacker's reasoning and tags."
+    )
+    note_growth: float = Field(
+        default=1.25, ge=1.0, description="Longest rewritten note, as a multiple of the seed's."
+    )
     assessor: int = Field(default=1024, ge=1, description="Tokens of the assessor's whole turn.")
 
     def attacker(self, note_tokens: int) -> int:
@@ -36,38 +40,56 @@ class _MedicalCredit(CreditSettings):
     """Credit with the roles' names, so that each has a key."""
 
     role_weights: dict[str, Share] = Field(
-        default={role.value: 1.0 for role in Role}, description=CreditSettings.model_fields["role_weights"].description
+        default={role.value: 1.0 for role in Role},
+        description=CreditSettings.model_fields["role_weights"].description,
     )
     normalize: dict[str, Normalization | None] = Field(
-        default={role.value: None for role in Role}, description=CreditSettings.model_fields["normalize"].description
+        default={role.value: None for role in Role},
+        description=CreditSettings.model_fields["normalize"].description,
     )
 
 
 class JudgeServer(ServerOptions):
-    """Settings of requests to a judge. A game waits at most ``(retries + 1) * timeout_s`` and pauses, per worker."""
+    """Settings of requests to a judge.
+
+    A game waits at most ``(retries + 1) * timeout_s`` and pauses, per worker.
+    """
 
     node: ClassVar[str] = "selfplay.judge_server"
 
     url: str | None = Field(
         default=None,
-        description="http: the server that offers /judge. llm: the base of an OpenAI-compatible API, with its /v1; "
+        description="http: the server that offers /judge. llm: the base of an OpenAI-compatible "
+        "API, with its /v1; "
         "null is verl's own reward model; base is the policy's base model, on the rollout's engine "
         "(selfplay.adapters=per_role).",
     )
     model: str | None = Field(
-        default=None, description="llm: name of the model; null is verl's own reward model, or the base model."
+        default=None,
+        description="llm: name of the model; null is verl's own reward model, or the base model.",
     )
-    timeout_s: float = Field(default=30.0, gt=0, description="Seconds that one request may take, answer included.")
+    timeout_s: float = Field(
+        default=30.0, gt=0, description="Seconds that one request may take, answer included."
+    )
     batch_size: int = Field(default=16, ge=1, description="http: most games in one request.")
-    cache: str | None = Field(default=None, description="Folder of earlier answers, on a local disk; null keeps none.")
-    temperature: float = Field(default=0.0, ge=0, description="llm: sampling temperature; 0 is greedy.")
-    max_tokens: int = Field(default=2048, ge=1, description="llm: tokens of an answer, reasoning included.")
-    json_schema: bool = Field(default=True, description="llm: bind answers to the JSON schema, where the server can.")
+    cache: str | None = Field(
+        default=None, description="Folder of earlier answers, on a local disk; null keeps none."
+    )
+    temperature: float = Field(
+        default=0.0, ge=0, description="llm: sampling temperature; 0 is greedy."
+    )
+    max_tokens: int = Field(
+        default=2048, ge=1, description="llm: tokens of an answer, reasoning included."
+    )
+    json_schema: bool = Field(
+        default=True, description="llm: bind answers to the JSON schema, where the server can."
+    )
 
     @property
     def slow_server(self) -> str:
         return (
-            f": raise {self.node}.timeout_s; of a server that reads one note after another, ask for fewer at once, by "
+            f": raise {self.node}.timeout_s; of a server that reads one note after another, ask "
+            "for fewer at once, by "
             "batch_size and concurrency"
         )
 
@@ -76,73 +98,103 @@ class JudgeServer(ServerOptions):
 
 
 class BlindGate(ServerAddress):
-    """The reader that has to find an injected error in the note alone. Unset keys are those of the judge's server."""
+    """The reader that has to find an injected error in the note alone.
+
+    Unset keys are those of the judge's server.
+    """
 
     node: ClassVar[str] = "selfplay.blind"
 
-    readings: int = Field(default=0, ge=0, description="Times the presented note is read alone; 0 is no gate.")
-    needed: int = Field(default=1, ge=1, description="Readings that must find the error where it is.")
+    readings: int = Field(
+        default=0, ge=0, description="Times the presented note is read alone; 0 is no gate."
+    )
+    needed: int = Field(
+        default=1, ge=1, description="Readings that must find the error where it is."
+    )
     temperature: float = Field(default=0.7, ge=0, description="Sampling temperature of a reading.")
 
     @model_validator(mode="after")
     def _can_be_passed(self) -> BlindGate:
         if self.readings and self.needed > self.readings:
-            raise ValueError(f"needed={self.needed} of readings={self.readings} can never be reached: lower it")
+            raise ValueError(
+                f"needed={self.needed} of readings={self.readings} can never be reached: lower it"
+            )
         if self.readings > 1 and self.temperature == 0:
-            raise ValueError(f"readings={self.readings} at temperature=0 are all the same: raise it, e.g. to 0.7")
+            raise ValueError(
+                f"readings={self.readings} at temperature=0 are all the same: raise it, e.g. to 0.7"
+            )
         return self
 
     def reader(self, judge: JudgeServer) -> JudgeServer:
-        own = self.model_dump(include={"url", "model", "api_key_env", "temperature"}, exclude_none=True)
+        own = self.model_dump(
+            include={"url", "model", "api_key_env", "temperature"}, exclude_none=True
+        )
         return judge.model_copy(update=own)
 
 
 class MedicalConfig(SelfPlayConfig):
     """Everything the game needs to know that verl has no key for."""
 
-    game: str = Field(default="medical", description=SelfPlayConfig.model_fields["game"].description)
-    profile: str = Field(default="medserl", description="Prompt profile: a folder of prompts/, or a path.")
+    game: str = Field(
+        default="medical", description=SelfPlayConfig.model_fields["game"].description
+    )
+    profile: str = Field(
+        default="medserl", description="Prompt profile: a folder of prompts/, or a path."
+    )
     error_types: Annotated[tuple[str, ...], BeforeValidator(checked_types)] = Field(
         default=ERROR_TYPES,
-        description="Types of errors that prompts name, answers may give and recall is measured by.",
+        description="Types of errors that prompts name, answers may give and recall is measured "
+        "by.",
     )
     train: Literal["both", "attacker", "assessor"] = Field(
         default="both", description="Whose tokens the loss sees. The other role still plays."
     )
     anchor: dict[str, Share] = Field(
-        default={role.value: 0.0 for role in Role}, description=SelfPlayConfig.model_fields["anchor"].description
+        default={role.value: 0.0 for role in Role},
+        description=SelfPlayConfig.model_fields["anchor"].description,
     )
-    reward: str = Field(default="medserl", description="Reward scheme, or package.module:function of a user's own.")
+    reward: str = Field(
+        default="medserl", description="Reward scheme, or package.module:function of a user's own."
+    )
     reward_terms: dict[str, float | None] = Field(
         default={field.name: None for field in fields(MedserlTerms)},
         description="Constants of the scheme; null is the scheme's own.",
     )
     judge: str = Field(
-        description="Who says whether a note holds an error: labels (reads none), http, llm or package.module:Class.",
+        description="Who says whether a note holds an error: labels (reads none), http, llm or "
+        "package.module:Class.",
     )
-    judge_server: JudgeServer = Field(default=JudgeServer(), description="How http and llm reach their server.")
+    judge_server: JudgeServer = Field(
+        default=JudgeServer(), description="How http and llm reach their server."
+    )
     blind: BlindGate = Field(
         default=BlindGate(),
-        description="An injected error counts only if a reader of the presented note alone finds it too.",
+        description="An injected error counts only if a reader of the presented note alone finds "
+        "it too.",
     )
     judge_report: str | None = Field(
-        default=None, description="Report of 'medserl judge calibrate' on this run's judge; null: it was not measured."
+        default=None,
+        description="Report of 'medserl judge calibrate' on this run's judge; null: it was not "
+        "measured.",
     )
     judge_min_sensitivity: float = Field(
         default=0.75,
         ge=0,
         le=1,
-        description="Least sensitivity of the report; 0 takes any, of any judge. At 0.75 half of what a correct catch "
+        description="Least sensitivity of the report; 0 takes any, of any judge. At 0.75 half of "
+        "what a correct catch "
         "should earn is left (2 * 0.75 - 1); a judge just below it, at 0.73, spoilt earlier runs.",
     )
     vanilla_attacker: Literal["skip", "copy"] = Field(
         default="skip",
-        description="skip: vanilla games begin with the assessor, as in OpenRLHF. copy: the attacker copies the note.",
+        description="skip: vanilla games begin with the assessor, as in OpenRLHF. copy: the "
+        "attacker copies the note.",
     )
     assessments: int = Field(
         default=1,
         ge=1,
-        description="Times a presented note is assessed, each time in a context of its own. More than one helps the "
+        description="Times a presented note is assessed, each time in a context of its own. More "
+        "than one helps the "
         "assessor and costs the attacker.",
     )
     budget: _TokenBudget = Field(default=_TokenBudget(), description="Tokens per turn.")
@@ -153,18 +205,28 @@ class MedicalConfig(SelfPlayConfig):
     def asks_base(self) -> bool:
         """True if the run's own base model judges, or reads the notes alone."""
         judges = self.judge == "llm" and self.judge_server.url == BASE
-        return judges or (self.blind.readings > 0 and self.blind.reader(self.judge_server).url == BASE)
+        return judges or (
+            self.blind.readings > 0 and self.blind.reader(self.judge_server).url == BASE
+        )
 
     @property
     def scheme_name(self) -> str:
         """The reward scheme as records name it: with the constants that are not its own."""
-        changed = [f"{term} {value:g}" for term, value in self.reward_terms.items() if value is not None]
+        changed = [
+            f"{term} {value:g}" for term, value in self.reward_terms.items() if value is not None
+        ]
         return ", ".join([self.reward, *changed])
 
     def for_row(self, facts: Mapping[str, Any]) -> MedicalConfig:
-        """The settings for one row: one that measures is assessed as published, and once, whatever the run says."""
+        """The settings for one row: one that measures is assessed as published, and once, whatever
+        the run says.
+        """
         measures = facts.get("split") == EVAL_SPLIT
-        return self.model_copy(update={"vanilla_attacker": "skip", "assessments": 1}) if measures else self
+        return (
+            self.model_copy(update={"vanilla_attacker": "skip", "assessments": 1})
+            if measures
+            else self
+        )
 
     def longest_turn(self, prompt_tokens: int) -> int:
         return max(self.budget.attacker(prompt_tokens), self.budget.assessor)
@@ -176,12 +238,15 @@ class MedicalConfig(SelfPlayConfig):
             yield f"selfplay.reward: {error}"
         if self.assessments > 1 and self.context == "shared":
             yield (
-                f"selfplay.assessments={self.assessments} with selfplay.context=shared would show each assessment "
+                f"selfplay.assessments={self.assessments} with selfplay.context=shared would show "
+                "each assessment "
                 "those before it. Set selfplay.context=isolated, or selfplay.assessments=1."
             )
         if self.reward == "learnable" and self.assessments < 2:
             yield (
-                "selfplay.reward=learnable pays the attacker by how often the assessor is right about one note, and "
-                f"selfplay.assessments={self.assessments} is a single answer. Set selfplay.assessments to 2 or more, "
+                "selfplay.reward=learnable pays the attacker by how often the assessor is right "
+                "about one note, and "
+                f"selfplay.assessments={self.assessments} is a single answer. Set "
+                "selfplay.assessments to 2 or more, "
                 "e.g. 4, or another reward."
             )

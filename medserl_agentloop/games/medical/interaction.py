@@ -1,4 +1,6 @@
-"""The medical game as an interaction: text in, next observation out, and what the run asks of its games."""
+"""The medical game as an interaction: text in, next observation out, and what the run asks of its
+games.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from medserl_agentloop.core.chat import BASE, BaseModelChat
 from medserl_agentloop.core.interaction import Interaction, PlannedRow, Prompt, Turn
 from medserl_agentloop.core.records import Pieces, Section, as_text
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges import UNREAD_WARNING, GatedJudge, build_judge, judge_game
+from medserl_agentloop.games.medical.judges import (
+    UNREAD_WARNING,
+    GatedJudge,
+    build_judge,
+    judge_game,
+)
 from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems
 from medserl_agentloop.games.medical.metrics import (
     RULES,
@@ -61,7 +68,15 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         "selfplay/attacker/parse_rate",
         "selfplay/assessor/parse_rate",
     )
-    same_run = ("profile", "error_types", "reward", "reward_terms", "judge", "judge_server.model", "blind.model")
+    same_run = (
+        "profile",
+        "error_types",
+        "reward",
+        "reward_terms",
+        "judge",
+        "judge_server.model",
+        "blind.model",
+    )
     shown = (
         ("valid", "selfplay/attacker/valid_rate"),
         ("undetected", "selfplay/attacker/undetected_rate"),
@@ -72,10 +87,15 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     def startup_lines(cls, config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
         yield from judge_lines(config, selfplay)
         for role, normalization in selfplay.credit.normalize.items():
-            if normalization == "kind" and len({template_name(Role(role), category) for category in Category}) == 1:
+            if (
+                normalization == "kind"
+                and len({template_name(Role(role), category) for category in Category}) == 1
+            ):
                 yield (
-                    f"credit: the {role} reads the same prompt in all kinds of games, and with selfplay.credit."
-                    f"normalize.{role}=kind its answers about kinds with few mistakes weigh more. batch and mean weigh "
+                    f"credit: the {role} reads the same prompt in all kinds of games, and with "
+                    "selfplay.credit."
+                    f"normalize.{role}=kind its answers about kinds with few mistakes weigh more. "
+                    "batch and mean weigh "
                     "all answers alike"
                 )
 
@@ -99,8 +119,9 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
             copies=config.vanilla_attacker == "copy",
             special_tokens=() if self.tokens is None else self.tokens.special_tokens,
             count=None if self.tokens is None else self.tokens.count,
-            # The start-up check plans a prompt in which every token of the attacker's turn is one of the note. The
-            # note as text can have more: a control token has as many as characters.
+            # The start-up check plans a prompt in which every token of the attacker's turn is one
+            # of the note. The note as text can have more: a control token has as many as
+            # characters.
             room=config.budget.attacker,
             assessments=config.assessments,
         )
@@ -111,7 +132,8 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         if game.next_role is None:
             return None
         turn = self._turn(game.next_role, game.spec.task, game.note, game.rewritten)
-        # A conversation of its own for each further assessment; the first is as if it were the only one.
+        # A conversation of its own for each further assessment; the first is as if it were the only
+        # one.
         number = len(game.record.assessments)
         return replace(turn, conversation=str(number)) if number else turn
 
@@ -120,7 +142,10 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         turn = self.next_turn(game)
         if turn is None or turn.role != Role.ASSESSOR:
             return super().next_turns(game)
-        return [turn, *(replace(turn, conversation=str(number)) for number in range(1, game.assessments))]
+        return [
+            turn,
+            *(replace(turn, conversation=str(number)) for number in range(1, game.assessments)),
+        ]
 
     @property
     def repeated_roles(self) -> Sequence[str]:
@@ -159,12 +184,16 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         if not self.config.asks_base:
             await judge_game(self._judge, record)
         elif record.judgement is None and record.void is None and record.assessment is not None:
-            raise ValueError(f"selfplay.judge_server.url={BASE}: only a run can ask its base model about this game")
+            raise ValueError(
+                f"selfplay.judge_server.url={BASE}: only a run can ask its base model about this "
+                "game"
+            )
         record.scheme = self.config.scheme_name
         reward_game(record, self._scheme)
 
     def plan(self, facts: Mapping[str, Any]) -> PlannedRow:
-        """Plan the attacker's turn and, for each assessment, the assessor's prompt with the longest note and its turn.
+        """Plan the attacker's turn and, for each assessment, the assessor's prompt with the longest
+        note and its turn.
 
         What an opponent plays takes no room.
         """
@@ -173,21 +202,29 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         spec, note = game.spec, game.record.note_for(Role.ATTACKER)
         if spec.task is Category.DECOY_BENIGN and self.config.judge == "labels":
             raise ValueError(
-                "decoy_benign games need a judge that reads the note, because selfplay.judge=labels "
-                "cannot see a real error in a decoy. Take the category out of the data or set another judge."
+                "decoy_benign games need a judge that reads the note, because "
+                "selfplay.judge=labels "
+                "cannot see a real error in a decoy. Take the category out of the data or set "
+                "another judge."
             )
         rewritten = encoder.count(game.rewritten)
         assess = encoder.opening(profile.turn(Role.ASSESSOR, spec.category, note))
-        kept = assess.data_tokens if profile.parser.numbered else 0  # a replaced sentence comes on top of the note
+        kept = (
+            assess.data_tokens if profile.parser.numbered else 0
+        )  # a replaced sentence comes on top of the note
         turns = []  # prompt and response of each
         if game.next_role is Role.ATTACKER and plays(Role.ATTACKER):
             attack = encoder.opening(profile.turn(Role.ATTACKER, spec.task, note))
             turns = [(len(attack.ids), budget.attacker(rewritten))]
         longest = assess.data_tokens  # a copy is answered by the seed note itself
         if spec.category.has_attack:  # every token of the policy's turn could be note
-            longest = kept + (budget.attacker(rewritten) if turns else budget.rewritten_note(rewritten))
+            longest = kept + (
+                budget.attacker(rewritten) if turns else budget.rewritten_note(rewritten)
+            )
         if plays(Role.ASSESSOR):
-            turns += [(len(assess.ids) - assess.data_tokens + longest, budget.assessor)] * game.assessments
+            turns += [
+                (len(assess.ids) - assess.data_tokens + longest, budget.assessor)
+            ] * game.assessments
         if not turns:
             return PlannedRow(spec.category.value, 1, 1)
         return PlannedRow(spec.category.value, turns[0][0], sum(map(sum, turns)) - turns[0][0])
@@ -196,7 +233,9 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         """An attack on the row's note, and an assessment of the same note."""
         game = self.new_game(facts)
         note = game.record.note_for(Role.ATTACKER)
-        return [self._turn(role, Category.ADVERSARIAL_BENIGN, note, game.rewritten) for role in Role]
+        return [
+            self._turn(role, Category.ADVERSARIAL_BENIGN, note, game.rewritten) for role in Role
+        ]
 
     def prompts(self) -> list[dict[str, Any]]:
         return self._profile.templates()
@@ -211,7 +250,9 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
 
     def read_validation_set(self, dataset: Any) -> None:
         rows = zip(dataset.dataframe["data_source"], dataset.dataframe["extra_info"], strict=True)
-        self._notes = notes_by_set((source, facts) for source, facts in rows if facts.get("split") == EVAL_SPLIT)
+        self._notes = notes_by_set(
+            (source, facts) for source, facts in rows if facts.get("split") == EVAL_SPLIT
+        )
 
     def validation_scores(
         self, sources: Sequence[str], facts: Mapping[str, Sequence[Any]]
@@ -219,33 +260,51 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         return scores_by_set(self._notes, sources, facts) if facts.keys() >= set(TEXTS) else ()
 
     @classmethod
-    def sections(cls, record: MedicalRecord, prompts: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
+    def sections(
+        cls, record: MedicalRecord, prompts: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Section]:
         """Both turns with changes and quotes marked, and what the judge said."""
         seed, presented = record.spec.seed_note, record.presented_note or ""
-        sections = [Section("no attack: the note is shown as it is in the data", "note", text=[("", seed)])]
+        sections = [
+            Section("no attack: the note is shown as it is in the data", "note", text=[("", seed)])
+        ]
         if (attack := record.attack) is not None:
             standing = f"invalid: {attack.invalid.value}" if attack.invalid else "valid"
             note: Pieces = [("", attack.response)]
-            if attack.note is not None and (edit := attack.edit) is not None and edit.number is not None:
+            if (
+                attack.note is not None
+                and (edit := attack.edit) is not None
+                and edit.number is not None
+            ):
                 before, after = around(seed, record.spec.sentences, edit.number)
                 note = [("", before), *marked_changes(edit.old, edit.new), ("", after)]
             elif attack.note is not None:
                 note = marked_changes(seed, attack.note)
-            sections = [_turn(Role.ATTACKER, standing, attack, note, _read(record, prompts, Role.ATTACKER))]
-        for each in (game.assessment for game in record.by_assessment if game.assessment is not None):
+            sections = [
+                _turn(Role.ATTACKER, standing, attack, note, _read(record, prompts, Role.ATTACKER))
+            ]
+        for each in (
+            game.assessment for game in record.by_assessment if game.assessment is not None
+        ):
             verdict = each.verdict.value if each.verdict else "unreadable"
             read = _read(record, prompts, Role.ASSESSOR)
-            sections.append(_turn(Role.ASSESSOR, verdict, each, marked_quote(presented, each.sentence), read))
+            sections.append(
+                _turn(Role.ASSESSOR, verdict, each, marked_quote(presented, each.sentence), read)
+            )
         if (judgement := record.judgement) is not None:
             wrong = " | ".join(record.error_sentences)
             facts = {"intended": record.spec.target_label.value, "wrong in this note": wrong}
-            facts |= judgement.model_dump(mode="json", exclude={"judge", "label", "cached", "seconds"})
+            facts |= judgement.model_dump(
+                mode="json", exclude={"judge", "label", "cached", "seconds"}
+            )
             label = judgement.label.value if judgement.label else "abstains"
             sections.append(Section(f"judge {judgement.judge}: {label}", "judge", facts=facts))
         return sections
 
 
-def _turn(role: Role, result: str, turn: AttackRecord | AssessmentRecord, text: Pieces, read: str) -> Section:
+def _turn(
+    role: Role, result: str, turn: AttackRecord | AssessmentRecord, text: Pieces, read: str
+) -> Section:
     title = f"{role}: {result} · {turn.tokens} tokens{', cut off' if turn.truncated else ''}"
     elsewhere = "response tokens truncated reasoning note edit changed_sentences verdict invalid"
     facts = turn.model_dump(mode="json", exclude=set(elsewhere.split()))

@@ -46,7 +46,9 @@ _PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 def role_metrics(records: Iterable[MedicalRecord]) -> dict[str, float]:
-    """Metrics by name. An unreadable assessment counts as wrong; several of one note count as several games."""
+    """Metrics by name. An unreadable assessment counts as wrong; several of one note count as
+    several games.
+    """
     games = list(records)
     repeated = [Role.ASSESSOR.value] if any(game.further_assessments for game in games) else []
     metrics = game_metrics(games, [role.value for role in Role], _VOID_CLASSES, repeated)
@@ -69,16 +71,24 @@ def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
         return "judge_failed" in void_class(game, _VOID_CLASSES)
 
     reach_it = (None, InvalidAttack.NOT_KNOWABLE)
-    rewritten = [g for g in games if g.attack and g.attack.invalid in reach_it and g.category.has_attack]
+    rewritten = [
+        g for g in games if g.attack and g.attack.invalid in reach_it and g.category.has_attack
+    ]
     asked = [g for g in rewritten if g.judgement is not None or failed(g)]
     if not asked:
         return {}
     answers = [g for g in asked if g.label is not None and not failed(g)]
     middle = median(map(_words, asked))
-    longer, others = (share(failed(g) for g in asked if (_words(g) > middle) is long) for long in (True, False))
+    longer, others = (
+        share(failed(g) for g in asked if (_words(g) > middle) is long) for long in (True, False)
+    )
     injected = [g for g in answers if g.spec.target_label is Label.HARMFUL]
-    realism = [g.judgement.realistic for g in answers if g.judgement and g.judgement.realistic is not None]
-    gated = [g.judgement for g in answers if g.judgement is not None and g.judgement.knowable is not None]
+    realism = [
+        g.judgement.realistic for g in answers if g.judgement and g.judgement.realistic is not None
+    ]
+    gated = [
+        g.judgement for g in answers if g.judgement is not None and g.judgement.knowable is not None
+    ]
     readings = [r for judgement in gated for r in judgement.readings if r.failed is None]
     return {
         "asked": float(len(asked)),
@@ -97,7 +107,9 @@ def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
 
 
 def _unread(game: MedicalRecord) -> bool:
-    """Return whether a rewritten note has a label although nobody read it; the data knows its own two notes only."""
+    """Return whether a rewritten note has a label although nobody read it; the data knows its own
+    two notes only.
+    """
     believed = game.judgement is not None and game.judgement.judge == LABELS_JUDGE
     known = game.presented_note in (game.spec.error_note, game.spec.clean_note)
     return believed and not known
@@ -105,7 +117,9 @@ def _unread(game: MedicalRecord) -> bool:
 
 def _turn_metrics(turns: Sequence[AttackRecord | AssessmentRecord]) -> dict[str, float]:
     # Parsers name their violations; a name made of anything else must not become a metric.
-    kinds = [[kind if _PLAIN_NAME.fullmatch(kind) else "other" for kind in t.violations] for t in turns]
+    kinds = [
+        [kind if _PLAIN_NAME.fullmatch(kind) else "other" for kind in t.violations] for t in turns
+    ]
     return {
         "turns": float(len(turns)) or math.nan,
         "format_violation_rate": share(bool(t.violations) for t in turns),
@@ -124,7 +138,9 @@ def _attacker_metrics(games: list[MedicalRecord]) -> dict[str, float]:
     decided = [g for g in assessed if g.outcome.is_right is not None]
     # Who copies an untouched note attacks nothing.
     attempts = [g for g in games if g.category.has_attack and g.spec.target_label is Label.HARMFUL]
-    kinds = Counter(g.judgement.error_type for g in attempts if g.judgement and g.judgement.error_type)
+    kinds = Counter(
+        g.judgement.error_type for g in attempts if g.judgement and g.judgement.error_type
+    )
     return {
         **_turn_metrics(attacks),
         "parse_rate": share(a.note is not None for a in attacks),
@@ -134,7 +150,9 @@ def _attacker_metrics(games: list[MedicalRecord]) -> dict[str, float]:
         "changed_sentences": mean([len(a.changed_sentences) for a in valid]),
         "decided": float(len(decided)) or math.nan,
         "success_rate": share(g.outcome is Outcome.MISSED_ERROR for g in decided),
-        "undetected_rate": share(each.outcome is Outcome.MISSED_ERROR for g in attempts for each in g.by_assessment),
+        "undetected_rate": share(
+            each.outcome is Outcome.MISSED_ERROR for g in attempts for each in g.by_assessment
+        ),
         **shares_by_name("invalid/", [[a.invalid.value] if a.invalid else [] for a in attacks]),
         "kinds_named": float(kinds.total()) or math.nan,
         "effective_kinds": effective_number(list(kinds.values())),
@@ -143,7 +161,9 @@ def _attacker_metrics(games: list[MedicalRecord]) -> dict[str, float]:
 
 
 def diversity_metrics(games: Iterable[MedicalRecord]) -> dict[str, float]:
-    """Measure how similar the insertions of valid attacks on different cases are, and how often they are identical."""
+    """Measure how similar the insertions of valid attacks on different cases are, and how often
+    they are identical.
+    """
     attacks = sorted(
         (
             game.spec.vignette_id or game.spec.seed_note,
@@ -155,7 +175,9 @@ def diversity_metrics(games: Iterable[MedicalRecord]) -> dict[str, float]:
     # Evenly over the cases, and the same sample in whatever order the games finished.
     count = min(len(attacks), MAX_COMPARED)
     sample = [attacks[i * len(attacks) // count] for i in range(count)]
-    alike = [fuzz.ratio(a, b) / 100 for (case, a), (other, b) in combinations(sample, 2) if case != other]
+    alike = [
+        fuzz.ratio(a, b) / 100 for (case, a), (other, b) in combinations(sample, 2) if case != other
+    ]
     if not alike:
         return {}
     cases = Counter(text for _, text in set(attacks))
@@ -186,9 +208,13 @@ def _assessor_metrics(games: list[MedicalRecord]) -> dict[str, float]:
     }
     for category in sorted({g.category.value for g in games}):
         metrics[f"accuracy/{category}"] = _accuracy([g for g in games if g.category == category])
-    known = [g for g in games if g.category is Category.VANILLA_HARMFUL and g.spec.error_type is not None]
+    known = [
+        g for g in games if g.category is Category.VANILLA_HARMFUL and g.spec.error_type is not None
+    ]
     for error_type in sorted({g.spec.error_type for g in known if g.spec.error_type}):
-        metrics[f"recall/{error_type}"] = _accuracy([g for g in known if g.spec.error_type == error_type])
+        metrics[f"recall/{error_type}"] = _accuracy(
+            [g for g in known if g.spec.error_type == error_type]
+        )
     return metrics
 
 
@@ -198,8 +224,14 @@ def _accuracy(games: Sequence[MedicalRecord]) -> float:
 
 
 def trained_role_won(record: MedicalRecord) -> bool | None:
-    """Return whether the trained role beat its opponent in most assessments; None for games that decide nothing."""
-    if record.opponent is None or record.attack is None or record.outcome in (Outcome.VOID, Outcome.INVALID_ATTACK):
+    """Return whether the trained role beat its opponent in most assessments; None for games that
+    decide nothing.
+    """
+    if (
+        record.opponent is None
+        or record.attack is None
+        or record.outcome in (Outcome.VOID, Outcome.INVALID_ATTACK)
+    ):
         return None
     verdicts = [game.outcome.is_right for game in record.by_assessment]
     lead = verdicts.count(True) - verdicts.count(False)
@@ -207,15 +239,22 @@ def trained_role_won(record: MedicalRecord) -> bool | None:
 
 
 def shortcut_metrics(games: Sequence[MedicalRecord]) -> dict[str, float]:
-    """Measure whether the verdict follows something that is no medicine: the edit, the length, the error's place.
+    """Measure whether the verdict follows something that is no medicine: the edit, the length, the
+    error's place.
 
-    Each is an effect on saying "harmful" with the label held fixed, so 0 means that the assessor does not use the cue,
-    and 1 that it follows nothing else; nan where there is nothing to compare. ``index`` is the effect of an edit, the
-    mean over both labels, and ``false_positives`` and ``recall`` are its two halves.
+    Each is an effect on saying "harmful" with the label held fixed, so 0 means that the assessor
+    does not use the cue, and 1 that it follows nothing else; nan where there is nothing to compare.
+    ``index`` is the effect of an edit, the mean over both labels, and ``false_positives`` and
+    ``recall`` are its two halves.
     """
     read = [game for game in games if game.outcome.is_right is not None]
-    edited, untouched = ([g for g in read if g.category.has_attack is attacked] for attacked in (True, False))
-    safe, harmful = (_gap(read, label, lambda game: game.category.has_attack) for label in (Label.SAFE, Label.HARMFUL))
+    edited, untouched = (
+        [g for g in read if g.category.has_attack is attacked] for attacked in (True, False)
+    )
+    safe, harmful = (
+        _gap(read, label, lambda game: game.category.has_attack)
+        for label in (Label.SAFE, Label.HARMFUL)
+    )
     numbers = {
         "index": _mean_of_known(safe, harmful),
         "false_positives": safe,
@@ -230,8 +269,12 @@ def shortcut_metrics(games: Sequence[MedicalRecord]) -> dict[str, float]:
     return numbers
 
 
-def _gap(games: Sequence[MedicalRecord], label: Label, inside: Callable[[MedicalRecord], bool]) -> float:
-    """Share called harmful of the notes with this label: of those inside a stratum, less that of those outside."""
+def _gap(
+    games: Sequence[MedicalRecord], label: Label, inside: Callable[[MedicalRecord], bool]
+) -> float:
+    """Share called harmful of the notes with this label: of those inside a stratum, less that of
+    those outside.
+    """
     called_harmful: dict[bool, list[bool]] = {True: [], False: []}
     for game in games:
         if game.label is label and game.assessment is not None:
@@ -241,7 +284,9 @@ def _gap(games: Sequence[MedicalRecord], label: Label, inside: Callable[[Medical
 
 def _length_effect(games: Sequence[MedicalRecord]) -> float:
     middle = median(map(_words, games)) if games else 0
-    return _mean_of_known(*(_gap(games, label, lambda game: _words(game) > middle) for label in Label))
+    return _mean_of_known(
+        *(_gap(games, label, lambda game: _words(game) > middle) for label in Label)
+    )
 
 
 def _words(game: MedicalRecord) -> int:
@@ -258,37 +303,68 @@ def _mean_of_known(*numbers: float) -> float:
 
 
 def validation_numbers(record: MedicalRecord) -> dict[str, float | str | None]:
-    """One game as numbers for verl, which reports ``acc`` as the core metric of each category, and its ``TEXTS``."""
-    attack, assessment, outcomes = record.attack, record.assessment, [game.outcome for game in record.by_assessment]
+    """One game as numbers for verl, which reports ``acc`` as the core metric of each category, and
+    its ``TEXTS``.
+    """
+    attack, assessment, outcomes = (
+        record.attack,
+        record.assessment,
+        [game.outcome for game in record.by_assessment],
+    )
     assessed = assessment is not None and record.outcome is not Outcome.VOID
     numbers: dict[str, float | str | None] = {
         "acc": share(bool(each.is_right) for each in outcomes) if assessed else None,
         "attacker_reward": record.reward(Role.ATTACKER),
         "assessor_reward": record.reward(Role.ASSESSOR),
         "attack_valid": None if attack is None else float(attack.invalid is None),
-        "undetected": share(each is Outcome.MISSED_ERROR for each in outcomes) if attack and assessed else None,
+        "undetected": share(each is Outcome.MISSED_ERROR for each in outcomes)
+        if attack and assessed
+        else None,
         "void": float(record.outcome is Outcome.VOID),
     }
     texts: dict[str, str | None] = dict.fromkeys(TEXTS)
     if assessment is not None and record.void is None:
         verdict = UNREADABLE if assessment.verdict is None else assessment.verdict.value
         number = None if assessment.number is None else str(assessment.number)
-        texts = dict(zip(TEXTS, ("", verdict, assessment.sentence, assessment.correction, number), strict=True))
+        texts = dict(
+            zip(
+                TEXTS,
+                ("", verdict, assessment.sentence, assessment.correction, number),
+                strict=True,
+            )
+        )
     return numbers | texts | {"text_id": record.spec.text_id}
 
 
-_STALEMATE = "Train the loser alone for a while (selfplay.train), or check the games for a shortcut."
+_STALEMATE = (
+    "Train the loser alone for a while (selfplay.train), or check the games for a shortcut."
+)
 
-# By name: the number, its limit, what to look at first, and the metric that counts the games it rests on.
+# By name: the number, its limit, what to look at first, and the metric that counts the games it
+# rests on.
 RULES = (
     # Beyond these two the loser rarely sees the reward it should learn from.
-    Rule("attacker_wins", "selfplay/attacker/success_rate", 0.95, _STALEMATE, "selfplay/attacker/decided"),
-    Rule("assessor_wins", "selfplay/attacker/success_rate", 0.05, _STALEMATE, "selfplay/attacker/decided", above=False),
+    Rule(
+        "attacker_wins",
+        "selfplay/attacker/success_rate",
+        0.95,
+        _STALEMATE,
+        "selfplay/attacker/decided",
+    ),
+    Rule(
+        "assessor_wins",
+        "selfplay/attacker/success_rate",
+        0.05,
+        _STALEMATE,
+        "selfplay/attacker/decided",
+        above=False,
+    ),
     Rule(  # below one half most attackers' games end unassessed
         "invalid_attacks",
         "selfplay/attacker/valid_rate",
         0.5,
-        "See selfplay/attacker/invalid/<reason>: truncated needs a larger selfplay.budget.attacker_reasoning, "
+        "See selfplay/attacker/invalid/<reason>: truncated needs a larger "
+        "selfplay.budget.attacker_reasoning, "
         "too_many_words a larger selfplay.edits, unparsed a model that knows the format.",
         "selfplay/attacker/turns",
         above=False,
@@ -297,7 +373,8 @@ RULES = (
         "no_error_present",
         "selfplay/judge/no_error_rate",
         0.15,
-        "Read the judge's reasons in the games: the attacker edits harmlessly, or the judge misses errors.",
+        "Read the judge's reasons in the games: the attacker edits harmlessly, or the judge misses "
+        "errors.",
         "selfplay/judge/injected",
     ),
     Rule(
@@ -321,7 +398,8 @@ RULES = (
         "unknowable_errors",
         "selfplay/judge/knowable_rate",
         0.8,
-        "Read the attacks that are invalid as not_knowable: the attacker swaps facts that the note does not decide, or "
+        "Read the attacks that are invalid as not_knowable: the attacker swaps facts that the note "
+        "does not decide, or "
         "the reader misses errors that it should find (medserl judge calibrate).",
         "selfplay/judge/gated",
         above=False,
@@ -330,7 +408,8 @@ RULES = (
         "edit_detector",
         "selfplay/shortcut/index",
         0.4,
-        "The assessor follows the edit, not the error: balance rewritten and untouched notes (--mix with "
+        "The assessor follows the edit, not the error: balance rewritten and untouched notes "
+        "(--mix with "
         "decoy_benign), and evaluate on untouched notes.",
         "selfplay/shortcut/compared",
     ),
@@ -338,7 +417,8 @@ RULES = (
         "unseen_errors",
         "selfplay/shortcut/recall",
         -0.4,
-        "Far fewer errors are found in rewritten notes than in untouched ones: read the undetected attacks. If their "
+        "Far fewer errors are found in rewritten notes than in untouched ones: read the undetected "
+        "attacks. If their "
         "errors cannot be seen in the note, use the blind gate (selfplay.blind).",
         "selfplay/shortcut/compared",
         above=False,

@@ -1,6 +1,8 @@
-"""Notes with numbered sentences: how they are shown, and a note in which another sentence stands behind a number.
+"""Notes with numbered sentences: how they are shown, and a note in which another sentence stands
+behind a number.
 
-Sentences by number are in the note's order and as they stand in it: only white space is between them.
+Sentences by number are in the note's order and as they stand in it: only white space is between
+them.
 """
 
 from __future__ import annotations
@@ -15,15 +17,18 @@ from medserl_agentloop.scoring.notes import alphanumeric
 
 
 def number_sentences(note: str, listed: Mapping[int, str] = {}) -> dict[int, str]:
-    """The sentences of ``note``, by the numbers of ``listed`` where that is a list of them, else the project's from 0.
+    """The sentences of ``note``, by the numbers of ``listed`` where that is a list of them, else
+    the project's from 0.
 
-    ``listed`` is what the source has. One sentence may read otherwise: a source lists those of one of two notes.
+    ``listed`` is what the source has. One sentence may read otherwise: a source lists those of one
+    of two notes.
     """
     return _as_listed(note, listed) or dict(enumerate(sentences_in(note)))
 
 
 def _as_listed(note: str, listed: Mapping[int, str]) -> dict[int, str]:
-    """The parts of ``note`` that ``listed`` numbers; empty if more than one of its sentences is another one there.
+    """The parts of ``note`` that ``listed`` numbers; empty if more than one of its sentences is
+    another one there.
 
     Only letters and digits are compared: lists drop apostrophes, stops and line breaks.
     """
@@ -33,24 +38,38 @@ def _as_listed(note: str, listed: Mapping[int, str]) -> dict[int, str]:
     letters, wanted = alphanumeric(note), "".join(parts.values())
     places = [at for at, character in enumerate(note) if character.isalnum()]
     starts = [0, *accumulate(map(len, parts.values()))]  # the last one is the end
-    # The sentences before ``first`` are the same, and those from ``rest`` on: one between may be another one.
+    # The sentences before ``first`` are the same, and those from ``rest`` on: one between may be
+    # another one.
     same = Prefix.similarity(letters, wanted)
     first = max(start for start in starts if start <= same)
     rest = len(wanted) - Postfix.similarity(letters[first:], wanted[first:])
     if any(first < start < rest for start in starts[:-1]):
         return {}
     moves = first + 1  # from where on sentences stand elsewhere than in the list
-    if 0 < first < len(wanted) and rest <= first and len(sentences_in(note[places[first - 1] : places[first] + 1])) < 2:
-        moves = first  # what comes in between two sentences is the end of one, not the beginning of the next
+    if (
+        0 < first < len(wanted)
+        and rest <= first
+        and len(sentences_in(note[places[first - 1] : places[first] + 1])) < 2
+    ):
+        # what comes in between two sentences is the end of one, not the beginning of the next
+        moves = first
     starts = [start + (len(letters) - len(wanted)) * (start >= moves) for start in starts]
     if any(start >= end for start, end in pairwise(starts)):  # a sentence is missing
         return {}
-    cuts = [_before_signs(note, places[s], listed[n]) if s else 0 for n, s in zip(parts, starts[:-1], strict=True)]
-    return {n: note[cut:end].strip() for n, cut, end in zip(parts, cuts, [*cuts[1:], len(note)], strict=True)}
+    cuts = [
+        _before_signs(note, places[s], listed[n]) if s else 0
+        for n, s in zip(parts, starts[:-1], strict=True)
+    ]
+    return {
+        n: note[cut:end].strip()
+        for n, cut, end in zip(parts, cuts, [*cuts[1:], len(note)], strict=True)
+    }
 
 
 def _before_signs(note: str, start: int, sentence: str) -> int:
-    """Return where a sentence begins whose first letter is at ``start``, with the signs before the letter."""
+    """Return where a sentence begins whose first letter is at ``start``, with the signs before the
+    letter.
+    """
     signs = sentence.split(alphanumeric(sentence)[0], 1)[0]
     for sign in reversed("".join(signs.split())):
         before = len(note[:start].rstrip()) - 1
@@ -83,7 +102,9 @@ def around(note: str, sentences: Mapping[int, str], number: int) -> tuple[str, s
 
 
 def change_between(note: str, sentences: Mapping[int, str], other: str) -> tuple[int, str] | None:
-    """Number and new text of the one sentence of ``note`` by which ``other`` differs; None if there is no such one."""
+    """Number and new text of the one sentence of ``note`` by which ``other`` differs; None if there
+    is no such one.
+    """
     again = _as_listed(other, sentences)
     changed = [number for number, text in again.items() if text != sentences.get(number)]
     if len(changed) != 1:
@@ -94,7 +115,11 @@ def change_between(note: str, sentences: Mapping[int, str], other: str) -> tuple
 
 
 def sentences_with(error: str, correction: str, sentences: Iterable[str]) -> list[str]:
-    """Those of ``sentences`` in which ``error`` stands, or that are a part of it which ``correction`` lacks."""
+    """Those of ``sentences`` in which ``error`` stands, or that are a part of it which
+    ``correction`` lacks.
+    """
     error, correction = one_line(error), one_line(correction)
     lines = ((text, one_line(text)) for text in sentences)
-    return [text for text, line in lines if error in line or (line in error and line not in correction)]
+    return [
+        text for text, line in lines if error in line or (line in error and line not in correction)
+    ]

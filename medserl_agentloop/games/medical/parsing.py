@@ -1,6 +1,7 @@
 """Read and write the turns of players: one format per prompt profile.
 
-Model text is untrusted: reading never raises, and nothing but the parsed note ever travels on to the other role.
+Model text is untrusted: reading never raises, and nothing but the parsed note ever travels on to
+the other role.
 """
 
 from __future__ import annotations
@@ -32,24 +33,37 @@ class UnwritableTurn(ValueError):
 class TurnFormat:
     """The reader and writer of one profile's turns. Pure functions; reading never raises.
 
-    All get ``prefill``, how the prompt began the turn for the player, e.g. ``<think>``. The label of an attack that is
-    written is what it says the note is. Where sentences are ``numbered``, reading gets those of the note as well.
+    All get ``prefill``, how the prompt began the turn for the player, e.g. ``<think>``. The label
+    of an attack that is written is what it says the note is. Where sentences are ``numbered``,
+    reading gets those of the note as well.
     """
 
     attack: Callable[..., AttackRecord]  # reads an attacker's turn: ``attack(text, prefill="")``
-    assessment: Callable[..., AssessmentRecord]  # the same; told the game's types if it has ``error_types``
-    compose_attack: Callable[[AttackRecord, Label, str], str] | None = None  # unchecked; None: the format is only read
+    assessment: Callable[
+        ..., AssessmentRecord
+    ]  # the same; told the game's types if it has ``error_types``
+    compose_attack: Callable[[AttackRecord, Label, str], str] | None = (
+        None  # unchecked; None: the format is only read
+    )
     compose_assessment: Callable[[AssessmentRecord, Label, str], str] | None = None
-    locates: bool = False  # whether an assessment says sentence, error type and correction besides the verdict
-    numbered: bool = False  # whether players read sentences with numbers, and name them so; an attack is an edit
+    locates: bool = (
+        False  # whether an assessment says sentence, error type and correction besides the verdict
+    )
+    numbered: bool = (
+        False  # whether players read sentences with numbers, and name them so; an attack is an edit
+    )
 
     def write(
-        self, turn: AttackRecord | AssessmentRecord, label: Label, prefill: str = "", sentences: Mapping[int, str] = {}
+        self,
+        turn: AttackRecord | AssessmentRecord,
+        label: Label,
+        prefill: str = "",
+        sentences: Mapping[int, str] = {},
     ) -> str:
         """The turn of a player that says ``label`` of the note, without the ``prefill``.
 
-        It is read back as ``turn`` is, as far as the format says it. An UnwritableTurn says that the format cannot hold
-        these texts, e.g. because they hold its own tags.
+        It is read back as ``turn`` is, as far as the format says it. An UnwritableTurn says that
+        the format cannot hold these texts, e.g. because they hold its own tags.
         """
         read: Callable[..., Any] = self.attack
         compose: Callable[..., str] | None = self.compose_attack
@@ -70,11 +84,13 @@ class TurnFormat:
         return text
 
 
-# -- what the formats share ----------------------------------------------------------------------------------------
+# -- what the formats share ------------------------------------------------------------------------
 
 
 def split_reasoning(text: str, prefill: str) -> tuple[str | None, str]:
-    """The reasoning up to the first ``</think>``, None where there is none or the prompt closed it, and the rest."""
+    """The reasoning up to the first ``</think>``, None where there is none or the prompt closed it,
+    and the rest.
+    """
     head, closed, rest = text.partition(END_THINK)
     if not closed or (reasoning_closed(prefill) and not text.lstrip().startswith(THINK)):
         return None, text
@@ -89,7 +105,9 @@ def write_reasoning(reasoning: str, prefill: str) -> str:
 
 
 def last_section(text: str, tag: str) -> tuple[str, str, str] | None:
-    """Return the text before, in and after the section that the last ``<tag>`` before the last ``</tag>`` begins."""
+    """Return the text before, in and after the section that the last ``<tag>`` before the last
+    ``</tag>`` begins.
+    """
     # Where reasoning talks of tags, none of it may get into the section.
     opening, closing = f"<{tag}>", f"</{tag}>"
     end = text.rfind(closing)
@@ -100,14 +118,19 @@ def last_section(text: str, tag: str) -> tuple[str, str, str] | None:
 
 
 def split_fields(field: re.Pattern[str], text: str) -> tuple[str, list[tuple[str, str]]]:
-    """Return the text before the first field, and each field's name in lower case with its value."""
+    """Return the text before the first field, and each field's name in lower case with its
+    value."""
     before, *rest = field.split(text)
     pairs = zip(rest[::2], rest[1::2], strict=True)
     return before.strip(), [(name.lower(), value.strip()) for name, value in pairs]
 
 
 def repeated_fields(fields: list[tuple[str, str]]) -> list[str]:
-    return [f"repeated_{name}" for name, count in Counter(name for name, _ in fields).items() if count > 1]
+    return [
+        f"repeated_{name}"
+        for name, count in Counter(name for name, _ in fields).items()
+        if count > 1
+    ]
 
 
 def attack_record(note: str, reasoning: str, violations: list[str]) -> AttackRecord:
@@ -125,14 +148,20 @@ def contradictory(verdicts: Iterable[Label | None]) -> bool:
     return len(set(verdicts) - {None}) > 1
 
 
-# -- medserl: reasoning in <think>, then <note> or <answer> --------------------------------------------------------
+# -- medserl: reasoning in <think>, then <note> or <answer> ----------------------------------------
 
-_NOTHING = re.compile(r"[\W_]*+(?:n[\W_]?a|none|null)?[\W_]*", re.IGNORECASE)  # says nothing: ".", "N/A"
-_ANSWER_FIELD = re.compile(r"^[ \t]*(verdict|sentence|error_type|correction)[ \t]*:", re.MULTILINE | re.IGNORECASE)
+_NOTHING = re.compile(
+    r"[\W_]*+(?:n[\W_]?a|none|null)?[\W_]*", re.IGNORECASE
+)  # says nothing: ".", "N/A"
+_ANSWER_FIELD = re.compile(
+    r"^[ \t]*(verdict|sentence|error_type|correction)[ \t]*:", re.MULTILINE | re.IGNORECASE
+)
 
 
 def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str, str, list[str]]:
-    """Body and reasoning of ``<think>…</think><tag>…</tag>``, empty where there is none, and what is wrong."""
+    """Body and reasoning of ``<think>…</think><tag>…</tag>``, empty where there is none, and what
+    is wrong.
+    """
     violations = []
     reasoning, rest = split_reasoning(text, prefill)
     if not reasoning_closed(prefill) and not reasoning:
@@ -149,28 +178,39 @@ def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str, str, list[
 
 
 def _medserl_assessment(
-    text: str, prefill: str = "", sentences: Mapping[int, str] = {}, error_types: Sequence[str] = ERROR_TYPES
+    text: str,
+    prefill: str = "",
+    sentences: Mapping[int, str] = {},
+    error_types: Sequence[str] = ERROR_TYPES,
 ) -> AssessmentRecord:
-    """Fields line by line; a value runs to the next field, so that a copied sentence may span lines.
+    """Fields line by line; a value runs to the next field, so that a copied sentence may span
+    lines.
 
-    The first occurrence of a field counts; a second one is a violation, and another verdict takes back the first.
-    Of numbered ``sentences`` the wrong one is named by number.
+    The first occurrence of a field counts; a second one is a violation, and another verdict takes
+    back the first. Of numbered ``sentences`` the wrong one is named by number.
     """
     body, reasoning, violations = _medserl_section(text, prefill, "answer")
     before, pairs = split_fields(_ANSWER_FIELD, body)
     violations += [*(["text_before_verdict"] if before else []), *repeated_fields(pairs)]
     fields = dict(reversed(pairs))
     verdict = verdict_of(fields.get("verdict", ""))
-    # Every verdict from the first <answer> on counts, in whichever of several answers or after them.
+    # Every verdict from the first <answer> on counts, in whichever of several answers or after
+    # them.
     parts = split_reasoning(text, prefill)[1].replace("</answer>", "<answer>").split("<answer>")[1:]
-    verdicts = [value for part in parts for name, value in split_fields(_ANSWER_FIELD, part)[1] if name == "verdict"]
+    verdicts = [
+        value
+        for part in parts
+        for name, value in split_fields(_ANSWER_FIELD, part)[1]
+        if name == "verdict"
+    ]
     if contradictory(verdict_of(re.split(r"[\n<]", value, maxsplit=1)[0]) for value in verdicts):
         verdict = None
         violations.append(CONTRADICTION)
     if verdict is None and body:
         violations.append("no_verdict")
     error: dict[str, Any] = {
-        name: None if _NOTHING.fullmatch(fields.get(name, "")) else fields[name] for name in ("sentence", "correction")
+        name: None if _NOTHING.fullmatch(fields.get(name, "")) else fields[name]
+        for name in ("sentence", "correction")
     }
     number = None
     if sentences and error["sentence"]:
@@ -182,52 +222,70 @@ def _medserl_assessment(
     error["error_type"] = known_type(fields.get("error_type", ""), error_types)
     if verdict is Label.HARMFUL:
         violations += [f"no_{name}" for name, value in error.items() if value is None]
-    elif verdict is Label.SAFE and any(value for name, value in fields.items() if name != "verdict"):
+    elif verdict is Label.SAFE and any(
+        value for name, value in fields.items() if name != "verdict"
+    ):
         violations.append("safe_with_error")
-    return AssessmentRecord(verdict=verdict, number=number, reasoning=reasoning, violations=violations, **error)
+    return AssessmentRecord(
+        verdict=verdict, number=number, reasoning=reasoning, violations=violations, **error
+    )
 
 
 def _compose_medserl_assessment(turn: AssessmentRecord, verdict: Label, prefill: str) -> str:
     named = turn.sentence if turn.number is None else turn.number
     fields = {"sentence": named, "error_type": turn.error_type, "correction": turn.correction}
-    lines = [f"verdict: {verdict.value}", *(f"{name}: {value}" for name, value in fields.items() if value is not None)]
-    return f"{write_reasoning(turn.reasoning, prefill)}<answer>\n" + "\n".join(lines) + "\n</answer>"
+    lines = [
+        f"verdict: {verdict.value}",
+        *(f"{name}: {value}" for name, value in fields.items() if value is not None),
+    ]
+    return (
+        f"{write_reasoning(turn.reasoning, prefill)}<answer>\n" + "\n".join(lines) + "\n</answer>"
+    )
 
 
 MEDSERL = TurnFormat(
     lambda text, prefill="": attack_record(*_medserl_section(text, prefill, "note")),
     _medserl_assessment,
-    lambda turn, label, prefill: f"{write_reasoning(turn.reasoning, prefill)}<note>{turn.note}</note>",
+    lambda turn, label, prefill: (
+        f"{write_reasoning(turn.reasoning, prefill)}<note>{turn.note}</note>"
+    ),
     _compose_medserl_assessment,
     locates=True,
 )
 """The format of the ``medserl`` profile."""
 
 
-# -- edits: medserl, with numbers for sentences and an <edit> for a note -------------------------------------------
+# -- edits: medserl, with numbers for sentences and an <edit> for a note ---------------------------
 
 _EDIT_FIELD = re.compile(r"^[ \t]*(sentence|replacement)[ \t]*:", re.MULTILINE | re.IGNORECASE)
-# "3", "[3]", "Sentence 3: He has gout.", but neither -1 nor the beginning of "38.5 C" or "53-year-old".
-_NUMBER = re.compile(r"[^\w-]{0,3}(?:sentence )?[^\w-]{0,3}(\d{1,6})(?![.,/-]?\w)[\W_]*", re.IGNORECASE)
+# "3", "[3]", "Sentence 3: He has gout.", but neither -1 nor the beginning of "38.5 C" or
+# "53-year-old".
+_NUMBER = re.compile(
+    r"[^\w-]{0,3}(?:sentence )?[^\w-]{0,3}(\d{1,6})(?![.,/-]?\w)[\W_]*", re.IGNORECASE
+)
 _LINE_NUMBER = re.compile(r"[\[(]?(\d{1,6})[\])]?[|:.][ \t]*(?!\d)")
 
 
 def named_sentence(text: str, sentences: Mapping[int, str]) -> int | None:
-    """Number of the sentence that ``text`` names, by its number, by a copy, or by both; None if there is none.
+    """Number of the sentence that ``text`` names, by its number, by a copy, or by both; None if
+    there is none.
 
     Where they disagree the copy counts: it is longer, so it is less often a slip.
     """
     match = _NUMBER.match(text)
     number = int(match[1]) if match and int(match[1]) in sentences else None
     rest = text[match.end() :] if match else text
-    if match is not None and (not rest or (number is not None and same_sentence(rest, sentences[number]))):
+    if match is not None and (
+        not rest or (number is not None and same_sentence(rest, sentences[number]))
+    ):
         return number
     copied = (quoted_sentence(quote, sentences) for quote in (text, rest))
     return next((copy for copy in copied if copy >= 0), number)
 
 
 def _without_number(text: str | None, number: int | None) -> str:
-    """The text written in a sentence's place, without the number that stands before it in the note."""
+    """The text written in a sentence's place, without the number that stands before it in the
+    note."""
     match = _LINE_NUMBER.match(text or "")
     return text[match.end() :] if text and match and int(match[1]) == number else text or ""
 
@@ -243,7 +301,9 @@ def _edits_attack(text: str, prefill: str = "", sentences: Mapping[int, str] = {
     if body and not missing:
         number = named_sentence(fields["sentence"], sentences)
         old = fields["sentence"] if number is None else sentences[number]
-        edit = SentenceEdit(number=number, old=old, new=_without_number(fields["replacement"], number))
+        edit = SentenceEdit(
+            number=number, old=old, new=_without_number(fields["replacement"], number)
+        )
     return AttackRecord(note=None, edit=edit, reasoning=reasoning, violations=violations + missing)
 
 
@@ -255,7 +315,12 @@ def _compose_edit(turn: AttackRecord, label: Label, prefill: str) -> str:
 
 
 EDITS = TurnFormat(
-    _edits_attack, _medserl_assessment, _compose_edit, _compose_medserl_assessment, locates=True, numbered=True
+    _edits_attack,
+    _medserl_assessment,
+    _compose_edit,
+    _compose_medserl_assessment,
+    locates=True,
+    numbered=True,
 )
 """The format of the ``edits`` profile."""
 
@@ -269,9 +334,13 @@ PARSERS: dict[str, TurnFormat | str] = {
 
 
 def load_parser(name: str, error_types: Sequence[str] = ERROR_TYPES) -> TurnFormat:
-    """The parser called ``name``, or a user's own as ``package.module:NAME``; a ValueError lists those there are."""
+    """The parser called ``name``, or a user's own as ``package.module:NAME``; a ValueError lists
+    those there are.
+    """
     expected = f"package.module:NAME of a {__name__}.TurnFormat"
-    parser: TurnFormat = find_object("parser", name, PARSERS, expected, lambda found: isinstance(found, TurnFormat))
+    parser: TurnFormat = find_object(
+        "parser", name, PARSERS, expected, lambda found: isinstance(found, TurnFormat)
+    )
     if "error_types" in signature(parser.assessment).parameters:
         parser = replace(parser, assessment=partial(parser.assessment, error_types=error_types))
     return parser

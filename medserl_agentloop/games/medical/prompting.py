@@ -1,6 +1,8 @@
-"""Prompt profiles: Jinja templates that turn a note into a role's prompt, in text and in tokens, and their parser.
+"""Prompt profiles: Jinja templates that turn a note into a role's prompt, in text and in tokens,
+and their parser.
 
-docs/prompts.md describes their folders. Rendering is a single pass: a note is a value, never read as a template.
+docs/prompts.md describes their folders. Rendering is a single pass: a note is a value, never read
+as a template.
 """
 
 from __future__ import annotations
@@ -32,17 +34,24 @@ class _ProfileSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, title="its keys")
 
-    parser: str = Field(default="medserl", description="Name of the parser, or package.module:NAME of a user's own.")
+    parser: str = Field(
+        default="medserl", description="Name of the parser, or package.module:NAME of a user's own."
+    )
     assistant_prefix: str = Field(
-        default="", description="How the prompt begins the player's turn, after the chat template's generation prompt."
+        default="",
+        description="How the prompt begins the player's turn, after the chat template's generation "
+        "prompt.",
     )
     stop: dict[Role, list[str]] = Field(
-        default={}, description="For a role, strings that end its turn besides the end-of-turn token."
+        default={},
+        description="For a role, strings that end its turn besides the end-of-turn token.",
     )
 
 
 class PromptProfile:
-    """The templates and the parser of one profile; a ValueError names file and key of what is wrong in it."""
+    """The templates and the parser of one profile; a ValueError names file and key of what is wrong
+    in it.
+    """
 
     def __init__(self, folder: Path, error_types: str | tuple[str, ...] | None = None) -> None:
         self.folder, self.error_types = folder, checked_types(error_types)
@@ -51,7 +60,11 @@ class PromptProfile:
             values = OmegaConf.to_container(OmegaConf.load(file)) if file.exists() else {}
             self.settings = _ProfileSettings.model_validate(values)
             if ":" in self.settings.parser:
-                logger.warning("%s: parser %r imports a module, which may do anything", file, self.settings.parser)
+                logger.warning(
+                    "%s: parser %r imports a module, which may do anything",
+                    file,
+                    self.settings.parser,
+                )
             self.parser = load_parser(self.settings.parser, self.error_types)
         except Exception as error:  # a user's file and a user's module may raise anything
             raise ValueError(f"prompt profile {file}: {error}") from error
@@ -63,19 +76,30 @@ class PromptProfile:
         self._jinja.filters |= {"one_of": _one_of, "in_words": in_words}
 
     def messages(self, role: Role, category: Category, note: str) -> list[Message]:
-        """The messages that open ``role``'s own context; a ValueError names file and line of a wrong template."""
+        """The messages that open ``role``'s own context; a ValueError names file and line of a
+        wrong template.
+        """
         name = template_name(role, category)
-        messages = [{"role": "user", "content": self._render(f"{role.value}/{name}.jinja", note=note)}]
+        messages = [
+            {"role": "user", "content": self._render(f"{role.value}/{name}.jinja", note=note)}
+        ]
         systems = (f"{role.value}/{name}.system.jinja", f"{role.value}/system.jinja")
         for system in [file for file in systems if (self.folder / file).exists()][:1]:
             messages.insert(0, {"role": "system", "content": self._render(system)})
         return messages
 
     def templates(self) -> list[dict[str, Any]]:
-        """Every template that can be rendered: ``role``, ``template`` and ``messages``, with a place for the note."""
+        """Every template that can be rendered:
+
+        ``role``, ``template`` and ``messages``, with a place for the note.
+        """
         templates = []
-        for (role, name), category in {(role, template_name(role, c)): c for role in Role for c in Category}.items():
-            with suppress(ValueError):  # a run checks those that its rows need; a profile may lack others
+        for (role, name), category in {
+            (role, template_name(role, c)): c for role in Role for c in Category
+        }.items():
+            with suppress(
+                ValueError
+            ):  # a run checks those that its rows need; a profile may lack others
                 messages = self.messages(role, category, place("note"))
                 templates.append({"role": role.value, "template": name, "messages": messages})
         return templates
@@ -88,16 +112,28 @@ class PromptProfile:
         """Return the turn that the prompts open, with the note kept apart as untrusted text."""
         prompt = Prompt(tuple(self.messages(role, category, place("note"))), {"note": note})
         stop = tuple(self.settings.stop.get(role, ()))
-        return Turn(role.value, prompt, max_tokens, prefix=self.settings.assistant_prefix, stop=stop)
+        return Turn(
+            role.value, prompt, max_tokens, prefix=self.settings.assistant_prefix, stop=stop
+        )
 
     def _render(self, name: str, **values: str) -> str:
         try:
             return self._jinja.get_template(name).render(error_types=self.error_types, **values)
         except Exception as error:  # a user's template may raise anything
             # The last template on the way to the error, which another one may include.
-            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(".jinja")]
-            where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else self.folder / name
-            allowed = "{{ note }} and {{ error_types }}, and nothing else" if values else "no variable but error_types"
+            frames = [
+                frame
+                for frame in traceback.extract_tb(error.__traceback__)
+                if frame.filename.endswith(".jinja")
+            ]
+            where = (
+                f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else self.folder / name
+            )
+            allowed = (
+                "{{ note }} and {{ error_types }}, and nothing else"
+                if values
+                else "no variable but error_types"
+            )
             raise ValueError(f"prompt template {where}: {error}. It may use {allowed}.") from error
 
 
@@ -114,8 +150,12 @@ def template_name(role: Role, category: Category) -> str:
 
 
 @cache
-def load_profile(name: str = "medserl", error_types: str | tuple[str, ...] | None = None) -> PromptProfile:
-    """A profile by name (a folder of ``prompts/``) or by the path of a folder, e.g. ``./mine``; else a ValueError."""
+def load_profile(
+    name: str = "medserl", error_types: str | tuple[str, ...] | None = None
+) -> PromptProfile:
+    """A profile by name (a folder of ``prompts/``) or by the path of a folder, e.g. ``./mine``;
+    else a ValueError.
+    """
     # A bare name is never a folder of the working directory: one may be called like a profile.
     folder = Path(name) if "/" in name or name in (".", "..") else resource("prompts") / name
     if not name or not all((folder / role.value).is_dir() for role in Role):

@@ -1,6 +1,8 @@
-"""The record of one game, one JSON line: all that is needed to read it, judge it and score it again.
+"""The record of one game, one JSON line: all that is needed to read it, judge it and score it
+again.
 
-Many of them are one table, a row for each, as W&B, the page of a report and the frames for notebooks show it.
+Many of them are one table, a row for each, as W&B, the page of a report and the frames for
+notebooks show it.
 """
 
 from __future__ import annotations
@@ -20,14 +22,20 @@ from medserl_agentloop.games.medical.numbering import numbered_text
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 
 SCHEMA_VERSION = 1
-"""Raised by a release that changes the fields. Records of older versions are read, newer ones refused."""
+"""Raised by a release that changes the fields.
+
+Records of older versions are read, newer ones refused.
+"""
 
 JUDGE_FAILED = "judge failed"
-"""The beginning of :attr:`MedicalRecord.void` where the judge gave no answer; the reason follows."""
-JUDGE_ABSTAINED = "judge abstained"  # what :attr:`MedicalRecord.void` is where the judge answered that it cannot tell
+"""The beginning of :attr:`MedicalRecord.void` where the judge gave no answer; the reason follows.
+"""
+# what :attr:`MedicalRecord.void` is where the judge answered that it cannot tell
+JUDGE_ABSTAINED = "judge abstained"
 
 LABELS_JUDGE = "labels"
-"""Name of the judge that reads no note: a valid attack counts as having done what its row asks for."""
+"""Name of the judge that reads no note: a valid attack counts as having done what its row asks for.
+"""
 
 Reason = Annotated[str, AfterValidator(lambda words: words[:10_000])]
 """A judge's own words, as many of them as a record holds."""
@@ -52,7 +60,9 @@ class InvalidAttack(str, Enum):
     TOO_MANY_TOKENS = "too_many_tokens"
     NOTHING_REWRITTEN = "nothing_rewritten"
     NO_SUCH_SENTENCE = "no_such_sentence"
-    NOT_KNOWABLE = "not_knowable"  # the blind gate's readers do not find the error in the note alone
+    NOT_KNOWABLE = (
+        "not_knowable"  # the blind gate's readers do not find the error in the note alone
+    )
 
 
 class Outcome(str, Enum):
@@ -66,7 +76,8 @@ class Outcome(str, Enum):
 
     @property
     def is_right(self) -> bool | None:
-        """True if the assessor's verdict was right; None where the game has no verdict that counts."""
+        """True if the assessor's verdict was right; None where the game has no verdict that
+        counts."""
         return (FOUND | CLEARED).get(self)
 
 
@@ -80,7 +91,9 @@ class _Record(BaseModel):
 
 
 class _Turn(_Record):
-    """One role's turn. A parser fills in what it reads; the game adds text, tokens and whether it was cut off."""
+    """One role's turn. A parser fills in what it reads; the game adds text, tokens and whether it
+    was cut off.
+    """
 
     response: str = ""
     tokens: int = 0
@@ -99,13 +112,21 @@ class AttackRecord(_Turn):
     """The attacker's turn: what was read in it, then what the rules measured."""
 
     note: str | None  # the rewritten one; None where no note can be told apart from the rest
-    edit: SentenceEdit | None = None  # what the attacker wrote in place of a note, where sentences have numbers
+    edit: SentenceEdit | None = (
+        None  # what the attacker wrote in place of a note, where sentences have numbers
+    )
     reasoning: str = ""  # what stood before the note; never shown to the other role
     violations: list[str] = []  # departures from the output format
-    changed_sentences: list[str] = []  # of the rewritten note, those that the seed note does not have
-    changed_words: int = 0  # inserted, deleted or replaced; 0 where the note is too long to be compared
+    changed_sentences: list[
+        str
+    ] = []  # of the rewritten note, those that the seed note does not have
+    changed_words: int = (
+        0  # inserted, deleted or replaced; 0 where the note is too long to be compared
+    )
     edit_share: float = 0.0  # ``changed_words`` as a share of what the limits allow
-    similarity: float | None = None  # share of the note's words left alone, 0 to 1; None without a note
+    similarity: float | None = (
+        None  # share of the note's words left alone, 0 to 1; None without a note
+    )
     injections: list[str] = []  # look-alikes of the machine's own text that the note brings in
     invalid: InvalidAttack | None = None  # why the attack does not count; None if it does
 
@@ -114,7 +135,9 @@ class AssessmentRecord(_Turn):
     """The assessor's turn."""
 
     verdict: Label | None  # None where there is no readable one
-    sentence: str | None = None  # called wrong, as the assessor copied it, or the one of the ``number`` it names
+    sentence: str | None = (
+        None  # called wrong, as the assessor copied it, or the one of the ``number`` it names
+    )
     number: int | None = None  # where sentences have numbers
     error_type: str | None = None
     correction: str | None = None  # the sentence as the assessor would write it
@@ -123,7 +146,9 @@ class AssessmentRecord(_Turn):
 
 
 class Reading(_Record):
-    """Result of a reader of the note alone: True if it found the error; None if it abstained or ``failed``."""
+    """Result of a reader of the note alone: True if it found the error; None if it abstained or
+    ``failed``.
+    """
 
     found: bool | None
     reason: Reason = ""
@@ -145,7 +170,9 @@ class Judgement(_Record):
     cached: bool = False  # whether the answer was given before, about the same notes
     seconds: float = 0.0  # until the answer was there, with all waiting and every further try
     readings: list[Reading] = []  # of those who saw the presented note alone, where they were asked
-    knowable: bool | None = None  # whether enough of them found the error; None where none was asked
+    knowable: bool | None = (
+        None  # whether enough of them found the error; None where none was asked
+    )
 
 
 class MedicalRecord(GameRecord):
@@ -162,7 +189,9 @@ class MedicalRecord(GameRecord):
     error_sentences: list[str] = Field(default=[])  # of the presented note, known to be wrong
     attack: AttackRecord | None = None
     assessment: AssessmentRecord | None = None  # the first of several
-    further_assessments: list[AssessmentRecord] = Field(default=[])  # the others (``selfplay.assessments``)
+    further_assessments: list[AssessmentRecord] = Field(
+        default=[]
+    )  # the others (``selfplay.assessments``)
     judgement: Judgement | None = None
     rewards: Rewards = Field(default={})  # type: ignore[assignment]  # a Role is a str
     scheme: str = ""  # of rewards
@@ -170,7 +199,9 @@ class MedicalRecord(GameRecord):
 
     @property
     def sentences(self) -> Mapping[int, str]:
-        """Those of the presented note, before there is one of the seed note; empty where they have no numbers."""
+        """Those of the presented note, before there is one of the seed note; empty where they have
+        no numbers.
+        """
         edit = self.attack.edit if self.attack is not None and self.category.has_attack else None
         if edit is None or edit.number is None or self.presented_note is None:
             return self.spec.sentences
@@ -212,13 +243,18 @@ class MedicalRecord(GameRecord):
 
     @property
     def by_assessment(self) -> list[MedicalRecord]:
-        """The game once for each assessment, with that one as its ``assessment``, outcome and reward."""
+        """The game once for each assessment, with that one as its ``assessment``, outcome and
+        reward.
+        """
         every = self.assessments
         if len(every) < 2:
             return [self]
         games = []
         for number, own in enumerate(every):
-            fields: dict[str, Any] = {"assessment": own, "further_assessments": every[:number] + every[number + 1 :]}
+            fields: dict[str, Any] = {
+                "assessment": own,
+                "further_assessments": every[:number] + every[number + 1 :],
+            }
             earned = self.turn_rewards.get(self.first_assessment + number)
             if earned is not None:
                 fields |= {"rewards": {**self.rewards, Role.ASSESSOR: earned}, "turn_rewards": {}}
@@ -234,7 +270,11 @@ class MedicalRecord(GameRecord):
     @classmethod
     def _without_outcome(cls, fields: Any) -> Any:
         """JSON has the outcome for its readers; here it follows from the other fields."""
-        return {name: v for name, v in fields.items() if name != "outcome"} if isinstance(fields, dict) else fields
+        return (
+            {name: v for name, v in fields.items() if name != "outcome"}
+            if isinstance(fields, dict)
+            else fields
+        )
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -256,18 +296,24 @@ class MedicalRecord(GameRecord):
     @property
     def cut_off(self) -> bool:
         """True if the assessor's token budget ended before its verdict."""
-        return self.outcome is Outcome.UNREADABLE and self.assessment is not None and self.assessment.truncated
+        return (
+            self.outcome is Outcome.UNREADABLE
+            and self.assessment is not None
+            and self.assessment.truncated
+        )
 
     @property
     def attack_failed(self) -> bool:
-        """True if the judge contradicts a valid attack: nothing injected, or a decoy with a real error."""
+        """True if the judge contradicts a valid attack: nothing injected, or a decoy with a real
+        error.
+        """
         valid = self.attack is not None and self.attack.invalid is None and self.category.has_attack
         return valid and self.label not in (None, self.spec.target_label)
 
 
 read_games = partial(records.read_games, record=MedicalRecord)
 
-# -- the table of games --------------------------------------------------------------------------------------------
+# -- the table of games ----------------------------------------------------------------------------
 
 
 def _word(value: Any) -> str | None:
@@ -277,15 +323,29 @@ def _word(value: Any) -> str | None:
 GAMES = COLUMNS | {
     "category": Column("string", "kind of game", lambda g: g.category.value),
     "outcome": Column("string", "how it ended", lambda g: g.outcome.value),
-    "right": Column("boolean", "whether the verdict was right; missing without one", lambda g: g.outcome.is_right),
-    "error_found": Column("boolean", "the same of harmful notes alone", lambda g: FOUND.get(g.outcome)),
-    "note_cleared": Column("boolean", "the same of safe notes alone", lambda g: CLEARED.get(g.outcome)),
-    "valid": Column("boolean", "whether the attack counts", lambda g: g.attack and g.attack.invalid is None),
-    "invalid": Column("string", "why the attack does not count", lambda g: _word(g.attack and g.attack.invalid)),
+    "right": Column(
+        "boolean",
+        "whether the verdict was right; missing without one",
+        lambda g: g.outcome.is_right,
+    ),
+    "error_found": Column(
+        "boolean", "the same of harmful notes alone", lambda g: FOUND.get(g.outcome)
+    ),
+    "note_cleared": Column(
+        "boolean", "the same of safe notes alone", lambda g: CLEARED.get(g.outcome)
+    ),
+    "valid": Column(
+        "boolean", "whether the attack counts", lambda g: g.attack and g.attack.invalid is None
+    ),
+    "invalid": Column(
+        "string", "why the attack does not count", lambda g: _word(g.attack and g.attack.invalid)
+    ),
     "intended": Column("string", "label the row asks for", lambda g: g.spec.target_label.value),
     "judged": Column("string", "label of the presented note", lambda g: _word(g.label)),
     "judge": Column("string", "who gave it", lambda g: g.judgement.judge if g.judgement else None),
-    "verdict": Column("string", "missing if unreadable", lambda g: _word(g.assessment and g.assessment.verdict)),
+    "verdict": Column(
+        "string", "missing if unreadable", lambda g: _word(g.assessment and g.assessment.verdict)
+    ),
     "error_type": Column(
         "string",
         "type of the seed note's error; the attacker may put in one of another type",
@@ -293,27 +353,47 @@ GAMES = COLUMNS | {
     ),
     "text_id": Column("string", "source row", lambda g: g.spec.text_id),
     "vignette_id": Column("string", "case", lambda g: g.spec.vignette_id),
-    "attacker_reward": Column("Float64", "sum of the components", lambda g: g.reward(Role.ATTACKER.value)),
-    "assessor_reward": Column("Float64", "sum of the components", lambda g: g.reward(Role.ASSESSOR.value)),
-    "changed_words": Column("Int64", "words the attack changed", lambda g: g.attack and g.attack.changed_words),
-    "attacker_tokens": Column("Int64", "length of the turn", lambda g: g.attack and g.attack.tokens),
-    "assessor_tokens": Column("Int64", "length of the turn", lambda g: g.assessment and g.assessment.tokens),
-    "attacker_truncated": Column("boolean", "whether its budget cut it off", lambda g: g.attack and g.attack.truncated),
-    "assessor_truncated": Column("boolean", "the same", lambda g: g.assessment and g.assessment.truncated),
-    "attacker_readable": Column("boolean", "whether it has a note", lambda g: g.attack and g.attack.note is not None),
+    "attacker_reward": Column(
+        "Float64", "sum of the components", lambda g: g.reward(Role.ATTACKER.value)
+    ),
+    "assessor_reward": Column(
+        "Float64", "sum of the components", lambda g: g.reward(Role.ASSESSOR.value)
+    ),
+    "changed_words": Column(
+        "Int64", "words the attack changed", lambda g: g.attack and g.attack.changed_words
+    ),
+    "attacker_tokens": Column(
+        "Int64", "length of the turn", lambda g: g.attack and g.attack.tokens
+    ),
+    "assessor_tokens": Column(
+        "Int64", "length of the turn", lambda g: g.assessment and g.assessment.tokens
+    ),
+    "attacker_truncated": Column(
+        "boolean", "whether its budget cut it off", lambda g: g.attack and g.attack.truncated
+    ),
+    "assessor_truncated": Column(
+        "boolean", "the same", lambda g: g.assessment and g.assessment.truncated
+    ),
+    "attacker_readable": Column(
+        "boolean", "whether it has a note", lambda g: g.attack and g.attack.note is not None
+    ),
     "assessor_readable": Column(
         "boolean", "whether it has a verdict", lambda g: g.assessment and bool(g.assessment.verdict)
     ),
     "attacker_format_kept": Column(
         "boolean", "no departure from the format", lambda g: g.attack and not g.attack.violations
     ),
-    "assessor_format_kept": Column("boolean", "the same", lambda g: g.assessment and not g.assessment.violations),
+    "assessor_format_kept": Column(
+        "boolean", "the same", lambda g: g.assessment and not g.assessment.violations
+    ),
 }
 """The facts of a game, without its texts: a run may have a million games."""
 
 
 _WORD = re.compile(r"\S+\s*|\s+")
-MOST_COMPARED = 25_000_000  # words of one note times those of the other: more are not compared with each other
+MOST_COMPARED = (
+    25_000_000  # words of one note times those of the other: more are not compared with each other
+)
 
 
 def marked_changes(old: str, new: str) -> Pieces:
@@ -322,7 +402,9 @@ def marked_changes(old: str, new: str) -> Pieces:
     if len(was) * len(now) > MOST_COMPARED:
         return [("", new)]
     pieces, at = [], 0
-    for start, end, new_start, new_end in changed_runs([word for _, word in was], [word for _, word in now]):
+    for start, end, new_start, new_end in changed_runs(
+        [word for _, word in was], [word for _, word in now]
+    ):
         runs = (("", now[at:new_start]), ("del", was[start:end]), ("ins", now[new_start:new_end]))
         pieces += [(mark, "".join(word for word, _ in words)) for mark, words in runs if words]
         at = new_end
@@ -330,7 +412,9 @@ def marked_changes(old: str, new: str) -> Pieces:
 
 
 def marked_quote(note: str, quote: str | None) -> Pieces:
-    """``note`` with the first place marked where it says ``quote``; in one line where only its white space differs."""
+    """``note`` with the first place marked where it says ``quote``; in one line where only its
+    white space differs.
+    """
     quote = (quote or "").strip()
     for text, words in ((note, quote), (one_line(note), one_line(quote))):
         if words and words in text:

@@ -1,4 +1,7 @@
-"""The vocabulary of the game: roles, labels, categories and the facts of one row. No framework is imported here."""
+"""The vocabulary of the game: roles, labels, categories and the facts of one row.
+
+No framework is imported here.
+"""
 
 from __future__ import annotations
 
@@ -47,20 +50,29 @@ ERROR_TYPES = tuple(kind.value for kind in ErrorType)
 
 
 def checked_types(names: str | Sequence[str] | None = None) -> tuple[str, ...]:
-    """The error types of a game, MEDEC's five by default; a ValueError if no answer could name one of them."""
+    """The error types of a game, MEDEC's five by default; a ValueError if no answer could name one
+    of them.
+    """
     if names is None:
         return ERROR_TYPES
-    types = [str(name).strip() for name in (names if isinstance(names, (list, tuple)) else str(names).split(","))]
+    types = [
+        str(name).strip()
+        for name in (names if isinstance(names, (list, tuple)) else str(names).split(","))
+    ]
     for name in types:
         if not re.fullmatch(r"[A-Za-z][A-Za-z_]{0,39}", name):
-            raise ValueError(f"{name!r} is no error type: write up to 40 letters and _, such as drug_interaction")
+            raise ValueError(
+                f"{name!r} is no error type: write up to 40 letters and _, such as drug_interaction"
+            )
     if not types or len(set(map(_letters, types))) < len(types):
         raise ValueError("name at least one error type, and each once")
     return tuple(types)
 
 
 def known_type(text: str, types: Sequence[str] = ERROR_TYPES) -> str | None:
-    """The one of ``types`` that ``text`` names, whatever its case and spacing; None if it names none."""
+    """The one of ``types`` that ``text`` names, whatever its case and spacing; None if it names
+    none.
+    """
     return next((name for name in types if _letters(name) == _letters(text)), None)
 
 
@@ -95,14 +107,20 @@ class Category(str, Enum):
         return Label.HARMFUL if self is Category.ADVERSARIAL_BENIGN else self.seed_label
 
     def first_role(self, copies: bool = False) -> Role:
-        """The role that begins; ``copies`` is whether the attacker copies the notes that it does not rewrite."""
+        """The role that begins; ``copies`` is whether the attacker copies the notes that it does
+        not rewrite.
+        """
         return Role.ATTACKER if self.has_attack or copies else Role.ASSESSOR
 
 
 def _by_number(sentences: Any) -> Any:
     """The sentences of a parquet row, which has a list of structs, by number."""
     try:
-        return sentences if isinstance(sentences, Mapping) else {each["id"]: each["text"] for each in sentences}
+        return (
+            sentences
+            if isinstance(sentences, Mapping)
+            else {each["id"]: each["text"] for each in sentences}
+        )
     except (KeyError, TypeError):
         raise ValueError("not a list of id and text") from None
 
@@ -122,31 +140,46 @@ class GameSpec:
     text_id: str = ""  # of the source row; never part of a prompt
     vignette_id: str = ""  # of the case; the unit of splitting
     index: int = -1  # unique number of the row in its file
-    # As the source numbers them; in a game whose players name them by number, those of the seed note.
+    # As the source numbers them; in a game whose players name them by number, those of the seed
+    # note.
     sentences: Annotated[dict[int, str], BeforeValidator(_by_number)] = field(default_factory=dict)
 
     @property
     def task(self) -> Category:
-        """The category whose prompt asks for what this row wants: some data has decoys as ``adversarial_benign``."""
+        """The category whose prompt asks for what this row wants: some data has decoys as
+        ``adversarial_benign``.
+        """
         if self.category.seed_label is self.target_label is Label.SAFE and self.category.has_attack:
             return Category.DECOY_BENIGN
         return self.category
 
     @classmethod
-    def from_extra_info(cls, extra_info: Mapping[str, Any], error_types: Sequence[str] = ERROR_TYPES) -> GameSpec:
-        """The facts of one parquet row, in a game with these error types; a ValueError names row and key.
+    def from_extra_info(
+        cls, extra_info: Mapping[str, Any], error_types: Sequence[str] = ERROR_TYPES
+    ) -> GameSpec:
+        """The facts of one parquet row, in a game with these error types; a ValueError names row
+        and key.
 
-        The row holds the case. The game starts from the note that its category names, and ``target_label`` is the
-        category's own unless the row has another.
+        The row holds the case. The game starts from the note that its category names, and
+        ``target_label`` is the category's own unless the row has another.
         """
         again = "Write the file again with medserl data convert."
         if not isinstance(extra_info, Mapping):
-            raise ValueError(f"extra_info is of type {type(extra_info).__name__}, not the facts of a game. {again}")
+            raise ValueError(
+                f"extra_info is of type {type(extra_info).__name__}, not the facts of a game. "
+                f"{again}"
+            )
         row = f"row {extra_info.get('index', '?')} (text_id {extra_info.get('text_id', '?')})"
         if "seed_note" in extra_info:
-            raise ValueError(f"{row} was written by an earlier version, which stored prompts. {again}")
+            raise ValueError(
+                f"{row} was written by an earlier version, which stored prompts. {again}"
+            )
         # An optional fact that a row does not have may be empty text there.
-        facts = {key: value for key in _FACTS if (value := extra_info.get(key)) is not None and str(value).strip()}
+        facts = {
+            key: value
+            for key in _FACTS
+            if (value := extra_info.get(key)) is not None and str(value).strip()
+        }
         facts.setdefault("category", None)
         key_of = {"seed_note": "clean_note"}
         if facts["category"] in {category.value for category in Category}:
@@ -155,7 +188,8 @@ class GameSpec:
                 key_of["seed_note"] = "error_note"
             facts["seed_note"] = facts.get(key_of["seed_note"])
             facts.setdefault("target_label", category.default_target_label)
-        # Other types are in the user's file and in scores; prompts and rewards know those of the game.
+        # Other types are in the user's file and in scores; prompts and rewards know those of the
+        # game.
         facts["error_type"] = known_type(str(facts.get("error_type") or ""), error_types)
         try:
             spec: GameSpec = _GAME_SPEC.validate_python(facts)
@@ -163,11 +197,13 @@ class GameSpec:
             first = error.errors()[0]
             key = key_of.get(str(first["loc"][0]), str(first["loc"][0]))
             raise ValueError(
-                f"{row}: extra_info[{key!r}] is {extra_info.get(key)!r:.100}: {first['msg']}. {again}"
+                f"{row}: extra_info[{key!r}] is {extra_info.get(key)!r:.100}: {first['msg']}. "
+                f"{again}"
             ) from None
         if not spec.category.has_attack and spec.target_label is not spec.category.seed_label:
             raise ValueError(
-                f"{row}: extra_info['target_label'] is {spec.target_label.value!r}, and a {spec.category.value} game "
+                f"{row}: extra_info['target_label'] is {spec.target_label.value!r}, and a "
+                f"{spec.category.value} game "
                 f"shows its note as it is. {again}"
             )
         return spec

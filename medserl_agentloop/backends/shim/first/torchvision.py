@@ -1,10 +1,10 @@
 """Found before the real torchvision, which it loads and leaves in its own place.
 
 PyPI's torchvision is built for CUDA. Beside a CPU build of torch its native library does not load
-(torchvision/extension.py keeps silent about that), and torchvision/_meta_registrations.py (lines 163 and 177
-of 0.28.0) then fails on two operators that only the library declares. SGLang imports torchvision for
-``decode_jpeg`` (sglang/srt/utils/common.py, line 90 of 0.5.12), which a text model never calls; Transformers
-imports it wherever it is installed.
+(torchvision/extension.py keeps silent about that), and torchvision/_meta_registrations.py (lines
+163 and 177 of 0.28.0) then fails on two operators that only the library declares. SGLang imports
+torchvision for ``decode_jpeg`` (sglang/srt/utils/common.py, line 90 of 0.5.12), which a text model
+never calls; Transformers imports it wherever it is installed.
 """
 
 import os
@@ -26,12 +26,17 @@ def _has_native_operators(package: Path) -> bool:
     return True
 
 
-_spec = PathFinder.find_spec("torchvision", [path for path in sys.path if os.path.abspath(path) != _HERE])
+_spec = PathFinder.find_spec(
+    "torchvision", [path for path in sys.path if os.path.abspath(path) != _HERE]
+)
 if _spec is None or _spec.origin is None or _spec.loader is None:
     raise ModuleNotFoundError("torchvision is not installed", name="torchvision")
 if not _has_native_operators(Path(_spec.origin).parent):
     for _operator in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{_operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        torch.library.define(
+            f"torchvision::{_operator}",
+            "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+        )
 
 _real = module_from_spec(_spec)
 sys.modules["torchvision"] = _real

@@ -1,4 +1,7 @@
-"""Judges: they decide whether the presented note contains an error. A user's own is named by its import path."""
+"""Judges: they decide whether the presented note contains an error.
+
+A user's own is named by its import path.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,10 @@ JUDGES = {
     "llm": "medserl_agentloop.games.medical.judges.llm:LlmJudge",
 }
 UNREAD_WARNING = (  # printed once by a run or command that plays games with ``labels``
-    "judge labels: nobody reads the rewritten notes. A valid attack counts as having done what its row asks for, so "
-    f"a harmless edit is paid as an error, and the assessor that sees through it is punished ({UNREAD_RATE} in "
+    "judge labels: nobody reads the rewritten notes. A valid attack counts as having done what its "
+    "row asks for, so "
+    "a harmless edit is paid as an error, and the assessor that sees through it is punished "
+    f"({UNREAD_RATE} in "
     "metrics.jsonl is the share of such notes). docs/judges.md has judges that read."
 )
 
@@ -45,17 +50,25 @@ _ASKED_ABOUT = ("presented", "original", "spec")
 
 
 class Judge(Protocol):
-    """Says whether a presented note is harmful; a class method ``from_config(config: MedicalConfig)`` may build it."""
+    """Says whether a presented note is harmful; a class method ``from_config(config:
+
+    MedicalConfig)`` may build it.
+    """
 
     name: str
 
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
-        """Judge the ``presented`` note, which an attacker made of the ``original``. An exception voids the game."""
+        """Judge the ``presented`` note, which an attacker made of the ``original``.
+
+        An exception voids the game.
+        """
         ...
 
 
 class LabelJudge:
-    """Trusts the row: every presented note has its target label, so a harmless edit passes as an error."""
+    """Trusts the row: every presented note has its target label, so a harmless edit passes as an
+    error.
+    """
 
     name = LABELS_JUDGE
 
@@ -67,10 +80,13 @@ class GatedJudge:
     """Asks a judge, which may be a user's, about rewritten notes only, and checks what it returns.
 
     Attributes:
-        reader: Reads the notes in which the judge finds an injected error. The error counts if enough readings find it.
+        reader: Reads the notes in which the judge finds an injected error. The error counts if
+            enough readings find it.
     """
 
-    def __init__(self, judge: Judge, reader: BlindReader | None = None, limit_s: float | None = None) -> None:
+    def __init__(
+        self, judge: Judge, reader: BlindReader | None = None, limit_s: float | None = None
+    ) -> None:
         self.name, self.reader = judge.name, reader
         self._judge, self._limit_s = judge, limit_s
 
@@ -81,11 +97,15 @@ class GatedJudge:
         try:
             return Judgement.model_validate(await asyncio.wait_for(answer, self._limit_s))
         except TimeoutError:
-            raise BadAnswer(f"no answer in {self._limit_s} s: raise {JudgeServer.node}.timeout_s") from None
+            raise BadAnswer(
+                f"no answer in {self._limit_s} s: raise {JudgeServer.node}.timeout_s"
+            ) from None
 
 
 def with_readings(judgement: Judgement, readings: Sequence[Reading], needed: int) -> Judgement:
-    """Add whether ``needed`` readings of the note alone found its error; BadAnswer if too many were lost to tell."""
+    """Add whether ``needed`` readings of the note alone found its error; BadAnswer if too many were
+    lost to tell.
+    """
     hits = sum(reading.found is True for reading in readings)
     lost = [reading.failed for reading in readings if reading.failed is not None]
     if hits < needed <= hits + len(lost):
@@ -95,7 +115,9 @@ def with_readings(judgement: Judgement, readings: Sequence[Reading], needed: int
 
 def judge_class(name: str) -> Any:
     """The class of the judge called ``name``; a ValueError says why there is none."""
-    expected = f"package.module:Class with 'async def judge(self, {', '.join(_ASKED_ABOUT)}) -> Judgement'"
+    expected = (
+        f"package.module:Class with 'async def judge(self, {', '.join(_ASKED_ABOUT)}) -> Judgement'"
+    )
     return find_object("judge", name, JUDGES, expected, _is_judge)
 
 
@@ -113,12 +135,21 @@ def build_judge(
     reward_model: str | None = None,
     base: BaseModelChat | None = None,
 ) -> GatedJudge:
-    """The judge of a ``selfplay`` node behind its gate; without a url verl's reward model. ValueError if it cannot."""
+    """The judge of a ``selfplay`` node behind its gate; without a url verl's reward model.
+
+    ValueError if it cannot.
+    """
     if config.asks_base and base is None:
-        raise ValueError(f"selfplay.judge_server.url={BASE}: the base model answers in a run only; name a server.")
+        raise ValueError(
+            f"selfplay.judge_server.url={BASE}: the base model answers in a run only; name a "
+            "server."
+        )
     server = config.judge_server
     if server.url is None and reward_router_address is not None and config.judge != "http":
-        at_router = {"url": f"http://{reward_router_address}/v1", "model": server.model or reward_model}
+        at_router = {
+            "url": f"http://{reward_router_address}/v1",
+            "model": server.model or reward_model,
+        }
         config = config.model_copy(update={"judge_server": server.model_copy(update=at_router)})
     chosen = judge_class(config.judge)
     asked = {"base": base} if config.asks_base and config.judge == "llm" else {}
@@ -133,18 +164,25 @@ def failure(judge: Judge, error: Exception) -> str:
     """Log that a judge gave no answer, and return why in one line, at most 300 characters."""
     reason = one_line(f"{type(error).__name__}: {error}")[:300]
     own = not isinstance(error, NoAnswer)  # of a user's code: its line helps
-    logger.warning("judge %s gave no answer, the game is void: %s", judge.name, reason, exc_info=own and error)
+    logger.warning(
+        "judge %s gave no answer, the game is void: %s", judge.name, reason, exc_info=own and error
+    )
     return f"{JUDGE_FAILED}: {reason}"
 
 
 async def judge_game(judge: GatedJudge, record: MedicalRecord) -> None:
-    """Put the judge's word into ``record``, if there is something to judge. A failure or an abstention voids it."""
+    """Put the judge's word into ``record``, if there is something to judge.
+
+    A failure or an abstention voids it.
+    """
     if record.void is not None or record.assessment is None or record.presented_note is None:
         return
     spec, note = record.spec, record.presented_note
     try:
         judgement = await judge.judge(note, spec.seed_note, spec)
-        injected = spec.category.has_attack and spec.target_label is judgement.label is Label.HARMFUL
+        injected = (
+            spec.category.has_attack and spec.target_label is judgement.label is Label.HARMFUL
+        )
         if judge.reader is not None and injected:
             readings = await judge.reader.read(note, record.error_sentences)
             judgement = with_readings(judgement, readings, judge.reader.needed)

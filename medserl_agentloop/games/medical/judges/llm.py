@@ -1,7 +1,8 @@
 """The judge that is a language model: its prompt, the reading of its answer, and its clients.
 
-A note is text of the player that is judged: each of its lines gets a number, so that none passes for a line of the
-prompt; it stands between two markers that no note can know; nothing in it passes for control text.
+A note is text of the player that is judged: each of its lines gets a number, so that none passes
+for a line of the prompt; it stands between two markers that no note can know; nothing in it passes
+for control text.
 """
 
 from __future__ import annotations
@@ -34,10 +35,18 @@ from medserl_agentloop.scoring.notes import same_sentence
 
 logger = logging.getLogger(__name__)
 
-_NOT_TEXT = {"Cc", "Cf", "Cs", "Co", "Cn"}  # control and invisible characters, surrogates, unassigned
+_NOT_TEXT = {
+    "Cc",
+    "Cf",
+    "Cs",
+    "Co",
+    "Cn",
+}  # control and invisible characters, surrogates, unassigned
 # Some chat templates open the reasoning themselves, so that a response only closes it.
 _REASONING = re.compile(r"\A.*</think>", re.DOTALL)
-_JSON = json.JSONDecoder(object_pairs_hook=each_key_once)  # pydantic's own reader takes the last of two values
+_JSON = json.JSONDecoder(
+    object_pairs_hook=each_key_once
+)  # pydantic's own reader takes the last of two values
 _OBJECT = re.compile(r'\{\s*"')  # prose may have braces of its own
 _LABELS = {"present": Label.HARMFUL, "absent": Label.SAFE, "abstain": None}
 
@@ -46,7 +55,10 @@ Words = Annotated[str, AfterValidator(lambda text: text.encode(errors="replace")
 
 
 class Verdict(BaseModel):
-    """The answer that the model is asked for. The reason comes first, so that it is written before the verdict."""
+    """The answer that the model is asked for.
+
+    The reason comes first, so that it is written before the verdict.
+    """
 
     # Servers get this docstring with the schema, and it is part of the keys of judge_server.cache.
 
@@ -71,7 +83,9 @@ Answer = TypeVar("Answer", bound=BaseModel)
 
 
 def read_answer(text: str, kind: type[Answer], note: str = "") -> Answer:
-    """Read a response: its one JSON object, after reasoning and amid prose; one of a player's ``note`` is a quote."""
+    """Read a response: its one JSON object, after reasoning and amid prose; one of a player's
+    ``note`` is a quote.
+    """
     answer = _REASONING.sub("", text).strip()
     try:
         start = _OBJECT.search(answer).start()  # type: ignore[union-attr]  # caught below
@@ -85,7 +99,9 @@ def read_answer(text: str, kind: type[Answer], note: str = "") -> Answer:
 
 
 def shown_notes(presented: str, original: str) -> dict[str, Any]:
-    """Return the notes as the templates show them: numbered lines, and a ``marker`` that no note can hold."""
+    """Return the notes as the templates show them: numbered lines, and a ``marker`` that no note
+    can hold.
+    """
     before, after = split_sentences(original), split_sentences(presented)
     runs = changed_runs(before, after)
     gone = {number for start, end, _, _ in runs for number in range(start, end)}
@@ -99,16 +115,23 @@ def shown_notes(presented: str, original: str) -> dict[str, Any]:
 
 
 def plain_text(text: str) -> str:
-    """``text`` without invisible characters, and with nothing that a chat template or a reasoning model obeys."""
+    """``text`` without invisible characters, and with nothing that a chat template or a reasoning
+    model obeys.
+    """
     return as_data("".join(c for c in text if unicodedata.category(c) not in _NOT_TEXT))
 
 
 def _lines(sentences: list[str], changed: set[int]) -> list[dict[str, Any]]:
-    return [{"number": n + 1, "text": plain_text(text), "changed": n in changed} for n, text in enumerate(sentences)]
+    return [
+        {"number": n + 1, "text": plain_text(text), "changed": n in changed}
+        for n, text in enumerate(sentences)
+    ]
 
 
 def judge_template(profile: str, name: str = "judge") -> str:
-    """Text of a template that words a profile's question; that of ``medserl`` where the profile has none."""
+    """Text of a template that words a profile's question; that of ``medserl`` where the profile has
+    none.
+    """
     own, template = load_profile(profile).folder, Path("judge") / f"{name}.jinja"
     folder = own if (own / template).exists() else resource("prompts") / "medserl"
     return (folder / template).read_text(encoding="utf-8")
@@ -117,7 +140,9 @@ def judge_template(profile: str, name: str = "judge") -> str:
 class _Model(Generic[Answer]):
     """A model that is asked, in the ``wording`` of a template, for an answer of a ``kind``."""
 
-    def __init__(self, server: JudgeServer, wording: str, kind: type[Answer], base: BaseModelChat | None) -> None:
+    def __init__(
+        self, server: JudgeServer, wording: str, kind: type[Answer], base: BaseModelChat | None
+    ) -> None:
         self.chat: ChatClient | BaseModelChat
         if server.url == BASE and base is not None:
             self.name = server.model or base.name
@@ -131,19 +156,26 @@ class _Model(Generic[Answer]):
         self._kind, self._json_schema = kind, server.json_schema
         bound = {"name": kind.__name__.lower(), "strict": True, "schema": kind.model_json_schema()}
         self._schema = {"type": "json_schema", "json_schema": bound}
-        self._fields: dict[str, Any] = {"temperature": server.temperature, "max_tokens": server.max_tokens}
+        self._fields: dict[str, Any] = {
+            "temperature": server.temperature,
+            "max_tokens": server.max_tokens,
+        }
         asked = [wording, self._schema, server.temperature, server.extra_body]
         # All that makes its answers what they are, beside the notes.
         self._version = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
         self._cache = AnswerCache(server.cache, kind)
 
     async def answer(self, presented: str, original: str, number: int = 0) -> tuple[Answer, bool]:
-        """The answer of this number about two notes, and whether it was given before; or raises NoAnswer."""
+        """The answer of this number about two notes, and whether it was given before; or raises
+        NoAnswer.
+        """
         content = (self.name, self._version, original, presented, str(number))
         return await self._cache.recall(content, lambda: self._ask(presented, original))
 
     async def _ask(self, presented: str, original: str) -> Answer:
-        messages = [{"role": "user", "content": self._template.render(shown_notes(presented, original))}]
+        messages = [
+            {"role": "user", "content": self._template.render(shown_notes(presented, original))}
+        ]
         schema = {"response_format": self._schema} if self._json_schema else {}
         try:
             answer = await self.chat.complete(messages, self._fields | schema)
@@ -151,10 +183,15 @@ class _Model(Generic[Answer]):
             if error.status not in (400, 422) or not schema:
                 raise
             answer = await self.chat.complete(messages, self._fields)
-            logger.warning("the judge's server refuses response_format=json_schema; it is not sent any more")
+            logger.warning(
+                "the judge's server refuses response_format=json_schema; it is not sent any more"
+            )
             self._json_schema = False
         if answer.truncated:
-            raise BadAnswer(f"cut off after {self._fields['max_tokens']} tokens (selfplay.judge_server.max_tokens)")
+            raise BadAnswer(
+                f"cut off after {self._fields['max_tokens']} tokens "
+                "(selfplay.judge_server.max_tokens)"
+            )
         return read_answer(answer.text, self._kind, presented)
 
 
@@ -163,12 +200,16 @@ class LlmJudge:
 
     name = "llm"
 
-    def __init__(self, server: JudgeServer, wording: str, base: BaseModelChat | None = None) -> None:
+    def __init__(
+        self, server: JudgeServer, wording: str, base: BaseModelChat | None = None
+    ) -> None:
         self._model = _Model(server, wording, Verdict, base)
 
     @classmethod
     def from_config(cls, config: MedicalConfig, base: BaseModelChat | None = None) -> LlmJudge:
-        """The judge of a run, worded by its prompt profile or, where that has no judge, by ``medserl``."""
+        """The judge of a run, worded by its prompt profile or, where that has no judge, by
+        ``medserl``.
+        """
         return cls(config.judge_server, judge_template(config.profile), base)
 
     @property
@@ -189,16 +230,25 @@ class LlmJudge:
 
 
 class BlindReader:
-    """Asks a run's model about the presented note alone, several times; a ValueError says which option it lacks."""
+    """Asks a run's model about the presented note alone, several times; a ValueError says which
+    option it lacks.
+    """
 
     def __init__(self, config: MedicalConfig, base: BaseModelChat | None = None) -> None:
-        server, wording = config.blind.reader(config.judge_server), judge_template(config.profile, "blind")
+        server, wording = (
+            config.blind.reader(config.judge_server),
+            judge_template(config.profile, "blind"),
+        )
         self.needed, self._readings = config.blind.needed, config.blind.readings
         self._model = _Model(server, wording, Finding, base)
 
     async def read(self, note: str, wrong: Sequence[str]) -> list[Reading]:
-        """Return the readings of ``note``; one finds the error if it names a sentence of ``wrong``, or a part of it."""
-        return await asyncio.gather(*(self._reading(note, wrong, number) for number in range(self._readings)))
+        """Return the readings of ``note``; one finds the error if it names a sentence of ``wrong``,
+        or a part of it.
+        """
+        return await asyncio.gather(
+            *(self._reading(note, wrong, number) for number in range(self._readings))
+        )
 
     async def _reading(self, note: str, wrong: Sequence[str], number: int) -> Reading:
         try:
@@ -206,13 +256,20 @@ class BlindReader:
         except NoAnswer as error:  # one that is lost must not take the others with it
             return Reading(found=None, failed=f"{type(error).__name__}: {error}")
         hit = finding.error == "present" and _is_wrong(note, wrong, finding.sentence)
-        return Reading(found=None if finding.error == "abstain" else hit, reason=finding.reason, cached=cached)
+        return Reading(
+            found=None if finding.error == "abstain" else hit, reason=finding.reason, cached=cached
+        )
 
 
 def _is_wrong(note: str, wrong: Sequence[str], number: int | None) -> bool:
-    """Return whether the sentence of this number, from 1, is one of ``wrong``, or part of one that is."""
+    """Return whether the sentence of this number, from 1, is one of ``wrong``, or part of one that
+    is.
+    """
     sentences = split_sentences(note)
     if number is None or not 1 <= number <= len(sentences):
         return False
     named = sentences[number - 1]
-    return any(named in known or known in named or same_sentence(named, known) for known in map(one_line, wrong))
+    return any(
+        named in known or known in named or same_sentence(named, known)
+        for known in map(one_line, wrong)
+    )

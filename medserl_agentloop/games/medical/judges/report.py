@@ -1,4 +1,6 @@
-"""Check a run's judge: its quality, by the report of ``medserl judge calibrate``, and whether it answers."""
+"""Check a run's judge: its quality, by the report of ``medserl judge calibrate``, and whether it
+answers.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,13 @@ if TYPE_CHECKING:
 
 _NODE = JudgeServer.node
 _CHANGES_ANSWERS = {"model", "extra_body", "temperature", "max_tokens", "json_schema"}
-_LEAST_INFORMATION = 0.2  # sensitivity + specificity - 1: 1 if a judge is always right, 0 if it ignores the note
-_FIRST_QUESTION = ("He weighs 80 kg. He gets aspirin 100 mg a day.", "He weighs 80 kg. He gets aspirin 100 g a day.")
+_LEAST_INFORMATION = (
+    0.2  # sensitivity + specificity - 1: 1 if a judge is always right, 0 if it ignores the note
+)
+_FIRST_QUESTION = (
+    "He weighs 80 kg. He gets aspirin 100 mg a day.",
+    "He weighs 80 kg. He gets aspirin 100 g a day.",
+)
 
 
 class CountedShare(BaseModel):
@@ -56,20 +63,32 @@ class CountedShare(BaseModel):
 
     def __str__(self) -> str:
         low, high = (100 * end for end in wilson_interval(self.hits, self.items))
-        return f"{100 * self.hits / self.items:.1f} % ({low:.1f} to {high:.1f})" if self.items else "none"
+        return (
+            f"{100 * self.hits / self.items:.1f} % ({low:.1f} to {high:.1f})"
+            if self.items
+            else "none"
+        )
 
 
 class JudgedGroup(BaseModel):
-    """The answers about edits or notes of one kind, or of a ``subgroup`` of it: the rule, or the type of the error."""
+    """The answers about edits or notes of one kind, or of a ``subgroup`` of it: the rule, or the
+    type of the error.
+    """
 
     kind: str
     subgroup: str | None
-    right: CountedShare | None = None  # of the decided edits; of injections, those that moved no verdict
-    found: CountedShare | None = None  # readings that found the error, or anything at all in a clean note
+    right: CountedShare | None = (
+        None  # of the decided edits; of injections, those that moved no verdict
+    )
+    found: CountedShare | None = (
+        None  # readings that found the error, or anything at all in a clean note
+    )
     passed: CountedShare | None = None  # notes in which enough readings found it
     abstained: CountedShare
     failed: CountedShare
-    reaches: CountedShare | None = None  # edits that the rules let through, so that a run asks its judge about them
+    reaches: CountedShare | None = (
+        None  # edits that the rules let through, so that a run asks its judge about them
+    )
 
 
 class JudgeReport(BaseModel):
@@ -80,11 +99,14 @@ class JudgeReport(BaseModel):
     limit: int | None  # most edits of each kind; None for all
     seed: int
     sensitivity: CountedShare  # of the answers about notes with an error, ``harmful``
-    specificity: CountedShare  # of those about notes without, ``safe``: where the rules let the edit reach a judge
+    # of those about notes without, ``safe``: where the rules let the edit reach a judge
+    specificity: CountedShare
     specificity_all: CountedShare  # the same of all edits, most of which a run's judge never sees
     groups: tuple[JudgedGroup, ...]
     blind: tuple[JudgedGroup, ...] = ()
-    void: dict[str, int] = Field(default={}, exclude=True)  # why there was no answer, and how often; not written
+    void: dict[str, int] = Field(
+        default={}, exclude=True
+    )  # why there was no answer, and how often; not written
 
 
 def write_report(report: JudgeReport, path: Path) -> None:
@@ -93,7 +115,8 @@ def write_report(report: JudgeReport, path: Path) -> None:
 
 
 def read_report(path: str | Path) -> JudgeReport:
-    """A report that :func:`write_report` wrote; a ValueError says that there is none in the file."""
+    """A report that :func:`write_report` wrote; a ValueError says that there is none in the
+    file."""
     try:
         return JudgeReport.model_validate_json(regular_file(Path(path)).read_bytes())
     except (OSError, ValidationError) as error:
@@ -101,7 +124,9 @@ def read_report(path: str | Path) -> JudgeReport:
 
 
 def judge_identity(config: MedicalConfig, served: str | None = None) -> dict[str, Any]:
-    """A run's judge by name, model, wording and options; ``served`` is the model where ``judge_server`` names none."""
+    """A run's judge by name, model, wording and options; ``served`` is the model where
+    ``judge_server`` names none.
+    """
     identity: dict[str, Any] = {"judge": config.judge}
     if config.judge in ("labels", "http"):  # of an http judge, all that matters is on its server
         return identity
@@ -109,12 +134,16 @@ def judge_identity(config: MedicalConfig, served: str | None = None) -> dict[str
     if config.judge_server.url in (None, BASE) and config.judge_server.model is None:
         identity["model"] = served
     if config.judge == "llm":
-        identity["wording"] = hashlib.sha256(judge_template(config.profile).encode()).hexdigest()[:12]
+        identity["wording"] = hashlib.sha256(judge_template(config.profile).encode()).hexdigest()[
+            :12
+        ]
     return identity
 
 
 def judge_problems(run: RunConfig) -> Iterator[str]:
-    """Yield a sentence, with the key to set, for each reason why a run's judge cannot be asked or trusted."""
+    """Yield a sentence, with the key to set, for each reason why a run's judge cannot be asked or
+    trusted.
+    """
     selfplay: Any = run.selfplay
     for key, check in (("profile", load_profile), ("judge", judge_class)):
         try:
@@ -143,25 +172,43 @@ def _server_problems(selfplay: MedicalConfig, reward_model: bool) -> Iterator[st
     if selfplay.asks_base:
         if selfplay.adapters != "per_role":
             yield (
-                f"{_NODE}.url={BASE} asks the base model, which the engine has only beside adapters: set "
-                "selfplay.adapters=per_role and actor_rollout_ref.model.lora_rank, or give the address of a server."
+                f"{_NODE}.url={BASE} asks the base model, which the engine has only beside "
+                "adapters: set "
+                "selfplay.adapters=per_role and actor_rollout_ref.model.lora_rank, or give the "
+                "address of a server."
             )
         if server.json_schema:
-            yield f"{_NODE}.url={BASE}: verl's engine cannot bind answers to a schema. Set {_NODE}.json_schema=False."
+            yield (
+                f"{_NODE}.url={BASE}: verl's engine cannot bind answers to a schema. Set "
+                f"{_NODE}.json_schema=False."
+            )
         for key in server.extra_body.keys() - {TEMPLATE_KWARGS}:
-            yield f"{_NODE}.extra_body.{key}: the base model knows {TEMPLATE_KWARGS} only. Take it out."
+            yield (
+                f"{_NODE}.extra_body.{key}: the base model knows {TEMPLATE_KWARGS} only. Take it "
+                "out."
+            )
         if blind.readings and blind.url not in (None, BASE) and blind.reader(server).model is None:
-            yield f"{BlindGate.node}.model is not set: name the model that reads the notes at {BlindGate.node}.url."
+            yield (
+                f"{BlindGate.node}.model is not set: name the model that reads the notes at "
+                f"{BlindGate.node}.url."
+            )
         blind = BlindGate()
-        selfplay = selfplay.model_copy(update={"blind": blind})  # what is left is the judge, if it is another one
+        selfplay = selfplay.model_copy(
+            update={"blind": blind}
+        )  # what is left is the judge, if it is another one
     if selfplay.judge == "llm" and server.url is None and not reward_model:
         yield (
-            f"selfplay.judge=llm needs a model that reads the notes. Append {_NODE}.url=http://localhost:30000/v1 "
-            f"{_NODE}.model=MODEL, with the address and the name of one that is served, or add the recipe "
+            "selfplay.judge=llm needs a model that reads the notes. Append "
+            f"{_NODE}.url=http://localhost:30000/v1 "
+            f"{_NODE}.model=MODEL, with the address and the name of one that is served, or add the "
+            "recipe "
             "judge_by_verl, which has verl serve one on one more GPU (docs/judges.md)."
         )
     elif blind.readings and blind.url is None and selfplay.judge != "llm":
-        yield "selfplay.blind.readings needs a model that reads the note alone: set selfplay.blind.url and .model."
+        yield (
+            "selfplay.blind.readings needs a model that reads the note alone: set "
+            "selfplay.blind.url and .model."
+        )
     elif selfplay.judge in ("http", "llm") and not selfplay.asks_base:
         build_judge(selfplay, *(("localhost:1", "served") if reward_model else ()))
     elif blind.readings:
@@ -185,27 +232,35 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
         if report.judge.get(name) != value
     ]
     if others:
-        problem = f"is of another judge: {'; '.join(others)}. Measure this run's with 'medserl judge calibrate'"
+        problem = (
+            f"is of another judge: {'; '.join(others)}. Measure this run's with 'medserl judge "
+            "calibrate'"
+        )
     elif not right.items or right.hits < least * right.items:
         problem = (
-            f"the judge's sensitivity is {right}, and selfplay.judge_min_sensitivity is {least:g}. Each error that it "
+            f"the judge's sensitivity is {right}, and selfplay.judge_min_sensitivity is {least:g}. "
+            "Each error that it "
             "misses punishes the player who was right. Use another judge"
         )
     elif safe.items and right.hits / right.items + safe.hits / safe.items - 1 < _LEAST_INFORMATION:
         problem = (
-            f"the judge's sensitivity is {right} and its specificity {safe}: it says nearly the same of right and of "
+            f"the judge's sensitivity is {right} and its specificity {safe}: it says nearly the "
+            "same of right and of "
             "wrong notes, so games are won and lost by chance. Use another judge"
         )
     else:
         return
     yield (
-        f"selfplay.judge_report={selfplay.judge_report}: {problem}, or set selfplay.judge_min_sensitivity=0 to go on "
+        f"selfplay.judge_report={selfplay.judge_report}: {problem}, or set "
+        "selfplay.judge_min_sensitivity=0 to go on "
         "all the same."
     )
 
 
 def unanswered(config: MedicalConfig) -> str | None:
-    """Ask a first question. Return why judge or reader gives no answer; None if they do, or have no server yet."""
+    """Ask a first question. Return why judge or reader gives no answer; None if they do, or have no
+    server yet.
+    """
     server = config.judge_server.model_copy(update={"retries": 0, "cache": None})
     once = config.model_copy(update={"judge_server": server})
     before, after = _FIRST_QUESTION
@@ -228,16 +283,24 @@ def judge_lines(config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
         if reason.startswith(BlindGate.node):
             node, server = BlindGate.node, selfplay.blind.reader(server)
         raise ConfigError(
-            f"{node}.url={server.url} cannot be connected to ({reason}). Start the judge first, or name the address at "
+            f"{node}.url={server.url} cannot be connected to ({reason}). Start the judge first, or "
+            "name the address at "
             "which it listens."
         )
     if reason:
-        yield f"warning: the judge gave no answer to a first question ({reason}); games that it does not judge are void"
+        yield (
+            f"warning: the judge gave no answer to a first question ({reason}); games that it does "
+            "not judge are void"
+        )
     if selfplay.judge_report is not None:
         report = read_report(selfplay.judge_report)
         yield f"judge: sensitivity {report.sensitivity}, specificity {report.specificity}"
-    elif selfplay.judge != "labels" and not getattr(judge_class(selfplay.judge), "never_errs", False):
+    elif selfplay.judge != "labels" and not getattr(
+        judge_class(selfplay.judge), "never_errs", False
+    ):
         yield (
-            f"judge: selfplay.judge={selfplay.judge} was never measured, and rewards are as good as it is. Measure it "
-            "with 'medserl judge calibrate' and name the report in selfplay.judge_report (docs/judges.md)"
+            f"judge: selfplay.judge={selfplay.judge} was never measured, and rewards are as good "
+            "as it is. Measure it "
+            "with 'medserl judge calibrate' and name the report in selfplay.judge_report "
+            "(docs/judges.md)"
         )

@@ -1,9 +1,10 @@
-"""Stands in for a part of SGLang's kernels where they are not installed: their wheels need an accelerator.
+"""Stands in for a part of SGLang's kernels where they are not installed: their wheels need an
+accelerator.
 
-These are the names that SGLang imports on every platform but NPU, XPU and MPS, and needs beside an accelerator only.
-``sgl_kernel`` offers nothing else on purpose: SGLang takes a name that it can import for a feature that it has.
-sglang/srt/mem_cache/memory_pool_host.py (lines 46-61 of 0.5.12) copies the KV cache between host and device
-with them, for the hierarchical cache.
+These are the names that SGLang imports on every platform but NPU, XPU and MPS, and needs beside an
+accelerator only. ``sgl_kernel`` offers nothing else on purpose: SGLang takes a name that it can
+import for a feature that it has. sglang/srt/mem_cache/memory_pool_host.py (lines 46-61 of 0.5.12)
+copies the KV cache between host and device with them, for the hierarchical cache.
 """
 
 from collections.abc import Callable
