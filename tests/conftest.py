@@ -103,7 +103,7 @@ LONGEST = (
     "test_newcomer.py",
     "test_main_ppo.py",
     "test_main_ppo_certificate.py",
-    "test_main_ppo_async.py",
+    "test_main_ppo_adapters.py",
     "learning/test_experiments.py",
     "test_old_commands.py",
     "test_main_ppo_nodes.py",

@@ -34,7 +34,7 @@ from medserl_agentloop.core.step_file import (
     load_state,
     save_state,
 )
-from medserl_agentloop.core.trainer import SelfPlayTrainerSync
+from medserl_agentloop.core.trainer import SelfPlayTrainer
 from medserl_agentloop.evaluation.local_models import load_model
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
@@ -243,7 +243,7 @@ def test_a_damaged_file_of_rows_is_named_before_the_run_starts(rows: Path, draws
 
 
 def test_checkpoint_that_cannot_be_written_is_named_with_the_free_space(tmp_path: Path) -> None:
-    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer: Any = object.__new__(SelfPlayTrainer)
     keep = dict.fromkeys(("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep", "default_hdfs_dir"))
     trainer.config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path), **keep}})
     trainer.global_steps, trainer.run_state = LAST, {}
@@ -263,7 +263,7 @@ def test_checkpoint_that_cannot_be_written_is_named_with_the_free_space(tmp_path
 def test_a_damaged_checkpoint_is_named_with_the_way_to_the_one_before(
     tmp_path: Path, draws: int
 ) -> None:
-    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer: Any = object.__new__(SelfPlayTrainer)
     trainer.trainer_mode = "sync"
     settings = {
         "default_local_dir": str(tmp_path),

@@ -32,7 +32,7 @@ JUDGE_SERVER = (
     "selfplay.judge_server.url=http://localhost:30000/v1",
     "selfplay.judge_server.model=judge",
 )
-PARTS = {"adapter_per_role", "colocate_async", "core", "cpu", "sglang_cpu", "sglang_gpu", "tiny"}
+PARTS = {"adapter_per_role", "core", "cpu", "sglang_cpu", "sglang_gpu", "tiny"}
 """Included by others, no runs of their own."""
 
 
@@ -140,7 +140,6 @@ def test_a_run_on_other_data_does_not_share_the_folder_of_the_first(files: str) 
     assert compose_run("+recipes=quickstart").trainer.default_local_dir == "runs/quickstart"
     for recipes, folder in (
         ("quickstart,adapter_per_role", "quickstart_adapters"),
-        ("quickstart,colocate_async", "quickstart_async"),
         ("qwen3_4b,lora,adapter_per_role", "qwen3_4b_adapters"),
     ):
         assert compose_run(f"+recipes=[{recipes}]").trainer.default_local_dir == f"runs/{folder}"

@@ -100,15 +100,11 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
 
         record.context = self._shared.config.context
         versions = [turn.weights for turn in seats.trajectory.turns if turn.weights is not None]
+        record.policy_version = min(versions, default=None)
         # verl's metrics cast both to int; where the policy took no turn, they are the weights that
         # the step began with.
-        oldest = newest = int(row.get("global_steps", 1)) - 1
-        if versions:
-            oldest, newest = min(first for first, _ in versions), max(last for _, last in versions)
-            record.policy_version = oldest
-        if oldest != newest:
-            record.versions = versions
-        extra = {"min_global_steps": oldest, "max_global_steps": newest}
+        version = min(versions, default=int(row.get("global_steps", 1)) - 1)
+        extra = {"min_global_steps": version, "max_global_steps": version}
         metrics = AgentLoopMetrics(generate_sequences=seats.timing.get("generate_sequences", 0.0))
         return seats.trajectory.to_output(record, metrics, extra, self.tokenizer.pad_token_id)
 
@@ -203,12 +199,7 @@ class _Seats:
         ids, log_probs = list(output.token_ids), list(output.log_probs or [])
         complete = len(log_probs) == len(ids)
         taken.response_ids, taken.log_probs = ids, log_probs if complete else None
-        version = output.extra_fields.get("global_steps")
-        oldest, newest = (
-            output.extra_fields.get(f"{end}_global_steps", version) for end in ("min", "max")
-        )
-        if oldest is not None and newest is not None:
-            taken.weights = (oldest, newest)
+        taken.weights = output.extra_fields.get("global_steps")
         if output.stop_reason in ABORTED or not ids:
             raise NoReplyError(f"{turn.role}: generation aborted")
         if trajectory.has_log_probs and not complete:

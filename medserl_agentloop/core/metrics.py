@@ -128,14 +128,6 @@ def turn_metrics(
     return metrics
 
 
-def staleness_metrics(step: int, versions: Iterable[int | None]) -> dict[str, float]:
-    """Updates since the weights that played the games of a step, the mean; 0 where the step trains
-    these weights.
-    """
-    ages = [step - 1 - version for version in versions if version is not None]
-    return finite({"selfplay/staleness": mean(ages)})
-
-
 def opponent_metrics(records: Iterable[GameRecord], won: Iterable[bool | None]) -> dict[str, float]:
     """Metrics of the opponent, empty without one; ``won`` is whether the trained role won, None if
     undecided.

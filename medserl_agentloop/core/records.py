@@ -58,7 +58,6 @@ class GameRecord(BaseModel):
     left_out: ClassVar[tuple[str, ...]] = (
         "turns",
         "turn_rewards",
-        "versions",
         "finished",
         "seconds",
     )
@@ -79,9 +78,6 @@ class GameRecord(BaseModel):
     policy_version: int | None = (
         None  # weights of the live policy: the training step they were pushed after
     )
-    versions: list[
-        tuple[int, int]
-    ] = []  # oldest and newest weights of each turn, where they changed in the game
     players: dict[
         str, str
     ] = {}  # the model that played a role, where it was not the policy in training

@@ -1,9 +1,8 @@
 """The trainer: verl's own, taught the three things the game needs.
 
 It restarts ``position_ids`` at each private context before any log-probability is computed, keeps
-the roles' advantages and losses apart, and writes the games. ``trainer.v1.trainer_mode`` is
-``selfplay_sync`` or ``selfplay_colocate_async``. ``recipes/core.yaml`` also names the data set and
-the replay buffer that stand here.
+the roles' advantages and losses apart, and writes the games. ``recipes/core.yaml`` names it
+(``trainer.v1.trainer_mode=selfplay_sync``), its data set and its replay buffer.
 """
 
 from __future__ import annotations
@@ -17,13 +16,8 @@ from typing import Any
 
 from omegaconf import OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import (
-    PPOTrainer,
-    PPOTrainerColocateAsync,
-    PPOTrainerSync,
-    register_trainer,
-)
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
@@ -51,7 +45,6 @@ from medserl_agentloop.core.metrics import (
     log_games,
     lost_games_metrics,
     opponent_metrics,
-    staleness_metrics,
     step_numbers,
     turn_metrics,
 )
@@ -92,8 +85,7 @@ class SelfPlayDataset(RLHFDataset):  # type: ignore[misc]  # verl is untyped
 
 
 class SelfPlayReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is untyped
-    """verl's replay buffer of synchronous training, with a check of the run while it waits for
-    games.
+    """verl's replay buffer, with a check of the run while it waits for games.
 
     ``check``, which the trainer sets, is called at most every 5 s; it raises to end the run. verl
     does not tell custom samplers about ``algorithm.filter_groups`` and
@@ -127,15 +119,9 @@ class SelfPlayReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is untyp
         )
 
 
-class SelfPlayReplayBufferAsync(SelfPlayReplayBuffer, ReplayBufferAsync):  # type: ignore[misc]
-    """The same for asynchronous training."""
-
-
-class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
-    """Self-play on one of verl's trainers; the registered classes below say which."""
-
-    verl_mode: str  # verl's own name of the mode, by which its trainer branches (trainer_base.py)
-    on_policy: bool  # whether every game of a step was played by the weights that the step trains
+@register_trainer("selfplay_sync")
+class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
+    """verl's synchronous trainer, for games of several roles."""
 
     def __init__(self, config: Any) -> None:
         self.selfplay = check_run(config)
@@ -164,7 +150,8 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
             "baselines": self.credit.baselines,
             "alarms": self.health.state,
         }
-        config.trainer.v1.trainer_mode = self.verl_mode
+        # verl's trainer branches by its own name of the mode (trainer_base.py).
+        config.trainer.v1.trainer_mode = "sync"
         super().__init__(config)
 
     def _init_dataloader(self) -> None:
@@ -306,11 +293,10 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
     def on_sample_end(self) -> None:
         # The games that are left when a process has died are not a batch to train on.
         self.liveness.check()
-        if self.on_policy:
-            # What a game gave up on is still generated, and SGLang's scheduler cannot go to sleep
-            # with it.
-            self.checkpoint_manager.abort_replicas()
-            self.checkpoint_manager.resume_generation_replicas()
+        # What a game gave up on is still generated, and SGLang's scheduler cannot go to sleep with
+        # it.
+        self.checkpoint_manager.abort_replicas()
+        self.checkpoint_manager.resume_generation_replicas()
         super().on_sample_end()
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -325,7 +311,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         recomputed = (
             "actor/entropy" in metrics
         )  # with verl's bypass_mode, old log-probs are the rollout's own
-        if self.on_policy and recomputed and "rollout_log_probs" in log_probs:
+        if recomputed and "rollout_log_probs" in log_probs:
             columns = log_probs.to_padded_tensor(0)
             gaps = losses.context_gaps(*(columns[name] for name in fields))
             metrics.update(losses.context_leak_metrics(gaps))
@@ -375,10 +361,6 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         # First, because a game's own metrics may count its turns in another way.
         metrics.update(turn_metrics(records, list(columns["role_ids"].unbind()), self.game.roles))
         metrics.update(self.interaction.metrics(records))
-        if not self.on_policy:
-            metrics.update(
-                staleness_metrics(self.global_steps, [record.policy_version for record in records])
-            )
         metrics.update(opponent_metrics(records, map(self.interaction.trained_role_won, records)))
         # verl logs a game whose worker crashed and trains on with the rest: here it is at least
         # counted.
@@ -402,11 +384,7 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
         metrics.update(self._certificate_metrics)
         self._certificate_metrics = {}  # of the first step after a start only
         numbers = step_numbers(metrics, {**timing_raw, "step": time.monotonic() - started})
-        # Where games are older than the weights, rollout and actor differ without being wrong.
-        stale = () if self.on_policy else ("training/rollout_probs_diff_mean",)
-        health = self.health.observe(
-            {name: value for name, value in numbers.items() if name not in stale}
-        )
+        health = self.health.observe(numbers)
         metrics.update(health.metrics)
         self.files.metrics.append([{"step": step, "steps": total, **numbers, **health.metrics}])
         for notice in self.interaction.notices(numbers):
@@ -426,19 +404,3 @@ class _SelfPlayTrainer(PPOTrainer):  # type: ignore[misc]  # verl is untyped
 
 
 _announce_once = cache(announce)
-
-
-@register_trainer("selfplay_sync")
-class SelfPlayTrainerSync(_SelfPlayTrainer, PPOTrainerSync):  # type: ignore[misc]
-    """On verl's synchronous trainer."""
-
-    verl_mode = "sync"
-    on_policy = True
-
-
-@register_trainer("selfplay_colocate_async")
-class _SelfPlayTrainerColocateAsync(_SelfPlayTrainer, PPOTrainerColocateAsync):  # type: ignore[misc]
-    """On verl's asynchronous trainer, whose games go on while the weights change."""
-
-    verl_mode = "colocate_async"
-    on_policy = False

@@ -35,9 +35,7 @@ class TrajectoryTurn:
     )  # under the sampling distribution; None where the server did not give them
     conversation: str | None = None  # as in ``Turn``
     number: int = 0  # in the game, from 0; an opponent's turns count
-    weights: tuple[int, int] | None = (
-        None  # oldest and newest version that generated it, where the server says
-    )
+    weights: int | None = None  # their version, where the server says it
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.response_ids)

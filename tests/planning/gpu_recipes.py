@@ -10,7 +10,6 @@ CARDS = {
     "openrlhf_script": 96,
     "qwen3_4b,gpu_80g": 80,
     "qwen3_4b,gpu_80g,first_run": 80,
-    "qwen3_4b,colocate_async": 96,
     f"qwen3_4b {ROLLOUT}.gpu_memory_utilization=0.6": 141,
     "qwen3_4b,lora": 80,
     "qwen3_4b,lora,adapter_per_role": 80,
@@ -26,5 +25,5 @@ CARDS = {
 }
 """GB of the card by recipes and overrides."""
 
-PARTS = {part for recipe in CARDS for part in recipe.split()[0].split(",")[1:]} - {"colocate_async"}
+PARTS = {part for recipe in CARDS for part in recipe.split()[0].split(",")[1:]}
 """Recipes that are no runs of their own."""

@@ -25,7 +25,7 @@ from medserl_agentloop.core.run_check import machine
 from medserl_agentloop.core.run_check.machine import CHECKS
 from medserl_agentloop.core.run_check.resume import config_text
 from medserl_agentloop.core.step_file import LATEST
-from medserl_agentloop.core.trainer import SelfPlayTrainerSync
+from medserl_agentloop.core.trainer import SelfPlayTrainer
 from medserl_agentloop.paths import resource
 from medserl_agentloop.plugin import TrainLog, _say_how_to_resume
 from medserl_agentloop.terminal import MARK
@@ -361,7 +361,7 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(
     with pytest.raises(
         ConfigError, match="has checkpoints of another run"
     ):  # where the start is not checked
-        SelfPlayTrainerSync(run_of(changed).config)
+        SelfPlayTrainer(run_of(changed).config)
     pq.write_table(pa.table({"row": range(65)}), "train.parquet")
     assert "or its rows changed" in problem("checkpoints", here)
     apart = {**here, "selfplay.adapters": "per_role", "selfplay.allow_changes": True}

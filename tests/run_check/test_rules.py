@@ -25,7 +25,6 @@ CORRECTION, SAMPLER, MODEL = (
 )
 GAE = {"algorithm.adv_estimator": "role_gae"}
 SHARED = {"selfplay.context": "shared"}
-ASYNC = {"trainer.v1.trainer_mode": "selfplay_colocate_async"}
 ENDPOINT = {"selfplay.opponent.kind": "endpoint", "selfplay.opponent.url": "http://host:30000"}
 ENDPOINT |= {"selfplay.train": "assessor"}
 LORA = {f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True}
@@ -204,8 +203,6 @@ NO_WEIGHT = {f"selfplay.credit.role_weights.{role.value}": 0.0 for role in Role}
             {f"{ACTOR}.checkpoint.save_contents": ["hf_model"]},
             "load_contents=[hf_model] has no model: a killed run",
         ),
-        # asynchronous training
-        (ASYNC, "Add the recipe colocate_async, which sets the replay buffer"),
         # adapters
         (
             {f"{MODEL}.lora_adapter_path": "a"},
@@ -388,12 +385,9 @@ def test_every_value_names_what_set_it_last() -> None:
     assert found["selfplay.anchor.attacker"].changed is True
     # follows from rollout.n
     assert (found["critic.rollout_n"].value, found["critic.rollout_n"].changed) == (8, False)
-    for recipes in ("quickstart,colocate_async", "[quickstart,colocate_async]"):
-        mode = by_key(recipes)["trainer.v1.trainer_mode"]
-        assert (mode.value, mode.origin) == (
-            "selfplay_colocate_async",
-            "recipes/colocate_async.yaml",
-        )
+    for recipes in ("quickstart,adapter_per_role", "[quickstart,adapter_per_role]"):
+        mode = by_key(recipes)["selfplay.adapters"]
+        assert (mode.value, mode.origin) == ("per_role", "recipes/adapter_per_role.yaml")
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ if PUSH:
     _ROLLOUT_REGISTRY[("sglang", "async")] = "spoilt_push.SpoiltAdapter"
 
 if ray.is_initialized() and "PROBE_TENSORS" in os.environ:
-    from medserl_agentloop.core.trainer import SelfPlayTrainerSync
+    from medserl_agentloop.core.trainer import SelfPlayTrainer
 
-    compute_old_log_prob = SelfPlayTrainerSync._compute_old_log_prob
+    compute_old_log_prob = SelfPlayTrainer._compute_old_log_prob
     NAMES = [
         "input_ids",
         "position_ids",
@@ -46,4 +46,4 @@ if ray.is_initialized() and "PROBE_TENSORS" in os.environ:
             )
         return batch
 
-    SelfPlayTrainerSync._compute_old_log_prob = and_save
+    SelfPlayTrainer._compute_old_log_prob = and_save

@@ -15,8 +15,6 @@ from note_files import SAMPLE
 from real_runs import AGREEMENT, CERTIFIED, GAMES_PER_STEP, Run, environment, log_probs
 from transformers import AutoModelForCausalLM
 
-from medserl_agentloop.core.step_file import GAMES_FILE
-from medserl_agentloop.games.medical.records import read_games
 from medserl_agentloop.paths import resource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -118,30 +116,6 @@ def test_log_prob_difference_shows_a_missing_push_or_a_stale_prefix_cache(
     )
     assert first < AGREEMENT
     assert max(later) > 100 * first
-
-
-def test_a_turn_that_is_stopped_for_new_weights_goes_on_with_them(
-    tmp_path: Path, data: tuple[str, ...]
-) -> None:
-    run = start(
-        tmp_path,
-        data,
-        "trainer.total_training_steps=4",
-        "trainer.save_freq=-1",
-        "actor_rollout_ref.rollout.n=4",
-        recipe="[own_notes,sglang_cpu,colocate_async]",
-    )
-    run.wait()
-    games = list(read_games(tmp_path / "run" / GAMES_FILE))
-    assert run.steps_of_games() == dict.fromkeys(range(1, 5), 2 * GAMES_PER_STEP)
-    assert len({(game.uid, game.session) for game in games}) == len(games)
-    assert all(
-        game.void is None and game.step - 2 <= game.policy_version < game.step for game in games
-    )
-    stopped = [game for game in games if any(oldest < newest for oldest, newest in game.versions)]
-    print(f"{len(stopped)} of {len(games)} games have a turn that was stopped and went on")
-    assert stopped
-    assert run.metrics[0]["training/rollout_probs_diff_max"] < AGREEMENT
 
 
 def test_an_adapter_for_each_role_reaches_the_engine_in_every_step(

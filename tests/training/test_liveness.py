@@ -25,7 +25,7 @@ from medserl_agentloop.core.liveness import (
     game_processes,
     watched,
 )
-from medserl_agentloop.core.trainer import SelfPlayTrainerSync
+from medserl_agentloop.core.trainer import SelfPlayTrainer
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +67,7 @@ def test_the_trainer_names_the_dead_among_all_processes_that_games_need(
     replicas = [
         SimpleNamespace(replica_rank=rank, servers=[server]) for rank, server in enumerate(servers)
     ]
-    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer: Any = object.__new__(SelfPlayTrainer)
     trainer.llm_server_manager = SimpleNamespace(get_replicas=lambda: replicas)
     trainer.agent_loop_manager = SimpleNamespace(agent_loop_workers=agent_loop_workers)
     trainer.reward_loop_manager = SimpleNamespace(reward_loop_workers=reward_loop_workers)

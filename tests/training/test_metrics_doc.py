@@ -14,7 +14,7 @@ from medserl_agentloop.core.certificate import Certificate, Measure
 from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.credit import role_token_metrics
 from medserl_agentloop.core.loss import context_gaps, context_leak_metrics
-from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics, staleness_metrics
+from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
@@ -132,7 +132,6 @@ def produced() -> frozenset[str]:
         | opponent_metrics(against_opponents(), map(trained_role_won, against_opponents()))
     )
     metrics |= role_token_metrics({"advantage": ones, "entropy": ones}, ones, role_ids, ROLES)
-    metrics |= staleness_metrics(3, [2, 1])
     metrics |= context_leak_metrics(
         context_gaps(torch.ones(1, 3), torch.ones(1, 3), torch.tensor([[1, 0, 1]]))
     )

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl import DataProto
-from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerSync, get_trainer_cls
 from verl.utils import tensordict_utils
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -47,10 +47,10 @@ from medserl_agentloop.core.columns import (
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.credit import RoleCredit, role_token_metrics
 from medserl_agentloop.core.loss import context_gaps, context_leak_metrics, selfplay_loss
-from medserl_agentloop.core.metrics import StepTable, staleness_metrics, step_numbers, turn_metrics
+from medserl_agentloop.core.metrics import StepTable, step_numbers, turn_metrics
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import RunFiles
-from medserl_agentloop.core.trainer import PPOTrainer, SelfPlayReplayBuffer, SelfPlayTrainerSync
+from medserl_agentloop.core.trainer import SelfPlayReplayBuffer, SelfPlayTrainer
 from medserl_agentloop.games.kuhn_poker import KuhnPoker
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.testing.tiny import compose_run
@@ -58,9 +58,9 @@ from medserl_agentloop.testing.tiny import compose_run
 NAMES = MedicalGameInteraction.roles
 
 
-def test_verl_finds_the_trainer_and_takes_it_for_its_synchronous_one() -> None:
+def test_verl_finds_the_trainer() -> None:
     trainer = object.__new__(get_trainer_cls("selfplay_sync"))
-    assert isinstance(trainer, SelfPlayTrainerSync) and trainer.verl_mode == "sync"
+    assert isinstance(trainer, SelfPlayTrainer) and isinstance(trainer, PPOTrainerSync)
 
 
 @pytest.mark.parametrize("on_alarm", ["warn", "stop"])
@@ -71,7 +71,7 @@ def test_a_step_with_an_alarm_is_the_last_one_only_if_the_run_is_to_stop(
         metrics["training/rollout_probs_diff_mean"] = 0.5
 
     monkeypatch.setattr(PPOTrainer, "step", of_verl)
-    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer: Any = object.__new__(SelfPlayTrainer)
     trainer.selfplay = SelfPlayConfig(game="medical", on_alarm=on_alarm, alarms={"patience": 1})
     trainer.health = HealthMonitor(trainer.selfplay.alarms, MedicalGameInteraction.rules())
     trainer.interaction = SimpleNamespace(notices=lambda numbers: [])
@@ -102,7 +102,7 @@ def test_a_checkpoint_that_the_run_names_and_cannot_be_loaded_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(PPOTrainer, "_load_checkpoint", lambda self: 1 / 0)
-    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer: Any = object.__new__(SelfPlayTrainer)
     named = {
         "resume_mode": "resume_path",
         "resume_from_path": "old/global_step_7",
@@ -124,7 +124,7 @@ def test_validation_is_in_the_file_of_the_run_unless_a_game_raised(
         "_val_metrics_update",
         lambda *_: {"val-aux/num_turns/max": 2, "val-core/x": nan},
     )
-    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer: Any = object.__new__(SelfPlayTrainer)
     scores = {"val-core/panel/f1": 0.5}, "validation on panel"
     trainer.interaction = SimpleNamespace(validation_scores=lambda sources, facts: [scores])
     trainer.liveness = Mock(
@@ -140,7 +140,7 @@ def test_validation_is_in_the_file_of_the_run_unless_a_game_raised(
 
 
 def test_abandoned_requests_are_aborted_before_the_engine_sleeps() -> None:
-    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer: Any = object.__new__(SelfPlayTrainer)
     calls: list[str] = []
     steps = ["abort_replicas", "resume_generation_replicas", "sleep_replicas"]
     trainer.checkpoint_manager = SimpleNamespace(
@@ -197,7 +197,7 @@ def test_a_claim_that_does_not_hold_ends_a_run_unless_it_is_only_to_warn(
     monkeypatch.setattr(
         core_trainer, "certify", lambda *_: Certificate(measures, step=0, games=2, seconds=1.0)
     )
-    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer: Any = object.__new__(SelfPlayTrainer)
     trainer.encoder, trainer.selfplay = None, SimpleNamespace(certify=certify, records=tmp_path)
     ends = (
         nullcontext()
@@ -291,12 +291,9 @@ def test_role_metrics_cover_trained_tokens_and_signal_shares_sum_to_one() -> Non
     assert nothing == {f"selfplay/{role}/trained_tokens": 0.0 for role in NAMES}
 
 
-def test_numbers_of_a_step_are_finite_and_unknown_weights_have_no_age() -> None:
+def test_numbers_of_a_step_are_finite() -> None:
     metrics = {"a": np.float32(1.5), "b": float("nan"), "c": float("inf"), "d": "text", "e": 2}
     assert step_numbers(metrics, {"gen": 3.0}) == {"a": 1.5, "e": 2.0, "timing_s/gen": 3.0}
-    assert staleness_metrics(3, [2, 2]) == {"selfplay/staleness": 0.0}
-    assert staleness_metrics(3, [2, 1, None]) == {"selfplay/staleness": 0.5}
-    assert staleness_metrics(3, [None]) == {}
 
 
 # --- the replay buffer that the recipes name ---
@@ -310,7 +307,7 @@ def test_wait_for_games_polls_often_and_ends_where_the_check_fails(
     reduced = SimpleNamespace(
         config=config, trainer_mode="sync", _add_prompts_to_generate=lambda count: None
     )
-    buffer: Any = core_trainer.PPOTrainer._build_replay_buffer(reduced)  # verl's own builder
+    buffer: Any = PPOTrainer._build_replay_buffer(reduced)  # verl's own builder
     assert type(buffer) is SelfPlayReplayBuffer and 0.05 <= buffer.poll_interval <= 0.1
     polls: list[str] = []
     monkeypatch.setattr(
@@ -398,7 +395,7 @@ def test_positions_restart_in_every_context_before_verl_reads_them(
         return batch
 
     monkeypatch.setattr(PPOTrainer, "_compute_old_log_prob", compute)
-    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer: Any = object.__new__(SelfPlayTrainer)
     trainer.selfplay = SimpleNamespace(adapters="shared", reuse_log_probs=False)
     trainer._compute_old_log_prob(batch, {})
     assert read == {
@@ -420,7 +417,7 @@ def test_old_log_probs_taken_from_the_rollout_are_not_compared_with_it(
         **columns,
     }
     monkeypatch.setattr(PPOTrainer, "_compute_old_log_prob", lambda self, batch, metrics: batch)
-    trainer: Any = object.__new__(SelfPlayTrainerSync)
+    trainer: Any = object.__new__(SelfPlayTrainer)
     trainer.selfplay = SimpleNamespace(adapters="shared", reuse_log_probs=False)
     metrics = {"actor/entropy": 1.0} if recomputed else {}
     trainer._compute_old_log_prob(queued({"game": row}, monkeypatch, game=5), metrics)
@@ -619,7 +616,7 @@ def test_update_pass_measures_the_leak_with_an_untrained_role_too(
         PPOTrainer, "_update_actor", lambda self, batch, metrics: metrics.update(of_verl)
     )
     found: dict[str, Any] = {}
-    object.__new__(SelfPlayTrainerSync)._update_actor(None, found)
+    object.__new__(SelfPlayTrainer)._update_actor(None, found)
     assert found["selfplay/log_prob_gap/first_context"] == pytest.approx(0.1, abs=1e-6)
     assert found["selfplay/context_leak"] == pytest.approx(5.0, abs=1e-4)
     assert found["selfplay/context_leak_games"] == 1

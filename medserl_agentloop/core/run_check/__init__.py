@@ -152,7 +152,6 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
         _estimator,
         _opponent,
         _adapters,
-        _asynchronous,
         _without_effect,
         _batches,
         _checkpoints,
@@ -234,12 +233,10 @@ def _warm_start(config: DictConfig) -> Iterator[str]:
 def _trainer(run: RunConfig) -> Iterator[str]:
     """verl's own trainers and reward managers know no roles, and measure no certificate."""
     mode, v1 = run["trainer.v1.trainer_mode"], run["trainer.use_v1"]
-    if not v1 or mode not in ("selfplay_sync", "selfplay_colocate_async"):
+    if not v1 or mode != "selfplay_sync":
         yield (
             f"trainer.v1.trainer_mode={mode} (trainer.use_v1={v1}) does not know the game's roles. "
-            "Set "
-            "trainer.use_v1=True and trainer.v1.trainer_mode=selfplay_sync, or add the recipe "
-            "colocate_async."
+            "Set trainer.use_v1=True and trainer.v1.trainer_mode=selfplay_sync."
         )
     manager = "reward.reward_manager"
     if run[f"{manager}.source"] != "importlib" or run[f"{manager}.module.path"] is None:
@@ -384,24 +381,6 @@ def _drops_adapters(run: RunConfig) -> bool:
     """
     on_gpu = run[f"{ROLLOUT}.name"] == "sglang" and run["trainer.device"] == "cuda"
     return on_gpu and run[LORA_BACKEND] in (None, "csgmv") and not run[f"{ROLLOUT}.enforce_eager"]
-
-
-def _asynchronous(run: RunConfig) -> Iterator[str]:
-    """Games that are older than the weights are corrected for, and long ones are not left
-    behind."""
-    if run["trainer.v1.trainer_mode"] != "selfplay_colocate_async":
-        return
-    keys = ("custom_sampler.name", "max_off_policy_strategy", "max_off_policy_threshold")
-    buffer, strategy, threshold = (run[f"{SAMPLER}.{key}"] for key in keys)
-    waits = buffer != "SelfPlayReplayBuffer" and strategy == "wait" and threshold
-    if not (waits and run[f"{CORRECTION}.rollout_is"] == "token"):
-        yield (
-            "trainer.v1.trainer_mode=selfplay_colocate_async: long games would be dropped, or "
-            "games of earlier weights "
-            "be trained on without a correction. Add the recipe colocate_async, which sets the "
-            "replay buffer, "
-            "max_off_policy_strategy=wait, a threshold and rollout_is=token."
-        )
 
 
 def _without_effect(run: RunConfig) -> Iterator[str]:

@@ -1,6 +1,4 @@
-"""An asynchronous run with an adapter for each role: a killed process ends it; it is resumed with
-one role alone.
-"""
+"""A run with an adapter for each role: a killed process ends it; it is resumed with one role."""
 
 import re
 from pathlib import Path
@@ -18,8 +16,6 @@ from medserl_agentloop.games.medical.types import Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
-RECIPES = "[own_notes,colocate_async]"
-
 
 def kill(run: Run, ray_class: str) -> int:
     """SIGKILL to the run's only process of a Ray class; returns its pid."""
@@ -34,10 +30,10 @@ def adapter(run: Run, step: int, role: str) -> dict[str, torch.Tensor]:
     return load_file(folder / "adapter_model.safetensors")
 
 
-def test_async_run_with_adapters_survives_a_killed_worker(
+def test_a_run_with_adapters_survives_a_killed_worker(
     tmp_path: Path, data: tuple[str, ...]
 ) -> None:
-    first = Run(tmp_path, *data, *ADAPTERS, "trainer.total_training_steps=50", recipe=RECIPES)
+    first = Run(tmp_path, *data, *ADAPTERS, "trainer.total_training_steps=50")
     try:
         first.wait_for_checkpoint(2)
         pid = kill(first, "AgentLoopWorkerTQ")
@@ -52,7 +48,7 @@ def test_async_run_with_adapters_survives_a_killed_worker(
     # or the checkpoint that it resumes from would be removed
     keep = "trainer.max_actor_ckpt_to_keep=10"
     resumed = ("selfplay.train=attacker", f"trainer.total_training_steps={last}", keep)
-    second = Run(tmp_path, *data, *ADAPTERS, *resumed, recipe=RECIPES)
+    second = Run(tmp_path, *data, *ADAPTERS, *resumed)
     second.wait()
 
     assert any(CERTIFIED in line and "holds" in line for line in first.lines())
@@ -64,9 +60,7 @@ def test_async_run_with_adapters_survives_a_killed_worker(
     assert second.steps_of_games() == dict.fromkeys(steps, GAMES_PER_STEP)
     games = list(read_games(tmp_path / "run" / GAMES_FILE))
     assert len({(game.uid, game.session) for game in games}) == len(games)
-    assert all(
-        game.void is None and game.step - 2 <= game.policy_version < game.step for game in games
-    )
+    assert all(game.void is None and game.policy_version == game.step - 1 for game in games)
     assert {game.attack is None for game in games} == {True, False}
 
     # Where the rewards of a step are equal, all advantages are 0, and so is the gradient.
@@ -76,14 +70,7 @@ def test_async_run_with_adapters_survives_a_killed_worker(
         if any(f"selfplay/{role}/signal_share" in step for role in Role)
     ]
     assert learned and all(step["actor/grad_norm"] > 0 for step in learned)
-    for step in second.metrics:
-        if not any(step[f"selfplay/{role}/trained_tokens"] for role in Role):
-            continue  # games without an attack end first, and a step of them trains no attacker
-        if step["step"] == 1:  # nothing is stale yet
-            assert step["training/rollout_probs_diff_max"] < AGREEMENT
-        else:
-            assert 0 <= step["selfplay/staleness"] <= 1
-            assert step["rollout_corr/rollout_is_mean"] != 1.0
+    assert all(step["training/rollout_probs_diff_max"] < AGREEMENT for step in second.metrics)
     before, after = (
         {role: adapter(second, at, role) for role in ("attacker", "assessor")}
         for at in (reached, last)
