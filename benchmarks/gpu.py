@@ -51,14 +51,14 @@ PARTS = {
     "resume": ("resumed",),
     "grpo": ("single",),
 }
-ENGINE_PARTS = ("isolation", "phases", "traffic", "loss")
+ENGINE_PARTS = ("isolation", "phases", "loss")
 WORLD_OF_ONE = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
 WORLD_OF_ONE |= {
     "WG_BACKEND": "ray",
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "0",
 }  # as verl's controller sets it
-Part = Literal["certificate", "game", "resume", "grpo", "isolation", "phases", "traffic", "loss"]
+Part = Literal["certificate", "game", "resume", "grpo", "isolation", "phases", "loss"]
 
 
 def recipes(size: Size, engine: Engine, gib: float) -> list[str]:

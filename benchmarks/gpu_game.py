@@ -16,7 +16,7 @@ from typing import Any
 from medserl_agentloop.core.interaction import AGENT_NAME, Interaction, Prompt, Turn, place
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.planning import PUBLISHED
+from medserl_agentloop.tools import plan
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "assets" / "tiny_player"
@@ -110,16 +110,10 @@ def model_config(size: str) -> Any:
 
     if size == "tiny":
         return Qwen3Config.from_pretrained(TOKENIZER, eos_token_id=None)
-    shape = PUBLISHED[size.replace("_", "-").replace("0-6", "0.6")]
-    return Qwen3Config(
-        hidden_size=shape.hidden, intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab, max_position_embeddings=shape.max_tokens,
-        tie_word_embeddings=shape.tied,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-    )  # fmt: skip
+    config = plan.model_config(size.replace("_", "-").replace("0-6", "0.6"))
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 1e6}
+    config.max_position_embeddings = 40960
+    return config
 
 
 def write_model(size: str, folder: Path) -> None:

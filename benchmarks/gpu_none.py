@@ -12,7 +12,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,7 @@ from verl.utils.experimental.torch_functional import FusedLinearForPPO
 from verl.utils.torch_functional import logprobs_from_logits_v2
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from medserl_agentloop import planning
-from medserl_agentloop.planning.arithmetic import HOST_GB_S, phases, seconds
+from medserl_agentloop.tools import plan
 
 GPU, FLASH = torch.cuda.is_available(), find_spec("flash_attn") is not None
 DEVICE, NODE = "cuda" if GPU else "cpu", "actor_rollout_ref"
@@ -41,7 +39,7 @@ Rows = Iterator[tuple[Any, ...]]
 
 
 def run_of(*more: str) -> Any:
-    return planning.composed(
+    return plan.composed(
         sys.argv[3], [*sys.argv[4:], *more, *(WITHOUT_FLASH if GPU and not FLASH else ())]
     )
 
@@ -59,7 +57,7 @@ def now_and_peak() -> tuple[float, float | None]:
     if not GPU:
         return time.perf_counter(), None
     torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() / planning.GIB
+    peak = torch.cuda.max_memory_allocated() / plan.GIB
     torch.cuda.reset_peak_memory_stats()
     return time.perf_counter(), peak
 
@@ -84,9 +82,7 @@ def claims() -> Rows:
 
 
 def phases_of_a_step() -> Rows:
-    """Seconds and peak of each phase with one micro-batch, beside the plan of the same without a
-    server.
-    """
+    """Seconds and peak of each phase with one micro-batch, and the plan's peak without a server."""
     settings, marks = (
         [f"{NODE}.actor.use_kl_loss=true", f"{NODE}.actor.use_dynamic_bsz=true"],
         [now_and_peak()],
@@ -111,12 +107,10 @@ def phases_of_a_step() -> Rows:
             for of in ("actor.ppo", "ref.log_prob", "rollout.log_prob")
         ]
         shorter = [f"data.max_{of}_length={tokens // GAMES // 2}" for of in ("prompt", "response")]
-        memory = torch.cuda.get_device_properties(0).total_memory / planning.GIB if GPU else 96
-        plan = planning.plan_run(
-            run_of(*settings, *shorter, *(f"{NODE}.{limit}" for limit in limits)), memory
-        )
-        alone = replace(plan.setup, pool=0.0, games=1, game_tokens=tokens)
-        peaks, times = phases(alone, plan.card), seconds(alone, plan.card, 1)
+        memory = torch.cuda.get_device_properties(0).total_memory / plan.GIB if GPU else 96
+        alone = f"{NODE}.rollout.name=cpu_hf"  # no server is planned for it
+        run = run_of(*settings, *shorter, *(f"{NODE}.{limit}" for limit in limits), alone)
+        peaks = plan.plan_run(run, memory).phases
         for phase, compute in work.items():
             for _ in range(2):  # the first one warms up
                 rows = [
@@ -135,13 +129,13 @@ def phases_of_a_step() -> Rows:
             ):
                 planned = (
                     sum(size for part, size in peaks[name].items() if part != "CUDA contexts")
-                    / planning.GIB
+                    / plan.GIB
                 )
                 yield (
                     f"seconds of {name}, {tokens} tokens",
                     end[0] - start[0],
-                    times.get(name),
-                    "medserl plan",
+                    None,
+                    "one micro-batch",
                 )
                 yield (
                     f"peak GiB of {name}, {tokens} tokens",
@@ -151,22 +145,10 @@ def phases_of_a_step() -> Rows:
                 )
 
 
-def pinned_traffic() -> Rows:
-    """Measure the speed of weights and Adam's states from the host and back."""
-    host = torch.ones(2**31 if GPU else 2**24, dtype=torch.uint8, pin_memory=GPU)
-    card = host.to(DEVICE, copy=True)
-    for way, there, source in (("host to card", card, host), ("card to host", host, card)):
-        there.copy_(source)
-        started = now_and_peak()[0]
-        there.copy_(source)
-        speed = len(host) / 1e9 / (now_and_peak()[0] - started)
-        yield f"GB/s {way}", speed, HOST_GB_S, "assumed by the plan"
-
-
 def log_probs_of_tokens() -> Rows:
     """verl's cross entropy where flash-attn is missing, and the chunks that take its place
     there."""
-    shape, tokens = planning.read_shape(run_of()[f"{NODE}.model.path"]), 2048 if GPU else 64
+    shape, tokens = plan.read_shape(run_of()[f"{NODE}.model.path"]), 2048 if GPU else 64
     torch.manual_seed(0)
     states, head = (
         torch.randn(n, shape.hidden, device=DEVICE).bfloat16() for n in (tokens, shape.vocab)
@@ -206,7 +188,6 @@ def log_probs_of_tokens() -> Rows:
 PARTS = {
     "isolation": claims,
     "phases": phases_of_a_step,
-    "traffic": pinned_traffic,
     "loss": log_probs_of_tokens,
 }
 

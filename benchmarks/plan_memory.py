@@ -15,27 +15,40 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from verl.utils.torch_functional import logprobs_from_logits_v2
 
-from medserl_agentloop.planning.arithmetic import Engine, Shape
+from medserl_agentloop.tools.plan import Engine, Shape
 
 TOKENS = 256
-SIZES = (
-    Shape(256, 768, 6, 4, 2, 64, 8000, tied=True, qk_norm=True, max_tokens=4096),
-    Shape(384, 1152, 6, 6, 2, 64, 12000, tied=True, qk_norm=True, max_tokens=4096),
-    Shape(512, 1536, 8, 8, 4, 64, 16000, tied=True, qk_norm=True, max_tokens=4096),
+SIZES = tuple(
+    Qwen3Config(
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=64,
+        vocab_size=vocab,
+        tie_word_embeddings=True,
+        attn_implementation="sdpa",
+    )
+    for hidden, layers, heads, kv_heads, vocab in (
+        (256, 6, 4, 2, 8000),
+        (384, 6, 6, 2, 12000),
+        (512, 8, 8, 4, 16000),
+    )
 )
 
 
-def planned(shape: Shape, checkpointing: bool) -> dict[str, float]:
+def planned(config: Qwen3Config, checkpointing: bool) -> dict[str, float]:
     """Peaks of update and optimizer step as the plan computes them, in bytes."""
     plan = Engine(
-        shape,
+        Shape(config),
         compute_bytes=4,
         checkpointing=checkpointing,
         fused_loss=False,
         gathers=False,
         update_tokens=TOKENS,
     )
-    held = sum(plan.resident(weights=True, adam=True).values())
+    held = sum(plan.resident(at_work=True, steps=True).values())
     return {
         "update": held + sum(plan.update().values()),
         "optimizer step": held + sum(plan.optimizer_step().values()),
@@ -55,20 +68,13 @@ def peak_of(work: Callable[[], object], held: int) -> int:
     return held + max(accumulate(changes))
 
 
-def measured(shape: Shape, checkpointing: bool) -> dict[str, float]:
+def measured(config: Qwen3Config, checkpointing: bool) -> dict[str, float]:
     """The same of a real step."""
-    config = Qwen3Config(
-        hidden_size=shape.hidden, intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab, tie_word_embeddings=shape.tied, attn_implementation="sdpa",
-    )  # fmt: skip
     model = Qwen3ForCausalLM(config).train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, foreach=True)
-    tokens = torch.randint(0, shape.vocab, (1, TOKENS))
+    tokens = torch.randint(0, config.vocab_size, (1, TOKENS))
 
     def micro_batch() -> None:
         logits = model(
@@ -86,19 +92,19 @@ def measured(shape: Shape, checkpointing: bool) -> dict[str, float]:
     }
 
 
-def rows() -> Iterator[tuple[Shape, bool, str, float, float]]:
-    """Shape, gradient checkpointing, phase, and its peak as it was measured and computed."""
-    for shape in SIZES:
+def rows() -> Iterator[tuple[Qwen3Config, bool, str, float, float]]:
+    """Config, gradient checkpointing, phase, and its peak as it was measured and computed."""
+    for config in SIZES:
         for checkpointing in (False, True):
-            found = measured(shape, checkpointing)
-            for phase, computed in planned(shape, checkpointing).items():
-                yield shape, checkpointing, phase, found[phase], computed
+            found = measured(config, checkpointing)
+            for phase, computed in planned(config, checkpointing).items():
+                yield config, checkpointing, phase, found[phase], computed
 
 
 def main() -> None:
     """Print them."""
-    for shape, checkpointing, phase, real, computed in rows():
-        size, kind = Engine(shape).parameters / 1e6, "with" if checkpointing else "without"
+    for config, checkpointing, phase, real, computed in rows():
+        size, kind = Engine(Shape(config)).parameters / 1e6, "with" if checkpointing else "without"
         print(
             f"{size:5.1f} M parameters, {kind:7} checkpointing, {phase:14}: measured "
             f"{real / 2**20:6.1f} MiB, "

@@ -21,8 +21,8 @@ from medserl_agentloop.evaluation.judge_calibration import app as judge_app
 from medserl_agentloop.evaluation.play import play
 from medserl_agentloop.evaluation.score import score
 from medserl_agentloop.evaluation.tournament import entries, tournament
-from medserl_agentloop.planning import plan
 from medserl_agentloop.terminal import errors_in_one_line, plain, table, visible
+from medserl_agentloop.tools.plan import plan
 
 _SIDE = (
     "Folder of a run or of several (its seeds), a log of the OpenRLHF system (.jsonl), or a "

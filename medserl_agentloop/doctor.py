@@ -39,7 +39,7 @@ from medserl_agentloop.core.run_check import RunConfig, machine, problems
 from medserl_agentloop.core.step_file import GAMES_FILE
 from medserl_agentloop.engine_check import engine, libraries, ray_environment
 from medserl_agentloop.paths import read_parquet
-from medserl_agentloop.planning import GIB, PROCESS, plan_run, read_shape
+from medserl_agentloop.tools.plan import GIB, plan_run, read_shape
 
 Status = Literal["ok", "warn", "fail"]
 Findings = Iterator[str | tuple[Status, str]]
@@ -399,7 +399,7 @@ def _kernels(run: RunConfig, console: Console) -> Iterator[tuple[Status, str]]:
             for name in prefills
         ),
     ]
-    if shape.heads // shape.kv_heads < 4:  # with more, SGLang decodes with the kernels for prefill
+    if shape.q // shape.kv < 4:  # with more, SGLang decodes with the kernels for prefill
         builds.append(("decode", gen_batch_decode_module(*attention).build, False))
     with override_jit_cuda_arch(*map(int, card.split("."))):
         for name, build, *arguments in track(builds, "compiling", console=console, transient=True):
@@ -415,11 +415,10 @@ def _kernels(run: RunConfig, console: Console) -> Iterator[tuple[Status, str]]:
 def _memory(run: RunConfig) -> Findings:
     """Memory of the host, by the plan."""
     try:
-        setup = plan_run(run, 96).setup
+        needed = plan_run(run, 96).host / GIB
     except ValueError as error:
         yield "warn", f"not planned: {error}"
         return
-    needed = (setup.host * run["trainer.n_gpus_per_node"] + setup.helpers * PROCESS) / GIB
     advice = ". Take a machine with more, or less of it: without gpu_80g's offload, or with lora."
     enough = get_system_memory() >= needed * GIB
     text = (
@@ -459,7 +458,7 @@ def _disk(run: RunConfig) -> Findings:
         )
         return
     try:
-        size = sum(engine.checkpoint for engine in plan_run(run, 96).setup.trained.values()) / GIB
+        size = plan_run(run, 96).checkpoint / GIB
     except ValueError as error:
         yield "warn", f"not planned: {error}"
         return

@@ -29,7 +29,7 @@ from rich.console import Console
 from medserl_agentloop.backends.sglang_cpu import SWITCH
 from medserl_agentloop.compiler import show_loader
 from medserl_agentloop.core.run_check import ROLLOUT, RunConfig, machine
-from medserl_agentloop.planning import GIB
+from medserl_agentloop.tools.plan import GIB
 
 LOG_FILE = "engine.log"  # beside the run's train.log
 LIMIT_S = 1800.0  # a first start compiles

@@ -171,7 +171,7 @@ def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[st
         f"{key} is not a key of verl's config; nothing in verl reads it"
         for key in unknown_keys(config, schema)
     ]
-    wrong = list(_no_numbers(config, schema)) or list(_warm_start(config))
+    wrong = list(no_numbers(config, schema)) or list(_warm_start(config))
     if wrong or "selfplay" not in config:
         return wrong, warned
     try:
@@ -188,7 +188,7 @@ def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[st
     return [], warned
 
 
-def _no_numbers(config: DictConfig, schema: DictConfig) -> Iterator[str]:
+def no_numbers(config: DictConfig, schema: DictConfig) -> Iterator[str]:
     """Keys that are numbers in verl's config and hold something else, which verl reports without
     the key.
     """
