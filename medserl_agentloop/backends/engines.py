@@ -11,102 +11,25 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AutoModelForTokenClassification
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-from transformers.modeling_utils import AttentionInterface
-from verl.utils.fsdp_utils import merged_lora_context, normalize_peft_param_name
+from verl.utils.fsdp_utils import (
+    get_init_weight_context_manager,
+    merged_lora_context,
+    normalize_peft_param_name,
+)
 from verl.utils.model import convert_weight_keys
 from verl.utils.tensordict_utils import assign_non_tensor
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
+from medserl_agentloop.backends.attention import attend_within_contexts
 from medserl_agentloop.backends.role_adapters import RoleAdapters
 from medserl_agentloop.core.columns import TOKEN_COUNTS, token_counts
-
-PACKED = "packed_sdpa"
-"""Name of the attention over a pack of sequences with PyTorch's SDPA, one sequence at a time.
-
-verl trains on packs: many trajectories in one row, and a context starts where positions restart.
-With ``sdpa`` Transformers lets every token look at every other one behind a mask, so time and
-memory grow with the square of the pack, here with that of a context. It is not in the config: verl
-writes ``override_config`` into checkpoints, and theirs have to load where this package is not
-installed.
-"""
-
-_STARTS = (
-    WeakTensorKeyDictionary()
-)  # of a pack's sequences, by its positions: one wait for the GPU, not one a layer
-
-
-def instead_of_sdpa(model: Any) -> Any:
-    """A model of Transformers', which attends within each context from now on if it did by SDPA."""
-    AttentionInterface.register(PACKED, packed_sdpa)
-    AttentionMaskInterface.register(PACKED, mask_unless_packed)
-    if model.config._attn_implementation == "sdpa":
-        model.set_attn_implementation(PACKED)
-    return model
-
-
-def packed_sdpa(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    position_ids: torch.Tensor | None = None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """Causal attention within each sequence of a pack; plain SDPA with a mask, or where nothing is
-    packed.
-
-    ``query`` is (1, H, T, D), ``key`` and ``value`` are (1, H_kv, T, D), and ``position_ids`` (1,
-    T): a sequence starts wherever a position does not follow the one before. ``attention_mask`` is
-    what :func:`mask_unless_packed` made. Returns the output (1, T, H, D), and None for the weights.
-    """
-    starts = [0]
-    if (
-        attention_mask is None and position_ids is not None and len(position_ids) == 1
-    ):  # several rows are not a pack
-        if position_ids not in _STARTS:
-            _STARTS[position_ids] = [
-                0,
-                *(torch.nonzero(position_ids[0].diff() != 1).flatten() + 1).tolist(),
-            ]
-        starts = _STARTS[position_ids]
-    if len(starts) == 1:
-        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-        return output, None
-    lengths = [end - start for start, end in pairwise([*starts, query.shape[2]])]
-    # Not slices: the gradient of each would be as long as the pack.
-    sequences = zip(
-        *(torch.split(states, lengths, dim=2) for states in (query, key, value)), strict=True
-    )
-    parts = [sdpa_attention_forward(module, *states, None, **options)[0] for states in sequences]
-    return torch.cat(parts, dim=1), None
-
-
-def mask_unless_packed(**batch: Any) -> torch.Tensor | None:
-    """SDPA's mask, which layers with a window need; None for one row, where positions say what
-    belongs together.
-    """
-    one_row = (
-        batch["batch_size"] == 1
-        and batch.get("attention_mask") is None
-        and not batch.get("kv_offset")
-    )
-    whole = (
-        batch.get("q_length") == batch["kv_length"]
-        and getattr(batch["config"], "sliding_window", None) is None
-    )
-    return None if one_row and whole else sdpa_mask(**batch)
 
 
 # verl's own is registered for "cuda" of any vendor, and a vendor's engine goes before it.
@@ -127,12 +50,12 @@ class _EngineWithLMHead(FSDPEngineWithLMHead):  # type: ignore[misc]  # verl is 
 
 @EngineRegistry.register("language_model", "fsdp2", device="cuda", vendor="nvidia")
 class _FSDP2EngineWithLMHead(RoleAdapters, _EngineWithLMHead):
-    """Actor and reference policy. verl's own, but for a run with adapters of roles or without flash
-    attention.
+    """Actor and reference policy: verl's own, with adapters of roles and attention within
+    contexts.
     """
 
     def _build_module(self) -> Any:
-        return instead_of_sdpa(super()._build_module())
+        return attend_within_contexts(super()._build_module())
 
 
 class _WithoutPinnedMemory:
@@ -190,27 +113,37 @@ class _CpuFSDP2EngineWithLMHead(_WithoutPinnedMemory, _FSDP2EngineWithLMHead):
                 )
 
 
-@EngineRegistry.register("value_model", "fsdp2", device="cpu")
-class _CpuFSDP2EngineWithValueHead(_WithoutPinnedMemory, FSDPEngineWithValueHead):  # type: ignore[misc]
-    """Critic on the CPU."""
+class _EngineWithValueHead(FSDPEngineWithValueHead):  # type: ignore[misc]
+    """Critic that attends as the actor does; verl's own demands flash-attn
+    (load_valuehead_model in verl/utils/model.py).
+    """
 
     def _build_module(self) -> Any:
-        # verl/utils/model.py (load_valuehead_model) hard-codes
-        # attn_implementation="flash_attention_2".
-        hf_config = self.model_config.hf_config
-        hf_config.num_labels = 1
-        hf_config.classifier_dropout = 0.0
-        hf_config.hidden_dropout = 0.0
+        config = self.model_config.hf_config
+        config.num_labels, config.classifier_dropout, config.hidden_dropout = 1, 0.0, 0.0
         dtype = PrecisionType.to_dtype(self.engine_config.model_dtype or "fp32")
-        module = AutoModelForTokenClassification.from_pretrained(
-            str(self.model_config.local_path),
-            config=hf_config,
-            dtype=dtype,
-            attn_implementation="sdpa",
-            trust_remote_code=self.model_config.trust_remote_code,
-        )
+        # As verl's: rank 0 alone reads the weights, unless some are tied.
+        meta = not config.tie_word_embeddings
+        with get_init_weight_context_manager(use_meta_tensor=meta, mesh=self.device_mesh)():
+            module = AutoModelForTokenClassification.from_pretrained(
+                str(self.model_config.local_path),
+                config=config,
+                dtype=dtype,
+                attn_implementation="sdpa",
+                trust_remote_code=self.model_config.trust_remote_code,
+            )
         if self.model_config.enable_gradient_checkpointing:
             module.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
-        return instead_of_sdpa(module)
+        return attend_within_contexts(module)
+
+
+@EngineRegistry.register("value_model", "fsdp2", device="cuda", vendor="nvidia")
+class _FSDP2EngineWithValueHead(_EngineWithValueHead):
+    """Critic on GPUs."""
+
+
+@EngineRegistry.register("value_model", "fsdp2", device="cpu")
+class _CpuFSDP2EngineWithValueHead(_WithoutPinnedMemory, _EngineWithValueHead):
+    """Critic on the CPU."""

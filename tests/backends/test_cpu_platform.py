@@ -20,7 +20,8 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 from medserl_agentloop import backends
-from medserl_agentloop.backends import engines, register, sglang_cpu
+from medserl_agentloop.backends import register, sglang_cpu
+from medserl_agentloop.backends.attention import PACKED
 from medserl_agentloop.backends.cpu_platform import PlatformCPU
 from medserl_agentloop.backends.role_adapters import RoleAdapters
 from medserl_agentloop.core.run_check.machine import RESERVED, longest_context, sglang_on_cpu
@@ -60,9 +61,11 @@ def test_a_gpu_run_gets_the_engine_and_the_replica_that_know_adapters(
     backends.register_adapters()
     monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "nvidia")
+    critic = EngineRegistry.get_engine_cls("value_model", "fsdp2")
+    assert critic.__module__ == "medserl_agentloop.backends.engines"
     engine = EngineRegistry.get_engine_cls("language_model", "fsdp2")
     assert issubclass(engine, RoleAdapters) and issubclass(engine, FSDPEngineWithLMHead)
-    for attention, expected in (("sdpa", engines.PACKED), ("eager", "eager")):
+    for attention, expected in (("sdpa", PACKED), ("eager", "eager")):
         model = tiny_model(100, attention=attention)
         monkeypatch.setattr(FSDPEngineWithLMHead, "_build_module", lambda self, built=model: built)
         assert engine._build_module(object.__new__(engine)).config._attn_implementation == expected

@@ -1,0 +1,174 @@
+"""Causal attention within each context of a pack, by PyTorch alone.
+
+verl trains on packs: many trajectories in one row, and a context starts where positions restart.
+With ``sdpa`` Transformers lets every token look at every other one behind a mask, so time and
+memory grow with the square of the pack; here they grow with the square of a context. The engines
+(``engines.py``) and the benchmarks switch a model to it with :func:`attend_within_contexts`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.attention.varlen import varlen_attn
+from torch.utils.weak import WeakTensorKeyDictionary
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_utils import AttentionInterface
+
+PACKED = "packed_sdpa"
+"""Name of this attention in Transformers. It is not in the config: verl writes ``override_config``
+into checkpoints, and they have to load where this package is not installed.
+"""
+
+# torch 2.12 and later want to be told; 2.11's kernel groups heads without.
+_GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+
+
+@dataclass(frozen=True)
+class Pack:
+    """The contexts of one packed row of tokens."""
+
+    lengths: list[int]
+    """Tokens of each context."""
+    starts: torch.Tensor
+    """Cumulative lengths, from 0 to the whole: (contexts + 1,), int32, on the row's device."""
+
+    @classmethod
+    def of(cls, position_ids: torch.Tensor) -> Pack:
+        """Find the contexts of positions (1, T): one starts wherever a position does not follow
+        the one before.
+        """
+        if position_ids not in _PACKS:
+            row = position_ids[0]
+            ends = row.new_tensor([0, len(row)])
+            starts = torch.cat([ends[:1], torch.nonzero(row.diff() != 1).flatten() + 1, ends[1:]])
+            lengths = starts.diff().tolist()
+            _PACKS[position_ids] = cls(lengths, starts.to(torch.int32))
+        return _PACKS[position_ids]  # type: ignore[no-any-return]
+
+
+_PACKS = WeakTensorKeyDictionary()  # by positions: the CPU waits for the GPU once, not once a layer
+
+
+def attend_within_contexts(model: Any) -> Any:
+    """Return a Transformers model, switched from SDPA to :func:`packed_attention` if it used it."""
+    AttentionInterface.register(PACKED, packed_attention)
+    AttentionMaskInterface.register(PACKED, mask_unless_packed)
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(PACKED)
+    return model
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None = None,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend within each context of a row; by plain SDPA where there is a mask, or several rows.
+
+    ``query`` is (1, H, T, D), ``key`` and ``value`` are (1, H_kv, T, D), and ``position_ids``
+    (1, T). On a GPU all contexts are one call of PyTorch's flash attention for variable lengths;
+    what its kernel does not take, and everything on a CPU, is one call of SDPA for each context.
+    ``attention_mask`` is what :func:`mask_unless_packed` made. Returns the output (1, T, H, D), and
+    None for the weights.
+    """
+    rows, _, tokens, _ = query.shape
+    if attention_mask is not None or rows != 1 or key.shape[2] != tokens:
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return output, None
+    if position_ids is None or position_ids.shape != (1, tokens):
+        position_ids = torch.arange(tokens, device=query.device)[None]
+    pack = Pack.of(position_ids)
+    if query.is_cuda and kernel_takes(module, query, value, options):
+        return varlen(query, key, value, pack, sliding_window, options.get("scaling")), None
+    # Not slices: the gradient of each would be as long as the pack.
+    contexts = zip(
+        *(torch.split(states, pack.lengths, dim=2) for states in (query, key, value)), strict=True
+    )
+    parts = []
+    for states in contexts:
+        mask = _window_mask(states[0].shape[2], sliding_window, query.device)
+        parts.append(sdpa_attention_forward(module, *states, mask, **options)[0])
+    return torch.cat(parts, dim=1), None
+
+
+def varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pack: Pack,
+    sliding_window: int | None = None,
+    scaling: float | None = None,
+) -> torch.Tensor:
+    """Attend within all contexts in one call of PyTorch's flash attention; shapes as in
+    :func:`packed_attention`.
+    """
+    if query.dtype == torch.float32:  # as SDPA does under autocast
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (states.to(dtype) for states in (query, key, value))
+    query, key, value = (
+        states.squeeze(0).transpose(0, 1) for states in (query, key, value)
+    )  # (T, H, D)
+    longest = max(pack.lengths)
+    # A window of w tokens is the token itself and w - 1 before it.
+    window = (-1 if sliding_window is None else sliding_window - 1, 0)
+    starts = pack.starts
+    options: dict[str, Any] = {"scale": scaling, "window_size": window, **_GROUPED}
+    output = varlen_attn(query, key, value, starts, starts, longest, longest, **options)
+    return output.unsqueeze(0)  # type: ignore[union-attr]  # a pair only if it is asked for
+
+
+def mask_unless_packed(**batch: Any) -> torch.Tensor | None:
+    """Return SDPA's mask; None for one whole row, where positions and a window say everything."""
+    config = batch["config"]
+    one_row = (
+        batch["batch_size"] == 1
+        and batch.get("attention_mask") is None
+        and not batch.get("kv_offset")
+        and batch.get("q_length") == batch["kv_length"]
+    )
+    causal = "allow_is_bidirectional_skip" not in batch
+    # Llama 4's chunks come as a local size, too.
+    window = batch.get("local_size") in (None, getattr(config, "sliding_window", None))
+    return None if one_row and causal and window else sdpa_mask(**batch)
+
+
+def _window_mask(tokens: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """The mask (1, 1, T, T) of a context that is longer than its layer's window."""
+    if window is None or tokens <= window:
+        return None
+    places = torch.arange(tokens, device=device)
+    before = places[:, None] - places
+    return ((before >= 0) & (before < window))[None, None]
+
+
+def kernel_takes(
+    module: torch.nn.Module, query: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
+) -> bool:
+    """Return whether the kernel can take these states; if not, say why, once."""
+    size, dtype = query.shape[-1], query.dtype
+    if dtype == torch.float32 and torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+    causal = options.get("is_causal")
+    reasons = {
+        f"states are {dtype}": dtype not in (torch.bfloat16, torch.float16),
+        f"heads have {size} numbers": size % 8 != 0 or size > 256 or value.shape[-1] != size,
+        "attention has dropout": bool(options.get("dropout")),
+        "the model is not causal": not (
+            getattr(module, "is_causal", True) if causal is None else causal
+        ),
+    }
+    for reason in (reason for reason, refused in reasons.items() if refused):
+        warnings.warn(f"Attention takes one context at a time: {reason}.", stacklevel=2)
+        return False
+    return True
