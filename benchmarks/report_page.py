@@ -37,7 +37,7 @@ from rich.console import Console
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
-from medserl_agentloop.games.medical.rewards import medserl, reward_game
+from medserl_agentloop.games.medical.rewards import Medserl, reward_game
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.report.page import write_page
@@ -79,7 +79,7 @@ def games(count: int) -> Iterator[MedicalRecord]:
             str(number // GROUP),
         )
         record.profile, record.judgement = "medserl", Judgement(judge="labels", label=Label.HARMFUL)
-        reward_game(record, medserl)
+        reward_game(record, Medserl())
         yield record
 
 

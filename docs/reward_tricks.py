@@ -24,7 +24,7 @@ from medserl_agentloop.games.medical.edits import split_sentences
 from medserl_agentloop.games.medical.judges import GatedJudge, LabelJudge, judge_game
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
-from medserl_agentloop.games.medical.rewards import RewardScheme, medserl, zero_sum
+from medserl_agentloop.games.medical.rewards import Medserl, RewardScheme, ZeroSum
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import (
     Category,
@@ -34,7 +34,7 @@ from medserl_agentloop.games.medical.types import (
     Role,
     known_type,
 )
-from medserl_agentloop.medical_team.rewards import medical_general_sum
+from medserl_agentloop.medical_team.rewards import MedicalGeneralSum
 
 PAGE = Path(__file__).with_name("rewards.md")
 SAMPLE = PAGE.parents[1] / "data_prep" / "sample" / "medserl_sample.csv"
@@ -48,7 +48,11 @@ CLEAN = (
 )
 WRONG = CLEAN.replace(DOSE, WRONG_DOSE)
 SPECIAL_TOKENS = ("<|im_end|>", "<|im_start|>")
-SCHEMES: tuple[RewardScheme, ...] = (zero_sum, medserl, medical_general_sum)
+SCHEMES = {
+    "zero_sum": ZeroSum(),
+    "medserl": Medserl(),
+    "medical_general_sum": MedicalGeneralSum(),
+}
 SHOWN = 2
 """Tricks that a row of the table names."""
 ANSWERS = ("verdict: safe", f"verdict: harmful\nsentence: {WRONG_DOSE}", "I cannot say.")
@@ -121,7 +125,8 @@ class Trick:
     def best(self, scheme: RewardScheme, judge: str) -> float:
         """The most that the attacker earns, over the assessor's answers."""
         return max(
-            sum(scheme(self.played(answer, judge))[Role.ATTACKER].values()) for answer in ANSWERS
+            sum(scheme.rewards(self.played(answer, judge))[Role.ATTACKER].values())
+            for answer in ANSWERS
         )
 
 
@@ -347,7 +352,7 @@ def earned(answer: Callable[[str], str], scheme: RewardScheme, cases: Sequence[C
         )
         game.play(f"<think>I do not read.</think>\n<answer>\n{answer(note)}\n</answer>")
         game.record.judgement = Judgement(judge="labels", label=category.seed_label)
-        rewards.append(sum(scheme(game.record)[Role.ASSESSOR].values()))
+        rewards.append(sum(scheme.rewards(game.record)[Role.ASSESSOR].values()))
     return sum(rewards) / len(rewards)
 
 
@@ -361,14 +366,14 @@ def constant_rows(notes: Path = SAMPLE) -> Iterator[tuple[str, list[float]]]:
         return lambda note: constant_answer(note, place, kind)
 
     first = next(iter(ErrorType))
-    place = max(range(-4, 4), key=lambda place: earned(accuse(place, first), medserl, cases))
-    kind = max(ErrorType, key=lambda kind: earned(accuse(place, kind), medserl, cases))
+    place = max(range(-4, 4), key=lambda place: earned(accuse(place, first), Medserl(), cases))
+    kind = max(ErrorType, key=lambda kind: earned(accuse(place, kind), Medserl(), cases))
     where = f"sentence {place + 1}" if place >= 0 else f"sentence {-place} from the end"
     for name, answer in (
         ("safe", lambda note: "verdict: safe"),
         (f"harmful, {where}, {kind.value}", accuse(place, kind)),
     ):
-        yield name, [earned(answer, scheme, cases) for scheme in SCHEMES]
+        yield name, [earned(answer, scheme, cases) for scheme in SCHEMES.values()]
 
 
 def honest(trick: Trick) -> Trick:
@@ -380,7 +385,7 @@ def caught(trick: Trick, scheme: RewardScheme) -> float:
     """Return the reward of the trick's honest attack where it does not get through."""
     attack = honest(trick)
     answer = ANSWERS[attack.truth is Label.HARMFUL]
-    return sum(scheme(attack.played(answer, "reads"))[Role.ATTACKER].values())
+    return sum(scheme.rewards(attack.played(answer, "reads"))[Role.ATTACKER].values())
 
 
 def _cell(trick: Trick, scheme: RewardScheme, judge: str) -> str:
@@ -396,13 +401,13 @@ def table() -> str:
     honest attack that is caught. Honest attacks have two: caught, and not.
     """
     judges = ("labels", "reads")
-    names = [scheme.__name__ for scheme in SCHEMES]
+    names = list(SCHEMES)
     head = ["tricks", *(f"`{name}`, {judge}" for name in names for judge in judges)]
     lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
     for attack in HONEST:
         cells = [
             f"{caught(attack, scheme):.2f}/{attack.best(scheme, j):.2f}"
-            for scheme, j in product(SCHEMES, judges)
+            for scheme, j in product(SCHEMES.values(), judges)
         ]
         lines.append(f"| *honest: {attack.name}* | {' | '.join(cells)} |")
     rows: dict[tuple[str, bool], list[Trick]] = defaultdict(list)
@@ -413,7 +418,7 @@ def table() -> str:
         count = f"{len(tricks)}, e.g. " if len(tricks) > SHOWN else ""
 
         cells = []
-        for scheme, judge in product(SCHEMES, judges):
+        for scheme, judge in product(SCHEMES.values(), judges):
             _, best = max(
                 (trick.best(scheme, judge), number) for number, trick in enumerate(tricks)
             )

@@ -20,7 +20,7 @@ from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import build_judge
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Outcome
-from medserl_agentloop.games.medical.rewards import load_scheme, medserl
+from medserl_agentloop.games.medical.rewards import Medserl, load_scheme
 from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.testing.tiny import compose_run
 
@@ -45,10 +45,12 @@ def test_the_judge_of_the_page_judges(dose: int, label: Label) -> None:
 
 def test_the_rewards_of_the_page_pay() -> None:
     missed, invalid = finished(Outcome.MISSED_ERROR), finished(Outcome.INVALID_ATTACK)
-    assert load_scheme("my_rewards:undetected_only")(missed) == {Role.ATTACKER: {"undetected": 1.0}}
+    assert load_scheme("my_rewards:UndetectedOnly").rewards(missed) == {
+        Role.ATTACKER: {"undetected": 1.0}
+    }
     gentle, usual = (
-        scheme(invalid)[Role.ATTACKER]["validity"]
-        for scheme in (load_scheme("my_rewards:gentle"), medserl)
+        scheme.rewards(invalid)[Role.ATTACKER]["validity"]
+        for scheme in (load_scheme("my_rewards:Gentle"), Medserl())
     )
     assert usual < gentle == -1.8
 
@@ -72,7 +74,7 @@ def test_a_command_of_the_page_scores_a_game(overrides: list[str]) -> None:
 
 def test_a_term_that_a_recipe_sets_is_refused_with_the_recipe() -> None:
     with pytest.raises(SystemExit) as refused:
-        start_up("selfplay.reward=my_rewards:undetected_only", recipe="quickstart")
+        start_up("selfplay.reward=my_rewards:UndetectedOnly", recipe="quickstart")
     assert re.search(
         r"no term 'decoy': it has undetected. Append selfplay.reward_terms.decoy=null to leave it "
         r"out "

@@ -142,7 +142,7 @@ def board(setting: Setting, assumed: Assumptions) -> Board:
         for (j, judged), (k, answer) in product(enumerate(LABELS), enumerate(ANSWERS)):
             record = attack.played(answer, judged, must_touch_error=setting.touch)
             refused[i] = record.outcome is Outcome.INVALID_ATTACK
-            paid[:, i, j, k] = [earned(scheme(record), role) for role in Role]
+            paid[:, i, j, k] = [earned(scheme.rewards(record), role) for role in Role]
         if attack.category.has_attack:
             kind = assumed.kind(attack.kind)
             start[i] = (

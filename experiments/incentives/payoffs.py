@@ -14,13 +14,17 @@ from pathlib import Path
 
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome, Rewards
-from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, medserl, zero_sum
+from medserl_agentloop.games.medical.rewards import Medserl, RewardScheme, ZeroSum, load_scheme
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
-from medserl_agentloop.medical_team.rewards import medical_general_sum
+from medserl_agentloop.medical_team.rewards import MedicalGeneralSum
 
 PAGE = Path(__file__).with_name("README.md")
-SCHEMES: tuple[RewardScheme, ...] = (zero_sum, medserl, medical_general_sum)
+SCHEMES = {
+    "zero_sum": ZeroSum(),
+    "medserl": Medserl(),
+    "medical_general_sum": MedicalGeneralSum(),
+}
 
 RIGHT_DOSE = "She is given amoxicillin 1 g three times daily."
 WRONG_DOSE = "She is given amoxicillin 10 g three times daily."
@@ -163,7 +167,7 @@ def earned(rewards: Rewards, role: Role) -> float:
 
 def matrix() -> str:
     """The payoffs of both roles as a table in Markdown."""
-    names = [scheme.__name__ for scheme in SCHEMES]
+    names = list(SCHEMES)
     columns = [f"`{name}`, says {answer}" for name in names for answer in ("safe", "harmful")]
     lines = [
         f"| attack | judge says | {' | '.join(columns)} |",
@@ -179,7 +183,7 @@ def matrix() -> str:
             judge = f"{label.value}{wrong}" if label is not None else ""
             cells = [
                 _cell(attack, label, answer, scheme)
-                for scheme in SCHEMES
+                for scheme in SCHEMES.values()
                 for answer in ("safe", "harmful")
             ]
             edit = (
@@ -202,7 +206,7 @@ def _labels(attack: Attack) -> list[Label | None]:
 
 def _cell(attack: Attack, label: Label | None, answer: str, scheme: RewardScheme) -> str:
     record = attack.played(answer, label or attack.truth)
-    rewards = scheme(record)
+    rewards = scheme.rewards(record)
     return " / ".join(f"{earned(rewards, role):.2f}" if role in rewards else "-" for role in Role)
 
 

@@ -1,6 +1,6 @@
 """Reward scheme that also pays the attacker for kinds of error that it seldom puts in.
 
-``selfplay.reward=experiments.learning.coverage:coverage``, for the experiment ``long_coverage``. An
+``selfplay.reward=experiments.learning.coverage:Coverage``, for the experiment ``long_coverage``. An
 attack that counts also earns ``WEIGHT * (-log p - H)``: p is the share of its kind, as the judge
 names it, among the attacks before it, and H the entropy of these shares, so that the bonus is zero
 on average. Where one kind always wins and the five others never do, all earn the same once that
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from dataclasses import dataclass
 
 from medserl_agentloop.games.medical.records import MedicalRecord, Rewards
-from medserl_agentloop.games.medical.rewards import MedserlTerms, medserl
+from medserl_agentloop.games.medical.rewards import Medserl
 from medserl_agentloop.games.medical.types import Category, Role
 
 WEIGHT = 2.0
@@ -38,22 +39,19 @@ class KindShares:
         return -math.log(count / total) - entropy
 
 
-_TERMS = MedserlTerms()
-_OF_THIS_RUN = (
-    KindShares()
-)  # the quickstart has one process that plays games; a resumed run counts anew
+# The quickstart has one process that plays games; a resumed run counts anew.
+_OF_THIS_RUN = KindShares()
 
 
-def coverage(record: MedicalRecord, terms: MedserlTerms = _TERMS) -> Rewards:
-    """``medserl``, with ``coverage`` for an attack that counts and was not asked to be harmless."""
-    rewards = medserl(record, terms)
-    attacker, judgement = rewards.get(Role.ATTACKER, {}), record.judgement
-    asked_for_error = record.spec.task is Category.ADVERSARIAL_BENIGN
-    if (
-        "game" in attacker
-        and asked_for_error
-        and judgement is not None
-        and judgement.error_type is not None
-    ):
-        attacker["coverage"] = WEIGHT * _OF_THIS_RUN.surprise(judgement.error_type)
-    return rewards
+@dataclass(frozen=True)
+class Coverage(Medserl):
+    """``medserl``, with ``coverage`` for an attack that counts and was asked for an error."""
+
+    def rewards(self, record: MedicalRecord) -> Rewards:
+        rewards = super().rewards(record)
+        attacker, judgement = rewards.get(Role.ATTACKER, {}), record.judgement
+        asked_for_error = record.spec.task is Category.ADVERSARIAL_BENIGN
+        kind = judgement.error_type if judgement is not None else None
+        if "game" in attacker and asked_for_error and kind is not None:
+            attacker["coverage"] = WEIGHT * _OF_THIS_RUN.surprise(kind)
+        return rewards

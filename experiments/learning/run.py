@@ -203,7 +203,7 @@ EXPERIMENTS = {
     ),
     "long": _long(),
     "long_assessments": _long("selfplay.assessments=4", *EIGHT_NOTES),
-    "long_coverage": _long("selfplay.reward=experiments.learning.coverage:coverage"),
+    "long_coverage": _long("selfplay.reward=experiments.learning.coverage:Coverage"),
     "long_entropy": _long("actor_rollout_ref.actor.entropy_coeff=0.01"),
     "long_learnable": _long("selfplay.reward=learnable", "selfplay.assessments=4", *EIGHT_NOTES),
     "shared": Experiment((*TWENTY_STEPS, "selfplay.context=shared")),

@@ -96,6 +96,20 @@ def restart_positions(batch: KVBatchMeta) -> None:
     write_columns(games, {"position_ids": positions})
 
 
+def write_rewards(batch: KVBatchMeta, rewards: Sequence[Mapping[int, float]]) -> None:
+    """Write the rewards of each game, by role id, on the role's last token; others keep theirs."""
+    columns = read_columns(batch, "rm_scores", "role_ids")
+    rows = zip(columns["rm_scores"].unbind(), columns["role_ids"].unbind(), rewards, strict=True)
+    scores = []
+    for own, roles, of_roles in rows:
+        own = own.clone()
+        for role, reward in of_roles.items():
+            if len(tokens := (roles == role).nonzero()):  # an opponent's turns have none here
+                own[tokens[-1]] = reward
+        scores.append(own)
+    write_columns(batch, {"rm_scores": torch.nested.as_nested_tensor(scores, layout=torch.jagged)})
+
+
 def write_anchor(batch: KVBatchMeta, per_role: Mapping[int, float]) -> None:
     """Write the anchor's coefficient of each generated token, from those by role id.
 

@@ -236,6 +236,14 @@ class Interaction(ABC, Generic[G, R]):
         """
         return ()
 
+    def settle(self, records: Sequence[R], counts: dict[str, dict[str, float]]) -> None:
+        """Complete the rewards of a training step that depend on the steps before it.
+
+        The trainer calls it once a step, before advantages are computed. ``counts`` are numbers by
+        group and name that the game keeps between steps; they go into checkpoints. Rewards of
+        roles, not of single turns, reach the tokens.
+        """
+
     def trained_role_won(self, record: R) -> bool | None:
         """Return whether the trained role beat its opponent; None for games that decide nothing
         between them.

@@ -31,6 +31,7 @@ from medserl_agentloop.core.columns import (
     restart_positions,
     without_padding,
     write_anchor,
+    write_rewards,
     write_token_roles,
 )
 from medserl_agentloop.core.config import ROLE_ADAPTERS, SelfPlayConfig, game_class, refuse
@@ -146,8 +147,10 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         self.table = StepTable(self.game.roles, self.game.shown)
         self.stop_reason: str | None = None
         self.liveness = Liveness(partial(game_processes, self), self._where_it_ended)
+        self.counts: dict[str, dict[str, float]] = {}
         self.run_state: dict[str, Any] = {
             "baselines": self.credit.baselines,
+            "counts": self.counts,
             "alarms": self.health.state,
         }
         # verl's trainer branches by its own name of the mode (trainer_base.py).
@@ -329,6 +332,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self._settle(batch)
         # verl's own estimators may be chosen for comparison.
         if self.config.algorithm.adv_estimator not in ROLE_ESTIMATORS:
             return super()._compute_advantage(batch, metrics)
@@ -338,6 +342,27 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         )
         metrics.update(credit_metrics)
         return batch
+
+    def _settle(self, batch: KVBatchMeta) -> None:
+        """Complete the rewards that depend on earlier steps, in the records and on the tokens."""
+        games = without_padding(batch)
+        extras = list(read_columns(games, "extra_fields")["extra_fields"])
+        self._records = {
+            key: extra[GAME_KEY] for key, extra in zip(games.keys, extras, strict=True)
+        }
+        records = list(self._records.values())
+        before = [{role: record.reward(role) for role in self.game.roles} for record in records]
+        self.interaction.settle(records, self.counts)
+        changed = [
+            {
+                number: record.reward(role)
+                for number, role in enumerate(self.game.roles, start=1)
+                if record.reward(role) != old[role]
+            }
+            for record, old in zip(records, before, strict=True)
+        ]
+        if any(changed):
+            write_rewards(games, changed)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._update_actor(batch, metrics)
@@ -353,8 +378,9 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int
     ) -> KVBatchMeta:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
-        columns = read_columns(without_padding(batch), "extra_fields", "role_ids")
-        records = [extra[GAME_KEY] for extra in list(columns["extra_fields"])]
+        games = without_padding(batch)
+        columns = read_columns(games, "role_ids")
+        records = [self._records[key] for key in games.keys]
         for record in records:
             record.step = self.global_steps
         self.files.games.append(record.to_json() for record in records)

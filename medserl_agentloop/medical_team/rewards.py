@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass
 
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, Rewards
+from medserl_agentloop.games.medical.rewards import RewardScheme
 from medserl_agentloop.games.medical.types import Label, Role
 
 Coefficients = Mapping[str, Mapping[str, tuple[float, float]]]
@@ -13,10 +14,8 @@ Coefficients = Mapping[str, Mapping[str, tuple[float, float]]]
 
 GENERAL_SUM: Coefficients = {
     "attacker": {
-        "error_detected": (
-            -1.0,
-            1.0,
-        ),  # an error that is there: detected, undetected; without an error it is 0
+        # an error that is there: detected, undetected; without an error it is 0
+        "error_detected": (-1.0, 1.0),
         "error_realism": (-0.5, 0.5),
     },
     "assessor": {"error_detection": (-1.0, 1.0), "explanation_quality": (-0.5, 0.5)},
@@ -38,7 +37,8 @@ def detection_reward(
     return coefficients["attacker"]["error_detected"][not error_detected] if error_present else 0.0
 
 
-def medical_general_sum(record: MedicalRecord, chain_of_thought: bool = True) -> Rewards:
+@dataclass(frozen=True)
+class MedicalGeneralSum(RewardScheme):
     """Detection, realism (attacker) and format, added up; no format without ``chain_of_thought``
     before the answer.
 
@@ -46,25 +46,30 @@ def medical_general_sum(record: MedicalRecord, chain_of_thought: bool = True) ->
     that does not count presents no error and has the realism bonus, and an unreadable verdict does
     not say that there is an error.
     """
-    present = record.label is Label.HARMFUL and record.outcome is not Outcome.INVALID_ATTACK
-    detected = record.assessment is not None and record.assessment.verdict is Label.HARMFUL
-    rewards: Rewards = {}
-    for role, turn in ((Role.ATTACKER, record.attack), (Role.ASSESSOR, record.assessment)):
-        if turn is None:
-            continue
-        parts = {
-            "detection": detection_reward(role, error_present=present, error_detected=detected)
-        }
-        if role is Role.ATTACKER:
-            # Realistic where the judge does not say.
-            realism = GENERAL_SUM["attacker"]["error_realism"]
-            parts["realism"] = realism[
-                record.judgement is None or record.judgement.realistic is not False
-            ]
-        if chain_of_thought:
-            parts["format"] = FORMAT[not turn.violations]
-        rewards[role] = parts
-    return rewards
+
+    chain_of_thought: bool = True
+
+    def rewards(self, record: MedicalRecord) -> Rewards:
+        present = record.label is Label.HARMFUL and record.outcome is not Outcome.INVALID_ATTACK
+        detected = record.assessment is not None and record.assessment.verdict is Label.HARMFUL
+        rewards: Rewards = {}
+        for role, turn in ((Role.ATTACKER, record.attack), (Role.ASSESSOR, record.assessment)):
+            if turn is None:
+                continue
+            detection = detection_reward(role, error_present=present, error_detected=detected)
+            parts = {"detection": detection}
+            if role is Role.ATTACKER:
+                # Realistic where the judge does not say.
+                realistic = record.judgement is None or record.judgement.realistic is not False
+                parts["realism"] = GENERAL_SUM["attacker"]["error_realism"][realistic]
+            if self.chain_of_thought:
+                parts["format"] = FORMAT[not turn.violations]
+            rewards[role] = parts
+        return rewards
 
 
-medical_general_sum_no_cot = partial(medical_general_sum, chain_of_thought=False)
+@dataclass(frozen=True)
+class MedicalGeneralSumNoCot(MedicalGeneralSum):
+    """The same without the reward for the format."""
+
+    chain_of_thought: bool = False

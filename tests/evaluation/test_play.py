@@ -31,7 +31,7 @@ from medserl_agentloop.games.kuhn_poker import KuhnRecord
 from medserl_agentloop.games.kuhn_poker import rows as kuhn_rows
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Outcome, read_games
-from medserl_agentloop.games.medical.rewards import medserl
+from medserl_agentloop.games.medical.rewards import Medserl
 from medserl_agentloop.games.medical.types import Category, Role
 
 WORSE_NOTE = ERROR_NOTE.replace("warfarin", "aspirin")
@@ -62,7 +62,7 @@ def test_a_batch_is_played_judged_scored_and_written(
     assert sorted(r.spec.index for r in records) == list(range(12))
     for record in records:
         assert record.outcome in (Outcome.CORRECT_DETECTION, Outcome.CORRECT_REJECTION)
-        assert record.rewards == medserl(record) != {}
+        assert record.rewards == Medserl().rewards(record) != {}
         assert (record.scheme, record.profile, record.step) == ("medserl", "medserl", 0)
         roles = {Role.ATTACKER, Role.ASSESSOR} if record.category.has_attack else {Role.ASSESSOR}
         assert record.players == dict.fromkeys(roles, MODEL)

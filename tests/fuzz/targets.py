@@ -35,7 +35,7 @@ from medserl_agentloop.games.medical.judges.llm import Verdict, read_answer
 from medserl_agentloop.games.medical.parsing import CONTRADICTION, PARSERS, load_parser
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome, read_games
-from medserl_agentloop.games.medical.rewards import medserl, zero_sum
+from medserl_agentloop.games.medical.rewards import Medserl, ZeroSum
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.medical_team.protocol import JudgeAnswer, by_index
@@ -123,9 +123,11 @@ def _check_game(record: MedicalRecord) -> None:
         assert not any(token in note for token in SPECIAL_TOKENS)
     if record.assessment is not None:
         assert (record.assessment.verdict is None) == (record.outcome is Outcome.UNREADABLE)
-    for scheme in (medserl, zero_sum):
+    for scheme in (Medserl(), ZeroSum()):
         assert all(
-            -10 < value < 10 for parts in scheme(record).values() for value in parts.values()
+            -10 < value < 10
+            for parts in scheme.rewards(record).values()
+            for value in parts.values()
         )
 
 
@@ -202,8 +204,8 @@ def records(data: bytes) -> None:
         assert again.outcome is record.outcome
         for each in record.by_assessment:
             SEEN[each.outcome.value] += 1
-            for scheme in (medserl, zero_sum):
-                scheme(each)
+            for scheme in (Medserl(), ZeroSum()):
+                scheme.rewards(each)
 
 
 # --- the answers of judges ---

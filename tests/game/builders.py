@@ -15,7 +15,7 @@ from medserl_agentloop.games.medical.records import (
     MedicalRecord,
     Outcome,
 )
-from medserl_agentloop.games.medical.rewards import RewardScheme, medserl, reward_game
+from medserl_agentloop.games.medical.rewards import Medserl, RewardScheme, reward_game
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label
 
@@ -129,7 +129,10 @@ def finished(
     return record
 
 
-def paid(outcome: Outcome, pay: RewardScheme = medserl, **changes: Any) -> MedicalRecord:
+PAY = Medserl()
+
+
+def paid(outcome: Outcome, pay: RewardScheme = PAY, **changes: Any) -> MedicalRecord:
     """A finished game with its rewards."""
     record = finished(outcome, **changes)
     reward_game(record, pay)

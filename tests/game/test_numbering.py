@@ -24,7 +24,7 @@ from medserl_agentloop.games.medical.numbering import (
 )
 from medserl_agentloop.games.medical.parsing import EDITS, MEDSERL, TurnFormat, named_sentence
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome
-from medserl_agentloop.games.medical.rewards import medserl
+from medserl_agentloop.games.medical.rewards import Medserl
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, Label, Role
 
@@ -215,7 +215,7 @@ def test_the_assessor_reads_the_note_numbered_anew_and_not_the_edit() -> None:
     record.judgement = Judgement(judge="labels", label=Label.HARMFUL)
     assert (
         record.outcome is Outcome.CORRECT_DETECTION
-        and medserl(record)[Role.ASSESSOR]["sentence"] == 0.25
+        and Medserl().rewards(record)[Role.ASSESSOR]["sentence"] == 0.25
     )
 
 
@@ -341,7 +341,7 @@ def test_an_attack_is_worth_the_same_as_an_edit_and_as_a_note(category: Category
             assert whole.attack.model_dump(exclude=measured) == edit.attack.model_dump(
                 exclude=measured
             )
-            assert medserl(whole)[Role.ATTACKER] == medserl(edit)[Role.ATTACKER]
+            assert Medserl().rewards(whole)[Role.ATTACKER] == Medserl().rewards(edit)[Role.ATTACKER]
             valid += edit.attack.invalid is None
             reasons.add(edit.attack.invalid)
     assert valid > 30 and len(reasons) >= 4

@@ -4,7 +4,6 @@ attack.
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -40,9 +39,9 @@ from medserl_agentloop.games.medical.records import (
 )
 from medserl_agentloop.games.medical.rewards import (
     SCHEMES,
-    MedserlTerms,
+    Medserl,
+    RewardScheme,
     load_scheme,
-    medserl,
     reward_game,
 )
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
@@ -76,7 +75,7 @@ def full_record() -> MedicalRecord:
         seconds=[1.25, 0.5],
     )
     record.judgement.realistic, record.judgement.reason = True, "free text"
-    record.rewards = medserl(record)
+    record.rewards = Medserl().rewards(record)
     return record
 
 
@@ -224,7 +223,7 @@ def test_a_bad_row_is_refused_with_row_key_value_and_what_is_allowed(
 # several assessments of one attack: what each earns, and what records and metrics make of them
 
 
-TERMS = MedserlTerms()
+TERMS = Medserl()
 WORST_HONEST = -TERMS.win + TERMS.largest_edit + TERMS.unrealistic
 
 assessments = st.builds(
@@ -276,7 +275,7 @@ def test_each_assessment_earns_what_it_would_earn_alone(record: MedicalRecord, n
     first = 0 if record.attack is None else 1
     said = [record.assessment, *record.further_assessments]
     earned = [
-        load_scheme(name)(alone(record, each)).get(Role.ASSESSOR)
+        load_scheme(name).rewards(alone(record, each)).get(Role.ASSESSOR)
         for each in said
         if each is not None
     ]
@@ -365,9 +364,9 @@ def test_all_assessments_and_their_rewards_survive_json_and_score_the_same(
     ]
     if record.is_void:
         return
-    assert load_scheme(name)(read) == load_scheme(name)(game)
+    assert load_scheme(name).rewards(read) == load_scheme(name).rewards(game)
     if not record.further_assessments:  # it is paid and written as if there could be no others
-        assert game.rewards == load_scheme(name)(record)
+        assert game.rewards == load_scheme(name).rewards(record)
         assert not {"turn_rewards", "further_assessments"} & set(game.to_json())
 
 
@@ -422,8 +421,11 @@ def test_all_assessments_are_shown_with_their_verdicts() -> None:
 
 
 def test_rewards_of_a_scheme_that_leaves_a_role_out_are_of_the_other_alone() -> None:
-    flat: Callable[[MedicalRecord], Any] = lambda record: {Role.ATTACKER: {"flat": 0.25}}  # noqa: E731
+    class Flat(RewardScheme):
+        def rewards(self, record: MedicalRecord) -> Any:
+            return {Role.ATTACKER: {"flat": 0.25}}
+
     record = assessed(True, False)
-    reward_game(record, flat)
+    reward_game(record, Flat())
     assert record.rewards == {Role.ATTACKER: {"flat": 0.25}}
     assert record.turn_rewards == {0: {"flat": 0.25}}

@@ -6,6 +6,8 @@ import math
 import random
 import re
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +34,11 @@ from medserl_agentloop.games.medical.records import (
 )
 from medserl_agentloop.games.medical.rewards import (
     SCHEMES,
+    Medserl,
     RewardScheme,
+    ZeroSum,
     load_scheme,
-    medserl,
     reward_game,
-    zero_sum,
 )
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
@@ -45,7 +47,7 @@ from medserl_agentloop.medical_team.formats import BASELINE
 SLIP = ["no_reasoning"]
 PLAYED = [*DECIDED, Outcome.UNREADABLE]
 
-each_scheme = pytest.mark.parametrize("scheme", [zero_sum, medserl], ids=lambda s: s.__name__)
+each_scheme = pytest.mark.parametrize("scheme", [ZeroSum(), Medserl()], ids=["zero_sum", "medserl"])
 
 
 def earned(record: MedicalRecord, name: str) -> Rewards:
@@ -54,7 +56,7 @@ def earned(record: MedicalRecord, name: str) -> Rewards:
 
 
 def total(scheme: RewardScheme, record: MedicalRecord) -> float:
-    return sum(scheme(record)[Role.ATTACKER].values())
+    return sum(scheme.rewards(record)[Role.ATTACKER].values())
 
 
 def slips(attacker: bool, assessor: bool) -> dict[str, dict[str, list[str]]]:
@@ -94,16 +96,16 @@ def test_zero_sum_pays_game_and_format_and_medserl_adds_faithfulness(
             "format": -2.0 if outcome is Outcome.UNREADABLE else format_term,
         },
     }
-    assert zero_sum(record) == expected
+    assert ZeroSum().rewards(record) == expected
     if record.category is Category.DECOY_BENIGN:
         expected[Role.ATTACKER]["game"] = 0.0
     else:
         expected[Role.ATTACKER]["faithfulness"] = -0.125  # half of what the limits allow
-    assert medserl(record) == expected
+    assert Medserl().rewards(record) == expected
 
 
 each_penalty = pytest.mark.parametrize(
-    ("scheme", "penalty"), [(zero_sum, -1.0), (medserl, -2.0)], ids=["zero_sum", "medserl"]
+    ("scheme", "penalty"), [(ZeroSum(), -1.0), (Medserl(), -2.0)], ids=["zero_sum", "medserl"]
 )
 
 
@@ -114,7 +116,9 @@ def test_an_invalid_attack_costs_the_attacker_and_pays_nobody(
     scheme: RewardScheme, penalty: float, reason: InvalidAttack, slip: bool
 ) -> None:
     record = finished(Outcome.INVALID_ATTACK, attack={"invalid": reason, "violations": SLIP * slip})
-    assert scheme(record) == {Role.ATTACKER: {"validity": penalty, "format": -0.5 if slip else 0.0}}
+    assert scheme.rewards(record) == {
+        Role.ATTACKER: {"validity": penalty, "format": -0.5 if slip else 0.0}
+    }
 
 
 FAILED = [  # nothing was injected, or the error is gone; a decoy with a real error
@@ -133,7 +137,7 @@ def test_attack_the_judge_contradicts_costs_no_more_than_an_invalid_one(
 ) -> None:
     record = finished(outcome, category=category)
     assert record.attack_failed
-    rewards = scheme(record)
+    rewards = scheme.rewards(record)
     assert rewards[Role.ATTACKER] == {"validity": penalty, "format": 0.0}
     assert rewards[Role.ASSESSOR]["game"] == GAME[outcome][1]
 
@@ -143,8 +147,8 @@ def test_reward_follows_the_label_of_the_row_and_not_the_category(scheme: Reward
     # Older data asks adversarial_benign for an accurate variation.
     record = finished(Outcome.FALSE_POSITIVE, facts={"target_label": Label.SAFE})
     assert not record.attack_failed
-    assert scheme(record)[Role.ATTACKER]["game"] == (
-        1.0 if scheme is zero_sum else 0.0
+    assert scheme.rewards(record)[Role.ATTACKER]["game"] == (
+        1.0 if scheme == ZeroSum() else 0.0
     )  # of a decoy
 
 
@@ -156,12 +160,9 @@ def test_a_cut_off_assessment_pays_the_attacker_what_being_caught_pays(
         finished(Outcome.UNREADABLE, assessment={"truncated": True}),
         finished(Outcome.CORRECT_DETECTION),
     )
-    assert scheme(cut_off)[Role.ATTACKER] == scheme(caught)[Role.ATTACKER]
-    assert scheme(cut_off)[Role.ASSESSOR] == {"game": 0.0, "format": -2.0}
-    assert (
-        load_scheme(scheme.__name__, {"cut_off_assessment": 0.0})(cut_off)[Role.ATTACKER]["game"]
-        == 0.0
-    )
+    assert scheme.rewards(cut_off)[Role.ATTACKER] == scheme.rewards(caught)[Role.ATTACKER]
+    assert scheme.rewards(cut_off)[Role.ASSESSOR] == {"game": 0.0, "format": -2.0}
+    assert replace(scheme, cut_off_assessment=0.0).rewards(cut_off)[Role.ATTACKER]["game"] == 0.0
 
 
 @each_scheme
@@ -172,9 +173,9 @@ def test_who_only_copied_the_note_has_no_part_in_the_game(
     record = finished(outcome, category="vanilla_harmful").model_copy(
         update={"attack": attack_record()}
     )
-    assert scheme(record)[Role.ATTACKER] == {"format": 0.0}
+    assert scheme.rewards(record)[Role.ATTACKER] == {"format": 0.0}
     record.attack = attack_record(invalid=InvalidAttack.UNPARSED)
-    assert "validity" in scheme(record)[Role.ATTACKER]
+    assert "validity" in scheme.rewards(record)[Role.ATTACKER]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ def test_medserl_charges_for_an_attack_that_the_judge_calls_unrealistic(
     realistic: bool | None, expected: dict[str, float]
 ) -> None:
     judgement = Judgement(judge="llm", label=Label.HARMFUL, realistic=realistic)
-    attacker = medserl(finished(Outcome.MISSED_ERROR, judgement=judgement))[Role.ATTACKER]
+    attacker = Medserl().rewards(finished(Outcome.MISSED_ERROR, judgement=judgement))[Role.ATTACKER]
     assert {k: v for k, v in attacker.items() if k == "realism"} == expected
 
 
@@ -249,15 +250,15 @@ def test_medserl_pays_a_detection_for_wrong_sentence_and_error_type(
 ) -> None:
     parts: dict[str, Any] = {"facts": {"error_type": error_type}, "error_sentences": wrong}
     record = finished(Outcome.CORRECT_DETECTION, category=category, assessment=answer, **parts)
-    assert medserl(record)[Role.ASSESSOR] == {"game": 1.0, "format": 0.0, **credit}
-    assert zero_sum(record)[Role.ASSESSOR] == {"game": 1.0, "format": 0.0}
+    assert Medserl().rewards(record)[Role.ASSESSOR] == {"game": 1.0, "format": 0.0, **credit}
+    assert ZeroSum().rewards(record)[Role.ASSESSOR] == {"game": 1.0, "format": 0.0}
 
 
-@given(any_game(), st.sampled_from([zero_sum, medserl]))
+@given(any_game(), st.sampled_from([ZeroSum(), Medserl()]))
 def test_rewards_are_zero_sum_and_partial_credit_needs_a_detection(
     record: MedicalRecord, scheme: RewardScheme
 ) -> None:
-    rewards, is_decoy = scheme(record), record.spec.task is Category.DECOY_BENIGN
+    rewards, is_decoy = scheme.rewards(record), record.spec.task is Category.DECOY_BENIGN
     attacker, assessor = rewards.get(Role.ATTACKER), rewards.get(Role.ASSESSOR, {})
     assert record.outcome is Outcome.CORRECT_DETECTION or assessor.keys() <= {"game", "format"}
     if attacker is None:
@@ -265,10 +266,10 @@ def test_rewards_are_zero_sum_and_partial_credit_needs_a_detection(
     does_not_count = record.outcome is Outcome.INVALID_ATTACK or record.attack_failed
     assert ("validity" in attacker) == does_not_count
     assert ("game" in attacker) == (not does_not_count and record.category.has_attack)
-    if scheme is medserl:
+    if scheme == Medserl():
         assert ("faithfulness" in attacker) == ("game" in attacker and not is_decoy)
         assert -0.25 <= attacker.get("faithfulness", 0.0) <= 0
-    if "game" in attacker and scheme is medserl and is_decoy:
+    if "game" in attacker and scheme == Medserl() and is_decoy:
         assert attacker == {"game": 0.0, "format": attacker["format"]}
     elif "game" in attacker:
         assert attacker["game"] + assessor["game"] == 0
@@ -278,7 +279,7 @@ def counts(record: MedicalRecord) -> bool:
     return record.category.has_attack and record.outcome in PLAYED and not record.attack_failed
 
 
-@given(any_game().filter(counts), st.sampled_from([zero_sum, medserl]))
+@given(any_game().filter(counts), st.sampled_from([ZeroSum(), Medserl()]))
 def test_rule_breaking_and_harmless_edits_never_pay_more_than_real_errors(
     record: MedicalRecord, scheme: RewardScheme
 ) -> None:
@@ -288,7 +289,7 @@ def test_rule_breaking_and_harmless_edits_never_pay_more_than_real_errors(
     least = total(scheme, against_the_rules)
     assert least <= total(scheme, record)
     assert least <= total(scheme, contradicted)
-    milder = load_scheme(scheme.__name__, {"failed_attack": -1.25 if scheme is medserl else None})
+    milder = replace(Medserl(), failed_attack=-1.25) if scheme == Medserl() else scheme
     if record.judgement is None or record.judgement.realistic is not False:
         assert total(milder, contradicted) <= total(milder, record)
 
@@ -313,15 +314,31 @@ def test_a_scheme_rewards_whoever_generated_a_turn_that_counts(
     )
 
 
+@dataclass(frozen=True)
+class Own(RewardScheme):
+    """A scheme of a user's own."""
+
+    answer: Callable[[MedicalRecord], Any]
+
+    def rewards(self, record: MedicalRecord) -> Any:
+        return self.answer(record)
+
+
 USERS_SCHEME = """
-def flat(record):
-    return {role: {"flat": 0.25} for role in record.rewards}
+from dataclasses import dataclass
+from medserl_agentloop.games.medical.rewards import RewardScheme
+
+@dataclass(frozen=True)
+class Flat(RewardScheme):
+    def rewards(self, record):
+        return {role: {"flat": 0.25} for role in record.rewards}
+
 number = 3
 """
 
 
 @pytest.mark.parametrize(
-    ("scheme", "says"),
+    ("answer", "says"),
     [
         (
             lambda record: {"atacker": {"game": 1.0}},
@@ -333,36 +350,37 @@ number = 3
             r"attacker.game\n.*should be a valid number",
         ),
         (lambda record: None, "Input should be a valid dictionary"),
-        (lambda record: record.error_sentences.append("") or {}, "changed the game's record"),
     ],
 )
-def test_a_scheme_that_returns_no_rewards_or_changes_the_game_is_refused(
-    scheme: RewardScheme, says: str
+def test_a_scheme_that_returns_no_rewards_is_refused(
+    answer: Callable[[MedicalRecord], Any], says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):
-        reward_game(finished(Outcome.MISSED_ERROR), scheme)
+        reward_game(finished(Outcome.MISSED_ERROR), Own(answer))
 
 
 def test_a_void_game_earns_nothing_and_its_scheme_is_not_asked() -> None:
     record = finished(Outcome.VOID, rewards={Role.ATTACKER: {"game": 1.0}})
-    reward_game(record, lambda record: {Role.ATTACKER: {"game": 1 / 0}})
+    reward_game(record, Own(lambda record: {Role.ATTACKER: {"game": 1 / 0}}))
     assert record.rewards == {}
 
 
 def test_constants_of_a_scheme_can_be_replaced() -> None:
     record = finished(Outcome.CORRECT_REJECTION, category="adversarial_benign")
-    assert medserl(record)[Role.ATTACKER]["validity"] == -2.0
+    assert Medserl().rewards(record)[Role.ATTACKER]["validity"] == -2.0
     assert (
-        load_scheme("medserl", {"failed_attack": -1.6})(record)[Role.ATTACKER]["validity"] == -1.6
+        load_scheme("medserl", {"failed_attack": -1.6}).rewards(record)[Role.ATTACKER]["validity"]
+        == -1.6
     )
-    assert load_scheme("medserl", {"failed_attack": None}) is medserl
+    assert load_scheme("medserl", {"failed_attack": None}) == Medserl()
     decoy = honest(Outcome.FALSE_POSITIVE)
     played_for_points = {"game": 1.0, "format": 0.0, "faithfulness": -0.125}
-    assert load_scheme("medserl", {"decoy": 1.0})(decoy)[Role.ATTACKER] == played_for_points
+    assert load_scheme("medserl", {"decoy": 1.0}).rewards(decoy)[Role.ATTACKER] == played_for_points
     assert set(SCHEMES) == {
         "medserl",
         "zero_sum",
         "learnable",
+        "optimism",
         "medical_general_sum",
         "medical_general_sum_no_cot",
     }
@@ -375,7 +393,7 @@ def test_constants_of_a_scheme_can_be_replaced() -> None:
             "medsrl",
             {},
             r"\(did you mean 'medserl'\?\): expected one of learnable, .*or "
-            r"package.module:function",
+            r"package.module:Class",
         ),
         ("no_such_module:flat", {}, "cannot be loaded: ModuleNotFoundError"),
         ("flat_rewards:number", {}, "no reward scheme 'flat_rewards:number'"),
@@ -402,7 +420,7 @@ def test_constants_of_a_scheme_can_be_replaced() -> None:
             "it has none. Append selfplay.reward_terms.realism=null",
         ),
         (
-            "flat_rewards:flat",
+            "flat_rewards:Flat",
             {"faild_attack": -1.0},
             "none. Append selfplay.reward_terms.faild_attack=null to leave",
         ),
@@ -413,7 +431,7 @@ def test_a_scheme_or_a_constant_that_cannot_be_found_is_named(
 ) -> None:
     (tmp_path / "flat_rewards.py").write_text(USERS_SCHEME)
     monkeypatch.syspath_prepend(tmp_path)
-    assert load_scheme("flat_rewards:flat").__name__ == "flat"
+    assert load_scheme("flat_rewards:Flat").rewards(finished(Outcome.VOID)) == {}
     with pytest.raises(ValueError, match=says):
         load_scheme(name, terms)
 

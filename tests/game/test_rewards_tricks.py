@@ -19,15 +19,13 @@ from reward_tricks import (
 from experiments.pages import with_table
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.games.medical.records import Outcome
-from medserl_agentloop.games.medical.rewards import RewardScheme, medserl, zero_sum
+from medserl_agentloop.games.medical.rewards import Medserl, RewardScheme, ZeroSum
 from medserl_agentloop.games.medical.types import ErrorType, Role
-from medserl_agentloop.medical_team.rewards import medical_general_sum
+from medserl_agentloop.medical_team.rewards import MedicalGeneralSum
 
 VALID_GROUPS = {"harmless rewording", "a decoy with an error", "the assessor is cut off"}
 each_trick = pytest.mark.parametrize("trick", TRICKS, ids=lambda trick: trick.name)
-each_scheme = pytest.mark.parametrize(
-    "scheme", [zero_sum, medserl], ids=lambda scheme: scheme.__name__
-)
+each_scheme = pytest.mark.parametrize("scheme", [ZeroSum(), Medserl()], ids=["zero_sum", "medserl"])
 
 
 def test_the_page_shows_the_table_of_today() -> None:
@@ -40,12 +38,12 @@ def test_the_page_shows_the_table_of_today() -> None:
 def test_no_constant_answer_earns_more_than_two_cents_a_game() -> None:
     cases = read_files([SAMPLE]).cases[::4]
     for place, kind in itertools.product(range(-4, 4), ErrorType):
-        for scheme in (zero_sum, medserl):
+        for scheme in (ZeroSum(), Medserl()):
             assert (
                 earned(lambda note, at=place, of=kind: constant_answer(note, at, of), scheme, cases)
                 <= 0.02
             )
-    assert earned(lambda note: "verdict: safe", medserl, cases) == 0.0
+    assert earned(lambda note: "verdict: safe", Medserl(), cases) == 0.0
 
 
 @each_scheme
@@ -58,7 +56,7 @@ def test_trick_earns_no_more_than_a_caught_attack_under_a_reading_judge(
     for answer in ANSWERS:
         record = trick.played(answer, "reads")
         assert record.outcome is Outcome.INVALID_ATTACK or record.attack_failed or record.cut_off
-        assert trick.cuts or "game" not in scheme(record)[Role.ATTACKER]
+        assert trick.cuts or "game" not in scheme.rewards(record)[Role.ATTACKER]
 
 
 @each_scheme
@@ -66,7 +64,7 @@ def test_trick_earns_no_more_than_a_caught_attack_under_a_reading_judge(
 def test_under_labels_exactly_those_pay_that_the_rules_let_through(
     scheme: RewardScheme, trick: Trick
 ) -> None:
-    played_for_nothing = scheme is medserl and trick.group == "a decoy with an error"
+    played_for_nothing = scheme == Medserl() and trick.group == "a decoy with an error"
     pays = trick.rule == "" and not played_for_nothing and not trick.cuts
     assert (trick.best(scheme, "labels") > caught(trick, scheme)) == pays
 
@@ -91,4 +89,4 @@ def test_honest_attacks_are_valid_under_every_judge(attack: Trick) -> None:
     ids=lambda trick: trick.name,
 )
 def test_trick_pays_in_the_baseline_scheme(trick: Trick) -> None:
-    assert trick.best(medical_general_sum, "reads") > caught(trick, medical_general_sum)
+    assert trick.best(MedicalGeneralSum(), "reads") > caught(trick, MedicalGeneralSum())

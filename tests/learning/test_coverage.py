@@ -7,9 +7,9 @@ from game.builders import finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.learning.coverage import KindShares, coverage
+from experiments.learning.coverage import Coverage, KindShares
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
-from medserl_agentloop.games.medical.rewards import MedserlTerms, medserl, reward_game
+from medserl_agentloop.games.medical.rewards import Medserl, reward_game
 from medserl_agentloop.games.medical.types import Label, Role
 
 KINDS = ("dose", "drug", "management")
@@ -47,9 +47,9 @@ def attack_with(kind: str | None, category: str = "adversarial_benign") -> Medic
 def test_attacks_that_count_earn_medserl_and_coverage() -> None:
     bonuses = []
     for attack in [attack_with(kind) for kind in ["dose"] * 20 + ["drug"]]:
-        rewards = coverage(attack)
+        rewards = Coverage().rewards(attack)
         bonuses.append(rewards[Role.ATTACKER].pop("coverage"))
-        assert rewards == medserl(attack)
+        assert rewards == Medserl().rewards(attack)
     assert bonuses[-1] > 2.0 > bonuses[-2], "the first drug error after twenty of dose"
 
 
@@ -57,7 +57,6 @@ def test_attacks_that_count_earn_medserl_and_coverage() -> None:
     "record", [attack_with(None), attack_with("dose", "decoy_benign")], ids=["unnamed", "decoy"]
 )
 def test_an_attack_without_a_kind_and_a_rewording_earn_medserl(record: MedicalRecord) -> None:
-    terms = MedserlTerms(decoy=1.0)
-    assert coverage(record, terms) == medserl(record, terms)
-    reward_game(record, coverage)
+    assert Coverage(decoy=1.0).rewards(record) == Medserl(decoy=1.0).rewards(record)
+    reward_game(record, Coverage())
     assert record.rewards

@@ -28,7 +28,7 @@ from medserl_agentloop.medical_team import (
     outcomes_of,
 )
 from medserl_agentloop.medical_team.protocol import make_labels
-from medserl_agentloop.medical_team.rewards import medical_general_sum
+from medserl_agentloop.medical_team.rewards import MedicalGeneralSum
 from medserl_agentloop.paths import resource
 
 PAGE = (Path(__file__).parents[2] / "docs/migration.md").read_text(encoding="utf-8")
@@ -249,7 +249,7 @@ def test_the_table(present: bool, detected: bool, realistic: bool | None) -> Non
 @given(any_game())
 def test_interface_and_core_scheme_agree_on_every_game(record: MedicalRecord) -> None:
     labels = labels_of(record)
-    for role, components in medical_general_sum(record).items():
+    for role, components in MedicalGeneralSum().rewards(record).items():
         turn = record.attack if role.value == "attacker" else record.assessment
         reward, _ = get_medical_game_reward_general_sum({"game_role": role.value}, labels)
         assert reward + get_medical_cot_formatting_reward(bool(turn.violations)) == sum(

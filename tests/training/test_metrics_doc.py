@@ -113,7 +113,7 @@ def everything() -> list[MedicalRecord]:
             )
         )
     for game in games:
-        game.rewards = load_scheme("medserl")(game)
+        game.rewards = load_scheme("medserl").rewards(game)
     return games
 
 

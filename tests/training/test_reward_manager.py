@@ -20,7 +20,7 @@ from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.types import Role
-from medserl_agentloop.medical_team.rewards import medical_general_sum
+from medserl_agentloop.medical_team.rewards import MedicalGeneralSum
 from medserl_agentloop.testing.tiny import compose_run
 
 
@@ -35,7 +35,7 @@ def test_run_of_the_baseline_scheme_gets_its_components() -> None:
     record = answer["reward_extra_info"][GAME_KEY]
     assert (
         record.rewards
-        == medical_general_sum(record)
+        == MedicalGeneralSum().rewards(record)
         == {Role.ASSESSOR: {"detection": 1.0, "format": 1.0}}
     )
     assert (record.scheme, answer["reward_score"]) == ("medical_general_sum", 2.0)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from medserl_agentloop.core.chat import BASE
 from medserl_agentloop.core.client import CircuitBreaker, ServerAddress, ServerOptions
 from medserl_agentloop.core.config import CreditSettings, Normalization, SelfPlayConfig, Share
-from medserl_agentloop.games.medical.rewards import MedserlTerms, load_scheme
+from medserl_agentloop.games.medical.rewards import Medserl, load_scheme
 from medserl_agentloop.games.medical.rules import EditLimits
 from medserl_agentloop.games.medical.types import ERROR_TYPES, EVAL_SPLIT, Role, checked_types
 
@@ -154,10 +154,10 @@ class MedicalConfig(SelfPlayConfig):
         description=SelfPlayConfig.model_fields["anchor"].description,
     )
     reward: str = Field(
-        default="medserl", description="Reward scheme, or package.module:function of a user's own."
+        default="medserl", description="Reward scheme, or package.module:Class of a user's own."
     )
     reward_terms: dict[str, float | None] = Field(
-        default={field.name: None for field in fields(MedserlTerms)},
+        default={field.name: None for field in fields(Medserl)},
         description="Constants of the scheme; null is the scheme's own.",
     )
     judge: str = Field(

@@ -86,6 +86,11 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     @classmethod
     def startup_lines(cls, config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
         yield from judge_lines(config, selfplay)
+        if selfplay.reward == "optimism":
+            yield (
+                "reward optimism: the kind of an error is what the judge names; where it names "
+                "none, the type of error in the row"
+            )
         for role, normalization in selfplay.credit.normalize.items():
             if (
                 normalization == "kind"
@@ -190,6 +195,9 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
             )
         record.scheme = self.config.scheme_name
         reward_game(record, self._scheme)
+
+    def settle(self, records: Sequence[MedicalRecord], counts: dict[str, dict[str, float]]) -> None:
+        self._scheme.settle(records, counts)
 
     def plan(self, facts: Mapping[str, Any]) -> PlannedRow:
         """Plan the attacker's turn and, for each assessment, the assessor's prompt with the longest

@@ -1,17 +1,15 @@
-"""Reward schemes: pure functions from a judged game to named reward components of each role.
+"""Reward schemes: from a judged game to named reward components of each role.
 
-A scheme is a frozen dataclass of constants and one function; a user's own is named by its import
-path.
+A scheme is a frozen dataclass of constants with a method. A user's own
+is named by its import path.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import partial
-from inspect import signature
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 from pydantic import TypeAdapter
 
@@ -20,47 +18,86 @@ from medserl_agentloop.games.medical.records import InvalidAttack, MedicalRecord
 from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import did_you_mean, find_object
 
-RewardScheme = Callable[[MedicalRecord], Rewards]
+Counts = dict[str, dict[str, float]]
+"""Numbers that a scheme keeps between steps, by group and name; they go into checkpoints."""
 _REWARDS = TypeAdapter(Rewards)
+
+
+class RewardScheme(ABC):
+    """Constants, and the rewards that follow from them; a frozen dataclass."""
+
+    @abstractmethod
+    def rewards(self, record: MedicalRecord) -> Rewards:
+        """Return the components of each role for a judged game with one assessment."""
+
+    def settle(self, games: Sequence[MedicalRecord], counts: Counts) -> None:  # noqa: B027
+        """Complete the rewards of a training step that depend on the steps before it.
+
+        Called once a step by the trainer with the step's games, whatever the number of workers;
+        validation never calls it. ``counts`` holds what earlier steps left, and is updated.
+        """
 
 
 # -- zero_sum and medserl: one player's win is the other's loss, and no trick of the attacker's pays
 
 # An attack that the judge contradicts has failed. Like an invalid one it earns `validity` in place
 # of `game`: otherwise an attacker would win wherever the assessor errs about a note that holds no
-# attack. So has one whose error nobody finds in the note alone: if it cost nothing, one that is
+# attack. So has one whose error no reader finds in the note alone: if it cost nothing, one that is
 # seldom let through and then wins would pay (experiments/incentives).
 
 
 @dataclass(frozen=True)
-class _ZeroSumTerms:
-    """The constants of ``zero_sum``; docs/rewards.md says why they are what they are."""
+class ZeroSum(RewardScheme):
+    """Assessor right +1, wrong -1, the attacker the opposite; an attack that does not count -1.
+
+    Format comes on top. docs/rewards.md gives the reason of each constant.
+    """
 
     win: float = 1.0  # ``game`` of the player who wins; the other one gets the opposite
-    invalid_attack: float = (
-        -1.0
-    )  # ``validity`` of an attack that breaks the rules; no better than being caught
-    failed_attack: float = (
-        -1.0
-    )  # ``validity`` where judge or blind gate says no; no worse than breaking the rules
-    decoy: float = (
-        1.0  # factor of the attacker's ``game`` where it was asked for a harmless rewording
-    )
-    cut_off_assessment: float = (
-        -1.0
-    )  # the attacker's ``game`` where a budget cut the assessor off before a verdict
+    # ``validity`` of an attack that breaks the rules; no better than being caught
+    invalid_attack: float = -1.0
+    # ``validity`` where judge or blind gate says no; no worse than breaking the rules
+    failed_attack: float = -1.0
+    # factor of the attacker's ``game`` where it was asked for a harmless rewording
+    decoy: float = 1.0
+    # the attacker's ``game`` where a budget cut the assessor off before a verdict
+    cut_off_assessment: float = -1.0
     format_violated: float = -0.5  # ``format`` of a turn that departs from the output format
-    unreadable_assessment: float = (
-        -2.0
-    )  # ``format`` of an assessment without a verdict; worse than any wrong answer
+    # ``format`` of an assessment without a verdict; worse than any wrong answer
+    unreadable_assessment: float = -2.0
+
+    def rewards(self, record: MedicalRecord) -> Rewards:
+        assessor_game = self.win * {True: 1, False: -1, None: 0}[record.outcome.is_right]
+        rewards: Rewards = {}
+        if record.attack is not None:
+            attacker: dict[str, float] = {}
+            if record.attack_failed or record.attack.invalid is InvalidAttack.NOT_KNOWABLE:
+                attacker["validity"] = self.failed_attack
+            elif record.attack.invalid is not None:
+                attacker["validity"] = self.invalid_attack
+            # Who copied a note has no part in what the assessor makes of it.
+            elif record.category.has_attack:
+                won = self.cut_off_assessment if record.cut_off else -assessor_game
+                attacker["game"] = 0.0 + self._share(record) * won
+            attacker["format"] = self.format_violated if record.attack.violations else 0.0
+            rewards[Role.ATTACKER] = attacker
+        if record.assessment is not None:
+            form = self.format_violated if record.assessment.violations else 0.0
+            if record.outcome is Outcome.UNREADABLE:
+                form = self.unreadable_assessment
+            rewards[Role.ASSESSOR] = {"game": assessor_game, "format": form}
+        return rewards
+
+    def _share(self, record: MedicalRecord) -> float:
+        return self.decoy if record.spec.task is Category.DECOY_BENIGN else 1.0
 
 
 @dataclass(frozen=True)
-class MedserlTerms(_ZeroSumTerms):
-    """The constants of ``medserl``.
+class Medserl(ZeroSum):
+    """The zero-sum core, with partial credit for other useful acts of a player.
 
     ``sentence`` and ``error_type`` pay what is above the share of right names that is ``guessed``,
-    there without reading, so that who always says the same earns nothing.
+    there without reading.
     """
 
     invalid_attack: float = -2.0  # worse than the worst attack that counts (-1.75)
@@ -69,148 +106,172 @@ class MedserlTerms(_ZeroSumTerms):
     sentence: float = 0.5  # for naming the wrong sentence of a detected error
     error_type: float = 0.25  # for naming the type of a detected error, where the data knows it
     guessed: float = 0.5
-    largest_edit: float = (
-        -0.25
-    )  # ``faithfulness`` of an edit as large as the limits allow; smaller ones cost a share
-    unrealistic: float = (
-        -0.5
-    )  # ``realism`` of an attack that the judge calls unrealistic; others earn no bonus
+    # ``faithfulness`` of an edit as large as the limits allow; smaller ones cost a share
+    largest_edit: float = -0.25
+    # ``realism`` of an attack that the judge calls unrealistic; others earn no bonus
+    unrealistic: float = -0.5
+
+    def rewards(self, record: MedicalRecord) -> Rewards:
+        rewards = super().rewards(record)
+        attacker, assessor = rewards.get(Role.ATTACKER, {}), rewards.get(Role.ASSESSOR, {})
+        if record.attack is not None and "game" in attacker and self._share(record):
+            attacker["faithfulness"] = 0.0 + self.largest_edit * record.attack.edit_share
+            if record.judgement is not None and record.judgement.realistic is not None:
+                attacker["realism"] = 0.0 if record.judgement.realistic else self.unrealistic
+        answer = record.assessment
+        if record.outcome is Outcome.CORRECT_DETECTION and answer is not None:
+            # Where a decoy holds a real error, error_sentences is empty: it is not known which.
+            if record.error_sentences:
+                copied = answer.sentence or ""
+                named = any(is_copy(copied, sentence) for sentence in record.error_sentences)
+                assessor["sentence"] = self.sentence * (named - self.guessed)
+            # Of a rewritten note only a judge knows the type; the seed's type may not hold.
+            known = record.spec.error_type
+            if record.category is Category.VANILLA_HARMFUL and known is not None:
+                right = answer.error_type == known
+                assessor["error_type"] = self.error_type * (right - self.guessed)
+        return rewards
 
 
-def zero_sum(record: MedicalRecord, terms: _ZeroSumTerms = _ZeroSumTerms()) -> Rewards:
-    """Assessor right +1, wrong -1, the attacker the opposite; an attack that does not count -1.
-
-    Format comes on top.
-    """
-    assessor_game = terms.win * {True: 1, False: -1, None: 0}[record.outcome.is_right]
-    rewards: Rewards = {}
-    if record.attack is not None:
-        attacker: dict[str, float] = {}
-        if record.attack_failed or record.attack.invalid is InvalidAttack.NOT_KNOWABLE:
-            attacker["validity"] = terms.failed_attack
-        elif record.attack.invalid is not None:
-            attacker["validity"] = terms.invalid_attack
-        elif (
-            record.category.has_attack
-        ):  # who copied a note has no part in what the assessor makes of it
-            share = terms.decoy if record.spec.task is Category.DECOY_BENIGN else 1.0
-            attacker["game"] = 0.0 + share * (
-                terms.cut_off_assessment if record.cut_off else -assessor_game
-            )
-        rewards[Role.ATTACKER] = {
-            **attacker,
-            "format": terms.format_violated if record.attack.violations else 0.0,
-        }
-    if record.assessment is not None:
-        form = terms.format_violated if record.assessment.violations else 0.0
-        if record.outcome is Outcome.UNREADABLE:
-            form = terms.unreadable_assessment
-        rewards[Role.ASSESSOR] = {"game": assessor_game, "format": form}
-    return rewards
-
-
-def medserl(record: MedicalRecord, terms: MedserlTerms = MedserlTerms()) -> Rewards:
-    """The zero-sum core, with partial credit for other useful acts of a player
-    (:class:`MedserlTerms`).
-    """
-    rewards = zero_sum(record, terms)
-    attacker, assessor = rewards.get(Role.ATTACKER, {}), rewards.get(Role.ASSESSOR, {})
-    neutral = record.spec.task is Category.DECOY_BENIGN and terms.decoy == 0
-    if record.attack is not None and "game" in attacker and not neutral:
-        attacker["faithfulness"] = 0.0 + terms.largest_edit * record.attack.edit_share
-        if record.judgement is not None and record.judgement.realistic is not None:
-            attacker["realism"] = 0.0 if record.judgement.realistic else terms.unrealistic
-    answer = record.assessment
-    if record.outcome is Outcome.CORRECT_DETECTION and answer is not None:
-        # Where a decoy holds a real error, error_sentences is empty: nobody knows which it is.
-        if record.error_sentences:
-            copied = answer.sentence or ""
-            named = any(is_copy(copied, sentence) for sentence in record.error_sentences)
-            assessor["sentence"] = terms.sentence * (named - terms.guessed)
-        # Of a rewritten note nobody knows the type but a judge; the seed's type may not hold.
-        if record.category is Category.VANILLA_HARMFUL and record.spec.error_type is not None:
-            assessor["error_type"] = terms.error_type * (
-                (answer.error_type == record.spec.error_type) - terms.guessed
-            )
-    return rewards
-
-
-def learnable(record: MedicalRecord, terms: MedserlTerms = MedserlTerms()) -> Rewards:
-    """``medserl``, with an attacker that is paid for notes that the assessor gets right half of the
-    time.
+@dataclass(frozen=True)
+class Learnable(Medserl):
+    """``medserl``, with an attacker that is paid for notes that the assessor gets right half of
+    the time.
 
     In place of its ``game`` there is ``learnable``, ``win * (1 - 4 |p - 1/2|)``, where ``p`` is the
     share of the readable assessments of this attack that are right: ``win`` at one half, ``-win``
     where all agree. That is the uncertainty reward ``1 - 2 |p - 1/2|`` of R-Zero (arXiv
-    2508.05004), with the judge's label for its majority vote, stretched over the range of ``game``.
-    With fewer than two readable assessments it is 0. An assessment that was cut off counts as one
-    that caught the attack, whatever the others say.
+    2508.05004), with the judge's label for its majority vote, stretched over the range of
+    ``game``. With fewer than two readable assessments it is 0. An assessment that was cut off
+    counts as one that caught the attack, whatever the others say.
     """
-    rewards = medserl(record, terms)
-    attacker = rewards.get(Role.ATTACKER, {})
-    if "game" not in attacker:
-        return rewards
-    right = [
-        game.outcome.is_right for game in record.by_assessment if game.outcome.is_right is not None
-    ]
-    value = terms.win * (1 - 4 * abs(sum(right) / len(right) - 0.5)) if len(right) > 1 else 0.0
-    cut_off = [game.cut_off for game in record.by_assessment]
-    value += (terms.cut_off_assessment - value) * sum(cut_off) / len(cut_off)
-    share = terms.decoy if record.spec.task is Category.DECOY_BENIGN else 1.0
-    rest = {name: part for name, part in attacker.items() if name != "game"}
-    return {**rewards, Role.ATTACKER: {"learnable": 0.0 + share * value, **rest}}
+
+    def rewards(self, record: MedicalRecord) -> Rewards:
+        rewards = super().rewards(record)
+        attacker = rewards.get(Role.ATTACKER, {})
+        if "game" not in attacker:
+            return rewards
+        right = right_assessments(record)
+        value = self.win * (1 - 4 * abs(sum(right) / len(right) - 0.5)) if len(right) > 1 else 0.0
+        cut_off = [game.cut_off for game in record.by_assessment]
+        value += (self.cut_off_assessment - value) * sum(cut_off) / len(cut_off)
+        rest = {name: part for name, part in attacker.items() if name != "game"}
+        paid = {"learnable": 0.0 + self._share(record) * value, **rest}
+        return {**rewards, Role.ATTACKER: paid}
+
+
+SHOWN, FOUND = "shown", "found"
+
+
+@dataclass(frozen=True)
+class Optimism(Medserl):
+    """``medserl``, with an attacker that is paid for kinds of error until they prove hopeless.
+
+    A valid attack of kind ``k``, of whose readable assessments the share ``p`` is right, earns
+    ``(1 - p) L - C (1 - L)`` in place of its ``game``, with ``L = min(1, (F + a) / (p0 N + a))``:
+    ``N`` attacks of the kind were shown in earlier steps and ``F`` of them found. A new kind has
+    ``L = 1`` and pays for what the assessor misses, as a zero-sum game does. A kind that is never
+    found turns negative after about ``a / (C p0)`` attacks. The answers about one attack cannot
+    tell a kind that is found once in twenty times from one that never is; all attacks of the kind
+    can. Learnability (arXiv 2408.15099) and R-Zero's uncertainty (arXiv 2508.05004) look at the
+    answers about one task.
+
+    The kind is what the judge names, else the type of error in the row.
+    """
+
+    dead: float = -1.0  # -C: what an attack of a kind that is never found comes to
+    alive_rate: float = 0.05  # p0: a kind that is found as often as this is alive
+    patience: float = 20.0  # a: attacks that count as found before the first one is shown
+
+    def life(self, kind: str, counts: Counts) -> float:
+        """Return ``L`` of a kind, 0 to 1."""
+        shown, found = (counts.get(group, {}).get(kind, 0.0) for group in (SHOWN, FOUND))
+        return min(1.0, (found + self.patience) / (self.alive_rate * shown + self.patience))
+
+    def settle(self, games: Sequence[MedicalRecord], counts: Counts) -> None:
+        """Pay the attackers of a step by the counts before it, then count its attacks."""
+        met: list[tuple[str, float]] = []
+        for game in games:
+            attacker, right = game.rewards.get(Role.ATTACKER, {}), right_assessments(game)
+            harmless = game.spec.task is Category.DECOY_BENIGN
+            if "game" not in attacker or harmless or not right:
+                continue
+            kind, found = kind_of(game), sum(right) / len(right)
+            life = self.life(kind, counts)
+            value = self.win * (1 - found) * life + self.dead * (1 - life)
+            rest = {name: part for name, part in attacker.items() if name != "game"}
+            paid = {"optimism": value, **rest}
+            game.rewards = {**game.rewards, Role.ATTACKER: paid}
+            if game.turn_rewards:
+                game.turn_rewards = {**game.turn_rewards, 0: paid}
+            met.append((kind, found))
+        for kind, found in met:
+            for group, number in ((SHOWN, 1.0), (FOUND, found)):
+                own = counts.setdefault(group, {})
+                own[kind] = own.get(kind, 0.0) + number
+
+
+def right_assessments(record: MedicalRecord) -> list[bool]:
+    """Whether each readable assessment of a game was right."""
+    outcomes = [game.outcome.is_right for game in record.by_assessment]
+    return [right for right in outcomes if right is not None]
+
+
+def kind_of(record: MedicalRecord) -> str:
+    """The kind of the error in the presented note: what the judge names, else the row's type."""
+    named = record.judgement.error_type if record.judgement is not None else None
+    return named or record.spec.error_type or "unknown"
 
 
 # -- choosing a scheme -----------------------------------------------------------------------------
 
-SCHEMES: dict[str, RewardScheme | str] = {
-    "medserl": medserl,
-    "zero_sum": zero_sum,
-    "learnable": learnable,
-    "medical_general_sum": "medserl_agentloop.medical_team.rewards:medical_general_sum",
-    "medical_general_sum_no_cot": (
-        "medserl_agentloop.medical_team.rewards:medical_general_sum_no_cot"
-    ),
+_OLD = "medserl_agentloop.medical_team.rewards"
+SCHEMES: dict[str, type[RewardScheme] | str] = {
+    "medserl": Medserl,
+    "zero_sum": ZeroSum,
+    "learnable": Learnable,
+    "optimism": Optimism,
+    "medical_general_sum": f"{_OLD}:MedicalGeneralSum",
+    "medical_general_sum_no_cot": f"{_OLD}:MedicalGeneralSumNoCot",
 }
 
 
 def load_scheme(name: str, terms: Mapping[str, float | None] = {}) -> RewardScheme:
-    """The scheme called ``name``, or a user's own as ``package.module:function``, with other
-    constants (``terms``).
+    """The scheme called ``name``, or a user's own as ``package.module:Class``, with ``terms``.
 
     None leaves the scheme's own constant. A ValueError lists the schemes there are, or the scheme's
     constants. It also refuses a constant that is no number and, of the schemes here, one whose sign
     would pay for losing.
     """
-    expected = "package.module:function of a function MedicalRecord -> Rewards"
-    scheme: RewardScheme = find_object("reward scheme", name, SCHEMES, expected, callable)
-    changed = {term: value for term, value in terms.items() if value is not None}
-    if not changed:
-        return scheme
-    parameter = signature(scheme).parameters.get("terms")
-    constants: Any = None if parameter is None else parameter.default
-    own = {
-        f.name: getattr(constants, f.name)
-        for f in (fields(constants) if is_dataclass(constants) else ())
-    }
+    expected = "package.module:Class of a subclass of RewardScheme, a frozen dataclass"
+    chosen = find_object("reward scheme", name, SCHEMES, expected, _is_scheme)
+    scheme: RewardScheme = chosen()
+    own = {field.name: getattr(scheme, field.name) for field in fields(chosen)}
     known = [term for term, default in own.items() if type(default) in (int, float)]
+    changed = {term: value for term, value in terms.items() if value is not None}
     for term, value in changed.items():
         if term not in known:
-            has = (
+            raise ValueError(
+                f"reward scheme {name!r} has no term {term!r}{did_you_mean(term, known)}: it has "
                 f"{', '.join(known) or 'none'}. Append selfplay.reward_terms.{term}=null to leave "
                 "it out"
             )
-            raise ValueError(
-                f"reward scheme {name!r} has no term {term!r}{did_you_mean(term, known)}: it has "
-                f"{has}"
-            )
         reward = own[term] >= 0
-        if not math.isfinite(value) or (name in SCHEMES and (value < 0 if reward else value > 0)):
+        losing = value < 0 if reward else value > 0
+        if not math.isfinite(value) or (name in SCHEMES and losing):
             limit = "at least 0" if reward else "at most 0"
             raise ValueError(
                 f"{term}={value:g} of {name!r} must be a number, {limit}; its own is {own[term]:g}"
             )
-    return partial(scheme, **{"terms": replace(constants, **changed)})
+    return replace(scheme, **changed) if changed else scheme  # type: ignore[type-var]
+
+
+def _is_scheme(one: object) -> bool:
+    return (
+        isinstance(one, type)
+        and issubclass(one, RewardScheme)
+        and hasattr(one, "__dataclass_fields__")
+    )
 
 
 def _means(of_role: list[dict[str, float]]) -> dict[str, float]:
@@ -220,24 +281,17 @@ def _means(of_role: list[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def _earned(record: MedicalRecord, scheme: RewardScheme) -> Rewards:
-    """Return the rewards of a scheme; ValueError if a user's scheme returns anything else or
-    changes the record.
-    """
-    before = record.model_copy(deep=True)
-    rewards = _REWARDS.validate_python(scheme(record))
-    if record != before:
-        raise ValueError("the reward scheme changed the game's record, which it may only read")
-    return rewards
-
-
 def reward_game(record: MedicalRecord, scheme: RewardScheme) -> None:
     """Write the rewards of ``scheme`` into a judged game; a game without a result earns nothing.
 
     Of several assessments each is scored as if it were the only one, and its own turn earns that.
     The attacker earns their mean, component by component, so that its rewards keep their range.
     """
-    each = [_earned(game, scheme) for game in record.by_assessment] if not record.is_void else [{}]
+    each = (
+        [_REWARDS.validate_python(scheme.rewards(game)) for game in record.by_assessment]
+        if not record.is_void
+        else [{}]
+    )
     if (
         record.outcome is Outcome.INVALID_ATTACK
     ):  # nobody learns from guessing at an error that is not in the note
