@@ -55,6 +55,10 @@ def start(folder: Path, name: str) -> Run:
     files = (f"data.{of}_files={folder}/{of}.parquet" for of in ("train", "val"))
     overrides = (
         "algorithm.adv_estimator=role_rae",
+        # Its counts are state as the baselines are; with these constants they move at once.
+        "selfplay.reward=optimism",
+        "+selfplay.reward_terms.alive_rate=1",
+        "+selfplay.reward_terms.patience=1",
         "trainer.total_epochs=3",
         f"trainer.total_training_steps={LAST}",
     )
@@ -118,6 +122,14 @@ def test_killed_run_resumes_as_if_never_killed_with_every_step_once(
         assert found["baselines"][role.value] == pytest.approx(
             expected["baselines"][role.value], abs=1e-6
         )
+    # Of training alone: the validation at the end is not in it.
+    assert found["counts"] == expected["counts"]
+    assert 0 < sum(found["counts"]["shown"].values()) <= LAST * GAMES_PER_STEP
+    paid = [
+        game.rewards.get(Role.ATTACKER, {})
+        for game in read_games(killed.folder / "run" / GAMES_FILE)
+    ]
+    assert len({parts["optimism"] for parts in paid if "optimism" in parts}) > 2
     assert found["alarms"]["streaks"] == expected["alarms"]["streaks"]
 
     played = {name: games_played(folder / name) for name in ("whole", "killed")}

@@ -362,7 +362,7 @@ def _credit_of_run(
         )
         baselines = copy.deepcopy(trainer.credit.baselines)
         controller = copy.deepcopy(vars(trainer).get("kl_ctrl_in_reward"))
-        trainer._compute_advantage(batch, {})
+        trainer.assign_credit(batch, {})
         trainer.credit.baselines.clear()
         trainer.credit.baselines.update(baselines)
         if controller is not None:

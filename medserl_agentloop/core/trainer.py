@@ -333,6 +333,10 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._settle(batch)
+        return self.assign_credit(batch, metrics)
+
+    def assign_credit(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Compute advantages from the rewards on the tokens; the certificate calls it, too."""
         # verl's own estimators may be chosen for comparison.
         if self.config.algorithm.adv_estimator not in ROLE_ESTIMATORS:
             return super()._compute_advantage(batch, metrics)
@@ -346,11 +350,9 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
     def _settle(self, batch: KVBatchMeta) -> None:
         """Complete the rewards that depend on earlier steps, in the records and on the tokens."""
         games = without_padding(batch)
-        extras = list(read_columns(games, "extra_fields")["extra_fields"])
-        self._records = {
-            key: extra[GAME_KEY] for key, extra in zip(games.keys, extras, strict=True)
-        }
-        records = list(self._records.values())
+        columns = read_columns(games, "extra_fields")
+        records = [extra[GAME_KEY] for extra in list(columns["extra_fields"])]
+        self._records = dict(zip(games.keys, records, strict=True))
         before = [{role: record.reward(role) for role in self.game.roles} for record in records]
         self.interaction.settle(records, self.counts)
         changed = [
