@@ -43,7 +43,7 @@ LR = 1e-4  # moves weights by more than bf16 rounds them, so that a push that is
 
 Size, Engine = (
     Literal["qwen3_4b", "qwen3_0_6b", "tiny"],
-    Literal["sglang", "vllm", "embedded", "none"],
+    Literal["sglang", "embedded", "none"],
 )
 PARTS = {
     "certificate": ("certified", "control"),
@@ -64,12 +64,10 @@ Part = Literal["certificate", "game", "resume", "grpo", "isolation", "phases", "
 def recipes(size: Size, engine: Engine, gib: float) -> list[str]:
     """The recipes for a model on a card with so much memory; ValueError for what cannot run."""
     if size == "tiny":
-        if engine == "vllm":
-            raise ValueError("--size tiny runs on the CPU: take --engine embedded, sglang or none")
         return ["own_notes", *["sglang_cpu"] * (engine == "sglang")]
     if engine == "embedded" or not gib:
         raise ValueError(
-            f"--size {size} needs a GPU that nvidia-smi shows, and --engine sglang, vllm or none"
+            f"--size {size} needs a GPU that nvidia-smi shows, and --engine sglang or none"
         )
     card, safe = ["gpu_80g"] * (gib < 90), ["first_run"] * (engine == "sglang")
     return [size, *card * (size == "qwen3_4b"), *safe]
@@ -96,16 +94,10 @@ def overrides(
             f"{actor}.ppo_mini_batch_size": rows,
             f"{actor}.optim.lr": LR,
             f"{rollout}.n": REPEATS,
-            **(
-                {f"{rollout}.name": "vllm", f"{rollout}.gpu_memory_utilization": 0.4}
-                if engine == "vllm"
-                else {}
-            ),
             # verl's SGLang server keeps a token of it free, by which the longest answers would be
             # shorter.
             f"{rollout}.max_model_len": 2 * (prompt + turn) + 16,
-            # No end of turn: the first is for vLLM, the second for the others; verl would put the
-            # tokenizer's there.
+            # No end of turn; verl would put the tokenizer's there.
             f"{rollout}.ignore_eos": True,
             "++actor_rollout_ref.model.override_config.eos_token_id": "null",
             # verl writes the servers' addresses there.

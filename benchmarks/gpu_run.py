@@ -34,7 +34,7 @@ PHASES = (
 """A step of verl's in its order, by the names of its timings."""
 PACKAGES = (
     *("medserl-agentloop", "verl", "torch", "transformers", "ray", "numpy", "pandas"),
-    *("sglang", "vllm", "flash-attn"),
+    *("sglang", "flash-attn"),
 )
 
 
@@ -89,8 +89,7 @@ def prefix_cache(file: Path) -> tuple[float, float] | None:
     """Prompt tokens that came out of the prefix cache, and all of them, by the counters of the
     run's servers.
     """
-    names = {"sglang:cached_tokens_total": 0, "vllm:prefix_cache_hits_total": 0}
-    names |= {"sglang:prompt_tokens_total": 1, "vllm:prefix_cache_queries_total": 1}
+    names = {"sglang:cached_tokens_total": 0, "sglang:prompt_tokens_total": 1}
     counted = [0.0, 0.0]
     try:
         for server in re.findall(r"- (\S+:\d+)$", file.read_text(encoding="utf-8"), re.M):

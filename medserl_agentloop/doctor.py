@@ -152,10 +152,11 @@ def _config(config: DictConfig, schema: DictConfig) -> Findings:
 
 def _versions(device: str) -> Findings:
     """Check that the installed packages are those that this package and verl require."""
-    engine = "vllm" if find_spec("vllm") else "sglang"
     # PyPI's torch is a CUDA build on any machine.
     gpu = torch.version.cuda and (torch.cuda.is_available() or _driver() or find_spec("flashinfer"))
-    own, of_verl = (("", "gpu"), ("", "verl-core", engine, "fsdp")) if gpu else (("", "cpu"), ("",))
+    own, of_verl = (
+        (("", "gpu"), ("", "verl-core", "sglang", "fsdp")) if gpu else (("", "cpu"), ("",))
+    )
     for package, extras in (("medserl-agentloop", own), ("verl", of_verl)):
         for needed in map(Requirement, requires(package) or ()):
             if needed.marker and not any(

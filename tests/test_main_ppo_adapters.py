@@ -1,4 +1,4 @@
-"""A run with an adapter for each role: a killed process ends it; it is resumed with one role."""
+"""A run with an adapter for each role: a killed worker ends it, and it is resumed."""
 
 import re
 from pathlib import Path
@@ -46,8 +46,7 @@ def test_a_run_with_adapters_survives_a_killed_worker(
     reached = first.reached
     last = reached + 2
     # or the checkpoint that it resumes from would be removed
-    keep = "trainer.max_actor_ckpt_to_keep=10"
-    resumed = ("selfplay.train=attacker", f"trainer.total_training_steps={last}", keep)
+    resumed = (f"trainer.total_training_steps={last}", "trainer.max_actor_ckpt_to_keep=10")
     second = Run(tmp_path, *data, *ADAPTERS, *resumed)
     second.wait()
 
@@ -75,12 +74,6 @@ def test_a_run_with_adapters_survives_a_killed_worker(
         {role: adapter(second, at, role) for role in ("attacker", "assessor")}
         for at in (reached, last)
     )
-    assert all(
-        torch.equal(tensor, after["assessor"][name]) for name, tensor in before["assessor"].items()
-    )
-    assert any(
-        tensor.abs().max() > 0 for name, tensor in before["assessor"].items() if "lora_B" in name
-    )
-    assert not all(
-        torch.equal(tensor, after["attacker"][name]) for name, tensor in before["attacker"].items()
-    )
+    for role, tensors in before.items():
+        assert any(tensor.abs().max() > 0 for name, tensor in tensors.items() if "lora_B" in name)
+        assert not all(torch.equal(tensor, after[role][name]) for name, tensor in tensors.items())

@@ -105,16 +105,15 @@ def pins(name: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("engine", ["gpu", "vllm"])
-def test_a_gpu_lock_has_what_this_package_verl_and_the_engine_ask_for(engine: str) -> None:
-    locked = pins(f"constraints-{engine}.txt")
+def test_the_gpu_lock_has_what_this_package_verl_and_the_engine_ask_for() -> None:
+    locked = pins("constraints-gpu.txt")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = [
         *project["dependencies"],
-        *project["optional-dependencies"][engine],
+        *project["optional-dependencies"]["gpu"],
         *(requires("verl") or ()),
     ]
-    of_verl = ("", "sglang" if engine == "gpu" else "vllm", "fsdp", "verl-core")
+    of_verl = ("", "sglang", "fsdp", "verl-core")
     for needed in map(Requirement, asked):
         if needed.marker is None or any(
             needed.marker.evaluate({"extra": name}) for name in of_verl

@@ -160,7 +160,7 @@ class ChatEncoder:
 
     def was_cut(self, ids: Sequence[int], budget: int, stop_reason: str | None) -> bool:
         """Return whether the budget ended a turn, by the engine's stop reason."""
-        # SGLang says "length"; vLLM says "completed" whether a turn ended or was cut.
+        # SGLang says "length"; other engines may say "completed" of a turn that was cut, too.
         if stop_reason in ("length", "stop"):
             return stop_reason == "length"
         return len(ids) >= budget and ids[-1] not in self.ends

@@ -168,7 +168,6 @@ def test_a_part_runs_alone_and_the_table_has_those_before_it(
     [
         ("sglang", [79.6], ["qwen3_4b", "gpu_80g", "first_run"]),
         ("sglang", [95.6, 140.4], ["qwen3_4b", "first_run"]),
-        ("vllm", [140.4], ["qwen3_4b"]),
     ],
 )
 def test_the_recipes_for_a_card_compose_and_pass_the_checks_of_a_run(
@@ -196,7 +195,6 @@ def test_without_a_gpu_and_on_the_wrong_engine_it_says_what_to_write() -> None:
     for size, engine, gib in (
         ("qwen3_4b", "sglang", 0.0),
         ("qwen3_4b", "embedded", 96.0),
-        ("tiny", "vllm", 96.0),
     ):
         with pytest.raises(ValueError, match="--engine"):
             gpu.recipes(size, engine, gib)  # type: ignore[arg-type]

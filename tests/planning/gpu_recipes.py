@@ -14,7 +14,6 @@ CARDS = {
     "qwen3_4b,lora": 80,
     "qwen3_4b,lora,adapter_per_role": 80,
     "qwen3_4b selfplay.train=attacker": 96,
-    f"qwen3_4b,judge_by_verl {ROLLOUT}.name=vllm {ROLLOUT}.gpu_memory_utilization=0.4": 96,
     "qwen3_4b,gpu_80g algorithm.adv_estimator=role_gae": 80,
     f"qwen3_4b trainer.n_gpus_per_node=8 {ROLLOUT}.gpu_memory_utilization=0.6": 80,
     "qwen3_4b trainer.n_gpus_per_node=7 data.train_batch_size=63 "

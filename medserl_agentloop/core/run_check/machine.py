@@ -49,7 +49,7 @@ FLASH_ATTN = (
     "pip install --no-deps --only-binary flash-attn flash-attn==2.8.3 "
     "--extra-index-url https://verl-project.github.io/verl-wheelhouse/cu130/torch2.11/simple/"
 )
-PACKAGES = {"sglang": GPU_SET, "vllm": GPU_SET.replace("gpu", "vllm")} | {
+PACKAGES = {"sglang": GPU_SET} | {
     logger: f"pip install {logger}" for logger in ("wandb", "mlflow", "swanlab", "tensorboard")
 }
 """Engines and loggers of that name, with the command that installs them."""
