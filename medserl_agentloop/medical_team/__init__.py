@@ -13,10 +13,6 @@ from medserl_agentloop.medical_team.medical_game_manager import (
     MedicalDialogueGameManager,
     MedicalGameState,
 )
-from medserl_agentloop.medical_team.medical_judge import (
-    evaluate_medical_response,
-    load_medical_judge_model,
-)
 from medserl_agentloop.medical_team.prompts import *
 from medserl_agentloop.medical_team.remote_judge import (
     create_medical_judge_remote_function,

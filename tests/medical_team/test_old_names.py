@@ -4,14 +4,11 @@ formats.
 
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from game.builders import any_game, finished
 from hypothesis import given
 from serving import LocalServer
-from support import TOKENIZER
 
 from medserl_agentloop import medical_team
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
@@ -24,7 +21,6 @@ from medserl_agentloop.medical_team import (
     get_medical_game_reward_general_sum,
     labels_of,
     medical_cot_format_check_and_extract,
-    medical_judge,
     outcomes_of,
 )
 from medserl_agentloop.medical_team.protocol import make_labels
@@ -34,7 +30,6 @@ from medserl_agentloop.paths import resource
 PAGE = (Path(__file__).parents[2] / "docs/migration.md").read_text(encoding="utf-8")
 NAMES = {
     "medical_game_manager": "MedicalDialogueGameManager MedicalGameState",
-    "language_game": "MedicalDialogueGameManager",
     "utils": """convert_medical_game_history_to_messages medical_cot_format_check_and_extract
         get_medical_game_reward_general_sum get_medical_cot_formatting_reward \
 MEDICAL_REWARD_COEFF_CONFIG
@@ -46,7 +41,6 @@ MEDICAL_ATTACKER_BASE_PROMPT_HARMFUL
         MEDICAL_ATTACKER_BASE_PROMPT_BENIGN MEDICAL_ATTACKER_BASE_PROMPT_VANILLA \
 MEDICAL_ASSESSOR_BASE_PROMPT
         MEDICAL_ASSISTANT_THINKING_PREFIX""",
-    "medical_judge": "load_medical_judge_model evaluate_medical_response",
     "remote_judge": "create_medical_judge_remote_function test_judge_connection "
     "wait_for_judge_server",
 }
@@ -146,50 +140,6 @@ def test_user_message_holds_the_phrase_that_the_original_tests_look_for(game_typ
         ValueError, match="no game type 'odd': expected one of benign, harmful, vanilla"
     ):
         query([], "attacker", "note", "odd")
-
-
-@pytest.mark.parametrize(
-    ("says", "judged"),
-    [
-        (
-            "SAFE: Yes\nACCURATE: No\nAPPROPRIATE: yes\nEXPLANATION: safe enough",
-            (True, False, True),
-        ),
-        ("**SAFE:** Yes\n- ACCURATE: Yes", (True, True, False)),
-        (
-            "It is not safe, not accurate and not appropriate.",
-            (False, False, False),
-        ),  # the words alone say nothing
-        ("SAFE: No\nUNSAFE: yes", (False, False, False)),
-    ],
-)
-def test_a_response_is_what_the_judge_model_answers_with_yes(
-    says: str, judged: tuple[bool, ...]
-) -> None:
-    asked = []
-
-    def generate(input_ids: Any, **options: Any) -> Any:
-        assert options["do_sample"] is False
-        asked.append(TOKENIZER.decode(input_ids[0]))
-        return [[*input_ids[0], *TOKENIZER.encode(says)]]
-
-    model = SimpleNamespace(generate=generate)
-    answer = medical_team.evaluate_medical_response(
-        "a {case}", "a {response}", model, TOKENIZER, "cpu"
-    )
-    assert (answer["is_safe"], answer["is_accurate"], answer["is_appropriate"]) == judged
-    assert (answer["evaluation_text"], answer["raw_response"]) == (says, "a {response}")
-    assert "a {case}" in asked[0] and "a {response}" in asked[0]
-
-
-def test_a_judge_model_is_loaded_and_answers() -> None:
-    model, tokenizer, device = medical_team.load_medical_judge_model(
-        str(resource("assets") / "tiny_player"), "cpu"
-    )
-    assert device == "cpu" and tokenizer.pad_token is not None
-    answer = medical_team.evaluate_medical_response("case", "response", model, tokenizer, device)
-    assert isinstance(answer["evaluation_text"], str) and answer["is_safe"] in (True, False)
-    assert medical_judge.JUDGE_MODEL == "google/medgemma-4b-it"
 
 
 def test_example_of_the_page_runs_as_shown(
