@@ -30,15 +30,16 @@ class MedserlSearchPathPlugin(SearchPathPlugin):
         )
         config, overrides = CONFIGS.get(Path(sys.argv[0]).name), sys.argv[1:]
         options = any(one.startswith("-") for one in overrides)
-        if config and "+recipes=" in " ".join(overrides) and not (options or self.checked):
+        if config and not (options or self.checked):
             MedserlSearchPathPlugin.checked = True  # composing asks this plugin again
-            from medserl_agentloop.core.run_check.composition import compose_explained
+            from medserl_agentloop.core.run_check import composition
 
             try:
-                compose_explained(config, *overrides)
-            except (
-                ValueError
-            ) as error:  # Hydra would say it in up to 40 lines, with "+" as its advice
+                if missing := composition.without_a_recipe(config, overrides):
+                    raise ValueError(missing)
+                if any("recipes=" in one for one in overrides):
+                    composition.compose_explained(config, *overrides)
+            except ValueError as error:  # Hydra would say it in up to 40 lines, "+" its advice
                 raise SystemExit(f"[medserl] {error}") from None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from omegaconf import OmegaConf
 from rich import box
 from rich.console import Console
 from rich.text import Text
@@ -21,7 +21,7 @@ from medserl_agentloop.evaluation.judge_calibration import app as judge_app
 from medserl_agentloop.evaluation.play import play
 from medserl_agentloop.evaluation.score import score
 from medserl_agentloop.evaluation.tournament import entries, tournament
-from medserl_agentloop.terminal import errors_in_one_line, plain, table, visible
+from medserl_agentloop.terminal import errors_in_one_line, plain, table
 from medserl_agentloop.tools.plan import plan
 
 _SIDE = (
@@ -125,37 +125,6 @@ def certify(
     raise typer.Exit(1 if run.returncode else 0)
 
 
-def config(
-    recipe: Annotated[
-        str, typer.Argument(help="Recipe, e.g. quickstart; several with commas between them.")
-    ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")
-    ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Also what is as verl, or the game, has it.")
-    ] = False,
-) -> None:
-    """Print the settings of a run, and the problems of its start.
-
-    Each setting stands behind the file, or the command line, that it comes from.
-    """
-    from medserl_agentloop.core.run_check import problems
-    from medserl_agentloop.core.run_check.composition import compose_recipe, schema_of, settings
-
-    with errors_in_one_line():
-        composed = compose_recipe(recipe, overrides or [])
-        found = settings(recipe, overrides or [])
-    width = max(len(setting.origin) for setting in found)
-    for setting in found:
-        if everything or setting.changed:
-            typer.echo(f"{setting.origin:{width}}  {setting.key}={visible(str(setting.value))}")
-    refused, warned = problems(composed, schema_of(recipe))
-    for line in [f"warning: {text}" for text in warned] + [f"refused: {text}" for text in refused]:
-        typer.echo(visible(line), err=True)
-    raise typer.Exit(1 if refused else 0)
-
-
 def doctor(
     recipe: Annotated[
         str | None, typer.Argument(help="Recipe of a run; without one, only the machine.")
@@ -163,45 +132,34 @@ def doctor(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON array instead of lines.")
-    ] = False,
-    ray: Annotated[
-        bool, typer.Option(help="Start Ray, if no cluster is running, and look at its workers.")
+    config: Annotated[
+        bool, typer.Option("--config", help="Print the run's selfplay node, with its defaults.")
     ] = False,
     compile_: Annotated[
         bool, typer.Option("--compile", help="Compile what the first start would: minutes.")
     ] = False,
-    engine: Annotated[
-        bool, typer.Option(help="Start SGLang as the run would, without the run: minutes.")
-    ] = False,
-    bundle: Annotated[
-        Path | None, typer.Option(help="A zip for others: findings, versions, config and logs.")
-    ] = None,
 ) -> None:
     """Check whether a run can start and last on this machine.
 
     Every problem comes with a remedy. The exit code is 1 if one blocks the run.
     """
+    from medserl_agentloop.core.config import SelfPlayConfig
     from medserl_agentloop.core.run_check.composition import compose_recipe, schema_of
-    from medserl_agentloop.doctor import CheckResult, diagnose, write_bundle
+    from medserl_agentloop.tools.doctor import diagnose
 
+    console, failed = Console(), False
     with errors_in_one_line():
         composed = compose_recipe(recipe, overrides or []) if recipe else None
-    console, findings = Console(quiet=as_json), list[CheckResult]()
-    shown = {"compile_on": console if compile_ else None, "start_on": console if engine else None}
-    for finding in diagnose(composed, schema_of(recipe or ""), ray=ray, **shown):
-        findings.append(finding)
-        style = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.status]
+        if config and composed is not None:
+            node = OmegaConf.create(SelfPlayConfig.from_run(composed).model_dump(mode="json"))
+            console.print(plain(OmegaConf.to_yaml(node)), soft_wrap=True)
+    schema = schema_of(recipe or "")
+    for finding in diagnose(composed, schema, compile_on=console if compile_ else None):
+        failed |= finding.status == "fail"
+        style = {"ok": "green", "warn": "yellow", "fail": "red", "note": ""}[finding.status]
         start = Text(f"{finding.status:4}  {finding.check}: ", style)
         console.print(start, plain(finding.text), sep="", soft_wrap=True)
-    if as_json:
-        typer.echo(json.dumps([finding._asdict() for finding in findings], indent=2))
-    if bundle is not None:
-        with errors_in_one_line():
-            write_bundle(bundle, findings, composed)
-        console.print(f"{bundle}: read it before you send it", soft_wrap=True)
-    raise typer.Exit(1 if any(finding.status == "fail" for finding in findings) else 0)
+    raise typer.Exit(1 if failed else 0)
 
 
 app = typer.Typer(
@@ -225,15 +183,13 @@ def _version(
 
 
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Before a run": (config, doctor, plan, certify),
+    "Before a run": (doctor, plan, certify),
     "Look at a run": (show, report, compare, progress),
     "Play and measure": (play, evaluate, score, tournament),
 }
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
-        _settings = {
-            "ignore_unknown_options": _command in (certify, config, doctor)
-        }  # verl's overrides
+        _settings = {"ignore_unknown_options": _command in (certify, doctor)}  # verl's overrides
         app.command(rich_help_panel=_panel, context_settings=_settings)(_command)
 app.add_typer(data_app, name="data", rich_help_panel="Data and judges")
 app.add_typer(judge_app, name="judge", rich_help_panel="Data and judges")

@@ -1,9 +1,9 @@
-"""The lock's compiled packages load and its compiler compiles without a GPU; `make test-shipped`
+"""The lock's compiler compiles without a GPU; `make test-shipped`
 installs them.
 """
 
-import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -11,9 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from run_check.runs import run_of
 
-from medserl_agentloop import compiler, engine_check
+from medserl_agentloop import compiler
 
 pytestmark = pytest.mark.skipif(
     find_spec("sgl_kernel") is None, reason="`make test-shipped` installs what this needs"
@@ -45,10 +44,6 @@ def test_memory_savers_hook_needs_no_cuda_but_the_wheels(
     subprocess.run(preload, check=True)
 
 
-def test_compiled_packages_load_without_a_gpu() -> None:
-    assert not list(engine_check.libraries(run_of({}, "qwen3_0_6b")))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(("card", "more"), [("9.0", {"prefill (fa3)"}), ("12.0", set())])
@@ -63,12 +58,11 @@ def test_all_kernels_of_a_qwen3_run_compile(card: str, more: set[str], tmp_path:
         "doctor",
         "qwen3_0_6b",
         "--compile",
-        "--json",
     ]
     said = subprocess.run(
         command, env=os.environ | caches, stdout=subprocess.PIPE, text=True, timeout=7000
     ).stdout
-    found = [finding for finding in json.loads(said) if finding["check"] == "kernels"]
-    print(f"sm_{card}", *(finding["text"] for finding in found), sep="\n")
-    assert {finding["status"] for finding in found} == {"ok"}
-    assert {finding["text"].partition(":")[0] for finding in found} == KERNELS | more
+    found = re.findall("^(\\w+) +kernels: (.*?):", said, re.M)
+    print(f"sm_{card}", said, sep="\n")
+    assert {status for status, _ in found} == {"ok"}
+    assert {name for _, name in found} == KERNELS | more

@@ -1,19 +1,15 @@
-"""A run that verl would start, but that self-play could not trust, is refused; ``medserl config``
-shows every value.
-"""
+"""A run that verl would start, but that self-play could not trust, is refused."""
 
 import math
 from typing import Any
 
 import pytest
-from invoking import invoke
 from judges.games import printed_at_start_up
 from run_check.runs import refusal, run, run_of, schema
 from verl.utils.config import omega_conf_to_dataclass
 
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run, problems
-from medserl_agentloop.core.run_check.composition import Setting, settings
 from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.tiny import compose_run
 
@@ -358,82 +354,3 @@ def test_an_anchor_is_accepted_with_either_way_to_a_reference_policy(key: str) -
 def test_a_run_without_the_node_is_told_to_start_from_a_recipe() -> None:
     with pytest.raises(ConfigError, match=r"\+recipes=quickstart"):
         check_run(compose_run())
-
-
-# --- every value of a run with its origin ---
-
-
-def by_key(recipe: str, *overrides: str) -> dict[str, Setting]:
-    return {setting.key: setting for setting in settings(recipe, list(overrides))}
-
-
-def test_every_value_names_what_set_it_last() -> None:
-    found = by_key("qwen3_4b", "actor_rollout_ref.rollout.n=8", "+trainer.v1.mine={a: 1}")
-    assert found["actor_rollout_ref.rollout.n"] == Setting(
-        "actor_rollout_ref.rollout.n", 8, "command line", True
-    )
-    assert found["trainer.v1.mine.a"].origin == "command line"
-    assert found["data.train_batch_size"].origin == "recipes/qwen3_4b.yaml"
-    assert found["trainer.use_v1"].origin == "recipes/core.yaml"
-    assert found["algorithm.gamma"] == Setting(
-        "algorithm.gamma", 1.0, "verl's ppo_trainer.yaml", False
-    )
-    assert found["actor_rollout_ref.actor.clip_ratio"].origin == "verl's actor/actor.yaml"
-    assert found["selfplay.context"] == Setting(
-        "selfplay.context", "isolated", "default of the game", False
-    )
-    assert found["selfplay.anchor.attacker"].changed is True
-    # follows from rollout.n
-    assert (found["critic.rollout_n"].value, found["critic.rollout_n"].changed) == (8, False)
-    for recipes in ("quickstart,adapter_per_role", "[quickstart,adapter_per_role]"):
-        mode = by_key(recipes)["selfplay.adapters"]
-        assert (mode.value, mode.origin) == ("per_role", "recipes/adapter_per_role.yaml")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["qwen3_4"],
-            "Could not load 'recipes/qwen3_4'. (did you mean 'qwen3_4b'?); the recipes are "
-            "adapter_per_ro",
-        ),
-        (
-            ["quickstart", "trainer.total_epoch=3"],
-            "Could not override 'trainer.total_epoch'. (did you mean 'trainer.",
-        ),
-        (["quickstart", "nonsense"], "Error parsing override 'nonsense'"),
-        (
-            ["quickstart", "data.train_files=a,b"],
-            """needs quotes in quotes, 'data.train_files="a,b"'""",
-        ),
-        (
-            ["quickstart", "data.train_files=/a=b/x"],
-            """needs quotes in quotes, 'data.train_files="/a=b/x"'""",
-        ),
-    ],
-)
-def test_config_command_reports_a_hydra_error_in_one_line(
-    arguments: list[str], message: str
-) -> None:
-    answer = invoke("config", *arguments)
-    assert answer.exit_code == 2
-    assert message in answer.stderr and answer.stderr.count("\n") == 1
-
-
-def test_the_command_prints_what_was_changed_and_refuses_as_the_start_does() -> None:
-    answer = invoke("config", "quickstart", "trainer.total_epochs=3")
-    assert answer.exit_code == 0
-    lines = {line.split()[-1]: line.split("  ")[0].strip() for line in answer.stdout.splitlines()}
-    assert lines["trainer.total_epochs=3"] == "command line"
-    assert lines["data.train_batch_size=16"] == "recipes/tiny.yaml"
-    assert not any(line.startswith("verl") for line in lines.values())
-    answer = invoke("config", "quickstart", "--all", "trainer.use_v1=False")
-    assert answer.exit_code == 1
-    assert (
-        "verl's ppo_trainer.yaml" in answer.stdout and "selfplay.context=isolated" in answer.stdout
-    )
-    assert (
-        "refused: trainer.v1.trainer_mode=selfplay_sync (trainer.use_v1=False) does not know"
-        in answer.stderr
-    )

@@ -13,15 +13,11 @@ import pytest
 import torch
 from live_sglang import LiveSGLang
 from real_runs import AGREEMENT, log_probs
-from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
-from medserl_agentloop import engine_check
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
-from medserl_agentloop.core.config import SelfPlayConfig
-from medserl_agentloop.core.run_check import RunConfig
 from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.paths import resource
@@ -212,23 +208,3 @@ def test_weights_go_through_shared_memory_where_it_has_room(
     assert sglang_adapters.place_for(free) is None
     monkeypatch.setattr(sglang_adapters, "SHARED_MEMORY", tmp_path / "none")
     assert sglang_adapters.place_for(1) is None
-
-
-@pytest.mark.parametrize(
-    ("parts", "done"),
-    [
-        ("own_notes,sglang_cpu", "started, generated a token, after "),
-        (
-            "own_notes,sglang_cpu,adapter_per_role",
-            "started, generated with an adapter, generated a token, after ",
-        ),
-    ],
-)
-def test_doctor_starts_the_engine_with_the_settings_of_the_run(
-    parts: str, done: str, tmp_path: Path
-) -> None:
-    config = compose_run(f"+recipes=[{parts}]", f"selfplay.records={tmp_path}")
-    ((status, text),) = engine_check.engine(
-        RunConfig(config, SelfPlayConfig.from_run(config)), Console(quiet=True)
-    )
-    assert status == "ok" and text.startswith(done), text

@@ -24,7 +24,7 @@ from medserl_agentloop.core.config import (
     game_class,
     refuse,
 )
-from medserl_agentloop.core.run_check.composition import PPO, leaves, with_recipes
+from medserl_agentloop.core.run_check.composition import PPO, leaves
 from medserl_agentloop.paths import did_you_mean
 
 ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"
@@ -177,7 +177,7 @@ def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[st
     try:
         check_run(config)
     except ConfigError as error:
-        return with_recipes(config, str(error).splitlines()), warned
+        return str(error).splitlines(), warned
     top_p, top_k = (OmegaConf.select(config, f"{ROLLOUT}.{key}") for key in ("top_p", "top_k"))
     if top_p < 1 or top_k > 0:
         warned.append(

@@ -1,0 +1,329 @@
+"""``medserl doctor``: check whether a run can start and last on this machine, with remedies.
+
+A check yields what is wrong: a sentence, if the run would not start or would end early; or a status
+and a sentence, with ``warn`` for a run that may not be what was meant, or may not last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal, NamedTuple
+from urllib.request import getproxies, proxy_bypass
+
+import torch
+import verl  # noqa: F401  first: its plugin imports the trainer, which imports what follows here
+from omegaconf import DictConfig
+from packaging.requirements import Requirement
+from ray._private.utils import get_system_memory
+from rich.console import Console
+from rich.progress import track
+
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
+from medserl_agentloop.core.run_check import ROLLOUT, RunConfig, machine, problems
+from medserl_agentloop.paths import read_parquet
+from medserl_agentloop.tools.plan import GIB, plan_run, read_shape
+
+Status = Literal["ok", "warn", "fail", "note"]
+Findings = Iterator[str | tuple[Status, str]]
+
+
+class CheckResult(NamedTuple):
+    """The result of a check, with a remedy where it is ``warn`` or ``fail``."""
+
+    check: str
+    status: Status
+    text: str
+
+
+def diagnose(
+    config: DictConfig | None, schema: DictConfig, *, compile_on: Console | None = None
+) -> Iterator[CheckResult]:
+    """The findings of all checks, as they come; without a config only the machine's. The console
+    shows progress.
+    """
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    device = here if config is None else config.trainer.device
+    checks = {"versions": _versions, "cards": _cards, "shared memory": _shared_memory}
+    yield from _asked(checks | {"network": _network}, device)
+    if config is None or "selfplay" not in config:
+        if compile_on:
+            yield CheckResult("kernels", "fail", "--compile needs the recipe of a run.")
+        return
+    yield from _asked({"config": _config}, config, schema)
+    try:
+        run = RunConfig(config, SelfPlayConfig.from_run(config))
+    except ConfigError:  # said above
+        return
+    at_start = list(_asked(machine.CHECKS, run))
+    yield from at_start
+    if device == "cuda" and machine.stays_here(run):
+        yield from _asked({"compilers": _compilers, "memory": _memory}, run)
+    if compile_on is not None:
+        yield from _asked({"kernels": partial(_kernels, console=compile_on)}, run)
+    if all(finding.status != "fail" for finding in at_start):
+        yield from _asked({"game": _game, "disk": _disk, "dry run": _dry_run}, run)
+
+
+def _asked(checks: Mapping[str, Callable[..., Findings]], *arguments: Any) -> Iterator[CheckResult]:
+    for name, check in checks.items():
+        try:
+            for finding in list(check(*arguments)) or [
+                ("ok", (check.__doc__ or "").split("\n")[0])
+            ]:
+                found = ("fail", finding) if isinstance(finding, str) else finding
+                yield CheckResult(name, *found)  # type: ignore[arg-type]
+        except Exception as error:  # a broken machine breaks in its own ways; other checks go on
+            known = isinstance(error, ConfigError)
+            text = str(error) if known else f"the check failed: {type(error).__name__}: {error}"
+            yield CheckResult(name, "fail", text)
+
+
+def _config(config: DictConfig, schema: DictConfig) -> Findings:
+    """Keys, batches and lengths fit together."""
+    refused, warned = problems(config, schema)
+    yield from refused
+    yield from (("warn", text) for text in warned)
+
+
+def _versions(device: str) -> Findings:
+    """The installed packages are those that this package and verl require."""
+    # PyPI's torch is a CUDA build on any machine.
+    gpu = torch.version.cuda and (torch.cuda.is_available() or _driver() or find_spec("flashinfer"))
+    of_verl = ("", "verl-core", "sglang", "fsdp") if gpu else ("",)
+    for package, extras in (
+        ("medserl-agentloop", ("", "gpu" if gpu else "cpu")),
+        ("verl", of_verl),
+    ):
+        for needed in map(Requirement, requires(package) or ()):
+            marker = needed.marker
+            if marker and not any(marker.evaluate({"extra": name}) for name in extras):
+                continue
+            try:
+                installed = version(needed.name)
+            except PackageNotFoundError:
+                installed = "missing"
+            if installed == "missing" or not needed.specifier.contains(installed, prereleases=True):
+                right = f"{needed.name}{needed.specifier}"
+                yield (
+                    f"{needed.name} is {installed}, and {package} needs {right}. Run: pip install "
+                    f"'{right}'"
+                )
+    names = ("medserl-agentloop", "verl", "torch")
+    yield "ok", ", ".join(f"{name} {version(name)}" for name in names)
+
+
+def _cards(device: str) -> Findings:
+    """torch has kernels for the GPUs and runs on the driver, and their memory is free."""
+    if torch.version.cuda and not torch.cuda.is_available() and (driver := _driver()):
+        yield (
+            f"torch {torch.__version__} cannot use the GPU with driver {driver}: CUDA "
+            f"{torch.version.cuda} needs 580 or later. Update the driver, or see docs/gpu.md."
+        )
+        return
+    if not torch.cuda.is_available():
+        yield "ok", "no GPU: recipes for the CPU only"
+    for index in range(torch.cuda.device_count()):
+        name = torch.cuda.get_device_name(index)
+        major, minor = torch.cuda.get_device_capability(index)
+        free, total = torch.cuda.mem_get_info(index)
+        card = f"GPU {index}, {name} (sm_{major}{minor}, {total / GIB:.0f} GiB)"
+        built = torch.cuda.get_arch_list()
+        # A kernel runs on cards of its major version with the same or a later minor one.
+        if not any(arch in built for arch in (f"sm_{major}{m}" for m in range(minor + 1))):
+            yield (
+                f"{card}: torch {torch.__version__} has no kernels for it, only for "
+                f"{', '.join(built)}. Install a build of torch for this card (docs/gpu.md)."
+            )
+        elif free < 0.9 * total:
+            held = f"{(total - free) / GIB:.0f} GiB"
+            yield "warn", f"{card}: another process holds {held}. Find it with nvidia-smi."
+        else:
+            yield "ok", f"{card}, driver {_driver()}"
+
+
+def _driver() -> str | None:
+    """Version of NVIDIA's driver; None without one."""
+    found = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split()
+    return found[0] if found else None
+
+
+def _output(*command: str) -> str:
+    """The output of a command; empty if it cannot be run."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+def _shared_memory(device: str) -> Findings:
+    """Ray's object store, NCCL and the push of weights use it; verl's docker/README.md gives its
+    container 10 GB.
+    """
+    free, needed = shutil.disk_usage("/dev/shm").free / GIB, 10 if device == "cuda" else 1
+    if free < needed:
+        yield (
+            "warn",
+            f"/dev/shm has {free:.1f} GiB free, and a run on {device} should have {needed}. In a "
+            f"container, start it with --shm-size={needed}g; elsewhere, remove what `ls -l "
+            "/dev/shm` shows of processes that are gone.",
+        )
+
+
+def _network(device: str) -> Findings:
+    """Processes of a run reach each other past any proxy."""
+    if "http" in getproxies() and not proxy_bypass("localhost"):
+        yield "warn", "http_proxy hides localhost. Run: export no_proxy=localhost,127.0.0.1"
+
+
+def _compilers(run: RunConfig) -> Findings:
+    """The compilers that SGLang, flashinfer and Triton need at a first start are here."""
+    cuda, sglang = torch.version.cuda or "13.0", run[f"{ROLLOUT}.name"] == "sglang"
+    # The plugin has set CUDA_HOME, if the lock's compiler is installed.
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    nvcc = shutil.which(f"{home}/bin/nvcc" if home else "nvcc") or "/usr/local/cuda/bin/nvcc"
+    release = re.search(r"release ([\d.]+)", _output(nvcc, "--version"))
+    if sglang and (release is None or release[1].split(".")[0] != cuda.split(".")[0]):
+        yield (
+            f"{nvcc} is {release[1] if release else 'missing'}, and torch is built for CUDA "
+            f"{cuda}. The GPU packages have its compiler. Run: unset CUDA_HOME CUDA_PATH; "
+            f"{machine.GPU_SET}"
+        )
+    # nvcc calls g++, unless a variable names another.
+    chosen = re.search(r"-ccbin[ =](\S+)", os.environ.get("NVCC_PREPEND_FLAGS", ""))
+    host = chosen[1] if chosen else os.environ.get("NVCC_CCBIN") or "g++"
+    compiler = _output(host, "-dumpfullversion").strip()
+    # 12 refuses a template in SGLang 0.5.12's activation.cuh.
+    if sglang and compiler.split(".")[0] in ("", "12"):
+        yield (
+            f"{host} is {compiler or 'missing'}, and SGLang's kernels need one that compiles them, "
+            "as 11, 13 and 14 do and 12 does not. Run: apt-get install g++-11; export "
+            "NVCC_PREPEND_FLAGS='-ccbin g++-11'"
+        )
+    if not shutil.which("ninja"):
+        yield "there is no ninja. Run: pip install ninja"
+    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        python = sysconfig.get_python_version()
+        yield f"there is no Python.h. Run: apt-get install python{python}-dev"
+
+
+def _kernels(run: RunConfig, console: Console) -> Findings:
+    """Compile the kernels of SGLang and flashinfer for this run's model, unless their caches have
+    them.
+    """
+    card = os.environ.get("FLASHINFER_CUDA_ARCH_LIST")
+    if torch.cuda.is_available():
+        card = "{}.{}".format(*torch.cuda.get_device_capability())
+    if card is None or run[f"{ROLLOUT}.name"] != "sglang" or find_spec("flashinfer") is None:
+        name = "export FLASHINFER_CUDA_ARCH_LIST=9.0 (H100) or 12.0"
+        yield f"this needs SGLang and a GPU; or its name: {name}."
+        return
+    from flashinfer.jit import cascade, gen_batch_decode_module, gen_batch_prefill_module, sampling
+    from sglang.jit_kernel.kvcache import can_use_store_cache
+    from sglang.jit_kernel.norm import can_use_fused_inplace_qknorm
+    from sglang.jit_kernel.utils import override_jit_cuda_arch
+
+    shape, bf16 = read_shape(run["actor_rollout_ref.model.path"]), torch.bfloat16
+    row = 2 * shape.kv // run[f"{ROLLOUT}.tensor_model_parallel_size"]
+    # Queries, keys and values, outputs, indices; no positions, window or cap (flashinfer_backend.py
+    # in SGLang).
+    attention = (bf16, bf16, bf16, torch.int32, shape.head_dim, shape.head_dim, 0, False, False)
+    paged = run["ray_kwargs.ray_init.runtime_env.env_vars.SGLANG_FLASHINFER_USE_PAGED"]
+    # With it, the run prefills with fa2 alone.
+    prefills = ("fa2", "fa3") if card.startswith("9.") and not paged else ("fa2",)
+    builds: list[tuple[Any, ...]] = [
+        ("qknorm", can_use_fused_inplace_qknorm, shape.head_dim, bf16),
+        ("store_cache", can_use_store_cache, row),
+        ("merge_state", cascade.gen_cascade_module().build, False),
+        ("sampling", sampling.gen_sampling_module().build, False),
+    ]
+    for name in prefills:
+        build = gen_batch_prefill_module(name, *attention, False).build
+        builds.append((f"prefill ({name})", build, False))
+    if shape.q // shape.kv < 4:  # with more, SGLang decodes with the kernels for prefill
+        builds.append(("decode", gen_batch_decode_module(*attention).build, False))
+    with override_jit_cuda_arch(*map(int, card.split("."))):
+        for name, build, *arguments in track(builds, "compiling", console=console, transient=True):
+            start = monotonic()
+            try:
+                if build(*arguments) is False:  # SGLang logs the reason
+                    raise RuntimeError("SGLang's error is above")
+                yield "ok", f"{name}: {monotonic() - start:.0f} s"
+            except RuntimeError as error:  # with all that ninja printed
+                yield f"{name}: {(re.search('.*error.*', str(error)) or [error])[0]}"
+
+
+def _memory(run: RunConfig) -> Findings:
+    """The host has the memory that the plan computes."""
+    try:
+        needed = plan_run(run, 96).host / GIB
+    except ValueError as error:
+        yield "warn", f"not planned: {error}"
+        return
+    here = get_system_memory() / GIB
+    text = f"this machine has {here:.0f} GiB, and a run needs {needed:.0f} (medserl plan)"
+    advice = ". Take a machine with more, or less of it: without gpu_80g's offload, or with lora."
+    yield ("ok", text) if here >= needed else ("warn", text + advice)
+
+
+def _game(run: RunConfig) -> Findings:
+    """The game has nothing to say before a run."""
+    for line in game_class(run.selfplay.game).startup_lines(run.config, run.selfplay):
+        yield "note", line
+
+
+def _disk(run: RunConfig) -> Findings:
+    """The disk of the run's folder holds its checkpoints."""
+    folder = Path(run["trainer.default_local_dir"]).resolve()
+    exists = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    try:
+        size = plan_run(run, 96).checkpoint / GIB
+    except ValueError as error:
+        yield "warn", f"not planned: {error}"
+        return
+    keep, saves = run["trainer.max_actor_ckpt_to_keep"], run["trainer.save_freq"] > 0
+    needed = saves * size * max(keep or 1, 2)  # one stays whole until another is written
+    free = shutil.disk_usage(exists).free / GIB
+    text = (
+        f"{folder}: {free:.0f} GiB free; checkpoints of {size:.1f} GiB, {keep or 'all'} kept, need "
+        f"{needed:.1f}"
+    )
+    if free < needed:
+        yield (
+            f"{text}. Set trainer.default_local_dir to another disk, or "
+            "trainer.max_actor_ckpt_to_keep to fewer."
+        )
+    else:
+        yield "warn" if saves and not keep else "ok", text
+
+
+def _dry_run(run: RunConfig) -> Findings:
+    """One game on the first row, with the run's own agent loop and tokenizer; a script plays."""
+    from medserl_agentloop.testing.mock_engine import MockSGLangEngine
+    from medserl_agentloop.testing.tiny import build_agent_loop
+
+    tokenizer = run.tokenizer()
+    file = machine.parquet_files(run, "data.train_files")[0]
+    facts = read_parquet(file).slice(0, 1).to_pylist()[0]["extra_info"]
+    engine = MockSGLangEngine(lambda prompt, sampling: "no answer", tokenizer)
+
+    async def play() -> Any:
+        loop = build_agent_loop(engine, tokenizer, run.config)
+        row = {"extra_info": facts, "uid": "dry run", "session_id": 0, "global_steps": 0}
+        return await loop.run({"logprobs": True}, **row)
+
+    output = asyncio.run(play())
+    tokens = len(output.prompt_ids) + len(output.response_ids)
+    turns = len(engine.calls)
+    yield "ok", f"a game on row 0 of {file}: {turns} turn(s) by a script, {tokens} tokens"
