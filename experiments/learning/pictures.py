@@ -6,7 +6,7 @@ picture names the hash of the files it was drawn from, so that a test can tell a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,9 +20,7 @@ import matplotlib.pyplot as plt
 from experiments import pages
 from experiments.learning.results import (
     ABLATIONS,
-    ESTIMATORS,
     FIGURES,
-    FORMATS,
     KINDS,
     LONG,
     Rates,
@@ -32,15 +30,10 @@ from experiments.learning.results import (
     headline_table,
     in_training,
     markdown,
-    minutes,
     source_hash,
 )
 
 BLUE, ORANGE, GREEN, GREY, PURPLE = "#2f6fb0", "#d9722e", "#3a9150", "#8a8a8a", "#7d55a8"
-SMOLLM2 = {
-    "smollm2": ("credit per role", "-"),
-    "smollm2_reinforce_plus_plus": ("verl's REINFORCE++", ":"),
-}
 KIND_COLOURS = ("#b8cfe5", "#8fb4d6", "#5b8fc0", "#f0c09a", "#e0904f", "#a8480f")
 STYLE: Any = {  # matplotlib's names of settings are literal types
     "svg.hashsalt": "medserl",
@@ -62,24 +55,20 @@ def curve(
     label: str,
     colour: str,
     style: str = "-",
-    at: Mapping[int, float] | None = None,
 ) -> None:
-    """A share by step: pooled over seeds with its interval, and every seed as a thin line; ``at``
-    are the places.
-    """
+    """A share by step: pooled over seeds with its interval, and every seed as a thin line."""
     steps = rates.steps
-    places = [at[step] if at else step for step in steps]
     pooled = [rates.share(measures, step, temperature) for step in steps]
     low, high = zip(*(share.interval for share in pooled), strict=True)
     axes.fill_between(
-        places, [100 * x for x in low], [100 * x for x in high], color=colour, alpha=0.15, lw=0
+        steps, [100 * x for x in low], [100 * x for x in high], color=colour, alpha=0.15, lw=0
     )
     axes.plot(
-        places, [100 * share.value for share in pooled], style, color=colour, lw=2, label=label
+        steps, [100 * share.value for share in pooled], style, color=colour, lw=2, label=label
     )
     for seed in rates.seeds:
         values = [100 * rates.share(measures, step, temperature, (seed,)).value for step in steps]
-        axes.plot(places, values, style, color=colour, lw=0.6, alpha=0.6)
+        axes.plot(steps, values, style, color=colour, lw=0.6, alpha=0.6)
 
 
 def headline(folder: Path) -> None:
@@ -113,25 +102,20 @@ def headline(folder: Path) -> None:
     save(figure, folder / "headline.svg", "headline")
 
 
-def both_roles(runs: Mapping[str, tuple[str, str]], folder: Path) -> None:
-    """Both roles by step at temperature 1, in one or more runs, each with its label and the style
-    of its lines.
-    """
+def both_roles(name: str, folder: Path) -> None:
+    """Both roles of a run by step, at temperature 1."""
+    rates = Rates.of(name, folder)
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 2.8), sharey=True)
-    for name, (label, style) in runs.items():
-        rates = Rates.of(name, folder)
-        curve(left, rates, ("assessor/clean", "assessor/error"), 1.0, label, BLUE, style)
-        curve(right, rates, ("attacker/undetected",), 1.0, label, ORANGE, style)
+    curve(left, rates, ("assessor/clean", "assessor/error"), 1.0, "", BLUE)
+    curve(right, rates, ("attacker/undetected",), 1.0, "", ORANGE)
     left.set_title("Assessor: verdicts that are right")
     right.set_title("Attacker: errors that the starting player misses")
     left.set_ylabel("%")
     for axes in (left, right):
-        axes.set_ylim(0 if len(runs) > 1 else 40, 101)
+        axes.set_ylim(40, 101)
         axes.margins(x=0)
         axes.set_xlabel("self-play step of 64 games")
-        if len(runs) > 1:
-            axes.legend(loc="lower right")
-    save(figure, folder / f"{next(iter(runs))}.svg", *runs)
+    save(figure, folder / f"{name}.svg", name)
 
 
 def dots(axes: Any, names: Sequence[str], shares: Sequence[Share], title: str, colour: str) -> None:
@@ -181,25 +165,6 @@ def long(folder: Path) -> None:
     save(figure, folder / "long.svg", *LONG)
 
 
-def edits(folder: Path) -> None:
-    """Both roles by minutes of one core, with attacks as whole notes and as edits."""
-    figure, panels = plt.subplots(1, 2, figsize=(8.4, 2.8), sharey=True)
-    for (name, label), colour in zip(FORMATS.items(), (GREY, BLUE), strict=True):
-        rates = Rates.of(name, folder)
-        at = {step: minutes(name, step, folder) for step in rates.steps}
-        curve(panels[0], rates, ("assessor/clean", "assessor/error"), 1.0, label, colour, at=at)
-        curve(panels[1], rates, ("attacker/undetected",), 1.0, label, colour, at=at)
-    panels[0].set_title("Assessor: balanced accuracy")
-    panels[1].set_title("Attacker: undetected by its own start")
-    panels[0].set_ylabel("%")
-    for axes in panels:
-        axes.set_ylim(0, 101)
-        axes.margins(x=0)
-        axes.set_xlabel("minutes of training on one core")
-        axes.legend(loc="lower right")
-    save(figure, folder / "edits.svg", *FORMATS)
-
-
 def ablations(folder: Path) -> None:
     """The headline run and the same without one of its parts."""
     runs = {name: Rates.of(name, folder) for name in ABLATIONS}
@@ -225,27 +190,6 @@ def ablations(folder: Path) -> None:
     save(figure, folder / "ablations.svg", *ABLATIONS)
 
 
-def estimators(folder: Path) -> None:
-    """The attacker trained alone with each estimator, and what becomes of the assessor that is
-    anchored.
-    """
-    runs = {name: Rates.of(f"{name}_attacker", folder) for name in ESTIMATORS}
-    novice = next(iter(runs.values()))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 2.8), sharey=True)
-    for place, title, measures, colour in (
-        (left, "Attacker, trained: undetected by the novice", ("attacker/undetected",), ORANGE),
-        (
-            right,
-            "Assessor, anchored: balanced accuracy",
-            ("assessor/clean", "assessor/error"),
-            BLUE,
-        ),
-    ):
-        ends = [rates.share(measures, rates.steps[-1], 1.0) for rates in runs.values()]
-        dots(place, ["novice", *ESTIMATORS], [novice.share(measures, 0, 1.0), *ends], title, colour)
-    save(figure, folder / "estimators.svg", *(f"{name}_attacker" for name in ESTIMATORS))
-
-
 def save(figure: Any, path: Path, *experiments: str) -> None:
     """Write a picture with the hash of its sources."""
     figure.tight_layout()
@@ -257,13 +201,11 @@ def save(figure: Any, path: Path, *experiments: str) -> None:
 
 
 PICTURES: dict[str, Callable[[Path], None]] = {
-    "quickstart": partial(both_roles, {"quickstart": ("", "-")}),
+    "quickstart": partial(both_roles, "quickstart"),
     "headline": headline,
     "long": long,
-    "edits": edits,
     "ablations": ablations,
-    "estimators": estimators,
-    "smollm2": partial(both_roles, SMOLLM2),
+    "smollm2": partial(both_roles, "smollm2"),
 }
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import mean, median, variance
+from statistics import mean, variance
 
 from medserl_agentloop.core.metrics import effective_number
 from medserl_agentloop.scoring.metrics import mean_interval, student_quantile, wilson_interval
@@ -25,8 +25,6 @@ FIGURES = Path(__file__).parent / "figures"
 ABLATIONS = ("headline", "shared", "rules_alone")
 NORMALIZATIONS = {"batch": "headline", "kind": "assessor_kind", "mean": "assessor_mean"}
 """Runs by how the assessor's advantages are normalised."""
-FORMATS = {"headline": "whole notes", "edits": "edits"}
-"""Runs by what an attack is."""
 LONG = ("long", "long_assessments", "long_learnable", "long_entropy", "long_coverage")
 """Runs of a hundred steps."""
 CREDIT = (
@@ -36,8 +34,6 @@ CREDIT = (
     "credit_by_role_no_bonus",
     "credit_summed_no_bonus",
 )
-ESTIMATORS = ("role_reinforce_pp", "role_grpo", "role_rloo", "role_rae", "role_gae")
-DECODING = {1.0: "temperature 1", 0.0: "greedy"}
 KINDS = ("diagnosis", "causalOrganism", "drug", "management", "treatment", "dose")
 
 
@@ -95,10 +91,7 @@ class Share:
         if not self.items:
             return "none"
         low, high = (f"{100 * end:.1f}" for end in self.interval)
-        each = ", ".join(f"{100 * value:.1f}" for value in self.of_seeds)
-        return (
-            f"{100 * self.value:.1f} ({low} to {high}{f'; {each}' if len(self.counts) > 1 else ''})"
-        )
+        return f"{100 * self.value:.1f} ({low} to {high})"
 
 
 def gain(first: Share, second: Share) -> list[str]:
@@ -222,10 +215,8 @@ HEADLINE_LINES = {
     "assessor, its own attacks found": ("self/attacks",),
     "attacker, undetected by the novice": ("attacker/undetected",),
     "attacker, valid and undetected, of all attacks": WON,
-    "attacker, invalid": ("attacker/valid", "attacker/valid_decoys"),
     "invalid, where an error was to be put in": ("attacker/valid",),
-    "invalid, where a sentence was to be reworded": ("attacker/valid_decoys",),
-    "harmless, where an error was to be put in": ("attacker/harmless",),
+    "of these, harmless": ("attacker/harmless",),
 }
 
 SMOLLM2_LINES = {
@@ -235,22 +226,12 @@ SMOLLM2_LINES = {
     "attacker, undetected by the start": ("attacker/undetected",),
     "attacker, valid and undetected, of all attacks": WON,
     "invalid attacks": ("attacker/valid",),
-    "harmless attacks": ("attacker/harmless",),
 }
 
 
 def headline_table(folder: Path = FIGURES) -> Table:
-    """Both roles of the headline run by step, at both temperatures."""
-    table = _by_step("headline", HEADLINE_LINES, folder)
-    steps = Rates.of("headline", folder).steps
-    tens = [slice(max(0, step - 10), max(10, step)) for step in steps]
-    own = [
-        in_training("headline", "attacker", "valid_rate", ten, folder).complement for ten in tens
-    ]
-    return [
-        *table,
-        ["rules broken, all attacks in the run's own ten steps", DECODING[1.0], *map(str, own)],
-    ]
+    """Both roles of the headline run by step."""
+    return _by_step("headline", HEADLINE_LINES, folder)
 
 
 def summary_table(folder: Path = FIGURES) -> Table:
@@ -265,7 +246,7 @@ def summary_table(folder: Path = FIGURES) -> Table:
             rates.share, "attacker/harmless"
         ),
     }
-    heading = [DECODING[1.0], *(f"step {step}" for step in ends)]
+    heading = ["%", *(f"step {step}" for step in ends)]
     return [
         heading,
         *([name, *(str(share(step, 1.0)) for step in ends)] for name, share in lines.items()),
@@ -273,19 +254,17 @@ def summary_table(folder: Path = FIGURES) -> Table:
 
 
 def _by_step(experiment: str, lines: Mapping[str, tuple[str, ...]], folder: Path) -> Table:
+    """Tabulate shares by step, at temperature 1."""
     rates = Rates.of(experiment, folder)
-    table = [["", "decoding", *(f"step {step}" for step in rates.steps)]]
+    table = [["%", *(f"step {step}" for step in rates.steps)]]
     for name, measures in lines.items():
-        for temperature, decoding in DECODING.items():
-            shares = [
-                rates.won(step, temperature)
-                if measures == WON
-                else rates.share(measures, step, temperature)
-                for step in rates.steps
-            ]
-            if "invalid" in name:
-                shares = [share.complement for share in shares]
-            table.append([name, decoding, *map(str, shares)])
+        shares = [
+            rates.won(step, 1.0) if measures == WON else rates.share(measures, step, 1.0)
+            for step in rates.steps
+        ]
+        if "invalid" in name:
+            shares = [share.complement for share in shares]
+        table.append([name, *map(str, shares)])
     return table
 
 
@@ -372,79 +351,21 @@ def long_table(folder: Path = FIGURES) -> Table:
     """
     runs = {name: Rates.of(name, folder) for name in LONG}
     rows = [("novice", next(iter(runs.values())), 0)]
-    rows += [
-        (f"`{name}`", rates, step) for name, rates in runs.items() for step in rates.steps if step
-    ]
-
-    def found(rates: Rates, step: int) -> dict[str, Share]:
-        return {kind: rates.share(f"assessor/error/{kind}", step, 1.0) for kind in KINDS}
-
-    def worst(rates: Rates, step: int) -> Share:
-        return min(
-            (share for kind, share in found(rates, step).items() if kind != "dose"),
-            key=lambda s: s.value,
-        )
+    rows += [(f"`{name}`", rates, rates.steps[-1]) for name, rates in runs.items()]
 
     columns: dict[str, Callable[[Rates, int], Share]] = {
         "own attacks found": lambda rates, step: rates.share("self/attacks", step, 1.0),
         "doses, of the errors put in": lambda rates, step: chosen(rates, "dose", step),
-        "doses found": lambda rates, step: found(rates, step)["dose"],
-        "found of the other kind least found": worst,
+        "doses found": lambda rates, step: rates.share("assessor/error/dose", step, 1.0),
         "balanced": lambda rates, step: rates.balanced(step, 1.0),
         "undetected by the novice": lambda rates, step: rates.share(
             "attacker/undetected", step, 1.0
         ),
-        "invalid": lambda rates, step: rates.share("attacker/valid", step, 1.0).complement,
-        "harmless": lambda rates, step: rates.share("attacker/harmless", step, 1.0),
     }
     table = [["%", "step", *columns, "effective number of kinds"]]
     for name, rates, step in rows:
         shares = (str(share(rates, step)) for share in columns.values())
         table.append([name, str(step), *shares, effective_kinds(rates, step)])
-    return table
-
-
-def minutes(experiment: str, step: int, folder: Path = FIGURES) -> float:
-    """Minutes that a run of ``FORMATS`` takes to a step; both formats were timed side by side,
-    twelve steps of each.
-    """
-    with (folder / "formats_seconds.csv").open(encoding="utf-8", newline="") as file:
-        return step * median(float(row[experiment]) for row in csv.DictReader(file)) / 60
-
-
-def formats_table(folder: Path = FIGURES) -> Table:
-    """Tabulate both roles by step at temperature 1, with attacks as whole notes and as edits."""
-    runs = {name: Rates.of(name, folder) for name in FORMATS}
-    columns: dict[str, Callable[[Rates, int], Share]] = {
-        "balanced": lambda rates, step: rates.balanced(step, 1.0),
-        "own attacks found": lambda rates, step: rates.share("self/attacks", step, 1.0),
-        "undetected by the start": lambda rates, step: rates.share(
-            "attacker/undetected", step, 1.0
-        ),
-        "valid and undetected, of all": lambda rates, step: rates.won(step, 1.0),
-        "invalid": lambda rates, step: rates.share("attacker/valid", step, 1.0).complement,
-        "rewordings invalid": lambda rates, step: (
-            rates.share("attacker/valid_decoys", step, 1.0).complement
-        ),
-        "doses, of the errors put in": lambda rates, step: chosen(rates, "dose", step),
-    }
-    table = [["%", "step", "minutes", *columns]]
-    for name, rates in runs.items():
-        for step in rates.steps:
-            shares = [str(share(rates, step)) for share in columns.values()]
-            table.append([FORMATS[name], str(step), f"{minutes(name, step, folder):.1f}", *shares])
-    return table
-
-
-def facts_table(folder: Path = FIGURES) -> Table:
-    """Errors found in wrong notes, by whether the wrong fact was held out."""
-    rates = Rates.of("headline", folder)
-    table = [["errors found, %", "decoding", *(f"step {step}" for step in rates.steps)]]
-    for of in ("seen", "held-out"):
-        measure = f"assessor/fact/{of.replace('-', '_')}"
-        for temperature, decoding in DECODING.items():
-            shares = [rates.share(measure, step, temperature) for step in rates.steps]
-            table.append([f"of {of} facts", decoding, *map(str, shares)])
     return table
 
 
@@ -462,7 +383,6 @@ def normalization_table(folder: Path = FIGURES) -> Table:
         "correct notes called wrong": missed("assessor/clean"),
         "wrong notes believed": missed("assessor/error"),
     }
-    lines |= {f"of these, {kind}": missed(f"assessor/error/{kind}") for kind in KINDS}
     lines["attacks valid and undetected, of all"] = {
         name: rates.won(step, 1.0) for name, rates in runs.items()
     }
@@ -544,36 +464,10 @@ def _side_by_side(rates: Rates, step: int) -> dict[str, str]:
     shares = {
         "own games, isolated": rates.share(("self/attacks", "self/decoys"), step, 1.0),
         "balanced": rates.balanced(step, 1.0),
-        "undetected by the novice": rates.share("attacker/undetected", step, 1.0),
         "valid and undetected, of all": rates.won(step, 1.0),
-        "invalid": rates.share("attacker/valid", step, 1.0).complement,
         "harmless": rates.share("attacker/harmless", step, 1.0),
     }
     return {name: str(share) for name, share in shares.items()}
-
-
-def estimators_table(estimators: Sequence[str] = ESTIMATORS, folder: Path = FIGURES) -> Table:
-    """Tabulate both roles after one of them was trained alone, at temperature 1: the attacker with
-    each estimator.
-    """
-    of_attacker = ("undetected by the novice", "valid and undetected, of all")
-    table = [["", "trained", *of_attacker, "assessor, balanced", "assessor, readable"]]
-    alone = [*((estimator, "attacker") for estimator in estimators), (estimators[0], "assessor")]
-    runs = {each: Rates.of("_".join(each), folder) for each in alone}
-    novice = runs[alone[0]]
-    rows = [
-        (("novice", ""), novice, 0),
-        *(((f"`{e}`", role), run, run.steps[-1]) for (e, role), run in runs.items()),
-    ]
-    for names, rates, step in rows:
-        shares = [
-            rates.share("attacker/undetected", step, 1.0),
-            rates.won(step, 1.0),
-            rates.balanced(step, 1.0),
-            rates.share("assessor/parsed", step, 1.0),
-        ]
-        table.append([*names, *map(str, shares)])
-    return table
 
 
 def headline_sentence(folder: Path = FIGURES) -> str:
@@ -641,14 +535,6 @@ def gains_table(folder: Path = FIGURES) -> Table:
         long.share("self/attacks", 100, 1.0),
         learnable.share("self/attacks", 100, 1.0, long.seeds),
     )
-    attackers = {name: Rates.of(f"{name}_attacker", folder) for name in ESTIMATORS}
-    grpo = attackers.pop("role_grpo")
-    for name, rates in attackers.items():
-        shares = [run.share("attacker/undetected", run.steps[-1], 1.0) for run in (grpo, rates)]
-        lines[f"`{name}` less `role_grpo`: attacker alone, undetected by the novice"] = (
-            shares[0],
-            shares[1],
-        )
     return [
         ["difference, points", "mean (95 % over seeds)", "each seed"],
         *([n, *gain(*pair)] for n, pair in lines.items()),
@@ -668,18 +554,12 @@ TABLES: dict[str, Callable[..., Table]] = {
     "summary": summary_table,
     "kinds": kinds_table,
     "gains": gains_table,
-    "facts": facts_table,
     "long": long_table,
-    "formats": formats_table,
     "normalization": normalization_table,
     "credit": credit_table,
     "smollm2_medec": medec_table,
     "runs": runs_table,
-    "estimators": estimators_table,
-    **{
-        name: partial(_by_step, name, SMOLLM2_LINES)
-        for name in ("smollm2", "smollm2_reinforce_plus_plus")
-    },
+    "smollm2": partial(_by_step, "smollm2", SMOLLM2_LINES),
     "adapters": partial(runs_table, ("headline", "adapter_shared", "adapter_per_role")),
 }
 

@@ -32,8 +32,7 @@ from rich.console import Console
 from experiments.clinic import Note, Split, error_detail, with_error
 from experiments.clinic_sample import Draw, write_sample
 from experiments.learning.measure import Case, Measurement, Rate, held_out_cases
-from experiments.learning.results import ESTIMATORS, FIGURES, ROOT
-from experiments.learning.transcripts import BRIEF_EDITS
+from experiments.learning.results import FIGURES, ROOT
 from medserl_agentloop.evaluation.local_models import LocalModel, load_player
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord
@@ -50,7 +49,6 @@ MIXES = {
 RUNS = Path("runs/learn")
 PROFILE = "brief"
 NOVICE = resource("assets/novice")
-NOVICE_EDITS = Path("runs/novice_edits")
 SMOLLM2 = Path("runs/learn_smollm2_sft/global_step_100/huggingface")
 CASES_SEED = 90_001
 STEP_METRICS = (
@@ -109,41 +107,6 @@ def _assessor_credit(normalization: str) -> Experiment:
     return Experiment((*FORTY_STEPS, of_assessor), measured=(20,), with_games=False)
 
 
-def _smollm2(*overrides: str) -> Experiment:
-    return Experiment(
-        (*AS_MEASURED, *overrides),
-        data="data/learn_untouched",
-        measured=(10,),
-        temperatures=(1.0, 0.0),
-        with_games=False,
-        recipe="learn_smollm2",
-        start=SMOLLM2,
-        dtype=torch.bfloat16,
-    )
-
-
-def _one_role(estimator: str, role: str) -> Experiment:
-    own_form: tuple[str, ...] = ()
-    if estimator != "role_reinforce_pp":
-        own_form = (
-            "selfplay.credit.normalize.attacker=null",
-            "selfplay.credit.normalize.assessor=null",
-        )
-    # The attacker's plan is another matter than the verdicts; what it learns must not spoil them.
-    anchor = ("actor_rollout_ref.actor.use_kl_loss=True", f"selfplay.anchor.assessor={ANCHOR}")
-    steps = (
-        f"trainer.total_training_steps={ONE_ROLE_STEPS}",
-        f"trainer.save_freq={ONE_ROLE_STEPS}",
-    )
-    overrides = (
-        f"algorithm.adv_estimator={estimator}",
-        f"selfplay.train={role}",
-        *own_form,
-        *steps,
-    )
-    return Experiment((*overrides, *(anchor if role == "attacker" else ())), with_games=False)
-
-
 def _long(*overrides: str) -> Experiment:
     return Experiment((*HUNDRED_STEPS, *overrides), measured=(40,))
 
@@ -159,10 +122,8 @@ def _untuned(*overrides: str) -> Experiment:
     return Experiment((*TWENTY_STEPS, *equal, *overrides), with_games=False)
 
 
-ANCHOR = 0.2
 SUMMED = ("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.certify=warn")
 NO_BONUS = ("selfplay.reward_terms.sentence=0", "selfplay.reward_terms.error_type=0")
-ONE_ROLE_STEPS = 12
 TWENTY_STEPS = ("trainer.total_training_steps=20", "trainer.save_freq=20")
 FORTY_STEPS = ("trainer.total_training_steps=40", "trainer.save_freq=20")
 HUNDRED_STEPS = ("trainer.total_training_steps=100", "trainer.save_freq=20")
@@ -192,7 +153,6 @@ LORA = (
 EXPERIMENTS = {
     "quickstart": Experiment(measured=(8,)),
     "headline": Experiment(FORTY_STEPS, measured=(20,), temperatures=(1.0, 0.0)),
-    "edits": Experiment(FORTY_STEPS, measured=(20,), start=NOVICE_EDITS, profile=BRIEF_EDITS),
     "assessor_kind": _assessor_credit("kind"),
     "assessor_mean": _assessor_credit("mean"),
     "doses": Experiment(
@@ -220,12 +180,16 @@ EXPERIMENTS = {
     "rules_alone": Experiment(
         (*FORTY_STEPS, "selfplay.judge=labels"), data="data/learn_no_rewordings", measured=(20,)
     ),
-    "smollm2": _smollm2(),
-    "smollm2_reinforce_plus_plus": _smollm2(
-        *("algorithm.adv_estimator=reinforce_plus_plus", "selfplay.reuse_log_probs=false")
+    "smollm2": Experiment(
+        AS_MEASURED,
+        data="data/learn_untouched",
+        measured=(10,),
+        temperatures=(1.0, 0.0),
+        with_games=False,
+        recipe="learn_smollm2",
+        start=SMOLLM2,
+        dtype=torch.bfloat16,
     ),
-    **{f"{estimator}_attacker": _one_role(estimator, "attacker") for estimator in ESTIMATORS},
-    "role_reinforce_pp_assessor": _one_role("role_reinforce_pp", "assessor"),
 }
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -3,8 +3,7 @@
 Run once by hand, on one CPU thread in about a quarter of an hour:
 ``python -m experiments.learning.train_tiny_player``. The player learns the format of both roles
 from ``experiments.learning.transcripts`` and is left with blind spots for self-play to remove:
-``tiny_player`` for the quickstart, ``novice`` for the learning curves. ``--player novice_edits
---output FOLDER`` makes a novice that attacks by edits.
+``tiny_player`` for the quickstart, ``novice`` for the learning curves.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from rich.console import Console
 
 from experiments.learning.measure import Measurement, Rate, held_out_cases
 from experiments.learning.player import build_model, build_tokenizer, save_player
-from experiments.learning.transcripts import BRIEF_EDITS, CURRICULA
+from experiments.learning.transcripts import CURRICULA
 from experiments.learning.warm_start import PromptCodec, WarmStart, warm_start
 from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.games.medical.prompting import load_profile
 
 ASSETS = Path(__file__).parents[2] / "assets"
-PROFILES = {"tiny_player": "medserl", "novice": "brief", "novice_edits": BRIEF_EDITS}
+PROFILES = {"tiny_player": "medserl", "novice": "brief"}
 
 
 def measure(folder: Path, profile: str, items: int, seed: int) -> list[Rate]:

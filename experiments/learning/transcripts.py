@@ -10,7 +10,6 @@ own context.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -30,10 +29,7 @@ from experiments.clinic import (
 )
 from medserl_agentloop.data.rows import Row, write_parquet
 from medserl_agentloop.data.sft import SFT_SCHEMA
-from medserl_agentloop.games.medical.numbering import change_between, number_sentences
-from medserl_agentloop.games.medical.parsing import EDITS, MEDSERL
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import AttackRecord, SentenceEdit
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 
 
@@ -101,11 +97,6 @@ CURRICULA: dict[str, tuple[Lesson, Lesson]] = {
         replace(_NOVICE, miss_rates=_NOVICE_RATES, false_alarm_rate=0.20),
     ),
 }
-CURRICULA["novice_edits"] = CURRICULA["novice"]
-BRIEF_EDITS = str(Path(__file__).with_name("brief_edits"))
-"""Prompts of the novice that attacks by edits: those of ``brief``, with the sentences of the note
-numbered.
-"""
 
 ASSESSOR_SHARE = 0.45
 _ATTACK_SHARES = {
@@ -137,29 +128,6 @@ class Transcript:
     note: str
     answer: str
     attack: Transcript | None = None
-
-
-def as_edit(turn: Transcript) -> Transcript:
-    """The same turn in the format of the ``edits`` parser, whose sentences are numbered from 0."""
-    sentences = number_sentences(turn.note)
-    read = (MEDSERL.attack if turn.role is Role.ATTACKER else MEDSERL.assessment)(turn.answer)
-    read.reasoning = re.sub(
-        r"(?<=sentence )\d+", lambda number: str(int(number[0]) - 1), read.reasoning
-    )
-    label = Label.HARMFUL
-    if isinstance(read, AttackRecord):
-        change = change_between(turn.note, sentences, read.note or "")
-        if change is None:
-            raise ValueError(f"the attack changes more or less than one sentence: {turn.answer!r}")
-        number, new = change
-        read.edit = SentenceEdit(number=number, old=sentences[number], new=new)
-    elif read.verdict is not None:
-        label = read.verdict
-        read.number = next(
-            (number for number, text in sentences.items() if text == read.sentence), None
-        )
-    attack = turn.attack and as_edit(turn.attack)
-    return replace(turn, answer=EDITS.write(read, label, sentences=sentences), attack=attack)
 
 
 def transcripts(seed: int, lesson: Lesson = BLIND_SPOTS) -> Iterator[Transcript]:

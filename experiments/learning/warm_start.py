@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from experiments.learning.transcripts import Lesson, Transcript, as_edit, sample_transcript
+from experiments.learning.transcripts import Lesson, Transcript, sample_transcript
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
 from medserl_agentloop.core.interaction import Turn
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -87,8 +87,6 @@ class PromptCodec:
 
     def example(self, transcript: Transcript) -> Example:
         """Encode a transcript, and the attack that it follows if it follows one."""
-        if self.profile.parser.numbered:
-            transcript = as_edit(transcript)
         first = transcript.attack or transcript
         opening = self.opening(first.role, first.category, first.note)
         ids = opening.ids[len(self.instructions(first.role, first.category)) :]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import collections
 import itertools
 import random
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,21 +39,18 @@ from experiments.learning.measure import Measurement, held_out_cases
 from experiments.learning.train_tiny_player import PROFILES
 from experiments.learning.transcripts import (
     BLIND_SPOTS,
-    BRIEF_EDITS,
     CURRICULA,
     Lesson,
     Transcript,
-    as_edit,
     transcripts,
 )
 from experiments.learning.warm_start import PromptCodec
 from medserl_agentloop.data.cases import EditTag
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.local_models import load_player
-from medserl_agentloop.games.medical.parsing import EDITS, MEDSERL
+from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
+from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.paths import resource
 
 seeds = st.integers(min_value=0, max_value=2**32)
@@ -164,43 +160,6 @@ def test_clinic_attacks_parse_and_are_valid_in_every_category() -> None:
     assert min(counts.values()) == counts[Category.DECOY_BENIGN] > 0.05 * len(attacks)
 
 
-def test_a_turn_taught_as_an_edit_says_the_same_as_with_a_whole_note() -> None:
-    for turn in itertools.islice(transcripts(1, replace(NOVICE[1], practice=0.5)), 300):
-        games = {}
-        for parser, answer in ((MEDSERL, turn.answer), (EDITS, as_edit(turn).answer)):
-            game = MedicalGame(GameSpec(turn.category, Label.SAFE, turn.note), EditLimits(), parser)
-            game.play(answer)
-            games[parser] = game.record
-        whole, edit = games[MEDSERL], games[EDITS]
-        assert whole.presented_note == edit.presented_note
-        if whole.assessment is not None and edit.assessment is not None:
-            named = edit.assessment.number
-            assert not edit.assessment.violations
-            for field in ("verdict", "sentence", "error_type", "correction"):
-                assert getattr(whole.assessment, field) == getattr(edit.assessment, field)
-        else:
-            assert (
-                edit.attack is not None
-                and edit.attack.edit is not None
-                and not edit.attack.violations
-            )
-            named = edit.attack.edit.number
-        planned = re.search(
-            r"sentence "
-            r"(\d+)",
-            (edit.attack or edit.assessment).reasoning,
-        )  # type: ignore[union-attr]
-        assert planned is None or named is None or int(planned[1]) == named
-
-
-def test_both_formats_are_asked_for_in_the_same_words() -> None:
-    brief, edits = load_profile("brief").folder, load_profile(BRIEF_EDITS).folder
-    asked = [path.relative_to(edits) for path in edits.rglob("*.jinja")]
-    assert len(asked) == 4 and all(
-        (edits / path).read_text() == (brief / path).read_text() for path in asked
-    )
-
-
 def conversation(tokenizer: Any, profile: PromptProfile, turns: list[Transcript]) -> str:
     messages = []
     for turn in turns:
@@ -211,23 +170,19 @@ def conversation(tokenizer: Any, profile: PromptProfile, turns: list[Transcript]
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("player", ["novice", "novice_edits"])
-def test_an_example_is_the_conversation_that_self_play_has_token_for_token(
-    player: str, shared: bool
-) -> None:
+def test_an_example_is_the_conversation_that_self_play_has_token_for_token(shared: bool) -> None:
     tokenizer = AutoTokenizer.from_pretrained(resource("assets/novice"))
-    codec = PromptCodec(tokenizer, PROFILES[player])
+    codec = PromptCodec(tokenizer, PROFILES["novice"])
     profile = codec.profile
     turns = (t for t in transcripts(1, NOVICE[1]) if (t.attack is not None) == shared)
     for transcript in itertools.islice(turns, 40):
-        taught = as_edit(transcript) if profile.parser.numbered else transcript
-        both = [taught.attack, taught] if taught.attack else [taught]
+        both = [transcript.attack, transcript] if transcript.attack else [transcript]
         example = codec.example(transcript)
         ids = [*codec.instructions(both[0].role, both[0].category), *example.ids]
         assert tokenizer.decode(ids) == conversation(tokenizer, profile, both)
         assert (
             tokenizer.decode(example.ids[-example.answer_tokens :])
-            == taught.answer + tokenizer.eos_token
+            == transcript.answer + tokenizer.eos_token
         )
         assert tokenizer.decode(example.ids[: example.note_tokens]) == profile.shown(
             both[0].note, {}
