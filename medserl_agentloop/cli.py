@@ -17,6 +17,7 @@ from rich.text import Text
 
 from medserl_agentloop.data.cli import app as data_app
 from medserl_agentloop.evaluation.evaluate import evaluate
+from medserl_agentloop.evaluation.export import export
 from medserl_agentloop.evaluation.judge_calibration import app as judge_app
 from medserl_agentloop.evaluation.play import play
 from medserl_agentloop.evaluation.score import score
@@ -184,7 +185,7 @@ def _version(
 
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Before a run": (doctor, plan, certify),
-    "Look at a run": (show, report, compare, progress),
+    "Look at a run": (show, report, compare, progress, export),
     "Play and measure": (play, evaluate, score, tournament),
 }
 for _panel, _commands in _PANELS.items():

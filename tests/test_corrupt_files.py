@@ -24,6 +24,7 @@ from training.test_step_file import disk_that_is_full_after
 
 from medserl_agentloop.core import run_check
 from medserl_agentloop.core.alarms import HealthMonitor
+from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.run_check import RunConfig, machine
 from medserl_agentloop.core.step_file import (
     GAMES_FILE,
@@ -246,7 +247,8 @@ def test_checkpoint_that_cannot_be_written_is_named_with_the_free_space(tmp_path
     trainer: Any = object.__new__(SelfPlayTrainer)
     keep = dict.fromkeys(("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep", "default_hdfs_dir"))
     trainer.config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path), **keep}})
-    trainer.global_steps, trainer.run_state = LAST, {}
+    trainer.global_steps, trainer.run_state, trainer.kept_checkpoints = LAST, {}, None
+    trainer.selfplay = SelfPlayConfig(game="medical", records=str(tmp_path))
 
     def save_checkpoint(folder: str, *_: Any, **__: Any) -> None:
         Path(folder).mkdir(parents=True)

@@ -223,6 +223,16 @@ class SelfPlayConfig(BaseModel):
         default="warn",
         description="warn: print and log alarms. stop: also end the run, after the step is saved.",
     )
+    best_by: str | None = Field(
+        default=None,
+        description="Validation measure of the best checkpoint, which is kept with the newest ones "
+        "(val-core/DATA_SET/MEASURE, the mean of several data sets); null: none is the best.",
+    )
+    stop_after_evaluations: int | None = Field(
+        default=None,
+        ge=1,
+        description="End the run when the best validation is so many validations ago; null: never.",
+    )
     wandb_games: int = Field(
         default=8,
         ge=0,
@@ -314,6 +324,8 @@ def _against_the_game(config: SelfPlayConfig, game: type[Any]) -> Iterator[str]:
             "would be learned. Set "
             "one of them above 0, or selfplay.train to the other role."
         )
+    if config.stop_after_evaluations and not config.best_by:
+        yield "selfplay.stop_after_evaluations needs a measure: set selfplay.best_by."
     credit, roles, alarms = config.credit, game.roles, [rule.name for rule in game.rules()]
     for key, named, known in (
         ("anchor", config.anchor, roles),

@@ -13,7 +13,6 @@ import math
 import os
 import re
 import secrets
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -63,26 +62,6 @@ def resume_wandb_run(folder: Path, *, resumed: bool) -> None:
         file.write_text(secrets.token_hex(4), encoding="utf-8")
     os.environ.setdefault("WANDB_RUN_ID", file.read_text(encoding="utf-8").strip())
     os.environ.setdefault("WANDB_RESUME", "allow")
-
-
-def remove_old_checkpoints(folder: str | Path, step: int, keep: int | None) -> None:
-    """Make room for the checkpoint of ``step``; ``keep`` are left with it. verl forgets those of
-    before a resume.
-
-    As verl does (utils/checkpoint/checkpoint_manager.py): weights alone are removed, and one
-    checkpoint stays whole until the new one is. None keeps all.
-    """
-    folder = Path(folder)
-    found = (
-        path.parent.name.removeprefix("global_step_") for path in folder.glob("global_step_*/actor")
-    )
-    before = sorted(number for number in map(int, filter(str.isdecimal, found)) if number < step)
-    latest = path.read_text(encoding="utf-8").strip() if (path := folder / LATEST).is_file() else ""
-    for number in before[: -max(keep - 1, 1)] if keep else ():
-        if str(number) != latest:  # which may be an older one that was chosen
-            announce(f"removing the checkpoint of step {number} (trainer.max_actor_ckpt_to_keep)")
-            for engine in ("actor", "critic"):
-                shutil.rmtree(folder / f"global_step_{number}" / engine, ignore_errors=True)
 
 
 class StepFile:

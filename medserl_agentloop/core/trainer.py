@@ -21,8 +21,8 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
+from medserl_agentloop.core import checkpoints, step_file
 from medserl_agentloop.core import loss as losses
-from medserl_agentloop.core import step_file
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS
 from medserl_agentloop.core.alarms import HealthError, HealthMonitor, stop_message
 from medserl_agentloop.core.certificate import CertificateError, certify
@@ -124,6 +124,8 @@ class SelfPlayReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is untyp
 class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
     """verl's synchronous trainer, for games of several roles."""
 
+    total_training_steps: int
+
     def __init__(self, config: Any) -> None:
         self.selfplay = check_run(config)
         self.game = game_class(self.selfplay.game)
@@ -153,6 +155,9 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             "counts": self.counts,
             "alarms": self.health.state,
         }
+        # verl would remove the best checkpoint, and forgets those of before a resume.
+        self.kept_checkpoints = config.trainer.max_actor_ckpt_to_keep
+        config.trainer.max_actor_ckpt_to_keep = config.trainer.max_critic_ckpt_to_keep = None
         # verl's trainer branches by its own name of the mode (trainer_base.py).
         config.trainer.v1.trainer_mode = "sync"
         super().__init__(config)
@@ -210,13 +215,30 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             metrics.update(numbers)
             announce(line)
         self.files.metrics.append([{"step": self.global_steps, **step_numbers(metrics, {})}])
+        self._stop_if_nothing_got_better()
         return metrics
+
+    def _stop_if_nothing_got_better(self) -> None:
+        """Make this step the last one if the best validation is too long ago."""
+        scores = checkpoints.read_scores(self.selfplay.records, self.selfplay.best_by)
+        patience, since = (
+            self.selfplay.stop_after_evaluations,
+            checkpoints.evaluations_after_best(scores),
+        )
+        if patience and since >= patience and self.global_steps < self.total_training_steps:
+            announce(
+                f"step {self.global_steps} is the last one: {since} validations since the best "
+                f"{self.selfplay.best_by}, in step {checkpoints.best_step(scores)} "
+                "(selfplay.stop_after_evaluations)"
+            )
+            self.total_training_steps = self.global_steps
 
     def _save_checkpoint(self) -> None:
         try:
             own = self.config.trainer
-            step_file.remove_old_checkpoints(
-                own.default_local_dir, self.global_steps, own.max_actor_ckpt_to_keep
+            scores = checkpoints.read_scores(self.selfplay.records, self.selfplay.best_by)
+            checkpoints.remove_old(
+                own.default_local_dir, self.global_steps, self.kept_checkpoints, scores
             )
             step_file.save_state(self._checkpoint_folder(), self.run_state)
             super()._save_checkpoint()
@@ -259,7 +281,8 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             announce(f"resuming after step {step} of {total}: {rest}")
         if self.selfplay.certify != "only":
             self.files.resume_after(step)
-            if step < total:
+            self._stop_if_nothing_got_better()
+            if step < self.total_training_steps:
                 step_file.write_prompts(self.selfplay.records, step + 1, self.interaction.prompts())
 
     def fit(self, agent_loop_manager: Any) -> None:

@@ -23,6 +23,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from medserl_agentloop import DEFAULT_GAME
+from medserl_agentloop.core.checkpoints import checkpoints
 from medserl_agentloop.core.config import ConfigError, game_class
 from medserl_agentloop.core.interaction import Interaction
 from medserl_agentloop.core.metrics import storable
@@ -244,6 +245,8 @@ def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
     if shown is None:
         raise ValueError(f"{run} holds games 1 to {total}, there is no game {number}")
     console.print(render_game(shown, game, title=f"game {place} of {total}"))
+    if marked := [saved for saved in checkpoints(run) if saved.newest or saved.best]:
+        console.print(plain(f"checkpoints: {', '.join(map(str, marked))}"))
     if (run / METRICS_FILE).exists():
         by_step = metrics(run)
         words = {metric: f" ({label})" for label, metric in game.shown}

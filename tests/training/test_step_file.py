@@ -25,7 +25,6 @@ from medserl_agentloop.core.step_file import (
     StepFile,
     load_state,
     lock_folder,
-    remove_old_checkpoints,
     resume_wandb_run,
     save_state,
 )
@@ -290,32 +289,3 @@ def test_saved_parts_resume_unchanged_and_unknown_parts_are_named(tmp_path: Path
     assert load_state(tmp_path / "global_step_3", parts) == ["a_new_part"]
     assert list(parts.values()) == [state(0.1 + 0.2), state(7), state(4)]
     assert [path.name for path in (tmp_path / "global_step_3").iterdir()] == [STATE_FILE]
-
-
-@pytest.mark.parametrize(
-    ("keep", "latest", "left"),
-    [
-        (2, 30, [30, 50]),
-        (1, 30, [30, 50]),
-        (3, 30, [20, 30, 50]),
-        (2, 10, [10, 30, 50]),
-        (None, 30, [10, 20, 30, 50]),
-    ],
-)
-def test_a_resumed_run_removes_old_checkpoints_before_it_writes_another(
-    tmp_path: Path, keep: int | None, latest: int, left: list[int]
-) -> None:
-    """All of them are of before the kill, so verl knows none; 50 is of a branch that was left."""
-    for step in (10, 20, 30, 50):
-        for part in ("actor/model.pt", "critic/model.pt", "data.pt"):
-            (file := tmp_path / f"global_step_{step}" / part).parent.mkdir(
-                parents=True, exist_ok=True
-            )
-            file.touch()
-    (tmp_path / LATEST).write_text(str(latest))
-    remove_old_checkpoints(tmp_path, 40, keep)
-    for engine in ("actor", "critic"):
-        found = sorted(
-            int(path.parent.name[12:]) for path in tmp_path.glob(f"global_step_*/{engine}")
-        )
-        assert found == left

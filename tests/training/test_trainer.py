@@ -131,6 +131,7 @@ def test_validation_is_in_the_file_of_the_run_unless_a_game_raised(
         **{"check.side_effect": [None, RuntimeError("the code of a game raised an exception")]}
     )
     trainer.files, trainer.global_steps = RunFiles(tmp_path), 0
+    trainer.selfplay = SelfPlayConfig(game="medical", records=str(tmp_path))
     trainer._val_metrics_update([], [], {})
     assert list(trainer.files.metrics.read()) == [
         {"step": 0, "val-aux/num_turns/max": 2.0, "val-core/panel/f1": 0.5}

@@ -149,6 +149,9 @@ class MedicalConfig(SelfPlayConfig):
     train: Literal["both", "attacker", "assessor"] = Field(
         default="both", description="Whose tokens the loss sees. The other role still plays."
     )
+    best_by: str | None = Field(
+        default="sentence_accuracy", description=SelfPlayConfig.model_fields["best_by"].description
+    )
     anchor: dict[str, Share] = Field(
         default={role.value: 0.0 for role in Role},
         description=SelfPlayConfig.model_fields["anchor"].description,
