@@ -77,8 +77,6 @@ def find_object(
 
 
 LONGEST_NOTE = 100_000  # characters, wherever one is read; MEDEC's longest has a few thousand
-_LARGEST_GROUP = 1 << 28
-_LARGEST_PROMPT = 2 * LONGEST_NOTE  # a parquet file holds prompts as well
 
 
 def regular_file(path: Path) -> Path:
@@ -93,64 +91,20 @@ def regular_file(path: Path) -> Path:
 
 
 def read_parquet(path: Path) -> Any:
-    """The table of a parquet file, whose texts are measured first: 20 kB can hold gigabytes of
-    repeated text.
-
-    A ValueError says that it is missing, no regular file or damaged, or that a text is longer than
-    note and prompt.
+    """The table of a parquet file; a ValueError says that it is missing, no regular file or
+    damaged.
     """
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     try:
-        return _measured_table(path)
+        return pq.read_table(regular_file(path))
     except (OSError, pa.ArrowException) as error:
         reason = " ".join((getattr(error, "strerror", None) or str(error)).split()).rstrip(".")
         raise ValueError(
             f"{path}: cannot be read as parquet ({reason}); give a file written by medserl data "
             "convert."
         ) from error
-
-
-def _measured_table(path: Path) -> Any:
-    import pyarrow.parquet as pq
-
-    file = pq.ParquetFile(regular_file(path))
-    for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
-        # A character has at most four bytes. Of a damaged file group.column() would end the
-        # process: a C++ exception.
-        most = (1 + group.num_rows) * group.num_columns * 4 * _LARGEST_PROMPT
-        if (size := group.total_byte_size) > min(_LARGEST_GROUP, most):
-            raise ValueError(
-                f"{path}: a row group has {size >> 20} MiB for {group.num_rows} rows; a note has "
-                "at most "
-                f"{LONGEST_NOTE:,} characters, and a row group {_LARGEST_GROUP >> 20} MiB."
-            )
-    leaves = (file.schema.column(at) for at in range(len(file.schema)))
-    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    measured = pq.ParquetFile(path, read_dictionary=texts)
-    # Arrow cannot read a batch of nested columns that spans two row groups.
-    for batch in (
-        batch
-        for at in range(file.num_row_groups)
-        for batch in measured.iter_batches(row_groups=[at])
-    ):
-        if (longest := max(map(_longest_text, batch.columns), default=0)) > 4 * _LARGEST_PROMPT:
-            raise ValueError(
-                f"{path}: a text has {longest:,} bytes; a note has at most {LONGEST_NOTE:,} "
-                "characters."
-            )
-    return pq.read_table(path)
-
-
-def _longest_text(array: Any) -> int:
-    """Bytes of the longest text in an Arrow array that was read with dictionaries."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if pa.types.is_dictionary(array.type):
-        return pc.max(pc.binary_length(array.dictionary)).as_py() or 0
-    nested = array.flatten() if pa.types.is_nested(array.type) else []
-    return max(map(_longest_text, nested if isinstance(nested, list) else [nested]), default=0)
 
 
 def each_key_once(items: list[tuple[str, Any]]) -> dict[str, Any]:

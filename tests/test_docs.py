@@ -30,8 +30,7 @@ STUDIES = sorted(ROOT.glob("experiments/*/README.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *STUDIES])
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 SCRIPTS = {
-    "medec_to_parquet": "convert", "medec_eval_to_parquet": "eval", "sft_to_parquet": "sft",
-    "verify_parquet": "verify",
+    "medec_to_parquet": "convert", "sft_to_parquet": "sft", "verify_parquet": "verify",
 }  # fmt: skip
 WITHOUT_OVERRIDES = cache(compose_run)
 IN_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

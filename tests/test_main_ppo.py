@@ -44,7 +44,7 @@ def folder(data: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> P
     with SAMPLE.open(newline="") as file, (folder / "notes.csv").open("w", newline="") as notes:
         csv.writer(notes).writerows(list(csv.reader(file))[: 1 + NOTES])
     files = ("--input", folder / "notes.csv", "--output", folder / "val.parquet")
-    done = in_this_process("medec_eval_to_parquet", *files)
+    done = in_this_process("medec_to_parquet", *files)
     assert done.exit_code == 0, done.output
     for name in ("whole", "killed"):
         (folder / name).mkdir()

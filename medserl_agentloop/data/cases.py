@@ -1,4 +1,5 @@
-"""A case from any file: its two notes, its contradictions, and the search for similar notes.
+"""A case: its two notes and what is known of the error; contradictions; similar notes; lists of
+sentences.
 
 ``reader.py`` makes cases of files, and ``rows.py`` makes the rows of games of cases.
 """
@@ -8,9 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from functools import cached_property
+
+from pydantic.dataclasses import dataclass
+from rapidfuzz.distance import Indel
 
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import Category
@@ -20,15 +24,25 @@ NEAR_DUPLICATE = 0.5  # Jaccard similarity of two notes' sets of 4-grams
 MEDEC_UW = "medec_uw"
 _SUBSETS = {"ms": "medec_ms", "uw": MEDEC_UW}
 _WORDS_PER_GRAM = 4
-# De-identification marks of MEDEC-UW, such as <NAME/>. No note of MEDEC-MS has one.
-_MARKS_OF_UW = re.compile(r"<[A-Z][A-Z _-]*/>")
+# De-identification marks of MEDEC-UW, such as <NAME/>, and not HTML's tags in capitals. No note of
+# MEDEC-MS has one.
+_HTML = (
+    "A ABBR AREA ASIDE B BASE BIG BLOCKQUOTE BODY BR BUTTON CAPTION CENTER CODE COL DD DIV DL DT "
+    "EM FONT FORM H1 H2 H3 H4 H5 H6 HEAD HR HTML I IFRAME IMG INPUT LABEL LI LINK META NOBR OL "
+    "OPTION P PRE Q S SMALL SPAN STRONG STYLE SUB SUP TABLE TBODY TD TFOOT TH THEAD TITLE TR TT U "
+    "UL WBR"
+)
+_MARKS_OF_UW = re.compile(rf"<(?!(?:{'|'.join(_HTML.split())}) ?/>)[A-Z][A-Z _-]*/>")
 # Letters alone: an id such as 17, pat3-1 or a UUID, whose first eight digits may all be letters,
 # would be a collection.
 _COLLECTION = re.compile(r"(?![a-f]{8}-)([^\W\d_]+)[-_]", re.IGNORECASE)
+_NUMBERED_LINE = re.compile(r"[ \t]*([0-9]{1,6})(?:[ \t]+(.*))?$", re.DOTALL)
+_LARGEST_ID_GAP = 3
+_SAME_NOTE = 2 / 3  # share of the words in a list of sentences that stand in the note as well
 
 
 class MedecFormatError(ValueError):
-    """An input file is invalid; the message is a sentence that names file, row and column.
+    """An input file is invalid; the message is a sentence that names file, line and column.
 
     Of several problems the message has the first one and their number, and the exception's notes
     have the next nine.
@@ -47,31 +61,24 @@ class EditTag(str, Enum):
 
 @dataclass(frozen=True)
 class Case:
-    """One case: its error note, its clean note, or both. The unit of splitting."""
+    """One case: its error note, its clean note, or both. The unit of splitting.
 
-    case_id: (
-        str  # that of its error row, else of its only row; the column ``vignette_id`` of all files
-    )
+    ``case_id`` is the id of its error row, else of its only row; files call it ``vignette_id``.
+    """
+
+    case_id: str
     error_note: str | None
     clean_note: str | None
-    source_sha256: str  # of the file it was read from
+    source_sha256: str = ""  # of the file it was read from
     twin_text_id: str | None = None  # the clean row of the same case, where the file has one
     twin_note: str | None = None  # its text, often with its sentences in another order
-    clean_from_twin: bool = False  # the error row has no corrected text: the twin's text stands in
-    error_type: str | None = (
-        None  # in MEDEC's spelling if it is one of MEDEC's five, else the source's own word
-    )
+    clean_from_twin: bool = False  # the error row has no corrected text, so the twin's is used
+    error_type: str | None = None  # MEDEC's name of one of its five types, else the source's word
     error_sentence: str | None = None
     corrected_sentence: str | None = None
-    error_sentence_id: int = (
-        -1
-    )  # number of the wrong sentence in ``sentences``; 0 is one, -1 is none
-    sentences: Mapping[int, str] = field(
-        default_factory=dict
-    )  # of the row ``case_id``, by the source's numbers
-    categories: tuple[Category, ...] | None = (
-        None  # those that the source asks for; None where it leaves them open
-    )
+    error_sentence_id: int = -1  # number of the wrong sentence, from 0; -1 is none
+    sentences: Mapping[int, str] = field(default_factory=dict)  # of ``case_id``, by its numbers
+    categories: tuple[Category, ...] | None = None  # those that the source asks for; None is any
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -84,22 +91,19 @@ class Case:
 
     def text_id(self, harmful: bool) -> str:
         """Id of the source row that holds the error note, or the clean one."""
-        return (
-            self.twin_text_id
-            if self.twin_text_id and self.clean_from_twin and not harmful
-            else self.case_id
-        )
+        of_twin = self.twin_text_id if self.clean_from_twin and not harmful else None
+        return of_twin or self.case_id
 
     @cached_property
     def subset(self) -> str:
         """``medec_uw`` by MEDEC-UW's marks in a note, else by the letters before ``-`` or ``_``
         that begin the id.
         """
+        if any(map(_MARKS_OF_UW.search, self.notes)):
+            return MEDEC_UW
         named = _COLLECTION.match(self.case_id)
         prefix = named[1].lower() if named else "unnamed"
-        return (
-            MEDEC_UW if any(map(_MARKS_OF_UW.search, self.notes)) else _SUBSETS.get(prefix, prefix)
-        )
+        return _SUBSETS.get(prefix, prefix)
 
     @property
     def pair_source(self) -> str:
@@ -155,19 +159,42 @@ def contradictions(cases: Iterable[Case]) -> tuple[dict[str, str], str]:
     """Why each case that contradicts itself does, by its id, and a sentence if most do: columns
     were exchanged.
     """
-    compared = [
-        case for case in cases if case.error_note is not None and case.error_sentence is not None
-    ]
+    compared = [case for case in cases if case.error_note and case.error_sentence is not None]
     wrong = {case.case_id: why for case in compared if (why := case.contradiction)}
     if 2 * len(wrong) <= len(compared):
         return wrong, ""
     examples = "; ".join(f"{shown(case_id)}: {why}" for case_id, why in list(wrong.items())[:3])
     return wrong, (
         f"{len(wrong)} of {len(compared)} error rows contradict themselves ({examples}); this is "
-        "what exchanged "
-        "columns look like (the two notes, or the two sentences), or sentence numbers that are not "
-        "those of the list"
+        "what exchanged columns look like (the two notes, or the two sentences), or sentence "
+        "numbers that are not those of the list"
     )
+
+
+def conflicts(cases: Iterable[Case]) -> dict[str, str]:
+    """Why cases disagree about a note, by their ids: it is the error note of one and a correct note
+    of another.
+
+    White space and letter case do not count.
+    """
+    correct: defaultdict[str, list[str]] = defaultdict(list)
+    of_errors: list[tuple[str, str]] = []
+    for case in cases:
+        for note in (case.clean_note, case.twin_note):
+            if note is not None:
+                correct[one_line(note).casefold()].append(case.case_id)
+        if case.error_note is not None:
+            of_errors.append((case.case_id, one_line(case.error_note).casefold()))
+    found: dict[str, str] = {}
+    for case_id, note in of_errors:
+        for other in correct.get(note, ()):
+            if other != case_id:
+                found[case_id] = f"its note with an error is the correct note of {shown(other)}"
+                found[other] = f"its correct note is the one with an error of {shown(case_id)}"
+    return found
+
+
+# -- similar notes ---------------------------------------------------------------------------------
 
 
 def four_grams(text: str) -> frozenset[str]:
@@ -211,12 +238,84 @@ class NearDuplicateIndex:
 def near_duplicates(
     notes: Iterable[tuple[str, str]], others: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[str, str, float]]:
-    """Every named note that is nearly one of ``others``: its name, that of the likest one, their
-    similarity.
+    """Yield every named note that is nearly one of ``others``: its name, that of the likest one,
+    their similarity.
     """
     index = NearDuplicateIndex(text for _, text in others)
     for name, text in notes:
-        for number, similarity in sorted(
-            index.matches(text), key=lambda match: (-match[1], match[0])
-        )[:1]:
+        if found := index.matches(text):
+            number, similarity = min(found, key=lambda match: (-match[1], match[0]))
             yield name, others[number][0], similarity
+
+
+# -- MEDEC's lists of sentences --------------------------------------------------------------------
+
+
+def with_numbers(sentences: Iterable[str], first: int = 0) -> str:
+    """MEDEC's ``Sentences`` column: every sentence on a line, behind its number."""
+    return "\n".join(f"{number} {text}" for number, text in enumerate(sentences, start=first))
+
+
+def sentences_of(listed: str, note: str) -> dict[int, str]:
+    """The sentences of a note by the numbers that a list of them has, each on a line or all on
+    one.
+
+    A ValueError says that a list on one line is not one of this note.
+    """
+    sentences = numbered_sentences(listed)
+    if list(sentences) != [0] or not re.search(r"\s1\s", listed):
+        return sentences
+    of_note = _sentences_on_one_line(listed, note)
+    if not of_note:
+        raise ValueError("write each sentence of the text on a line, behind its number")
+    return of_note if len(of_note) > 1 else sentences
+
+
+def numbered_sentences(text: str | None) -> dict[int, str]:
+    """MEDEC's ``Sentences`` column by the source's own numbers; -1 is text before the first one.
+
+    A line opens a sentence when it carries the next number. A larger one opens a sentence too if
+    the numbers between are truly missing; otherwise it is a continuation line that happens to begin
+    with a figure ("500 mg twice a day"). Lines without a number belong to the sentence above.
+    """
+    lines = [(_NUMBERED_LINE.match(line), line) for line in re.split(r"\r\n?|\n", text or "")]
+    last_line_of = {int(match[1]): at for at, (match, _) in enumerate(lines) if match}
+    sentences: dict[int, list[str]] = {}
+    current = -1
+    for at, (match, line) in enumerate(lines):
+        number = int(match[1]) if match else -1
+        skipped = range(current + 1, number)
+        missing = len(skipped) <= _LARGEST_ID_GAP and all(
+            last_line_of.get(n, -1) < at for n in skipped
+        )
+        if match and number > current and missing:
+            current = number
+            sentences[number] = [match[2] or ""]
+        elif sentences:
+            sentences[current].append(line)
+        elif line.strip():
+            sentences[-1] = [line]
+    return {number: "\n".join(parts).strip() for number, parts in sentences.items()}
+
+
+def _sentences_on_one_line(line: str, note: str) -> dict[int, str]:
+    """Sentences that follow one another as ``0 First one. 1 Second one.``, as MedErrBench has them;
+    none if they are not those of the note.
+
+    A number opens a sentence if it is the next one and the note has no such word there.
+    """
+    words = line.replace("\\n", "\n").split()  # some lists have line breaks spelled out
+    spelled, of_note = (
+        [re.sub(r"[\W_]", "", word) for word in text] for text in (words, note.split())
+    )
+    sentences: dict[int, list[str]] = {}
+    common = 0
+    for edit in Indel.opcodes(of_note, spelled):
+        for word in words[edit.dest_start : edit.dest_end]:
+            if edit.tag != "equal" and word == str(len(sentences)):
+                sentences[len(sentences)] = []
+            elif sentences:
+                sentences[len(sentences) - 1].append(word)
+                common += edit.tag == "equal"
+    alike = common >= _SAME_NOTE * (len(words) - len(sentences))
+    return {number: " ".join(sentence) for number, sentence in sentences.items()} if alike else {}

@@ -5,27 +5,22 @@ The scripts of ``data_prep`` are the same commands.
 
 from __future__ import annotations
 
-import csv
 import inspect
-import io
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from itertools import chain, permutations
+from itertools import chain
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from typer import Argument, Option
 
-from medserl_agentloop.data.cases import near_duplicates
 from medserl_agentloop.data.reader import ReadReport, read_files
 from medserl_agentloop.data.rows import (
     AS_GIVEN,
     DEFAULT_MIX,
-    FIRST_INDEX,
     UW_AGREEMENT,
     ConvertOptions,
     RowPlan,
@@ -35,11 +30,12 @@ from medserl_agentloop.data.rows import (
     format_mix,
     labels_of,
     mix_of,
+    parse_mix,
     refuse_uw,
     write_parquet,
 )
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.paths import MANIFEST, all_or_none, replacing
+from medserl_agentloop.paths import MANIFEST, all_or_none
 from medserl_agentloop.terminal import errors_in_one_line, say, table
 
 if TYPE_CHECKING:
@@ -84,10 +80,15 @@ def _asked(command: Callable[[ConvertOptions], None]) -> Callable[..., None]:
 @app.command()
 @_asked
 def convert(options: ConvertOptions) -> None:
-    """Write training and validation rows for medical-error self-play.
+    """Write training and validation rows for medical-error self-play, or evaluation rows.
 
-    Rows are split by case, so that the two notes of a case are never on both sides.
+    Rows are split by case, so that the two notes of a case are never on both sides. With an output
+    that ends in .parquet, every note becomes a single assessor turn, as it is, for verl's
+    validation.
     """
+    if options.output.suffix == ".parquet":
+        _evaluation_rows(options)
+        return
     read, made = convert_files(options)
     _print_input(read.reports)
     _print_rows(made, options)
@@ -110,21 +111,41 @@ def convert(options: ConvertOptions) -> None:
         _say("warning: val.parquet has no rows; train with data.val_files=[] or give --val-input")
     available = sum(sum(split["eligible"].values()) for split in made.reports.values())
     unused = options.rows is None and len(made.train) + len(made.val) < available
-    if unused and options.mix == DEFAULT_MIX and mix_of(read.cases):
+    if unused and options.mix is None and mix_of(read.cases):
         _say(
             f"--mix {AS_GIVEN} keeps all {available} rows, each in the category that the input "
             "names"
         )
-    _say(f"mix {format_mix(made.mix)}, seed {options.seed}")
+    partial = options.mix is None and made.mix != parse_mix(DEFAULT_MIX)
+    what_of = ": the notes serve no other category of the default mix" * partial
+    _say(f"--mix {format_mix(made.mix)}, --seed {options.seed}{what_of}")
     for name, written in (("train", made.train), ("val", made.val)):
         of = labels_of(written)
         labels = f"presented notes {of['harmful']} harmful, {of['safe']} safe"
         _say(f"{options.output / name}.parquet: {len(written)} rows, {labels}")
-    _say(
-        "nothing was written: --dry-run"
-        if options.dry_run
-        else f"{options.output / MANIFEST}: the account"
+    _say(f"{options.output / MANIFEST}: the account")
+
+
+def _evaluation_rows(options: ConvertOptions) -> None:
+    """Write the rows of a set that is validated on to one file; nothing is stripped or left out."""
+    read_here = ("input", "output", "column", "i_have_the_uw_agreement")
+    for name, about in ConvertOptions.model_fields.items():
+        if name in read_here or getattr(options, name) == about.default:
+            continue
+        raise ValueError(
+            f"--{name.replace('_', '-')} belongs to training rows; give --output a folder, or "
+            "leave it out for evaluation rows."
+        )
+    rows, read = build_eval_rows(options.input, options.columns)
+    refuse_uw(read.uw_rows, options.i_have_the_uw_agreement)
+    with all_or_none(options.output.parent) as place:
+        write_parquet(rows, place / options.output.name)
+    _show(
+        "Rows", ["data_source", "rows"], sorted(Counter(row["data_source"] for row in rows).items())
     )
+    for report in read.reports:
+        _say_why(f"warning: kept as published: {report.file}", report.contradictions)
+    _say(f"{options.output}: {len(rows)} rows; {read.dropped_empty} empty records dropped")
 
 
 @app.command()
@@ -246,118 +267,6 @@ def sft(
             f"{output / 'selfplay_train.parquet'}: {rest.num_rows} rows of the cases that are not "
             "taught"
         )
-
-
-@app.command("eval")
-def evaluation_rows(
-    inputs: Annotated[list[Path], Option("--input", help="MEDEC's CSV. Repeatable.")],
-    output: Annotated[Path, Option(help="Parquet file to write.")],
-    name: Annotated[
-        str, Option(help="What the metrics call the set; by default each note's collection.")
-    ] = "",
-    first_index: Annotated[
-        int,
-        Option(
-            min=0,
-            max=2**62,
-            help="Index of the first row; indices of files used together must differ.",
-        ),
-    ] = FIRST_INDEX,
-    i_have_the_uw_agreement: UwAgreement = False,
-) -> None:
-    """Write every row of an official set as a single assessor turn; nothing is stripped or left
-    out.
-    """
-    with errors_in_one_line("error"):
-        if output.suffix != ".parquet":
-            raise ValueError(f"{output}: verl reads files that end in .parquet; give such a name.")
-        rows, read = build_eval_rows(inputs, first_index=first_index, name=name)
-        refuse_uw(read.uw_rows, i_have_the_uw_agreement)
-        with all_or_none(output.parent) as place:
-            write_parquet(rows, place / output.name)
-    _show(
-        "Rows", ["data_source", "rows"], sorted(Counter(row["data_source"] for row in rows).items())
-    )
-    for report in read.reports:
-        _say_why(f"warning: kept as published: {report.file}", report.contradictions)
-    _say(f"{output}: {len(rows)} rows; {read.dropped_empty} empty records dropped")
-
-
-@app.command()
-def profile(
-    source: Annotated[
-        Path, Option("--from", help="Your checkout of the OpenRLHF system; it holds medical_team/.")
-    ],
-    output: Annotated[Path, Option(help="Folder of the profile; it must not exist.")],
-) -> None:
-    """Write a prompt profile with the texts of a checkout of the OpenRLHF system; its code is read
-    and never run.
-    """
-    with errors_in_one_line("error"):
-        files: dict[str, str] = resolve_name(
-            "medserl_agentloop.medical_team.prompts:profile_files"
-        )(source)
-        if output.exists():
-            raise ValueError(f"{output} exists: give the name of a new folder.")
-        with all_or_none(output) as place:
-            for name, text in files.items():
-                (place / name).parent.mkdir(exist_ok=True)
-                (place / name).write_text(text, encoding="utf-8", newline="\n")
-    if not any("<answer>" in text for name, text in files.items() if name.startswith("attacker")):
-        _say(
-            "note: the attacker is not told of <answer>, and nothing else is read: write it into "
-            "the templates"
-        )
-    _say(f"{output}: a profile with the prompts of {source}; use it with selfplay.profile")
-
-
-@app.command()
-def overlap(
-    files: Annotated[
-        list[Path], Argument(help="Two or more files of notes, in any format that convert reads.")
-    ],
-    output: Annotated[Path | None, Option(help="File for all pairs, as CSV.")] = None,
-) -> None:
-    """Count the notes of each file that are nearly a note of another: who trains on one reports
-    memory on the other.
-    """
-    with errors_in_one_line("error"):
-        if len(files) < 2:
-            raise ValueError("give two files or more.")
-        read = {
-            path: read_files([path], as_published=path.suffix.lower() in (".csv", ".json"))
-            for path in files
-        }
-    # A published row is a note of its own, under its own id; of a pair both notes count, as one.
-    notes = {
-        path: [
-            (case.twin_text_id or case.case_id, note)
-            for case in result.cases
-            for note in case.notes
-        ]
-        for path, result in read.items()
-    }
-    pairs, rows = [], []
-    for path, other in permutations(files, 2):
-        found = {match[0]: match for match in near_duplicates(notes[path], notes[other])}
-        pairs += [
-            (path.name, name, other.name, near, f"{similarity:.2f}")
-            for name, near, similarity in found.values()
-        ]
-        rows.append([f"{path.name} ({len(dict(notes[path]))})", other.name, len(found)])
-    _show(
-        "Notes that are nearly a note of another file (4-gram Jaccard 0.5 or more)",
-        ["file", "other", "notes"],
-        rows,
-    )
-    if output is not None:
-        text = io.StringIO(newline="")
-        csv.writer(text).writerows(
-            [("file", "note", "other file", "other note", "Jaccard"), *pairs]
-        )
-        with errors_in_one_line("error"), replacing(output) as file:
-            file.write(text.getvalue().encode())
-        _say(f"{output}: {len(pairs)} pairs")
 
 
 def _print_input(reports: Sequence[ReadReport]) -> None:

@@ -1,24 +1,17 @@
-"""MEDEC data in any known format -> cases, with an account of every row.
+"""Tables of notes -> cases, with an account of every row.
 
-- MEDEC's nine columns as CSV, one row per note, error rows and their clean twins. MedErrBench has
-  them too. Own notes may leave out where the error stands.
-- MedRECT's JSON: a list of notes with the same facts under names of its own, sentences numbered
-  from 1.
-- One JSON object per line: a pair of an error note and its corrected note.
-- One OpenRLHF row per line, which ``medical_team.openrlhf_rows`` reads.
+A table's columns have one of four layouts:
 
-A new format is a function from text and ``Intake`` to cases, called in ``_open``.
+- MEDEC's nine columns, one row per note, error rows and their clean twins;
+- pairs of an incorrect and a correct note, as MEDEC's training set is often passed on;
+- rows of the OpenRLHF system, which ``medical_team.openrlhf_rows`` reads;
+- a user's own, whose columns have the names in ``FIELDS``, or are named with ``--column``.
 """
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import io
-import json
 import re
 import sys
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,12 +19,30 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import NamedTuple
 
-from ftfy import TextFixerConfig, fix_encoding
+from rapidfuzz import fuzz, process, utils
 
-from medserl_agentloop.data.cases import MEDEC_UW, Case, EditTag, MedecFormatError, contradictions
-from medserl_agentloop.data.cells import LARGEST_CELL, NO_TYPE, NOTE, Cells
+from medserl_agentloop.data.cases import (
+    MEDEC_UW,
+    Case,
+    EditTag,
+    MedecFormatError,
+    conflicts,
+    contradictions,
+    sentences_of,
+)
+from medserl_agentloop.data.tables import (
+    LARGEST_CELL,
+    NO_TYPE,
+    NOTE,
+    NoteRow,
+    Table,
+    error_type,
+    flag,
+    read_table,
+    sentence_number,
+)
 from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.paths import each_key_once, regular_file
+from medserl_agentloop.paths import did_you_mean
 from medserl_agentloop.terminal import shown, visible
 
 COLUMNS = (
@@ -45,31 +56,34 @@ COLUMNS = (
     "Corrected Sentence",
     "Corrected Text",
 )
-_SHORT_NAMES = {
-    "Text ID": "id",
-    "Text": "note",
-    "Error Flag": "haserror",
-    "Corrected Text": "corrected",
-}
-_PLACE_OF_ERROR = {"Sentences", "Error Sentence ID", "Error Sentence", "Corrected Sentence"}
-_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-_PAIR_KEYS = (
-    "note_id",
-    "incorrect_note",
-    "correct_note",
+FIELDS = (
+    "id",
+    "note",
+    "sentences",
+    "has_error",
     "error_type",
+    "error_sentence_id",
     "error_sentence",
     "corrected_sentence",
+    "corrected",
 )
+"""What a column may hold, in the order of MEDEC's ``COLUMNS``."""
+
+Layout = Mapping[str, str]  # field -> the file's column
+_MEDEC: Layout = dict(zip(FIELDS, COLUMNS, strict=True))
+_PAIRS: Layout = {
+    "id": "note_id",
+    "note": "incorrect_note",
+    "corrected": "correct_note",
+    **{name: name for name in ("error_type", "error_sentence", "corrected_sentence")},
+}
+_OPENRLHF = ("data_type", "game_category")
+_READ_OPENRLHF = "medserl_agentloop.medical_team.openrlhf_rows:read_rows"
+_ALIKE = 70  # rapidfuzz partial ratio of 0 to 100, from which on a column may be a field
 _SHOWN_PROBLEMS = 10
 # Word overlap of a clean row with the corrected text of the error row before it. On the official
 # validation set the lowest twin has 0.86, and the highest of two unrelated notes 0.45.
 _TWIN_OVERLAP = 0.7
-# No guess at bytes that were lost: what stands in their place is text.
-_MISREAD_ONLY = TextFixerConfig(
-    restore_byte_a0=False, replace_lossy_sequences=False, fix_c1_controls=False
-)
-_READ_OPENRLHF = "medserl_agentloop.medical_team.openrlhf_rows:read_rows"
 
 NoteJoin = Mapping[str, Case]  # text of a note, white space aside -> the first case that has it
 
@@ -94,21 +108,16 @@ class ReadReport:
     twins: int = _count("+ clean rows that are a pair's twin")
     clean_only: int = _count("+ clean notes without an error note")
     error_only: int = _count("+ error notes without a clean note")
-    contradicting: int = _count("+ rows that contradict themselves, left out")
+    contradicting: int = _count("+ rows that contradict themselves or another row, left out")
     non_local_edits: int = _count("pairs edited in more than one place")
     no_op_edits: int = _count("pairs without a real edit (no-op)")
     joined: int = _count("OpenRLHF rows joined with their case")
-    repaired: int = _count("rows in which misread characters were put right")
     uw_rows: int = _count("rows of MEDEC-UW")
-    error_types: dict[str, int] = field(
-        default_factory=dict
-    )  # of error notes; ``unknown`` where none is given
-    contradictions: list[tuple[str, str]] = field(
-        default_factory=list
-    )  # id of each of these rows, and why
-    not_joined: list[tuple[str, str]] = field(
-        default_factory=list
-    )  # id of each other OpenRLHF row, and why
+    # Of error notes; ``unknown`` where none is given.
+    error_types: dict[str, int] = field(default_factory=dict)
+    # Id of each of these rows, and why.
+    contradictions: list[tuple[str, str]] = field(default_factory=list)
+    not_joined: list[tuple[str, str]] = field(default_factory=list)
 
 
 class ReadResult(NamedTuple):
@@ -129,145 +138,67 @@ class ReadResult(NamedTuple):
 def read_files(
     paths: Iterable[Path],
     *,
+    columns: Layout | None = None,
     join: Sequence[Path] = (),
-    repair_encoding: bool = False,
     as_published: bool = False,
 ) -> ReadResult:
     """Read every input and check that no row occurs in two of them; MedecFormatError for an invalid
     input.
 
-    The cases of OpenRLHF rows are looked up in the files of ``join``. With ``repair_encoding``,
-    UTF-8 that was read as cp1252 is put right in every field alike. With ``as_published``, every
-    row is a case of its own, its texts exactly as they stand in the file, and the id of a clean
-    twin's case is that of its error row.
+    ``columns`` names the columns of a user's own tables, by field. The cases of OpenRLHF rows are
+    looked up in the files of ``join``. With ``as_published``, every row is a case of its own, its
+    texts exactly as they stand in the file, and the id of a clean twin's case is that of its error
+    row; rows that contradict each other stay, and the report names them.
     """
     joined = None
     if join:  # of a note in several cases the first one counts
-        others = reversed(read_files(join, repair_encoding=repair_encoding).cases)
+        others = reversed(read_files(join, columns=columns).cases)
         joined = {one_line(note): case for case in others for note in case.notes}
     claims: dict[str, str] = {}
-    cases: list[Case] = []
+    cases_of: list[list[Case]] = []
     file_of: dict[str, str] = {}
     reports: list[ReadReport] = []
     for path in paths:
-        intake = Intake(claims, repair_encoding, as_published)
-        members = list(_open(path, intake, joined))
-        file = intake.report.file
-        if problems := intake.problems:
-            count = f" There are {len(problems)} such problems." if len(problems) > 1 else ""
-            error = MedecFormatError(problems[0] + count)
-            for problem in problems[1:_SHOWN_PROBLEMS]:
-                error.add_note(problem)
-            raise error
+        table = read_table(path)
+        intake = Intake(claims, as_published, ReadReport(table.file, table.sha256))
+        members = list(_cases(path, table, intake, columns or {}, joined))
+        if problems := [*intake.problems, *table.faults]:
+            raise _refusal(problems)
         if again := [case.case_id for case in members if case.case_id in file_of]:
             raise MedecFormatError(
-                f"{file}: {len(again)} of its {len(members)} cases are also in {file_of[again[0]]} "
-                "(the first is "
-                f"{again[0]!r}); give every case once, for training or for validation, and leave "
-                "one of the files out."
+                f"{table.file}: {len(again)} of its {len(members)} cases are also in "
+                f"{file_of[again[0]]} (the first is {again[0]!r}); give every case once, for "
+                "training or for validation, and leave one of the files out."
             )
-        cases += members
-        file_of |= {case.case_id: file for case in members}
-        _count_cases(intake.report, members)
+        cases_of.append(members)
+        file_of |= {case.case_id: table.file for case in members}
         reports.append(intake.report)
+    disagreeing = conflicts(case for members in cases_of for case in members)
+    for report, members in zip(reports, cases_of, strict=True):
+        for case in members:
+            if why := disagreeing.get(case.case_id):
+                ids = case.text_ids if not as_published else (case.twin_text_id or case.case_id,)
+                report.contradictions += [(text_id, why) for text_id in ids]
+        if not as_published:  # published figures are about every row of a set
+            members[:] = [case for case in members if case.case_id not in disagreeing]
+        _count_cases(report, members)
+    cases = [case for members in cases_of for case in members]
     if not cases:
-        raise MedecFormatError("the input has no notes: give a MEDEC file with at least one row.")
+        left_out = sum(report.contradicting for report in reports)
+        raise MedecFormatError(
+            f"every row of the input contradicts another one ({left_out} rows)."
+            if left_out
+            else "the input has no notes: give a file with at least one row."
+        )
     return ReadResult(cases, reports)
 
 
-@dataclass
-class Intake:
-    """An input while it is read: the row of every text id in all inputs so far, its report and its
-    problems.
-    """
-
-    claims: dict[str, str]
-    repair: bool
-    as_published: bool
-    report: ReadReport = field(default_factory=ReadReport)
-    problems: list[str] = field(default_factory=list)
-
-    def cells(self, place: str, values: dict[str, str]) -> Cells:
-        """A row's values, with misread UTF-8 put right where that was asked for."""
-        if self.repair:
-            before, values = (
-                values,
-                {name: repair_encoding(value) for name, value in values.items()},
-            )
-            self.report.repaired += values != before
-        return Cells(place, values, self.as_published)
-
-    def accepts(self, cells: Cells, text_id: str) -> bool:
-        """Count a row; return whether it has no fault."""
-        self.report.records += 1
-        if first := text_id and self.claims.get(text_id):
-            cells.problems.append(
-                f"{cells.place}: this text id is already that of {first}; "
-                "give every row its own id, and do not pass the same notes twice."
-            )
-        self.claims.setdefault(text_id, cells.place)
-        self.problems += cells.problems
-        return not cells.problems
-
-    def cases(self, rows: Iterable[Cells], case_of: Callable[[Cells, str], Case]) -> list[Case]:
-        """The cases of the rows without a fault that do not contradict themselves; a
-        MedecFormatError if most do.
-        """
-        read = ((cells, case_of(cells, self.report.sha256)) for cells in rows)
-        cases = [case for cells, case in read if self.accepts(cells, case.case_id)]
-        wrong, refusal = contradictions(cases)
-        if refusal:
-            raise MedecFormatError(f"{self.report.file}: {refusal}; put the columns right.")
-        self.report.contradictions += wrong.items()
-        # Published figures are about every row of a set.
-        return cases if self.as_published else [case for case in cases if case.case_id not in wrong]
-
-
-def _open(path: Path, intake: Intake, joined: NoteJoin | None) -> Iterator[Case]:
-    """The cases of an input; its name and its hash go to the report."""
-    if path.suffix.lower() not in (".csv", ".json", ".jsonl"):
-        raise MedecFormatError(
-            f"{path}: files that end in {path.suffix or 'nothing'!r} are not known; give a .csv "
-            "file in MEDEC's "
-            "nine columns, a .json file of MedRECT's, or a .jsonl file of pairs or of OpenRLHF "
-            "rows."
-        )
-    text, intake.report.sha256 = _read_text(path)
-    intake.report.file = path.name
-    if path.suffix.lower() == ".csv":
-        return _read_rows(_csv_records(text, intake), intake)
-    if path.suffix.lower() == ".json":
-        return _read_rows(_medrect_records(text, intake), intake)
-    first = next((line for line in text.split("\n") if line.strip()), "")
-    if '"data_type"' in first or '"game_category"' in first:
-        read: Callable[..., Iterator[Case]] = resolve_name(_READ_OPENRLHF)
-        return read(path, text, intake, joined)
-    return iter(
-        intake.cases((cells for _, cells, _ in objects(text, intake, _PAIR_KEYS)), _case_of_pair)
-    )
-
-
-def _read_text(path: Path) -> tuple[str, str]:
-    """A file's text and the hash of its bytes.
-
-    A byte that is not UTF-8 becomes a surrogate, which Cells refuses.
-    """
-    try:
-        content = regular_file(path).read_bytes()
-    except OSError as error:
-        reason = f"cannot be read ({error.strerror or error}); give the path of a MEDEC file"
-        raise MedecFormatError(f"{path}: {reason}.") from error
-    if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):  # there are no rows to name
-        raise MedecFormatError(
-            f"{path}: byte 0 (0x{content[0]:02x}) is not UTF-8; save the file as UTF-8."
-        )
-    if not content.strip():
-        raise MedecFormatError(
-            f"{path}: the file is empty; give a MEDEC file with at least one row."
-        )
-    return content.decode("utf-8-sig", errors="surrogateescape"), hashlib.sha256(
-        content
-    ).hexdigest()
+def _refusal(problems: Sequence[str]) -> MedecFormatError:
+    count = f" There are {len(problems)} such problems." if len(problems) > 1 else ""
+    error = MedecFormatError(problems[0] + count)
+    for problem in problems[1:_SHOWN_PROBLEMS]:
+        error.add_note(problem)
+    return error
 
 
 def _count_cases(report: ReadReport, cases: list[Case]) -> None:
@@ -287,21 +218,217 @@ def _count_cases(report: ReadReport, cases: list[Case]) -> None:
     )
 
 
-# -- MEDEC's CSV -----------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
 
-def _read_rows(records: Iterable[Cells], intake: Intake) -> Iterator[Case]:
-    """The cases of rows that have MEDEC's columns, every error row joined with its clean twin."""
-    by_id = {row.case_id: row for row in intake.cases(records, _case_of_row)}
-    # A clean row may stand before its error row, so the twins are known only after one pass over
-    # all.
+@dataclass
+class Intake:
+    """An input while it is read: the place of every text id in all inputs so far, its report and
+    its problems.
+    """
+
+    claims: dict[str, str]
+    as_published: bool
+    report: ReadReport
+    problems: list[str] = field(default_factory=list)
+
+    def rows(self, table: Table) -> Iterator[NoteRow]:
+        """The table's rows that are not empty."""
+        for place, values in table.rows:
+            if any(value is not None and str(value).strip() for value in values.values()):
+                yield NoteRow(place, values, self.as_published)
+            else:
+                self.report.dropped_empty += 1
+
+    def accepts(self, row: NoteRow, text_id: str) -> bool:
+        """Count a row; return whether it has no fault."""
+        self.report.records += 1
+        if first := text_id and self.claims.get(text_id):
+            row.problems.append(
+                f"{row.place}: its text id {shown(text_id)} is already that of {first}; "
+                "give every row its own id, and do not pass the same notes twice."
+            )
+        self.claims.setdefault(text_id, row.place)
+        self.problems += row.problems
+        return not row.problems
+
+    def cases(self, read: Iterable[tuple[NoteRow, Case]]) -> list[Case]:
+        """The cases of the rows without a fault that do not contradict themselves; a
+        MedecFormatError if most do.
+        """
+        cases = [case for row, case in read if self.accepts(row, case.case_id)]
+        wrong, refusal = contradictions(cases)
+        if refusal:
+            raise MedecFormatError(f"{self.report.file}: {refusal}; put the columns right.")
+        self.report.contradictions += wrong.items()
+        # Published figures are about every row of a set.
+        return cases if self.as_published else [case for case in cases if case.case_id not in wrong]
+
+
+# -- columns ---------------------------------------------------------------------------------------
+
+
+def _cases(
+    path: Path, table: Table, intake: Intake, columns: Layout, joined: NoteJoin | None
+) -> Iterator[Case]:
+    """The cases of an input, by the layout of its columns."""
+    has = set(table.header)
+    chosen = bool(columns) and has.issuperset(columns.values())
+    if not chosen and has.intersection(_OPENRLHF):
+        read: Callable[..., Iterator[Case]] = resolve_name(_READ_OPENRLHF)
+        return read(path, table, intake, joined)
+    if not table.header:  # such as a file of blank lines
+        layout: Layout = _PAIRS
+    elif not chosen and has.issuperset(COLUMNS[:2]):
+        if absent := [name for name in COLUMNS if name not in has]:
+            raise MedecFormatError(
+                f"{table.file}, header: column {absent[0]!r} is missing; beside Text ID and Text, "
+                f"a file of MEDEC's has {', '.join(COLUMNS[2:])}. For notes of your own, rename "
+                "the columns, or name them with --column note=Text."
+            )
+        layout = _MEDEC
+    elif not chosen and has.issuperset((_PAIRS["note"], _PAIRS["corrected"])):
+        layout = {name: column for name, column in _PAIRS.items() if column in has}
+    else:
+        layout = _own_layout(table, columns)
+    stem = re.sub(r"[^0-9A-Za-z]+", "_", path.stem).strip("_") or "note"
+    rows = enumerate(intake.rows(table), start=1)
+    made = ((row, _case_of(row, layout, f"{stem}-{n}", intake.report.sha256)) for n, row in rows)
+    cases = intake.cases(made)
+    return _with_twins(cases, intake.as_published) if "id" in layout else iter(cases)
+
+
+def _own_layout(table: Table, columns: Layout) -> Layout:
+    """The columns of a user's own table, by field; a MedecFormatError lists those that there are.
+
+    Without a corrected note and a flag every note counts as correct, so a column that may be one
+    of them is not passed over.
+    """
+    there = f"the file has {', '.join(map(shown, filter(None, table.header)))}"
+    for name, column in columns.items():
+        if column not in table.header:
+            raise MedecFormatError(
+                f"{table.file}, header: no column {column!r}, which --column {name}={column} "
+                f"names{did_you_mean(column, table.header)}; {there}."
+            )
+    layout = {name: name for name in FIELDS if name in table.header} | dict(columns)
+    unread = [name for name in table.header if name and name not in layout.values()]
+    if "note" not in layout:
+        raise MedecFormatError(
+            f"{table.file}, header: no column 'note'{_nearest('note', unread)}; {there}. Name the "
+            "columns that you have, such as --column note=TEXT --column corrected=FIXED (fields: "
+            f"{', '.join(FIELDS)})."
+        )
+    if not {"corrected", "has_error"} & layout.keys():
+        of_errors = [name for name in layout if name.startswith(("error_", "corrected_"))]
+        for name in ("corrected", "has_error"):
+            if near := _like(name, unread):
+                raise MedecFormatError(
+                    f"{table.file}, header: {shown(near)} is like {name!r}: write "
+                    f"--column {name}={near}, or leave the column out of the file. Without "
+                    f"'corrected' and 'has_error' every note counts as correct; {there}."
+                )
+        if of_errors:
+            raise MedecFormatError(
+                f"{table.file}, header: column {shown(layout[of_errors[0]])} is about errors, and "
+                "no column has the corrected notes: name it with --column corrected=COLUMN, or "
+                f"--column has_error=COLUMN; {there}."
+            )
+    said = [f"{name} is {column}" for name, column in layout.items() if name != column]
+    if not {"corrected", "has_error"} & layout.keys():
+        said.append("no corrected and no has_error, so every note counts as correct")
+    said += [f"not read: {', '.join(unread)}"] if unread else []
+    if said:
+        print(visible(f"{table.file}: {'; '.join(said)}"), file=sys.stderr)
+    return layout
+
+
+def _like(name: str, columns: Sequence[str]) -> str | None:
+    """The column whose name is most like ``name``, if one is."""
+    found = process.extractOne(
+        name,
+        columns,
+        scorer=fuzz.partial_ratio,
+        processor=utils.default_process,
+        score_cutoff=_ALIKE,
+    )
+    return str(found[0]) if found else None
+
+
+def _nearest(name: str, columns: Sequence[str]) -> str:
+    near = _like(name, columns)
+    return f" (nearest: {near!r})" if near else ""
+
+
+def _case_of(row: NoteRow, layout: Layout, default_id: str, sha256: str) -> Case:
+    """One row as a case of its own, its twin aside."""
+    column = layout.get
+    text_id: str = default_id
+    if "id" in layout:
+        text_id = (row.text(layout["id"], "the row's id, such as own-17") or "").strip()
+        row.place += f" ({shown(text_id)})" if text_id else ""
+    note = row.text(column("note"), NOTE) or ""
+    paired = layout.get("note") == _PAIRS["note"]
+    corrected = row.text(column("corrected"), NOTE * paired)
+    same = one_line(corrected or note) == one_line(note)
+    if "has_error" in layout:
+        has_error = bool(row.read(column("has_error"), flag))
+    else:
+        has_error = paired or not same
+    listed = row.text(column("sentences"), longest=LARGEST_CELL) or ""
+    sentences = row.read(column("sentences"), lambda _: sentences_of(listed, note)) or {}
+    kind = row.read(column("error_type"), error_type)
+    number = row.read(column("error_sentence_id"), sentence_number)
+    error_sentence = row.text(column("error_sentence"))
+    corrected_sentence = row.text(column("corrected_sentence"))
+    if number is not None and has_error != (number >= 0) and not row.problems:
+        placed = sentences or error_sentence or corrected_sentence
+        if "error_sentence_id" in layout and (placed or not has_error):
+            what = "an error: write the number of the wrong sentence, or flag 0"
+            row.refuse(
+                layout["error_sentence_id"],
+                "the row says that its note has "
+                f"{what if has_error else 'no error: write -1, or flag 1'}",
+            )
+    of_error = {
+        "error_type": kind,
+        "error_sentence": error_sentence,
+        "corrected_sentence": corrected_sentence,
+        "corrected": None if same else corrected,
+    }
+    for name, value in of_error.items():
+        if not has_error and value is not None and not row.problems:
+            row.refuse(
+                layout[name], "the row says that its note has no error: write NA, or mark the error"
+            )
+    # The corrected text goes before the twin's: it differs from the error note in the error only,
+    # while a twin often has its sentences in another order, which would tell the two labels apart.
+    return Case(
+        case_id=text_id,
+        error_note=note if has_error else None,
+        clean_note=corrected if has_error else note,
+        source_sha256=sha256,
+        error_type=kind,
+        error_sentence=error_sentence,
+        corrected_sentence=corrected_sentence,
+        error_sentence_id=-1 if number is None else number,
+        sentences=sentences,
+    )
+
+
+# -- twins -----------------------------------------------------------------------------------------
+
+
+def _with_twins(cases: Iterable[Case], as_published: bool) -> Iterator[Case]:
+    """Every error row joined with its clean twin, which may stand before it."""
+    by_id = {row.case_id: row for row in cases}
     error_row_of: dict[str, str] = {}
     for text_id, row in by_id.items():
         if twin := _twin(row, by_id):
             error_row_of.setdefault(twin.case_id, text_id)
     twin_of = {text_id: by_id[twin_id] for twin_id, text_id in error_row_of.items()}
     for text_id, row in by_id.items():
-        if intake.as_published:
+        if as_published:
             case_id = error_row_of.get(text_id)
             yield (
                 replace(row, case_id=case_id, twin_text_id=text_id, clean_from_twin=True)
@@ -314,131 +441,6 @@ def _read_rows(records: Iterable[Cells], intake: Intake) -> Iterator[Case]:
                 if row.clean_note is None:
                     row = replace(row, clean_note=twin.clean_note, clean_from_twin=True)
             yield row
-
-
-def _csv_records(text: str, intake: Intake) -> Iterator[Cells]:
-    """Every record after the header that is not empty, by column."""
-    file = intake.report.file
-    csv.field_size_limit(LARGEST_CELL)
-    delimiter = max(_DELIMITERS, key=text.partition("\n")[0].count)
-    # newline="" leaves the line ends inside quoted cells to the CSV parser; strict finds open
-    # quotes.
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    row = 0
-    try:
-        written = [name.strip() for name in next(reader, ())]
-        plain = {re.sub(r"[\s_]", "", name).lower(): name for name in reversed(written)}
-        alike = {name: plain.get(name.replace(" ", "").lower()) for name in COLUMNS}
-        alike |= {name: alike[name] or plain.get(short) for name, short in _SHORT_NAMES.items()}
-        names = {found: name for name, found in alike.items() if name not in written}
-        header = [names.get(name, name) for name in written]
-        absent, times = [name for name in COLUMNS if name not in header], Counter(header)
-        problems = [
-            f"column {shown(name)} occurs twice"
-            for name in sorted(times)
-            if name and times[name] > 1
-        ]
-        if not _PLACE_OF_ERROR <= {*absent} <= _PLACE_OF_ERROR | {"Error Type"}:
-            problems = [f"column {name!r} is missing" for name in absent] + problems
-        if problems:
-            raise MedecFormatError(
-                f"{file}, header: {problems[0]}; the first row must name MEDEC's nine columns: "
-                f"{', '.join(COLUMNS)}. "
-                "For notes of your own, id, note, has_error and corrected are enough."
-            )
-        notes = [f"{old} is {new}" for old, new in zip(written, header, strict=True) if old != new]
-        notes += [f"no {name}" for name in absent] + [f"{_DELIMITERS[delimiter]} between cells"] * (
-            delimiter != ","
-        )
-        if notes:
-            print(
-                visible(f"{file}, header, as it is understood: {', '.join(notes)}"), file=sys.stderr
-            )
-        for row, cells in enumerate(reader, start=1):
-            place = f"{file}, row {row}"
-            if not any(cell.strip() for cell in cells):
-                intake.report.dropped_empty += 1
-            elif len(cells) == len(header):
-                yield intake.cells(
-                    place, dict.fromkeys(absent, "NA") | dict(zip(header, cells, strict=True))
-                )
-            else:
-                intake.problems.append(
-                    f"{place}: found {len(cells)} cells under a header of {len(header)} columns; "
-                    f"put cells that contain {_DELIMITERS[delimiter]}, quotes or line breaks in "
-                    "double quotes."
-                )
-    except csv.Error as error:
-        instead = 'close every quoted cell and write a quote inside it as ""'
-        intake.problems.append(f"{file}, row {row + 1}: not valid CSV ({error}); {instead}.")
-
-
-def _medrect_records(text: str, intake: Intake) -> Iterator[Cells]:
-    """Every note of a MedRECT file by MEDEC's columns."""
-    file = intake.report.file
-    try:
-        notes = json.loads(text)
-        if not isinstance(notes, list):
-            raise ValueError(f"found a JSON {type(notes).__name__}")
-    except (ValueError, RecursionError) as error:
-        raise MedecFormatError(
-            f"{file}: not a JSON list ({error}); give a file as MedRECT publishes it."
-        ) from error
-    for row, note in enumerate(notes, start=1):
-        place = f"{file}, row {row}"
-        try:
-            values = [
-                note["sample_id"],
-                note["metadata"]["original_text"],
-                note["sentences"],
-                note["error_flag"],
-            ]
-        except (KeyError, TypeError) as error:
-            intake.problems.append(
-                f"{place}: not a note of MedRECT ({error!r}); write sample_id, sentences and so on."
-            )
-            continue
-        values[2] = re.sub(r"(?m)^([0-9]+)\. ", r"\1 ", str(values[2]))
-        values += [note.get("_".join(column.lower().split())) for column in COLUMNS[4:]]
-        texts = ["" if value is None else str(value) for value in values]
-        yield intake.cells(place, dict(zip(COLUMNS, texts, strict=True)))
-
-
-def _case_of_row(cells: Cells, sha256: str) -> Case:
-    """One row as a case of its own, its twin aside."""
-    text_id = cells.row_id("Text ID", "the row's id, such as ms-train-0")
-    note = cells.text("Text", NOTE) or ""
-    sentences = cells.sentences("Sentences", note)
-    has_error = cells.flag("Error Flag")
-    error_type = cells.error_type("Error Type")
-    number = cells.sentence_number("Error Sentence ID")
-    error_sentence, corrected_sentence, corrected_text = texts = [
-        cells.text(column) for column in ("Error Sentence", "Corrected Sentence", "Corrected Text")
-    ]
-    placed = sentences or error_sentence or corrected_sentence
-    if has_error != (number >= 0) and not cells.problems and (placed or not has_error):
-        what = "an error: write the number of the wrong sentence, or flag 0"
-        instead = (
-            "the row's flag says that it has "
-            f"{what if has_error else 'no error: write -1, or flag 1'}"
-        )
-        cells.refuse("Error Sentence ID", instead)
-    for column, text in zip(("Error Type", *COLUMNS[6:]), (error_type, *texts), strict=True):
-        if not has_error and text is not None and not cells.problems:
-            cells.refuse(column, "the row's flag says that it has no error: write NA, or flag 1")
-    # The corrected text goes before the twin's: it differs from the error note in the error only,
-    # while a twin often has its sentences in another order, which would tell the two labels apart.
-    return Case(
-        case_id=text_id,
-        error_note=note if has_error else None,
-        clean_note=corrected_text if has_error else note,
-        source_sha256=sha256,
-        error_type=error_type,
-        error_sentence=error_sentence,
-        corrected_sentence=corrected_sentence,
-        error_sentence_id=number,
-        sentences=sentences,
-    )
 
 
 def _twin(row: Case, rows: Mapping[str, Case]) -> Case | None:
@@ -454,63 +456,9 @@ def _twin(row: Case, rows: Mapping[str, Case]) -> Case | None:
         return None
     # The same words, with the sentences in any order.
     one, two = (
-        Counter(re.findall(r"\w+", t.casefold()))
-        for t in (twin.clean_note, row.clean_note or row.error_note)
+        Counter(re.findall(r"\w+", text.casefold()))
+        for text in (twin.clean_note, row.clean_note or row.error_note)
     )
     total = one.total() + two.total()
     overlap = 2 * (one & two).total() / total if total else 1.0  # Dice coefficient, 0 to 1
     return twin if overlap >= _TWIN_OVERLAP else None
-
-
-def repair_encoding(text: str) -> str:
-    """``text`` with UTF-8 that was read as another encoding (``â€“`` for a dash) put right; genuine
-    signs stay.
-    """
-    return fix_encoding(text, _MISREAD_ONLY)
-
-
-# -- objects, one on each line ---------------------------------------------------------------------
-
-
-def _case_of_pair(cells: Cells, sha256: str) -> Case:
-    return Case(
-        case_id=cells.row_id("note_id", "the pair's id, such as ms-train-0"),
-        error_note=cells.text("incorrect_note", NOTE),
-        clean_note=cells.text("correct_note", NOTE),
-        error_sentence=cells.text("error_sentence"),
-        corrected_sentence=cells.text("corrected_sentence"),
-        error_type=cells.error_type("error_type"),
-        source_sha256=sha256,
-    )
-
-
-def objects(
-    text: str, intake: Intake, keys: tuple[str, ...]
-) -> Iterator[tuple[int, Cells, list[str]]]:
-    """Every line's number, the texts of its object, absent ones as ``""``, and those of other
-    keys."""
-    # Split at LF only: U+2028 and U+0085, where str.splitlines splits, are valid inside JSON
-    # strings.
-    for row, line in enumerate(io.StringIO(text, newline="\n"), start=1):
-        place = f"{intake.report.file}, row {row}"
-        if not line.strip():
-            intake.report.dropped_empty += 1
-            continue
-        try:
-            values = json.loads(line, object_pairs_hook=each_key_once)
-            if not isinstance(values, dict):
-                raise ValueError(f"found a JSON {type(values).__name__}")
-        except (ValueError, RecursionError) as error:
-            instead = f"write one with the keys {', '.join(keys)} on every line"
-            intake.problems.append(f"{place}: not a JSON object ({error}); {instead}.")
-            continue
-        texts = {key: "" if values.get(key) is None else str(values[key]) for key in keys}
-        cells = intake.cells(place, texts)
-        for key in keys:
-            if not isinstance(values.get(key), str | None):
-                cells.refuse(key, "write a JSON string")
-        yield (
-            row,
-            cells,
-            [value for key, value in values.items() if key not in keys and isinstance(value, str)],
-        )

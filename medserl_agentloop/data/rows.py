@@ -1,8 +1,7 @@
-"""Cases -> the rows of ``train.parquet`` and ``val.parquet``, and these files; official sets ->
-evaluation rows.
+"""Cases -> the rows of ``train.parquet`` and ``val.parquet``; official sets -> evaluation rows.
 
-Called by the ``medserl data`` commands, evaluation rows also by scoring. All rows are a function of
-the cases and the plan: the same ones give the same rows in the same order.
+Called by ``convert.py`` and the warm start, evaluation rows also by scoring. All rows are a
+function of the cases and the plan: the same ones give the same rows in the same order.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from functools import partial
 from importlib.metadata import version
 from math import gcd, lcm
 from pathlib import Path
@@ -27,11 +25,11 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medserl_agentloop.core.interaction import AGENT_NAME as AGENT_NAME
-from medserl_agentloop.data.cases import MEDEC_UW, Case, EditTag, MedecFormatError, near_duplicates
-from medserl_agentloop.data.reader import ReadReport, ReadResult, read_files
+from medserl_agentloop.data.cases import Case, EditTag, MedecFormatError, near_duplicates
+from medserl_agentloop.data.reader import FIELDS, ReadReport, ReadResult, read_files
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, GameSpec, Label
-from medserl_agentloop.paths import MANIFEST, all_or_none, sha256_of
+from medserl_agentloop.paths import MANIFEST, all_or_none, did_you_mean, sha256_of
 
 # Three of the four categories present a harmful note, so the safe one has three shares.
 DEFAULT_MIX = "vanilla_harmful=1,adversarial_harmful=1,vanilla_benign=3,adversarial_benign=1"
@@ -92,10 +90,10 @@ class RowPlan(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    mix: str = Field(
-        DEFAULT_MIX,
-        description=f"Share of each category, or {AS_GIVEN}: every row of an input that names "
-        "categories.",
+    mix: str | None = Field(
+        None,
+        description=f"Share of each category, by default {DEFAULT_MIX} or what of it the notes can "
+        f"serve; {AS_GIVEN}: every row of an input that names categories.",
     )
     rows: int | None = Field(
         None, ge=1, description="Rows of both splits; default: as many as the mix allows."
@@ -111,8 +109,7 @@ class RowPlan(BaseModel):
     adversarial_benign: Label = Field(
         Label.HARMFUL,
         description="What an adversarial_benign game asks for: a note with an error, or one that "
-        "is reworded and safe, "
-        "as in the OpenRLHF system.",
+        "is reworded and safe, as in the OpenRLHF system.",
     )
 
     def __init__(self, **values: Any) -> None:
@@ -131,24 +128,35 @@ class RowPlan(BaseModel):
             else category.default_target_label
         )
 
-    def shares(self, cases: Iterable[Case]) -> Mix:
+    def shares(self, cases: Sequence[Case]) -> Mix:
         """The share of each category in the rows of these cases."""
+        if self.mix is None:
+            return default_mix(cases)
         if self.mix != AS_GIVEN:
             return parse_mix(self.mix)
         if self.rows is None and (given := mix_of(cases)):
             return given
         raise ValueError(
             f"--mix {AS_GIVEN} keeps every row of an input that names its category: give such an "
-            "input and no --rows, "
-            f"or write shares such as {DEFAULT_MIX}."
+            f"input and no --rows, or write shares such as {DEFAULT_MIX}."
         )
 
 
 class ConvertOptions(RowPlan):
     input: list[Path] = Field(
-        min_length=1, description="MEDEC's CSV, or .jsonl of pairs or OpenRLHF rows. Repeatable."
+        min_length=1,
+        description=".csv, .jsonl, .xlsx or .parquet, or the folder of a saved Hugging Face data "
+        "set. Repeatable.",
     )
-    output: Path = Field(description="Folder for train.parquet, val.parquet and manifest.json.")
+    output: Path = Field(
+        description="Folder for train.parquet, val.parquet and manifest.json; or a file that ends "
+        "in .parquet, for evaluation rows."
+    )
+    column: list[str] | None = Field(
+        None,
+        description="Which column has what in a table of your own, such as note=TEXT or "
+        "corrected=FIXED. Repeatable.",
+    )
     val_input: list[Path] | None = Field(
         None, description="Input whose cases all go to the validation split."
     )
@@ -159,12 +167,19 @@ class ConvertOptions(RowPlan):
         None,
         description="Leave out cases that are nearly the same as one of this file. Repeatable.",
     )
-    repair_encoding: bool = Field(
-        False, description="Put right UTF-8 that was read as another encoding."
-    )
-    dry_run: bool = Field(False, description="Show the summary and write nothing.")
     i_have_the_uw_agreement: bool = Field(False, description=UW_AGREEMENT)
-    drop_medec_uw: bool = Field(False, description="Leave out MEDEC-UW rows, and count them.")
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns by field; a ValueError names an option that is none."""
+        named = dict(each.partition("=")[::2] for each in self.column or ())
+        for name, column in named.items():
+            if name not in FIELDS or not column:
+                raise ValueError(
+                    f"--column {name}={column}{did_you_mean(name, FIELDS)}: write FIELD=COLUMN, "
+                    f"with one of the fields {', '.join(FIELDS)}."
+                )
+        return named
 
 
 @dataclass(frozen=True)
@@ -223,6 +238,22 @@ def parse_mix(text: str) -> dict[Category, int]:
     }
 
 
+def default_mix(cases: Sequence[Case]) -> dict[Category, int]:
+    """``DEFAULT_MIX``, or the categories of it that the cases can serve, with as many shares of
+    safe presented notes as of harmful ones.
+    """
+    mix = parse_mix(DEFAULT_MIX)
+    served = {each for each in mix if any(seed_note(case, each) is not None for case in cases)}
+    if len(served) in (0, len(mix)):
+        return mix
+    harmful = len(served - {Category.VANILLA_BENIGN})
+    return {
+        each: harmful or 1 if each is Category.VANILLA_BENIGN else 1
+        for each in mix
+        if each in served
+    }
+
+
 def mix_of(cases: Iterable[Case]) -> dict[Category, int]:
     """The shares that the categories have in rows that name them; empty where none does."""
     named = Counter(category for case in cases for category in case.categories or ())
@@ -236,29 +267,20 @@ def format_mix(mix: Mix) -> str:
 
 
 def convert_files(options: ConvertOptions) -> tuple[ReadResult, SplitRows]:
-    """Make the rows of both splits, and write them unless it is a dry run; ValueError for an
-    invalid input.
-    """
-    reading = partial(read_files, join=options.join or (), repair_encoding=options.repair_encoding)
-    read = reading([*options.input, *(options.val_input or ())])
-    exclusions: Exclusions = defaultdict(list)
-    cases = read.cases
-    if options.drop_medec_uw:
-        dropped = [case for case in cases if case.subset == MEDEC_UW]
-        exclusions["a case of MEDEC-UW, left out by --drop-medec-uw"] += [
-            (case.case_id, None) for case in dropped
-        ]
-        cases = [case for case in cases if case.subset != MEDEC_UW]
-    else:
-        refuse_uw(read.uw_rows, options.i_have_the_uw_agreement)
-    val_files = {report.sha256 for report in read.reports[len(options.input) :]}
-    val_ids = (
-        {case.case_id for case in cases if case.source_sha256 in val_files}
-        if options.val_input
-        else None
+    """Make the rows of both splits and write them; ValueError for an invalid input."""
+    columns = options.columns
+    read = read_files(
+        [*options.input, *(options.val_input or ())], columns=columns, join=options.join or ()
     )
+    refuse_uw(read.uw_rows, options.i_have_the_uw_agreement)
+    cases = read.cases
+    exclusions: Exclusions = defaultdict(list)
+    val_ids = None
+    if options.val_input:
+        val_files = {report.sha256 for report in read.reports[len(options.input) :]}
+        val_ids = {case.case_id for case in cases if case.source_sha256 in val_files}
     if options.exclude_near_duplicates_of:
-        others = reading(options.exclude_near_duplicates_of).cases
+        others = read_files(options.exclude_near_duplicates_of, columns=columns).cases
         notes, of_others = (
             [(case.case_id, note) for case in each for note in case.notes]
             for each in (cases, others)
@@ -277,13 +299,11 @@ def convert_files(options: ConvertOptions) -> tuple[ReadResult, SplitRows]:
         if overlap := exclusions[_NOT_FOR_TRAINING]:
             hint = (
                 f" {len(overlap)} cases share a note with a case of --val-input, so they cannot be "
-                "trained on as well "
-                f"({overlap[0][0]} is {overlap[0][1]}): leave out --val-input, or give it a file "
-                "of other cases."
+                f"trained on as well ({overlap[0][0]} is {overlap[0][1]}): leave out --val-input, "
+                "or give it a file of other cases."
             )
         raise ValueError(f"{error}{hint}") from error
-    if not options.dry_run:
-        _write(options, made, read.reports)
+    _write(options, made, read.reports)
     return read, made
 
 
@@ -292,10 +312,8 @@ def refuse_uw(rows: int, agreed: bool) -> None:
     if rows and not agreed:
         raise ValueError(
             f"the input has {rows} MEDEC-UW rows, by their ids, their file's name or marks such as "
-            "<NAME/>. They may "
-            "be used only under a signed agreement: if yours allows this use, add "
-            "--i-have-the-uw-agreement; medserl "
-            "data convert leaves them out with --drop-medec-uw."
+            "<NAME/>. They may be used only under a signed agreement: if yours allows this use, "
+            "add --i-have-the-uw-agreement; else take them out of the file."
         )
 
 
@@ -323,6 +341,7 @@ def _write(options: ConvertOptions, made: SplitRows, sources: Sequence[ReadRepor
             "options": {
                 f"--{name.replace('_', '-')}": value for name, value in options.model_dump().items()
             },
+            "mix": format_mix(made.mix),
             "versions": {
                 "python": platform.python_version(),
                 **{package: version(package) for package in _PACKAGES},
@@ -559,36 +578,27 @@ def _choose(
 
 
 def build_eval_rows(
-    paths: Sequence[Path], *, first_index: int = FIRST_INDEX, name: str = ""
+    paths: Sequence[Path], columns: Mapping[str, str] | None = None
 ) -> tuple[list[Row], ReadResult]:
-    """One assessor turn for every row of MEDEC's files and its sisters', in their order, and the
-    account of the files.
+    """One assessor turn for every row of files with MEDEC's facts, in their order, and the account
+    of the files.
 
-    Published figures are computed on the text as it was published, so nothing is stripped, repaired
-    or left out. A MedecFormatError names file, row and column where a file is not right. ``name``
-    is what the metrics call the set: by default, each note's collection.
+    Published figures are computed on the text as it was published, so nothing is stripped or left
+    out. Indices begin at a number that depends on the files, so that sets can be used together. A
+    MedecFormatError names file, line and column where a file is not right.
     """
-    if not re.fullmatch(r"[\w.-]*", name):
-        raise ValueError(
-            f"--name {name!r} is no name for metrics: write letters, digits, '.', '-' and '_' only."
-        )
-    for path in paths:
-        if path.suffix.lower() not in (".csv", ".json"):
-            wanted = "MEDEC's or MedErrBench's .csv files, or MedRECT's .json"
-            raise MedecFormatError(
-                f"{path}: evaluation rows are made from {wanted}; give such a file."
-            )
-    read = read_files(paths, as_published=True)
+    read = read_files(paths, columns=columns, as_published=True)
+    digest = hashlib.sha256("".join(report.sha256 for report in read.reports).encode())
+    first = FIRST_INDEX * (1 + int.from_bytes(digest.digest()[:3]))
     rows: list[Row] = []
-    for index, case in enumerate(read.cases, start=first_index):
+    for index, case in enumerate(read.cases, start=first):
         if case.error_note is not None and case.error_sentence_id < 0:
             raise MedecFormatError(
                 f"{case.case_id!a} does not say which sentence is wrong, so answers on it cannot "
-                "be scored; "
-                "fill in its Sentences and Error Sentence ID."
+                "be scored; fill in its Sentences and Error Sentence ID."
             )
         category = Category.VANILLA_BENIGN if case.error_note is None else Category.VANILLA_HARMFUL
         row = _parquet_row(case, category, index, EVAL_SPLIT)
-        row["data_source"] = f"{name or case.subset}_eval/{category.value}"
+        row["data_source"] = f"{case.subset}_eval/{category.value}"
         rows.append(row)
     return rows, read

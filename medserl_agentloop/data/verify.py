@@ -196,7 +196,7 @@ def _schema_of(path: Path) -> Any:
         raise ValueError(
             f"{path}: the file has conversations for a warm start, which verl's SFT trainer reads "
             "and nothing here "
-            "checks; give files that medserl data convert or medserl data eval wrote."
+            "checks; give files that medserl data convert wrote."
         )
     return table.schema
 

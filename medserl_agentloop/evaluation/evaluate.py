@@ -28,8 +28,7 @@ from medserl_agentloop.core.client import blocking
 from medserl_agentloop.core.config import key_values
 from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.core.step_file import CONFIG_FILE, StepFile, lock_folder
-from medserl_agentloop.data.cases import MEDEC_UW, near_duplicates
-from medserl_agentloop.data.cells import with_numbers
+from medserl_agentloop.data.cases import MEDEC_UW, near_duplicates, with_numbers
 from medserl_agentloop.data.cli import UwAgreement
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import refuse_uw

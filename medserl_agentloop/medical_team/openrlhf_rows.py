@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from medserl_agentloop.data.cases import Case, NearDuplicateIndex
-from medserl_agentloop.data.cells import NOTE, Cells
-from medserl_agentloop.data.reader import Intake, NoteJoin, objects
+from medserl_agentloop.data.reader import Intake, NoteJoin
+from medserl_agentloop.data.tables import NOTE, NoteRow, Table, error_type
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import Category, Label
 
@@ -29,19 +29,21 @@ _OF_COLLECTION = re.compile(r"(?:medec[-_ ]?)?(ms|uw)(?:[-_]\S*)?", re.IGNORECAS
 _SAFE = "Safe"  # the completion of a vanilla_benign row; that of all others is empty
 
 
-def read_rows(path: Path, text: str, intake: Intake, join: NoteJoin | None) -> Iterator[Case]:
+def read_rows(path: Path, table: Table, intake: Intake, join: NoteJoin | None) -> Iterator[Case]:
     """Every row with the case that its note belongs to."""
     joined: dict[str, Case] = {}
     alone: dict[tuple[str | int, ...], Case] = {}
     asked: defaultdict[str, set[Category]] = defaultdict(set)
     stem = re.sub(r"[^0-9A-Za-z]+", "_", path.stem).strip("_") or "openrlhf"
     of_file = _COLLECTION.findall(f"{path.absolute().parent.name}/{path.name}")
-    for row, cells, others in objects(text, intake, _KEYS):
-        category, error, clean = _category_and_notes(cells)
+    for number, row in enumerate(intake.rows(table), start=1):
+        category, error, clean = _category_and_notes(row)
+        kind = row.read("error_type", error_type)
         if category is None:
-            intake.accepts(cells, "")
+            intake.accepts(row, "")
             continue
         case = _case(category, error, clean, join)
+        others = (str(value) for key, value in row.values.items() if key not in _KEYS)
         of_row = [match[1] for match in map(_OF_COLLECTION.fullmatch, others) if match]
         # The collection begins an id (Case.subset). In doubt it is the one with a licence.
         named = sorted({collection.lower() for collection in of_file + of_row})[-1:]
@@ -50,17 +52,15 @@ def read_rows(path: Path, text: str, intake: Intake, join: NoteJoin | None) -> I
                 "medec_"
             ):  # from a file without ids
                 case = replace(case, case_id="_".join([*named, case.case_id]))
-            if intake.accepts(cells, f"{case.case_id}/{category.value}"):
+            if intake.accepts(row, f"{case.case_id}/{category.value}"):
                 intake.report.joined += 1
                 joined[case.case_id] = case
         else:
-            name = f"{'_'.join([*named, stem])}-{row}"
-            new = Case(
-                name, error, clean, intake.report.sha256, error_type=cells.error_type("error_type")
-            )
-            intake.accepts(cells, name)
+            name = f"{'_'.join([*named, stem])}-{number}"
+            new = Case(name, error, clean, intake.report.sha256, error_type=kind)
+            intake.accepts(row, name)
             intake.report.not_joined.append((name, case))
-            key = (one_line(error), one_line(clean)) if error and clean else (row,)
+            key = (one_line(error), one_line(clean)) if error and clean else (number,)
             case = alone.setdefault(key, new)
         asked[case.case_id].add(category)
     for case in (*joined.values(), *_paired(list(alone.values()))):
@@ -69,21 +69,21 @@ def read_rows(path: Path, text: str, intake: Intake, join: NoteJoin | None) -> I
         yield replace(case, categories=in_order, source_sha256=intake.report.sha256)
 
 
-def _category_and_notes(cells: Cells) -> tuple[Category | None, str | None, str | None]:
+def _category_and_notes(row: NoteRow) -> tuple[Category | None, str | None, str | None]:
     """Return a row's category, error note and clean note; no category if the row is wrong."""
-    values = cells.values
+    values = {key: str(row.values.get(key) or "") for key in _KEYS}
     key = "game_category" if values["game_category"] else "data_type"
     known = [category.value for category in Category]
     if values[key] not in known:
-        cells.refuse(key, f"write one of {', '.join(known)}")
+        row.refuse(key, f"write one of {', '.join(known)}")
         return None, None, None
     category = Category(values[key])
     harmful = category.seed_label is Label.HARMFUL
     expected = _SAFE if category is Category.VANILLA_BENIGN else ""
     if key == "game_category":
         notes = (
-            cells.text("error_note", NOTE * harmful),
-            cells.text("clean_note", NOTE * (not harmful)),
+            row.text("error_note", NOTE * harmful),
+            row.text("clean_note", NOTE * (not harmful)),
         )
     else:
         key, other = "prompt", ""
@@ -92,12 +92,12 @@ def _category_and_notes(cells: Cells) -> tuple[Category | None, str | None, str 
                 ("adversarial", "vanilla") if category.has_attack else ("vanilla", "adversarial")
             )
         if other and values[other].strip():
-            cells.refuse(other, f"a {category.value} row has its note under {key!r} alone")
+            row.refuse(other, f"a {category.value} row has its note under {key!r} alone")
         elif values["completion"].strip() not in ("", expected):
-            cells.refuse("completion", f"the completion of a {category.value} row is {expected!r}")
-        note = cells.text(key, NOTE)
+            row.refuse("completion", f"the completion of a {category.value} row is {expected!r}")
+        note = row.text(key, NOTE)
         notes = (note, None) if harmful else (None, note)
-    return None if cells.problems else category, *notes
+    return None if row.problems else category, *notes
 
 
 def _case(

@@ -142,13 +142,11 @@ def readers(data: bytes) -> None:
     """A file of cases: every row is accounted for, and tokenizers can read every text; or one
     sentence says why not.
     """
-    (name, repair, joins), rest = _settings(
-        data, ("notes.csv", "ms_rows.jsonl", "notes.json"), (False, True), (False, True)
-    )
+    (name, joins), rest = _settings(data, ("notes.csv", "ms_rows.jsonl"), (False, True))
     path = _file(name, rest)
     join = [_join()] if joins else []
     try:
-        found = read_files([path], join=join, repair_encoding=repair)
+        found = read_files([path], join=join)
     except MedecFormatError as error:
         SEEN["refused"] += 1
         message = str(error)

@@ -48,12 +48,6 @@ def test_manifest_and_summary_account_for_sources_outputs_and_exclusions(
 ):
     rows = [make(n) for i in range(0, 80, 2) for n, make in ((i, error_row), (i + 1, clean_row))]
     path = write_csv(*rows, tail=",,,,,,,,\r\n , ,,,,,,,\r\n\r\n")
-    result = convert("--input", path, "--dry-run")
-    assert (
-        result.exit_code == 0
-        and "nothing was written" in result.stdout
-        and not (tmp_path / "out").exists()
-    )
     result = convert("--input", path, "--rows", 30, "--val-fraction", 0.2)
     words = " ".join(result.stdout.split())
     for part in ("records read │ 83", "twin │ 40", "every field is empty │ 3", "without any row"):
@@ -116,41 +110,6 @@ def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(
     assert all(row["detail"].startswith("ms-eval-1 (4-gram Jaccard") for row in rows)
 
 
-def test_overlap_counts_the_notes_of_each_file_that_are_nearly_another_s(
-    write_csv, write_pairs, tmp_path
-):
-    published = write_csv(
-        error_row(0), clean_row(1), error_row(6, Text="A boy of 3 fell. His arm hurts.")
-    )
-    notes = {
-        "incorrect_note": error_row(0)["Text"].replace("warfarin", "heparin"),
-        "correct_note": "Gout.",
-    }
-    pairs = write_pairs(
-        pair(0, **notes), pair(1, incorrect_note="Toe pain.", correct_note="No pain.")
-    )
-    done = run(
-        "medserl_agentloop.data.cli",
-        "overlap",
-        published,
-        pairs,
-        "--output",
-        tmp_path / "new" / "pairs.csv",
-    )
-    assert done.exit_code == 0, done.output
-    table = [
-        line.split(",")[:4]
-        for line in (tmp_path / "new" / "pairs.csv").read_text().splitlines()[1:]
-    ]
-    assert table == [
-        ["notes.csv", "ms-test-0", "pairs.jsonl", "ms-train-0"],
-        ["notes.csv", "ms-test-1", "pairs.jsonl", "ms-train-0"],
-        ["pairs.jsonl", "ms-train-0", "notes.csv", "ms-test-0"],
-    ]
-    refused = run("medserl_agentloop.data.cli", "overlap", published, pairs, "--output", tmp_path)
-    assert_one_sentence(refused, f"{tmp_path} is no regular file")
-
-
 # --- what is refused ---
 
 
@@ -191,7 +150,7 @@ def test_rows_that_contradict_themselves_are_named(convert, write_pairs, tmp_pat
     assert len(manifest_of(tmp_path / "out")["sources"][0]["contradictions"]) == 6
 
 
-def test_uw_rows_are_known_by_marks_and_can_be_dropped(convert, write_pairs, write_csv, tmp_path):
+def test_uw_rows_are_known_by_marks(convert, write_pairs, write_csv, tmp_path):
     """The ids say MEDEC-MS; the notes have MEDEC-UW's de-identification marks."""
     marked = [
         pair(n, incorrect_note=f"<NAME/> is <AGE/>. {pair(n)['incorrect_note']}")
@@ -200,15 +159,9 @@ def test_uw_rows_are_known_by_marks_and_can_be_dropped(convert, write_pairs, wri
     csv = write_csv(error_row(0, Text="Mr. <NAME/> fell."))
     path = write_pairs(*(pair(n) for n in range(40)), *marked)
     inputs = ("--input", path, "--input", csv)
-    assert_one_sentence(convert(*inputs), "6 MEDEC-UW rows", "--drop-medec-uw")
-    assert convert(*inputs, "--drop-medec-uw").exit_code == 0
-    assert {"ms-train-40", "ms-test-0"}.isdisjoint(ids_in(tmp_path / "out/train.parquet"))
-    dropped = manifest_of(tmp_path / "out")["exclusions"][0]
-    assert (dropped["reason"], dropped["count"]) == (
-        "a case of MEDEC-UW, left out by --drop-medec-uw",
-        6,
-    )
-    result = run("medec_eval_to_parquet", "--input", csv, "--output", tmp_path / "eval.parquet")
+    assert_one_sentence(convert(*inputs), "6 MEDEC-UW rows", "--i-have-the-uw-agreement")
+    assert convert(*inputs, "--i-have-the-uw-agreement").exit_code == 0
+    result = convert("--input", csv, output="eval.parquet")
     assert_one_sentence(result, "1 MEDEC-UW rows")
 
 

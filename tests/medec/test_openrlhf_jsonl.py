@@ -1,6 +1,5 @@
 """OpenRLHF rows in their three shapes: each finds its case, or is counted and named."""
 
-import json
 from itertools import product
 
 import pyarrow.parquet as pq
@@ -123,15 +122,6 @@ def test_every_row_is_kept_if_asked_and_the_option_is_printed(convert, old_file,
     assert verified(tmp_path / "out").exit_code == 0
 
 
-def test_a_category_whose_rows_are_all_left_out_is_in_no_summary(convert, old_file):
-    path = old_file(four_way, cases=8)
-    with path.open("a") as file:
-        file.write(json.dumps(row("Mr. <NAME/> has a cough.", "decoy_benign")) + "\n")
-    result = convert("--input", path, "--mix", "as-given", "--drop-medec-uw")
-    assert result.exit_code == 0 and "decoy_benign" not in result.stdout
-    assert "left out by --drop-medec-uw" in " ".join(result.stdout.split())
-
-
 @pytest.mark.parametrize(
     ("arguments", "part"), [(["--rows", 20], "and no --rows"), ([], "names its category")]
 )
@@ -227,7 +217,7 @@ def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, joi
 )
 def test_row_that_contradicts_itself_is_an_error(write_pairs, rows, part):
     message = message_of(write_pairs(*rows, name="rows.jsonl"))
-    assert message.startswith("rows.jsonl, row 1") and part in message
+    assert message.startswith("rows.jsonl, line 1") and part in message
 
 
 def test_rows_that_are_not_joined_are_named_with_the_reason(convert, write_pairs, join, tmp_path):

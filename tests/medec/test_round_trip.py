@@ -12,13 +12,14 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from medec.builders import assert_one_sentence, clean_row, error_row, run
+from medec.builders import assert_one_sentence, clean_row, error_row, pair, run
 from note_files import OFFICIAL, SAMPLE, medec_file
 
 from medserl_agentloop.data.cases import MedecFormatError
 from medserl_agentloop.data.reader import COLUMNS, read_files
 from medserl_agentloop.data.rows import (
     DEFAULT_MIX,
+    FIRST_INDEX,
     SCHEMA,
     RowPlan,
     build_eval_rows,
@@ -85,7 +86,7 @@ def test_round_trip_of_the_converted_sample(tmp_path: Path, files: dict[str, Any
 
 def eval_rows(path: Path, tmp_path: Path, *options: Any) -> list[dict[str, Any]]:
     result = run(
-        "medec_eval_to_parquet", "--input", path, "--output", tmp_path / "eval.parquet", *options
+        "medec_to_parquet", "--input", path, "--output", tmp_path / "eval.parquet", *options
     )
     assert result.exit_code == 0, result.output
     rows: list[dict[str, Any]] = pq.read_table(tmp_path / "eval.parquet").to_pylist()
@@ -130,11 +131,11 @@ def test_twins_are_two_rows_of_one_case_and_awkward_text_stays(
         "Sentences": "0 Two blanks.\n1 More."
     }
     path = write_csv(error_row(0), clean_row(1), awkward, tail=",,,,,,,,\n")
-    found = eval_rows(path, tmp_path, "--first-index", 7)
+    found = eval_rows(path, tmp_path)
     error, clean, last = (row["extra_info"] for row in found)
-    assert [(facts["index"], facts["split"]) for facts in (error, clean, last)] == [
-        (n, "eval") for n in (7, 8, 9)
-    ]
+    assert [
+        (facts["index"] - error["index"], facts["split"]) for facts in (error, clean, last)
+    ] == [(n, "eval") for n in range(3)]
     assert (error["text_id"], clean["text_id"]) == ("ms-test-0", "ms-test-1")
     assert error["vignette_id"] == clean["vignette_id"] == "ms-test-0" and error[
         "error_note"
@@ -151,50 +152,25 @@ def test_twins_are_two_rows_of_one_case_and_awkward_text_stays(
 def test_eval_rows_command_names_each_problem_in_one_sentence(
     tmp_path: Path, write_csv: Any, write_pairs: Any
 ) -> None:
-    good = write_csv(error_row(0), name="good.csv")
-    for path, output, part in (
-        (
-            write_csv(error_row(0), error_row(2, Error_Flag="maybe")),
-            "eval.parquet",
-            "notes.csv, row 2",
-        ),
-        (
-            write_csv(error_row(0, Text_ID="uw-0"), name="uw.csv"),
-            "eval.parquet",
-            "--i-have-the-uw-agreement",
-        ),
-        (write_pairs({}), "eval.parquet", "MedErrBench's .csv files"),
-        (good, "eval.csv", "end in .parquet"),
-        (good, "good.csv/eval.parquet", "cannot be written"),
+    good, uw = write_csv(error_row(0), name="good.csv"), write_csv(error_row(0, Text_ID="uw-0"))
+    output = tmp_path / "eval.parquet"
+    for arguments, part in (
+        (["--input", uw, "--output", output], "--i-have-the-uw-agreement"),
+        (["--input", write_pairs(pair(0)), "--output", output], "does not say which sentence"),
+        (["--input", good, "--output", good / "eval.parquet"], "cannot be written"),
+        (["--input", good, "--output", output, "--rows", "3"], "--rows belongs to training rows"),
     ):
-        result = run("medec_eval_to_parquet", "--input", path, "--output", tmp_path / output)
-        assert_one_sentence(result, part)
-    result = run(
-        "medec_eval_to_parquet",
-        "--input",
-        good,
-        "--output",
-        tmp_path / "x.parquet",
-        "--first-index",
-        2**63,
-    )
-    assert result.exit_code == 2 and "--first-index" in result.stderr
-    for name in ("medec/val", "a b"):
-        result = run(
-            "medec_eval_to_parquet",
-            "--input",
-            good,
-            "--output",
-            tmp_path / "x.parquet",
-            "--name",
-            name,
-        )
-        assert_one_sentence(result, f"--name {name!r} is no name for metrics")
+        assert_one_sentence(run("medec_to_parquet", *arguments), part)
     assert not list(tmp_path.glob("*.parquet"))
-    named = eval_rows(
-        tmp_path / "uw.csv", tmp_path, "--i-have-the-uw-agreement", "--name", "panel-1.b_c"
-    )
-    assert named[0]["data_source"] == "panel-1.b_c_eval/vanilla_harmful"
+
+
+def test_sets_that_are_validated_on_together_have_other_indices(
+    tmp_path: Path, write_csv: Any
+) -> None:
+    paths = [write_csv(error_row(n), name=f"{n}.csv") for n in (0, 2)]
+    indices = [build_eval_rows([path])[0][0]["extra_info"]["index"] for path in paths]
+    assert len(set(indices)) == 2 and min(indices) >= FIRST_INDEX
+    assert build_eval_rows([paths[0]])[0][0]["extra_info"]["index"] == indices[0]
 
 
 def test_awkward_text_comes_through_in_every_category(tmp_path: Path, write_csv: Any) -> None:
@@ -256,7 +232,7 @@ def test_csv_comes_back_unchanged_from_parquet_or_is_refused_with_its_row(
             n for n, pair in enumerate(notes) if re.search("[\0\ud800-\udfff]", "".join(pair))
         ]
         if unusable:
-            with pytest.raises(MedecFormatError, match=f"notes.csv, row {unusable[0] + 1}"):
+            with pytest.raises(MedecFormatError, match=f"'t-{2 * unusable[0]}'"):
                 read_files([path])
             return
         games = build_rows(

@@ -5,7 +5,6 @@ checked says so.
 import copy
 import json
 import random
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -175,28 +174,6 @@ def test_exchanged_notes_or_sentences_are_told(
         warnings,
     )
     assert "the error sentence is not in the error note" in report.problems[0][1]
-
-
-@pytest.mark.parametrize(
-    ("rows", "says"), [(2, "a row group has 95 MiB for 2 rows"), (40, "a text has 5,000,000 bytes")]
-)
-def test_a_small_file_with_a_huge_note_is_refused_before_it_is_read(
-    tmp_path: Path, rows: int, says: str
-) -> None:
-    """20 kB that took 22 GB: one note of 200 MB, which the file stores once for all its rows."""
-    note = "word " * (40_000_000 // rows)
-    facts = pa.array([{"error_note": note}]).take(pa.array([0] * rows))
-    pq.write_table(
-        pa.table({"extra_info": facts}), path := tmp_path / "train.parquet", compression="zstd"
-    )
-    del facts, note
-    assert path.stat().st_size < 50_000
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(
-        ValueError, match=rf"train\.parquet: {says}; a note has at most 100,000 characters"
-    ):
-        verify(path)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
 # --- several rows and files ---

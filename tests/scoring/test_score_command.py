@@ -134,7 +134,7 @@ def test_published_results_stand_beside_notes_of_medec_alone(
         (["{reference}"], "no line is read as one on a note of the reference"),
         (
             ["{submission}", "--reference", "{submission}"],
-            "evaluation rows are made from MEDEC's or MedErrBench's .csv files",
+            "files that end in '.txt' are not known",
         ),
         (
             ["{submission}", "--train", "{reference}"],

@@ -1,0 +1,255 @@
+"""Anyone's tables of notes: every kind of file, columns by any name, and what is refused."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from medec.builders import assert_one_sentence, clean_row, error_row, manifest_of, message_of, run
+
+from medserl_agentloop.data.cases import Case
+from medserl_agentloop.data.reader import COLUMNS, read_files
+
+WRONG = "Patient {n} of ward {n} has had a fever since Monday. He was given warfarin for it."
+RIGHT = WRONG.replace("warfarin", "amoxicillin")
+MIX = {"vanilla_benign": 1, "adversarial_benign": 1}
+
+
+def pairs_of(count: int = 40) -> list[dict[str, Any]]:
+    """Rows of a user's own: a note with an error and its correction."""
+    return [
+        {"id": f"own-{n}", "note": WRONG.format(n=n), "corrected": RIGHT.format(n=n)}
+        for n in range(count)
+    ]
+
+
+def renamed(rows: list[dict[str, Any]], **names: str) -> list[dict[str, Any]]:
+    return [{names.get(key, key): value for key, value in row.items()} for row in rows]
+
+
+def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    frame = pd.DataFrame(rows)
+    if path.suffix == ".csv":
+        frame.to_csv(path, index=False)
+    elif path.suffix == ".jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    elif path.suffix == ".parquet":
+        frame.to_parquet(path)
+    elif path.suffix == ".xlsx":
+        pytest.importorskip("openpyxl")
+        frame.to_excel(path, index=False)
+    else:
+        datasets.Dataset.from_pandas(frame).save_to_disk(path)
+    return path
+
+
+def categories(folder: Path) -> dict[str, int]:
+    table = pq.read_table(folder / "train.parquet")["extra_info"].to_pylist()
+    return pd.Series([facts["category"] for facts in table]).value_counts().to_dict()
+
+
+def cases_of(path: Path, **columns: str) -> list[Case]:
+    return read_files([path], columns=columns).cases
+
+
+# --- any kind of file ---
+
+
+@pytest.mark.parametrize(
+    "name", ["notes.csv", "notes.jsonl", "notes.parquet", "notes.xlsx", "saved"]
+)
+def test_every_kind_of_file_gives_the_same_cases(tmp_path: Path, name: str) -> None:
+    rows = pairs_of(3)
+    found = cases_of(write_table(tmp_path / name, rows))
+    assert [(case.case_id, case.error_note, case.clean_note) for case in found] == [
+        tuple(row.values()) for row in rows
+    ]
+
+
+@pytest.mark.parametrize("name", ["own.csv", "own.jsonl", "own.xlsx", "saved"])
+def test_columns_of_any_name_can_be_named(convert: Any, tmp_path: Path, name: str) -> None:
+    path = write_table(tmp_path / name, renamed(pairs_of(), note="TEXT", corrected="FIXED"))
+    refused = convert("--input", path)
+    assert_one_sentence(refused, "no column 'note'", "'id', 'TEXT', 'FIXED'", "--column note=TEXT")
+    done = convert("--input", path, "--column", "note=TEXT", "--column", "corrected=FIXED")
+    assert done.exit_code == 0, done.output
+    assert "note is TEXT; corrected is FIXED" in done.stderr
+    assert len(categories(tmp_path / "out")) == 4
+
+
+def test_a_name_that_is_nearly_one_of_ours_is_asked_about(convert: Any, tmp_path: Path) -> None:
+    """As correct notes, those with errors would be rewarded as safe."""
+    rows = [row | {"error_type": "diagnosis"} for row in pairs_of()]
+    path = write_table(tmp_path / "own.csv", renamed(rows, corrected="corrected_note"))
+    refused = convert("--input", path)
+    assert_one_sentence(refused, "'corrected_note'", "--column corrected=corrected_note")
+    done = convert("--input", path, "--column", "corrected=corrected_note")
+    assert done.exit_code == 0, done.output
+    (facts, *_) = pq.read_table(tmp_path / "out/train.parquet")["extra_info"].to_pylist()
+    assert facts["error_type"] == "diagnosis" and "warfarin" in facts["error_note"]
+    misspelt = convert("--input", path, "--column", "corrected=corected_note")
+    assert_one_sentence(misspelt, "'corected_note'", "did you mean 'corrected_note'?")
+    assert_one_sentence(convert("--input", path, "--column", "fixed=x"), "--column fixed=x", "id")
+
+
+@pytest.mark.parametrize(
+    ("header", "part"),
+    [
+        ("id,note,error_type", "'error_type' is about errors"),
+        ("id,note,Error Flag", "--column has_error=Error Flag"),
+        ("id,note,is_corrected", "--column corrected=is_corrected"),
+        ("patient,findings", "no column 'note'"),
+        (",".join(COLUMNS[:-1]), "column 'Corrected Text' is missing"),
+        (",".join([*COLUMNS, "Text"]), "column 'Text' occurs twice"),
+    ],
+)
+def test_a_header_that_does_not_say_enough_is_refused(
+    tmp_path: Path, header: str, part: str
+) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(header + "\n")
+    message = message_of(path)
+    assert message.startswith("own.csv, header: ") and part in message
+
+
+def test_correct_notes_alone_are_enough(convert: Any, tmp_path: Path) -> None:
+    rows = [{"id": f"own-{n}", "note": RIGHT.format(n=n)} for n in range(40)]
+    done = convert("--input", write_table(tmp_path / "own.csv", rows))
+    assert done.exit_code == 0, done.output
+    assert "every note counts as correct" in done.stderr
+    took = "--mix vanilla_benign=1,adversarial_benign=1"
+    assert took in done.stdout
+    assert categories(tmp_path / "out") == {name: 36 * share for name, share in MIX.items()}
+    assert manifest_of(tmp_path / "out")["mix"] == took.removeprefix("--mix ")
+    assert run("verify_parquet", tmp_path / "out/train.parquet").exit_code == 0
+    asked = convert("--input", tmp_path / "own.csv", "--mix", "vanilla_harmful=1")
+    assert asked.exit_code == 2 and "no case for train can serve vanilla_harmful" in asked.stderr
+
+
+def test_a_correction_like_its_note_means_a_correct_note(tmp_path: Path) -> None:
+    right, (wrong, *_) = RIGHT.format(n=7), pairs_of()
+    rows = [
+        wrong,
+        *({"id": f"ok-{n}", "note": right, "corrected": c} for n, c in ((1, right), (3, ""))),
+    ]
+    found = cases_of(write_table(tmp_path / "own.csv", rows))
+    assert [(case.error_note is None, case.clean_note is None) for case in found] == [
+        (False, False),
+        (True, False),
+        (True, False),
+    ]
+
+
+def test_rows_without_ids_are_named_after_their_file(tmp_path: Path) -> None:
+    rows = [{"note": RIGHT.format(n=n)} for n in range(2)]
+    found = cases_of(write_table(tmp_path / "ward7 notes.csv", rows))
+    assert [case.case_id for case in found] == ["ward7_notes-1", "ward7_notes-2"]
+
+
+def test_medec_columns_are_read_from_every_kind_of_file(tmp_path: Path, write_csv: Any) -> None:
+    rows: list[dict[str, Any]] = [error_row(0), clean_row(1)]
+    (expected,) = read_files([write_csv(*rows)]).cases
+    for row in rows:
+        row["Error Flag"], row["Error Sentence ID"] = (
+            int(row["Error Flag"]),
+            float(row["Error Sentence ID"]),
+        )
+    for name in ("notes.jsonl", "notes.parquet", "notes.xlsx", "saved"):
+        (case,) = read_files([write_table(tmp_path / name, rows)]).cases
+        assert {**vars(case), "source_sha256": ""} == {**vars(expected), "source_sha256": ""}
+
+
+# --- what spreadsheets do to files ---
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|", ","])
+@pytest.mark.parametrize("before", ["", "sep={}\n", "\ufeff", "\ufeff\ufeff", "\ufeffsep={}\r\n"])
+def test_first_lines_of_spreadsheets_are_understood(
+    tmp_path: Path, write_csv: Any, delimiter: str, before: str
+) -> None:
+    (expected,) = read_files([write_csv(error_row(0))]).cases
+    with (tmp_path / "notes.csv").open("w", newline="") as file:
+        file.write(before.format(delimiter))
+        csv.writer(file, delimiter=delimiter).writerows([COLUMNS, error_row(0).values()])
+    (case,) = read_files([tmp_path / "notes.csv"]).cases
+    assert (case.error_note, case.sentences) == (expected.error_note, expected.sentences)
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        *((value, "Excel's word for a formula") for value in ("#NAME?", "#REF!", " #VALUE! ")),
+        ("On day 1 all was well. " * 2000, "Excel cuts a text at 32,767 characters"),
+    ],
+)
+@pytest.mark.parametrize("column", ["Text", "Corrected Text"])
+def test_damage_by_a_spreadsheet_is_refused_with_its_line(
+    write_csv: Any, column: str, value: str, part: str
+) -> None:
+    rows = [error_row(0), error_row(2) | {column: value[:32_767]}]
+    message = message_of(write_csv(*rows))
+    assert message.startswith(f"notes.csv, line 4 ('ms-test-2'), column {column!r}: found ")
+    assert part in message
+
+
+def test_a_formula_that_failed_in_an_excel_file_is_refused(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in (["id", "note", "corrected"], ["own-1", "It is gout.", "#NAME?"]):
+        book.active.append(row)
+    assert book.active["C2"].data_type == "e"  # which pandas would read as no value
+    book.save(tmp_path / "notes.xlsx")
+    assert message_of(tmp_path / "notes.xlsx").startswith("notes.xlsx, row 2 ('own-1'), column 'c")
+
+
+# --- what cannot be read ---
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "part"),
+    [
+        ("notes.xls", b"", "files that end in '.xls' are not known"),
+        ("medrect.json", b"[]", "files that end in '.json' are not known"),
+        ("empty.csv", b"", "the file is empty"),
+        ("absent.csv", None, "absent.csv: cannot be read (No such file or directory)"),
+        ("utf16.csv", "Text".encode("utf-16"), "utf16.csv: byte 0 (0xff) is not UTF-8"),
+        ("notes.csv", ",".join(COLUMNS).encode(), "the input has no notes"),
+        ("notes.jsonl", "\u00a0\n\u00a0".encode(), "the input has no notes"),
+        ("open.csv", f'{",".join(COLUMNS)}\n\nms-test-9,"open'.encode(), "line 3: not valid CSV"),
+        ("ragged.csv", f"{','.join(COLUMNS)}\nms-test-9,text".encode(), "line 2: found 2 cells"),
+        ("lines.jsonl", b'{"note": "a"}\n{', "lines.jsonl, line 2: not a JSON object"),
+        ("list.jsonl", b'{"note": "a"}\n[1]', "found a JSON list"),
+        ("twice.jsonl", b'{"note": "a", "note": "b"}', "key 'note' occurs twice"),
+        ("nested.jsonl", b'{"note": ["a"]}', "column 'note': found \"['a']\"; write a text"),
+        ("damaged.parquet", b"PAR1 no more", "cannot be read as parquet"),
+        ("damaged.xlsx", b"PK no more", "damaged.xlsx: "),
+        ("folder", {}, "no folder of a saved Hugging Face data set"),
+    ],
+)
+def test_what_cannot_be_read_says_why(tmp_path: Path, name: str, content: Any, part: str) -> None:
+    path = tmp_path / name
+    if content == {}:
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError) as caught:
+        read_files([path])
+    assert part in str(caught.value)
+
+
+def test_a_data_set_with_splits_names_them(tmp_path: Path) -> None:
+    split = datasets.Dataset.from_list(pairs_of(2))
+    datasets.DatasetDict(train=split, test=split).save_to_disk(tmp_path / "saved")
+    assert "has the splits train, test" in message_of(tmp_path / "saved")
+    assert len(cases_of(tmp_path / "saved" / "train")) == 2
+
+
+def test_without_openpyxl_the_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "openpyxl", None)
+    (tmp_path / "notes.xlsx").write_bytes(b"PK")
+    assert "pip install openpyxl" in message_of(tmp_path / "notes.xlsx")
