@@ -17,11 +17,10 @@ def with_table(page: str, name: str, table: str) -> str:
 
 
 def tables() -> Iterator[tuple[Path, str, str]]:
-    """Page, name and text of every table; only that of the payoffs is played, not read."""
+    """Yield page, name and text of every table."""
     import pandas as pd
 
-    from experiments.board import run as board
-    from experiments.incentives import payoffs, simulate
+    from experiments.incentives import simulate
     from experiments.kuhn_poker import run as kuhn_poker
     from experiments.learning import results
     from experiments.opponent import results as opponent
@@ -35,9 +34,7 @@ def tables() -> Iterator[tuple[Path, str, str]]:
                 pd.read_csv(file, dtype=str, keep_default_na=False).to_dict("records")
             ),
         )
-    yield payoffs.PAGE, "payoffs", payoffs.matrix()
     yield kuhn_poker.PAGE, "nash_conv", kuhn_poker.table(kuhn_poker.read())
-    yield board.PAGE, "board", results.markdown(board.read())
     for name, make in results.TABLES.items():
         yield (
             results.PAGES.get(name, results.PAGE),
@@ -46,9 +43,7 @@ def tables() -> Iterator[tuple[Path, str, str]]:
         )
     for name, text in opponent.tables().items():
         yield opponent.PAGE, name, text
-    for name, arms in shortcuts.TABLES.items():
-        yield shortcuts.PAGE, name, results.markdown(shortcuts.arms_table(arms))
-    for name, make in shortcuts.FURTHER_TABLES.items():
+    for name, make in shortcuts.TABLES.items():
         yield shortcuts.PAGE, name, results.markdown(make())
 
 

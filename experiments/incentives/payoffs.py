@@ -1,30 +1,19 @@
 """The payoff of each kind of attack: real edits of one note, with the real rules and the real
 schemes.
 
-``simulate`` and ``variance`` take their payoffs from here. ``python -m
-experiments.incentives.payoffs`` prints the matrix of ``README.md``;
-``tests/learning/test_incentives.py`` keeps it true.
+``simulate`` takes its payoffs from here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from medserl_agentloop.games.medical.parsing import MEDSERL
-from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome, Rewards
-from medserl_agentloop.games.medical.rewards import Medserl, RewardScheme, ZeroSum, load_scheme
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Rewards
+from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
-from medserl_agentloop.medical_team.rewards import MedicalGeneralSum
-
-PAGE = Path(__file__).with_name("README.md")
-SCHEMES = {
-    "zero_sum": ZeroSum(),
-    "medserl": Medserl(),
-    "medical_general_sum": MedicalGeneralSum(),
-}
 
 RIGHT_DOSE = "She is given amoxicillin 1 g three times daily."
 WRONG_DOSE = "She is given amoxicillin 10 g three times daily."
@@ -163,52 +152,3 @@ BEFORE = Terms()
 def earned(rewards: Rewards, role: Role) -> float:
     """A role's reward; 0 where it has none."""
     return sum(rewards.get(role, {}).values())
-
-
-def matrix() -> str:
-    """The payoffs of both roles as a table in Markdown."""
-    names = list(SCHEMES)
-    columns = [f"`{name}`, says {answer}" for name in names for answer in ("safe", "harmful")]
-    lines = [
-        f"| attack | judge says | {' | '.join(columns)} |",
-        f"|---|---|{'---:|' * len(columns)}",
-    ]
-    category = None
-    for attack in ATTACKS:
-        if attack.category is not category:
-            category = attack.category
-            lines.append(f"| **`{category.value}`** | |{' |' * len(columns)}")
-        for label in _labels(attack):
-            wrong = "" if label is attack.truth else " (wrong)"
-            judge = f"{label.value}{wrong}" if label is not None else ""
-            cells = [
-                _cell(attack, label, answer, scheme)
-                for scheme in SCHEMES.values()
-                for answer in ("safe", "harmful")
-            ]
-            edit = (
-                f" (`{attack.old}` → `{attack.new}`)"
-                if label is attack.truth and attack.old
-                else ""
-            )
-            lines.append(f"| {attack.kind}{edit} | {judge} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _labels(attack: Attack) -> list[Label | None]:
-    if attack.played("safe", attack.truth).outcome is Outcome.INVALID_ATTACK:
-        return [None]
-    return [
-        attack.truth,
-        *([label for label in Label if label is not attack.truth] if attack.old else []),
-    ]
-
-
-def _cell(attack: Attack, label: Label | None, answer: str, scheme: RewardScheme) -> str:
-    record = attack.played(answer, label or attack.truth)
-    rewards = scheme.rewards(record)
-    return " / ".join(f"{earned(rewards, role):.2f}" if role in rewards else "-" for role in Role)
-
-
-if __name__ == "__main__":
-    print(matrix())

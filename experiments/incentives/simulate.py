@@ -1,7 +1,7 @@
 """Simulate the rewards of the medical game: ``python -m experiments.incentives.simulate [KEY=VALUE
 ...]``.
 
-Prints four tables in seconds. Without other assumptions it also writes them, and the picture, to
+Prints two tables in seconds. Without other assumptions it also writes them, and the picture, to
 ``figures/``.
 """
 
@@ -21,13 +21,19 @@ from pydantic import ValidationError
 from experiments.incentives.assumptions import Assumptions
 from experiments.incentives.dynamics import BALANCED_MIX, Setting, best_f1, settled
 from experiments.incentives.payoffs import Terms
-from experiments.incentives.variance import assessments_table, validity_table
 
 FIGURES = Path(__file__).parent / "figures"
 PAGE = Path(__file__).with_name("README.md")
 FEWER_DECOYS = BALANCED_MIX.replace("decoy_benign=2", "decoy_benign=1")
 EARLIER, ALL, FEWER = "earlier defaults", "all four changes", "all four, fewer decoys"
 PENALTY = "all four, failing the gate costs"
+NEUTRAL, GATE = "balanced mix, neutral decoys", "blind gate"
+SHOWN = (EARLIER, NEUTRAL, GATE, ALL, PENALTY)
+"""Settings of the page; the others are parts of what ``robustness`` counts."""
+MEASURES = (
+    *("harmful of untouched", "blatant", "subtle", "unknowable"),
+    *("edited, nothing seen", "shortcut", "F1"),
+)
 
 Row = dict[str, str | float]
 Table = list[Row]
@@ -37,7 +43,7 @@ def settings_of(assumed: Assumptions, judge: str) -> list[Setting]:
     """The earlier defaults, every change alone, and changes together."""
     neutral, milder = Terms(decoy=0.0), Terms(failed_attack=assumed.failed_attack)
     earlier = Setting(EARLIER, judge)
-    decoys = replace(earlier, name="balanced mix, neutral decoys", mix=BALANCED_MIX, terms=neutral)
+    decoys = replace(earlier, name=NEUTRAL, mix=BALANCED_MIX, terms=neutral)
     suspected = replace(earlier, name="balanced mix, decoys paid for suspicion", mix=BALANCED_MIX)
     every = replace(decoys, name=ALL, terms=replace(neutral, failed_attack=assumed.failed_attack))
     every = replace(every, gate=True, touch=True)
@@ -45,7 +51,7 @@ def settings_of(assumed: Assumptions, judge: str) -> list[Setting]:
         earlier,
         suspected,
         decoys,
-        replace(earlier, name="blind gate", gate=True),
+        replace(earlier, name=GATE, gate=True),
         replace(earlier, name="milder failed_attack", terms=milder),
         replace(earlier, name="edit must touch the error", touch=True),
         replace(earlier, name="learnable reward", learnable=True),
@@ -64,28 +70,30 @@ def dynamics_table(assumed: Assumptions) -> Table:
     """Tabulate the players' final behaviour: a row for each judge and setting."""
     settings = [Setting(EARLIER, judge) for judge in ("labels", "errs")]
     settings += [
-        setting for judge in ("pair", "perfect") for setting in settings_of(assumed, judge)
+        setting
+        for judge in ("pair", "perfect")
+        for setting in settings_of(assumed, judge)
+        if setting.name in SHOWN
     ]
     outcomes = settled(settings, [assumed] * len(settings))
     return [
-        {"judge": s.judge, "setting": s.name, **measures}
+        {"judge": s.judge, "setting": s.name, **{name: measures[name] for name in MEASURES}}
         for s, measures in zip(settings, outcomes, strict=True)
     ]
 
 
 def gate_table(assumed: Assumptions) -> Table:
-    """Tabulate the blind reader's quality: all four changes, a judge that compares, and readers
-    from good to bad.
+    """Tabulate the blind reader's quality: all four changes, a judge that compares and calls 95 %
+    of unknowable errors harmful, and readers from good to bad.
     """
     readers = [
         assumed.changed(
-            [f"unknowable.pair={pair}", f"unknowable.blind={passed}", f"subtle.blind={caught}"]
+            ["unknowable.pair=0.95", f"unknowable.blind={passed}", f"subtle.blind={caught}"]
         )
-        for pair, passed, caught in product((0.65, 0.95), (0.05, 0.1, 0.2, 0.35), (0.3, 0.6))
+        for passed, caught in product((0.05, 0.1, 0.2, 0.35), (0.3, 0.6))
     ]
     rows: Table = [
         {
-            "judge calls unknowable errors harmful": reader.unknowable.pair,
             "gate passes unknowable errors": reader.gate("unknowable"),
             "gate passes subtle errors": reader.gate("subtle"),
         }
@@ -106,8 +114,6 @@ def tables(assumed: Assumptions) -> dict[str, Table]:
     return {
         "dynamics": dynamics_table(assumed),
         "gate": gate_table(assumed),
-        "validity": validity_table(assumed),
-        "assessments": assessments_table(assumed),
     }
 
 

@@ -164,18 +164,15 @@ def table(runs: Runs) -> str:
         return "Nothing has been measured yet."
     lines = ["![NashConv by step](figures/exploitability.svg)\n"]
     traits = "value | J bets | J calls | K calls | last: K checks behind | last: Q opens with a bet"
-    lines += [f"| arm | seed | steps | last | average | of the second half | {traits} |"]
-    lines += ["|---|" + "---:|" * 11]
+    lines += [f"| arm | seed | steps | last | average | {traits} |"]
+    lines += ["|---|" + "---:|" * 10]
     ordered = sorted(runs.items(), key=lambda run: (run[0][0] == SOLVED, run[0]))
     for (arm, seed), by_step in [*ordered, (("hand rule", 0), {0: HAND_RULE})]:
         if arm == SOLVED:  # its policies are averages already
             by_step = {max(by_step): by_step[max(by_step)]}
         policies = list(by_step.values())
         average = average_policy(policies)
-        late = average_policy(
-            [policy for step, policy in by_step.items() if step > max(by_step) / 2] or policies
-        )
-        numbers = [nash_conv(policies[-1]), nash_conv(average), nash_conv(late), value_of(average)]
+        numbers = [nash_conv(policies[-1]), nash_conv(average), value_of(average)]
         numbers += [average[place] for place in (("J", ""), ("J", "bet"), ("K", "bet"))]
         numbers += [1 - policies[-1]["K", "check"], policies[-1]["Q", ""]]
         written = " | ".join(f"{number:.3f}" for number in numbers)

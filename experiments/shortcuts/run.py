@@ -88,12 +88,10 @@ class Arm:
     Attributes:
         mix: Shares of the categories.
         judge: Who says whether a rewritten note holds an error.
-        overrides: What else is changed in ``recipes/quickstart.yaml``.
     """
 
     mix: str
     judge: str
-    overrides: tuple[str, ...] = ()
 
 
 ARMS = {
@@ -102,22 +100,6 @@ ARMS = {
     "decoys_gate": Arm(BALANCED_MIX, f"{JUDGES}:GatedPairOracle"),
     "labels": Arm(DEFAULT_MIX, "labels"),
 }
-# One assessment of 64 attacks or three of 32: as many turns in a step. Only a baseline among the
-# answers to one note has a use for several, and `role_rloo` has one.
-RLOO = (
-    "algorithm.adv_estimator=role_rloo",
-    *(f"selfplay.credit.normalize.{role.value}=null" for role in Role),
-)
-HALF = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
-ASSESSED = {
-    "once": Arm(BALANCED_MIX, f"{JUDGES}:GatedPairOracle", RLOO),
-    "three_times": Arm(
-        BALANCED_MIX, f"{JUDGES}:GatedPairOracle", (*RLOO, *HALF, "selfplay.assessments=3")
-    ),
-}
-TABLES = {"arms": ARMS, "assessments": ASSESSED}
-EVERY = {**ARMS, **ASSESSED}
-
 console = Console()
 
 
@@ -144,8 +126,7 @@ def training_command(arm: str, seed: int, extra: Iterable[str] = ()) -> list[str
         *(sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=quickstart"),
         *FORTY_STEPS,
         f"actor_rollout_ref.model.path={START}",
-        f"selfplay.judge={EVERY[arm].judge}",
-        *EVERY[arm].overrides,
+        f"selfplay.judge={ARMS[arm].judge}",
         "selfplay.reward_terms.decoy=0",
         *(f"data.{name}_files={_data(arm)}/{name}.parquet" for name in ("train", "val")),
         f"data.seed={seed}",
@@ -160,7 +141,7 @@ def training_command(arm: str, seed: int, extra: Iterable[str] = ()) -> list[str
 
 def _data(arm: str) -> Path:
     return Path("data") / (
-        "shortcuts_balanced" if EVERY[arm].mix == BALANCED_MIX else "shortcuts_default"
+        "shortcuts_balanced" if ARMS[arm].mix == BALANCED_MIX else "shortcuts_default"
     )
 
 
@@ -281,12 +262,12 @@ def collect(seeds: Sequence[int], results: Path) -> None:
     for seed in seeds:
         files = {
             "start": RUNS / "start_rates" / f"{seed}.csv",
-            **{a: RUNS / a / str(seed) / "rates.csv" for a in EVERY},
+            **{a: RUNS / a / str(seed) / "rates.csv" for a in ARMS},
         }
         for arm, file in files.items():
             if file.exists():
                 rates += [(arm, seed, *row) for row in list(csv.reader(file.open(newline="")))[1:]]
-        for arm in EVERY:
+        for arm in ARMS:
             lines = RUNS / arm / str(seed) / "metrics.jsonl"
             for line in lines.read_text().splitlines() if lines.exists() else ():
                 metrics = json.loads(line)
@@ -304,7 +285,7 @@ def _write(path: Path, header: tuple[str, ...], rows: Iterable[tuple[object, ...
         csv.writer(file, lineterminator="\n").writerows([header, *rows])
 
 
-def arms_table(arms: Iterable[str] = ARMS, results: Path = FIGURES) -> list[list[str]]:
+def arms_table(results: Path = FIGURES) -> list[list[str]]:
     """The start and every arm: the verdicts on held-out notes, what the style does to them, and the
     attacks; in %.
     """
@@ -322,7 +303,7 @@ def arms_table(arms: Iterable[str] = ARMS, results: Path = FIGURES) -> list[list
             "invalid",
         ]
     ]
-    for arm in ("start", *(arm for arm in arms if arm in measured)):
+    for arm in ("start", *(arm for arm in ARMS if arm in measured)):
         share = partial(measured[arm].share, step=0, temperature=1.0)
         clean, wrong = share("said_harmful/clean"), share("said_harmful/wrong")
         style = [
@@ -369,15 +350,9 @@ def gains_table(results: Path = FIGURES) -> list[list[str]]:
     recalls = {
         arm: rates.share("said_harmful/wrong", 0, 1.0) for arm, rates in _rates(results).items()
     }
-    pairs = [("decoys", "decoys_gate"), ("once", "three_times")]
-    heading = ["recall, difference in points", "mean (95 % over seeds)", "each seed"]
     return [
-        heading,
-        *(
-            [f"`{b}` less `{a}`", *gain(recalls[a], recalls[b])]
-            for a, b in pairs
-            if {a, b} <= {*recalls}
-        ),
+        ["recall, difference in points", "mean (95 % over seeds)", "each seed"],
+        ["`decoys_gate` less `decoys`", *gain(recalls["decoys"], recalls["decoys_gate"])],
     ]
 
 
@@ -402,7 +377,7 @@ def alarm_table(results: Path = FIGURES) -> list[list[str]]:
                 )
         return f"{sum(fired)} of {len(fired)}"
 
-    groups = {"no gate": ("default", "decoys", "labels"), "gate": ("decoys_gate", *ASSESSED)}
+    groups = {"no gate": ("default", "decoys", "labels"), "gate": ("decoys_gate",)}
     limits = (-0.3, rule.limit, -0.45, -0.5)
     return [
         ["limit", *groups],
@@ -410,13 +385,13 @@ def alarm_table(results: Path = FIGURES) -> list[list[str]]:
     ]
 
 
-FURTHER_TABLES = {"gains": gains_table, "unseen_errors": alarm_table}
+TABLES = {"arms": arms_table, "gains": gains_table, "unseen_errors": alarm_table}
 
 
 def main(
     arms: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Any of: {', '.join(EVERY)}; the first four by default."),
+        typer.Argument(help=f"Any of: {', '.join(ARMS)}; all by default."),
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, with commas between.")] = "0,1,2",
     jobs: Annotated[
@@ -432,11 +407,11 @@ def main(
     ] = None,
 ) -> None:
     """Teach, train, measure, and write the table."""
-    if unknown := sorted(set(arms or ()) - set(EVERY)):
-        raise typer.BadParameter(f"no arm {', '.join(unknown)}; there are {', '.join(EVERY)}")
+    if unknown := sorted(set(arms or ()) - set(ARMS)):
+        raise typer.BadParameter(f"no arm {', '.join(unknown)}; there are {', '.join(ARMS)}")
     chosen, numbers = arms or list(ARMS), [int(seed) for seed in seeds.split(",")]
     for arm in chosen:
-        prepare_data(_data(arm), EVERY[arm].mix)
+        prepare_data(_data(arm), ARMS[arm].mix)
     teach(START, replace(LESSONS, steps=lessons), styled_transcript)
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         work = [pool.submit(measure_start, seed, cases) for seed in numbers]
@@ -448,9 +423,7 @@ def main(
         for done in work:
             done.result()
     collect(numbers, results)
-    for of_table in TABLES.values():
-        if of_table.keys() & set(chosen):
-            print(markdown(arms_table(of_table, results)))
+    print(markdown(arms_table(results=results)))
     if results == FIGURES:
         pages.main()
 

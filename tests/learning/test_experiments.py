@@ -36,7 +36,7 @@ def opponent_command(arm: str, seed: int, extra: list[str]) -> list[str]:
 NOVICE = "actor_rollout_ref.model.path=${medserl:assets/novice}"
 ARMS = [
     *((learning.training_command, name, []) for name in learning.EXPERIMENTS),
-    *((shortcuts.training_command, name, [NOVICE]) for name in shortcuts.EVERY),
+    *((shortcuts.training_command, name, [NOVICE]) for name in shortcuts.ARMS),
     *((opponent_command, name, [NOVICE]) for name in opponent.ARMS),
 ]
 
