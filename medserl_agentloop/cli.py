@@ -69,11 +69,11 @@ def compare(
         tuple[int, int] | None, typer.Option(help="First and last step of the games to compare.")
     ] = None,
 ) -> None:
-    """Compare two runs as Markdown: games, rewards, speed, memory."""
+    """Compare two runs as Markdown: rewards, outcomes, speed, memory, and what differs."""
     from medserl_agentloop.report import compare as comparison
 
     with errors_in_one_line():
-        sections = comparison.compare(
+        sections, verdict = comparison.compare(
             comparison.read_side(a, steps), comparison.read_side(b, steps)
         )
     console = Console(
@@ -82,6 +82,7 @@ def compare(
     for title, columns, rows, note in sections:
         cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
         console.print(f"## {title}", table("", columns, cells, box=box.MARKDOWN), plain(note), "")
+    console.print(plain(verdict), soft_wrap=True)
 
 
 def progress(

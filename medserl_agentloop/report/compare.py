@@ -14,37 +14,39 @@ from pkgutil import resolve_name
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
-from scipy.stats import ks_2samp
 
 from medserl_agentloop import report
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE
 from medserl_agentloop.paths import regular_file
-from medserl_agentloop.scoring.metrics import wilson_interval
+from medserl_agentloop.scoring.metrics import (
+    Z_95,
+    share_difference,
+    student_quantile,
+    wilson_interval,
+)
 
 NOT_MEASURED = "not measured"
+NO_DIFFERENCE = "no difference shown"
 SECONDS = "timing_s/step"
 _READ_LOG = "medserl_agentloop.medical_team.logs:read_log"
-_PLACES = ("session", "policy_version")  # numbers of which no mean says anything, beside the step
-CLOSE = 0.1  # means of rewards that differ by no more than this share count as the same
-MEMORY = {
+_PLACES = {"step", "session", "policy_version"}  # numbers whose mean says nothing
+_MEMORY = {
     "device memory, peak GB": "actor/perf/max_memory_allocated_gb",
     "CPU memory, peak GB": "actor/perf/cpu_memory_used_gb",
 }
+_HEADLINES = ("error found", "note cleared")  # of a medical game; of others, the rewards
 
 
 @dataclass(frozen=True)
 class _MeasuredRun:
-    """One run, or one log of the OpenRLHF system, which does not know all."""
+    """One run, or one log of the OpenRLHF system, which does not record everything."""
 
     name: str  # its path
     schemes: str  # names of its reward schemes; empty if it does not say
     games: pd.DataFrame
     metrics: pd.DataFrame  # by step; without columns if it has none
-
-    @property
-    def roles(self) -> list[str]:
-        return [name.removesuffix("_reward") for name in report.reward_columns(self.games)]
 
     @property
     def steps(self) -> tuple[int, int] | None:
@@ -67,7 +69,7 @@ Side = Sequence[_MeasuredRun]
 
 
 class _Section(NamedTuple):
-    """A table of the comparison, and notes that its reader needs."""
+    """A table of the comparison, and what its reader needs to know."""
 
     title: str
     columns: Sequence[str]
@@ -76,10 +78,9 @@ class _Section(NamedTuple):
 
 
 def read_side(side: str, steps: tuple[int, int] | None = None) -> Side:
-    """The runs of one side: a run's folder, a folder of such folders, a log, or a pattern of these;
-    or a ValueError.
+    """The runs of one side: a run's folder, a folder of such folders, a log, or a pattern of these.
 
-    ``steps``, the first and the last, leave out the others.
+    ``steps``, the first and the last, leave out the others. ValueError says what is no run.
     """
     runs: list[Path] = []
     for path in map(Path, sorted(glob(side)) or [side]):
@@ -91,8 +92,7 @@ def read_side(side: str, steps: tuple[int, int] | None = None) -> Side:
         found = {file.parent for file in path.rglob(GAMES_FILE)} if path.is_dir() else {path}
         if not found:
             raise ValueError(f"{path} is no run: neither it nor a folder in it holds {GAMES_FILE}")
-        # In the folder of a run are the games that its players played outside of it: medserl
-        # tournament and progress.
+        # A run's folder also holds the games of medserl tournament and progress, which are no runs.
         runs += sorted(folder for folder in found if found.isdisjoint(folder.parents))
     measured = (_read(run) for run in runs)
     return [run.within(*steps) if steps else run for run in measured]
@@ -107,7 +107,9 @@ def _read(path: Path) -> _MeasuredRun:
     game, records = report.read_run(path)
     for part in report.parts(records):
         frame = report.games_frame(part, game)
-        games.append(frame[[name for name in frame if _is_compared(name, frame[name])]])
+        # Without texts: a run may have a million games.
+        kept = ("boolean", "Int64", "Float64")
+        games.append(frame[[n for n in frame if n == "outcome" or frame[n].dtype in kept]])
         schemes |= {getattr(record, "scheme", "") for record in part}
     return _MeasuredRun(
         str(path),
@@ -117,17 +119,104 @@ def _read(path: Path) -> _MeasuredRun:
     )
 
 
-def _is_compared(name: str, values: pd.Series) -> bool:
-    """Return whether a column of the games is kept; a run may have a million games, so texts are
-    not.
-    """
-    return name == "outcome" or (
-        values.dtype in ("boolean", "Int64", "Float64") and name not in _PLACES
+Runs = Sequence["pd.Series[Any]"]
+"""One number of a side's games, for each of its runs that has it."""
+
+Difference = tuple[float, float, float]
+"""B minus A, and the ends of its 95 % interval."""
+
+
+def compare(a: Side, b: Side) -> tuple[list[_Section], str]:
+    """The tables of a comparison, and in a sentence what differs between the two sides."""
+    outcomes = sorted({word for run in (*a, *b) for word in run.games["outcome"].dropna()})
+    sides = [[_numbers(run, outcomes) for run in side] for side in (a, b)]
+    rows, said = [], {}
+    for title in dict.fromkeys(name for side in sides for run in side for name in run):
+        first, second = ([run[title] for run in side if len(run.get(title, ()))] for side in sides)
+        if not (first or second):
+            continue
+        difference = _difference(first, second) if first and second else None
+        rows.append((title, _cell(first), _cell(second), _moved(difference, first)))
+        if difference:
+            low, high = difference[1:]
+            moved = _moved(difference, first) if low > 0 or high < 0 else NO_DIFFERENCE
+            said[title] = f"{title} {_mean(first)} in A, {_mean(second)} in B ({moved})"
+    headlines = [said[title] for title in _HEADLINES if title in said]
+    if not headlines and len({run.schemes for run in (*a, *b)}) == 1:
+        headlines = [words for title, words in said.items() if title.endswith(" reward")]
+    note = (
+        "Shares are in % with Wilson's 95 % interval, other numbers are means ± standard "
+        "deviation; the count of games is in parentheses. If both sides have several runs, the "
+        "interval of a difference is over runs (Student's t), else over games, taken for "
+        "independent. Games of one prompt group are not, so such intervals are too short."
     )
+    tables = [
+        _runs(a, b),
+        _Section("Games", ["", "A", "B", "B - A [95 % interval]"], rows, note),
+        _speed(a, b),
+    ]
+    return tables, "; ".join(headlines) or "no number in common from which to say who is better"
 
 
-def compare(a: Side, b: Side) -> list[_Section]:
-    return [_runs(a, b), _numbers(a, b), _rates(a, b), _speed(a, b)]
+def _numbers(run: _MeasuredRun, outcomes: Sequence[str]) -> dict[str, pd.Series[Any]]:
+    """The numbers of a run's games by title; yes and no are of the type ``boolean``."""
+    numbers = {}
+    for name in run.games:
+        known = run.games[name].dropna()
+        if name == "outcome":
+            for word in outcomes if len(known) else ():
+                title = f"outcome: {report.outcome_words(word)}"
+                numbers[title] = (known == word).astype("boolean")
+        elif name not in _PLACES:
+            title = name.removeprefix("reward/").replace("/", ": ").replace("_", " ")
+            numbers[title] = known
+    return numbers
+
+
+def _difference(first: Runs, second: Runs) -> Difference | None:
+    """B minus A with its interval, over runs where both sides have several, else over games."""
+    pooled = [pd.concat(runs) for runs in (first, second)]
+    samples: Any = pooled
+    if over_runs := len(first) > 1 and len(second) > 1:
+        samples = [np.array([run.mean() for run in runs]) for runs in (first, second)]
+    elif _is_share(first):
+        counts = [(int(games.sum()), len(games)) for games in pooled]
+        return share_difference(*counts)
+    if min(map(len, samples)) < 2:
+        return None
+    x, y = (sample.astype(float) for sample in samples)
+    error = (x.var(ddof=1) / len(x) + y.var(ddof=1) / len(y)) ** 0.5
+    half = float(error * (student_quantile(len(x) + len(y) - 2) if over_runs else Z_95))
+    difference = float(y.mean() - x.mean())
+    return difference, difference - half, difference + half
+
+
+def _is_share(runs: Runs) -> bool:
+    return bool(runs[0].dtype == "boolean")
+
+
+def _mean(runs: Runs) -> str:
+    value = float(pd.concat(runs).mean())
+    return f"{100 * value:.1f} %" if _is_share(runs) else f"{value:.4g}"
+
+
+def _cell(runs: Runs) -> str:
+    if not runs:
+        return NOT_MEASURED
+    pooled = pd.concat(runs)
+    spread = f"± {float(pooled.astype(float).std(ddof=0)):.4g}"
+    if _is_share(runs):
+        low, high = wilson_interval(int(pooled.sum()), len(pooled))
+        spread = f"[{100 * low:.1f}, {100 * high:.1f}]"
+    return f"{_mean(runs)} {spread} ({len(pooled)})"
+
+
+def _moved(difference: Difference | None, runs: Runs) -> str:
+    if difference is None:
+        return ""
+    unit, form = (100, "+.1f") if _is_share(runs) else (1, "+.4g")
+    value, low, high = (f"{unit * number:{form}}" for number in difference)
+    return f"{value} [{low}, {high}]"
 
 
 def _runs(a: Side, b: Side) -> _Section:
@@ -142,166 +231,55 @@ def _runs(a: Side, b: Side) -> _Section:
         for side, runs in (("A", a), ("B", b))
         for run in runs
     ]
-    note = (
-        "Several runs of a side are its seeds: their games are pooled, and ± is the deviation "
-        "between them."
-    )
+    notes = []
     if len({run.schemes for run in (*a, *b)}) > 1:
-        note += " The reward schemes differ or are not recorded: rewards compare only under one."
+        notes.append("The reward schemes differ or are not recorded: rewards do not compare.")
     if len(steps := {run.steps for run in (*a, *b) if run.steps}) > 1:
         first, last = max(first for first, _ in steps), min(last for _, last in steps)
         same = f": --steps {first} {last} compares the same ones" if first <= last else ""
-        note += (
-            f" Warning: their games are of different steps, which may be all that differs{same}."
+        notes.append(
+            f"Warning: their games are of different steps, which may be all that differs{same}."
         )
-    return _Section("Runs", ["side", "run", "steps", "games", "reward scheme"], rows, note)
-
-
-def _numbers(a: Side, b: Side) -> _Section:
-    """Rewards of the roles, their components, then every other number of a game."""
-    rows = []
-    every = pd.concat([run.games.head(0) for run in (*a, *b)])
-    named = {role: f"{role}_reward" for run in (*a, *b) for role in run.roles}
-    named |= {
-        ": ".join(name.split("/", 2)[1:]): name
-        for name in sorted(every)
-        if name.startswith("reward/")
-    }
-    others = every.select_dtypes("number").columns.difference([*named.values(), "step"])
-    for title, column in (named | {name.replace("_", " "): name for name in others}).items():
-        none = pd.Series(dtype=float)
-        sides = [
-            [run.games.get(column, none).dropna().astype(float) for run in runs] for runs in (a, b)
-        ]
-        x, y = (pd.concat(rewards) for rewards in sides)
-        if x.empty and y.empty:
-            continue
-        row = [title]
-        for rewards, pooled in zip(sides, (x, y), strict=True):
-            seeds = (
-                f"; seeds {_spread([each.mean() for each in rewards if len(each)])}"
-                if len(rewards) > 1
-                else ""
-            )
-            cell = f"{pooled.mean():.4f}, {pooled.std(ddof=0):.4f} ({len(pooled)}{seeds})"
-            row.append(NOT_MEASURED if pooled.empty else cell)
-        if x.empty or y.empty:
-            rows.append([*row, *[NOT_MEASURED] * 4])
-            continue
-        difference = float(y.mean() - x.mean())
-        share = abs(difference / x.mean()) if x.mean() else None
-        close = (
-            ["mean of A is 0", ""]
-            if share is None
-            else [f"{share:.1%}", "yes" if share <= CLOSE else "no"]
-        )
-        test = "{:.3f}, {:.2g}".format(*ks_2samp(x, y)[:2])
-        rows.append([*row, f"{difference:+.4f}", *close, test])
-    columns = [
-        "mean of",
-        "A: mean, sd (games)",
-        "B",
-        "B - A",
-        "relative",
-        f"within {CLOSE:.0%}",
-        "KS test: D, p",
-    ]
-    note = (
-        "Over the games that reward the role, or have the number; the relative difference is that "
-        "of the means, over "
-        "the mean of A. The Kolmogorov-Smirnov test takes games for independent. Those of one "
-        "prompt group are not: "
-        "its p is too small."
-    )
-    return _Section("Rewards and other numbers", columns, rows, note)
-
-
-def _counts(side: Side, outcomes: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Count each of the ``outcomes`` and each column of yes and no: how often it was true, of how
-    many games.
-    """
-    games = pd.concat([run.games for run in side])
-    flags = {
-        name.replace("_", " "): games[name] for name in games if games[name].dtype == "boolean"
-    }
-    ended = games["outcome"].dropna()
-    flags |= {f"outcome: {report.outcome_words(word)}": ended == word for word in outcomes}
-    return {name: (int(values.sum()), int(values.count())) for name, values in flags.items()}
-
-
-def _rates(a: Side, b: Side) -> _Section:
-    outcomes = sorted({word for run in (*a, *b) for word in run.games["outcome"].dropna().unique()})
-    sides, rows = [_counts(side, outcomes) for side in (a, b)], []
-    for name in dict.fromkeys(name for counts in sides for name in counts):
-        cells, intervals = [], []
-        for counts in sides:
-            successes, trials = counts.get(name, (0, 0))
-            low, high = wilson_interval(successes, trials)
-            cells.append(
-                f"{successes / trials:.3f} [{low:.3f}, {high:.3f}] ({trials})"
-                if trials
-                else NOT_MEASURED
-            )
-            intervals.append((low, high))
-        (low_a, high_a), (low_b, high_b) = intervals
-        overlap = (
-            "" if NOT_MEASURED in cells else "yes" if low_a <= high_b and low_b <= high_a else "no"
-        )
-        if cells != [NOT_MEASURED] * 2:
-            rows.append([name, *cells, overlap])
-    columns = ["share", "A [95 % interval] (of)", "B", "intervals overlap"]
-    note = (
-        "Wilson's intervals, over all steps and seeds; they take games for independent. The "
-        "columns of the table of "
-        "games say of what each is a share; outcomes are shares of all games."
-    )
-    return _Section("Outcomes and format", columns, rows, note)
-
-
-def _speeds(run: _MeasuredRun) -> dict[str, float]:
-    speeds = {
-        title: float(run.metrics[name].max())
-        for title, name in MEMORY.items()
-        if name in run.metrics
-    }
-    if SECONDS in run.metrics:
-        seconds = run.metrics[SECONDS].dropna().astype(float)
-        games = run.games[run.games["step"].isin(seconds.index)]
-        # Missing as soon as one turn's length is: a sum of the others would be too small.
-        tokens = sum(
-            games.loc[games[f"{r}_reward"].notna(), f"{r}_tokens"].sum(skipna=False)
-            for r in run.roles
-        )
-        speeds["seconds per step, median"] = float(seconds.median())
-        if len(games):
-            speeds["games per second"] = len(games) / seconds.sum()
-            speeds["generated tokens per second"] = (
-                float("nan" if pd.isna(tokens) else tokens) / seconds.sum()
-            )
-    return {name: value for name, value in speeds.items() if not pd.isna(value)}
+    return _Section("Runs", ["side", "run", "steps", "games", "rewards"], rows, " ".join(notes))
 
 
 def _speed(a: Side, b: Side) -> _Section:
     sides = [[_speeds(run) for run in runs] for runs in (a, b)]
     rows = []
-    for title in (
-        "seconds per step, median",
-        "games per second",
-        "generated tokens per second",
-        *MEMORY,
-    ):
+    for title in dict.fromkeys(name for side in sides for speeds in side for name in speeds):
         first, second = ([speeds[title] for speeds in side if title in speeds] for side in sides)
         ratio = f"{mean(second) / mean(first):.3g}" if first and second and mean(first) else ""
-        rows.append([title, _spread(first), _spread(second), ratio])
+        rows.append((title, _spread(first), _spread(second), ratio))
     note = (
         "Seconds are those of whole steps, updates included; tokens those of rewarded turns. A "
-        "ratio says something "
-        "only of runs on the same machine with the same model and batch."
+        "ratio says something only of runs on the same machine with the same model and batch."
     )
     return _Section("Speed and memory", ["", "A", "B", "B / A"], rows, note)
 
 
-def _spread(values: Sequence[Any]) -> str:
+def _speeds(run: _MeasuredRun) -> dict[str, float]:
+    speeds = {}
+    if SECONDS in run.metrics:
+        seconds = run.metrics[SECONDS].dropna().astype(float)
+        games = run.games[run.games["step"].isin(seconds.index)]
+        speeds["seconds per step, median"] = float(seconds.median())
+        if len(games):
+            speeds["games per second"] = len(games) / float(seconds.sum())
+            roles = [name.removesuffix("_reward") for name in report.reward_columns(run.games)]
+            # Missing as soon as one turn's length is: a sum of the others would be too small.
+            tokens = sum(
+                games.loc[games[f"{role}_reward"].notna(), f"{role}_tokens"].sum(skipna=False)
+                for role in roles
+            )
+            if not pd.isna(tokens):
+                speeds["generated tokens per second"] = float(tokens / seconds.sum())
+    peaks = {
+        title: run.metrics[name].max() for title, name in _MEMORY.items() if name in run.metrics
+    }
+    return speeds | {title: float(peak) for title, peak in peaks.items() if not pd.isna(peak)}
+
+
+def _spread(values: Sequence[float]) -> str:
     if not values:
         return NOT_MEASURED
     return f"{mean(values):.4g}" + (f" ± {round(stdev(values), 9):.3g}" if len(values) > 1 else "")

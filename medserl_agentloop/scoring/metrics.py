@@ -37,7 +37,7 @@ _NOTHING_TO_COUNT = {
 }
 _NO_PAIR = "no note has a correction both in the reference and by the system"
 
-_Z = 1.96
+Z_95 = 1.96  # standard errors from the middle of a 95 % interval to its ends
 _ROUNDING = 1e-6  # a perfect ROUGE is a little less than 1
 
 Numbers = np.ndarray[Any, Any]
@@ -320,7 +320,7 @@ def _counted_cases(seeds: Sequence[Grades], name: str, mask: Numbers | float = 1
     }
 
 
-def wilson_interval(hits: float, trials: float, quantile: float = _Z) -> tuple[float, float]:
+def wilson_interval(hits: float, trials: float, quantile: float = Z_95) -> tuple[float, float]:
     """Wilson's 95 % interval of a share; (0, 1) without trials."""
     if not trials:
         return 0.0, 1.0
@@ -328,6 +328,14 @@ def wilson_interval(hits: float, trials: float, quantile: float = _Z) -> tuple[f
     centre = (share + of_one / 2) / (1 + of_one)
     half = math.sqrt(of_one * (share * (1 - share) + of_one / 4)) / (1 + of_one)
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def share_difference(first: tuple[int, int], second: tuple[int, int]) -> tuple[float, float, float]:
+    """The second share minus the first, of (hits, trials) each, with Newcombe's 95 % interval."""
+    p, q = (hits / trials for hits, trials in (first, second))
+    (p_low, p_high), (q_low, q_high) = wilson_interval(*first), wilson_interval(*second)
+    down, up = math.hypot(q - q_low, p_high - p), math.hypot(q_high - q, p - p_low)
+    return q - p, q - p - down, q - p + up
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:

@@ -9,7 +9,7 @@ from invoking import invoke
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.rewards import load_scheme
-from medserl_agentloop.report.compare import NOT_MEASURED, compare, read_side
+from medserl_agentloop.report.compare import NO_DIFFERENCE, NOT_MEASURED, compare, read_side
 
 OUTCOMES = [Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION, Outcome.INVALID_ATTACK, Outcome.VOID]
 
@@ -57,77 +57,69 @@ LOG = [
 
 def tables(a: Path | str, b: Path | str) -> dict[str, list[str]]:
     """The rows of all sections but the first, by their first cell."""
-    sections = compare(read_side(str(a)), read_side(str(b)))
+    sections, _ = compare(read_side(str(a)), read_side(str(b)))
     return {row[0]: list(row[1:]) for _, _, rows, _ in sections[1:] for row in rows}
 
 
-def test_a_run_and_itself_are_the_same(tmp_path: Path) -> None:
+def test_a_run_and_itself_do_not_differ(tmp_path: Path) -> None:
     rows = tables(run(tmp_path), tmp_path)
     # zero_sum pays the attacker +1, -1 and, invalid, -1; twice.
-    assert rows["attacker"] == [*["-0.3333, 0.9428 (6)"] * 2, "+0.0000", "0.0%", "yes", "0.000, 1"]
-    assert rows["assessor"][3:5] == ["mean of A is 0", ""]
-    right = "0.500 [0.150, 0.850] (4)"
-    assert rows["right"] == [right, right, "yes"]
-    assert rows["outcome: void"][0].startswith("0.250 [")
-    assert rows["valid"][0].startswith("0.750 [")
+    assert rows["attacker reward"][:2] == ["-0.3333 ± 0.9428 (6)"] * 2
+    assert rows["attacker reward"][2].startswith("+0 [-1.")
+    right = "50.0 % [15.0, 85.0] (4)"
+    assert rows["right"] == [right, right, "+0.0 [-49.5, +49.5]"]
+    assert rows["outcome: void"][0].startswith("25.0 % [")
     assert rows["seconds per step, median"] == ["2", "2", "1"]
     assert rows["games per second"] == ["2", "2", "1"]
     assert rows["generated tokens per second"][0] == "35"  # 3 attacks of 10, 2 assessments of 20
     assert rows["device memory, peak GB"] == ["3", "3", "1"]
-    assert rows["CPU memory, peak GB"] == [NOT_MEASURED, NOT_MEASURED, ""]
+    _, verdict = compare(read_side(str(tmp_path)), read_side(str(tmp_path)))
+    assert NO_DIFFERENCE in verdict
 
 
 def test_components_and_numbers_of_the_game_have_rows(tmp_path: Path) -> None:
     rows = tables(run(tmp_path, "medserl"), tmp_path)
-    assert (
-        rows["assessor: game"][0] == "0.0000, 1.0000 (4)"
-        and rows["attacker: format"][2] == "+0.0000"
-    )
-    assert (
-        rows["changed words"][0] == "2.0000, 0.0000 (8)"
-        and rows["attacker tokens"][0] == "10.0000, 0.0000 (8)"
-    )
+    assert rows["assessor: game"][0] == "0 ± 1 (4)" and rows["attacker: format"][0] == "0 ± 0 (6)"
+    assert rows["changed words"][0] == "2 ± 0 (8)" and rows["attacker tokens"][0] == "10 ± 0 (8)"
     assert not {"step", "session", "policy version"} & rows.keys()
 
 
 def test_other_steps_are_warned_of_and_can_be_left_out(tmp_path: Path) -> None:
     long, short = run(tmp_path / "long"), run(tmp_path / "short")
-    StepFile(long / GAMES_FILE).append(
-        [paid(Outcome.MISSED_ERROR, load_scheme("zero_sum"), step=16).to_json()]
-    )
-    (runs, *_) = compare(read_side(str(long)), read_side(str(short)))
+    late = paid(Outcome.MISSED_ERROR, load_scheme("zero_sum"), step=16)
+    StepFile(long / GAMES_FILE).append([late.to_json()])
+    runs = compare(read_side(str(long)), read_side(str(short)))[0][0]
     assert [row[2] for row in runs.rows] == ["1 to 16", "1 to 2"]
-    assert (
-        "Warning: their games are of different steps" in runs.note
-        and "--steps 1 2 compares" in runs.note
-    )
+    assert "Warning" in runs.note and "--steps 1 2 compares" in runs.note
     done = invoke("compare", long, short, "--steps", 1, 2)
     assert done.exit_code == 0 and "Warning" not in done.output and "1 to 16" not in done.output
-    assert (
-        "short has no games of steps 3 to 16"
-        in invoke("compare", long, short, "--steps", 3, 16).output
-    )
+    with pytest.raises(ValueError, match="short has no games of steps 3 to 16"):
+        read_side(str(short), (3, 16))
 
 
-def test_means_within_a_tenth_and_intervals_that_do_not_overlap_are_told(tmp_path: Path) -> None:
+def test_the_verdict_says_what_differs_and_by_how_much(tmp_path: Path) -> None:
     caught = run(tmp_path / "a", outcomes=[Outcome.CORRECT_DETECTION] * 10)
     missed = run(tmp_path / "b", outcomes=[Outcome.MISSED_ERROR] * 10)
     rows = tables(caught, missed)
-    assert rows["assessor"][2:5] == ["-2.0000", "200.0%", "no"]
-    assert rows["error found"][2] == rows["outcome: undetected error"][2] == "no"
+    assert rows["assessor reward"][2] == "-2 [-2, -2]"
+    assert rows["error found"][2] == "-100.0 [-100.0, -77.2]"
     assert "note cleared" not in rows  # neither side has a safe note
-    more = run(tmp_path / "c", outcomes=[Outcome.CORRECT_DETECTION] * 11)
-    assert tables(caught, more)["assessor"][4] == "yes"
+    verdict = invoke("compare", caught, missed).output.splitlines()[-1]
+    assert verdict == "error found 100.0 % in A, 0.0 % in B (-100.0 [-100.0, -77.2])"
 
 
-def test_runs_in_a_folder_or_of_a_pattern_are_seeds(tmp_path: Path) -> None:
-    one = run(tmp_path / "one", outcomes=[Outcome.CORRECT_DETECTION])
-    for seed, outcome in enumerate([Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION]):
-        run(tmp_path / "seeds" / str(seed), outcomes=[outcome])
-    for side in (tmp_path / "seeds", tmp_path / "seeds" / "*"):
-        rows = tables(one, side)
-        assert rows["assessor"][1] == "0.0000, 1.0000 (4; seeds 0 ± 1.41)"
-        assert rows["seconds per step, median"][1] == "2 ± 0"
+def test_several_runs_on_both_sides_are_seeds(tmp_path: Path) -> None:
+    found, missed = Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR
+    for side, seeds in {
+        "a": [[found] * 4, [found] * 3 + [missed]],
+        "b": [[missed] * 4] * 2,
+    }.items():
+        for seed, outcomes in enumerate(seeds):
+            run(tmp_path / side / str(seed), outcomes=outcomes)
+    for side in (tmp_path / "a", tmp_path / "a" / "*"):
+        # Student's t over two means of 100 % and 75 %, and two of 0 %: 12.5 points times 4.303.
+        assert tables(side, tmp_path / "b")["error found"][2] == "-87.5 [-141.3, -33.7]"
+        assert tables(side, tmp_path / "b" / "0")["error found"][2] == "-87.5 [-96.5, -47.4]"
 
 
 def test_games_between_the_players_of_a_run_are_no_seed(tmp_path: Path) -> None:
@@ -142,9 +134,9 @@ def test_games_between_the_players_of_a_run_are_no_seed(tmp_path: Path) -> None:
 def test_openrlhf_log_reports_absent_numbers_as_not_measured(tmp_path: Path) -> None:
     StepFile(tmp_path / "log.jsonl").append(LOG)
     rows = tables(tmp_path / "log.jsonl", run(tmp_path / "run"))
-    assert rows["assessor"][0] == "1.0000, 1.0000 (2)"
-    assert rows["error found"][0] == "0.000 [0.000, 0.793] (1)"
-    assert rows["assessor format kept"][0] == "1.000 [0.207, 1.000] (1)"
+    assert rows["assessor reward"][0] == "1 ± 1 (2)"
+    assert rows["error found"][0] == "0.0 % [0.0, 79.3] (1)"
+    assert rows["assessor format kept"][0] == "100.0 % [20.7, 100.0] (1)"
     for share in ("attacker format kept", "assessor readable", "outcome: void", "valid"):
         assert rows[share][0] == NOT_MEASURED
     assert rows["seconds per step, median"] == ["20", "2", "0.1"]
@@ -197,4 +189,4 @@ def test_the_comparison_is_printed_as_markdown(
     run(Path("a|b<i>"))
     result = invoke("compare", "a|b<i>", "a|b<i>")
     assert result.exit_code == 0 and r"| A    | a\|b<i> |" in result.output
-    assert result.output.count("## ") == 4
+    assert result.output.count("## ") == 3

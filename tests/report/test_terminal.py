@@ -232,9 +232,9 @@ def test_compare_has_its_roles_and_outcomes(poker: Path) -> None:
         for line in done.output.splitlines()
         if len(cells := line.split("|")) > 3
     }
-    assert rows["first"][0].strip() == "0.3333, 1.6997 (6)"
-    assert rows["outcome: first earned more"][0].startswith(" 0.667 [")
-    assert rows["second truncated"][0].startswith(" 0.000 [")
+    assert rows["first reward"][0].strip() == "0.3333 ± 1.7 (6)"
+    assert rows["outcome: first earned more"][0].startswith(" 66.7 % [")
+    assert rows["second truncated"][0].startswith(" 0.0 % [")
 
 
 def test_the_page_draws_its_games_turns_and_prompts(
