@@ -142,7 +142,7 @@ $(SHIPPED_VENV)/.shipped: pyproject.toml constraints-gpu.txt
 	$(SHIPPED_VENV)/bin/pip install --quiet hatchling hypothesis matplotlib pytest-timeout pytest-xdist rouge scikit-learn
 	touch $@ $(SHIPPED_VENV)/.cpu
 
-$(DATA)/train.parquet: experiments/clinic.py | $(VENV)/.cpu
+$(DATA)/train.parquet: medserl_agentloop/games/clinic.py | $(VENV)/.cpu
 	@echo "== notes of the toy clinic, as CSV and as parquet"
 	$(BIN)/python data_prep/make_sample.py --cases 1500 --split seen --overlap 1 --seed 7 --output $(DATA)/toy_clinic.csv
 	$(BIN)/python data_prep/medec_to_parquet.py --input $(DATA)/toy_clinic.csv \

@@ -5,22 +5,18 @@ Their facts are simplified for a game and are NOT medical advice.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Option
 
-HERE = Path(__file__).parent
-sys.path.insert(
-    0, str(HERE.parent)
-)  # experiments/ is in the checkout and not in the installed package
+from medserl_agentloop.data.cases import NEAR_DUPLICATE
+from medserl_agentloop.data.sample import CASES, SEED, write_sample
+from medserl_agentloop.games.clinic import Split
+from medserl_agentloop.terminal import errors_in_one_line
 
-from experiments.clinic import Split  # noqa: E402
-from experiments.clinic_sample import CASES, SEED, write_sample  # noqa: E402
-from medserl_agentloop.data.cases import NEAR_DUPLICATE  # noqa: E402
-from medserl_agentloop.terminal import errors_in_one_line  # noqa: E402
+HERE = Path(__file__).parent
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -19,9 +19,6 @@ from typing import Any, BinaryIO
 from medserl_agentloop.terminal import shown
 
 PACKAGE = Path(__file__).resolve().parent
-CHECKOUT_ONLY = (
-    "experiments/ is in a checkout only: start there, a medserl command with PYTHONPATH=. before it"
-)
 
 
 def resource(name: str) -> Path:
@@ -60,11 +57,9 @@ def find_object(
         try:
             found = resolve_name(found)
         except Exception as error:  # importing a user's module may raise anything
-            missing = str(getattr(error, "name", "")).partition(".")[0]
             hint = ". Put the folder that it is in on PYTHONPATH" * isinstance(
                 error, ModuleNotFoundError
             )
-            hint = f". {CHECKOUT_ONLY}" if missing == "experiments" else hint
             raise ValueError(
                 f"{kind} {name!r} cannot be loaded: {type(error).__name__}: {error}{hint}"
             ) from error

@@ -48,7 +48,7 @@ def test_recipe_passes_the_start_check_and_a_real_model_needs_a_judge(recipe: st
     if path.startswith(str(resource("assets"))) or recipe == "learn_smollm2":
         assert config.selfplay.get("judge", "labels") in (
             "labels",
-            "experiments.clinic:OracleJudge",
+            "medserl_agentloop.games.clinic:OracleJudge",
         )
     else:
         assert config.selfplay.judge in ("llm", "http")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.clinic import parse_note
+from medserl_agentloop.games.clinic import parse_note
 from medserl_agentloop.games.medical.types import Category
 
 

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.clinic import (
+from medserl_agentloop.evaluation.local_models import LocalModel
+from medserl_agentloop.evaluation.play import play_match
+from medserl_agentloop.games.clinic import (
     Split,
     error_detail,
     held_out_kind,
     inject_error,
     sample_clean_note,
 )
-from medserl_agentloop.evaluation.local_models import LocalModel
-from medserl_agentloop.evaluation.play import play_match
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
@@ -159,7 +159,8 @@ class Measurement:
                 assessor,
                 specs,
                 MedicalConfig(
-                    profile=str(self.profile.folder), judge="experiments.clinic:OracleJudge"
+                    profile=str(self.profile.folder),
+                    judge="medserl_agentloop.games.clinic:OracleJudge",
                 ),
                 temperature=self.temperature,
                 budgets=BUDGETS,

@@ -29,11 +29,11 @@ import torch
 import typer
 from rich.console import Console
 
-from experiments.clinic import Note, Split, error_detail, with_error
-from experiments.clinic_sample import Draw, write_sample
 from experiments.learning.measure import Case, Measurement, Rate, held_out_cases
 from experiments.learning.results import FIGURES, ROOT
+from medserl_agentloop.data.sample import Draw, write_sample
 from medserl_agentloop.evaluation.local_models import LocalModel, load_player
+from medserl_agentloop.games.clinic import Note, Split, error_detail, with_error
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.games.medical.types import ErrorType

@@ -48,8 +48,8 @@ A Qwen3 with {parameters:,} parameters and a byte-level tokenizer of {vocabulary
 plays both
 roles of the game with the `{profile}` prompts. It exists so that a whole
 self-play run, tests included, fits on a laptop without a download. It knows sixteen diseases of a
-closed toy world (`experiments/clinic.py`), has deliberate blind spots as an assessor, and has never
-seen a real note. **Not medical advice, and of no use on real notes.**
+closed toy world (`medserl_agentloop/games/clinic.py`), has deliberate blind spots as an assessor,
+and has never seen a real note. **Not medical advice, and of no use on real notes.**
 
 Made by
 

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import typer
 
-from experiments.clinic import (
+from medserl_agentloop.data.rows import Row, write_parquet
+from medserl_agentloop.data.sft import SFT_SCHEMA
+from medserl_agentloop.games.clinic import (
     Note,
     Sentence,
     Split,
@@ -27,8 +29,6 @@ from experiments.clinic import (
     sample_clean_note,
     with_error,
 )
-from medserl_agentloop.data.rows import Row, write_parquet
-from medserl_agentloop.data.sft import SFT_SCHEMA
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 

@@ -267,7 +267,7 @@ def found_of(
     assessor.
     """
     specs = [spec_of(case, Category.ADVERSARIAL_BENIGN, i) for i, case in enumerate(cases)]
-    config = MedicalConfig(profile=PROFILE, judge="experiments.clinic:OracleJudge")
+    config = MedicalConfig(profile=PROFILE, judge="medserl_agentloop.games.clinic:OracleJudge")
     match = play_match(
         attacker,
         assessor,

@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 from enum import Enum
 
-from experiments.clinic import AGES, Note, parse_note
+from medserl_agentloop.games.clinic import AGES, Note, parse_note
 
 STYLE = ", as noted"
 

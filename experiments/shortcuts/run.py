@@ -30,7 +30,6 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments import pages
-from experiments.clinic import Split, reworded, sample_clean_note, with_error
 from experiments.incentives.dynamics import BALANCED_MIX
 from experiments.learning.measure import Rate
 from experiments.learning.player import save_player
@@ -44,6 +43,7 @@ from medserl_agentloop.core.alarms import Alarms, HealthMonitor
 from medserl_agentloop.data.rows import DEFAULT_MIX
 from medserl_agentloop.evaluation.local_models import LocalModel, load_player
 from medserl_agentloop.evaluation.play import play_match
+from medserl_agentloop.games.clinic import Split, reworded, sample_clean_note, with_error
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.metrics import RULES
 from medserl_agentloop.games.medical.records import MedicalRecord

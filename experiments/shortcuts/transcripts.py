@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from experiments.clinic import Split, sample_clean_note
 from experiments.learning.transcripts import CURRICULA, Lesson, Transcript, sample_transcript
 from experiments.shortcuts.clinic import sentences, styled, with_another_age, with_style
+from medserl_agentloop.games.clinic import Split, sample_clean_note
 from medserl_agentloop.games.medical.types import Category, Role
 
 # Blind spots as the novice has them. A harmless answer to "put an error in" and a wrong age are

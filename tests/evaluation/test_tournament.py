@@ -25,7 +25,7 @@ from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read
 from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 from medserl_agentloop.paths import resource
 
-ORACLE = "experiments.clinic:OracleJudge"
+ORACLE = "medserl_agentloop.games.clinic:OracleJudge"
 NOVICE, TINY = (str(resource(f"assets/{name}")) for name in ("novice", "tiny_player"))
 SHORT = ("--set", "budget.attacker_reasoning=40", "--set", "budget.assessor=60")
 

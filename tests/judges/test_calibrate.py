@@ -19,7 +19,6 @@ from judges.games import by_index
 from note_files import SAMPLE
 from serving import LocalServer, completion
 
-from experiments.clinic import OracleJudge, oracle
 from medserl_agentloop.data.cases import Case
 from medserl_agentloop.data.reader import COLUMNS, read_files
 from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, UNKNOWABLE
@@ -30,6 +29,7 @@ from medserl_agentloop.evaluation.judge_calibration import (
     known_edits,
     known_notes,
 )
+from medserl_agentloop.games.clinic import OracleJudge, oracle
 from medserl_agentloop.games.medical.canonical import says_the_same
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
@@ -37,7 +37,7 @@ from medserl_agentloop.games.medical.judges.report import JudgeReport, read_repo
 from medserl_agentloop.games.medical.records import Judgement
 from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label
 
-ORACLE = "experiments.clinic:OracleJudge"
+ORACLE = "medserl_agentloop.games.clinic:OracleJudge"
 LIAR = f"{__name__}:Liar"
 
 

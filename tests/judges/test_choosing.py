@@ -3,7 +3,6 @@ report."""
 
 import asyncio
 import re
-import sys
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any
@@ -101,10 +100,6 @@ BLIND_SERVED = {"blind": {"readings": 1, "url": "http://b/v1"}}
             )
             for name in ("NoJudge", "JudgeOfRecords")
         ),
-        (
-            {"judge": "experiments.clinic:OracleJudge"},
-            "experiments/ is in a checkout only: start there",
-        ),
         ({"judge": "http"}, "set selfplay.judge_server.url to the address"),
         # What the base model is not asked needs a server.
         ({"judge": "http", **BLIND_BASE}, "set selfplay.judge_server.url to the address"),
@@ -147,12 +142,7 @@ BLIND_SERVED = {"blind": {"readings": 1, "url": "http://b/v1"}}
         ),
     ],
 )
-def test_a_judge_that_cannot_work_is_refused(
-    changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "experiments" in str(changes):
-        monkeypatch.setitem(sys.modules, "experiments", None)
-        monkeypatch.delitem(sys.modules, "experiments.clinic", raising=False)
+def test_a_judge_that_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as error:
         check_run(run_with(**{f"selfplay__{key}": value for key, value in changes.items()}))
     assert "SECRET" not in str(error.value)
@@ -332,7 +322,7 @@ def test_a_run_says_how_good_its_judge_is_or_that_nobody_knows(
         ]
 
     assert said("selfplay.judge=labels") == []
-    assert said("selfplay.judge=experiments.clinic:OracleJudge") == []  # it never errs
+    assert said("selfplay.judge=medserl_agentloop.games.clinic:OracleJudge") == []  # it never errs
     (line,) = said(f"selfplay.judge={MINE}")
     assert f"selfplay.judge={MINE} was never measured" in line and "medserl judge calibrate" in line
     named = (f"selfplay.judge={MINE}", f"selfplay.judge_report={report(tmp_path)}")

@@ -18,8 +18,22 @@ from hypothesis import strategies as st
 from note_files import SAMPLE
 from transformers import AutoTokenizer
 
-from experiments import clinic_sample as sample
-from experiments.clinic import (
+from experiments.learning.attack_check import check_attack
+from experiments.learning.measure import Measurement, held_out_cases
+from experiments.learning.train_tiny_player import PROFILES
+from experiments.learning.transcripts import (
+    BLIND_SPOTS,
+    CURRICULA,
+    Lesson,
+    Transcript,
+    transcripts,
+)
+from experiments.learning.warm_start import PromptCodec
+from medserl_agentloop.data import sample
+from medserl_agentloop.data.cases import EditTag
+from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.evaluation.local_models import load_player
+from medserl_agentloop.games.clinic import (
     DISEASES,
     Note,
     OracleVerdict,
@@ -34,20 +48,6 @@ from experiments.clinic import (
     sample_clean_note,
     with_error,
 )
-from experiments.learning.attack_check import check_attack
-from experiments.learning.measure import Measurement, held_out_cases
-from experiments.learning.train_tiny_player import PROFILES
-from experiments.learning.transcripts import (
-    BLIND_SPOTS,
-    CURRICULA,
-    Lesson,
-    Transcript,
-    transcripts,
-)
-from experiments.learning.warm_start import PromptCodec
-from medserl_agentloop.data.cases import EditTag
-from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role

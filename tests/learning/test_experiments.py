@@ -15,7 +15,6 @@ import pytest
 from real_runs import AGREEMENT, REPOSITORY, SMALL, environment, printed_by
 from support import extra_info
 
-from experiments.clinic import sample_clean_note
 from experiments.learning import context_leak, pictures
 from experiments.learning import run as learning
 from experiments.learning.results import FIGURES, Rates, Share, gain, in_training
@@ -23,6 +22,7 @@ from experiments.opponent import run as opponent
 from experiments.shortcuts import run as shortcuts
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.step_file import GAMES_FILE
+from medserl_agentloop.games.clinic import sample_clean_note
 from medserl_agentloop.games.medical.records import read_games
 from medserl_agentloop.scoring.metrics import wilson_interval
 from medserl_agentloop.testing.tiny import compose_run

@@ -13,8 +13,6 @@ import pytest
 from real_runs import REPOSITORY, SMALL, environment, printed_by
 from serving import serving
 
-from experiments.clinic import error_detail, oracle, parse_note, sample_clean_note
-from experiments.clinic_sample import write_sample
 from experiments.learning.transcripts import error_of
 from experiments.opponent import results
 from experiments.opponent import run as opponent
@@ -22,6 +20,8 @@ from experiments.opponent.frozen_player import app_of
 from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.config import OpponentConfig
 from medserl_agentloop.core.interaction import Turn
+from medserl_agentloop.data.sample import write_sample
+from medserl_agentloop.games.clinic import error_detail, oracle, parse_note, sample_clean_note
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.types import Category, Role

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from support import extra_info
 
-from experiments.clinic import sample_clean_note
+from medserl_agentloop.games.clinic import sample_clean_note
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """A closed clinical world: sample short notes, put one error in, judge any rewritten note exactly.
 
 The facts are simplified until each disease has exactly one answer per question. They are NOT
-medical advice. A run names the judge as ``selfplay.judge=experiments.clinic:OracleJudge``.
+medical advice. Its judge is ``selfplay.judge=medserl_agentloop.games.clinic:OracleJudge``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ class Disease:
     name: str
     findings: tuple[str, ...]  # two that occur in this disease and in no other
     doses: tuple[str, ...]  # the drug's correct ones, in mg
-    facts: dict[
-        ErrorType, str
-    ]  # the one correct value for a sentence of each kind (for drugs: the name, not the dose)
+    facts: dict[ErrorType, str]  # the one correct value of each kind (drugs: name, not dose)
 
 
 # Name, findings, doses of the drug in mg, management, treatment, drug, organism: the facts as

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.clinic import Note, Split, sample_clean_note, with_error
 from medserl_agentloop.data.cases import NEAR_DUPLICATE, NearDuplicateIndex, with_numbers
 from medserl_agentloop.data.reader import COLUMNS
+from medserl_agentloop.games.clinic import Note, Split, sample_clean_note, with_error
 from medserl_agentloop.games.medical.types import ErrorType
 
 CASES = 160
