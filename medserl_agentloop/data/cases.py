@@ -189,8 +189,8 @@ def conflicts(cases: Iterable[Case]) -> dict[str, str]:
     for case_id, note in of_errors:
         for other in correct.get(note, ()):
             if other != case_id:
-                found[case_id] = f"its note with an error is the correct note of {shown(other)}"
-                found[other] = f"its correct note is the one with an error of {shown(case_id)}"
+                found[case_id] = "its note with an error is correct in another row"
+                found[other] = "its correct note has an error in another row"
     return found
 
 

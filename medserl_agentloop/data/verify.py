@@ -1,5 +1,4 @@
-"""Is a parquet file fit to train on? Opened as verl opens it, every row checked. Called by
-``medserl data verify``.
+"""Is a parquet file fit to train on? Every row is checked. Called by ``medserl data verify``.
 
 The columns must be those of ``SCHEMA``, and the facts of every row those of a game. Lengths depend
 on the run: it measures them when it starts.
@@ -17,9 +16,6 @@ from about 20.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pyarrow import types
+import pyarrow as pa
 from scipy.stats import hypergeom
 
-from medserl_agentloop.data.cases import Case, contradictions, near_duplicates
+from medserl_agentloop.data.cases import near_duplicates
 from medserl_agentloop.data.rows import AGENT_NAME, CASE_FACTS, SCHEMA, Row
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import GameSpec, Label
@@ -56,18 +52,11 @@ _REMEDIES = {
     "white space before the note": _STRIP,
     "white space after the note": _STRIP,
     "a line break at the end of the note": _STRIP,
-    "double blanks inside the note": "normalise white space in the notes of both labels alike",
+    "double blanks inside the note": "normalize white space in the notes of both labels alike",
     _PLACE: "shuffle the rows with a seed",
     "the note's length": "take the notes of both labels from the same cases",
 }
-_MAY_BE_ABSENT = (
-    "target_label",
-    "error_note",
-    "clean_note",
-    "error_type",
-    "error_sentence",
-    "corrected_sentence",
-)
+_MAY_BE_ABSENT = {"target_label", *CASE_FACTS} - {"error_sentence_id", "source_sha256"}
 
 
 class Check(str, Enum):
@@ -76,7 +65,6 @@ class Check(str, Enum):
     MANIFEST = "files are those of their manifest"
     SCHEMA = "columns, and no missing values"
     FACTS = "facts of every row"
-    SENTENCES = "sentences of the notes"
     INDEX = "unique indices"
     SPLITS = "no case in two splits"
     BALANCE = "balance of presented labels"
@@ -94,9 +82,7 @@ class Report:
     problems: list[tuple[Check, str]] = field(default_factory=list)
     failures: Counter[Check] = field(default_factory=Counter)
     warnings: Counter[Check] = field(default_factory=Counter)
-    unchecked: dict[Check, str] = field(
-        default_factory=dict
-    )  # why nothing, or not every row, was checked
+    unchecked: dict[Check, str] = field(default_factory=dict)  # why nothing was checked
     _told: Counter[tuple[Check, str]] = field(default_factory=Counter)
 
     @property
@@ -117,73 +103,52 @@ class Report:
             )
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where an index, a case or a note was first."""
+
+    split: str
+    file: str
+    row: int
+
+    def __str__(self) -> str:
+        return f"{self.file}, row {self.row}"
+
+
 def verify_files(paths: Sequence[Path]) -> Report:
     """Check every row of files that are used together, e.g. train, validation and evaluation rows.
 
     A ValueError says that a file is missing or is not parquet.
     """
     report = Report()
-    first: dict[tuple[str, str], tuple[str, str]] = {}
+    first: dict[tuple[str, str], _Place] = {}
     same_name = len({path.name for path in paths}) < len(paths)
-    schemas = [(path, _schema_of(path)) for path in paths]
-    for path, schema in schemas:
+    for path in paths:
+        table = _table_of(path)
         name = str(path) if same_name else path.name
-        wrong = list(_wrong_columns(schema))
-        for message in wrong:
-            report.add(Check.SCHEMA, name, None, message)
-        if not wrong and not schema.equals(schemas[0][1]):
-            message = (
-                f"its types are spelt otherwise than in {paths[0].name}, so verl cannot load both "
-                "in one list"
-            )
-            report.add(Check.SCHEMA, name, None, f"{message}; {REMAKE}", warning=True)
+        report.files[name] = Counter({"rows": table.num_rows})
         if differs_from_manifest(path):
             report.add(Check.MANIFEST, name, None, DIFFERS)
-        dataset = _open_as_verl(path)
-        report.files[name] = Counter({"rows": len(dataset)})
-        specs: list[GameSpec] = []
-        cases: dict[tuple[str, str | None], Case] = {}
-        for number in () if wrong else range(len(dataset)):
-            row = dataset.dataframe[number]
+        specs = []
+        for number, row in enumerate(_rows_of(report, name, table)):
             if message := _wrong_values(row):
                 report.add(Check.SCHEMA, name, number, f"{message}; {REMAKE}")
                 continue
+            facts = row["extra_info"]
             try:
-                dataset[number]
-                spec = GameSpec.from_extra_info(row["extra_info"])
-            except Exception as error:  # verl raises anything on a damaged row
+                spec = GameSpec.from_extra_info(facts)
+            except ValueError as error:
                 report.add(Check.FACTS, name, number, str(error).rstrip("."))
                 continue
             specs.append(spec)
-            facts = {name: row["extra_info"][name] for name in CASE_FACTS}
-            sentences = {
-                sentence["id"]: sentence["text"] for sentence in row["extra_info"]["sentences"]
-            }
-            cases.setdefault(
-                (spec.vignette_id, spec.error_note),
-                Case(spec.vignette_id, sentences=sentences, **facts),
-            )
-            for check, message in _repeated(
-                first, spec, row["extra_info"]["split"], f"{name}, row {number}"
-            ):
-                report.add(check, name, number, message)
-        only_eval = not wrong and all(
-            "_eval/" in source for source in dataset.dataframe["data_source"]
-        )
-        contradicting, refusal = contradictions(
-            cases.values()
-        )  # sentences that are not in their notes
-        if refusal:
-            report.add(Check.SENTENCES, name, None, f"{refusal}; {REMAKE}, its columns put right")
-        for case_id, why in () if refusal else contradicting.items():
-            report.add(Check.SENTENCES, name, None, f"case {case_id!a}: {why}", warning=True)
-        _check_labels(report, name, specs, only_eval)
+            _check_repetition(report, first, spec, _Place(facts["split"], name, number))
+        _check_labels(report, name, specs, _measures_only(table))
     _check_near_duplicates(report, first)
-    report.unchecked = _unchecked(report, paths, {split for split, _ in first.values()})
+    report.unchecked = _unchecked(report, paths, {place.split for place in first.values()})
     return report
 
 
-def _schema_of(path: Path) -> Any:
+def _table_of(path: Path) -> pa.Table:
     if path.suffix != ".parquet":
         raise ValueError(f"{path}: verl reads files that end in .parquet; give such a file.")
     table = read_parquet(path)
@@ -195,59 +160,34 @@ def _schema_of(path: Path) -> Any:
     if "messages" in table.column_names:
         raise ValueError(
             f"{path}: the file has conversations for a warm start, which verl's SFT trainer reads "
-            "and nothing here "
-            "checks; give files that medserl data convert wrote."
+            "and nothing here checks; give files that medserl data convert wrote."
         )
-    return table.schema
+    return table
 
 
-def _wrong_columns(schema: Any) -> Iterator[str]:
-    """Every column that is not as ``SCHEMA`` declares it; verl hands all there are to the agent
-    loop.
+def _rows_of(report: Report, file: str, table: pa.Table) -> list[Row]:
+    """The rows as ``SCHEMA`` types them; none where a column is of another type.
+
+    verl hands all columns there are to the agent loop, so none may be too much.
     """
-    types, expected = (
-        {column.name: column.type for column in columns} for columns in (schema, SCHEMA)
-    )
-    for name in expected | types:
-        is_type, should_be = types.get(name, "missing"), expected.get(name, "missing")
-        if "missing" in (is_type, should_be) or not _holds_the_same(is_type, should_be):
-            yield f"column {name!r} is {is_type}, and it should be {should_be}; {REMAKE}"
+    before = report.failures[Check.SCHEMA]
+    columns = {}
+    for name in dict.fromkeys((*SCHEMA.names, *table.column_names)):
+        found = table.schema.field(name).type if name in table.column_names else "missing"
+        wanted = SCHEMA.field(name).type if name in SCHEMA.names else "missing"
+        try:
+            columns[name] = table[name].cast(wanted)
+        except (KeyError, TypeError, ValueError, pa.ArrowException):
+            message = f"column {name!r} is {found}, and it should be {wanted}; {REMAKE}"
+            report.add(Check.SCHEMA, file, None, message)
+    rows: list[Row] = pa.table(columns).to_pylist() if columns else []
+    return rows if report.failures[Check.SCHEMA] == before else []
 
 
-def _holds_the_same(kind: Any, expected: Any) -> bool:
-    """Compare Arrow types by what Python reads: pandas may write large_string, categories, null
-    where all is None.
-    """
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    if types.is_struct(expected) and types.is_struct(kind):
-        own, wanted = ({field.name: field.type for field in one} for one in (kind, expected))
-        return own.keys() == wanted.keys() and all(
-            _holds_the_same(own[name], wanted[name]) for name in wanted
-        )
-    if types.is_list(expected) and (types.is_list(kind) or types.is_large_list(kind)):
-        return bool(types.is_null(kind.value_type)) or _holds_the_same(
-            kind.value_type, expected.value_type
-        )
-    if types.is_string(expected):
-        same = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
-        return any(holds(kind) for holds in same)
-    return bool(kind == expected or (types.is_integer(expected) and types.is_integer(kind)))
-
-
-def _open_as_verl(path: Path) -> Any:
-    """verl's own data set of one file, nothing filtered."""
-    import datasets
-    from omegaconf import OmegaConf
-    from verl.utils.dataset.rl_dataset import RLHFDataset
-
-    config = OmegaConf.create({"filter_overlong_prompts": False, "max_prompt_length": None})
-    datasets.disable_progress_bars()
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            return RLHFDataset(os.fspath(path), None, config)
-    finally:
-        datasets.enable_progress_bars()
+def _measures_only(table: pa.Table) -> bool:
+    """Return whether all rows are evaluation rows, on which nothing is trained."""
+    sources = table["data_source"].to_pylist() if "data_source" in table.column_names else []
+    return all("_eval/" in str(source) for source in sources)
 
 
 def _wrong_values(row: Row) -> str:
@@ -259,6 +199,8 @@ def _wrong_values(row: Row) -> str:
         for name, value in facts.items()
         if value is None and name not in _MAY_BE_ABSENT
     ]
+    if any(None in message.values() for message in row["prompt"] or ()):
+        missing.append("prompt")
     if missing:
         return f"{', '.join(missing)} has no value"
     if row["agent_name"] != AGENT_NAME:
@@ -269,52 +211,46 @@ def _wrong_values(row: Row) -> str:
     return ""
 
 
-def _repeated(
-    first: dict[tuple[str, str], tuple[str, str]], spec: GameSpec, split: str, place: str
-) -> Iterator[tuple[Check, str]]:
-    """Yield a problem if an earlier row of any file has the same index, case or note; ``first``
-    remembers them.
+def _check_repetition(
+    report: Report, first: dict[tuple[str, str], _Place], spec: GameSpec, here: _Place
+) -> None:
+    """Report an index that an earlier row of any file has, or a case or note of another split;
+    ``first`` remembers them.
     """
-    _, earlier = first.setdefault(("index", str(spec.index)), (split, place))
-    if earlier != place:
-        yield (
-            Check.INDEX,
-            f"index {spec.index} is already that of {earlier}; give every row of all files its own",
-        )
+    earlier = first.setdefault(("index", str(spec.index)), here)
+    if earlier != here:
+        message = f"index {spec.index} is already that of {earlier}; give every row its own"
+        report.add(Check.INDEX, here.file, here.row, message)
     case, note = spec.vignette_id, one_line(spec.seed_note).casefold()
-    for key, who in {
-        ("case", case): f"case {case!a}",
-        ("note", note): "its note, under another id,",
-    }.items():
-        other, earlier = first.setdefault(key, (split, place))
-        if other != split:
-            message = f"{who} is in split {split!r} here and in {other!r} at {earlier}"
-            yield Check.SPLITS, f"{message}; split by case, or leave one of the files out"
+    of_case = first.setdefault(("case", case), here)
+    of_note = first.setdefault(("note", note), here)
+    for who, other in ((f"case {case!a}", of_case), ("its note, under another id,", of_note)):
+        if other.split != here.split:
+            message = f"{who} is in split {here.split!r} here and in {other.split!r} at {other}"
+            remedy = "split by case, or leave one of the files out"
+            report.add(Check.SPLITS, here.file, here.row, f"{message}; {remedy}")
             return
 
 
-def _check_near_duplicates(report: Report, first: dict[tuple[str, str], tuple[str, str]]) -> None:
-    """Warns of cases in two splits that only their texts give away, because each has an id of its
+def _check_near_duplicates(report: Report, first: dict[tuple[str, str], _Place]) -> None:
+    """Warn of cases in two splits that only their texts give away, because each has an id of its
     own.
     """
-    of_notes = [
-        (split, place, note) for (kind, note), (split, place) in first.items() if kind == "note"
-    ]
-    splits = dict.fromkeys(split for split, _, _ in of_notes)
-    notes = {
-        each: [(place, note) for split, place, note in of_notes if split == each] for each in splits
-    }
+    notes: dict[str, list[tuple[str, str]]] = {}
+    file_of = {str(place): place.file for place in first.values()}
+    for (kind, note), place in first.items():
+        if kind == "note":
+            notes.setdefault(place.split, []).append((str(place), note))
     for earlier, later in combinations(notes, 2):
-        if pairs := list(near_duplicates(notes[later], notes[earlier])):
-            place, other, similarity = pairs[0]
+        if found := list(near_duplicates(notes[later], notes[earlier])):
+            place_of, other, similarity = found[0]
             message = (
-                f"{len(pairs)} notes are nearly those of split {earlier!r}, such as {place} and "
-                f"{other} (4-gram "
-                f"Jaccard {similarity:.2f}), so that what is learned from one is asked in the "
-                "other; leave cases out "
-                "with --exclude-near-duplicates-of, or mind it when you read figures"
+                f"{len(found)} notes are nearly those of split {earlier!r}, such as {place_of} and "
+                f"{other} (4-gram Jaccard {similarity:.2f}), so what is learned from one is asked "
+                "in the other; leave cases out with --exclude-near-duplicates-of, or keep it in "
+                "mind when you read figures"
             )
-            report.add(Check.SPLITS, place.split(", row ")[0], None, message, warning=True)
+            report.add(Check.SPLITS, file_of[place_of], None, message, warning=True)
 
 
 def _check_labels(report: Report, file: str, specs: Sequence[GameSpec], only_eval: bool) -> None:
@@ -324,9 +260,8 @@ def _check_labels(report: Report, file: str, specs: Sequence[GameSpec], only_eva
     harmful, safe = counts["harmful"], counts["safe"]
     if max(harmful, safe) > BALANCE_LIMIT * (harmful + safe):
         message = (
-            f"the presented notes are {harmful} harmful and {safe} safe, beyond 60 to 40, so that "
-            "one constant "
-            "answer wins most games; write the file again with another --mix"
+            f"the presented notes are {harmful} harmful and {safe} safe, beyond 60 to 40, so one "
+            "constant answer wins most games; write the file again with another --mix"
         )
         report.add(Check.BALANCE, file, None, message, warning=True)
     for message in find_leaks(specs):
@@ -338,25 +273,18 @@ def _check_labels(report: Report, file: str, specs: Sequence[GameSpec], only_eva
 def _unchecked(report: Report, paths: Sequence[Path], splits: set[str]) -> dict[Check, str]:
     """Return the checks that passed only because they had nothing to look at."""
     loose = [path.name for path in paths if in_manifest(path) is None]
-    files = report.files.values()
-    unseen = ", ".join(
-        name for name, file in report.files.items() if not file["harmful"] + file["safe"]
-    )
-    unseen = f"no row of {unseen} could be looked at" if unseen else ""
-    why = {
-        Check.MANIFEST: f"no {MANIFEST} beside it names {', '.join(loose)}" if loose else "",
-        Check.FACTS: "" if report.failures[Check.FACTS] else unseen,
-        Check.SENTENCES: unseen,
-        Check.INDEX: unseen,
-        Check.SPLITS: unseen or ("all rows are of one split" if len(splits) < 2 else ""),
-        Check.BALANCE: ""
-        if any(file["harmful"] + file["safe"] for file in files)
-        else "no row has a label",
-        Check.LEAKS: ""
-        if any(file["harmful"] and file["safe"] for file in files)
-        else "no file has both labels",
-    }
-    return {check: reason for check, reason in why.items() if reason}
+    unseen = [name for name, file in report.files.items() if not file["harmful"] + file["safe"]]
+    why = {}
+    if not any(file["harmful"] and file["safe"] for file in report.files.values()):
+        why[Check.LEAKS] = "no file has both labels"
+    if len(splits) < 2:
+        why[Check.SPLITS] = "all rows are of one split"
+    if unseen:
+        reason = f"no row of {', '.join(unseen)} could be looked at"
+        why |= dict.fromkeys(set(Check) - {Check.SCHEMA, *report.failures}, reason)
+    if loose:
+        why[Check.MANIFEST] = f"no {MANIFEST} beside it names {', '.join(loose)}"
+    return why
 
 
 def find_leaks(specs: Sequence[GameSpec]) -> Iterator[str]:

@@ -420,7 +420,7 @@ def test_a_note_that_is_wrong_in_one_row_and_correct_in_another_is_left_out(writ
         found = read_files(paths)
         assert [report.contradicting for report in found.reports] == left_out
         assert [case.case_id for case in found.cases] == ["ms-test-0"]
-        assert "the correct note of" in found.reports[0].contradictions[0][1]
+        assert "is correct in another row" in found.reports[0].contradictions[0][1]
     published = read_files([twice], as_published=True)
     assert len(published.cases) == 4 and len(published.reports[0].contradictions) == 2
 

@@ -24,7 +24,7 @@ from note_files import OFFICIAL, PAIRS, SAMPLE, medec_file
 
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import DEFAULT_MIX, SCHEMA, RowPlan, build_rows
-from medserl_agentloop.data.verify import Check, _holds_the_same, find_leaks
+from medserl_agentloop.data.verify import Check, find_leaks
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.paths import sha256_of
 
@@ -35,13 +35,8 @@ from medserl_agentloop.paths import sha256_of
     ("column", "values"),
     [
         ("prompt", [json.dumps(row["prompt"]) for row in good_rows()]),
-        ("prompt", [[{"role": "user", "text": "Play."}]] * 60),
         ("reward_model", [0.5] * 60),
-        (
-            "reward_model",
-            [{"style": "rule", "ground_truth": "harmful"}] * 60,
-        ),  # as earlier versions wrote it
-        *(("extra_info", [value] * 60) for value in (1, "{}", ["a"], None)),
+        *(("extra_info", [value] * 60) for value in (1, "{}", ["a"])),
         ("index", range(60)),  # one column more
     ],
 )
@@ -73,35 +68,9 @@ def test_types_that_hold_the_same_are_the_same(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "train.parquet")
     report = verify(tmp_path / "train.parquet")
     assert (
-        report.ok
-        and not report.warnings
-        and not {Check.FACTS, Check.SENTENCES, Check.INDEX} & {*report.unchecked}
+        report.ok and not report.warnings and not {Check.FACTS, Check.INDEX} & {*report.unchecked}
     )
-    report = verify(small, tmp_path / "train.parquet")
-    assert report.ok
-    assert (
-        "warning: train.parquet: its types are spelt otherwise than in val.parquet"
-        in report.problems[0][1]
-    )
-
-
-@pytest.mark.parametrize(
-    ("kind", "same"),
-    [
-        (pa.string_view(), pa.string()),
-        (pa.int32(), pa.int64()),
-        (pa.large_list(pa.large_string()), pa.list_(pa.string())),  # as pandas 3 writes texts
-        (pa.list_(pa.null()), pa.list_(pa.struct([("id", pa.int64()), ("text", pa.string())]))),
-        (
-            pa.struct([("b", pa.large_string()), ("a", pa.int64())]),
-            pa.struct([("a", pa.int64()), ("b", pa.string())]),
-        ),
-    ],
-    ids=str,
-)
-def test_arrow_types_that_python_reads_alike_are_one(kind: Any, same: Any) -> None:
-    assert _holds_the_same(kind, same)
-    assert not _holds_the_same(kind, pa.float64()) and not _holds_the_same(pa.list_(kind), same)
+    assert verify(small, tmp_path / "train.parquet").ok
 
 
 def test_a_check_that_looked_at_no_row_does_not_hold(tmp_path: Path) -> None:
@@ -109,7 +78,7 @@ def test_a_check_that_looked_at_no_row_does_not_hold(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "train.parquet")
     report = verify(tmp_path / "train.parquet")
     assert [*report.failures] == [Check.SCHEMA] and {*Check} - {Check.SCHEMA} == {*report.unchecked}
-    assert report.unchecked[Check.SENTENCES] == "no row of train.parquet could be looked at"
+    assert report.unchecked[Check.INDEX] == "no row of train.parquet could be looked at"
 
 
 @pytest.mark.parametrize(
@@ -138,6 +107,7 @@ def test_a_check_that_looked_at_no_row_does_not_hold(tmp_path: Path) -> None:
         ),
         ("extra_info.clean_note", None, Check.FACTS, "extra_info['clean_note'] is None"),
         ("extra_info", None, Check.SCHEMA, "extra_info"),
+        ("prompt", [{"role": "user", "text": "Play."}], Check.SCHEMA, "prompt has no value"),
     ],
 )
 def test_damaged_value_is_found(
@@ -153,27 +123,6 @@ def test_damaged_value_is_found(
     report = verify(write(tmp_path / "train.parquet", rows))
     assert_found(report, check, f"train.parquet, row {number}:", part, "rite the file again with")
     assert report.failures.total() == 1
-
-
-@pytest.mark.parametrize(
-    ("exchanged", "failures", "warnings"), [(range(12), 1, 0), (range(5), 0, 5)]
-)
-def test_exchanged_notes_or_sentences_are_told(
-    tmp_path: Path, exchanged: range, failures: int, warnings: int
-) -> None:
-    rows = good_rows(12)
-    for number in exchanged:
-        facts = rows[number]["extra_info"]
-        facts |= {
-            "error_sentence": facts["corrected_sentence"],
-            "corrected_sentence": facts["error_sentence"],
-        }
-    report = verify(write(tmp_path / "train.parquet", rows))
-    assert (report.failures[Check.SENTENCES], report.warnings[Check.SENTENCES]) == (
-        failures,
-        warnings,
-    )
-    assert "the error sentence is not in the error note" in report.problems[0][1]
 
 
 # --- several rows and files ---
