@@ -3,7 +3,8 @@
 ``medserl data convert``.
 """
 
-from medserl_agentloop.data.cli import convert, script
+from medserl_agentloop.data.cli import script
+from medserl_agentloop.data.convert import convert
 
 app = script(convert)
 

@@ -7,15 +7,12 @@ function of the cases and the plan: the same ones give the same rows in the same
 from __future__ import annotations
 
 import hashlib
-import json
-import platform
 import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from fractions import Fraction
-from importlib.metadata import version
 from math import gcd, lcm
 from pathlib import Path
 from typing import Any
@@ -25,11 +22,10 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medserl_agentloop.core.interaction import AGENT_NAME as AGENT_NAME
-from medserl_agentloop.data.cases import Case, EditTag, MedecFormatError, near_duplicates
-from medserl_agentloop.data.reader import FIELDS, ReadReport, ReadResult, read_files
+from medserl_agentloop.data.cases import Case, EditTag, MedecFormatError
+from medserl_agentloop.data.reader import ReadResult, read_files
 from medserl_agentloop.games.medical.edits import one_line
 from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, GameSpec, Label
-from medserl_agentloop.paths import MANIFEST, all_or_none, did_you_mean, sha256_of
 
 # Three of the four categories present a harmful note, so the safe one has three shares.
 DEFAULT_MIX = "vanilla_harmful=1,adversarial_harmful=1,vanilla_benign=3,adversarial_benign=1"
@@ -37,8 +33,7 @@ AS_GIVEN = "as-given"  # the mix of an input whose rows name their categories: e
 # Far above the indices of training files, so that evaluation rows can be used with them in one run.
 FIRST_INDEX = 1_000_000_000
 UW_AGREEMENT = "Accept MEDEC-UW rows; you have signed its data use agreement."
-_NOT_FOR_TRAINING = "not for training: it shares a note with a case that was given for validation"
-_PACKAGES = ("medserl-agentloop", "pyarrow")
+NOT_FOR_TRAINING = "not for training: it shares a note with a case that was given for validation"
 _ROW_GROUP = 2000
 
 
@@ -142,46 +137,6 @@ class RowPlan(BaseModel):
         )
 
 
-class ConvertOptions(RowPlan):
-    input: list[Path] = Field(
-        min_length=1,
-        description=".csv, .jsonl, .xlsx or .parquet, or the folder of a saved Hugging Face data "
-        "set. Repeatable.",
-    )
-    output: Path = Field(
-        description="Folder for train.parquet, val.parquet and manifest.json; or a file that ends "
-        "in .parquet, for evaluation rows."
-    )
-    column: list[str] | None = Field(
-        None,
-        description="Which column has what in a table of your own, such as note=TEXT or "
-        "corrected=FIXED. Repeatable.",
-    )
-    val_input: list[Path] | None = Field(
-        None, description="Input whose cases all go to the validation split."
-    )
-    join: list[Path] | None = Field(
-        None, description="File to look up the cases of OpenRLHF rows in. Repeatable."
-    )
-    exclude_near_duplicates_of: list[Path] | None = Field(
-        None,
-        description="Leave out cases that are nearly the same as one of this file. Repeatable.",
-    )
-    i_have_the_uw_agreement: bool = Field(False, description=UW_AGREEMENT)
-
-    @property
-    def columns(self) -> dict[str, str]:
-        """The columns by field; a ValueError names an option that is none."""
-        named = dict(each.partition("=")[::2] for each in self.column or ())
-        for name, column in named.items():
-            if name not in FIELDS or not column:
-                raise ValueError(
-                    f"--column {name}={column}{did_you_mean(name, FIELDS)}: write FIELD=COLUMN, "
-                    f"with one of the fields {', '.join(FIELDS)}."
-                )
-        return named
-
-
 @dataclass(frozen=True)
 class SplitRows:
     """The rows of both splits, and an account of the rows made and the cases left out."""
@@ -266,47 +221,6 @@ def format_mix(mix: Mix) -> str:
     return ",".join(f"{category.value}={share}" for category, share in mix.items())
 
 
-def convert_files(options: ConvertOptions) -> tuple[ReadResult, SplitRows]:
-    """Make the rows of both splits and write them; ValueError for an invalid input."""
-    columns = options.columns
-    read = read_files(
-        [*options.input, *(options.val_input or ())], columns=columns, join=options.join or ()
-    )
-    refuse_uw(read.uw_rows, options.i_have_the_uw_agreement)
-    cases = read.cases
-    exclusions: Exclusions = defaultdict(list)
-    val_ids = None
-    if options.val_input:
-        val_files = {report.sha256 for report in read.reports[len(options.input) :]}
-        val_ids = {case.case_id for case in cases if case.source_sha256 in val_files}
-    if options.exclude_near_duplicates_of:
-        others = read_files(options.exclude_near_duplicates_of, columns=columns).cases
-        notes, of_others = (
-            [(case.case_id, note) for case in each for note in case.notes]
-            for each in (cases, others)
-        )
-        matches = sorted(near_duplicates(notes, of_others), key=lambda match: match[2])
-        likest = {
-            case_id: f"{other} (4-gram Jaccard {similarity:.2f})"
-            for case_id, other, similarity in matches
-        }
-        exclusions["near-duplicate of a case to stay clear of"] += likest.items()
-        cases = [case for case in cases if case.case_id not in likest]
-    try:
-        made = build_rows(cases, options, exclusions, val_ids)
-    except ValueError as error:
-        hint = f" Or give --mix {AS_GIVEN}: every row in its own category." if mix_of(cases) else ""
-        if overlap := exclusions[_NOT_FOR_TRAINING]:
-            hint = (
-                f" {len(overlap)} cases share a note with a case of --val-input, so they cannot be "
-                f"trained on as well ({overlap[0][0]} is {overlap[0][1]}): leave out --val-input, "
-                "or give it a file of other cases."
-            )
-        raise ValueError(f"{error}{hint}") from error
-    _write(options, made, read.reports)
-    return read, made
-
-
 def refuse_uw(rows: int, agreed: bool) -> None:
     """Raise ValueError for rows of MEDEC-UW without the agreement."""
     if rows and not agreed:
@@ -320,48 +234,6 @@ def refuse_uw(rows: int, agreed: bool) -> None:
 def write_parquet(rows: list[Row], path: Path, schema: Any = SCHEMA) -> None:
     """Write rows; no rows give a file with the columns alone."""
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, row_group_size=_ROW_GROUP)
-
-
-def _write(options: ConvertOptions, made: SplitRows, sources: Sequence[ReadReport]) -> None:
-    """Write all three files into the output folder, or none; the same data set gives the same
-    bytes.
-    """
-    with all_or_none(options.output) as place:
-        outputs = {}
-        for split, rows in (("train", made.train), ("val", made.val)):
-            path = place / f"{split}.parquet"
-            write_parquet(rows, path)
-            outputs[path.name] = {
-                "rows": len(rows),
-                "labels": labels_of(rows),
-                "sha256": sha256_of(path),
-            }
-        account = {
-            "format": 1,
-            "options": {
-                f"--{name.replace('_', '-')}": value for name, value in options.model_dump().items()
-            },
-            "mix": format_mix(made.mix),
-            "versions": {
-                "python": platform.python_version(),
-                **{package: version(package) for package in _PACKAGES},
-            },
-            "sources": [asdict(source) for source in sources],
-            "outputs": outputs,
-            "splits": made.reports,
-            "exclusions": [
-                {
-                    "reason": reason,
-                    "count": len(rows),
-                    "rows": [{"id": i, "detail": d} for i, d in rows],
-                }
-                for reason, rows in made.exclusions.items()
-            ],
-        }
-        text = json.dumps(account, ensure_ascii=False, default=str, indent=1)
-        (place / MANIFEST).write_text(
-            text, encoding="utf-8", errors="backslashreplace", newline="\n"
-        )
 
 
 def build_rows(
@@ -507,7 +379,7 @@ def _split(
         for group in groups:
             validation = [case_id for case_id in group if case_id in val]
             barred = [case_id for case_id in group if validation and case_id not in val]
-            exclusions[_NOT_FOR_TRAINING] += [(case_id, validation[0]) for case_id in barred]
+            exclusions[NOT_FOR_TRAINING] += [(case_id, validation[0]) for case_id in barred]
             left_out.update(barred)
     train = [case for case in cases if case.case_id not in val | left_out]
     return {"train": train, "val": [case for case in cases if case.case_id in val]}
