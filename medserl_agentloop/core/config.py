@@ -207,12 +207,6 @@ class SelfPlayConfig(BaseModel):
         "at the start. stop: "
         "the run ends. warn: it goes on, for comparisons. only: nothing is trained in any case.",
     )
-    allow_changes: bool = Field(
-        default=False,
-        description="true: a run with another estimator, model, data or game goes on in this "
-        "folder all the same. "
-        "run_config.until_step_N.yaml then keeps the config of the steps before.",
-    )
     records: str = Field(
         default="runs/selfplay", description="Folder that gets games.jsonl and metrics.jsonl."
     )

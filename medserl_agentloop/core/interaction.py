@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from omegaconf import DictConfig
@@ -198,10 +199,12 @@ class Interaction(ABC, Generic[G, R]):
         """
         return iter(())
 
-    same_run: ClassVar[tuple[str, ...]] = ()
-    """Keys of the game's own under ``selfplay`` that decide what a run learns: a resumed run keeps
-    them.
-    """
+    @classmethod
+    def folders(cls, selfplay: Any) -> Mapping[str, Path]:
+        """Return the folders that keys under ``selfplay`` name: a resumed run finds them as they
+        were.
+        """
+        return {}
 
     def prompts(self) -> list[dict[str, Any]]:
         """Return the prompts for ``prompts.jsonl``:

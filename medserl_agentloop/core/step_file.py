@@ -208,20 +208,11 @@ class RunFiles:
         self.games = StepFile(self.folder / GAMES_FILE)
         self.metrics = StepFile(self.folder / METRICS_FILE)
 
-    def open(self, config: str, checkpoints: str | Path, *, changed: bool = False) -> None:
-        """Lock both folders and write ``config``; if it ``changed``, the config of the steps before
-        is kept.
-        """
+    def open(self, config: str, checkpoints: str | Path) -> None:
+        """Lock both folders and write ``config``."""
         folders = {self.folder.resolve(), Path(checkpoints).resolve()}
         self._locks = [lock_folder(folder) for folder in sorted(folders)]
-        path = self.folder / CONFIG_FILE
-        if changed:
-            latest = Path(checkpoints) / LATEST
-            step = latest.read_text(encoding="utf-8").strip() if latest.exists() else "0"
-            before = path.with_suffix(f".until_step_{step}.yaml")
-            if not before.exists():  # else this config trained no step
-                path.rename(before)
-        with replacing(path) as file:
+        with replacing(self.folder / CONFIG_FILE) as file:
             file.write(config.encode())
 
     def resume_after(self, step: int) -> None:

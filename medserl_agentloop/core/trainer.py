@@ -125,6 +125,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
     """verl's synchronous trainer, for games of several roles."""
 
     total_training_steps: int
+    rows_begin_anew = False  # of another run's checkpoint, where they are not this run's
 
     def __init__(self, config: Any) -> None:
         self.selfplay = check_run(config)
@@ -140,10 +141,8 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         self.logs_to_wandb = "wandb" in run.names("trainer.logger")
         if self.selfplay.certify != "only":
             refuse(found for found in resume.checkpoints(run) if isinstance(found, str))
-            changed = any(resume.changed_settings(run))
-            self.files.open(
-                resume.config_text(run), config.trainer.default_local_dir, changed=changed
-            )
+            self.files.open(resume.config_text(run), config.trainer.default_local_dir)
+        self.rows_begin_anew = resume.rows_begin_anew(run)
         self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
         self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
         self.table = StepTable(self.game.roles, self.game.shown)
@@ -257,6 +256,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
     def _load_checkpoint(self) -> None:
         own = self.config.trainer
         chosen = own.resume_from_path if own.resume_mode == "resume_path" else None
+        fresh = self.train_dataloader.state_dict() if self.rows_begin_anew else None
         try:
             super()._load_checkpoint()
         except Exception as error:  # torch may raise anything for a damaged file
@@ -273,6 +273,9 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             raise ValueError(
                 f"the checkpoint {folder} cannot be loaded ({type(error).__name__}). {remedy}"
             ) from error
+        if fresh is not None:
+            self.train_dataloader.load_state_dict(fresh)
+            announce("the rows are not those of the checkpoint: they begin anew")
         step, total = self.global_steps, self.total_training_steps
         if step:
             for name in step_file.load_state(chosen or self._checkpoint_folder(), self.run_state):
@@ -282,6 +285,10 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         if self.selfplay.certify != "only":
             self.files.resume_after(step)
             self._stop_if_nothing_got_better()
+            run = RunConfig(self.config, self.selfplay)
+            if step and resume.validation_is_missing(run, self.files, step, total):
+                announce(f"the validation of step {step} was not made: it is made now")
+                own.val_before_train = True
             if step < self.total_training_steps:
                 step_file.write_prompts(self.selfplay.records, step + 1, self.interaction.prompts())
 

@@ -1,7 +1,6 @@
 """Checks of the machine before a run starts: packages, keys, models, files."""
 
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
@@ -20,12 +18,9 @@ from ray._private.worker import _post_init_hooks
 from run_check.runs import run_of, start_up
 from serving import unused_url
 
-from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import machine
 from medserl_agentloop.core.run_check.machine import CHECKS
-from medserl_agentloop.core.run_check.resume import config_text
 from medserl_agentloop.core.step_file import LATEST
-from medserl_agentloop.core.trainer import SelfPlayTrainer
 from medserl_agentloop.paths import resource
 from medserl_agentloop.plugin import TrainLog, _say_how_to_resume
 from medserl_agentloop.terminal import MARK
@@ -284,210 +279,6 @@ def test_a_check_that_breaks_ends_the_run(
 def test_a_sweep_of_hydra_is_refused_before_its_first_run() -> None:
     with pytest.raises(SystemExit, match=r"--multirun .*: give each run a command of its own"):
         start_up(event="on_multirun_start")
-
-
-def test_a_run_does_not_resume_from_the_checkpoints_of_another_one(
-    home: Path, files: dict[str, Any]
-) -> None:
-    folder = home / "runs" / "quickstart"
-    here = {
-        **trained(folder, 3),
-        "data.train_files": "train.parquet",
-        "selfplay.judge_server.model": "gpt-5",
-    }
-    pq.write_table(pa.table({"row": range(64)}), "train.parquet")
-    (folder / "run_config.yaml").write_text(config_text(run_of(here)))
-    assert (
-        problem("checkpoints", here)
-        == problem("checkpoints", {**here, "trainer.total_epochs": 7})
-        == ""
-    )
-    warm = problem("checkpoints", {**here, "actor_rollout_ref.rollout.temperature": 0.7})
-    assert warm == (
-        "warn: from here on actor_rollout_ref.rollout.temperature was 1.0 and is 0.7. "
-        f"{folder}/run_config.until_step_3.yaml keeps the config until then"
-    )
-    said = {"selfplay.judge_server.url": "http://b:1", "selfplay.budget.assessor": 90, "x.y": 1}
-    warned = problem("checkpoints", here | said)
-    assert warned.startswith("warn: from here on ") and all(f"{key} was " in warned for key in said)
-    shuffled = {"data.dataloader_num_workers": 2, "data.shuffle": False}
-    lost = problem("checkpoints", here | shuffled | {"selfplay.allow_changes": True})
-    assert (
-        all(f"{key} was " in lost for key in shuffled)
-        and lost.count("its place in the rows is lost: set it") == 2
-    )
-    of_checkpoint = {"actor_rollout_ref.actor.optim.lr": 1e-5, "selfplay.train": "attacker"}
-    kept = problem("checkpoints", here | of_checkpoint | {"selfplay.allow_changes": True})
-    assert "optim.lr was 0.0003 and is 1e-05, and verl takes the checkpoint's: set it back" in kept
-    schedule = problem(
-        "checkpoints", here | {"actor_rollout_ref.actor.optim.lr_scheduler_type": "cosine"}
-    )
-    assert schedule.startswith(
-        "warn: from here on actor_rollout_ref.actor.optim.lr_scheduler_type was constant and is"
-    )
-    assert (
-        "selfplay.train was " not in kept
-    )  # but with an adapter for each role the optimizer is another one
-    decisive = {
-        "algorithm.adv_estimator": ("role_reinforce_pp", "role_grpo"),
-        "selfplay.profile": ("medserl", "classic"),
-        "selfplay.reward": ("medserl", "zero_sum"),
-        "selfplay.judge": ("labels", "http"),
-        "selfplay.judge_server.model": ("gpt-5", "gpt-4"),
-        "selfplay.blind.model": (None, "gpt-4"),
-        "data.train_files": ("train.parquet", files["data.train_files"]),
-    }
-    refused = problem("checkpoints", here | {key: now for key, (_, now) in decisive.items()})
-    assert "has checkpoints of another run (" in refused
-    assert all(f"{key} was {was} and is {now}" in refused for key, (was, now) in decisive.items())
-    on_purpose = {
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": "runs/quickstart/global_step_3",
-    }
-    on_purpose = {**here, **on_purpose, "trainer.experiment_name": "another"}
-    assert problem("checkpoints", on_purpose) == ""
-    chosen = problem("checkpoints", {**on_purpose, "selfplay.profile": "classic"})
-    assert chosen == "warn: from this checkpoint on selfplay.profile was medserl and is classic"
-    assert "global_step_3 cannot be resumed: data.shuffle" in problem(
-        "checkpoints", on_purpose | shuffled
-    )
-    changed = {**here, "selfplay.reward": "zero_sum"}
-    assert problem("checkpoints", changed | {"selfplay.certify": "only"}) == ""
-    on_purpose = {"selfplay.allow_changes": True}
-    assert problem("checkpoints", changed | on_purpose).startswith(
-        "warn: from here on selfplay.reward was medserl and"
-    )
-    assert "set trainer.experiment_name to a new name" in problem("checkpoints", changed)
-    with pytest.raises(
-        ConfigError, match="has checkpoints of another run"
-    ):  # where the start is not checked
-        SelfPlayTrainer(run_of(changed).config)
-    pq.write_table(pa.table({"row": range(65)}), "train.parquet")
-    assert "or its rows changed" in problem("checkpoints", here)
-    apart = {**here, "selfplay.adapters": "per_role", "selfplay.allow_changes": True}
-    (folder / "run_config.yaml").write_text(config_text(run_of(apart)))
-    assert "selfplay.train was both and is attacker, and verl takes" in problem(
-        "checkpoints", apart | of_checkpoint
-    )
-
-
-@pytest.mark.parametrize(
-    ("file", "old", "new"),
-    [
-        ("tokenizer.json", '"add_prefix_space": false', '"add_prefix_space": true'),
-        ("chat_template.jinja", "assistant", "model"),
-    ],
-)
-def test_a_tokenizer_changed_in_place_ends_a_resume(
-    home: Path, file: str, old: str, new: str
-) -> None:
-    model, folder = home / "tiny_player", home / "runs" / "quickstart"
-    shutil.copytree(resource("assets/tiny_player"), model)
-    here = {**trained(folder, 3), PATH: str(model)}
-    (folder / "run_config.yaml").write_text(config_text(run_of(here)))
-    (model / "config.json").write_text((model / "config.json").read_text() + "\n")
-    assert problem("checkpoints", here) == ""
-    before = (model / file).read_text()
-    (model / file).write_text(before.replace(old, new))
-    assert before != (model / file).read_text()
-    assert "tokenizer or chat template is no longer" in problem("checkpoints", here)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "same"),
-    [
-        ("/old/models/qwen", "/new/models/qwen/", True),
-        ("org/qwen", "/models/qwen", True),
-        ("/old/qwen", "/old/smollm", False),
-        ("runs/warm/global_step_54/huggingface", "/moved/warm/global_step_54/huggingface", True),
-        ("runs/warm/global_step_54/huggingface", "runs/warm/global_step_9/huggingface", False),
-        ("runs/warm/global_step_54/huggingface", "runs/again/global_step_54/huggingface", False),
-        (
-            "runs/play/global_step_5/actor/huggingface",
-            "runs/play/global_step_6/actor/huggingface",
-            False,
-        ),
-    ],
-)
-def test_a_model_may_be_moved_but_another_checkpoint_is_another_model(
-    home: Path, before: str, after: str, same: bool
-) -> None:
-    folder = home / "runs" / "quickstart"
-    here = trained(folder, 3)
-    (folder / "run_config.yaml").write_text(config_text(run_of({**here, PATH: before})))
-    answer = problem("checkpoints", {**here, PATH: after})
-    assert answer == "" if same else f"{PATH} was {before} and is {after}" in answer
-
-
-@pytest.mark.parametrize("text", ["{", "\xff", "- a list", "7"])
-def test_a_config_of_the_run_that_cannot_be_read_is_named(home: Path, text: str) -> None:
-    here = trained(home / "run", 3) | {"selfplay.records": "run"}
-    Path("run/run_config.yaml").write_text(text, encoding="latin-1")
-    answer = problem("checkpoints", here)
-    assert answer.startswith(
-        "run/run_config.yaml says which run the checkpoints are of, and cannot be read ("
-    )
-
-
-def test_a_checkpoint_of_another_number_of_workers_is_named(home: Path) -> None:
-    here = trained(home / "run", 3)
-    weights = home / "run" / "global_step_3" / "actor"
-    weights.mkdir()
-    (weights / "model_world_size_2_rank_0.pt").touch()
-    chosen = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": str(weights.parent)}
-    for resumed in (here, chosen):
-        assert "global_step_3 is of 2 training workers, and this run has 1. Set" in problem(
-            "checkpoints", resumed
-        )
-    assert problem("checkpoints", {**here, "trainer.n_gpus_per_node": 2}) == ""
-
-
-@pytest.mark.parametrize(("path", "said"), [(None, "null"), ("runs/quickstart", "runs/quickstart")])
-def test_a_path_to_resume_from_that_names_no_step_is_refused(path: str | None, said: str) -> None:
-    answer = problem(
-        "checkpoints", {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": path}
-    )
-    assert (
-        f"trainer.resume_from_path={said} is no checkpoint. Set it to a folder global_step_N"
-        in answer
-    )
-
-
-def test_a_last_checkpoint_that_is_none_is_told(home: Path) -> None:
-    folder = home / "runs" / "quickstart"
-    here = {"trainer.default_local_dir": str(folder)}
-    for step in (9, 10):
-        (folder / f"global_step_{step}").mkdir(parents=True)
-        (folder / f"global_step_{step}" / "data.pt").touch()
-    assert problem("checkpoints", here).startswith(
-        f"{folder / LATEST} is missing beside checkpoints"
-    )
-    for text in ("", "7", "\0\0", "x"):
-        (folder / LATEST).write_text(text)
-        assert f"says {text!r}, which is no checkpoint. Write 10 into it" in problem(
-            "checkpoints", here
-        )
-    (folder / LATEST).write_text("10")
-    assert problem("checkpoints", here) == ""
-
-
-def test_a_damaged_line_of_the_games_is_named_before_ray(home: Path) -> None:
-    records = home / "run"
-    records.mkdir()
-    (records / "games.jsonl").write_text('{"step": 1}\n{"step": \n{"step": 2}\n')
-    run = {**trained(home / "checkpoints", 2), "selfplay.records": str(records)}
-    assert f"{records}/games.jsonl, line 2 has no step, so the run cannot be resumed" in problem(
-        "checkpoints", run
-    )
-
-
-def test_a_run_that_is_finished_says_at_once_how_to_go_on(home: Path) -> None:
-    here = trained(home / "runs" / "quickstart", 12)
-    assert "has trained 12 steps, and trainer.total_training_steps=12: nothing is left" in problem(
-        "checkpoints", here
-    )
-    assert problem("checkpoints", {**here, "trainer.total_training_steps": 13}) == ""
-    assert problem("checkpoints", {**here, "trainer.val_only": True}) == ""
 
 
 def test_others_lines_go_to_the_runs_log_and_an_error_to_the_terminal(

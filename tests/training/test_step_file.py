@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from medserl_agentloop.core.advantages import Baselines
 from medserl_agentloop.core.step_file import (
-    LATEST,
     STATE_FILE,
     RunFiles,
     StepFile,
@@ -259,20 +258,6 @@ def test_two_runs_with_one_folder_of_checkpoints_do_not_run_side_by_side(
     for other in (same, second):
         with pytest.raises(ValueError, match="another process writes to"):
             other.open("x: 1", checkpoints=tmp_path / "a")
-
-
-def test_run_that_resumes_with_another_config_keeps_the_earlier_config(tmp_path: Path) -> None:
-    (tmp_path / LATEST).write_text("2")
-    (tmp_path / "run_config.yaml").write_text("reward: medserl")
-    for config in (
-        "reward: learnable",
-        "reward: zero_sum",
-    ):  # the first of them ends before it has trained a step
-        files = RunFiles(tmp_path)
-        files.open(config, checkpoints=tmp_path, changed=True)
-        del files  # which frees the folder
-    assert (tmp_path / "run_config.yaml").read_text() == "reward: zero_sum"
-    assert (tmp_path / "run_config.until_step_2.yaml").read_text() == "reward: medserl"
 
 
 # --- state in a checkpoint ---

@@ -96,7 +96,7 @@ def without_a_recipe(config_name: str, overrides: list[str]) -> str | None:
     return f"{gone}: {WITHOUT_A_RECIPE}"
 
 
-def leaves(node: DictConfig, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(node: DictConfig, path: str = "", *, resolve: bool = True) -> Iterator[tuple[str, Any]]:
     """Dotted keys and values; a list is one value, as is an empty node.
 
     What cannot be resolved stays as written.
@@ -109,10 +109,10 @@ def leaves(node: DictConfig, path: str = "") -> Iterator[tuple[str, Any]]:
             and not raw._is_missing()
             and len(raw)
         ):
-            yield from leaves(raw, f"{here}.")
+            yield from leaves(raw, f"{here}.", resolve=resolve)
             continue
         try:
-            value = node[key]
+            value = node[key] if resolve else raw._value()
         except OmegaConfBaseException:
             value = "???" if raw._is_missing() else raw._value()
         yield here, OmegaConf.to_container(value) if OmegaConf.is_config(value) else value

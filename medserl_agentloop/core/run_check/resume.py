@@ -1,120 +1,124 @@
-"""Checks of a run that goes on: its checkpoint can be read, and its config is that of the steps
-before.
+"""Check that a run which goes on is the one that was there before, and that it can be read.
+
+:data:`MAY_CHANGE` lists the keys that a resume may change. Every other difference is refused, so a
+new key is safe from its first day.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
+import shlex
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from omegaconf import OmegaConf
 
+from medserl_agentloop.core import identity
 from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class
 from medserl_agentloop.core.run_check import ACTOR, MODEL, RunConfig
 from medserl_agentloop.core.run_check.composition import leaves
-from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, RunFiles
-from medserl_agentloop.paths import sha256_of
+from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, RunFiles, lock_folder
 
-SAME_RUN = (
-    *("selfplay.game", "selfplay.context", f"{MODEL}.path", "algorithm.adv_estimator"),
-    "reward.reward_model.model_path",
-)
-"""Keys that decide what a run learns, besides its game's (``Interaction.same_run``).
-
-Which role trains may change.
-"""
-OF_OPTIMIZER = tuple(
-    f"{of}.optim.{name}" for of in (ACTOR, "critic") for name in ("lr.", "betas.", "weight_decay.")
-)
-"""Keys, each with a dot, whose values a checkpoint's optimizer brings along: verl loads it over
-this run's.
-"""
-OF_ADAPTERS = ("selfplay.train.", "selfplay.credit.role_weights.")
-"""The same where each role has an adapter: they decide which parameters the optimizer has."""
-SAME_LOADER = (
-    "data.dataloader_num_workers",
-    "data.shuffle",
-    "data.sampler.class_path",
-    "data.sampler.class_name",
-)
-"""Keys with another value of which a checkpoint's place in the rows cannot be read, or is another
-place.
-"""
-SAME_ANYWAY = (
-    *(
-        "trainer.total_epochs",
-        "trainer.total_training_steps",
-        "trainer.resume",
-        "selfplay.allow_changes",
-    ),
-    *("transfer_queue.enable", f"{MODEL}.lora.{ROLE_ADAPTERS}"),
-)
-"""Beginnings of keys that a run which goes on has to change, and of those that are set after its
-start is checked.
-"""
-ITS_NAME = ("trainer.default_local_dir", "trainer.experiment_name", "selfplay.records")
-TRAIN_HASHES, TOKENIZER_HASH = (
-    "medserl_train_files_sha256",
-    "medserl_tokenizer_sha256",
-)  # in ``run_config.yaml``
 Finding = str | tuple[Literal["warn"], str]
+
+MAY_CHANGE = (
+    # steps, and when to save, test and log
+    *("trainer.total_epochs", "trainer.total_training_steps", "*.optim.total_training_steps"),
+    *("trainer.save_freq", "trainer.test_freq", "trainer.val_before_train", "trainer.val_only"),
+    *("trainer.logger", "trainer.project_name", "trainer.log_val_generations"),
+    *("trainer.max_*_ckpt_to_keep", "trainer.*_data_dir", "trainer.resume_*", "*profiler*"),
+    *("selfplay.wandb_games", "selfplay.alarms.*", "selfplay.on_alarm", "selfplay.certify"),
+    *("selfplay.best_by", "selfplay.stop_after_evaluations"),
+    # names and folders of the run
+    *("trainer.experiment_name", "trainer.default_local_dir", "trainer.default_hdfs_dir"),
+    *("selfplay.records", "*.checkpoint.load_contents", "*.checkpoint.save_contents"),
+    # machines, memory and micro-batches
+    *("trainer.nnodes", "trainer.n_gpus_per_node", "*.fsdp_size", "*num_workers"),
+    *("*micro_batch_size*", "*max_token_len_per_gpu", "*use_dynamic_bsz", "data.val_batch_size"),
+    *("*_offload", "*.offload_policy", "*.reshard_after_forward", "*.forward_prefetch"),
+    *("*gradient_checkpointing*", "*.entropy_checkpointing", "*.ulysses_sequence_parallel_size"),
+    *("*.gpu_memory_utilization", "*.free_cache_engine", "*.enforce_eager", "*.max_num_seqs"),
+    *("*.max_num_batched_tokens", "*.enable_chunked_prefill", "*.tensor_model_parallel_size"),
+    # how long to wait for servers, and how many requests they get at once
+    *("selfplay.turn_timeout_s", "selfplay.*.timeout_s", "selfplay.*.retries"),
+    *("selfplay.*.concurrency", "selfplay.*.api_key_env"),
+    # set by verl and the trainer once the start is checked
+    *("transfer_queue.*", f"{MODEL}.lora.{ROLE_ADAPTERS}.*"),
+)
+"""Patterns of the keys that a resume may change."""
+ROWS = ("data.*",)
+"""Patterns of the keys with which a checkpoint's place in the rows is another place."""
+SAME_LOADER = ("data.dataloader_num_workers",)
+"""Keys of :data:`MAY_CHANGE` that may not change after all: each worker has a place in the rows."""
+OF_OPTIMIZER = ("*.optim.lr", "*.optim.betas", "*.optim.weight_decay")
+"""Patterns of the keys whose values verl takes from the optimizer of a checkpoint."""
+OF_ADAPTERS = ("selfplay.train", "selfplay.credit.role_weights.*")
+"""The same where each role has an adapter: they decide which parameters the optimizer has."""
+IDENTITY = "medserl_identity"
+"""Node of ``run_config.yaml``: what is behind the keys that name a model, data or a folder."""
+
+
+class Change(NamedTuple):
+    """A key with the value of the steps before, and the new one."""
+
+    key: str
+    was: Any
+    now: Any
+
+    def __str__(self) -> str:
+        if self.was == self.now:
+            return f"what {self.key}={self.now} names has changed"
+        return f"{self.key} was {self.was} and is {self.now}"
+
+    def matches(self, patterns: tuple[str, ...]) -> bool:
+        return any(fnmatchcase(self.key, pattern) for pattern in patterns)
 
 
 def checkpoints(run: RunConfig) -> Iterator[Finding]:
-    """Check that the run to resume, if any, is the same one, can be read, and has steps left to
-    train.
+    """Check that no other process has the run's folder, and that the run to resume, if any, is the
+    same one, can be read, and has something left to do.
     """
-    mode = run["trainer.resume_mode"]
+    if run.selfplay.certify == "only":
+        return
+    mode, folder = run["trainer.resume_mode"], Path(run["trainer.default_local_dir"])
+    chosen = Path(str(run["trainer.resume_from_path"]))
     try:
-        if mode == "resume_path":
-            yield from _chosen(run)
-        elif mode == "auto" and run.selfplay.certify != "only":
-            yield from _newest(run)
+        for taken in {folder, Path(run.selfplay.records)}:
+            if taken.is_dir():
+                with lock_folder(taken, wait_s=5.0):
+                    pass
+        if mode == "auto":
+            yield from _newest(run, folder)
+        elif mode == "resume_path" and "global_step_" not in chosen.name:
+            yield (
+                f"trainer.resume_mode=resume_path, and trainer.resume_from_path={chosen} is no "
+                "checkpoint. Set it to a folder global_step_N, or trainer.resume_mode=auto to go "
+                "on from the newest one."
+            )
+        elif mode == "resume_path" and chosen.resolve().parent == folder.resolve():
+            yield from _same(run, folder, chosen)
+        elif (folder / LATEST).is_file() and not run["trainer.val_only"]:
+            yield (
+                f"trainer.resume_mode={mode} would write over the run in {folder}. Set "
+                "trainer.experiment_name to a new name, or leave trainer.resume_mode out to go on."
+            )
+        elif mode == "resume_path":
+            yield from _chosen(run, chosen)
     except ValueError as error:  # a file of the run that cannot be read
         yield str(error)
 
 
-def _chosen(run: RunConfig) -> Iterator[Finding]:
-    """Check the checkpoint that the run names itself."""
-    if "global_step_" not in str(path := run["trainer.resume_from_path"]):
-        yield (
-            f"trainer.resume_mode=resume_path, and trainer.resume_from_path={path or 'null'} is no "
-            "checkpoint. Set "
-            "it to a folder global_step_N, or trainer.resume_mode=auto to go on from the newest "
-            "one."
-        )
-        return
-    checkpoint = Path(path)
-    yield from _written_by_others(run, checkpoint)
-    refused, reported = changed_settings(run, checkpoint.parent)
-    if refused:
-        yield f"trainer.resume_from_path={checkpoint} cannot be resumed: {'; '.join(refused)}."
-    elif reported:
-        yield "warn", f"from this checkpoint on {'; '.join(reported)}"
-
-
-def _newest(run: RunConfig) -> Iterator[Finding]:
+def _newest(run: RunConfig, folder: Path) -> Iterator[Finding]:
     """Check the last checkpoint in the run's folder, if there is one."""
-    folder, another = (
-        Path(run["trainer.default_local_dir"]),
-        "set trainer.experiment_name to a new name",
-    )
-    latest = folder / LATEST
+    latest, another = folder / LATEST, "set trainer.experiment_name to a new name"
     # data.pt is the last that verl writes.
-    whole = [
-        path.parent.name.removeprefix("global_step_")
-        for path in folder.glob("global_step_*/data.pt")
-    ]
+    whole = [path.parent.name[12:] for path in folder.glob("global_step_*/data.pt")]
     newest = max((name for name in whole if name.isdecimal()), key=int, default=None)
-    resume = (
-        f"Write {newest} into it to resume from the newest checkpoint there"
-        if newest
-        else "It has no whole one"
-    )
+    resume = "It has no whole one"
+    if newest:
+        resume = f"Write {newest} into it to resume from the newest checkpoint there"
     if not latest.is_file():
         if newest:
             yield (
@@ -129,30 +133,85 @@ def _newest(run: RunConfig) -> Iterator[Finding]:
     if not (step.isdecimal() and (folder / f"global_step_{step}").is_dir()):
         yield f"{latest} says {step!r}, which is no checkpoint. {resume}, or {another}."
         return
-    yield from _written_by_others(run, folder / f"global_step_{step}")
-    records = Path(run.selfplay.records)
-    refused, reported = changed_settings(run)
-    list(
-        RunFiles(records).missing(int(step)) if records.is_dir() else ()
-    )  # the resume reports what is missing
-    if refused:
+    yield from _same(run, folder, folder / f"global_step_{step}")
+    files, total = RunFiles(run.selfplay.records), run["trainer.total_training_steps"]
+    list(files.missing(int(step)) if files.folder.is_dir() else ())  # the resume reports it
+    done = total is not None and int(step) >= total and not run["trainer.val_only"]
+    if done and not validation_is_missing(run, files, int(step)):
         yield (
-            f"trainer.default_local_dir={folder} has checkpoints of another run "
-            f"({'; '.join(refused)}), and this one "
-            f"would resume from them. For a run of its own {another}; to go on from them on "
-            "purpose add "
-            "selfplay.allow_changes=true."
+            f"the run in {folder} has trained {step} steps, and trainer.total_training_steps="
+            f"{total}: nothing is left to train. Set it to more to go on; for a new run {another}."
         )
-    elif reported:
-        kept = records / f"run_config.until_step_{step}.yaml"
-        yield "warn", f"from here on {'; '.join(reported)}. {kept} keeps the config until then"
-    total = run["trainer.total_training_steps"]
-    if total is not None and int(step) >= total and not run["trainer.val_only"]:
+
+
+def validation_is_missing(
+    run: RunConfig, files: RunFiles, step: int, last: int | None = None
+) -> bool:
+    """Return whether a run was killed between the checkpoint of ``step`` and its validation."""
+    every, last = run["trainer.test_freq"], last or run["trainer.total_training_steps"]
+    due = every > 0 and (step % every == 0 or step == last)
+    # A step's validation has a line of its own.
+    lines = (row for _, row in files.metrics.lines() if row)
+    trained = [row for row in lines if row["step"] == step]
+    return due and bool(trained) and all("selfplay/games" in row for row in trained)
+
+
+def _same(run: RunConfig, folder: Path, checkpoint: Path) -> Iterator[Finding]:
+    """Check that the folder's run is this one, but for what may change."""
+    yield from _written_by_others(run, checkpoint)
+    if found := changes(run, Path(run.selfplay.records)):
         yield (
-            f"the run in {folder} has trained {step} steps, and "
-            f"trainer.total_training_steps={total}: nothing is left "
-            f"to train. Set it to more to go on; for a new run {another}."
+            f"{folder} holds a run of other settings: {'; '.join(map(str, found))}. Set them back, "
+            f"or begin a new run at its last checkpoint: {_command(run, checkpoint, found)}"
         )
+
+
+def _chosen(run: RunConfig, checkpoint: Path) -> Iterator[Finding]:
+    """Check the checkpoint of another run, at which this one begins."""
+    yield from _written_by_others(run, checkpoint)
+    found = changes(run, checkpoint.parent)
+    loads = "optimizer" in run.names(f"{ACTOR}.checkpoint.load_contents")
+    kept = [change for change in found if loads and change.matches(_of_optimizer(run))]
+    if kept:
+        yield (
+            f"{'; '.join(map(str, kept))}, and verl takes the checkpoint's. Set them back, or "
+            f"begin with its weights alone: {ACTOR}.checkpoint.load_contents=[model]"
+        )
+    elif found:
+        yield "warn", f"from this checkpoint on {'; '.join(map(str, found))}"
+
+
+def rows_begin_anew(run: RunConfig) -> bool:
+    """Return whether the place that a checkpoint of another run has is one in other rows."""
+    chosen = Path(str(run["trainer.resume_from_path"]))
+    if run["trainer.resume_mode"] != "resume_path":
+        return False
+    found = changes(run, chosen.parent)
+    filtered = bool(run["data.filter_overlong_prompts"])  # by lengths, budgets and templates
+    return any(filtered or change.matches(ROWS) for change in found)
+
+
+def _of_optimizer(run: RunConfig) -> tuple[str, ...]:
+    return OF_OPTIMIZER + (OF_ADAPTERS if run.selfplay.adapters == "per_role" else ())
+
+
+def _command(run: RunConfig, checkpoint: Path, found: list[Change]) -> str:
+    """The overrides with which a new run begins at ``checkpoint``, or its whole command."""
+    name = f"{run['trainer.experiment_name']}_from_{checkpoint.name[12:]}"
+    new = {
+        "trainer.experiment_name": name,
+        "trainer.resume_mode": "resume_path",
+        "trainer.resume_from_path": str(checkpoint.resolve()),
+    }
+    if any(change.matches(_of_optimizer(run)) for change in found):
+        new[f"{ACTOR}.checkpoint.load_contents"] = "[model]"
+    given = [str(one) for one in run["hydra.overrides.task"] or ()]
+    program = ["python", "-m", "verl.trainer.main_ppo"] if given else []
+    for key in ("trainer.default_local_dir", "selfplay.records"):
+        if any(one.startswith(f"{key}=") for one in given):
+            new[key] = f"{str(run[key]).rstrip('/')}_from_{checkpoint.name[12:]}"
+    kept = [one for one in given if one.lstrip("+").partition("=")[0] not in new]
+    return shlex.join([*program, *kept, *(f"{key}={value}" for key, value in new.items())])
 
 
 def _written_by_others(run: RunConfig, checkpoint: Path) -> Iterator[str]:
@@ -163,117 +222,101 @@ def _written_by_others(run: RunConfig, checkpoint: Path) -> Iterator[str]:
     if (sizes := {name[3] for name in names}) - {str(run.gpus)}:
         yield (
             f"the checkpoint {checkpoint} is of {' and '.join(sorted(sizes))} training workers, "
-            "and this run has "
-            f"{run.gpus}. Set trainer.nnodes and trainer.n_gpus_per_node as they were, or merge it "
-            "(docs/advanced.md) "
-            f"and start a run of another name from it with {MODEL}.path."
+            f"and this run has {run.gpus}. Set trainer.nnodes and trainer.n_gpus_per_node as they "
+            "were, or merge it (docs/advanced.md) and start a run of another name from it with "
+            f"{MODEL}.path."
         )
 
 
-def changed_settings(run: RunConfig, folder: Path | None = None) -> tuple[list[str], list[str]]:
-    """Compare the run with its folder's config: differences that are refused, and those that are
-    only reported.
-
-    With ``folder``, that of a checkpoint which the run names itself, only changes are refused that
-    make the checkpoint unreadable. A ValueError says that the config cannot be read.
+def changes(run: RunConfig, folder: Path) -> list[Change]:
+    """What differs from the ``run_config.yaml`` in ``folder`` and may not; nothing without one. A
+    ValueError says that it cannot be read.
     """
-    before, new = (
-        (folder or Path(run.selfplay.records)) / CONFIG_FILE,
-        OmegaConf.create(config_text(run)),
-    )
+    before = folder / CONFIG_FILE
+    if not before.is_file():
+        return []
+    new = OmegaConf.create(config_text(run))
     try:
-        old = OmegaConf.load(before) if before.is_file() else new
-        was, now = (
-            {key: value for key, value in leaves(c) if value not in (None, {})} for c in (old, new)
+        old = OmegaConf.load(before)
+        then, now = (dict(config.pop(IDENTITY, {})) for config in (old, new))
+        was, values = (
+            {key: value for key, value in leaves(config) if value not in (None, {}, [])}
+            for config in (old, new)
         )
     except Exception as error:  # of YAML, of OmegaConf, of the file
         raise ValueError(
             f"{before} says which run the checkpoints are of, and cannot be read "
-            f"({str(error).splitlines()[0]}). Mend "
-            "it, or move it away to go on without a comparison."
+            f"({str(error).splitlines()[0]}). Restore it, or move it away to go on without a "
+            "comparison."
         ) from None
-    own = (*SAME_RUN, *(f"selfplay.{name}" for name in game_class(run.selfplay.game).same_run))
-    known = [f"{key}." for key, _ in leaves(old)]  # an earlier version may lack a key
-    decisive = tuple(f"{key}." for key in own if any(name.startswith(f"{key}.") for name in known))
-    loads_optimizer = "optimizer" in run[f"{ACTOR}.checkpoint.load_contents"]
-    of_checkpoint = OF_OPTIMIZER + (OF_ADAPTERS if run.selfplay.adapters == "per_role" else ())
-    refused, reported = list[str](), list[str]()
+    found = different(was, values, then, now)
+    raw = dict(leaves(run.config, resolve=False))
+    return [
+        change
+        for change in found
+        if not any(was.get(key) != values.get(key) for key in _followed(raw, change.key))
+    ]
+
+
+def different(
+    was: dict[str, Any], now: dict[str, Any], then: dict[str, str], here: dict[str, str]
+) -> list[Change]:
+    """The keys whose values differ and may not; ``then`` and ``here`` are identities by key."""
+    found = []
     for key in dict.fromkeys([*was, *now]):
-        text = f"{key} was {was.get(key)} and is {now.get(key)}"
-        node, _, name = key.rpartition(".")
-        follows = name in (run[node] or {}) and OmegaConf.is_interpolation(
-            run[node], name
-        )  # another key
-        # A folder of models may have been moved. In a checkpoint of verl's, all folders have the
-        # same name.
-        moved = name.endswith("path") and _own_names(was.get(key)) == _own_names(now.get(key))
-        unknown = key == TRAIN_HASHES and not was.get(key)  # where only verl finds the files
-        own_name = folder is not None and key in ITS_NAME
-        if (
-            was.get(key) == now.get(key)
-            or moved
-            or unknown
-            or own_name
-            or key.startswith(SAME_ANYWAY)
-        ):
+        change = Change(key, was.get(key), now.get(key))
+        if change.matches(MAY_CHANGE) and not change.matches(SAME_LOADER):
             continue
-        if key in SAME_LOADER:
-            refused.append(f"{text}, and its place in the rows is lost: set it back")
-        elif loads_optimizer and f"{key}.".startswith(of_checkpoint):
-            refused.append(
-                f"{text}, and verl takes the checkpoint's: set it back, or begin anew from its "
-                "weights"
-            )
-        elif key in (TRAIN_HASHES, TOKENIZER_HASH) or f"{key}.".startswith(decisive):
-            if key == TRAIN_HASHES:
-                files = (config.get("data.train_files") for config in (was, now))
-                text = "data.train_files was {} and is {}, or its rows changed".format(*files)
-            elif key == TOKENIZER_HASH:
-                if not (
-                    was.get(key) and now.get(key)
-                ):  # an earlier version's config, or a tokenizer that is not here
-                    continue
-                text = (
-                    "the model's tokenizer or chat template is no longer the one it was trained "
-                    "with"
-                )
-            (reported if run.selfplay.allow_changes or folder else refused).append(text)
-        elif not follows:
-            reported.append(text)
-    return refused, reported
+        if then.get(key) and here.get(key):  # a folder may have moved; its content may not change
+            other = then[key] != here[key]
+        else:  # NaN is not equal to itself
+            other = change.was != change.now and repr(change.was) != repr(change.now)
+            other = other and not _moved(change)
+        if other:
+            found.append(change)
+    return found
 
 
-def _own_names(path: object) -> str:
-    """The end of a path that names a model: its last folder, or a run's folder and what is below in
-    a checkpoint.
+def _followed(raw: dict[str, Any], key: str) -> Iterator[str]:
+    """Keys whose values a key takes by interpolation: what follows needs no line of its own."""
+    for dots, name in re.findall(r"(?:\$\{|oc\.select:)(\.*)([\w.]+)[,}]", str(raw.get(key))):
+        yield ".".join([*key.split(".")[: -len(dots)], name]) if dots else name
+
+
+def _moved(change: Change) -> bool:
+    """Return whether two paths end alike: in a folder's name, or a run's with what is below it in a
+    checkpoint, where all folders have the same name.
     """
-    named = re.search(r"[^/]+(/global_step_\d+(/.*)?)?$", str(path).rstrip("/"))
-    return named[0] if named else ""
+    ends = [
+        re.search(r"[^/]+(/global_step_\d+(/.*)?)?$", str(path).rstrip("/"))
+        for path in (change.was, change.now)
+    ]
+    same = all(ends) and ends[0][0] == ends[1][0]  # type: ignore[index]
+    return change.key.endswith("path") and same
 
 
 def config_text(run: RunConfig) -> str:
-    """The whole config of a run as YAML, with hashes of the files that it reads: what a resumed run
-    is held against.
+    """The whole config of a run as YAML, with the identity of what its keys name: a resumed run is
+    held against it.
     """
-    files = [Path(name) for name in run.names("data.train_files")]
-    hashes = {
-        TRAIN_HASHES: sorted(sha256_of(file) for file in files if file.is_file()),
-        TOKENIZER_HASH: _tokenizer_hash(run),
-    }
     own = OmegaConf.masked_copy(
         run.config, [str(key) for key in run.config if key not in ("hydra", "ray_kwargs")]
     )
     own.selfplay = run.selfplay.model_dump(mode="json")  # with the defaults of today
-    return f"{OmegaConf.to_yaml(own, resolve=True)}{OmegaConf.to_yaml(OmegaConf.create(hashes))}"
+    behind = OmegaConf.create({IDENTITY: dict(_identities(run))})
+    return f"{OmegaConf.to_yaml(own, resolve=True)}{OmegaConf.to_yaml(behind)}"
 
 
-def _tokenizer_hash(run: RunConfig) -> str:
-    """Hash of the run's tokenizer and its chat template; empty if only verl finds it."""
-    try:
-        tokenizer = run.tokenizer()
-    except (OSError, ValueError):
-        return ""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    words = backend.to_str() if backend else sorted(tokenizer.get_vocab().items())
-    content = [words, tokenizer.chat_template, tokenizer.special_tokens_map]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+def _identities(run: RunConfig) -> Iterator[tuple[str, str]]:
+    models = {f"{MODEL}.path", f"{MODEL}.tokenizer_path", f"{MODEL}.lora_adapter_path"}
+    models |= {f"{model}.path" for model in run.trained.values()}
+    for key in sorted(models | {"reward.reward_model.model_path"}):
+        if run[key] is not None and (known := identity.of_model(str(run[key]))):
+            yield key, known
+    for key in ("data.train_files", "data.val_files"):
+        files = [Path(name).expanduser() for name in run.names(key)]
+        if files and all(file.is_file() for file in files):  # else only verl finds them
+            yield key, identity.of_values(*sorted(map(identity.of_file, files)))
+    for name, folder in game_class(run.selfplay.game).folders(run.selfplay).items():
+        if folder.is_dir():
+            yield f"selfplay.{name}", identity.of_folder(folder)

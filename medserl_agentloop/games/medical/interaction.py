@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from medserl_agentloop.core.alarms import Rule, common_rules
@@ -68,20 +69,15 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         "selfplay/attacker/parse_rate",
         "selfplay/assessor/parse_rate",
     )
-    same_run = (
-        "profile",
-        "error_types",
-        "reward",
-        "reward_terms",
-        "judge",
-        "judge_server.model",
-        "blind.model",
-    )
     shown = (
         ("valid", "selfplay/attacker/valid_rate"),
         ("undetected", "selfplay/attacker/undetected_rate"),
         ("accuracy", "selfplay/assessor/accuracy"),
     )
+
+    @classmethod
+    def folders(cls, selfplay: MedicalConfig) -> dict[str, Path]:
+        return {"profile": load_profile(selfplay.profile, selfplay.error_types).folder}
 
     @classmethod
     def startup_lines(cls, config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:

@@ -1,0 +1,318 @@
+"""A run that goes on is the one that was there before; every other one is refused before Ray."""
+
+import json
+import math
+import shlex
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from run_check.runs import run_of
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import RandomSampler
+
+from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.run_check.composition import leaves
+from medserl_agentloop.core.run_check.resume import (
+    MAY_CHANGE,
+    SAME_LOADER,
+    Change,
+    checkpoints,
+    config_text,
+    different,
+    rows_begin_anew,
+)
+from medserl_agentloop.core.step_file import LATEST, lock_folder
+from medserl_agentloop.core.trainer import SelfPlayTrainer
+from medserl_agentloop.paths import resource
+
+ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def problem(changes: dict[str, Any]) -> str:
+    found = checkpoints(run_of(changes))
+    return "\n".join(one if isinstance(one, str) else ": ".join(one) for one in found)
+
+
+def trained(folder: Path, step: int, **settings: Any) -> dict[str, Any]:
+    """A run whose last checkpoint is in ``folder``, with these settings."""
+    (folder / f"global_step_{step}").mkdir(parents=True)
+    (folder / LATEST).write_text(str(step))
+    here = {"trainer.default_local_dir": str(folder), **settings}
+    (folder / "run_config.yaml").write_text(config_text(run_of(here)))
+    return here
+
+
+# --- what may change ---
+
+
+@cache
+def composed() -> dict[str, Any]:
+    """All keys of a run, as its ``run_config.yaml`` has them."""
+    values = OmegaConf.create(config_text(run_of({}, "qwen3_0_6b")))
+    values.pop("medserl_identity")
+    return {key: value for key, value in leaves(values) if value not in (None, {}, [])}
+
+
+def other(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value + 1
+    return [*value, "other"] if isinstance(value, list) else f"{value} other"
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_any_key_that_changes_is_refused_or_stands_in_the_list(data: Any) -> None:
+    key = data.draw(st.sampled_from(sorted(composed())))
+    changed = {key: other(composed()[key])} if data.draw(st.booleans()) else {key: None}
+    found = different(composed(), composed() | changed, {}, {})
+    stands = Change(key, None, None).matches(MAY_CHANGE) and key not in SAME_LOADER
+    assert [change.key for change in found] == [key] * (not stands)
+
+
+def test_a_value_that_is_no_number_is_no_change_of_itself() -> None:
+    was, now = ({"x": math.nan, "y": [1.0, math.nan]} for _ in range(2))
+    assert different(was, now, {}, {}) == []
+    assert different(was, {**now, "x": 1.0}, {}, {})
+
+
+def test_what_a_longer_run_on_another_machine_changes_is_accepted(home: Path) -> None:
+    here = trained(home / "run", 3)
+    more = {"trainer.total_epochs": 7, "trainer.save_freq": 9, "trainer.logger": ["console"]}
+    memory = {
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": 3,
+        f"{ACTOR}.fsdp_config.param_offload": True,
+    }
+    assert problem({**here, **more, **memory}) == ""
+    assert problem({**here, "selfplay.certify": "only", "selfplay.reward": "zero_sum"}) == ""
+
+
+def test_other_settings_are_refused_with_both_values_and_a_command_that_goes_on(home: Path) -> None:
+    given = ["+recipes=own_notes", "selfplay.profile='a b'", "trainer.experiment_name=first"]
+    here = trained(home / "my run", 3, **{"trainer.experiment_name": "first"})
+    changed = {
+        "algorithm.adv_estimator": "role_grpo",
+        "selfplay.profile": "classic",
+        "actor_rollout_ref.rollout.temperature": 0.7,
+        f"{ACTOR}.optim.lr": 1e-5,
+    }
+    refused = problem({**here, **changed, "hydra.overrides.task": given})
+    assert "selfplay.profile was medserl and is classic" in refused
+    assert all(f"{key} was " in refused for key in changed)
+    command = shlex.split(refused.rpartition("checkpoint: ")[2])
+    assert command[:3] == ["python", "-m", "verl.trainer.main_ppo"]
+    assert "selfplay.profile='a b'" in command and "trainer.experiment_name=first" not in command
+    added = {key: value for key, _, value in (word.partition("=") for word in command[-4:])}
+    assert added.pop(f"{ACTOR}.checkpoint.load_contents") == "[model]"
+    new = {**here, **changed, **added, f"{ACTOR}.checkpoint.load_contents": ["model"]}
+    new["trainer.default_local_dir"] = str(home / "first_from_3")
+    said = problem(new)
+    assert said.startswith("warn: from this checkpoint on ") and "optim.lr was 0.0003" in said
+    # The rate of the checkpoint's optimizer would be taken without a word.
+    loaded = problem({**new, f"{ACTOR}.checkpoint.load_contents": ["model", "optimizer"]})
+    assert loaded.startswith(f"{ACTOR}.optim.lr was 0.0003 and is 1e-05, and verl takes")
+    with pytest.raises(ConfigError, match="was medserl"):  # where the start is not checked
+        SelfPlayTrainer(run_of({**here, **changed}).config)
+
+
+# --- what is behind a name ---
+
+
+def model(home: Path) -> Path:
+    shutil.copytree(resource("assets/tiny_player"), home / "player")
+    for name in ("tokenizer.model", "vocab.txt", "merges.txt"):
+        (home / "player" / name).write_text("a b\n")
+    return home / "player"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model.safetensors", "config.json", "generation_config.json", "tokenizer.json"),
+        *("tokenizer.model", "vocab.txt", "merges.txt", "chat_template.jinja"),
+    ],
+)
+def test_a_file_of_the_model_that_was_replaced_is_refused(home: Path, name: str) -> None:
+    folder = model(home)
+    here = trained(home / "run", 3, **{f"{MODEL}.path": str(folder)})
+    config = folder / "config.json"
+    config.write_text(config.read_text() + "\n")  # the same values
+    assert problem(here) == ""
+    file = folder / name
+    if file.suffix == ".json":
+        file.write_text(json.dumps({**json.loads(file.read_text()), "other": 1}))
+    else:
+        file.write_bytes(file.read_bytes()[:-1] + b"\1")
+    assert f"what {MODEL}.path=" in problem(here)
+
+
+def test_rows_and_templates_that_were_rewritten_are_refused(home: Path) -> None:
+    shutil.copytree(resource("prompts") / "brief", home / "brief")
+    for name in ("train", "val"):
+        pq.write_table(pa.table({"row": range(64)}), home / f"{name}.parquet")
+    here = trained(
+        home / "run",
+        3,
+        **{
+            "data.train_files": "train.parquet",
+            "data.val_files": "val.parquet",
+            "selfplay.profile": "./brief",
+        },
+    )
+    (home / "moved").mkdir()
+    shutil.copy("train.parquet", "moved")
+    assert problem({**here, "data.train_files": "moved/train.parquet"}) == ""
+    pq.write_table(pa.table({"row": range(5)}), "val.parquet")
+    (home / "brief" / "assessor" / "assess.jinja").write_text("Say hello. {{ note }}")
+    refused = problem(here)
+    assert "what data.val_files=" in refused and "what selfplay.profile=" in refused
+    assert "train_files" not in refused
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        ("/old/models/qwen", "/new/models/qwen/", True),
+        ("org/qwen", "/models/qwen", True),
+        ("/old/qwen", "/old/smollm", False),
+        ("runs/warm/global_step_54/huggingface", "/moved/warm/global_step_54/huggingface", True),
+        ("runs/warm/global_step_54/huggingface", "runs/warm/global_step_9/huggingface", False),
+    ],
+)
+def test_a_model_that_is_not_here_is_known_by_its_name(
+    home: Path, before: str, after: str, same: bool
+) -> None:
+    here = trained(home / "run", 3, **{f"{MODEL}.path": before})
+    answer = problem({**here, f"{MODEL}.path": after})
+    assert answer == "" if same else f"{MODEL}.path was {before} and is {after}" in answer
+
+
+# --- rows ---
+
+
+def test_a_checkpoint_of_other_rows_begins_them_anew(home: Path) -> None:
+    here = trained(home / "run", 3)
+    at = {
+        "trainer.resume_mode": "resume_path",
+        "trainer.resume_from_path": str(home / "run" / "global_step_3"),
+        "trainer.default_local_dir": str(home / "new"),
+    }
+    assert not rows_begin_anew(run_of({**here, **at, "selfplay.reward": "zero_sum"}))
+    assert rows_begin_anew(run_of({**here, **at, "data.shuffle": False}))
+    filtered = {"data.filter_overlong_prompts": True, "data.max_prompt_length": 50}
+    assert rows_begin_anew(run_of({**here, **at, **filtered}))
+    assert "data.max_prompt_length was " in problem({**here, **filtered})
+
+
+def test_rows_that_begin_anew_are_all_played_once() -> None:
+    """What the trainer does with verl's loader (core/trainer.py, _load_checkpoint)."""
+
+    def loader(rows: list[int]) -> Any:
+        generator = torch.Generator()
+        generator.manual_seed(42)
+        sampler = RandomSampler(data_source=rows, generator=generator)
+        return StatefulDataLoader(dataset=rows, batch_size=4, sampler=sampler, collate_fn=list)
+
+    first = loader(list(range(400)))
+    played = iter(first)
+    for _ in range(50):
+        next(played)
+    resumed = loader(list(range(380)))
+    fresh = resumed.state_dict()
+    resumed.load_state_dict(first.state_dict())
+    resumed.load_state_dict(fresh)
+    assert sorted(row for batch in resumed for row in batch) == list(range(380))
+
+
+# --- folders and files ---
+
+
+@pytest.mark.parametrize("mode", ["disable", "resume_path"])
+def test_a_run_does_not_write_over_another_one(home: Path, mode: str) -> None:
+    here = trained(home / "run", 3)
+    elsewhere = {"trainer.resume_from_path": "/other/global_step_2"}
+    answer = problem({**here, **elsewhere, "trainer.resume_mode": mode})
+    assert answer.startswith(f"trainer.resume_mode={mode} would write over the run in {home}/run")
+    own = {"trainer.resume_from_path": str(home / "run" / "global_step_3")}
+    assert problem({**here, **own, "trainer.resume_mode": "resume_path"}) == ""
+
+
+def test_a_second_run_in_a_folder_is_refused_before_ray(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = "medserl_agentloop.core.run_check.resume.lock_folder"
+    monkeypatch.setattr(lock, lambda folder, wait_s: lock_folder(folder, wait_s=0.1))
+    here = trained(home / "run", 3)
+    with lock_folder(home / "run"):
+        assert f"another process writes to {home}/run" in problem(here)
+
+
+@pytest.mark.parametrize("text", ["{", "\xff", "- a list", "7"])
+def test_a_config_of_the_run_that_cannot_be_read_is_named(home: Path, text: str) -> None:
+    here = trained(home / "run", 3)
+    (home / "run" / "run_config.yaml").write_text(text, encoding="latin-1")
+    assert problem(here).startswith(f"{home}/run/run_config.yaml says which run")
+
+
+def test_a_checkpoint_of_another_number_of_workers_is_named(home: Path) -> None:
+    here = trained(home / "run", 3)
+    weights = home / "run" / "global_step_3" / "actor"
+    weights.mkdir()
+    (weights / "model_world_size_2_rank_0.pt").touch()
+    assert "global_step_3 is of 2 training workers, and this run has 1. Set" in problem(here)
+    assert problem({**here, "trainer.n_gpus_per_node": 2}) == ""
+
+
+@pytest.mark.parametrize("path", [None, "runs/quickstart"])
+def test_a_path_to_resume_from_that_names_no_step_is_refused(path: str | None) -> None:
+    chosen = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": path}
+    assert f"trainer.resume_from_path={path} is no checkpoint" in problem(chosen)
+
+
+def test_a_last_checkpoint_that_is_none_is_told(home: Path) -> None:
+    folder = home / "run"
+    here = {"trainer.default_local_dir": str(folder)}
+    for step in (9, 10):
+        (folder / f"global_step_{step}").mkdir(parents=True)
+        (folder / f"global_step_{step}" / "data.pt").touch()
+    assert problem(here).startswith(f"{folder / LATEST} is missing beside checkpoints")
+    for text in ("", "7", "\0\0", "x"):
+        (folder / LATEST).write_text(text)
+        answer = f"says {text!r}, which is no checkpoint. Write 10 into it"
+        assert answer in problem(here)
+    (folder / LATEST).write_text("10")
+    assert problem(here) == ""
+
+
+def test_a_damaged_line_of_the_games_is_named_before_ray(home: Path) -> None:
+    here = trained(home / "run", 2)
+    (home / "run" / "games.jsonl").write_text('{"step": 1}\n{"step": \n{"step": 2}\n')
+    assert f"{home}/run/games.jsonl, line 2 has no step" in problem(here)
+
+
+def test_a_finished_run_goes_on_for_the_validation_that_it_lacks(home: Path) -> None:
+    every = {"trainer.test_freq": 6, "trainer.total_training_steps": 12}
+    here = trained(home / "run", 12, **every)
+    assert "has trained 12 steps, and trainer.total_training_steps=12" in problem(here)
+    assert problem({**here, "trainer.total_training_steps": 13}) == ""
+    metrics, step = home / "run" / "metrics.jsonl", {"step": 12, "selfplay/games": 0}
+    metrics.write_text(json.dumps(step) + "\n")
+    assert problem(here) == ""  # killed between checkpoint and validation
+    metrics.write_text(metrics.read_text() + json.dumps({"step": 12, "val-core/x": 1.0}) + "\n")
+    assert "nothing is left to train" in problem(here)
