@@ -110,11 +110,13 @@ class Measurement:
             the frozen assessor.
             ``attacker/kind/KIND``: of the valid attacks, errors of that kind.
         """
-        assessed = self._play(
-            self.frozen, player, Category.VANILLA_BENIGN, Category.VANILLA_HARMFUL
-        )
         attacked = self._play(player, self.frozen, Category.ADVERSARIAL_BENIGN)
-        return [*_assessor_rates(assessed, self.cases), *attacker_rates(attacked)]
+        return [*self.assessor(player), *attacker_rates(attacked)]
+
+    def assessor(self, player: LocalModel) -> list[Rate]:
+        """A player's assessor on known notes: the rates of :meth:`each_role` that begin with it."""
+        categories = (Category.VANILLA_BENIGN, Category.VANILLA_HARMFUL)
+        return _assessor_rates(self._play(self.frozen, player, *categories), self.cases)
 
     def found(self, player: LocalModel) -> list[Rate]:
         """Valid attacks found: the frozen attacker's (``assessor/frozen_attacks``) and its own

@@ -5,314 +5,198 @@
 
 from __future__ import annotations
 
-import csv
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import mean
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t as student
 
 from experiments.learning.results import Table, markdown
-from medserl_agentloop.core.metrics import effective_number
-from medserl_agentloop.scoring.metrics import mean_interval
 
 FIGURES = Path(__file__).parent / "figures"
 PAGE = Path(__file__).with_name("README.md")
-START = "start"
-DRAWN = ("self_play", "static", "labels")
-ARMS = (
-    *DRAWN,
-    "learnable",
-    "pool",
-)  # the last one was measured before the pool of checkpoints left the package
-PANEL = (START, "self_play")
-"""Attackers that all assessors of a step meet: the start, and the player of that step of the arm
-with a trained one.
-"""
-VALID = "attacker/valid"
-UNSEEN = ("management", "treatment", "dose")  # the kinds of error that the novice does not see
-FEWEST = 30  # valid attacks of a member of the panel that counts
-MARGIN = 2.0  # points; a difference that is surely smaller counts as none
-Counts = dict[str, tuple[int, int]]
+ARMS = ("self_play", "static", "search", "optimism")
+CONTRASTS = (("self_play", "static"), ("self_play", "search"), ("optimism", "self_play"))
+LEARNABLE = (
+    "management",
+    "treatment",
+)  # unseen kinds that this player can learn; it never learns doses
+RELEVANT = 10.0  # points of the primary measure; a gain below it would not be worth an opponent
+LEVEL = 0.05
+STARTS, LAST = 16, 60
 
 
-@dataclass(frozen=True)
-class Player:
-    """The counts of one assessor, of one seed, at one step."""
-
-    counts: Counts
-
-    def share(self, *measures: str) -> float:
-        """Share of some measures counted together, in %."""
-        found = [self.counts.get(measure, (0, 0)) for measure in measures]
-        items = sum(of for _, of in found)
-        return 100 * sum(hits for hits, _ in found) / items if items else float("nan")
-
-    @property
-    def worst_case(self) -> float:
-        """The lowest recall over the panel's attackers, in %."""
-        panel = [
-            m for m, (_, items) in self.counts.items() if m.startswith("panel/") and items >= FEWEST
-        ]
-        return min(map(self.share, panel), default=float("nan"))
-
-    @property
-    def effective_kinds(self) -> float:
-        """The effective number of kinds among its own valid attacks."""
-        return effective_number(
-            [hits for m, (hits, _) in self.counts.items() if m.startswith("attacker/kind/")]
-        )
-
-    @property
-    def unseen_attacks(self) -> float:
-        """Share of the unseen kinds among its own valid attacks, in %."""
-        return (
-            100
-            * sum(self.counts.get(f"attacker/kind/{k}", (0, 0))[0] for k in UNSEEN)
-            / self.counts[VALID][0]
-        )
-
-
-Players = Mapping[tuple[float, str, int, int], Player]
-"""Players by share of unseen kinds, arm, seed and step."""
-
-
-def read(folder: Path = FIGURES, start: str = "0") -> Players:
-    """The counts of ``rates.csv`` for the runs from one start."""
-    return read_starts(folder)[start]
-
-
-def read_starts(folder: Path = FIGURES) -> dict[str, Players]:
-    """The counts of ``rates.csv`` by start."""
-    counts: defaultdict[str, defaultdict[tuple[float, str, int, int], Counts]]
-    counts = defaultdict(lambda: defaultdict(dict))
-    with (folder / "rates.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            key = (float(row["unseen"]), row["arm"], int(row["seed"]), int(row["step"]))
-            counts[row["start"]][key][row["measure"]] = (int(row["hits"]), int(row["items"]))
-    return {
-        start: {key: Player(of) for key, of in players.items()} for start, players in counts.items()
-    }
-
-
-MEASURES: dict[str, Callable[[Player], float]] = {
-    "worst case over the panel": lambda player: player.worst_case,
-    "errors of unseen kinds found": lambda player: player.share(
-        *(f"assessor/error/{kind}" for kind in UNSEEN)
-    ),
-    "all errors found": lambda player: player.share("assessor/error"),
-    "correct notes called wrong": lambda player: 100 - player.share("assessor/clean"),
-}
-
-
-def of_arm(players: Players, unseen: float, arm: str, step: int) -> dict[int, Player]:
-    """The players of one arm at one step, by seed; the start is at step 0 in every arm."""
-    wanted = (unseen, START, 0) if step == 0 else (unseen, arm, step)
-    return {
-        seed: player
-        for (share, name, seed, at), player in players.items()
-        if (share, name, at) == wanted
-    }
-
-
-def steps_of(players: Players, unseen: float) -> list[int]:
-    return sorted({step for share, _, _, step in players if share == unseen})
-
-
-def arms_table(unseen: float, folder: Path = FIGURES) -> Table:
-    """The start and every arm by step, in %: the mean over seeds with Student's 95 % interval, and
-    each seed.
+def recall(folder: Path = FIGURES, unseen: float = 0.03) -> pd.DataFrame:
+    """Errors of the learnable unseen kinds found, in %: a row for each start and step, a column for
+    each arm.
     """
-    players = read(folder)
-    table = [["", "step", "seeds", *MEASURES]]
-    for step in steps_of(players, unseen):
-        for arm in (START,) if step == 0 else ARMS:
-            if seeds := of_arm(players, unseen, arm, step):
-                cells = [
-                    _over_seeds([of(player) for _, player in sorted(seeds.items())])
-                    for of in MEASURES.values()
-                ]
-                table.append([f"`{arm}`" if step else "start", str(step), str(len(seeds)), *cells])
-    return table
+    rates = pd.read_csv(folder / "study_rates.csv")
+    wanted = rates["measure"].isin([f"assessor/error/{kind}" for kind in LEARNABLE])
+    rates = rates[wanted & np.isclose(rates["unseen"], unseen)]
+    counts = rates.groupby(["start", "step", "arm"])[["hits", "items"]].sum()
+    return (100 * counts["hits"] / counts["items"]).unstack("arm")
 
 
-def _over_seeds(values: Sequence[float]) -> str:
-    if any(value != value for value in values):
-        return ""
-    if len(values) == 1:
-        return f"{values[0]:.1f}"
-    average, low, high = mean_interval(values)
-    return (
-        f"{average:.1f} ({low:.1f} to {high:.1f}; {', '.join(f'{value:.1f}' for value in values)})"
-    )
-
-
-def gains_table(unseen: float, folder: Path = FIGURES) -> Table:
-    """Self-play less every other arm in points, paired by seed, with what the interval says of the
-    margin.
+def time_average(folder: Path = FIGURES, unseen: float = 0.03, last: int = LAST) -> pd.DataFrame:
+    """The primary measure: the mean of :func:`recall` over the steps to ``last``, by start, of runs
+    that have come that far.
     """
-    players = read(folder)
-    table = [["self-play less", "step", "measure", "mean (95 % over seeds)", "each seed", "says"]]
-    for arm in ARMS[1:]:
-        for step in steps_of(players, unseen)[1:]:
-            ours, theirs = (of_arm(players, unseen, name, step) for name in (ARMS[0], arm))
-            both = sorted(ours.keys() & theirs.keys())
-            for name, of in MEASURES.items():
-                each = [of(ours[seed]) - of(theirs[seed]) for seed in both]
-                if len(each) > 1 and all(value == value for value in each):
-                    average, low, high = mean_interval(each)
-                    said = ", ".join(f"{value:+.1f}" for value in each)
-                    cells = [
-                        f"{average:+.1f} ({low:+.1f} to {high:+.1f})",
-                        said,
-                        verdict(low, high),
-                    ]
-                    table.append([f"`{arm}`", str(step), name, *cells])
+    found = recall(folder, unseen)
+    steps = found[found.index.get_level_values("step") <= last]
+    complete = found.xs(last, level="step").notna()
+    return steps.groupby("start").mean().where(complete)
+
+
+def interval(differences: Sequence[float], level: float, limit: float = 100.0) -> tuple[float, ...]:
+    """Mean and Student's interval of paired differences, cut at their range, and p."""
+    values = np.asarray(differences, dtype=float)
+    mean, error = values.mean(), values.std(ddof=1) / len(values) ** 0.5
+    half = student.ppf(1 - level / 2, len(values) - 1) * error
+    p = 2 * student.sf(abs(mean) / error, len(values) - 1) if error > 0 else float(mean == 0)
+    return float(mean), max(-limit, float(mean - half)), min(limit, float(mean + half)), float(p)
+
+
+def contrasts(folder: Path = FIGURES, unseen: float = 0.03, last: int = LAST) -> Table:
+    """The planned contrasts of the primary measure, paired by start, by Holm's procedure.
+
+    The smallest p is held against a third of the level, the next against half, and the last
+    against the whole; after the first that does not pass, the others keep its level. Intervals have
+    the level of their test.
+    """
+    averages = time_average(folder, unseen, last)
+    paired = {}
+    for first, second in CONTRASTS:
+        if {first, second} <= set(averages.columns):
+            each = (averages[first] - averages[second]).dropna()
+            if len(each) > 1:
+                paired[first, second] = each
+    by_p = sorted(paired, key=lambda names: interval(paired[names], LEVEL)[3])
+    levels, level = {}, LEVEL / len(CONTRASTS)
+    for passed, names in enumerate(by_p):
+        levels[names] = level
+        if interval(paired[names], LEVEL)[3] <= level:
+            level = LEVEL / max(1, len(CONTRASTS) - passed - 1)
+    table = [["difference", "starts", "points", "interval", "level", "p", "answer"]]
+    for names, each in paired.items():
+        mean, low, high, p = interval(each, levels[names])
+        answer = verdict(low, high) if len(each) == STARTS else "not all runs are there"
+        cells = [f"{mean:+.1f}", f"{low:+.1f} to {high:+.1f}", f"{100 * (1 - levels[names]):.1f} %"]
+        table.append(
+            [f"`{names[0]}` less `{names[1]}`", str(len(each)), *cells, f"{p:.3f}", answer]
+        )
     return table
 
 
 def verdict(low: float, high: float) -> str:
-    """An interval of a difference in words, with ``MARGIN`` points as the least that counts."""
-    if low > -MARGIN and high < MARGIN:
-        return "equal"
-    return "more" if low > 0 else "less" if high < 0 else "open"
+    """The plan's answer to an interval."""
+    return "yes" if low > 0 else "no" if high < RELEVANT else "open"
 
 
-def attackers_table(unseen: float, folder: Path = FIGURES) -> Table:
-    """The panel's attackers: valid attacks, kinds of error, and what each assessor finds of them,
-    in %, over seeds.
-
-    Assessors are those of the attacker's step, or of the last step where the start attacks.
-    """
-    players = read(folder)
-    last = steps_of(players, unseen)[-1]
+def arms_table(folder: Path = FIGURES, unseen: float = 0.03, last: int = LAST) -> Table:
+    """Primary and secondary measures of each arm, means over its starts."""
+    rates = pd.read_csv(folder / "study_rates.csv")
+    steps = pd.read_csv(folder / "study_steps.csv")
+    averages, found = time_average(folder, unseen, last), recall(folder, unseen)
     table = [
         [
-            "attacker",
-            "step",
-            "valid",
-            "effective kinds",
-            "unseen kinds",
-            *(f"found by `{a}`" for a in (START, *DRAWN)),
+            "arm",
+            "starts",
+            "time average",
+            f"at step {last}",
+            "step of 50 %",
+            "starts at 90 %",
+            "false alarms",
+            "unseen shown",
+            "attacker turns",
+            "extra attacks",
         ]
     ]
-    for arm, trained in panel_of(players, unseen):
-        own = of_arm(players, unseen, arm, trained).values()
-        row = [
-            _mean([player.share(VALID) for player in own]),
-            _mean([p.effective_kinds for p in own]),
-            _mean([p.unseen_attacks for p in own]),
-        ]
-        for assessor in (START, *DRAWN):
-            met = of_arm(
-                players, unseen, assessor, 0 if assessor == START else trained or last
-            ).values()
-            row.append(_mean([player.share(f"panel/{arm}/{trained}") for player in met]))
-        table.append([f"`{arm}`", str(trained), *row])
+    for arm in (arm for arm in ARMS if arm in averages.columns):
+        own = averages[arm].dropna()
+        at_last = found[arm].xs(last, level="step")[own.index]
+        halfway = [first_step(found[arm][start], 50.0, last) for start in own.index]
+        of_arm = rates[np.isclose(rates["unseen"], unseen) & (rates["arm"] == arm)]
+        clean = of_arm[(of_arm["measure"] == "assessor/clean") & (of_arm["step"] == last)]
+        run = steps[np.isclose(steps["unseen"], unseen) & (steps["arm"] == arm)]
+        run = run[run["step"] <= last]
+        per_start: Callable[[str], float] = lambda name: run.groupby("start")[name].sum().mean()  # noqa: B023,E731
+        table.append(
+            [
+                f"`{arm}`",
+                str(len(own)),
+                f"{own.mean():.1f}",
+                f"{at_last.mean():.1f}",
+                f"{np.median(halfway):g}" if np.median(halfway) <= last else f"over {last}",
+                str(int((at_last >= 90).sum())),
+                f"{100 - 100 * clean['hits'].sum() / clean['items'].sum():.1f}",
+                f"{per_start('unseen_shown'):.0f}",
+                f"{per_start('attacker_turns'):.0f}",
+                f"{per_start('extra_attacks'):.0f}",
+            ]
+        )
     return table
 
 
-def starts_table(unseen: float, step: int, folder: Path = FIGURES) -> Table:
-    """Errors of unseen kinds found after so many steps from each start, in %: the mean over its
-    seeds, and each seed.
+def first_step(found: pd.Series, share: float, last: int) -> float:
+    """The first measured step with so many found, in %; infinity where none has."""
+    reached = found[(found >= share) & (found.index <= last)]
+    return float(reached.index[0]) if len(reached) else float("inf")
 
-    The last row has the mean of the differences over starts, with Student's 95 % interval. A start
-    needs both arms.
+
+def by_shown(folder: Path = FIGURES, unseen: float = 0.03) -> pd.DataFrame:
+    """Recall at each measured step with the attacks of unseen kinds shown before it.
+
+    Columns: start, step, arm, recall (%), shown.
     """
-    starts, by_start = read_starts(folder), found_from(unseen, step, folder)
-    arms = [arm for arm in ARMS if any(found[arm] for found in by_start.values())]
-    others = [arm for arm in arms[1:] if sum(bool(found[arm]) for found in by_start.values()) > 1]
-    less = [f"`{arms[0]}` less `{arm}`" for arm in others]
-    table = [["start", "unseen kinds in its attacks", *(f"`{arm}`" for arm in arms), *less]]
-    gains: dict[str, list[float]] = {arm: [] for arm in others}
-    for start, found in by_start.items():
-        shown = _mean(
-            [player.unseen_attacks for player in of_arm(starts[start], unseen, START, 0).values()]
-        )
-        table.append([start, shown, *(_with_seeds(found[arm]) for arm in arms)])
-        for arm, of_arms in gains.items():
-            if found[arm]:
-                of_arms.append(mean(found[arms[0]]) - mean(found[arm]))
-            table[-1].append(f"{of_arms[-1]:+.1f}" if found[arm] else "")
-    intervals = [mean_interval(of_arms) for of_arms in gains.values()]
-    over_starts = (
-        f"{average:+.1f} ({low:+.1f} to {high:+.1f})" for average, low, high in intervals
-    )
-    return [*table, ["all", "", *("" for _ in arms), *over_starts]]
+    found = recall(folder, unseen).stack().rename("recall").reset_index()
+    steps = pd.read_csv(folder / "study_steps.csv")
+    steps = steps[np.isclose(steps["unseen"], unseen)].sort_values("step")
+    steps["shown"] = steps.groupby(["start", "arm"])["unseen_shown"].cumsum()
+    joined = found.merge(steps[["start", "arm", "step", "shown"]], how="left")
+    joined.loc[joined["step"] == 0, "shown"] = 0
+    return joined
 
 
-def rarity_table(start: str, folder: Path = FIGURES) -> Table:
-    """Every arm from one start by share of unseen kinds and step, in %: the mean over seeds, and
-    each seed.
+EARLIER = ("self_play", "static", "labels")
+
+
+def earlier_table(folder: Path = FIGURES) -> Table:
+    """Of the first study: errors of all unseen kinds found from each start, in %, mean over seeds.
+
+    The last rows have the difference over starts with Student's 95 % interval, and that of the time
+    average of the measured steps.
     """
-    players = read(folder, start)
-    table = [
-        ["asked for", "unseen kinds in its attacks", "", "step", *(f"`{arm}`" for arm in DRAWN)]
-    ]
-    for unseen in sorted({share for share, *_ in players}):
-        shown = _mean(
-            [player.unseen_attacks for player in of_arm(players, unseen, START, 0).values()]
-        )
-        for name in ("errors of unseen kinds found", "worst case over the panel"):
-            for step in steps_of(players, unseen)[1:]:
-                by_arm = [
-                    [*map(MEASURES[name], of_arm(players, unseen, arm, step).values())]
-                    for arm in DRAWN
-                ]
-                if all(by_arm) and all(value == value for values in by_arm for value in values):
-                    table.append(
-                        [f"{100 * unseen:g}", shown, name, str(step), *map(_with_seeds, by_arm)]
-                    )
+    rates = pd.read_csv(folder / "rates.csv")
+    kinds = [f"assessor/error/{kind}" for kind in (*LEARNABLE, "dose")]
+    rates = rates[rates["measure"].isin(kinds) & np.isclose(rates["unseen"], 0.03)]
+    counts = rates.groupby(["start", "arm", "seed", "step"])[["hits", "items"]].sum()
+    found = (100 * counts["hits"] / counts["items"]).groupby(["start", "arm", "step"]).mean()
+    columns = [(arm, step) for step in (40, 80) for arm in EARLIER]
+    table = [["start", *(f"`{arm}`, step {step}" for arm, step in columns)]]
+    starts = sorted({start for start, arm, _ in found.index if arm == "static"})
+    for start in starts:
+        cells = (found.get((start, arm, step)) for arm, step in columns)
+        table.append([str(start), *("" if value is None else f"{value:.1f}" for value in cells)])
+    for step in (40, 80):
+        pairs = [
+            (found.get((s, "self_play", step)), found.get((s, "static", step))) for s in starts
+        ]
+        each = [one - other for one, other in pairs if one is not None and other is not None]
+        mean, low, high, _ = interval(each, LEVEL)
+        said = f"{mean:+.1f} ({low:+.1f} to {high:+.1f}; {len(each)} starts)"
+        placed = [said if (arm, at) == ("self_play", step) else "" for arm, at in columns]
+        table.append([f"`self_play` less `static`, step {step}", *placed])
     return table
-
-
-def found_from(
-    unseen: float, step: int, folder: Path = FIGURES
-) -> dict[str, dict[str, list[float]]]:
-    """Errors of unseen kinds found by start and arm, in %, each seed, from the starts with both
-    arms at this step.
-    """
-    measure = MEASURES["errors of unseen kinds found"]
-    by_start = {
-        start: {
-            arm: [measure(p) for _, p in sorted(of_arm(players, unseen, arm, step).items())]
-            for arm in ARMS
-        }
-        for start, players in sorted(read_starts(folder).items())
-    }
-    return {
-        start: found for start, found in by_start.items() if found["self_play"] and found["static"]
-    }
-
-
-def _with_seeds(values: Sequence[float]) -> str:
-    each = ", ".join(f"{value:.1f}" for value in values)
-    return f"{mean(values):.1f} ({each})" if len(values) > 1 else each
-
-
-def panel_of(players: Players, unseen: float) -> list[tuple[str, int]]:
-    """The attackers that were met, with their steps."""
-    met = {m for (share, *_), player in players.items() if share == unseen for m in player.counts}
-    names = [m.removeprefix("panel/").split("/") for m in met if m.startswith("panel/")]
-    return sorted(((arm, int(step)) for arm, step in names), key=lambda member: member[1])
-
-
-def _mean(values: Sequence[float]) -> str:
-    known = [value for value in values if value == value]
-    return f"{sum(known) / len(known):.1f}" if known else ""
 
 
 def tables(folder: Path = FIGURES) -> dict[str, str]:
     """Every table of the README by name."""
-    made = {}
-    for unseen in sorted({key[0] for key in read(folder)}):
-        for name, make in (
-            ("arms", arms_table),
-            ("gains", gains_table),
-            ("attackers", attackers_table),
-        ):
-            made[f"{name}_{100 * unseen:g}"] = markdown(make(unseen, folder))
-    for step in (20, 40, 80):
-        made[f"starts_3_{step}"] = markdown(starts_table(0.03, step, folder))
-    made["rarity"] = markdown(rarity_table("8", folder))
+    made = {"earlier": markdown(earlier_table(folder))}
+    if (folder / "study_rates.csv").exists():
+        for unseen, last in ((0.03, LAST), (0.01, 80)):
+            known = recall(folder, unseen)
+            if len(known) and last in known.index.get_level_values("step"):
+                made[f"contrasts_{100 * unseen:g}"] = markdown(contrasts(folder, unseen, last))
+                made[f"arms_{100 * unseen:g}"] = markdown(arms_table(folder, unseen, last))
     return made

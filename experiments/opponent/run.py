@@ -1,29 +1,25 @@
-"""The opponent's worth: ``python -m experiments.opponent.run`` trains the arms, measures them,
-writes CSV files.
+"""The opponent's worth: ``python -m experiments.opponent.run`` trains the arms and measures them.
 
-Teaches the novice to put in errors of the kinds that it does not see as rarely as asked, and trains
-from there with verl's ``main_ppo``: by self-play, against that same player frozen, and on labelled
-notes alone. What is in the CSV files is not made again, and a run that was interrupted is resumed.
-Run it from the root of the repository.
+Each arm starts from the same player, taught to put in errors of the kinds that it does not see as
+rarely as asked, and is trained with verl's ``main_ppo``. What is in the CSV files is not made
+again, and an interrupted run is resumed. Run it from the root of the repository. The README holds
+the plan.
 """
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import json
-import multiprocessing
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.request import urlopen
@@ -32,51 +28,35 @@ import torch
 import typer
 from rich.console import Console
 
-from experiments.learning.measure import BUDGETS, Case, Measurement, Rate, held_out_cases, spec_of
-from experiments.learning.run import EIGHT_NOTES, ONE_AT_A_TIME, PROFILE, prepare_data, train
-from experiments.learning.transcripts import CURRICULA, error_of, sample_transcript
-from experiments.learning.warm_start import WarmStart
-from experiments.opponent.results import DRAWN, FIGURES, PANEL, START
-from experiments.shortcuts.run import teach
-from medserl_agentloop.evaluation.local_models import LocalModel, load_player
-from medserl_agentloop.evaluation.play import play_match
-from medserl_agentloop.games.medical.config import MedicalConfig
+from experiments.learning.measure import Case, Measurement, Rate, held_out_cases
+from experiments.learning.run import PROFILE, train
+from experiments.opponent.clinic import LESSON, NOTES, RUNS, TAUGHT, prepare, start_of
+from experiments.opponent.frozen_player import SEARCHED_FILE, is_valid
+from experiments.opponent.results import FIGURES
+from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import Outcome
-from medserl_agentloop.games.medical.types import Category, Label
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
 
-RUNS = Path("runs/opponent")
-CASES_SEED = 90_003
-CHOICE_SEED = 90_004  # of the cases that settings were chosen on
-CASES, PANEL_CASES = 300, 200
-LESSON = CURRICULA["novice"][1]
-# A fifth of the warm start that made the novice, from its weights.
-LESSONS = WarmStart(
-    steps=400,
-    batch=32,
-    lr=3e-3,
-    note_weight=0.1,
-    lessons=(LESSON, LESSON),
-    first_lesson=1.0,
-    seed=0,
+CASES_SEED = 90_005
+CASES = 300
+EVERY = 5  # steps between two checkpoints
+DRAWS = 4  # attacks that ``search`` draws for a note
+KEY = ("unseen", "start", "arm", "step")
+RATES = (*KEY, "measure", "hits", "items")
+STEPS = (
+    *KEY,
+    "attacker_turns",
+    "valid_attacks",
+    "unseen_shown",
+    "unseen_found",
+    "doses_shown",
+    "assessments",
+    "extra_attacks",
+    "extra_assessments",
+    "seconds",
 )
-TAUGHT = {0.1: (0.09, 400), 0.05: (0.03, 400), 0.03: (0.0, 400), 0.01: (0.0, 800)}
-"""Share of unseen kinds in the lesson, and its steps, by the share that the player then shows.
-
-It remembers the novice's own lessons. What it shows was counted in its valid attacks on the notes
-of the runs.
-"""
-NOTES = Path("data/opponent")
-STEP_METRICS = (
-    "selfplay/attacker/valid_rate",
-    "selfplay/attacker/success_rate",
-    "selfplay/attacker/effective_kinds",
-    "selfplay/assessor/turns",
-    "selfplay/assessor/accuracy",
-    "actor/grad_norm",
-    "timing_s/step",
-)
-HEADER = ("unseen", "start", "arm", "seed", "step")
+"""Of one step: turns of the attacker; attacks that put an error in, those of unseen kinds, and
+those of them that were found; what the search drew and had assessed besides."""
 
 
 @dataclass(frozen=True)
@@ -85,56 +65,36 @@ class Arm:
 
     Attributes:
         overrides: What is changed in ``recipes/quickstart.yaml``.
-        frozen_attacker: Whether the starting player attacks in place of the policy.
-        labelled: Whether notes are shown as they are, wrong ones with the errors of the starting
-            player's kinds.
+        draws: Attacks that the frozen starting player draws for a note; 0 where the policy attacks.
     """
 
     overrides: tuple[str, ...] = ()
-    frozen_attacker: bool = False
-    labelled: bool = False
+    draws: int = 0
 
 
+ASSESSOR_ALONE = ("selfplay.train=assessor",)
 ARMS = {
     "self_play": Arm(),
-    "static": Arm(("selfplay.train=assessor",), frozen_attacker=True),
-    "labels": Arm(("selfplay.train=assessor", *ONE_AT_A_TIME), labelled=True),
-    "learnable": Arm(("selfplay.reward=learnable", "selfplay.assessments=4", *EIGHT_NOTES)),
+    "static": Arm(ASSESSOR_ALONE, draws=1),
+    "search": Arm(ASSESSOR_ALONE, draws=DRAWS),
+    "optimism": Arm(("selfplay.reward=optimism",)),
+    "static_half_lr": Arm((*ASSESSOR_ALONE, "actor_rollout_ref.actor.optim.lr=1.5e-4"), draws=1),
 }
 console = Console()
 
 
-def start_of(unseen: float, start: str) -> Path:
-    """The player that all arms start from, which shows this share of unseen kinds among its
-    errors."""
-    return RUNS / f"start_{unseen:g}_{start}"
-
-
-def prepare(unseen: float, start: str) -> None:
-    """The starting player and the notes of all arms, unless they are there."""
-    share, steps = TAUGHT[unseen]
-    taught = replace(LESSON, unseen_share=share)
-    lessons = replace(LESSONS, lessons=(taught, taught), steps=steps, seed=int(start.rstrip("b")))
-    teach(start_of(unseen, start), lessons, sample_transcript)
-    prepare_data(NOTES, "adversarial_benign=3,decoy_benign=2")
-    draw = partial(error_of, lesson=replace(LESSON, unseen_share=unseen))
-    prepare_data(
-        _labelled(unseen), "vanilla_harmful=3,vanilla_benign=2", cases=4000, seed=8, draw=draw
-    )
-
-
-def _labelled(unseen: float) -> Path:
-    return Path(f"{NOTES}_labelled_{unseen:g}")
-
-
 @contextmanager
-def frozen_attacker(folder: Path) -> Iterator[str]:
+def frozen_attacker(folder: Path, run: Path, draws: int) -> Iterator[str]:
     """The address of a server of the player in ``folder``, in a process of its own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "experiments.opponent.frozen_player", str(folder), str(port)]
-    with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as server:
+    command = [sys.executable, "-m", "experiments.opponent.frozen_player", folder, port]
+    if draws > 1:
+        run.mkdir(parents=True, exist_ok=True)
+        command += ["--draws", draws, "--rows", NOTES / "train.parquet", "--run", run]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(list(map(str, command)), env=environment) as server:
         try:
             url = f"http://127.0.0.1:{port}"
             _wait_for(f"{url}/openapi.json", server)
@@ -155,107 +115,62 @@ def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
 
 
 def training_command(
-    arm: str,
-    unseen: float,
-    start: str,
-    seed: int,
-    steps: int,
-    url: str | None,
-    extra: Sequence[str],
+    arm: str, unseen: float, start: int, steps: int, url: str | None, extra: Sequence[str]
 ) -> list[str]:
     """The ``main_ppo`` command of one run."""
-    folder, notes = (
-        _folder(unseen, start, arm, seed),
-        _labelled(unseen) if ARMS[arm].labelled else NOTES,
-    )
-    opponent = ("selfplay.opponent.kind=endpoint", f"selfplay.opponent.url={url}") if url else ()
+    folder = folder_of(unseen, start, arm)
+    opponent: tuple[str, ...] = ()
+    if url:
+        opponent = ("selfplay.opponent.kind=endpoint", f"selfplay.opponent.url={url}")
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=quickstart"),
-        *(f"trainer.total_training_steps={steps}", "trainer.save_freq=20"),
-        "selfplay.credit.normalize.assessor=kind",  # as the recipe was when this was measured
+        *(f"trainer.total_training_steps={steps}", f"trainer.save_freq={EVERY}"),
         *ARMS[arm].overrides,
         *opponent,
         f"actor_rollout_ref.model.path={start_of(unseen, start)}",
-        *(f"data.{name}_files={notes}/{name}.parquet" for name in ("train", "val")),
-        f"data.seed={seed}",
-        f"actor_rollout_ref.actor.data_loader_seed={seed}",
-        f"actor_rollout_ref.rollout.seed={seed}",
-        f"trainer.experiment_name=opponent_{unseen:g}_{start}_{arm}_{seed}",
+        *(f"data.{name}_files={NOTES}/{name}.parquet" for name in ("train", "val")),
+        f"data.seed={start}",
+        f"actor_rollout_ref.actor.data_loader_seed={start}",
+        f"actor_rollout_ref.rollout.seed={start}",
+        f"trainer.experiment_name=opponent_{unseen:g}_{start}_{arm}",
         f"trainer.default_local_dir={folder}",
         f"hydra.run.dir={folder / 'hydra'}",
         *extra,
     ]
 
 
-def _folder(unseen: float, start: str, arm: str, seed: int) -> Path:
-    return RUNS / f"{unseen:g}_{start}" / arm / str(seed)
+def folder_of(unseen: float, start: int, arm: str) -> Path:
+    """The folder of one run."""
+    return RUNS / f"{unseen:g}_{start}" / arm
 
 
-def train_arm(
-    arm: str, unseen: float, start: str, seed: int, steps: int, extra: Sequence[str] = ()
-) -> None:
-    """One run to ``steps``, unless it has come that far; the server of its opponent lives as long
-    as it does.
-    """
-    folder = _folder(unseen, start, arm, seed)
+def train_arm(arm: str, unseen: float, start: int, steps: int, extra: Sequence[str] = ()) -> None:
+    """One run to ``steps``, unless it has come that far; its opponent's server lives as long."""
+    folder, draws = folder_of(unseen, start, arm), ARMS[arm].draws
     if (folder / f"global_step_{steps}").exists():
         return
     (folder / ".complete").unlink(missing_ok=True)
-    name = f"{unseen:g} {start} {arm} {seed}"
-    if not ARMS[arm].frozen_attacker:
-        train(name, folder, training_command(arm, unseen, start, seed, steps, None, extra))
+    name = f"{unseen:g} {start} {arm}"
+    if not draws:
+        train(name, folder, training_command(arm, unseen, start, steps, None, extra))
         return
-    with frozen_attacker(start_of(unseen, start)) as url:
-        train(name, folder, training_command(arm, unseen, start, seed, steps, url, extra))
+    with frozen_attacker(start_of(unseen, start), folder, draws) as url:
+        train(name, folder, training_command(arm, unseen, start, steps, url, extra))
 
 
-def measure_seed(
-    unseen: float,
-    start: str,
-    arms: Sequence[str],
-    seed: int,
-    measured: Sequence[int],
-    cases_seed: int,
-) -> list[tuple[object, ...]]:
-    """The rows of ``rates.csv`` for arms of one seed: on held-out cases, then against the panel at
-    the last step.
-
-    ``panel/ATTACKER/STEP`` counts the valid attacks of a member of the panel that an assessor
-    finds. All assessors of a seed meet the same attacks. Without self-play's player of the last
-    step there is no panel.
-    """
+def measure(unseen: float, start: int, arm: str, steps: int, cases: Sequence[Case]) -> list[Any]:
+    """The rows of ``RATES``: the assessor of each checkpoint on the held-out cases."""
     torch.set_num_threads(1)
-    cases, last = held_out_cases(CASES, cases_seed), max(measured)
-    first = load_player(start_of(unseen, start))
-    measurement = Measurement(first, cases, load_profile(PROFILE), 1.0, seed)
-    players = {(START, 0): first}
-    for arm in arms:
-        for step in measured:
-            players[arm, step] = load_player(
-                _folder(unseen, start, arm, seed) / f"global_step_{step}"
-            )
-    rates = {key: measurement.each_role(player) for key, player in players.items()}
-    trained_there = all(
-        (_folder(unseen, start, m, seed) / f"global_step_{last}").exists()
-        for m in PANEL
-        if m != START
-    )
-    for member in PANEL if trained_there else ():
-        trained = 0 if member == START else last
-        at_step = _folder(unseen, start, member, seed) / f"global_step_{trained}"
-        folder = at_step if trained else start_of(unseen, start)
-        attacker, attacks = load_player(folder), dict[int, Any]()
-        for (name, step), assessor in players.items():
-            if step in (0, last):
-                found = found_of(attacker, assessor, cases[:PANEL_CASES], seed, attacks)
-                rates[name, step].append(replace(found, measure=f"panel/{member}/{trained}"))
-    return [
-        (f"{unseen:g}", start, arm, seed, step, rate.measure, rate.hits, rate.items)
-        for (arm, step), each in rates.items()
-        for rate in each
-    ]
+    first, rows = load_player(start_of(unseen, start)), []
+    measurement = Measurement(first, cases, load_profile(PROFILE), 1.0, seed=start)
+    for step in range(0, steps + 1, EVERY):
+        at = folder_of(unseen, start, arm) / f"global_step_{step}"
+        rates: list[Rate] = measurement.assessor(load_player(at) if step else first)
+        rows += [(f"{unseen:g}", start, arm, step, r.measure, r.hits, r.items) for r in rates]
+    return rows
 
 
+<<<<<<< HEAD
 def found_of(
     attacker: LocalModel,
     assessor: LocalModel,
@@ -290,49 +205,70 @@ def found_of(
 
 def _steps(unseen: float, start: str, arm: str, seed: int) -> Iterator[tuple[object, ...]]:
     for line in (_folder(unseen, start, arm, seed) / "metrics.jsonl").read_text().splitlines():
+=======
+def steps_of(unseen: float, start: int, arm: str) -> Iterator[tuple[Any, ...]]:
+    """The rows of ``STEPS`` of one run."""
+    folder = folder_of(unseen, start, arm)
+    games: dict[int, list[MedicalRecord]] = {}
+    for game in read_games(folder / "games.jsonl"):
+        games.setdefault(game.step, []).append(game)
+    searched = _searched(folder / SEARCHED_FILE)
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+>>>>>>> 08118621 (opponent: search as an arm, and a runner for sixteen starts)
         metrics = json.loads(line)
-        values = (metrics.get(name) for name in STEP_METRICS)
+        step = metrics["step"]
+        counts = attacks_of(games[step])
+        saved = (step - 1) // EVERY * EVERY  # the search knows the assessor of this step alone
+        extra = [searched[saved, name] / EVERY for name in ("attacks", "assessed")]
         yield (
-            f"{unseen:g}",
-            start,
-            arm,
-            seed,
-            metrics["step"],
-            *("" if v is None else f"{v:.6g}" for v in values),
+            *(f"{unseen:g}", start, arm, step),
+            *(counts[name] for name in STEPS[len(KEY) : -3]),
+            *(f"{each:g}" for each in extra),
+            f"{metrics['timing_s/step']:.2f}",
         )
 
 
-def one_seed(
-    unseen: float,
-    start: str,
-    arms: Sequence[str],
-    seed: int,
-    measured: Sequence[int],
-    extra: Sequence[str],
-    cases_seed: int,
-) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
-    """Train arms from one seed and measure them; the panel needs self-play's last player."""
-    for arm in arms:
-        train_arm(arm, unseen, start, seed, max(measured), extra)
-    steps = [row for arm in arms for row in _steps(unseen, start, arm, seed)]
-    return measure_seed(unseen, start, arms, seed, measured, cases_seed), steps
+def attacks_of(games: Sequence[MedicalRecord]) -> Counter[str]:
+    """Count the attacks of one step, as ``STEPS`` names them."""
+    counts: Counter[str] = Counter()
+    for game in games:
+        counts["attacker_turns"] += game.attack is not None
+        counts["assessments"] += game.assessment is not None
+        if game.spec.target_label.value != "harmful" or not is_valid(game):
+            continue
+        kind = game.judgement.error_type if game.judgement else None
+        counts["valid_attacks"] += 1
+        if kind in LESSON.overlooked:
+            counts["unseen_shown"] += 1
+            counts["unseen_found"] += game.outcome is Outcome.CORRECT_DETECTION
+            counts["doses_shown"] += kind == "dose"
+    return counts
+
+
+def _searched(file: Path) -> Counter[tuple[int, str]]:
+    counts: Counter[tuple[int, str]] = Counter()
+    for line in file.read_text().splitlines() if file.exists() else ():
+        row = json.loads(line)
+        for name in ("attacks", "assessed"):
+            counts[row["step"], name] += row[name]
+    return counts
 
 
 def add(path: Path, header: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:
-    """Add rows to a CSV file and sort it; a row with the same key takes the place of the one that
-    is there.
-    """
+    """Add rows to a CSV file and sort it; a row with the same key takes the place of an older."""
     known: dict[tuple[str, ...], tuple[str, ...]] = {}
-    keys = len(HEADER) + ("measure" in header)
+    keys = len(KEY) + ("measure" in header)
     for row in [*_read(path), *(tuple(map(str, row)) for row in rows)]:
         known[row[:keys]] = row
     unfinished = path.with_suffix(".new")
     with unfinished.open("w", encoding="utf-8", newline="") as file:
-        ordered = sorted(
-            known.values(), key=lambda r: (float(r[0]), *r[1:3], int(r[3]), int(r[4]), r[5:keys])
-        )
+        ordered = sorted(known.values(), key=_order)
         csv.writer(file, lineterminator="\n").writerows([tuple(header), *ordered])
     unfinished.replace(path)
+
+
+def _order(row: tuple[str, ...]) -> tuple[Any, ...]:
+    return (float(row[0]), int(row[1]), row[2], int(row[3]), row[4])
 
 
 def _read(path: Path) -> list[tuple[str, ...]]:
@@ -344,62 +280,39 @@ def _read(path: Path) -> list[tuple[str, ...]]:
 
 def main(
     unseen: Annotated[
-        str,
-        typer.Option(
-            help="Shares of unseen kinds among the start's errors, of "
-            f"{', '.join(map(str, TAUGHT))}."
-        ),
-    ] = "0.05,0.03",
-    seeds: Annotated[str, typer.Option(help="Seeds, with commas between.")] = "0,1,2,3,4",
-    start: Annotated[
-        str, typer.Option(help="The start: the seed of its lessons, and b on another processor.")
-    ] = "0",
-    steps: Annotated[
-        str, typer.Option(help="Steps to measure, multiples of 20; the last one ends the run.")
-    ] = "20,40",
-    arms: Annotated[
-        str, typer.Option(help=f"Any of {', '.join(ARMS)}, with commas between.")
-    ] = ",".join(DRAWN),
-    jobs: Annotated[
-        int, typer.Option(help="Seeds at a time; each keeps one core busy.")
-    ] = os.cpu_count() or 1,
+        float, typer.Option(help=f"Share of unseen kinds: {', '.join(map(str, TAUGHT))}.")
+    ] = 0.03,
+    starts: Annotated[str, typer.Option(help="Seeds of the starts' lessons.")] = ",".join(
+        map(str, range(12, 28))
+    ),
+    arms: Annotated[str, typer.Option(help=f"Any of {', '.join(ARMS)}.")] = ",".join(
+        list(ARMS)[:4]
+    ),
+    steps: Annotated[int, typer.Option(help=f"Steps, a multiple of {EVERY}.")] = 60,
     results: Annotated[Path, typer.Option(help="Folder of the CSV files.")] = FIGURES,
     cases_seed: Annotated[int, typer.Option(help="Seed of the held-out cases.")] = CASES_SEED,
-    override: Annotated[
-        list[str] | None, typer.Option(help="A further override of the runs; may be repeated.")
-    ] = None,
+    override: Annotated[list[str] | None, typer.Option(help="Override of the runs.")] = None,
 ) -> None:
-    """Train, measure, and add the counts to the CSV files."""
-    chosen, measured = arms.split(","), [int(step) for step in steps.split(",")]
+    """Train and measure run after run, and add each one's counts to the CSV files."""
+    chosen = arms.split(",")
     if unknown := sorted(set(chosen) - set(ARMS)):
         raise typer.BadParameter(f"no arm {', '.join(unknown)}; there are {', '.join(ARMS)}")
-    shares = [float(share) for share in unseen.split(",")]
-    if unknown_shares := sorted(set(shares) - set(TAUGHT)):
-        raise typer.BadParameter(
-            f"no start shows {unknown_shares}; there are {', '.join(map(str, TAUGHT))}"
-        )
-    done = {row[:5] for row in _read(results / "rates.csv")}
-    work = [
-        (share, start, missing, seed, measured, override or [], cases_seed)
-        for share in shares
-        for seed in map(int, seeds.split(","))
-        if (
-            missing := [
-                arm
-                for arm in chosen
-                if (f"{share:g}", start, arm, str(seed), str(measured[-1])) not in done
-            ]
-        )
-    ]
-    for share in {unit[0] for unit in work}:
-        prepare(share, start)
+    done = {row[:4] for row in _read(results / "study_rates.csv")}
     results.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for unit in as_completed([pool.submit(one_seed, *each) for each in work]):
-            rates, of_steps = unit.result()
-            add(results / "rates.csv", (*HEADER, "measure", "hits", "items"), rates)
-            add(results / "steps.csv", (*HEADER, *STEP_METRICS), of_steps)
-            console.print(f"added {rates[0][0]}, start {start}, seed {rates[0][3]}, to {results}")
+    cases = held_out_cases(CASES, cases_seed)
+    for start in map(int, starts.split(",")):
+        for arm in chosen:
+            if (f"{unseen:g}", str(start), arm, str(steps)) in done:
+                continue
+            prepare(unseen, start)
+            train_arm(arm, unseen, start, steps, override or [])
+            rates = measure(unseen, start, arm, steps, cases)
+            add(results / "study_rates.csv", RATES, rates)
+            add(results / "study_steps.csv", STEPS, list(steps_of(unseen, start, arm)))
+            folder = folder_of(unseen, start, arm)
+            for step in range(EVERY, steps, EVERY):  # measured; the last one can go on
+                shutil.rmtree(folder / f"global_step_{step}", ignore_errors=True)
+            console.print(f"added {unseen:g}, start {start}, {arm}, to {results}")
 
 
 if __name__ == "__main__":

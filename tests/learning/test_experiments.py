@@ -29,8 +29,8 @@ from medserl_agentloop.testing.tiny import compose_run
 
 
 def opponent_command(arm: str, seed: int, extra: list[str]) -> list[str]:
-    url = "http://127.0.0.1:1" if opponent.ARMS[arm].frozen_attacker else None
-    return opponent.training_command(arm, 0.03, "0", seed, 40, url, extra)
+    url = "http://127.0.0.1:1" if opponent.ARMS[arm].draws else None
+    return opponent.training_command(arm, 0.03, seed, 60, url, extra)
 
 
 NOVICE = "actor_rollout_ref.model.path=${medserl:assets/novice}"
