@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -197,13 +198,14 @@ class _Seats:
         finally:
             self._reserved -= budget
         ids, log_probs = list(output.token_ids), list(output.log_probs or [])
-        complete = len(log_probs) == len(ids)
+        complete = len(log_probs) == len(ids) and all(map(math.isfinite, log_probs))
         taken.response_ids, taken.log_probs = ids, log_probs if complete else None
         taken.weights = output.extra_fields.get("global_steps")
         if output.stop_reason in ABORTED or not ids:
             raise NoReplyError(f"{turn.role}: generation aborted")
         if trajectory.has_log_probs and not complete:
-            raise NoReplyError(f"{turn.role}: {len(log_probs)} log-probs for {len(ids)} tokens")
+            finite = sum(map(math.isfinite, log_probs))
+            raise NoReplyError(f"{turn.role}: {finite} finite log-probs for {len(ids)} tokens")
         cut = encoder.was_cut(ids, budget, output.stop_reason)
         return Reply(encoder.decode(ids, turn.stop), len(ids), cut, prompt.prefill)
 

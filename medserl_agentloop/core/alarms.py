@@ -113,6 +113,25 @@ _RULES = (
         at_once=True,
     ),
     Rule(
+        name="no_update",
+        metric="selfplay/no_update",
+        limit=0.5,
+        advice="No weight moved in this step: the gradient is zero or not finite (verl then skips "
+        "the update), or the learning rate is 0. Look at actor/grad_norm and actor/lr, and for "
+        "log-probs of the engine that are not finite.",
+        games=None,
+        at_once=True,
+    ),
+    Rule(
+        name="lost_metrics",
+        metric="selfplay/lost_metrics",
+        limit=0.5,
+        advice="A number of verl's that the first step had is missing or not finite; the log names "
+        "it.",
+        games=None,
+        at_once=True,
+    ),
+    Rule(
         name="lost_games",
         metric="selfplay/lost_rate",
         limit=0.02,

@@ -6,13 +6,9 @@ docs/metrics.csv explains every name.
 
 from __future__ import annotations
 
-import json
 import math
-import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import timedelta
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +18,6 @@ from medserl_agentloop.core.records import GameRecord
 if TYPE_CHECKING:
     import torch
 
-    from medserl_agentloop.core.interaction import Interaction
 
 _VOID_CLASSES = {
     "generation failed": "failed",
@@ -170,123 +165,6 @@ def effective_number(counts: Sequence[int]) -> float:
     from scipy.stats import entropy  # not at the top: half a second of every command
 
     return float(np.exp(entropy(counts))) if counts else math.nan
-
-
-TABLE_NAME = "selfplay/games_table"
-
-_ROWS = 20  # of the table of steps, below one line with the names of its columns
-_MISMATCH = (
-    "mismatch",
-    "training/rollout_probs_diff_mean",
-    ".1e",
-)  # of rollout and actor; 5e-7 in fp32
-_UNUSUAL = (("lost games", "selfplay/lost_games"), ("void", "selfplay/void_rate"))
-
-
-def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dict[str, float]:
-    """The finite numbers of a step, timings as ``timing_s/…``; verl answers NaN where no token was
-    trained.
-    """
-    numbers = {
-        name: float(value)
-        for name, value in metrics.items()
-        if isinstance(value, (int, float, np.number))
-    }
-    return finite(numbers) | {f"timing_s/{name}": seconds for name, seconds in timing.items()}
-
-
-class StepTable:
-    """The table of steps that a run prints: a few aligned numbers. metrics.jsonl has all of
-    them."""
-
-    def __init__(self, roles: Sequence[str], of_game: Sequence[tuple[str, str]]) -> None:
-        rewards = [(f"{role} reward", f"selfplay/{role}/reward") for role in roles]
-        self._columns = [
-            *((*each, ".3f") for each in [("seconds", "timing_s/step"), *rewards, *of_game]),
-            _MISMATCH,
-        ]
-        self._printed = 0
-        self._began = 0.0
-
-    def lines(
-        self, step: int, total: int, numbers: Mapping[str, float], alarms: Sequence[str]
-    ) -> list[str]:
-        """Return the row of a step, below the names of the columns in every twentieth."""
-        now = time.monotonic()
-        if not self._printed:
-            self._began = now - numbers["timing_s/step"]
-        self._printed += 1
-        # The clock, not the sum of the steps: checkpoints and validation take time between them.
-        left = timedelta(seconds=round((now - self._began) / self._printed * (total - step)))
-        unusual = [f"{label} {numbers[name]:.3g}" for label, name in _UNUSUAL if numbers.get(name)]
-        values = [
-            format(numbers[name], form) if name in numbers else "-"
-            for _, name, form in self._columns
-        ]
-        row = self._row(f"step {step}/{total}", total, [str(left), *values], [*unusual, *alarms])
-        if self._printed % _ROWS != 1:
-            return [row]
-        return [
-            self._row("step", total, ["left", *(label for label, *_ in self._columns)], ["alarm"]),
-            row,
-        ]
-
-    def _row(self, step: str, total: int, cells: list[str], rest: list[str]) -> str:
-        widths = [8, *(max(8, len(label)) for label, *_ in self._columns)]
-        aligned = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
-        return "  ".join(
-            [f"{step:{len(f'step {total}/{total}')}}", *aligned, ", ".join(rest)]
-        ).rstrip()
-
-
-def games_table(
-    game: Interaction[Any, Any], records: Sequence[GameRecord], count: int
-) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows of up to ``count`` games to read in W&B, one outcome after the other: facts
-    and sections.
-    """
-    by_outcome: dict[str, list[GameRecord]] = defaultdict(list)
-    for record in records:
-        by_outcome[game.columns["outcome"].value(record)].append(record)
-    in_turn = zip_longest(*(by_outcome[outcome] for outcome in sorted(by_outcome)))
-    facts = [
-        (name, column)
-        for name, column in game.columns.items()
-        if name not in ("signal", "finished")
-    ]
-    rows = []
-    for record in [record for games in in_turn for record in games if record is not None][:count]:
-        row = {name: column.value(record) for name, column in facts}
-        for section in game.sections(record):
-            name = section.owner or section.title
-            row[name] = "\n\n".join(filter(None, (row.get(name), section.title, section.as_text())))
-        rows.append({**row, "rewards": json.dumps(record.rewards)})
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    return columns, [[row.get(name) for name in columns] for row in rows]
-
-
-def log_games(columns: Sequence[str], rows: list[list[Any]], step: int) -> None:
-    """Log a step's table of games as ``selfplay/games_table`` to the W&B run that verl opened, if
-    there is one.
-    """
-    import wandb  # slow to import, and only runs that log to it need it
-
-    if wandb.run is None:
-        return
-    data = [[storable(cell) for cell in row] for row in rows]
-    # A table per step: W&B keeps them all, and one that grew would be written anew in every step.
-    # With an explicit step W&B holds the row open, so that verl's metrics of this step join it.
-    wandb.run.log({TABLE_NAME: wandb.Table(columns=list(columns), data=data)}, step=step)
-
-
-def finish_loggers(tracking: Any, exit_code: int) -> None:
-    """End verl's ``Tracking``, if there is one, and W&B's process: at the exit Ray ends that one
-    too early.
-    """
-    if tracking is not None:
-        tracking.finish(exit_code)
-        if "wandb" in tracking.logger:
-            tracking.logger["wandb"].teardown(exit_code)
 
 
 def storable(cell: Any) -> Any:

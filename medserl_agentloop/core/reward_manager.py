@@ -39,6 +39,7 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
         """
         fields = data[len(data) - 1].non_tensor_batch["tool_extra_fields"]
         record: Any = fields[GAME_KEY].model_copy(deep=True)
+        turns = [turn.role for turn in record.turns]
         await self._game.score(record)
         # A user's code may have put anything into it; what is paid must be what is written down.
         record = self._game.Record.model_validate(record.model_dump())
@@ -46,6 +47,12 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
             raise ValueError(
                 f"the game rewards {list(record.rewards)}, and its roles are {self._game.roles}"
             )
+        for number in record.turn_rewards:
+            if not (0 <= number < len(turns) and turns[number] in record.rewards):
+                raise ValueError(
+                    f"the game has turn_rewards for turn {number}, and its turns, counted from 0, "
+                    f"are of {turns}; rewarded are {list(record.rewards)}"
+                )
         record.void_unless_rewards_are_numbers()
         numbers = self._game.validation_numbers(record)
         return {

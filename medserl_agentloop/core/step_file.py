@@ -157,10 +157,10 @@ class StepFile:
 
 
 def to_line(values: dict[str, Any]) -> bytes:
+    """Write a line that :func:`from_line` reads; ValueError for a number that is not finite."""
     # A lone surrogate in a model's text must not lose the game.
-    return (json.dumps(values, ensure_ascii=False) + "\n").encode(
-        "utf-8", errors="backslashreplace"
-    )
+    text = json.dumps(values, ensure_ascii=False, allow_nan=False)
+    return f"{text}\n".encode(errors="backslashreplace")
 
 
 def from_line(line: bytes) -> Any:

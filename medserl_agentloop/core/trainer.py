@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from medserl_agentloop.core import checkpoints, step_file
 from medserl_agentloop.core import loss as losses
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS
-from medserl_agentloop.core.alarms import HealthError, HealthMonitor, stop_message
+from medserl_agentloop.core.alarms import HealthError
 from medserl_agentloop.core.certificate import CertificateError, certify
 from medserl_agentloop.core.columns import (
     read_columns,
@@ -39,16 +39,7 @@ from medserl_agentloop.core.credit import RoleCredit
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import overlong
 from medserl_agentloop.core.liveness import Liveness, ProcessDied, game_processes, watched
-from medserl_agentloop.core.metrics import (
-    StepTable,
-    finish_loggers,
-    games_table,
-    log_games,
-    lost_games_metrics,
-    opponent_metrics,
-    step_numbers,
-    turn_metrics,
-)
+from medserl_agentloop.core.recorder import StepRecorder, finish_loggers
 from medserl_agentloop.core.run_check import RunConfig, check_run, machine, resume
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.terminal import announce
@@ -144,15 +135,13 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             self.files.open(resume.config_text(run), config.trainer.default_local_dir)
         self.rows_begin_anew = resume.rows_begin_anew(run)
         self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
-        self.health = HealthMonitor(self.selfplay.alarms, self.game.rules())
-        self.table = StepTable(self.game.roles, self.game.shown)
-        self.stop_reason: str | None = None
+        self.recorder = StepRecorder(self.selfplay, self.game, self.files)
         self.liveness = Liveness(partial(game_processes, self), self._where_it_ended)
         self.counts: dict[str, dict[str, float]] = {}
         self.run_state: dict[str, Any] = {
             "baselines": self.credit.baselines,
             "counts": self.counts,
-            "alarms": self.health.state,
+            "alarms": self.recorder.health.state,
         }
         # verl would remove the best checkpoint, and forgets those of before a resume.
         self.kept_checkpoints = config.trainer.max_actor_ckpt_to_keep
@@ -213,7 +202,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         for numbers, line in self.interaction.validation_scores(sources, facts):
             metrics.update(numbers)
             announce(line)
-        self.files.metrics.append([{"step": self.global_steps, **step_numbers(metrics, {})}])
+        self.recorder.validation(self.global_steps, metrics)
         self._stop_if_nothing_got_better()
         return metrics
 
@@ -412,21 +401,15 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         games = without_padding(batch)
         columns = read_columns(games, "role_ids")
-        records = [self._records[key] for key in games.keys]
-        for record in records:
-            record.step = self.global_steps
-        self.files.games.append(record.to_json() for record in records)
-        # First, because a game's own metrics may count its turns in another way.
-        metrics.update(turn_metrics(records, list(columns["role_ids"].unbind()), self.game.roles))
-        metrics.update(self.interaction.metrics(records))
-        metrics.update(opponent_metrics(records, map(self.interaction.trained_role_won, records)))
-        # verl logs a game whose worker crashed and trains on with the rest: here it is at least
-        # counted.
-        expected = sample_batch_size * self.config.actor_rollout_ref.rollout.n
-        metrics.update(lost_games_metrics(expected, len(records)))
-        if self.logs_to_wandb and self.selfplay.wandb_games:
-            names, rows = games_table(self.interaction, records, self.selfplay.wandb_games)
-            log_games(names, rows, self.global_steps)
+        added = self.recorder.games(
+            self.interaction,
+            [self._records[key] for key in games.keys],
+            list(columns["role_ids"].unbind()),
+            expected=sample_batch_size * self.config.actor_rollout_ref.rollout.n,
+            step=self.global_steps,
+            to_wandb=self.logs_to_wandb,
+        )
+        metrics.update(added)
         return batch
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
@@ -434,31 +417,17 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
 
         HealthError if an alarm stops it.
         """
-        if self.stop_reason is not None:
-            raise HealthError(self.stop_reason)
+        if self.recorder.stop_reason is not None:
+            raise HealthError(self.recorder.stop_reason)
         started = time.monotonic()
         step, total = self.global_steps, self.total_training_steps
         batch = super().step(metrics, timing_raw)
         metrics.update(self._certificate_metrics)
         self._certificate_metrics = {}  # of the first step after a start only
-        numbers = step_numbers(metrics, {**timing_raw, "step": time.monotonic() - started})
-        health = self.health.observe(numbers)
-        metrics.update(health.metrics)
-        self.files.metrics.append([{"step": step, "steps": total, **numbers, **health.metrics}])
-        for notice in self.interaction.notices(numbers):
-            _announce_once(notice)
-        for line in self.table.lines(
-            step, total, numbers, [alarm.rule.name for alarm in health.firing]
-        ):
-            announce(line)
-        for line in health.lines:
-            announce(f"alarm {line}")
-        if health.firing and self.selfplay.on_alarm == "stop":
-            self.stop_reason = stop_message(health.firing, step)
+        timing = {**timing_raw, "step": time.monotonic() - started}
+        metrics.update(self.recorder.step(self.interaction, step, total, metrics, timing))
+        if self.recorder.stop_reason is not None:
             save_freq = self.config.trainer.save_freq
             if save_freq > 0 and step % save_freq and step < total:  # after other steps verl saves
                 self._save_checkpoint()
         return batch
-
-
-_announce_once = cache(announce)

@@ -27,7 +27,8 @@ VALUES = {
     "unknowable_errors": 0.79,
     "long_notes_lost": 0.11, "edit_detector": 0.41, "unseen_errors": -0.41,
     "rollout_mismatch": 0.051,
-    "context_leak": 5.1, "lost_games": 0.03, "fewer_kinds": 0.27,
+    "context_leak": 5.1, "no_update": 1.0, "lost_metrics": 1.0, 
+    "lost_games": 0.03, "fewer_kinds": 0.27,
 }  # fmt: skip
 BY_NAME = {rule.name: rule for rule in RULES}
 ILL = {name: {BY_NAME[name].metric: value} for name, value in VALUES.items()}

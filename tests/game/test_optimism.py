@@ -32,13 +32,13 @@ def paid(record: MedicalRecord) -> float:
 @pytest.mark.parametrize(
     ("shown", "found", "right", "reward"),
     [
-        (0, 0, False, 1.0),  # a new kind pays what a zero-sum game would, shifted
-        (0, 0, True, 0.0),
+        (0, 0, False, 1.0),  # a new kind pays what a zero-sum game does
+        (0, 0, True, -1.0),
         (400, 0, False, 0.5 - 0.5),  # L = 20 / (20 + 20)
-        (400, 0, True, -0.5),
+        (400, 0, True, -1.0),
         (1200, 0, False, 0.25 - 0.75),
         (400, 20, False, 1.0),  # found as often as a kind that is alive
-        (400, 380, True, 0.0),
+        (400, 380, True, -1.0),
     ],
 )
 def test_reward_by_shown_and_found(shown: int, found: int, right: bool, reward: float) -> None:

@@ -170,7 +170,7 @@ async def never_comes(output: TokenOutput) -> TokenOutput:
         (raises(ActorDiedError()), "generation failed: ActorDiedError", "failed"),
         (answers(stop_reason="abort"), "generation aborted", "aborted"),
         (answers(token_ids=[], log_probs=[]), "generation aborted", "aborted"),
-        (answers(log_probs=None), "0 log-probs for ", "no_log_probs"),
+        (answers(log_probs=None), "0 finite log-probs for ", "no_log_probs"),
         (never_comes, f"generation timed out after {TIMEOUT_S} s", "timed_out"),
     ],
 )

@@ -15,6 +15,7 @@ from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.credit import role_token_metrics
 from medserl_agentloop.core.loss import context_gaps, context_leak_metrics
 from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics
+from medserl_agentloop.core.recorder import LOST_METRICS, update_metrics
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
@@ -141,6 +142,7 @@ def produced() -> frozenset[str]:
     )
     for estimator in ROLE_ESTIMATORS.values():
         metrics |= estimator(batch, CreditSettings(), Baselines()).metrics
+    metrics |= update_metrics({"actor/grad_norm": 1.0}) | {LOST_METRICS: 0.0}
     return frozenset({*metrics, *(METRIC_PREFIX + rule.name for rule in RULES)})
 
 

@@ -12,7 +12,9 @@ from game.builders import HARMFUL_ANSWER, finished, game
 from support import TOKENIZER, run_with, scored
 from verl.utils.tracking import Tracking
 
-from medserl_agentloop.core.metrics import TABLE_NAME, game_metrics, games_table, log_games
+from medserl_agentloop.core.metrics import game_metrics
+from medserl_agentloop.core.recorder import TABLE_NAME, games_table, log_games
+from medserl_agentloop.core.records import TurnRecord
 from medserl_agentloop.core.reward_manager import PerTurnRewardManager
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
@@ -53,6 +55,20 @@ def test_a_reward_that_is_no_number_makes_its_game_void(number: float) -> None:
     reason = f"reward 'chips' is no number within 1e+15: {number}"
     assert (voided.void, voided.rewards, answer["reward_score"]) == (reason, {}, 0)
     assert game_metrics([voided], ["first"])["selfplay/void/no_number"] == 1
+
+
+@pytest.mark.parametrize("numbers", [(1, 2), (-1, 0)], ids=str)
+def test_rewards_of_turns_are_numbered_from_0(numbers: tuple[int, ...]) -> None:
+    record = KuhnRecord(
+        cards=("Q", "K"),
+        turns=[TurnRecord(role=role) for role in ("first", "second")],
+        rewards={"first": {"chips": 1.0}, "second": {"chips": -1.0}},
+        turn_rewards={number: {"chips": 1.0} for number in numbers},
+    )
+    with pytest.raises(ValueError, match=rf"turn {'2' if 2 in numbers else '-1'},"):
+        answer_to(record, compose_run("+recipes=kuhn_poker"))
+    record.turn_rewards = {0: {"chips": 1.0}, 1: {"chips": -1.0}}
+    answer_to(record, compose_run("+recipes=kuhn_poker"))
 
 
 def test_rewards_of_a_role_that_the_game_lacks_are_refused() -> None:

@@ -30,7 +30,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from medserl_agentloop.core import columns, loss
 from medserl_agentloop.core import trainer as core_trainer
-from medserl_agentloop.core.alarms import HealthError, HealthMonitor
+from medserl_agentloop.core.alarms import HealthError
 from medserl_agentloop.core.certificate import (
     CERTIFICATE_FILE,
     Certificate,
@@ -47,7 +47,8 @@ from medserl_agentloop.core.columns import (
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.credit import RoleCredit, role_token_metrics
 from medserl_agentloop.core.loss import context_gaps, context_leak_metrics, selfplay_loss
-from medserl_agentloop.core.metrics import StepTable, step_numbers, turn_metrics
+from medserl_agentloop.core.metrics import turn_metrics
+from medserl_agentloop.core.recorder import StepRecorder, StepTable, step_numbers
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import RunFiles
 from medserl_agentloop.core.trainer import SelfPlayReplayBuffer, SelfPlayTrainer
@@ -73,11 +74,11 @@ def test_a_step_with_an_alarm_is_the_last_one_only_if_the_run_is_to_stop(
     monkeypatch.setattr(PPOTrainer, "step", of_verl)
     trainer: Any = object.__new__(SelfPlayTrainer)
     trainer.selfplay = SelfPlayConfig(game="medical", on_alarm=on_alarm, alarms={"patience": 1})
-    trainer.health = HealthMonitor(trainer.selfplay.alarms, MedicalGameInteraction.rules())
     trainer.interaction = SimpleNamespace(notices=lambda numbers: [])
-    trainer.table, trainer.files = StepTable(NAMES, []), RunFiles(tmp_path)
+    trainer.files = RunFiles(tmp_path)
+    trainer.recorder = StepRecorder(trainer.selfplay, MedicalGameInteraction, trainer.files)
     trainer.global_steps, trainer.total_training_steps = 1, 4
-    trainer.stop_reason, trainer._certificate_metrics = None, {}
+    trainer._certificate_metrics = {}
     trainer.config, saved = OmegaConf.create({"trainer": {"save_freq": 2}}), list[int]()
     trainer._save_checkpoint = lambda: saved.append(trainer.global_steps)
     trainer.step({}, {})
@@ -132,6 +133,7 @@ def test_validation_is_in_the_file_of_the_run_unless_a_game_raised(
     )
     trainer.files, trainer.global_steps = RunFiles(tmp_path), 0
     trainer.selfplay = SelfPlayConfig(game="medical", records=str(tmp_path))
+    trainer.recorder = StepRecorder(trainer.selfplay, MedicalGameInteraction, trainer.files)
     trainer._val_metrics_update([], [], {})
     assert list(trainer.files.metrics.read()) == [
         {"step": 0, "val-aux/num_turns/max": 2.0, "val-core/panel/f1": 0.5}

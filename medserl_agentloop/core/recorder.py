@@ -1,0 +1,255 @@
+"""What a training step leaves: games and metrics on disk, a row on the screen, W&B, alarms.
+
+The trainer gives it the games of a step and verl's numbers, and asks it whether to stop.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from functools import cache
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from medserl_agentloop.core.alarms import HealthMonitor, stop_message
+from medserl_agentloop.core.metrics import (
+    finite,
+    lost_games_metrics,
+    opponent_metrics,
+    storable,
+    turn_metrics,
+)
+from medserl_agentloop.core.records import GameRecord
+from medserl_agentloop.terminal import announce
+
+if TYPE_CHECKING:
+    import torch
+
+    from medserl_agentloop.core.config import SelfPlayConfig
+    from medserl_agentloop.core.interaction import Interaction
+    from medserl_agentloop.core.step_file import RunFiles
+
+TABLE_NAME = "selfplay/games_table"
+NO_UPDATE = "selfplay/no_update"
+"""Metric: 1 for a step that moved no weights; verl skips an update whose gradient is not finite."""
+LOST_METRICS = "selfplay/lost_metrics"
+"""Metric: how many of verl's numbers that the first step had are missing in this one."""
+
+_WATCHED = ("actor/", "critic/", "training/")
+_ROWS = 20  # of the table of steps, below one line with the names of its columns
+# Of rollout and actor; 5e-7 in fp32.
+_MISMATCH = ("mismatch", "training/rollout_probs_diff_mean", ".1e")
+_UNUSUAL = (("lost games", "selfplay/lost_games"), ("void", "selfplay/void_rate"))
+
+_announce_once = cache(announce)
+
+
+class StepRecorder:
+    """Records the steps of one run.
+
+    Attributes:
+        files: Games and metrics on disk.
+        health: The alarms; its state goes into checkpoints.
+        stop_reason: Why the run stops before its next step; None while it goes on.
+    """
+
+    def __init__(
+        self, selfplay: SelfPlayConfig, game: type[Interaction[Any, Any]], files: RunFiles
+    ):
+        self.files = files
+        self.health = HealthMonitor(selfplay.alarms, game.rules())
+        self.stop_reason: str | None = None
+        self._stops, self._wandb_games = selfplay.on_alarm == "stop", selfplay.wandb_games
+        self._roles = game.roles
+        self._table = StepTable(game.roles, game.shown)
+        self._always: set[str] | None = None  # verl's numbers that the first step has
+
+    def games(
+        self,
+        game: Interaction[Any, Any],
+        records: Sequence[GameRecord],
+        role_ids: Sequence[torch.Tensor],
+        *,
+        expected: int,
+        step: int,
+        to_wandb: bool,
+    ) -> dict[str, float]:
+        """Write the games of a step and return their metrics; ``role_ids`` are (T,) each.
+
+        ``expected`` is the number of games that were asked for.
+        """
+        for record in records:
+            record.step = step
+        self.files.games.append(record.to_json() for record in records)
+        # First, because a game's own metrics may count its turns in another way.
+        metrics = turn_metrics(records, role_ids, self._roles)
+        metrics.update(game.metrics(records))
+        metrics.update(opponent_metrics(records, map(game.trained_role_won, records)))
+        # verl logs a game whose worker crashed and trains on the rest: here it is at least counted.
+        metrics.update(lost_games_metrics(expected, len(records)))
+        if to_wandb and self._wandb_games:
+            log_games(*games_table(game, records, self._wandb_games), step)
+        return metrics
+
+    def validation(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Write the numbers of a validation."""
+        self.files.metrics.append([{"step": step, **step_numbers(metrics, {})}])
+
+    def step(
+        self,
+        game: Interaction[Any, Any],
+        step: int,
+        total: int,
+        metrics: Mapping[str, Any],
+        timing: Mapping[str, float],
+    ) -> dict[str, float]:
+        """Write a step's numbers, print its row and its alarms, and return what was added."""
+        numbers = step_numbers(metrics, timing)
+        added = self._missing(numbers) | update_metrics(metrics)
+        health = self.health.observe(numbers | added)
+        added |= health.metrics
+        self.files.metrics.append([{"step": step, "steps": total, **numbers, **added}])
+        for notice in game.notices(numbers):
+            _announce_once(notice)
+        alarms = [alarm.rule.name for alarm in health.firing]
+        for line in self._table.lines(step, total, numbers, alarms):
+            announce(line)
+        for line in health.lines:
+            announce(f"alarm {line}")
+        if health.firing and self._stops:
+            self.stop_reason = stop_message(health.firing, step)
+        return added
+
+    def _missing(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """Count verl's numbers that the first step had and this one lacks; name them once."""
+        held = {name for name in numbers if name.startswith(_WATCHED)}
+        if self._always is None:
+            self._always = held
+        lost = sorted(self._always - held)
+        if lost:
+            _announce_once(f"warning: a step has no {', '.join(lost[:5])}, as the first one had")
+        return {LOST_METRICS: float(len(lost))}
+
+
+def update_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """``NO_UPDATE`` of a step that has an actor's update: 1 if it moved no weights.
+
+    A gradient of zero or that is not finite, or a learning rate of zero, moves none.
+    """
+    if "actor/grad_norm" not in metrics:
+        return {}
+    gradient, rate = float(metrics["actor/grad_norm"]), float(metrics.get("actor/lr", 1.0))
+    return {NO_UPDATE: float(not (math.isfinite(gradient) and gradient > 0 and rate > 0))}
+
+
+def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dict[str, float]:
+    """The finite numbers of a step, timings as ``timing_s/…``.
+
+    verl answers NaN where no token was trained.
+    """
+    numbers = {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, (int, float, np.number))
+    }
+    return finite(numbers) | {f"timing_s/{name}": seconds for name, seconds in timing.items()}
+
+
+class StepTable:
+    """The table of steps that a run prints: a few aligned numbers. metrics.jsonl has all of
+    them."""
+
+    def __init__(self, roles: Sequence[str], of_game: Sequence[tuple[str, str]]) -> None:
+        rewards = [(f"{role} reward", f"selfplay/{role}/reward") for role in roles]
+        self._columns = [
+            *((*each, ".3f") for each in [("seconds", "timing_s/step"), *rewards, *of_game]),
+            _MISMATCH,
+        ]
+        self._printed = 0
+        self._began = 0.0
+
+    def lines(
+        self, step: int, total: int, numbers: Mapping[str, float], alarms: Sequence[str]
+    ) -> list[str]:
+        """Return the row of a step, below the names of the columns in every twentieth."""
+        now = time.monotonic()
+        if not self._printed:
+            self._began = now - numbers["timing_s/step"]
+        self._printed += 1
+        # The clock, not the sum of the steps: checkpoints and validation take time between them.
+        left = timedelta(seconds=round((now - self._began) / self._printed * (total - step)))
+        unusual = [f"{label} {numbers[name]:.3g}" for label, name in _UNUSUAL if numbers.get(name)]
+        values = [
+            format(numbers[name], form) if name in numbers else "-"
+            for _, name, form in self._columns
+        ]
+        row = self._row(f"step {step}/{total}", total, [str(left), *values], [*unusual, *alarms])
+        if self._printed % _ROWS != 1:
+            return [row]
+        return [
+            self._row("step", total, ["left", *(label for label, *_ in self._columns)], ["alarm"]),
+            row,
+        ]
+
+    def _row(self, step: str, total: int, cells: list[str], rest: list[str]) -> str:
+        widths = [8, *(max(8, len(label)) for label, *_ in self._columns)]
+        aligned = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
+        return "  ".join(
+            [f"{step:{len(f'step {total}/{total}')}}", *aligned, ", ".join(rest)]
+        ).rstrip()
+
+
+def games_table(
+    game: Interaction[Any, Any], records: Sequence[GameRecord], count: int
+) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows of up to ``count`` games to read in W&B, one outcome after the other: facts
+    and sections.
+    """
+    by_outcome: dict[str, list[GameRecord]] = defaultdict(list)
+    for record in records:
+        by_outcome[game.columns["outcome"].value(record)].append(record)
+    in_turn = zip_longest(*(by_outcome[outcome] for outcome in sorted(by_outcome)))
+    facts = [
+        (name, column)
+        for name, column in game.columns.items()
+        if name not in ("signal", "finished")
+    ]
+    rows = []
+    for record in [record for games in in_turn for record in games if record is not None][:count]:
+        row = {name: column.value(record) for name, column in facts}
+        for section in game.sections(record):
+            name = section.owner or section.title
+            row[name] = "\n\n".join(filter(None, (row.get(name), section.title, section.as_text())))
+        rows.append({**row, "rewards": json.dumps(record.rewards)})
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return columns, [[row.get(name) for name in columns] for row in rows]
+
+
+def log_games(columns: Sequence[str], rows: list[list[Any]], step: int) -> None:
+    """Log a step's table of games as ``selfplay/games_table`` to the W&B run that verl opened, if
+    there is one.
+    """
+    import wandb  # slow to import, and only runs that log to it need it
+
+    if wandb.run is None:
+        return
+    data = [[storable(cell) for cell in row] for row in rows]
+    # A table per step: W&B keeps them all, and one that grew would be written anew in every step.
+    # With an explicit step W&B holds the row open, so that verl's metrics of this step join it.
+    wandb.run.log({TABLE_NAME: wandb.Table(columns=list(columns), data=data)}, step=step)
+
+
+def finish_loggers(tracking: Any, exit_code: int) -> None:
+    """End verl's ``Tracking``, if there is one, and W&B's process: at the exit Ray ends that one
+    too early.
+    """
+    if tracking is not None:
+        tracking.finish(exit_code)
+        if "wandb" in tracking.logger:
+            tracking.logger["wandb"].teardown(exit_code)
