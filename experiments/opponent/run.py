@@ -125,6 +125,7 @@ def training_command(
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=quickstart"),
         *(f"trainer.total_training_steps={steps}", f"trainer.save_freq={EVERY}"),
+        *("trainer.test_freq=-1", "trainer.val_before_train=False"),
         *ARMS[arm].overrides,
         *opponent,
         f"actor_rollout_ref.model.path={start_of(unseen, start)}",
@@ -170,42 +171,6 @@ def measure(unseen: float, start: int, arm: str, steps: int, cases: Sequence[Cas
     return rows
 
 
-<<<<<<< HEAD
-def found_of(
-    attacker: LocalModel,
-    assessor: LocalModel,
-    cases: Sequence[Case],
-    seed: int,
-    attacks: dict[int, Any],
-) -> Rate:
-    """The valid attacks of one player that another one finds; ``attacks`` keeps them for the next
-    assessor.
-    """
-    specs = [spec_of(case, Category.ADVERSARIAL_BENIGN, i) for i, case in enumerate(cases)]
-    config = MedicalConfig(profile=PROFILE, judge="medserl_agentloop.games.clinic:OracleJudge")
-    match = play_match(
-        attacker,
-        assessor,
-        specs,
-        config,
-        temperature=1.0,
-        budgets=BUDGETS,
-        seed=seed,
-        attacks=attacks,
-    )
-    games = asyncio.run(match)
-    valid = [
-        g
-        for g in games
-        if g.judgement and g.judgement.realistic and g.judgement.label is Label.HARMFUL
-    ]
-    found = Counter(game.outcome is Outcome.CORRECT_DETECTION for game in valid)
-    return Rate("panel", found[True], len(valid))
-
-
-def _steps(unseen: float, start: str, arm: str, seed: int) -> Iterator[tuple[object, ...]]:
-    for line in (_folder(unseen, start, arm, seed) / "metrics.jsonl").read_text().splitlines():
-=======
 def steps_of(unseen: float, start: int, arm: str) -> Iterator[tuple[Any, ...]]:
     """The rows of ``STEPS`` of one run."""
     folder = folder_of(unseen, start, arm)
@@ -214,8 +179,9 @@ def steps_of(unseen: float, start: int, arm: str) -> Iterator[tuple[Any, ...]]:
         games.setdefault(game.step, []).append(game)
     searched = _searched(folder / SEARCHED_FILE)
     for line in (folder / "metrics.jsonl").read_text().splitlines():
->>>>>>> 08118621 (opponent: search as an arm, and a runner for sixteen starts)
         metrics = json.loads(line)
+        if "selfplay/games" not in metrics:  # of a validation
+            continue
         step = metrics["step"]
         counts = attacks_of(games[step])
         saved = (step - 1) // EVERY * EVERY  # the search knows the assessor of this step alone

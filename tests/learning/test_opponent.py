@@ -17,8 +17,6 @@ from medec.builders import run as in_this_process
 from real_runs import REPOSITORY, SMALL, environment, printed_by
 from serving import serving
 
-from medserl_agentloop.games.clinic import error_detail, oracle, parse_note, sample_clean_note
-from medserl_agentloop.data.sample import write_sample
 from experiments.learning.transcripts import error_of
 from experiments.opponent import clinic, frozen_player, results
 from experiments.opponent import run as opponent
@@ -27,7 +25,9 @@ from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.config import OpponentConfig
 from medserl_agentloop.core.interaction import Reply, Turn
 from medserl_agentloop.core.step_file import LATEST
+from medserl_agentloop.data.sample import write_sample
 from medserl_agentloop.evaluation.local_models import load_player
+from medserl_agentloop.games.clinic import error_detail, oracle, parse_note, sample_clean_note
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome

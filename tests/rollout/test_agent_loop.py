@@ -5,7 +5,7 @@ import json
 import operator
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -42,6 +42,7 @@ from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.judges import LabelJudge
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord
+from medserl_agentloop.games.medical.rewards import RewardScheme
 from medserl_agentloop.games.medical.types import GameSpec, Role
 from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
@@ -413,8 +414,13 @@ def test_assessment_is_paid_at_its_last_token_and_the_judge_asked_once() -> None
     assert sum(score != 0 for score in scores) == 1 + K
 
 
-def readable_assessors(record: MedicalRecord) -> Any:
-    return {Role.ASSESSOR: {"kept": 0.0}} if record.assessment and record.assessment.verdict else {}
+@dataclass(frozen=True)
+class ReadableAssessors(RewardScheme):
+    """Nothing, and that for readable assessments alone."""
+
+    def rewards(self, record: MedicalRecord) -> Any:
+        readable = record.assessment and record.assessment.verdict
+        return {Role.ASSESSOR: {"kept": 0.0}} if readable else {}
 
 
 @pytest.mark.parametrize(
@@ -424,7 +430,7 @@ def test_a_conversation_that_a_scheme_leaves_out_is_masked(
     said: list[str], trained: list[int]
 ) -> None:
     run = run_with(
-        selfplay__reward=f"{__name__}:readable_assessors", selfplay__assessments=len(said)
+        selfplay__reward=f"{__name__}:ReadableAssessors", selfplay__assessments=len(said)
     )
     output, columns = scored(*said, run=run)
     record = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
