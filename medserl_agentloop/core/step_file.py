@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 import os
-import re
 import secrets
 import sys
 from collections import Counter
@@ -232,17 +231,14 @@ class RunFiles:
         """Yield a sentence for each gap in the files up to the checkpoint of ``step``; raises as
         ``lines``.
         """
-        held, half = Counter[int](), b""
-        for line, row in self.games.lines():
-            held[row.get("step", 0)] += 1
-            half = b"" if row else line
+        held = Counter(row["step"] for _, row in self.games.lines() if row)
         played = Counter[int]()
         for row in (
             row for _, row in self.metrics.lines() if row
         ):  # a step's validation has a line of its own
             played[row["step"]] += int(row.get("selfplay/games", 0))
         # The files of a run that began at another one's checkpoint begin later.
-        steps = range(min([*played, *filter(None, held)], default=1), step + 1)
+        steps = range(min([*played, *held], default=1), step + 1)
         if unknown := [str(number) for number in steps if number not in played]:
             yield f"{self.metrics.path} lacks steps that were trained: {_first(unknown)}"
         counts = [
@@ -250,12 +246,6 @@ class RunFiles:
         ]
         if fewer := [f"{left} of {count} of step {n}" for n, left, count in counts]:
             yield f"{self.games.path} lacks games that were played: it holds {_first(fewer)}"
-        text = half.decode(errors="replace")
-        facts = dict(re.findall(r'"(step|uid|session)": ("[^"]*"|-?\d+)', text))
-        if half and int(facts.get("step", 0)) <= step:
-            game = ", ".join(f"{name} {value}" for name, value in facts.items())
-            lost = game or text[:100]
-            yield f"{self.games.path} ends within a line, so this game is lost: {lost}"
 
 
 def _first(texts: Sequence[str]) -> str:

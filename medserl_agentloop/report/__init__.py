@@ -31,7 +31,6 @@ from medserl_agentloop.core.records import LARGEST_REWARD, Column, GameRecord, R
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.terminal import plain, table, visible
 
-MOST_NAMES = 5_000  # of metrics, or of reward components, in a file
 PART = (
     1000  # games that are held at a time where a frame is made, besides those that complete a step
 )
@@ -60,8 +59,6 @@ def metrics(run: str | Path) -> pd.DataFrame:
     rows = list(StepFile(path).read())
     if not rows:
         raise ValueError(f"{path} holds no metrics yet")
-    if (names := len(set().union(*rows))) > MOST_NAMES:
-        raise ValueError(f"{path} has numbers of {names:,} names: a table takes {MOST_NAMES:,}")
     for number, row in enumerate(rows, start=1):
         if "step" not in row or not all(
             isinstance(value, int | float | None) for value in row.values()
@@ -137,19 +134,8 @@ def read_run(run: str | Path) -> tuple[GameClass, Iterator[Any]]:
 
 
 def _addable(file: Path, records: Iterable[GameRecord]) -> Iterator[GameRecord]:
-    """The records; a ValueError names the line where rewards have too many names, or add up to no
-    number.
-    """
-    names: set[Any] = set()
+    """The records; a ValueError names the line where rewards add up to no number."""
     for number, record in enumerate(records, start=1):
-        names.update(
-            (role, part) for role, parts in record.rewards.items() for part in (None, *parts)
-        )
-        if len(names) > MOST_NAMES:
-            raise ValueError(
-                f"{file}, line {number} brings rewards to {len(names):,} names: a table takes "
-                f"{MOST_NAMES:,}"
-            )
         if not all(
             abs(part) <= LARGEST_REWARD
             for parts in record.rewards.values()
