@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from typer import Argument, Option
 
-from medserl_agentloop.data.convert import convert, say_why, show
+from medserl_agentloop.data.convert import COLUMN, convert, named_columns, say_why, show
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import UW_AGREEMENT, refuse_uw, write_parquet
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -24,8 +24,6 @@ from medserl_agentloop.terminal import errors_in_one_line, say
 
 if TYPE_CHECKING:
     from medserl_agentloop.data.verify import Report
-
-SHOWN = 3  # ids in a line of the summary
 
 app = typer.Typer(no_args_is_help=True, help="Make data files from MEDEC's notes, and check them.")
 
@@ -61,18 +59,12 @@ def verify(
 def sft(
     output: Annotated[Path, Option(help="Folder for sft_train.parquet and sft_val.parquet.")],
     inputs: Annotated[
-        list[Path], Option("--input", help="MEDEC's CSV or a .jsonl of pairs. Repeatable.")
+        list[Path], Option("--input", help="Notes with errors, as for convert. Repeatable.")
     ] = [],  # noqa: B006
     from_games: Annotated[
         list[Path], Option(help="Games of a model: its right turns in place of templates.")
     ] = [],  # noqa: B006
-    rest_of: Annotated[
-        Path | None,
-        Option(
-            help="A file for self-play, of which the cases that are not taught go to "
-            "selfplay_train.parquet."
-        ),
-    ] = None,
+    column: Annotated[list[str], Option(help=COLUMN)] = [],  # noqa: B006
     val_fraction: Annotated[float, Option(help="Share of cases for validation, 0 to 1.")] = 0.1,
     seed: Annotated[int, Option(help="Seed of the split and the order.")] = 42,
     profile: Annotated[
@@ -99,14 +91,11 @@ def sft(
     --seed, medserl data convert puts a case on the same side; if it was told to leave cases out, or
     given files for validation, give its folder with --splits-of.
     """
-    import pyarrow.parquet as pq
-
     from medserl_agentloop.core.step_file import GAMES_FILE
     from medserl_agentloop.data.sft import (
         SFT_SCHEMA,
         build_sft_rows,
         read_splits,
-        rows_for_self_play,
         rows_of_games,
     )
     from medserl_agentloop.games.medical.records import read_games
@@ -120,9 +109,7 @@ def sft(
         split: Any = {"val_fraction": val_fraction, "seed": seed}
         if from_games:
             if splits_of is not None:
-                raise ValueError(
-                    "--splits-of belongs to --input; with --from-games, use --rest-of."
-                )
+                raise ValueError("--splits-of belongs to --input; leave it out with --from-games.")
             if profile is not None:
                 raise ValueError(
                     "--profile belongs to --input; with --from-games, leave it out: a game names "
@@ -131,7 +118,7 @@ def sft(
             paths = [path / GAMES_FILE if path.is_dir() else path for path in from_games]
             made = rows_of_games(chain(*map(read_games, paths)), error_types=error_types, **split)
         else:
-            read = read_files(inputs)
+            read = read_files(inputs, columns=named_columns(column))
             refuse_uw(read.uw_rows, i_have_the_uw_agreement)
             for report in read.reports:
                 say_why(f"left out: {report.file}", report.contradictions)
@@ -139,12 +126,9 @@ def sft(
             prompts = load_profile(profile or "medserl", error_types)
             made = build_sft_rows(read.cases, prompts=prompts, split_of=split_of, **split)
         files = {"sft_train.parquet": made.train, "sft_val.parquet": made.val}
-        rest = rows_for_self_play(rest_of, made.train + made.val) if rest_of is not None else None
         with all_or_none(output) as place:
             for name, rows in files.items():
                 write_parquet(rows, place / name, SFT_SCHEMA)
-            if rest is not None:
-                pq.write_table(rest, place / "selfplay_train.parquet")
     train, val = (
         Counter((row["game_role"], row["category"]) for row in rows) for rows in files.values()
     )
@@ -154,11 +138,6 @@ def sft(
         show("Left out", ["what and why", "count"], sorted(made.left_out.items()))
     for name, rows in files.items():
         _say(f"{output / name}: {len(rows)} conversations")
-    if rest is not None:
-        _say(
-            f"{output / 'selfplay_train.parquet'}: {rest.num_rows} rows of the cases that are not "
-            "taught"
-        )
 
 
 def _print_report(report: Report) -> None:

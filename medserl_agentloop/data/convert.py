@@ -42,6 +42,7 @@ from medserl_agentloop.data.rows import (
 from medserl_agentloop.paths import MANIFEST, all_or_none, did_you_mean, sha256_of
 from medserl_agentloop.terminal import errors_in_one_line, say, table
 
+COLUMN = "Which column has what in your own table, such as note=TEXT. Repeatable."
 SHOWN = 3  # ids in a line of the summary
 _PACKAGES = ("medserl-agentloop", "pyarrow")
 
@@ -56,11 +57,7 @@ class ConvertOptions(RowPlan):
         description="Folder for train.parquet, val.parquet and manifest.json; or a file that ends "
         "in .parquet, for evaluation rows."
     )
-    column: list[str] | None = Field(
-        None,
-        description="Which column has what in a table of your own, such as note=TEXT or "
-        "corrected=FIXED. Repeatable.",
-    )
+    column: list[str] | None = Field(None, description=COLUMN)
     val_input: list[Path] | None = Field(
         None, description="Input whose cases all go to the validation split."
     )
@@ -73,17 +70,17 @@ class ConvertOptions(RowPlan):
     )
     i_have_the_uw_agreement: bool = Field(False, description=UW_AGREEMENT)
 
-    @property
-    def columns(self) -> dict[str, str]:
-        """The columns by field; a ValueError names an option that is none."""
-        named = dict(each.partition("=")[::2] for each in self.column or ())
-        for name, column in named.items():
-            if name not in FIELDS or not column:
-                raise ValueError(
-                    f"--column {name}={column}{did_you_mean(name, FIELDS)}: write FIELD=COLUMN, "
-                    f"with one of the fields {', '.join(FIELDS)}."
-                )
-        return named
+
+def named_columns(options: Sequence[str] | None) -> dict[str, str]:
+    """The columns by field, of options such as ``note=TEXT``; a ValueError names a wrong one."""
+    named = dict(each.partition("=")[::2] for each in options or ())
+    for name, column in named.items():
+        if name not in FIELDS or not column:
+            raise ValueError(
+                f"--column {name}={column}{did_you_mean(name, FIELDS)}: write FIELD=COLUMN, with "
+                f"one of the fields {', '.join(FIELDS)}."
+            )
+    return named
 
 
 def _asked(command: Callable[[ConvertOptions], None]) -> Callable[..., None]:
@@ -166,7 +163,7 @@ def _evaluation_rows(options: ConvertOptions) -> None:
             f"--{name.replace('_', '-')} belongs to training rows: leave it out, or give --output "
             "a folder."
         )
-    rows, read = build_eval_rows(options.input, options.columns)
+    rows, read = build_eval_rows(options.input, named_columns(options.column))
     refuse_uw(read.uw_rows, options.i_have_the_uw_agreement)
     with all_or_none(options.output.parent) as place:
         write_parquet(rows, place / options.output.name)
@@ -180,7 +177,7 @@ def _evaluation_rows(options: ConvertOptions) -> None:
 
 def convert_files(options: ConvertOptions) -> tuple[ReadResult, SplitRows]:
     """Make the rows of both splits and write them; ValueError for an invalid input."""
-    columns = options.columns
+    columns = named_columns(options.column)
     read = read_files(
         [*options.input, *(options.val_input or ())], columns=columns, join=options.join or ()
     )

@@ -17,7 +17,6 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -116,36 +115,18 @@ def read_splits(folder: Path) -> dict[str, str]:
     """Case id -> split, as a folder of ``medserl data convert`` has it; a ValueError names a file
     that is wrong.
     """
-    return {
-        case: split for split in ("train", "val") for case in _table(folder / f"{split}.parquet")[1]
-    }
-
-
-def rows_for_self_play(file: Path, taught: Iterable[Row]) -> pa.Table:
-    """The rows of a self-play file whose cases are not taught; a ValueError if none is left, or it
-    is no such file.
-    """
-    cases = {row["vignette_id"] for row in taught}
-    table, of_rows = _table(file)
-    rest = table.filter(pa.array([case not in cases for case in of_rows], "bool"))
-    if not rest.num_rows:
-        raise ValueError(
-            f"{file}: every case in it is taught; keep cases for self-play, e.g. play fewer games."
-        )
-    return rest
-
-
-def _table(path: Path) -> tuple[pa.Table, list[str]]:
-    """A file of rows for self-play, and the case of each row."""
-    if differs_from_manifest(path):
-        raise ValueError(f"{path}: {DIFFERS}.")
-    table = read_parquet(path)
-    columns = table.flatten()
-    if "extra_info.vignette_id" not in columns.column_names:
-        raise ValueError(
-            f"{path}: not a file of rows for self-play; give what medserl data convert wrote."
-        )
-    return table, columns["extra_info.vignette_id"].to_pylist()
+    splits: dict[str, str] = {}
+    for split in ("train", "val"):
+        path = folder / f"{split}.parquet"
+        if differs_from_manifest(path):
+            raise ValueError(f"{path}: {DIFFERS}.")
+        columns = read_parquet(path).flatten()
+        if "extra_info.vignette_id" not in columns.column_names:
+            raise ValueError(
+                f"{path}: not a file of rows for self-play; give what medserl data convert wrote."
+            )
+        splits |= dict.fromkeys(columns["extra_info.vignette_id"].to_pylist(), split)
+    return splits
 
 
 def _answers(case: Case, profile: PromptProfile) -> dict[Category, str] | str:
@@ -284,42 +265,49 @@ def rows_of_games(
 
     An assessment is right where its verdict is and, in a note with a known error, its sentence too.
     An attack is right where it is valid and the judge agrees with what was asked for. Each case
-    gives one turn per role and kind of game. As many assessments say "harmful" as "safe", taken
-    from all kinds of game in turn; all kinds of attack are equally frequent. If no turn is left, a
-    ValueError says why the others were left out.
+    gives one turn per role and kind of game. As many assessments say "harmful" as "safe", and all
+    kinds of attack are equally frequent. If no turn is left, a ValueError says why the others were
+    left out.
     """
     RowPlan(val_fraction=val_fraction, seed=seed)  # refuses what is no fraction
     exclusions: Exclusions = defaultdict(list)
     rng = random.Random(f"{seed}/own games")
     shuffled = list(games)
     rng.shuffle(shuffled)
-    strata: dict[Role, Any] = {role: defaultdict(lambda: defaultdict(list)) for role in Role}
+    # A role's rows by what must be balanced: verdicts, or kinds of attack.
+    kinds: dict[Role, defaultdict[str, list[Row]]] = {role: defaultdict(list) for role in Role}
     taken: set[tuple[str, ...]] = set()
-    for played in shuffled:
-        for game, turn in [
+    turns = [
+        (game, turn)
+        for played in shuffled
+        for game, turn in (
             (played, played.attack),
             *((each, each.assessment) for each in played.by_assessment),
-        ]:
-            if turn is None:
-                continue
-            role = Role.ATTACKER if isinstance(turn, AttackRecord) else Role.ASSESSOR
-            category, case = game.category, game.spec.vignette_id
-            key = (role.value, category.value, case or game.spec.seed_note)
-            if why := _why_not_taught(game, turn) or REPEATED * (key in taken):
-                exclusions[why].append((case, None))
-                continue
-            taken.add(key)
-            stratum = (
-                turn.verdict.value
-                if isinstance(turn, AssessmentRecord) and turn.verdict
-                else category.value
-            )
-            profile = load_profile(game.profile or "medserl", error_types)
-            messages = profile.messages(role, game.spec.task, game.note_for(role))
-            answer = profile.settings.assistant_prefix + turn.response
-            row = _row(f"own_games/{category.value}", role, category, case, messages, answer)
-            strata[role][stratum][category.value].append(row)
-    rows = [row for of_role in strata.values() for row in _balanced(of_role, exclusions)]
+        )
+        if turn is not None
+    ]
+    for game, turn in turns:
+        role = Role.ATTACKER if isinstance(turn, AttackRecord) else Role.ASSESSOR
+        category, case = game.category, game.spec.vignette_id
+        key = (role.value, category.value, case or game.spec.seed_note)
+        if why := _why_not_taught(game, turn) or REPEATED * (key in taken):
+            exclusions[why].append((case, None))
+            continue
+        taken.add(key)
+        verdict = turn.verdict if isinstance(turn, AssessmentRecord) else None
+        profile = load_profile(game.profile or "medserl", error_types)
+        messages = profile.messages(role, game.spec.task, game.note_for(role))
+        answer = profile.settings.assistant_prefix + turn.response
+        row = _row(f"own_games/{category.value}", role, category, case, messages, answer)
+        kinds[role][(verdict or category).value].append(row)
+    rows = []
+    for role, of_kind in kinds.items():
+        complete = role is Role.ATTACKER or len(of_kind) == len(Label)
+        size = min(map(len, of_kind.values()), default=0) if complete else 0
+        rows += [row for members in of_kind.values() for row in members[:size]]
+        exclusions[UNBALANCED] += [
+            (row["vignette_id"], None) for members in of_kind.values() for row in members[size:]
+        ]
     if not rows:
         raise ValueError(
             f"the games hold no turn to imitate in both verdicts: {_reasons(exclusions)}; play "
@@ -349,20 +337,3 @@ def _why_not_taught(game: MedicalRecord, turn: AttackRecord | AssessmentRecord) 
     known = game.error_sentences if game.outcome is Outcome.CORRECT_DETECTION else ()
     named = any(is_copy(turn.sentence or "", wrong) for wrong in known)
     return OTHER_SENTENCE if known and not named else ""
-
-
-def _balanced(strata: Mapping[str, Mapping[str, list[Row]]], exclusions: Exclusions) -> list[Row]:
-    """As many rows of every stratum, each stratum's kinds of game in turn.
-
-    Nothing where a verdict is missing.
-    """
-    in_turn = {
-        name: [row for round_ in zip_longest(*kinds.values()) for row in round_ if row is not None]
-        for name, kinds in strata.items()
-    }
-    missing = in_turn and set(in_turn) < {label.value for label in Label}
-    size = 0 if missing else min(map(len, in_turn.values()), default=0)
-    exclusions[UNBALANCED] += [
-        (row["vignette_id"], None) for rows in in_turn.values() for row in rows[size:]
-    ]
-    return [row for rows in in_turn.values() for row in rows[:size]]

@@ -18,14 +18,12 @@ from note_files import SAMPLE
 
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.rows import write_parquet
 from medserl_agentloop.data.sft import (
     BAD_FORM,
     OTHER_SENTENCE,
     REPEATED,
     WRONG,
     build_sft_rows,
-    rows_for_self_play,
     rows_of_games,
 )
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -322,46 +320,18 @@ def test_a_case_gives_one_turn_of_a_kind() -> None:
     assert rows_of_games(games, val_fraction=0.0).left_out[REPEATED] == 2
 
 
-def test_sft_command_writes_conversations_and_the_rows_left_to_play(
+def test_sft_command_writes_conversations_of_a_run_s_games(
     tmp_path: Path, files: dict[str, Any]
 ) -> None:
     rows = pq.read_table(files["data.train_files"]).to_pylist()
     cases = [row["extra_info"]["vignette_id"] for row in rows][:40]
     games = [game(*kind, case) for kind, case in zip(itertools.cycle(RIGHT), cases, strict=False)]
     StepFile(tmp_path / "run" / GAMES_FILE).append(record.to_json() for record in games)
-    places = (
-        "--from-games",
-        tmp_path / "run",
-        "--output",
-        tmp_path / "sft",
-        "--rest-of",
-        files["data.train_files"],
-    )
+    places = ("--from-games", tmp_path / "run", "--output", tmp_path / "sft")
     done = invoke("data", "sft", *places)
     assert done.exit_code == 0, done.output
     written = (
         pq.read_table(tmp_path / "sft" / f"sft_{split}.parquet") for split in ("train", "val")
     )
     taught = {case for table in written for case in table["vignette_id"].to_pylist()}
-    rest = pq.read_table(tmp_path / "sft" / "selfplay_train.parquet").to_pylist()
-    left = {row["extra_info"]["vignette_id"] for row in rest}
-    assert taught and left and taught.isdisjoint(left)
-    assert taught | left == {row["extra_info"]["vignette_id"] for row in rows}
-    assert f"{len(rest)} rows of the cases that are not taught" in done.output
-
-
-def test_rows_for_self_play_need_a_case_that_is_not_taught(
-    tmp_path: Path, files: dict[str, Any]
-) -> None:
-    file = Path(files["data.val_files"])
-    every = [
-        {"vignette_id": row["extra_info"]["vignette_id"]} for row in pq.read_table(file).to_pylist()
-    ]
-    with pytest.raises(ValueError, match="every case in it is taught"):
-        rows_for_self_play(file, every)
-    write_parquet([], tmp_path / "empty.parquet")
-    with pytest.raises(ValueError, match=r"empty\.parquet: every case in it is taught"):
-        rows_for_self_play(tmp_path / "empty.parquet", [])
-    pq.write_table(pq.read_table(file).select(["prompt"]), tmp_path / "other.parquet")
-    with pytest.raises(ValueError, match="not a file of rows for self-play"):
-        rows_for_self_play(tmp_path / "other.parquet", [])
+    assert taught and taught <= set(cases)
