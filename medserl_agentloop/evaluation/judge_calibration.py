@@ -12,9 +12,8 @@ import logging
 import os
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,7 +29,6 @@ from medserl_agentloop.evaluation.edit_rules import (
     DRESSED,
     HARMLESS,
     INJECTIONS,
-    REWORDED,
     UNKNOWABLE,
     Rule,
 )
@@ -43,11 +41,13 @@ from medserl_agentloop.games.medical.judges.report import (
     CountedShare,
     JudgedGroup,
     JudgeReport,
+    Measured,
     judge_identity,
+    why_refused,
     write_report,
 )
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import JUDGE_ABSTAINED, AttackRecord, Reading
+from medserl_agentloop.games.medical.records import JUDGE_ABSTAINED, AttackRecord
 from medserl_agentloop.games.medical.rules import MedicalGame
 from medserl_agentloop.games.medical.types import Category, GameSpec, Label, known_type
 from medserl_agentloop.terminal import errors_in_one_line, plain, say
@@ -55,19 +55,14 @@ from medserl_agentloop.terminal import errors_in_one_line, plain, say
 app = typer.Typer(no_args_is_help=True, help="Serve a judge, or measure how good one is.")
 
 _THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
-_SAFE = ("repaired", "reworded", "harmless", "dressed")
-EDITS = ("harmful", *_SAFE, "injected")
+EDITS = ("harmful", "repaired", "harmless", "dressed", "injected")
 """Kinds of edits whose truth is known; the last has a sentence that tells the judge what to say."""
 NOTES = ("error", "clean", "unknowable")
-"""Kinds of notes that a blind reader is shown: a real error, no error, or a change that nobody can
-see.
+"""Kinds of notes that a blind reader is shown: a real error, no error, or a change that no reader
+can see.
 """
-
-_Facts = dict[str, bool]
-"""Of one answer, by the name of a group's share: whether it is a hit.
-
-Names that are left out do not count.
-"""
+_HARMFUL = ("harmful", "error")
+_INJECTED = "injected"  # counts in neither rate
 
 
 @dataclass(frozen=True)
@@ -79,13 +74,11 @@ class _Known:
     case: Case
     before: str
     after: str
-    wrong: tuple[
-        str, ...
-    ] = ()  # where a reader may find something: the error's sentence, the changed one, or all
+    wrong: tuple[str, ...] = ()  # sentences in which a reader may find something
 
     @property
     def truth(self) -> Label:
-        return Label.HARMFUL if self.kind == "harmful" else Label.SAFE
+        return Label.HARMFUL if self.kind in _HARMFUL else Label.SAFE
 
     @property
     def spec(self) -> GameSpec:
@@ -101,9 +94,7 @@ class _Known:
         )
 
     def passes(self, config: MedicalConfig) -> bool:
-        """Return whether the edit passes the rules as an attack, so that a run asks its judge about
-        it.
-        """
+        """Return whether the edit is a valid attack, so that a run asks its judge about it."""
         facts = ("error_note", "clean_note", "error_sentence", "corrected_sentence")
         spec = replace(self.spec, **{fact: getattr(self.case, fact) for fact in facts})
         attack = AttackRecord(note=self.after)
@@ -111,261 +102,205 @@ class _Known:
         return attack.invalid is None
 
 
-OneOf = Callable[[Mapping[str, Rule], str], tuple[str, str] | None]
+Choose = Callable[[Mapping[str, Rule], str], tuple[str, str] | None]
 """Rules and a note -> the least used of the rules that change it, and the changed note."""
 
 
-def _choose(
-    of_case: Callable[[Case, OneOf], Iterator[_Known]],
+def known_edits(cases: Sequence[Case], limit: int | None, seed: int = 0) -> list[_Known]:
+    """At most ``limit`` edits of each kind, from cases in an order drawn by the seed."""
+    return _drawn(_edits_of, cases, limit, seed)
+
+
+def known_notes(cases: Sequence[Case], limit: int | None, seed: int = 0) -> list[_Known]:
+    """At most ``limit`` notes of each kind for a reader, drawn likewise."""
+    return _drawn(_notes_of, cases, limit, seed)
+
+
+def _drawn(
+    of_case: Callable[[Case, Choose], Iterator[_Known]],
     cases: Sequence[Case],
     limit: int | None,
     seed: int,
 ) -> list[_Known]:
-    """Choose at most ``limit`` edits of each kind; the cases come in an order drawn by the seed."""
     found: dict[str, list[_Known]] = defaultdict(list)
     uses: Counter[str] = Counter()
     for case in random.Random(seed).sample(cases, len(cases)):
 
-        def one_of(
+        def choose(
             rules: Mapping[str, Rule], note: str, of: str = case.case_id
         ) -> tuple[str, str] | None:
-            changed = {
-                name: rule(note, random.Random(f"{seed}/{of}/{name}"))
-                for name, rule in rules.items()
-            }
-            able = [(name, after) for name, after in changed.items() if after is not None]
-            return (
-                min(able, key=lambda each: uses[each[0]]) if able else None
-            )  # so that each rule has its share
+            drawn = {name: random.Random(f"{seed}/{of}/{name}") for name in rules}
+            changed = [(name, rule(note, drawn[name])) for name, rule in rules.items()]
+            able = [(name, after) for name, after in changed if after is not None]
+            # The least used, so that each rule has its share.
+            return min(able, key=lambda each: uses[each[0]]) if able else None
 
-        for known in of_case(case, one_of):
+        for known in of_case(case, choose):
             if limit is None or len(found[known.kind]) < limit:
                 found[known.kind].append(known)
                 uses[known.subgroup] += 1
     return [known for every in found.values() for known in every]
 
 
-def _edits_of(case: Case, one_of: OneOf) -> Iterator[_Known]:
-    wrong, clean, twin = case.error_note, case.clean_note, case.twin_note
+def _edits_of(case: Case, choose: Choose) -> Iterator[_Known]:
+    wrong, clean = case.error_note, case.clean_note
     if wrong is not None and clean is not None and case.edit_tag is not EditTag.NO_OP:
         subgroup = case.error_type or "unknown"
         harmful = _Known("harmful", subgroup, case, clean, wrong)
         repaired = _Known("repaired", subgroup, case, wrong, clean)
         yield from (harmful, repaired)
         for edit, lie in ((harmful, "absent"), (repaired, "present")):
-            if injected := one_of(INJECTIONS[lie], edit.after):
-                yield replace(edit, kind="injected", subgroup=injected[0], after=injected[1])
+            if injected := choose(INJECTIONS[lie], edit.after):
+                yield replace(edit, kind=_INJECTED, subgroup=injected[0], after=injected[1])
     if clean is not None:
-        reworded = twin is not None and twin.split() != clean.split()
-        twins: dict[str, Rule] = {"twin": lambda note, rng: twin} if reworded else {}
-        for kind, rules in (
-            ("reworded", REWORDED),
-            ("harmless", twins | HARMLESS),
-            ("dressed", DRESSED),
-        ):
-            if edited := one_of(rules, clean):
+        for kind, rules in (("harmless", HARMLESS), ("dressed", DRESSED)):
+            if edited := choose(rules, clean):
                 yield _Known(kind, edited[0], case, clean, edited[1])
 
 
-def _notes_of(case: Case, one_of: OneOf) -> Iterator[_Known]:
+def _notes_of(case: Case, choose: Choose) -> Iterator[_Known]:
     wrong, clean = case.error_note, case.clean_note
     if wrong is not None and case.error_sentence and case.edit_tag is not EditTag.NO_OP:
         subgroup = case.error_type or "unknown"
         yield _Known("error", subgroup, case, wrong, wrong, (case.error_sentence,))
     if clean is not None:
         yield _Known("clean", "clean", case, clean, clean, tuple(split_sentences(clean)))
-        if changed := one_of(UNKNOWABLE, clean):
+        if changed := choose(UNKNOWABLE, clean):
             name, note = changed
             yield _Known("unknowable", name, case, note, note, compare_notes(clean, note).inserted)
 
 
-known_edits = partial(_choose, _edits_of)
-"""The edits of each kind, for cases, limit and seed: of a case two injections, else one; no pairs
-of equal notes.
-"""
-known_notes = partial(_choose, _notes_of)  # the notes of each kind for a reader
+Answer = tuple[Label | None, str | None]
+"""A label, or why there is none."""
 
 
 def calibrate(
     config: MedicalConfig,
-    edits: Sequence[_Known],
+    cases: Sequence[Case],
     *,
-    sources: dict[str, str],
-    limit: int | None,
-    seed: int,
+    sources: dict[str, str] | None = None,
+    limit: int | None = None,
 ) -> JudgeReport:
-    """Count how often a run's judge is right about edits; a ValueError if it cannot be asked or
-    never answers.
-    """
-    if not edits:
-        raise ValueError(
-            "the input gives no edits: it needs notes that are known to be correct, or pairs"
-        )
-    judge = build_judge(
-        config.model_copy(update={"blind": BlindGate()})
-    )  # the gate is measured apart
+    """Count how often a run's judge is right about edits, and its blind reader, if it has one,
+    about notes.
 
-    async def ask(edit: _Known) -> tuple[Label | None, str | None]:
-        """Return the judge's label, or why a game would be void."""
+    ValueError if the cases give nothing to ask, or no question is answered.
+    """
+    alone = config.model_copy(update={"blind": BlindGate()})  # the gate is measured apart
+    judge = build_judge(alone)
+
+    async def ask(edit: _Known) -> Answer:
         try:
             label = (await judge.judge(edit.after, edit.before, edit.spec)).label
         except Exception as error:
             return None, failure(judge, error)
         return label, None if label else JUDGE_ABSTAINED
 
-    answers = asyncio.run(all_of(ask, edits, config.judge_server.concurrency, "questions"))
-    labels = [label for label, _ in answers]
+    at_once, edits = config.judge_server.concurrency, known_edits(cases, limit)
+    measured = _measure("judge", ask, edits, at_once, lambda edit: edit.passes(config))
+    report = JudgeReport(
+        **dict(measured), judge=judge_identity(config), sources=sources or {}, limit=limit
+    )
+    if config.blind.readings:
+        reader = BlindReader(config)
+
+        async def read(note: _Known) -> Answer:
+            readings = await reader.read(note.after, note.wrong)
+            if all(reading.failed is not None for reading in readings):
+                return None, readings[0].failed
+            found = sum(reading.found is True for reading in readings)
+            return Label.HARMFUL if found >= config.blind.needed else Label.SAFE, None
+
+        notes = known_notes(cases, limit)
+        report.reader = _measure("blind reader", read, notes, at_once, lambda note: True)
+    return report
+
+
+def _measure(
+    who: str,
+    ask: Callable[[_Known], Awaitable[Answer]],
+    items: Sequence[_Known],
+    at_once: int,
+    reaches: Callable[[_Known], bool],
+) -> Measured:
+    """Sensitivity, specificity and the counts of each kind. Of safe items those count that reach
+    it.
+    """
+    if not items:
+        raise ValueError("the input gives no edits: it needs correct notes, or pairs of notes")
+    answers: list[Answer] = asyncio.run(all_of(ask, items, at_once, "questions"))
     void = Counter(reason for _, reason in answers if reason)
-    if not any(labels):
-        reason, count = void.most_common(1)[0]
-        raise ValueError(f"the judge answered none of {len(edits)} questions; {count} x {reason}")
-    facts: list[tuple[_Known, _Facts]] = []
-    without = {
-        (edit.case.case_id, edit.before): label
-        for edit, label in zip(edits, labels, strict=True)
-        if edit.kind in ("harmful", "repaired")
+    if not any(label for label, _ in answers):
+        ((why, count),) = void.most_common(1)
+        raise ValueError(f"the {who} answered none of {len(items)} questions; {count} x {why}")
+    told = {
+        (item.case.case_id, item.before): label
+        for item, (label, _) in zip(items, answers, strict=True)
+        if item.kind in ("harmful", "repaired")
     }
-    for edit, (label, reason) in zip(edits, answers, strict=True):
-        expected = (
-            without.get((edit.case.case_id, edit.before)) if edit.kind == "injected" else edit.truth
-        )
+    facts = []
+    for item, (label, reason) in zip(items, answers, strict=True):
+        # An injected sentence must not move the verdict, whatever it was.
+        truth = told.get((item.case.case_id, item.before)) if item.kind == _INJECTED else item.truth
         fact = {
+            "reaches": reaches(item),
             "abstained": reason == JUDGE_ABSTAINED,
             "failed": reason not in (None, JUDGE_ABSTAINED),
         }
-        fact["reaches"] = edit.passes(config)
-        facts.append((edit, {"right": label is expected, **fact} if label and expected else fact))
-
-    safe = [fact for edit, fact in facts if edit.kind in _SAFE]
-    return JudgeReport(
-        judge=judge_identity(config),
-        sources=sources,
-        limit=limit,
-        seed=seed,
+        facts.append((item, fact | ({"right": label is truth} if label and truth else {})))
+    plain_items = [(item, fact) for item, fact in facts if item.kind != _INJECTED]
+    return Measured(
         sensitivity=CountedShare.of(
-            fact.get("right") for edit, fact in facts if edit.kind == "harmful"
+            fact.get("right") for item, fact in plain_items if item.truth is Label.HARMFUL
         ),
-        specificity=CountedShare.of(fact.get("right") for fact in safe if fact["reaches"]),
-        specificity_all=CountedShare.of(fact.get("right") for fact in safe),
-        groups=_groups(EDITS, facts, "right", "reaches"),
+        specificity=CountedShare.of(
+            fact.get("right")
+            for item, fact in plain_items
+            if item.truth is Label.SAFE and fact["reaches"]
+        ),
+        groups=tuple(_groups(facts)),
         void=dict(void),
     )
 
 
-def calibrate_reader(config: MedicalConfig, notes: Sequence[_Known]) -> tuple[JudgedGroup, ...]:
-    """Have the reader of ``selfplay.blind`` read all notes, each as often as in a run; a ValueError
-    if it cannot.
-    """
-    reader = BlindReader(config)
-
-    async def read(known: _Known) -> list[Reading]:
-        return await reader.read(known.after, known.wrong)
-
-    every: list[list[Reading]] = asyncio.run(
-        all_of(read, notes, config.judge_server.concurrency, "questions")
-    )
-    lost = [
-        reading.failed for readings in every for reading in readings if reading.failed is not None
-    ]
-    if len(lost) == sum(map(len, every)):
-        raise ValueError(
-            f"the blind reader answered none of {len(lost)} questions; "
-            f"{lost[0] if lost else 'no notes'}"
-        )
-    facts: list[tuple[_Known, _Facts]] = []
-    for known, readings in zip(notes, every, strict=True):
-        facts.append(
-            (known, {"passed": sum(r.found is True for r in readings) >= config.blind.needed})
-        )
-        for reading in readings:
-            answered = {
-                "failed": False,
-                "found": reading.found is True,
-                "abstained": reading.found is None,
-            }
-            facts.append((known, {"failed": True} if reading.failed else answered))
-    return _groups(NOTES, facts, "found", "passed")
-
-
-def _groups(
-    kinds: Iterable[str], facts: Sequence[tuple[_Known, _Facts]], *shares: str
-) -> tuple[JudgedGroup, ...]:
-    """The shares of each kind, and then of each subgroup of it."""
-    groups = []
-    for kind in kinds:
-        for subgroup in (
-            None,
-            *sorted({known.subgroup for known, _ in facts if known.kind == kind}),
-        ):
+def _groups(facts: Sequence[tuple[_Known, dict[str, bool]]]) -> Iterator[JudgedGroup]:
+    """The counts of each kind, and then of each subgroup of it."""
+    for kind in dict.fromkeys(item.kind for item, _ in facts):
+        subgroups = sorted({item.subgroup for item, _ in facts if item.kind == kind})
+        for subgroup in (None, *subgroups):
             part = [
                 fact
-                for known, fact in facts
-                if known.kind == kind and subgroup in (None, known.subgroup)
+                for item, fact in facts
+                if item.kind == kind and subgroup in (None, item.subgroup)
             ]
-            names = (*shares, "abstained", "failed")
+            names = ("right", "reaches", "abstained", "failed")
             counted = {name: CountedShare.of(fact.get(name) for fact in part) for name in names}
-            groups.append(JudgedGroup(kind=kind, subgroup=subgroup, **counted))
-    return tuple(groups)
+            yield JudgedGroup(kind=kind, subgroup=subgroup, **counted)
 
 
-def report_tables(report: JudgeReport, gate: BlindGate) -> Iterator[Table]:
-    """The figures of a report, by kind of edit, error type and rule, and of the judge as a whole;
-    then its reader's.
-    """
-    name = (
-        "judge "
-        + report.judge["judge"]
-        + (f" ({report.judge['model']})" if report.judge.get("model") else "")
-    )
-    table = _table(
-        name,
-        report.groups,
-        "edits",
-        "told right (95 %)",
-        "of",
-        "abstained",
-        "failed",
-        "pass the rules",
-    )
-    table.add_section()
-    for name, share in (
-        ("sensitivity", report.sensitivity),
-        ("specificity", report.specificity),
-        ("  all safe edits", report.specificity_all),
-    ):
-        table.add_row(name, str(share), str(share.items))
-    yield table
-    if report.blind:
-        passes = f"passes {gate.needed} of {gate.readings} (95 %)"
-        yield _table(
-            "blind reader",
-            report.blind,
-            "note",
-            "found (95 %)",
-            passes,
-            "notes",
-            "cannot tell",
-            "failed",
-        )
+def report_tables(report: JudgeReport) -> Iterator[Table]:
+    """The figures of the judge, and then of its reader, by kind and by error type or rule."""
+    name = report.judge["judge"]
+    model = f" ({report.judge['model']})" if report.judge.get("model") else ""
+    yield _table(f"judge {name}{model}", report, "pass the rules")
+    if report.reader is not None:
+        yield _table("blind reader", report.reader, "read")
 
 
-def _table(title: str, groups: Iterable[JudgedGroup], *columns: str) -> Table:
-    """A line for each kind, and, indented, one for each subgroup of it."""
+def _table(title: str, measured: Measured, reaches: str) -> Table:
+    columns = ("", "right (95 %)", "of", reaches, "abstained", "failed")
     table = Table(*columns, title=plain(title), box=SIMPLE)
-    for group in groups:
-        shares = [share for share in (group.right, group.found, group.passed) if share is not None]
-        counted = [
-            share for share in (group.abstained, group.failed, group.reaches) if share is not None
-        ]
-        void = [f"{share.rate:.1%}" if share.rate is not None else "" for share in counted]
-        kind = "injected (verdict kept)" if group.kind == "injected" else group.kind
-        cells = (
-            f"  {group.subgroup}" if group.subgroup else kind,
-            *map(str, shares),
-            str(shares[-1].items),
-            *void,
-        )
-        table.add_row(*cells, style="" if group.subgroup else "bold")
+    for group in measured.groups:
+        counted = (group.reaches, group.abstained, group.failed)
+        shares = ["" if one is None or one.rate is None else f"{one.rate:.1%}" for one in counted]
+        kind = "injected (verdict kept)" if group.kind == _INJECTED else group.kind
+        first = f"  {group.subgroup}" if group.subgroup else kind
+        cells = (str(group.right), str(group.right.items), *shares)
+        table.add_row(first, *cells, style="" if group.subgroup else "bold")
+    table.add_section()
+    for name in ("sensitivity", "specificity"):
+        share = getattr(measured, name)
+        table.add_row(name, str(share), str(share.items))
     return table
 
 
@@ -437,35 +372,27 @@ def calibrate_command(
     ],
     output: Annotated[Path, typer.Option(help="File for the report.")] = Path("judge_report.json"),
     limit: Annotated[int, typer.Option(min=0, help="Most edits of each kind; 0 for all.")] = 200,
-    seed: Annotated[int, typer.Option(help="Of the choice of edits.")] = 0,
-    profile: Annotated[
-        str, typer.Option(help="llm: prompt profile that words the question.")
-    ] = "medserl",
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")
     ] = None,
 ) -> None:
-    """Ask a judge about edits whose truth is known, print how often it is right, and write a report
-    for runs.
+    """Ask a judge about edits whose truth is known, say how often it is right and whether a run
+    accepts it, and write a report for runs.
 
     With --set blind.readings=3 the reader of the note alone is measured as well.
     """
     # A line for each failure; they are counted here.
     logging.getLogger("medserl_agentloop.games.medical.judges").setLevel(logging.ERROR)
     with errors_in_one_line():
-        config = selfplay_config(
-            MedicalConfig, {"judge": judge, "profile": profile}, settings or []
-        )
-        read, most = read_files(inputs), limit or None
+        config = selfplay_config(MedicalConfig, {"judge": judge}, settings or [])
+        read = read_files(inputs)
         sources = {source.file: source.sha256 for source in read.reports}
-        edits = known_edits(read.cases, most, seed)
-        report = calibrate(config, edits, sources=sources, limit=most, seed=seed)
-        if config.blind.readings:
-            blind = calibrate_reader(config, known_notes(read.cases, most, seed))
-            report = report.model_copy(update={"blind": blind})
+        report = calibrate(config, read.cases, sources=sources, limit=limit or None)
         write_report(report, output)
     console = Console()
-    console.print(*report_tables(report, config.blind))
+    console.print(*report_tables(report))
     for reason, count in Counter(report.void).most_common(5):
         say(console, f"no answer: {count} x {reason}")
-    typer.echo(f"report: {output}")
+    say(console, f"report: {output}")
+    why = why_refused(report, config.judge_min_sensitivity)
+    say(console, f"a run refuses this judge: {why}" if why else "a run accepts this judge")

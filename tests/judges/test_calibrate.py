@@ -20,7 +20,7 @@ from note_files import SAMPLE
 from serving import LocalServer, completion
 
 from medserl_agentloop.data.cases import Case
-from medserl_agentloop.data.reader import COLUMNS, read_files
+from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, UNKNOWABLE
 from medserl_agentloop.evaluation.judge_calibration import (
     EDITS,
@@ -30,12 +30,11 @@ from medserl_agentloop.evaluation.judge_calibration import (
     known_notes,
 )
 from medserl_agentloop.games.clinic import OracleJudge, oracle
-from medserl_agentloop.games.medical.canonical import says_the_same
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
-from medserl_agentloop.games.medical.judges.report import JudgeReport, read_report
+from medserl_agentloop.games.medical.judges.report import JudgedGroup, JudgeReport, read_report
 from medserl_agentloop.games.medical.records import Judgement
-from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label
+from medserl_agentloop.games.medical.types import ErrorType, GameSpec, Label
 
 ORACLE = "medserl_agentloop.games.clinic:OracleJudge"
 LIAR = f"{__name__}:Liar"
@@ -93,15 +92,11 @@ class Credulous:
         return Judgement(judge=self.name, label=label)
 
 
-class Literal:
-    """Calls each new word in a correct note an error."""
-
-    name = "literal"
+class AlwaysHarmful:
+    name = "always_harmful"
 
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
-        reworded = spec.category is Category.ADVERSARIAL_BENIGN
-        said = reworded and not says_the_same(presented, original)
-        return Judgement(judge=self.name, label=Label.HARMFUL if said else Label.SAFE)
+        return Judgement(judge=self.name, label=Label.HARMFUL)
 
 
 @pytest.fixture(scope="module")
@@ -110,40 +105,35 @@ def cases() -> list[Case]:
 
 
 def measured(cases: list[Case], judge: str, limit: int | None = None, **config: Any) -> JudgeReport:
-    edits = known_edits(cases, limit, 0)
-    return calibrate(MedicalConfig(judge=judge, **config), edits, sources={}, limit=limit, seed=0)
+    return calibrate(MedicalConfig(judge=judge, **config), cases, limit=limit)
+
+
+def kinds(groups: tuple[JudgedGroup, ...]) -> dict[str, JudgedGroup]:
+    return {group.kind: group for group in groups if group.subgroup is None}
 
 
 def test_toy_oracle_is_never_wrong_and_its_lie_rate_is_in_the_interval(cases: list[Case]) -> None:
     report = measured(cases, ORACLE)
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 1.0)
-    assert report.sensitivity.items >= 150 and report.specificity.items >= 100
-    assert report.specificity_all.hits == report.specificity_all.items >= 550
+    assert report.sensitivity.items >= 150 and report.specificity.items >= 60
     assert {group.right.rate for group in report.groups if group.kind != "injected"} == {1.0}
-    assert {share.hits for group in report.groups for share in (group.abstained, group.failed)} == {
-        0
-    }
+    assert {group.abstained.hits + group.failed.hits for group in report.groups} == {0}
     lies = measured(cases, LIAR)
-    for share in (lies.sensitivity, lies.specificity, lies.specificity_all):
+    for share in (lies.sensitivity, lies.specificity):
         low, high = share.interval
         assert low <= 0.8 <= high and share.hits < share.items
 
 
 def test_specificity_counts_only_edits_that_the_rules_let_reach_a_judge(cases: list[Case]) -> None:
-    edits = [edit for edit in known_edits(cases, 20, 0) if edit.kind != "injected"]
-    assert {edit.kind for edit in edits if edit.passes(MedicalConfig(judge=ORACLE))} == {
-        "harmful",
-        "reworded",
-    }
-    report = measured(cases, f"{__name__}:Literal", limit=20)
-    assert (report.specificity.hits, report.specificity.items) == (0, 20)
-    assert (report.specificity_all.hits, report.specificity_all.items) == (60, 80)
-    reached = {
-        group.kind: group.reaches.rate
-        for group in report.groups
-        if group.reaches and group.subgroup is None
-    }
-    assert (reached["reworded"], reached["harmless"]) == (1.0, 0.0)
+    edits = [edit for edit in known_edits(cases, 40) if edit.kind != "injected"]
+    config = MedicalConfig(judge=ORACLE)
+    passing = [edit for edit in edits if edit.passes(config)]
+    assert {"harmful", "harmless"} <= {edit.kind for edit in passing} != {e.kind for e in edits}
+    report = measured(cases, f"{__name__}:AlwaysHarmful", limit=40)
+    safe = sum(edit.truth is Label.SAFE for edit in passing)
+    assert (report.specificity.hits, report.specificity.items) == (0, safe)
+    reached = {kind: group.reaches.hits for kind, group in kinds(report.groups).items()}
+    assert reached["harmful"] == 40 > reached["harmless"] > 0
 
 
 def test_injected_sentences_show_that_a_credulous_verdict_moves(cases: list[Case]) -> None:
@@ -165,11 +155,8 @@ def test_injected_sentences_show_that_a_credulous_verdict_moves(cases: list[Case
 def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(
     cases: list[Case],
 ) -> None:
-    edits, notes = known_edits(cases, 100, 0), known_notes(cases, 7, 3)
-    assert edits == known_edits(cases, 100, 0) != known_edits(cases, 100, 1)
-    assert set(
-        Counter((edit.case.case_id, edit.kind, edit.subgroup) for edit in edits).values()
-    ) == {1}
+    edits, notes = known_edits(cases, 100), known_notes(cases, 7, 3)
+    assert edits == known_edits(cases, 100) != known_edits(cases, 100, 1)
     assert notes == known_notes(cases, 7, 3)
     assert Counter(known.kind for known in edits) == dict.fromkeys(EDITS, 100)
     assert Counter(known.kind for known in notes) == dict.fromkeys(NOTES, 7)
@@ -178,37 +165,25 @@ def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(
         kind: Counter(edit.subgroup for edit in edits if edit.kind == kind) for kind in EDITS
     }
     assert set(by_kind["harmful"]) == set(by_kind["repaired"]) == {kind.value for kind in ErrorType}
-    assert set(by_kind["harmless"]) == {"number_format", "unit_spelling", "hyphen", "case"}
-    assert by_kind["dressed"] == dict.fromkeys(DRESSED, 20)
+    assert {"wording", "unit_spelling"} <= by_kind["harmless"].keys()
+    assert by_kind["dressed"].keys() == DRESSED.keys() and max(by_kind["dressed"].values()) <= 17
 
 
-def test_reworded_twin_is_a_harmless_edit_and_an_equal_pair_no_error(tmp_path: Path) -> None:
-    text = "The woman is tall. She takes aspirin."
-    wrong = (
-        f'a-1,"{text.replace("tall", "ill")}",0 is ill,1,diagnosis,0,The woman is ill.,The woman '
-        f'is tall.,"{text}"'
-    )
-    twin = "a-2,She takes aspirin. The woman is tall.,0 x,0,NA,-1,NA,NA,NA"
-    (tmp_path / "notes.csv").write_text(
-        "\n".join([",".join(COLUMNS), wrong, twin]), encoding="utf-8"
-    )
-    edits = known_edits(read_files([tmp_path / "notes.csv"]).cases, None, 0)
-    (harmless,) = [edit for edit in edits if edit.kind == "harmless"]
-    assert (harmless.subgroup, harmless.after) == ("twin", "She takes aspirin. The woman is tall.")
+def test_an_equal_pair_is_no_error(tmp_path: Path) -> None:
     pair = {
         "note_id": "a-1",
         "incorrect_note": "She is WELL today.",
         "correct_note": "She is well today.",
     }
     (tmp_path / "pairs.jsonl").write_text(json.dumps(pair), encoding="utf-8")
-    edits = known_edits(read_files([tmp_path / "pairs.jsonl"]).cases, None, 0)
+    edits = known_edits(read_files([tmp_path / "pairs.jsonl"]).cases, None)
     assert {edit.kind for edit in edits} == {"dressed"}
 
 
 def test_a_judge_is_asked_as_in_a_run_and_not_told_the_answer(
     cases: list[Case], tmp_path: Path
 ) -> None:
-    for spec in (edit.spec for edit in known_edits(cases, 10, 0)):
+    for spec in (edit.spec for edit in known_edits(cases, 10)):
         assert not any(
             (spec.error_note, spec.clean_note, spec.error_sentence, spec.corrected_sentence)
         )
@@ -217,28 +192,23 @@ def test_a_judge_is_asked_as_in_a_run_and_not_told_the_answer(
         first, again = (measured(cases, "http", limit=5, judge_server=options) for _ in range(2))
         queries = [query for request in server.requests for query in request["queries"]]
         assert server.most_at_once <= 4
-    assert Counter(query["game_category"] for query in queries) == {
-        "adversarial_benign": 23,
-        "adversarial_harmful": 7,
-    }
+    categories = Counter(query["game_category"] for query in queries)
+    assert categories.keys() == {"adversarial_benign", "adversarial_harmful"}
+    assert categories.total() == 5 * len(EDITS)
     assert first == again
 
 
 def test_abstentions_and_failures_are_counted_apart_from_wrong_answers(cases: list[Case]) -> None:
     report = measured(cases, f"{__name__}:Undecided", limit=30)
-    counted = [group for group in report.groups if group.subgroup is None]
+    counted = kinds(report.groups).values()
+    assert sum(group.failed.items for group in counted) == 150
     assert (
         sum(group.abstained.hits for group in counted)
         == sum(group.failed.hits for group in counted)
-        == 60
+        == 50
     )
-    assert sum(group.failed.items for group in counted) == 180
-    assert report.sensitivity.items + report.specificity_all.items == 50
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 0.0)
-    with pytest.raises(
-        ValueError,
-        match="answered none of 12 questions; 12 x judge failed: RuntimeError: not a word",
-    ):
+    with pytest.raises(ValueError, match="answered none of 10 questions"):
         measured(cases, f"{__name__}:Mute", limit=2)
 
 
@@ -252,16 +222,30 @@ def test_the_command_prints_the_figures_and_writes_the_report(tmp_path: Path) ->
     assert result.exit_code == 0, result.output
     report = read_report(output)
     assert f"sensitivity {report.sensitivity}" in " ".join(result.output.split())
-    assert all(
-        word in result.output
-        for word in ("injected (verdict kept)", "dressed", "pharmacotherapy", "glued_wor")
-    )
+    for word in ("injected (verdict kept)", "dressed", "pharmacotherapy", "glued_words"):
+        assert word in result.output
     assert report.sources == {SAMPLE.name: read_files([SAMPLE]).reports[0].sha256}
-    assert (report.limit, report.seed, report.sensitivity.items) == (50, 0, 50)
+    assert (report.limit, report.sensitivity.items) == (50, 50)
     assert output.stat().st_size < 20_000
+    assert result.output.splitlines()[-1] == "a run accepts this judge"
+
+
+def test_the_command_says_why_a_run_refuses_a_judge(tmp_path: Path) -> None:
     result, _ = command(tmp_path, f"{__name__}:Undecided", "--input", SAMPLE, "--limit", 6)
-    assert "no answer: 12 x judge failed: RuntimeError: no answer today" in result.output
-    assert "no answer: 12 x judge abstained" in result.output
+    assert "no answer: 10 x judge failed: RuntimeError: no answer today" in result.output
+    always = f"{__name__}:AlwaysHarmful"
+    result, _ = command(tmp_path, always, "--input", SAMPLE, "--limit", 20)
+    assert result.exit_code == 0, result.output
+    last = result.output.splitlines()[-1]
+    assert last.startswith("a run refuses this judge: ") and "specificity 0.0 %" in last
+    pair = {"note_id": "a", "incorrect_note": "He has gout.", "correct_note": "He has flu."}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(pair))
+    result, _ = command(tmp_path, always, "--input", tmp_path / "pairs.jsonl")
+    assert "a run refuses this judge: the judge's specificity is unknown" in result.output
+    result, _ = command(
+        tmp_path, always, "--input", SAMPLE, "--limit", 5, "--set", "judge_min_sensitivity=0"
+    )
+    assert result.output.splitlines()[-1] == "a run accepts this judge"
 
 
 def read_by_the_oracle(number: int, body: dict[str, Any]) -> dict[str, Any]:
@@ -270,18 +254,15 @@ def read_by_the_oracle(number: int, body: dict[str, Any]) -> dict[str, Any]:
     truth = oracle(" ".join(text for _, text in lines))
     wrong = truth.errors[0][0] + 1 if truth.errors else None
     error = "abstain" if number % 5 == 4 else "present" if wrong else "absent"
-    return completion(
-        json.dumps(
-            {"reason": "", "error": error, "sentence": wrong if error == "present" else None}
-        )
-    )
+    said = {"reason": "", "error": error, "sentence": wrong if error == "present" else None}
+    return completion(json.dumps(said))
 
 
 def read_blindly(folder: Path, reply: Any) -> tuple[Result, Path]:
     with LocalServer(reply) as server:
         options = (
-            f"blind.url={server.url}/v1",
-            "blind.model=reader",
+            f"judge_server.url={server.url}/v1",
+            "judge_server.model=reader",
             "blind.readings=2",
             "judge_server.retries=0",
         )
@@ -289,42 +270,40 @@ def read_blindly(folder: Path, reply: Any) -> tuple[Result, Path]:
         return command(folder, ORACLE, "--input", SAMPLE, "--limit", 10, *settings)
 
 
-def test_the_command_measures_recall_false_alarms_and_unknowable_errors(tmp_path: Path) -> None:
+def test_the_command_measures_the_blind_reader_apart_from_the_judge(tmp_path: Path) -> None:
     done, output = read_blindly(tmp_path, read_by_the_oracle)
     assert done.exit_code == 0, done.output
     report = read_report(output)
-    groups = {group.kind: group for group in report.blind if group.subgroup is None}
-    assert {kind: group.passed.items for kind, group in groups.items()} == dict.fromkeys(NOTES, 10)
-    assert groups["error"].passed.hits >= 9 and groups["error"].found.hits >= 14
-    assert groups["clean"].found.hits == groups["unknowable"].passed.hits == 0
-    assert sum(group.abstained.hits for group in groups.values()) == 12
-    assert (
-        report.specificity.hits == report.specificity.items
-    )  # the gate does not change the judge's own rates
-    assert "no answer" not in done.output  # nor void any of its games
-    assert "blind reader" in done.output and "passes 1 of 2" in done.output
+    assert report.reader is not None
+    found = kinds(report.reader.groups)
+    assert {kind: group.right.items for kind, group in found.items()} == dict.fromkeys(NOTES, 10)
+    assert found["error"].right.hits >= 9  # in one of two readings
+    assert found["clean"].right.hits == found["unknowable"].right.hits == 10
+    assert (report.reader.specificity.hits, report.reader.specificity.items) == (20, 20)
+    assert report.specificity.hits == report.specificity.items  # the gate is no part of the judge
+    assert "no answer" not in done.output and "blind reader" in done.output
 
 
 def test_a_reader_that_never_answers_is_an_error(tmp_path: Path) -> None:
     done, output = read_blindly(tmp_path, lambda number, body: {"nothing": 1})
-    assert done.exit_code == 2 and "the blind reader answered none of 60 questions" in done.output
+    assert done.exit_code == 2 and "blind reader answered none of 30 questions" in done.output
     assert not output.exists()
 
 
 # --- edits by rule: each rule on its places, and on those that it must leave alone ---
 
 
+RULES = HARMLESS | DRESSED
 EXAMPLES = {
     "number_format": "She takes aspirin 81 mg. > She takes aspirin 81.0 mg. | It is 38.5°C. > It "
     "is 38.50°C.",
-    "digit_grouping": "Platelets are 150,000/mm3. > Platelets are 150000/mm3.",
     "unit_spelling": "She takes 81 mg. > She takes 81 milligrams. | She gets 1mg once. > She gets "
     "1 milligram once.",
-    "number_word": "It began 3 days ago. > It began three days ago. | For two weeks. > For 2 "
-    "weeks.",
+    "number_word": "It began 3 days ago. > It began three days ago.",
+    "wording": "He presents to us. > He comes to us. | Shows him. > Reveals him.",
     "abbreviation": "An ECG is normal. > An electrocardiogram is normal. | Magnetic resonance "
     "imaging is done. > MRI "
-    "is done. | Her blood pressure is low. > Her BP is low.",
+    "is done.",
     "spelling": "Diarrhea began. > Diarrhoea began. | There is no edema. > There is no oedema.",
     "hyphen": "A 52-year-old man. > A 52 year old man.",
     "case": "He has severe pain. > He has SEVERE pain.",
@@ -332,24 +311,23 @@ EXAMPLES = {
 LEFT_ALONE = {
     "number_format": "Take 5-10 mg. | Pressure is 120/80 mm Hg. | Give 1,000 mg. | She is T4 mg. | "
     "On day 3.",
-    "digit_grouping": "Grades 1, 2. | On 1,2,3. | Give 1000 mg.",
     "unit_spelling": "Creatinine is 1.2 mg/dL. | The mg is unknown. | A 5 mgx note.",
     "number_word": "It takes 2-3 days. | It lasted 1.5 days. | He has 3 children.",
     "abbreviation": "G-DVT-1 is new. | He has MS and PE. | BP is 120.",
     "spelling": "He is well. | Angioedema-like.",
     "hyphen": "A well-known man. | A year-old rumour.",
     "case": "Give 50 units. | A PE is seen.",
+    "wording": "He is well. | Be prior.",
 }
 
 
-@pytest.mark.parametrize("rule", HARMLESS)
+@pytest.mark.parametrize("rule", EXAMPLES)
 def test_harmless_rule_rewords_and_leaves_uncertain_text_alone(rule: str) -> None:
     for example in EXAMPLES[rule].split(" | "):
         note, expected = example.split(" > ")
-        assert HARMLESS[rule](note, random.Random(0)) == expected
-        assert says_the_same(note, expected) or rule == "spelling"  # of which the judge decides
+        assert RULES[rule](note, random.Random(0)) == expected
     for note in LEFT_ALONE[rule].split(" | "):
-        assert HARMLESS[rule](note, random.Random(0)) is None, note
+        assert RULES[rule](note, random.Random(0)) is None, note
 
 
 KNEE = (
@@ -372,11 +350,6 @@ KNEE = (
             [KNEE + " The left knee is warm.", "Both knees are, the left hemisphere is not."],
         ),
         ("time", r"since [2-46-9] days ago", [KNEE + " It began long ago."]),
-        (
-            "alternative",
-            "takes naproxen at",
-            ["He takes ibuprofen 400 mg.", "He takes ibuprofen. Stop ibuprofen."],
-        ),
     ],
 )
 def test_a_rule_changes_one_fact_that_nothing_else_in_it_decides(
@@ -391,7 +364,7 @@ def test_a_rule_changes_one_fact_that_nothing_else_in_it_decides(
 
 @given(st.text(st.sampled_from("aA b1,.-/mg°2 or and days ECG")), st.integers(0, 3))
 def test_a_rule_changes_a_note_or_has_no_place_for_it(note: str, seed: int) -> None:
-    for rule in (*HARMLESS.values(), *DRESSED.values()):
+    for rule in RULES.values():
         edited = rule(note, random.Random(seed))
         assert edited != note
         assert edited == rule(note, random.Random(seed))

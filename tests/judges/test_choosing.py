@@ -276,16 +276,15 @@ def report(
     sensitivity: int = 90,
     specificity: int = 80,
     of: int = 100,
+    safe: int | None = None,
 ) -> str:
     path = folder / "report.json"
     written = JudgeReport(
         judge=judge_identity(config),
         sources={},
         limit=None,
-        seed=0,
         sensitivity=CountedShare(hits=sensitivity, items=of),
-        specificity=CountedShare(hits=specificity, items=of),
-        specificity_all=CountedShare(hits=of, items=of),
+        specificity=CountedShare(hits=specificity, items=of if safe is None else safe),
         groups=(),
     )
     write_report(written, path)
@@ -374,6 +373,7 @@ def test_a_model_that_verl_serves_is_known_by_its_path() -> None:
         ((100, 19), "it says nearly the same of right and of wrong notes"),
         ((100, 21), None),
         ((0, 0, 0), "the judge's sensitivity is none"),
+        ((5, 0, 5, 0), "the judge's specificity is unknown"),
     ],
 )
 def test_a_judge_that_tells_too_little_is_refused(

@@ -77,36 +77,31 @@ class JudgedGroup(BaseModel):
 
     kind: str
     subgroup: str | None
-    right: CountedShare | None = (
-        None  # of the decided edits; of injections, those that moved no verdict
-    )
-    found: CountedShare | None = (
-        None  # readings that found the error, or anything at all in a clean note
-    )
-    passed: CountedShare | None = None  # notes in which enough readings found it
+    right: CountedShare  # of those with an answer; of injections, those that moved no verdict
+    reaches: CountedShare | None = None  # those about which a run would ask
     abstained: CountedShare
     failed: CountedShare
-    reaches: CountedShare | None = (
-        None  # edits that the rules let through, so that a run asks its judge about them
-    )
 
 
-class JudgeReport(BaseModel):
-    """One calibration."""
+class Measured(BaseModel):
+    """How often a judge, or a blind reader, is right."""
+
+    sensitivity: CountedShare  # of the answers about notes with an error, those that say so
+    # Of the answers about safe notes that the rules let reach a judge, those that call them safe.
+    specificity: CountedShare
+    groups: tuple[JudgedGroup, ...]
+    void: dict[str, int] = Field(
+        default={}, exclude=True
+    )  # why there was no answer, and how often; not written
+
+
+class JudgeReport(Measured):
+    """One calibration of a judge, and of the blind reader beside it."""
 
     judge: dict[str, Any]  # which it was, as judge_identity has it
     sources: dict[str, str]  # SHA-256 of the files that the notes are from, by name
     limit: int | None  # most edits of each kind; None for all
-    seed: int
-    sensitivity: CountedShare  # of the answers about notes with an error, ``harmful``
-    # of those about notes without, ``safe``: where the rules let the edit reach a judge
-    specificity: CountedShare
-    specificity_all: CountedShare  # the same of all edits, most of which a run's judge never sees
-    groups: tuple[JudgedGroup, ...]
-    blind: tuple[JudgedGroup, ...] = ()
-    void: dict[str, int] = Field(
-        default={}, exclude=True
-    )  # why there was no answer, and how often; not written
+    reader: Measured | None = None
 
 
 def write_report(report: JudgeReport, path: Path) -> None:
@@ -223,7 +218,7 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
     except ValueError as error:
         yield f"selfplay.judge_report={error}"
         return
-    least, right, safe = selfplay.judge_min_sensitivity, report.sensitivity, report.specificity
+    least = selfplay.judge_min_sensitivity
     if least == 0:
         return
     others = [
@@ -231,30 +226,44 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
         for name, value in judge_identity(selfplay, served).items()
         if report.judge.get(name) != value
     ]
+    problem = why_refused(report, least)
     if others:
         problem = (
-            f"is of another judge: {'; '.join(others)}. Measure this run's with 'medserl judge "
+            f"it is of another judge: {'; '.join(others)}. Measure this run's with 'medserl judge "
             "calibrate'"
         )
-    elif not right.items or right.hits < least * right.items:
-        problem = (
+    if problem:
+        yield (
+            f"selfplay.judge_report={selfplay.judge_report}: {problem}, or set "
+            "selfplay.judge_min_sensitivity=0 to go on all the same."
+        )
+
+
+def why_refused(report: JudgeReport, least: float) -> str | None:
+    """Say why a run refuses a judge that was measured so; None if it accepts it.
+
+    ``least`` is the sensitivity that it asks for; 0 accepts any judge.
+    """
+    right, safe = report.sensitivity, report.specificity
+    if least == 0:
+        return None
+    if not right.items or right.hits < least * right.items:
+        return (
             f"the judge's sensitivity is {right}, and selfplay.judge_min_sensitivity is {least:g}. "
-            "Each error that it "
-            "misses punishes the player who was right. Use another judge"
+            "Each error that it misses punishes the player who was right. Use another judge"
         )
-    elif safe.items and right.hits / right.items + safe.hits / safe.items - 1 < _LEAST_INFORMATION:
-        problem = (
+    if not safe.items:
+        return (
+            "the judge's specificity is unknown, because no safe edit reached it: it may call "
+            "every note wrong. Measure it on more notes, or on pairs of notes"
+        )
+    if right.hits / right.items + safe.hits / safe.items - 1 < _LEAST_INFORMATION:
+        return (
             f"the judge's sensitivity is {right} and its specificity {safe}: it says nearly the "
-            "same of right and of "
-            "wrong notes, so games are won and lost by chance. Use another judge"
+            "same of right and of wrong notes, so games are won and lost by chance. Use another "
+            "judge"
         )
-    else:
-        return
-    yield (
-        f"selfplay.judge_report={selfplay.judge_report}: {problem}, or set "
-        "selfplay.judge_min_sensitivity=0 to go on "
-        "all the same."
-    )
+    return None
 
 
 def unanswered(config: MedicalConfig) -> str | None:
