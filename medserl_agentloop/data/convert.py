@@ -119,8 +119,8 @@ def convert(options: ConvertOptions) -> None:
     read, made = convert_files(options)
     _print_input(read.reports)
     _print_rows(made, options)
-    counts = {"records dropped: every field is empty": read.dropped_empty, **made.left_out}
-    show("Left out", ["what and why", "count"], [item for item in counts.items() if item[1]])
+    for why, count in made.left_out.items():
+        _say(f"left out: {why} ({count})")
     for report in read.reports:
         say_why(f"left out: {report.file}", report.contradictions)
         say_why(f"not joined: {report.file}", report.not_joined)
@@ -264,8 +264,6 @@ def _print_input(reports: Sequence[ReadReport]) -> None:
         [label, *(getattr(report, name) for report in reports)] for name, label in counts.items()
     ]
     show("Input", ["", *(report.file for report in reports)], [row for row in rows if any(row[1:])])
-    types = sum((Counter(report.error_types) for report in reports), Counter[str]())
-    show("Error types", ["type", "cases"], types.most_common())
 
 
 def _print_rows(made: SplitRows, plan: RowPlan) -> None:

