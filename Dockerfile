@@ -1,5 +1,5 @@
 # A GPU environment on verl's published image for SGLang 0.5.12 (quoted from verl's docker/README.md), which brings
-# CUDA 13, torch 2.11, SGLang with its kernels, and flash-attn 2.8.3. Not built here.
+# CUDA 13, torch 2.11 and SGLang with its kernels. Not built here.
 # docs/gpu.md has the commands that build and start it.
 FROM verlai/verl:sgl0512.latest
 

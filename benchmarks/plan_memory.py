@@ -44,7 +44,6 @@ def planned(config: Qwen3Config, checkpointing: bool) -> dict[str, float]:
         Shape(config),
         compute_bytes=4,
         checkpointing=checkpointing,
-        fused_loss=False,
         gathers=False,
         update_tokens=TOKENS,
     )

@@ -5,6 +5,7 @@ typed.
 import ast
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from itertools import dropwhile, groupby
@@ -188,6 +189,22 @@ def test_every_command_could_be_typed(page: Path, monkeypatch: pytest.MonkeyPatc
     for words in commands(page):
         print(shlex.join(words))  # pytest shows the last one where it fails
         check(words)
+
+
+def test_jobs_of_clusters_can_be_read_and_run_a_command_that_composes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", "k")
+    folder = DOCS / "clusters"
+    sky = yaml.safe_load((folder / "skypilot.yaml").read_text())
+    scripts = [(folder / f"{name}.sh").read_text() for name in ("until_done", "slurm")]
+    for script in (*scripts, sky["setup"], sky["run"]):
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    for script in (scripts[1], sky["run"]):
+        whole = re.sub(r"\\\n *", "", script)
+        [command] = re.findall(r"until_done\.sh \S+ (python .+?)(?: &)?$", whole, re.M)
+        check([re.sub(r"\$\w+", "http://judge", word) for word in shlex.split(command)])
+    assert {"JUDGE_URL", "JUDGE_MODEL"} <= sky["envs"].keys()
 
 
 def test_command_list_fits_a_screen_and_every_command_has_its_panel() -> None:

@@ -120,7 +120,7 @@ def test_the_gpu_lock_has_what_this_package_verl_and_the_engine_ask_for() -> Non
         ):
             found = locked.get(canonicalize_name(needed.name))
             assert found is not None and needed.specifier.contains(found), (str(needed), found)
-    assert locked["flash-attn"] == "2.8.3" and "flash-attn-4" not in locked
+    assert not {"flash-attn", "flash-attn-4"} & locked.keys()  # PyPI has no wheel of the first
 
 
 def test_the_hashes_are_those_of_the_pinned_set() -> None:

@@ -91,6 +91,19 @@ def packed_attention(
     pack = Pack.of(position_ids)
     if query.is_cuda and kernel_takes(module, query, value, options):
         return varlen(query, key, value, pack, sliding_window, options.get("scaling")), None
+    return one_by_one(module, query, key, value, pack, sliding_window, **options), None
+
+
+def one_by_one(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pack: Pack,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """Attend within each context by a call of SDPA; shapes as in :func:`packed_attention`."""
     # Not slices: the gradient of each would be as long as the pack.
     contexts = zip(
         *(torch.split(states, pack.lengths, dim=2) for states in (query, key, value)), strict=True
@@ -99,7 +112,7 @@ def packed_attention(
     for states in contexts:
         mask = _window_mask(states[0].shape[2], sliding_window, query.device)
         parts.append(sdpa_attention_forward(module, *states, mask, **options)[0])
-    return torch.cat(parts, dim=1), None
+    return torch.cat(parts, dim=1)
 
 
 def varlen(

@@ -273,7 +273,7 @@ def _memory(run: RunConfig) -> Findings:
         return
     here = get_system_memory() / GIB
     text = f"this machine has {here:.0f} GiB, and a run needs {needed:.0f} (medserl plan)"
-    advice = ". Take a machine with more, or less of it: without gpu_80g's offload, or with lora."
+    advice = ". Take a machine with more, or less of it: without offload, or with lora."
     yield ("ok", text) if here >= needed else ("warn", text + advice)
 
 

@@ -126,7 +126,6 @@ class Engine:
     critic: bool = False  # its head has one output in place of the vocabulary
     checkpointing: bool = True
     foreach: bool = True  # Adam takes square roots of all states at once: torch's default, unfused
-    fused_loss: bool = True  # a cross entropy that works in place
     chunk: int = 0  # tokens whose logits verl's fused kernels have at once, in fp32; 0: all
     scaled: bool = False  # a temperature other than 1 makes a copy of the logits
     entropy: bool = False  # the update takes it, too: gradients of the logits twice
@@ -172,10 +171,9 @@ class Engine:
     def update(self) -> Parts:
         """The backward pass at its peak: at the logits, in the last layer, or at the embedding."""
         shape, dtype, tokens = self.shape, self.compute_bytes, self.update_tokens
-        # Without a fused loss, verl's logprobs_from_logits_v2 saves log-probs in fp32; gradients by
-        # row, then as a whole.
+        # verl's logprobs_from_logits_v2 saves log-probs in fp32; gradients by row, then as a whole.
         copies = 1 + self.scaled + 2 * self.entropy
-        logits = tokens * self.head * (dtype * copies + (not self.fused_loss) * (4 + 2 * dtype))
+        logits = tokens * self.head * (dtype * copies + 4 + 2 * dtype)
         if self.chunk:  # _fused_linear_for_ppo_bwd in verl/utils/experimental/torch_functional.py
             logits = self.chunk * self.head * (2 * dtype + 4 * 4)
         layer = tokens * shape.saved_in_layer(dtype)
@@ -286,7 +284,6 @@ def _engine(run: RunConfig, name: str, model: str, lora_rank: int) -> Engine:
 
     fsdp, optim = _FSDP[name], "optim" if name == SFT else f"{name}.optim"
     adam, cuda = run[f"{optim}.override_optimizer_config"] or {}, run["trainer.device"] == "cuda"
-    attention = run[f"{model}.override_config.attn_implementation"]
     engine = Engine(
         read_shape(run[f"{model}.path"]),
         workers=run[f"{fsdp}.fsdp_size"] if run[f"{fsdp}.fsdp_size"] > 0 else run.gpus,
@@ -297,7 +294,6 @@ def _engine(run: RunConfig, name: str, model: str, lora_rank: int) -> Engine:
         checkpointing=bool(run[f"{model}.enable_gradient_checkpointing"]),
         foreach=cuda and not adam.get("fused") and adam.get("foreach") is not False,
         chunk=512 * bool(run[f"{model}.use_fused_kernels"]),
-        fused_loss=cuda and attention in (None, "flash_attention_2"),
         param_offload=bool(run[f"{fsdp}.param_offload"]),
         optimizer_offload=bool(run[f"{fsdp}.optimizer_offload"]),
         on_cpu=name == REF or bool(run[f"{fsdp}.offload_policy"]),
@@ -391,9 +387,12 @@ def _that_fit(recipe: str, own: list[str], run: RunConfig, gpu: float, beside: f
         lora = ["model.lora_rank=32", "checkpoint.save_contents=[model,optimizer,extra]"]
         changes = [(names, [fused]), (names, lora), (names, [gpus])]
     else:
-        added = [f"{names},{part}" for part in ("gpu_80g", "lora") if part not in names.split(",")]
+        offload = [f"{ACTOR}.fsdp_config.{what}_offload=true" for what in ("param", "optimizer")]
         smaller = f"{ROLLOUT}.gpu_memory_utilization=0.6"
-        changes = [*((name, []) for name in added), (names, [gpus, smaller])]
+        changes = [(names, offload)]
+        if "lora" not in names.split(","):
+            changes.append((f"{names},lora", []))
+        changes.append((names, [gpus, smaller]))
     lines = []
     for name, more in changes:
         try:
@@ -407,7 +406,7 @@ def _that_fit(recipe: str, own: list[str], run: RunConfig, gpu: float, beside: f
 
 
 def plan(
-    recipe: Annotated[str, typer.Argument(help="Recipe of the run, or several: qwen3_4b,gpu_80g.")],
+    recipe: Annotated[str, typer.Argument(help="Recipe of the run, or several: qwen3_4b,lora.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")
     ] = None,

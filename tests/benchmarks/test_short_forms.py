@@ -1,10 +1,12 @@
 """A test runs each script in ``benchmarks/``, in a short form."""
 
+import csv
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import card
 import edits_step
 import pytest
 import smollm2_step
@@ -18,15 +20,14 @@ RUN_BY = {
     "cpu_step": "tests/benchmarks/test_short_forms.py",
     "smollm2_step": "tests/benchmarks/test_short_forms.py",
     "edits_step": "tests/benchmarks/test_short_forms.py",
-    "gpu": "tests/benchmarks/test_gpu.py",
-    "gpu_none": "tests/benchmarks/test_gpu.py",
+    "card": "tests/benchmarks/test_short_forms.py",
     "plan_memory": "tests/planning/test_plan.py",
     "prefix_reuse": "tests/sglang_cpu/test_prefix_reuse.py",
     "report_page": "tests/report/test_page.py",
 }
 # The first times what other tests run anyway, the second downloads, the parts of the third run in
 # backends/.
-NOT_RUN = {"start", "gpu_bundle", "adapters"}
+NOT_RUN = {"start", "adapters"}
 
 
 def test_every_benchmark_is_run_by_a_test() -> None:
@@ -63,3 +64,21 @@ def test_both_halves_of_a_step_take_time() -> None:
     player = AutoModelForCausalLM.from_pretrained(resource("assets/tiny_player"), dtype="float32")
     seconds = edits_step.measure(player, ((8, 4), (6, 2)), games=2)
     assert set(seconds) == {"generation", "update"} and min(seconds.values()) > 0
+
+
+def test_the_parts_of_a_card_that_need_no_run_are_measured_once(tmp_path: Path) -> None:
+    asked = ["--size", "tiny", "--parts", "ab", "--output", str(tmp_path / "card.csv")]
+    for _ in range(2):
+        card.main(asked)
+    rows = list(csv.DictReader((tmp_path / "card.csv").open(newline="")))
+    assert [row["part"] for row in rows] == ["a", "a", "b", "b", "b"]
+    assert all(float(row["seconds"]) > 0 for row in rows)
+    assert all(float(row["value"]) < 0.1 for row in rows if row["of"] == "largest error")
+
+
+def test_a_case_that_would_take_too_long_waits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card.main(["--size", "tiny", "--minutes", "0.1", "--output", str(tmp_path / "card.csv")])
+    assert capsys.readouterr().out.count("no time left for: ") == len(list(card.cases("tiny")))
+    assert not (tmp_path / "card.csv").exists()

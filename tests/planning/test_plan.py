@@ -4,7 +4,10 @@ The plan's counts are compared with torch's own on meta tensors, and its sums wi
 steps.
 """
 
+import re
+import shlex
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +23,11 @@ from benchmarks import plan_memory
 from medserl_agentloop.core.run_check import RunConfig, check_run
 from medserl_agentloop.paths import resource
 from medserl_agentloop.tools.plan import (
+    ACTOR,
     GIB,
+    MODEL,
     QWEN3,
+    ROLLOUT,
     Engine,
     Shape,
     composed,
@@ -30,6 +36,7 @@ from medserl_agentloop.tools.plan import (
     read_shape,
 )
 
+ROOT = Path(__file__).parents[2]
 JUDGE = ("selfplay.judge_server.url=http://localhost:30000/v1", "selfplay.judge_server.model=judge")
 
 
@@ -70,7 +77,7 @@ def test_micro_batches_are_those_that_verl_makes() -> None:
     small, large = (
         plan_run(
             run_of(
-                "qwen3_4b,gpu_80g",
+                "qwen3_4b",
                 "algorithm.adv_estimator=role_gae",
                 "critic.use_dynamic_bsz=false",
                 f"critic.ppo_max_token_len_per_gpu={tokens}",
@@ -85,8 +92,8 @@ def test_micro_batches_are_those_that_verl_makes() -> None:
 @pytest.mark.parametrize(
     ("recipe", "gpu", "fits", "advice"),
     [
-        ("qwen3_4b", 80, False, "+recipes=[qwen3_4b,gpu_80g]"),
-        ("qwen3_4b,gpu_80g", 80, True, ""),
+        ("qwen3_4b", 72, False, "+recipes=[qwen3_4b,lora]"),
+        ("qwen3_4b", 80, True, ""),
         ("warm_start_qwen3_4b", 80, False, "optim.override_optimizer_config={fused:true}"),
         ("warm_start_qwen3_4b", 96, True, ""),
         ("qwen3_4b", 8, False, "None of the usual changes"),
@@ -104,7 +111,12 @@ def test_the_arithmetic_of_qwen3_4b_without_its_savings() -> None:
     """AdamW's default, and half of the free memory for SGLang: 75 GiB of weights, gradients and
     states at its step.
     """
-    savings = ("actor.optim.override_optimizer_config=null", "rollout.gpu_memory_utilization=0.5")
+    savings = (
+        "actor.optim.override_optimizer_config=null",
+        "rollout.gpu_memory_utilization=0.5",
+        "rollout.engine_kwargs.sglang.disable_piecewise_cuda_graph=false",
+        *(f"actor.fsdp_config.{what}_offload=false" for what in ("param", "optimizer")),
+    )
     plan = plan_run(run_of("qwen3_4b", *(f"actor_rollout_ref.{key}" for key in savings)), 80)
     step = plan.phases["optimizer step, actor"]
     adam = sum(step[part] for part in ("weights", "gradients", "Adam", "Adam's square roots"))
@@ -117,14 +129,14 @@ def test_the_arithmetic_of_qwen3_4b_without_its_savings() -> None:
 
 
 def test_sharding_offload_adapters_and_entropy_take_what_they_say() -> None:
-    plain = plan_run(run_of("qwen3_4b"), 80)
+    offload = [f"{ACTOR}.fsdp_config.{what}_offload=false" for what in ("param", "optimizer")]
+    plain = plan_run(run_of("qwen3_4b", *offload), 80)
     eight = plan_run(run_of("qwen3_4b", "trainer.n_gpus_per_node=8"), 80)
     parts = "optimizer step, actor"
     assert eight.phases[parts]["Adam"] * 8 == plain.phases[parts]["Adam"]
-    offloaded, safe = (
-        plan_run(run_of(f"qwen3_4b,gpu_80g{part}"), 80) for part in ("", ",first_run")
-    )
-    graphs = [plan.phases["generation"]["server's graphs"] / GIB for plan in (offloaded, safe)]
+    graphs_too = f"{ROLLOUT}.engine_kwargs.sglang.disable_piecewise_cuda_graph=false"
+    offloaded, fast = plan_run(run_of("qwen3_4b"), 80), plan_run(run_of("qwen3_4b", graphs_too), 80)
+    graphs = [plan.phases["generation"]["server's graphs"] / GIB for plan in (fast, offloaded)]
     assert graphs == [4.0, 2.5]  # without those for prefill
     assert "Adam" not in offloaded.phases["generation"] and offloaded.host > plain.host
     merged, apart = (
@@ -135,9 +147,15 @@ def test_sharding_offload_adapters_and_entropy_take_what_they_say() -> None:
     # The base of adapters stays on the server while roles are trained.
     assert "server's weights" not in merged.phases["update, actor"]
     assert apart.phases["update, actor"]["server's weights"] > 7 * GIB
-    entropy = run_of("qwen3_4b", "actor_rollout_ref.actor.entropy_coeff=0.01")
-    logits = [plan_run(run, 96).phases["update, actor"] for run in (run_of("qwen3_4b"), entropy)]
-    assert logits[1]["logits"] == 3 * logits[0]["logits"]
+    entropy, whole = (
+        "actor_rollout_ref.actor.entropy_coeff=0.01",
+        f"{MODEL}.use_fused_kernels=false",
+    )
+    logits = [
+        plan_run(run_of("qwen3_4b", whole, *more), 96).phases["update, actor"]["logits"]
+        for more in ((), (entropy,))
+    ]
+    assert logits[1] == pytest.approx(logits[0] * (6 + 8) / (2 + 8))  # two bytes three times
 
 
 def test_the_shape_of_a_local_model_is_read_from_its_folder() -> None:
@@ -228,3 +246,45 @@ def test_peaks_of_real_steps_at_two_sizes_are_within_a_tenth(
     assert len(rows) == 8
     for *which, real, computed in rows:
         assert computed == pytest.approx(real, rel=0.1), which
+
+
+def commands_of_pages() -> list[tuple[int, str, list[str]]]:
+    """GB of a card, the GiB that a page says, and recipe and overrides of the command below it."""
+    found = []
+    for page in ("start", "gpu"):
+        text = (ROOT / "docs" / f"{page}.md").read_text().replace("\\\n", "")
+        for card, gib, command in re.findall(r"^# (\d+) GB: ([\d.]+) GiB\n(.*)$", text, re.M):
+            words = shlex.split(command.partition("main_ppo")[2])
+            found.append((int(card), gib, words))
+    return found
+
+
+@pytest.mark.parametrize("command", commands_of_pages(), ids=lambda command: command[2][0])
+def test_the_gib_of_a_page_are_those_of_the_plan(command: tuple[int, str, list[str]]) -> None:
+    card, gib, (recipe, *overrides) = command
+    plan = plan_run(run_of(recipe.partition("=")[2].strip("[]"), *overrides), card)
+    assert plan.fits and f"{plan.peak / GIB:.1f}" == gib
+
+
+def test_the_table_of_recipes_is_that_of_the_plan() -> None:
+    rows = re.findall(
+        r"^\| `([\w, .=]+)` \| .* \| (?:[82] x )?(\d+) GB \| ([\d.]+) \|$",
+        (ROOT / "docs" / "gpu.md").read_text(),
+        re.M,
+    )
+    assert len(rows) == 8
+    for settings, card, gib in rows:
+        plan = plan_run(composed(settings.split()[0], settings.split()[1:]), int(card))
+        assert f"{plan.peak / GIB:.1f}" == gib, settings
+
+
+@pytest.mark.parametrize("recipes", sorted(CARDS))
+def test_sglang_on_a_gpu_starts_with_one_kind_of_prefill_and_time_to_compile(recipes: str) -> None:
+    """Adapters switch graphs off, and the ragged wrapper's kernels then compile for 12 minutes."""
+    run = run_of(*recipes.split())
+    for engine in ("actor_rollout_ref.rollout", "reward.reward_model.rollout"):
+        assert run[f"{engine}.engine_kwargs.sglang.watchdog_timeout"] == 1800
+        assert run[f"{engine}.engine_kwargs.sglang.disable_piecewise_cuda_graph"]
+    variables = run["ray_kwargs.ray_init.runtime_env.env_vars"]
+    assert variables["SGLANG_FLASHINFER_USE_PAGED"] == "1"
+    assert run[f"{ROLLOUT}.engine_kwargs.sglang.lora_backend"] == "triton"

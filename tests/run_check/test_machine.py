@@ -137,7 +137,7 @@ def test_a_run_that_would_wait_for_cpus_is_told_so(monkeypatch: pytest.MonkeyPat
     assert [problem("CPUs", changes, "qwen3_4b") for changes in fits] == ["", "", ""]
 
 
-def test_missing_engines_loggers_and_flash_attention_are_named(
+def test_missing_engines_loggers_and_kernels_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     has_packages(monkeypatch, "tensorboard")
@@ -149,19 +149,14 @@ def test_missing_engines_loggers_and_flash_attention_are_named(
         "trainer.logger=swanlab: the package swanlab is not installed" in answer
         and "=tensorboard" not in answer
     )
-    assert "pip install --no-deps --only-binary flash-attn flash-attn==2.8.3" in answer
+    assert "package liger-kernel is not installed" in answer
     for installed, changes, advice in (
-        (
-            ["flash_attn", "flash-attn-4"],
-            {},
-            [f"+{ATTENTION}=sdpa", f"{FUSED}=True"],
-        ),  # as SGLang brings them
-        (["kernels"], {FUSED: True}, [f"+{ATTENTION}=sdpa"]),  # Transformers would download it
-        ([], {ATTENTION: "sdpa"}, [f"{FUSED}=True"]),
-        ([], {ATTENTION: "sdpa", FUSED: True}, []),
-        (["flash-attn"], {}, []),
+        (["flash_attn", "flash-attn-4"], {ATTENTION: None}, [f"+{ATTENTION}=sdpa"]),  # SGLang's
+        (["kernels"], {FUSED: False}, [f"{FUSED}=True"]),  # Transformers would download it
+        ([], {}, []),
+        (["flash-attn"], {ATTENTION: None, FUSED: False}, []),
     ):
-        has_packages(monkeypatch, "sglang", *installed)
+        has_packages(monkeypatch, "sglang", "liger_kernel", *installed)
         answer = problem("packages", {**ON_GPU, **changes}, "qwen3_4b")
         assert [key for key in (f"+{ATTENTION}=sdpa", f"{FUSED}=True") if key in answer] == advice
         assert bool(answer) == bool(advice)

@@ -44,11 +44,7 @@ OWN_DATASET = "pkg://medserl_agentloop.core.trainer"  # data.custom_cls.path in 
 ROWS_AT_START = 500  # of a data file, looked at before Ray starts: about a second
 # positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)
 RESERVED = 2
-GPU_SET = "pip install --no-deps --requirement <(grep -v '^flash-attn==' constraints-gpu.txt)"
-FLASH_ATTN = (
-    "pip install --no-deps --only-binary flash-attn flash-attn==2.8.3 "
-    "--extra-index-url https://verl-project.github.io/verl-wheelhouse/cu130/torch2.11/simple/"
-)
+GPU_SET = "pip install --no-deps --requirement constraints-gpu.txt"
 PACKAGES = {"sglang": GPU_SET} | {
     logger: f"pip install {logger}" for logger in ("wandb", "mlflow", "swanlab", "tensorboard")
 }
@@ -135,31 +131,26 @@ def cluster(run: RunConfig | None) -> Iterator[str]:
 
 
 def packages(run: RunConfig) -> Iterator[str]:
-    """The engine, the loggers and flash attention are installed, and W&B has a key."""
+    """The engine, the loggers and kernels are installed, and W&B has a key."""
     for key in (f"{ROLLOUT}.name", "trainer.logger"):
         for name in set(run.names(key)) & set(PACKAGES):
             if find_spec(name) is None:
                 yield f"{key}={name}: the package {name} is not installed. Run: {PACKAGES[name]}"
-    # By distribution: SGLang brings flash-attn-4, whose module is flash_attn, too.
-    on_gpu = run["trainer.device"] == "cuda" and run[f"{ACTOR}.strategy"] in FSDP
-    if on_gpu and not any(distributions(name="flash-attn")):
-        attention, fused = (
-            f"{MODEL}.override_config.attn_implementation",
-            f"{MODEL}.use_fused_kernels",
-        )
-        # With the package kernels, Transformers would download the same attention, which verl has
-        # not been tried with.
-        attends = run[attention] not in (None, "flash_attention_2")
-        lacking = [] if attends else [f"+{attention}=sdpa (slower, and not run on a GPU)"]
-        if not run[fused]:  # logprobs_from_logits_v2 in verl/utils/torch_functional.py
-            lacking.append(
-                f"{fused}=True (without it, verl takes log-probs in bf16, one token after another)"
-            )
-        if lacking:
+    attention, fused = f"{MODEL}.override_config.attn_implementation", f"{MODEL}.use_fused_kernels"
+    if run["trainer.device"] == "cuda" and run[f"{ACTOR}.strategy"] in FSDP:
+        # Without its own kernels verl takes cross entropy and attention of the package flash-attn.
+        if not run[fused] and not any(distributions(name="flash-attn")):
             yield (
-                "verl trains with attention and cross entropy of the package flash-attn, which is "
-                "not installed. Run "
-                f"{FLASH_ATTN}, or set {', and '.join(lacking)}."
+                f"{fused}=False: without the package flash-attn, verl takes log-probs in bf16, one "
+                f"token after another. Set {fused}=True."
+            )
+        if run[attention] in (None, "flash_attention_2") and not any(
+            distributions(name="flash-attn")
+        ):
+            yield f"{attention} needs the package flash-attn. Set +{attention}=sdpa."
+        if run[f"{MODEL}.use_liger"] and find_spec("liger_kernel") is None:
+            yield (
+                f"{MODEL}.use_liger=True: the package liger-kernel is not installed. Run {GPU_SET}"
             )
     if "wandb" in run.names("trainer.logger") and find_spec("wandb"):
         import wandb  # a second that only its users pay
