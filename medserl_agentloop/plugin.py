@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 from typing import Any, TextIO
 
 import ray
@@ -223,7 +224,7 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
         """Hydra prints the error of a run that failed after this."""
-        folder = config.selfplay.records
+        folder = quote(config.selfplay.records)
         if job_return.status is JobStatus.COMPLETED and config.selfplay.get("certify") != "only":
             announce(
                 f"done: {folder}. Read its games: medserl show {folder}, or medserl report "

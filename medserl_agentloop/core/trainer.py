@@ -159,8 +159,9 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         machine.check_stop_strings(stop_strings, self.config.actor_rollout_ref.rollout)
         for dataset, name in ((self.train_dataset, "train_files"), (self.val_dataset, "val_files")):
             machine.check_files(data[name])
+            batch = data.train_batch_size if name == "train_files" else 1
             line = machine.check_dataset(
-                dataset, f"data.{name}={data[name]}", self.interaction, data
+                dataset, f"data.{name}={data[name]}", self.interaction, data, batch=batch
             )
             announce(line)
         self.interaction.read_validation_set(self.val_dataset)

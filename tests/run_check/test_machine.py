@@ -1,6 +1,7 @@
 """Checks of the machine before a run starts: packages, keys, models, files."""
 
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -237,6 +238,25 @@ def test_data_file_that_is_missing_or_smaller_than_a_batch_is_refused(
     assert problem("data", {**files, "data.val_files": "empty.parquet"}).startswith(
         "data.val_files has 0 rows"
     )
+
+
+@pytest.mark.parametrize("name", ["my notes.csv", "notes.jsonl", "notes.xlsx"])
+def test_notes_that_were_not_converted_are_named_with_the_command(name: str, home: Path) -> None:
+    (home / name).write_text("ID,Text\n1,He is well.\n")
+    answer = problem("data", {"data.train_files": name})
+    assert f"medserl data convert --input {shlex.quote(name)} --output" in answer
+
+
+@pytest.mark.parametrize("variable", ["HOME", "RAY_TMPDIR"])
+def test_a_folder_that_cannot_be_written_is_named_before_ray(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert problem("folders", {}) == ""
+    monkeypatch.setenv(variable, "/proc/none")  # where root cannot write either
+    answer = problem("folders", {})
+    assert answer.startswith("/proc/none") and f"export {variable}=" in answer
+    unwritable = problem("folders", {"trainer.default_local_dir": "/proc/run"})
+    assert "set trainer.default_local_dir" in unwritable
 
 
 def test_the_recipes_callback_refuses_what_is_missing_and_prints_warnings(

@@ -97,16 +97,8 @@ NO_WEIGHT = {f"selfplay.credit.role_weights.{role.value}": 0.0 for role in Role}
         ({"trainer.v1.trainer_mode": "sync"}, "trainer.v1.trainer_mode=selfplay_sync"),
         ({"trainer.use_v1": False}, "Set trainer.use_v1=True"),
         (
-            {"reward.reward_manager.source": "register"},
-            "Set reward.reward_manager.source=importlib",
-        ),
-        (
             {f"{SAMPLER}.custom_sampler.path": None},
             f"Set {SAMPLER}.custom_sampler.path=pkg://medserl_agentloop.core.",
-        ),
-        (
-            {"algorithm.adv_estimator": "reinforce_plus"},
-            "(did you mean 'reinforce_plus_plus'?) is none of gae, ",
         ),
         (
             {f"{ROLLOUT}.top_k": None},
@@ -156,21 +148,33 @@ NO_WEIGHT = {f"selfplay.credit.role_weights.{role.value}": 0.0 for role in Role}
         ),
         (
             {f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.bypass_mode": True},
-            "Set bypass_mode=False",
+            f"{CORRECTION}.bypass_mode=True",
         ),
         (
             {f"{CORRECTION}.rollout_is": "token", f"{ROLLOUT}.calculate_log_probs": False},
-            "calculate_log_probs=True",
+            f"{ROLLOUT}.calculate_log_probs=False",
         ),
         (
             DR_GRPO,
-            "credit.normalize.attacker=mean and selfplay.credit.normalize.assessor=mean, and leave "
-            "it at True",
+            "for Dr. GRPO set selfplay.credit.normalize to mean",
         ),
         (
             {f"{SAMPLER}.sync_refill_failed_groups": True},
-            "no game that was lost would be played again. Set it",
+            "no game that was lost would be played again",
         ),
+        *(
+            ({key: value}, f"{key}={value}: ")
+            for key, value in {
+                "algorithm.use_pf_ppo": True,
+                "reward.custom_reward_function.path": "x.py",
+                "trainer.critic_warmup": 100,
+                f"{ROLLOUT}.temperature": 0.0,
+                f"{ROLLOUT}.do_sample": False,
+                f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
+                "hydra.job.chdir": True,
+            }.items()
+        ),
+        ({f"{ACTOR}.entropy_coeff": math.nan}, f"{ACTOR}.entropy_coeff=nan is no number"),
         # batches and checkpoints
         (
             {**SEVERAL, f"{ACTOR}.shuffle": False},
@@ -241,6 +245,9 @@ def test_a_run_that_could_not_be_trusted_is_refused_with_its_remedy(
         REUSE,
         {f"{ACTOR}.shuffle": False},  # with one mini-batch
         {"algorithm.adv_estimator": "role_rae", f"{ROLLOUT}.n": 1},
+        {f"{ROLLOUT}.temperature": 0.0, "trainer.val_only": True},
+        {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor": 512},
+        {**GAE, "trainer.critic_warmup": 2},
         {"trainer.save_freq": -1, f"{ACTOR}.checkpoint.save_contents": ["hf_model"]},
         {"algorithm.adv_estimator": "reinforce_plus_plus"},  # the certificate measures what it does
         {f"{ACTOR}.policy_loss.loss_mode": "gspo"},

@@ -79,12 +79,12 @@ COPY = MedicalConfig(judge="labels", vanilla_attacker="copy")
         (
             row("adversarial_benign"),
             {"prompt": 10},
-            r"row 0 needs up to \d+ tokens, but data.max_prompt_length",
+            r"row 0 needs data.max_prompt_length=\d+",
         ),
         (
             row("adversarial_benign"),
             {"response": 10},
-            r"row 0 needs up to \d+ tokens, but data.max_response",
+            r"row 0 needs data.max_response",
         ),
         (row("vanilla_harmful"), {"selfplay": COPY}, None),
         (EVALUATED, {"selfplay": COPY}, None),  # begins with the assessor whatever the run does
@@ -144,9 +144,7 @@ def test_filter_overlong_prompts_leaves_out_rows_by_their_games(
     )
     run.data.filter_overlong_prompts = False
     everything = create_rl_dataset(run.data.train_files, run.data, TOKENIZER, None)
-    with pytest.raises(
-        ConfigError, match=r"row 1, 2 needs up to .*data\.filter_overlong_prompts=true"
-    ):
+    with pytest.raises(ConfigError, match=r"row 1, 2 needs .*data\.filter_overlong_prompts=true"):
         check_dataset(everything, "rows.parquet", game, run.data)
 
 

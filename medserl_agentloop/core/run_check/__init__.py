@@ -8,13 +8,13 @@ callback, before Ray is up, and in the trainer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from transformers import AutoTokenizer
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.utils import need_reference_policy
 
 from medserl_agentloop.core.config import (
@@ -32,6 +32,7 @@ MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 LORA_BACKEND = f"{ROLLOUT}.engine_kwargs.sglang.lora_backend"
 CORRECTION, SAMPLER = "algorithm.rollout_correction", "trainer.v1.sampler"
 FSDP = ("fsdp", "fsdp2")
+OWN_MODULES = "pkg://medserl_agentloop."
 
 _OPEN_NODES = (
     *("selfplay", "hydra", "ray_kwargs.ray_init"),
@@ -190,27 +191,22 @@ def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[st
 
 def no_numbers(config: DictConfig, schema: DictConfig) -> Iterator[str]:
     """Keys that are numbers in verl's config and hold something else, which verl reports without
-    the key.
+    the key; and NaN, which trains nothing without a word.
     """
     for key, default in leaves(schema):
         value = OmegaConf.select(config, key)
         # Two numbers as text, and a word of the SFT trainer's.
         text = key.endswith("_threshold") or value == "after_each_epoch"
-        if isinstance(default, (int, float)) and not (isinstance(value, (int, float)) or text):
-            yield (
-                f"{key}={'null' if value is None else value} is no number, and verl's own value is "
-                f"{default}."
-            )
-    steps, epochs = (
-        OmegaConf.select(config, f"trainer.total_{of}") for of in ("training_steps", "epochs")
-    )
-    if steps is not None and not (isinstance(steps, int) and steps > 0):
-        yield (
-            f"trainer.total_training_steps={steps} trains nothing. Set a number from 1, or null "
-            "for whole epochs."
-        )
-    if isinstance(epochs, int) and epochs < 1:
-        yield f"trainer.total_epochs={epochs} trains nothing. Set a number from 1."
+        number = isinstance(value, (int, float))
+        if isinstance(default, (int, float)) and not (number or text):
+            said = "null" if value is None else value
+            yield f"{key}={said} is no number, and verl's own value is {default}."
+        elif number and math.isnan(value):
+            yield f"{key}=nan is no number. Set a finite one."
+    for key in ("trainer.total_training_steps", "trainer.total_epochs"):
+        value = OmegaConf.select(config, key)
+        if value is not None and not (isinstance(value, int) and value > 0):
+            yield f"{key}={value} trains nothing. Set a number from 1."
 
 
 def _warm_start(config: DictConfig) -> Iterator[str]:
@@ -238,14 +234,6 @@ def _trainer(run: RunConfig) -> Iterator[str]:
             f"trainer.v1.trainer_mode={mode} (trainer.use_v1={v1}) does not know the game's roles. "
             "Set trainer.use_v1=True and trainer.v1.trainer_mode=selfplay_sync."
         )
-    manager = "reward.reward_manager"
-    if run[f"{manager}.source"] != "importlib" or run[f"{manager}.module.path"] is None:
-        yield (
-            f"{manager}.source={run[f'{manager}.source']} gives one score for the whole "
-            f"trajectory. Set {manager}."
-            "source=importlib, .name=PerTurnRewardManager and "
-            ".module.path=pkg://medserl_agentloop.core.reward_manager."
-        )
     sampler = f"{SAMPLER}.custom_sampler"
     if not (run[f"{sampler}.path"] and run[f"{sampler}.name"]):
         yield (
@@ -258,22 +246,12 @@ def _trainer(run: RunConfig) -> Iterator[str]:
 
 def _estimator(run: RunConfig) -> Iterator[str]:
     """The estimator knows the roles if one is not trained, and has something to compare."""
-    name, train, known = (
-        run["algorithm.adv_estimator"],
-        run.selfplay.train,
-        {*NORMALIZATIONS, *ADV_ESTIMATOR_REGISTRY},
-    )
-    if name not in known:
-        yield (
-            f"algorithm.adv_estimator={name}{did_you_mean(name, known)} is none of "
-            f"{', '.join(sorted(known))}."
-        )
-    elif name not in NORMALIZATIONS and train != "both":
+    name, train = run["algorithm.adv_estimator"], run.selfplay.train
+    if name not in NORMALIZATIONS and train != "both":
         yield (
             f"selfplay.train={train} needs an estimator that knows roles, and "
-            f"algorithm.adv_estimator={name} does "
-            f"not{did_you_mean(name, NORMALIZATIONS)}. Set it to one of "
-            f"{', '.join(NORMALIZATIONS)}."
+            f"algorithm.adv_estimator={name} does not{did_you_mean(name, NORMALIZATIONS)}. Set it "
+            f"to one of {', '.join(NORMALIZATIONS)}."
         )
     if name in ("role_grpo", "role_rloo") and run[f"{ROLLOUT}.n"] == 1:
         yield (
@@ -385,51 +363,100 @@ def _drops_adapters(run: RunConfig) -> bool:
 
 def _without_effect(run: RunConfig) -> Iterator[str]:
     """verl ignores these without a word, or they do something else in a game of several roles."""
-    if run[key := "algorithm.filter_groups.enable"]:
-        yield (
-            f"{key}=True: DAPO's filter reads one score per row, the sum of both roles' rewards. "
-            "In a zero-sum game "
-            "the sum is constant, so groups would be kept by the noise of format terms. Set it to "
-            "False."
-        )
-    if run[key := "distillation.enabled"]:
-        yield (
-            f"{key}=True: self-play sets the actor's loss, so the teacher's would never be used. "
-            "Set it to False."
-        )
-    if (
-        run["algorithm.adv_estimator"] == "role_grpo"
-        and not run[key := "algorithm.norm_adv_by_std_in_grpo"]
-    ):
-        roles = [role for role in game_class(run.selfplay.game).roles if run.selfplay.trains(role)]
-        yield (
-            f"{key}=False: role_grpo does not read it. For Dr. GRPO set "
-            f"{' and '.join(f'selfplay.credit.normalize.{role}=mean' for role in roles)}, and "
-            "leave it at True."
-        )
-    if run[key := f"{SAMPLER}.sync_refill_failed_groups"]:
-        yield (
-            f"{key}=True: verl does not tell a custom sampler, and no game that was lost would be "
-            "played again. Set it "
-            "to False; selfplay/lost_games counts them."
-        )
     corrects = run[f"{CORRECTION}.rollout_is"] or run[f"{CORRECTION}.rollout_rs"]
     # verl/trainer/ppo/v1/trainer_base.py: only the legacy trainer hands these keys on to the loss.
-    if run[f"{CORRECTION}.bypass_mode"] and (
-        corrects or run[f"{CORRECTION}.loss_type"] not in (None, "ppo_clip")
+    bypassed = corrects or run[f"{CORRECTION}.loss_type"] not in (None, "ppo_clip")
+    scheme = f"{ACTOR}.loss_agg_mode"
+    for key, wrong, reason, remedy in (
+        (
+            "algorithm.filter_groups.enable",
+            run["algorithm.filter_groups.enable"],
+            "DAPO's filter reads one score per row, the sum of both roles' rewards. In a zero-sum "
+            "game the sum is constant, so groups would be kept by the noise of format terms",
+            "False",
+        ),
+        (
+            "algorithm.use_pf_ppo",
+            run["algorithm.use_pf_ppo"],
+            "verl weighs rows by one score, and its V1 trainer does not read this key",
+            "False",
+        ),
+        (
+            "distillation.enabled",
+            run["distillation.enabled"],
+            "self-play sets the actor's loss, so the teacher's would never be used",
+            "False",
+        ),
+        (
+            "reward.custom_reward_function.path",
+            not str(run["reward.custom_reward_function.path"] or OWN_MODULES).startswith(
+                OWN_MODULES
+            ),
+            "rewards come from the game, so this function would never be called",
+            "null, and name a reward of yours in selfplay (docs/rewards.md)",
+        ),
+        (
+            "trainer.critic_warmup",
+            run["trainer.critic_warmup"] and not run[f"{CRITIC}.enable"],
+            "there is no critic, and the actor would not be updated until then",
+            "0",
+        ),
+        (
+            "algorithm.norm_adv_by_std_in_grpo",
+            run["algorithm.adv_estimator"] == "role_grpo"
+            and not run["algorithm.norm_adv_by_std_in_grpo"],
+            "role_grpo does not read it; for Dr. GRPO set selfplay.credit.normalize to mean for "
+            "each role",
+            "True",
+        ),
+        (
+            f"{SAMPLER}.sync_refill_failed_groups",
+            run[f"{SAMPLER}.sync_refill_failed_groups"],
+            "verl does not tell a custom sampler, and no game that was lost would be played again "
+            "(selfplay/lost_games counts them)",
+            "False",
+        ),
+        (
+            f"{CORRECTION}.bypass_mode",
+            run[f"{CORRECTION}.bypass_mode"] and bypassed,
+            "verl's V1 trainer then ignores rollout_is, rollout_rs and loss_type, and nothing "
+            "would be corrected",
+            "False, or the others to null, null and ppo_clip",
+        ),
+        (
+            f"{ROLLOUT}.calculate_log_probs",
+            corrects and not run[f"{ROLLOUT}.calculate_log_probs"],
+            f"{CORRECTION} reads the rollout's log-probs, and nothing would be corrected",
+            "True",
+        ),
+        (
+            f"{ROLLOUT}.temperature",
+            run[f"{ROLLOUT}.temperature"] <= 0 and not run["trainer.val_only"],
+            "all games of a row would be the same, and log-probs of greedy tokens train nothing",
+            "1.0",
+        ),
+        (
+            f"{ROLLOUT}.do_sample",
+            not run[f"{ROLLOUT}.do_sample"] and not run["trainer.val_only"],
+            "all games of a row would be the same, and log-probs of greedy tokens train nothing",
+            "True",
+        ),
+        (
+            scheme,
+            run[scheme] == "seq-mean-token-sum-norm" and run[f"{ACTOR}.loss_scale_factor"] is None,
+            "it divides by the padded width of a batch, so a longer turn of one role shrinks the "
+            "other's update",
+            f"token-mean, or set {ACTOR}.loss_scale_factor, e.g. to data.max_response_length",
+        ),
+        (
+            "hydra.job.chdir",
+            run["hydra.job.chdir"],
+            "relative folders of data and checkpoints would be looked for in another place",
+            "False",
+        ),
     ):
-        yield (
-            f"{CORRECTION}.bypass_mode=True: verl's V1 trainer then ignores rollout_is, rollout_rs "
-            "and loss_type, and "
-            "nothing would be corrected. Set bypass_mode=False, or leave the others at null, null "
-            "and ppo_clip."
-        )
-    if corrects and not run[f"{ROLLOUT}.calculate_log_probs"]:
-        yield (
-            f"{CORRECTION} reads the rollout's log-probs, and without them nothing would be "
-            f"corrected. Set {ROLLOUT}."
-            "calculate_log_probs=True."
-        )
+        if wrong:
+            yield f"{key}={run[key]}: {reason}. Set it to {remedy}."
 
 
 def _batches(run: RunConfig) -> Iterator[str]:

@@ -15,6 +15,8 @@ from importlib.metadata import distributions
 from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
+from shlex import quote
+from tempfile import TemporaryFile
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +51,7 @@ PACKAGES = {"sglang": GPU_SET} | {
     logger: f"pip install {logger}" for logger in ("wandb", "mlflow", "swanlab", "tensorboard")
 }
 """Engines and loggers of that name, with the command that installs them."""
+NOT_CONVERTED = (".csv", ".tsv", ".xlsx", ".xls", ".jsonl", ".json")
 CONVERT = "Write it with medserl data convert --input FILE.csv --output FOLDER"
 
 
@@ -92,6 +95,25 @@ def cpus(run: RunConfig) -> Iterator[str]:
             "Take a machine with "
             f"16, or let Ray count more than there are: ray_kwargs.ray_init.num_cpus={needed}."
         )
+
+
+def folders(run: RunConfig) -> Iterator[str]:
+    """Home, Ray's folder and the run's can be written to; Ray says it after half a minute."""
+    checkpoints, records = "trainer.default_local_dir", "selfplay.records"
+    places = {
+        "run: export HOME=FOLDER": Path.home(),
+        "run: export RAY_TMPDIR=FOLDER": Path(get_default_ray_temp_dir()),
+        f"set {checkpoints}": Path(run[checkpoints]),
+        f"set {records}": Path(run.selfplay.records),
+    }
+    for remedy, folder in places.items():
+        whole = folder.expanduser().absolute()
+        there = next(parent for parent in (whole, *whole.parents) if parent.exists())
+        try:
+            with TemporaryFile(dir=there):
+                pass
+        except OSError as error:
+            yield f"{folder} cannot be written to ({error.strerror}). For another one, {remedy}."
 
 
 def stays_here(run: RunConfig) -> bool:
@@ -233,6 +255,7 @@ def data(run: RunConfig) -> Iterator[str]:
     other formats, a data set class of the user's, a tokenizer that is not here yet.
     """
     node = run.config.data
+    own_rows = node.custom_cls.path in (None, OWN_DATASET)
     try:
         tokenizer = run.tokenizer(local_files_only=True)
         game = game_class(run.selfplay.game)(run.selfplay, ChatEncoder.of_run(tokenizer, node))
@@ -247,12 +270,19 @@ def data(run: RunConfig) -> Iterator[str]:
             yield (
                 f"{key}: {', '.join(missing)} does not exist (seen from {Path.cwd()}). Name "
                 "another, or write it: "
-                f"medserl data {command} --input FILE.csv --output {written}"
+                f"medserl data {command} --input FILE.csv --output {quote(str(written))}"
             )
             continue
         rows, batch = 0, run["data.train_batch_size"] if key == "data.train_files" else 1
         try:
             for file in map(regular_file, files):
+                if own_rows and file.suffix in NOT_CONVERTED:
+                    folder = quote(str(file.parent / file.stem))
+                    yield (
+                        f"{key}={file} is a table of notes, and a run reads the rows that are made "
+                        f"of it. Write them: medserl data convert --input {quote(str(file))} "
+                        f"--output {folder}, and set data.train_files={folder}/train.parquet."
+                    )
                 if file.suffix != ".parquet":
                     continue
                 table = read_parquet(file)
@@ -262,7 +292,7 @@ def data(run: RunConfig) -> Iterator[str]:
                 rows += table.num_rows
                 if absent := {"prompt", "extra_info"} - set(table.column_names):
                     yield f"{key}={file} has no column {', '.join(sorted(absent))}. {CONVERT}."
-                elif game is not None and node.custom_cls.path in (None, OWN_DATASET):
+                elif game is not None and own_rows:
                     dataset = SimpleNamespace(dataframe=Dataset(table))
                     check_dataset(dataset, f"{key}={file}", game, node, ROWS_AT_START)
         except ConfigError as error:
@@ -311,10 +341,15 @@ def check_files(files: str | Sequence[str]) -> None:
 
 
 def check_dataset(
-    dataset: Any, name: str, game: Interaction[Any, Any], data: Any, most: int | None = None
+    dataset: Any,
+    name: str,
+    game: Interaction[Any, Any],
+    data: Any,
+    most: int | None = None,
+    batch: int = 1,
 ) -> str:
     """Check every row of verl's ``RLHFDataset``, which messages call ``name``; or ``most`` with the
-    longest facts.
+    longest facts. verl leaves out what does not fill a ``batch``.
 
     Returns one line that says what will be played and how long the longest row is, by the limits of
     verl's ``data``; a ConfigError names the row, what is wrong with it and what to do.
@@ -343,21 +378,23 @@ def check_dataset(
         for limit in overlong(needed, data):
             too_long.setdefault(limit, []).append(number)
         kinds.append(needed.kind)
-    for limit, numbers in too_long.items() if not data.filter_overlong_prompts else ():
-        most_tokens = longest[LIMITS.index(limit)]
-        shown, more = (
-            ", ".join(map(str, numbers[:3])),
-            f" and {len(numbers) - 3} more" * (len(numbers) > 3),
-        )
+    if too_long and not data.filter_overlong_prompts:
+        numbers = sorted({number for rows in too_long.values() for number in rows})
+        shown, more = ", ".join(map(str, numbers[:3])), len(numbers) - 3
+        needs = [f"data.{limit}={longest[LIMITS.index(limit)]}" for limit in too_long]
         raise ConfigError(
-            f"{name}: row {shown}{more} needs up to {most_tokens} tokens, but "
-            f"data.{limit}={data[limit]}. Set it to at "
-            f"least {most_tokens}, plan shorter turns, or leave such rows out with "
+            f"{name}: row {shown}{f' and {more} more' * (more > 0)} needs {' and '.join(needs)}, "
+            f"and the run has {' and '.join(f'{limit}={data[limit]}' for limit in too_long)}. Set "
+            "these, plan shorter turns, or leave such rows out with "
             "data.filter_overlong_prompts=true."
         )
+    left = len(rows) % batch
+    plays = f"all of its {len(rows)} rows"
+    if left:
+        plays = f"{len(rows) - left} of its {len(rows)} rows in each epoch, in batches of {batch}"
     counted = ", ".join(f"{count} {kind}".strip() for kind, count in sorted(Counter(kinds).items()))
     return (
-        f"{name}: plays all of its {len(rows)} rows ({counted}); longest prompt {longest[0]} of "
+        f"{name}: plays {plays} ({counted}); longest prompt {longest[0]} of "
         f"{data.max_prompt_length} tokens, longest planned response {longest[1]} of "
         f"{data.max_response_length}"
     )
@@ -378,6 +415,7 @@ def opponent(run: RunConfig) -> Iterator[Finding]:
 
 CHECKS: dict[str, Callable[[RunConfig], Iterator[Finding]]] = {
     "Ray": cluster,
+    "folders": folders,
     "GPU": gpus,
     "CPUs": cpus,
     "packages": packages,
