@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
+from medserl_agentloop.core.client import CHAT_PATH as PATH
 from medserl_agentloop.core.client import (
     BadAnswer,
     HttpClient,
@@ -19,13 +20,19 @@ from medserl_agentloop.core.client import (
     Unreachable,
     shown,
 )
-from medserl_agentloop.core.control_text import CONTROL_TOKEN, END_THINK, JOINER, THINK, broken
+from medserl_agentloop.core.control_text import (
+    CONTROL_TOKEN,
+    END_THINK,
+    JOINER,
+    THINK,
+    as_think,
+    broken,
+)
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Message, NoReplyError, Reply, Turn, as_untrusted
 
 logger = logging.getLogger(__name__)
 
-PATH = "/chat/completions"  # of the requests, under the base of the API
 TEMPLATE_KWARGS = (
     "chat_template_kwargs"  # the arguments of the chat template, in a request's ``extra_body``
 )
@@ -34,13 +41,11 @@ ABORTED = (
     "abort",
     "aborted",
 )  # stop reasons of a turn that the engine gave up: SGLang's, and verl's own word
-_ENDED, _CUT = (
-    ("stop", None, "eos_token", "eos", "stop_sequence"),
-    ("length", "model_length"),
-)  # finish reasons
-_UNKNOWN_FIELD = re.compile(
-    "un(supported|known|recognized)|not (support|permit|allow)|deprecated", re.I
-)
+# Finish reasons: of a turn that its budget cut off, and of one that has no end. Servers have many
+# other words for a whole turn.
+_CUT = re.compile(r"length|max_?(output_?)?tokens|model_length", re.I)
+_TOO_MUCH = re.compile(r"too (large|long|many)|context", re.I)  # no field is to blame
+_NO_END = re.compile(r"abort|cancel|content|filter|safety|recitation|refus|error|fail", re.I)
 _ALL_REASONING = (
     ": the server put all of it into its reasoning. Start it without a reasoning parser, or switch "
     "thinking off "
@@ -59,6 +64,7 @@ class ChatClient:
 
     def __init__(self, http: HttpClient, special_tokens: Iterable[str] = ()) -> None:
         self.http = http
+        self._warned = False
         known = map(re.escape, filter(None, special_tokens))
         self._special = re.compile(
             "|".join([r"<\|[^<>|\s]*\|>", CONTROL_TOKEN, *known]), re.IGNORECASE
@@ -79,6 +85,7 @@ class ChatClient:
         """
         # Else a player would learn to end another one's turn by writing <|im_end|> into its own.
         harmless = [{**m, "content": self._special.sub(broken, m["content"])} for m in messages]
+        words = sum(len(message["content"].split()) for message in harmless)
         body: dict[str, Any] = {"model": self.http.options.model, "messages": harmless}
         if prefix:
             body["messages"].append({"role": "assistant", "content": prefix})
@@ -89,12 +96,14 @@ class ChatClient:
         body |= {**fields, **self.http.options.extra_body}
         body = {name: value for name, value in body.items() if value is not None}
         try:
-            return self._read(await self.http.post(PATH, body), prefix)
+            reply = self._read(await self.http.post(PATH, body), prefix)
         except Refused as refusal:  # OpenAI's newer models take no max_tokens and one temperature
             named = sorted(
                 {*re.findall(r"\w+", refusal.words)} & (body.keys() - {"model", "messages"})
             )
-            if named and _UNKNOWN_FIELD.search(refusal.words):
+            if "stream" in refusal.words.lower() and "stream" not in body:
+                refusal.args = (f"this server streams its answers, which is not read ({refusal})",)
+            elif named and not _TOO_MUCH.search(refusal.words):
                 instead = re.findall(r"[Uu]se '(\w+)' instead", refusal.words)
                 settings = [f"{name}=null" for name in named] + [
                     f"{new}={body[named[0]]}" for new in instead
@@ -106,11 +115,23 @@ class ChatClient:
                     f"add {' '.join(option + field for field in settings)} ({refusal})",
                 )
             raise
+        if 0 < reply.prompt_tokens < words and not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s says that it read %d tokens of a prompt of %d words: it cuts long prompts. "
+                "Raise its context length",
+                self.http.url,
+                reply.prompt_tokens,
+                words,
+            )
+        return reply
 
     def _read(self, answer: Any, prefix: str) -> Reply:
         """The turn in a chat completion. A server that parses reasoning sends it apart; it is part
         of the turn.
         """
+        if isinstance(answer, dict) and answer.get("error") and not answer.get("choices"):
+            raise BadAnswer(f"the answer is an error: {shown(str(answer['error']))}")
         try:
             choice = answer["choices"][0]
             message = choice["message"]
@@ -128,16 +149,16 @@ class ChatClient:
             reasoning = "".join(
                 [message.get("reasoning_content") or message.get("reasoning") or "", *thoughts]
             )
-            tokens = int((answer.get("usage") or {}).get("completion_tokens") or 0)
-            finish = choice.get("finish_reason")
+            usage = answer.get("usage") or {}
+            tokens, read = (int(usage.get(f"{of}_tokens") or 0) for of in ("completion", "prompt"))
+            finish = str(choice.get("finish_reason") or "")
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
             raise BadAnswer(f"the answer is no chat completion: {shown(str(answer))}") from None
-        if finish not in (
-            *_ENDED,
-            *_CUT,
-        ):  # a content filter's "content_filter", an engine's "abort"
+        cut = bool(_CUT.fullmatch(finish))
+        if not cut and _NO_END.search(finish):
             raise BadAnswer(f"generation ended with {shown(repr(finish))}")
-        if not content and not (reasoning and finish in _CUT):
+        content = as_think(content)
+        if not content and not (reasoning and cut):
             raise BadAnswer("the answer is empty" + (_ALL_REASONING if reasoning else ""))
         if reasoning:
             opening = "" if prefix.rstrip().endswith(THINK) else THINK
@@ -147,9 +168,10 @@ class ChatClient:
         return Reply(
             content.replace(JOINER, ""),
             tokens,
-            finish in _CUT,
+            cut,
             prefix,
             str(answer.get("model") or ""),
+            read,
         )
 
 
@@ -170,16 +192,8 @@ class ServedModel(ChatClient):
         url, served, model = f"{self.url}/models", dict[str, Any](), str(self.http.options.model)
         try:
             served = {str(each["id"]): each for each in (await self.http.get("/models"))["data"]}
-        except Unreachable as error:
-            raise ValueError(
-                f"no server answers at {url} ({error}); name the base of such an API"
-            ) from None
-        except (NoAnswer, KeyError, TypeError) as error:  # not every server lists its models
-            if isinstance(error, Refused) and error.status in (401, 403):
-                option = self.http.options.option("api_key_env")
-                raise ValueError(
-                    f"{url}: HTTP {error.status}; name a variable with {option}"
-                ) from None
+        except (NoAnswer, KeyError, TypeError):  # not every server lists its models
+            await self._check_chat()
         card = dict(served.get(model, {}))
         if card.get("parent") and card.get("owned_by") == "sglang":
             name = shown(f"{card['parent']}:{model}")
@@ -207,6 +221,24 @@ class ServedModel(ChatClient):
             for name in ("root", "model_path", "weight_version")
             if says.get(name)
         }
+
+    async def _check_chat(self) -> None:
+        """Ask for one token; ValueError for a server that does not answer, or refuses the key."""
+        url = f"{self.url}{PATH}"
+        try:
+            await self.complete([{"role": "user", "content": "Hello"}], {"max_tokens": 1})
+        except Unreachable as error:
+            raise ValueError(
+                f"no server answers at {url} ({error}); name the base of such an API"
+            ) from None
+        except Refused as error:
+            if error.status in (401, 403):
+                option = self.http.options.option("api_key_env")
+                raise ValueError(
+                    f"{url}: HTTP {error.status}; name a variable with {option}"
+                ) from None
+        except NoAnswer:
+            pass  # it answers; what it makes of one token is no matter
 
     async def reply(self, turn: Turn, messages: Sequence[Message], **fields: Any) -> Reply:
         """Take a turn, or raise :class:`NoReplyError`; ``fields`` of this request win over the

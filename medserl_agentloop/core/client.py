@@ -43,12 +43,12 @@ for _library in (
 ):  # they log addresses and headers, which may hold a key
     logging.getLogger(_library).setLevel(logging.WARNING)
 
-_TRIED_AGAIN = {
-    408,
-    409,
-    429,
-}  # HTTP statuses after which openai tries again, besides those from 500
-_LONGEST_PAUSE_S = 8.0  # between two tries of openai's
+# HTTP statuses after which openai tries again, besides those from 500.
+_TRIED_AGAIN = {408, 409, 429}
+_MINUTE_S = 60.0  # what providers count requests by, and the longest Retry-After that openai keeps
+_NO_CREDIT = re.compile(r"quota|credit|billing|payment|balance", re.I)  # no use to ask again
+CHAT_PATH = "/chat/completions"  # of chat requests, under a base that ends with /v1 by custom
+_AGAIN = "x-should-retry"  # header by which openai is told
 _SHORTEST_SECRET = 6  # "none" and "EMPTY" are keys, too, and words that a model may say
 
 
@@ -216,7 +216,10 @@ class ServerOptions(ServerAddress):
             raise ValueError(
                 f"set {self.node}.url to the address of the server, e.g. http://localhost:30000"
             )
-        return HttpClient(self.model_copy(update={"url": self.url.rstrip("/").removesuffix(path)}))
+        base = self.url.rstrip("/").removesuffix(path)
+        if path == CHAT_PATH and "/" not in base.partition("://")[2]:
+            base = f"{base}/v1"
+        return HttpClient(self.model_copy(update={"url": base}))
 
 
 class HttpClient:
@@ -240,6 +243,7 @@ class HttpClient:
         self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             WeakKeyDictionary()
         )
+        http_client.event_hooks["response"] = [self._plan_next_try]
         self._api = openai.AsyncOpenAI(
             base_url=address,
             api_key="",
@@ -290,26 +294,47 @@ class HttpClient:
 
         # openai's time-outs come first, but they start anew with every byte, and a server may drip
         # for ever.
-        longest = 1 + tries * self.options.timeout_s + (tries - 1) * _LONGEST_PAUSE_S
+        longest = 1 + tries * self.options.timeout_s + (tries - 1) * _MINUTE_S
         try:
             async with asyncio.timeout(longest):
                 return await send(path, cast_to=httpx.Response, options={"max_retries": tries - 1})
         except openai.APIStatusError as error:
-            if error.status_code < 500 and error.status_code not in _TRIED_AGAIN:
+            again = error.status_code >= 500 or error.status_code in _TRIED_AGAIN
+            if not again or error.response.headers.get(_AGAIN) == "false":
                 return error.response
-            reason = f"HTTP {error.status_code}"
+            words = shown(self._without_key(error.response.text))
+            reason = f"HTTP {error.status_code}: {words}".removesuffix(": ")
+            if error.status_code == 429:
+                reason += (
+                    f". It limits requests: lower {self.options.option('concurrency')} or raise "
+                    f"{self.options.option('retries')}"
+                )
         except openai.APITimeoutError:
             reason = (
                 f"Timeout: no answer within {self.options.timeout_s:g} s{self.options.slow_server}"
             )
         except openai.APIConnectionError as error:
             cause = error.__cause__
-            reason = f"{type(cause).__name__}: {shown(self._without_key(str(cause)))}".removesuffix(
-                ": "
-            )
+            words = shown(self._without_key(str(cause)))
+            reason = f"{type(cause).__name__}: {words}".removesuffix(": ")
+            if "CERTIFICATE_VERIFY_FAILED" in words:
+                reason += ". Name the file of your own certificate in SSL_CERT_FILE"
         except TimeoutError:
             reason = f"Timeout: no answer within {longest:g} s{self.options.slow_server}"
         raise Unreachable(f"{reason} ({tries} {'try' if tries == 1 else 'tries'}){self._way}")
+
+    async def _plan_next_try(self, response: httpx.Response) -> None:
+        """Tell openai in the response's headers whether and when to ask again.
+
+        An empty account stays empty. A server that limits requests and names no pause gets its
+        tries spread over a minute.
+        """
+        if response.status_code != 429:
+            return
+        if _NO_CREDIT.search((await response.aread()).decode(errors="replace")):
+            response.headers[_AGAIN] = "false"
+        elif not {"retry-after", "retry-after-ms"} & response.headers.keys():
+            response.headers["retry-after"] = f"{_MINUTE_S / max(1, self.options.retries):g}"
 
     def _without_key(self, words: str) -> str:
         for secret in self._secrets:

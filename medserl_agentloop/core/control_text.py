@@ -12,6 +12,16 @@ import re
 
 THINK, END_THINK = "<think>", "</think>"
 
+_REASONING = (
+    # Harmony (gpt-oss), where the final channel follows; Mistral; Gemma 4.
+    (
+        r"\A\s*(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>(.*?)"
+        r"(?:<\|end\|>(?:<\|start\|>assistant)?<\|channel\|>final<\|message\|>|\Z)"
+    ),
+    r"\A\s*\[THINK\](.*?)(?:\[/THINK\]|\Z)",
+    r"\A\s*<\|channel>thought\s(.*?)(?:<channel\|>|\Z)",
+)
+
 _TEMPLATE_TOKENS = {
     # DeepSeek's bar, blank
     "ChatML, Llama 3, Phi, GLM, GPT-OSS, DeepSeek": r"<[|\uff5c][\w\u2581/ -]{1,40}[|\uff5c]>",
@@ -45,6 +55,19 @@ MARKUP = re.compile(
 """Beginnings of anything that some tokenizer may have a token for, which is the group: <think>, <|a
 b|>,
 [TOOL_CALLS], [|user|]; not "BP <140", "[2]" or "[sic]". One may stand inside another."""
+
+
+def as_think(text: str) -> str:
+    """A model's turn whose reasoning stands between ``<think>`` and ``</think>``, whatever marks
+    its family has. Reasoning that was cut off stays open.
+    """
+    for marks in _REASONING:
+        if found := re.match(marks, text, re.DOTALL):
+            closed = found.end() < len(text) or text.endswith(("]", "|>"))
+            rest = text[found.end() :]
+            return f"{THINK}{found[1]}{END_THINK if closed else ''}{rest}"
+    return text
+
 
 JOINER = "\u2060"  # invisible, and no white space to a tokenizer's pre-splitter
 

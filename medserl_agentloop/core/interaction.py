@@ -346,6 +346,7 @@ class Reply:
     truncated: bool = False  # whether a token budget cut it off
     prefill: str = ""  # how the prompt began the turn for the player, e.g. ``<think>``
     model: str = ""  # by its server, where it says
+    prompt_tokens: int = 0  # that the server says it read; 0 where it does not say
 
 
 class Player(Protocol):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from omegaconf import OmegaConf
 
@@ -63,6 +62,8 @@ def write_model(run: Path, checkpoint: Checkpoint, target: Path, role: str) -> N
     """Write the model of a checkpoint, adapters merged, in the number format that its run played
     in. ValueError if it cannot be loaded, or has no adapter of that role.
     """
+    import torch  # slow, and every command loads this module
+
     from medserl_agentloop.evaluation.local_models import find_weights, load_model
 
     model, tokenizer = load_model(find_weights(checkpoint.folder))

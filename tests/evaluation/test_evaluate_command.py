@@ -467,7 +467,7 @@ NOWHERE = ("http://127.0.0.1:9", "--model", "x")
         ),
         (("nowhere",), "notes.csv", "neither a folder nor an address"),
         (NOWHERE[:1], "notes.csv", "a server needs --model"),
-        (NOWHERE, "notes.csv", "no server answers at http://127.0.0.1:9/v1/models"),
+        (NOWHERE, "notes.csv", "no server answers at http://127.0.0.1:9/v1/chat/completions"),
         ((*NOWHERE, "--samples", 3), "notes.csv", "--temperature above 0"),
         (
             (*NOWHERE, "--template", "enable_thinking"),

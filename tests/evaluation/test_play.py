@@ -416,15 +416,19 @@ def test_the_address_may_come_with_its_path_or_without(server: ChatServer, suffi
     [
         *(
             (silent, None)
-            for silent in ({"data": [{"id": MODEL}]}, 404, b"<html>", {"data": []}, {"models": 3})
+            for silent in (
+                *({"data": [{"id": MODEL}]}, 404, 401, 500, b"<html>", {"data": []}, {"models": 3}),
+            )
         ),
-        (401, "with --api-key-env"),
+        ("chat too", "with --api-key-env"),
     ],
 )
 def test_a_server_that_says_it_cannot_play_is_refused(
     server: ChatServer, models: Any, refusal: str | None
 ) -> None:
-    server.models = models
+    """A list of models may be refused or broken where the chat works."""
+    server.models = 401 if models == "chat too" else models
+    server.answer = lambda role, prompt: 401 if models == "chat too" else "?"
     with pytest.raises(ValueError, match=refusal) if refusal else nullcontext():
         play(server.url, ServedModel.check)
 

@@ -180,7 +180,7 @@ class _Model(Generic[Answer]):
         try:
             answer = await self.chat.complete(messages, self._fields | schema)
         except Refused as error:
-            if error.status not in (400, 422) or not schema:
+            if error.status not in (400, 404, 422) or not schema:
                 raise
             answer = await self.chat.complete(messages, self._fields)
             logger.warning(
