@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
-from medserl_agentloop.core.client import CHAT_PATH as PATH
 from medserl_agentloop.core.client import (
+    CHAT_PATH,
     BadAnswer,
     HttpClient,
     NoAnswer,
@@ -96,7 +96,7 @@ class ChatClient:
         body |= {**fields, **self.http.options.extra_body}
         body = {name: value for name, value in body.items() if value is not None}
         try:
-            reply = self._read(await self.http.post(PATH, body), prefix)
+            reply = self._read(await self.http.post(CHAT_PATH, body), prefix)
         except Refused as refusal:  # OpenAI's newer models take no max_tokens and one temperature
             named = sorted(
                 {*re.findall(r"\w+", refusal.words)} & (body.keys() - {"model", "messages"})
@@ -224,7 +224,7 @@ class ServedModel(ChatClient):
 
     async def _check_chat(self) -> None:
         """Ask for one token; ValueError for a server that does not answer, or refuses the key."""
-        url = f"{self.url}{PATH}"
+        url = f"{self.url}{CHAT_PATH}"
         try:
             await self.complete([{"role": "user", "content": "Hello"}], {"max_tokens": 1})
         except Unreachable as error:

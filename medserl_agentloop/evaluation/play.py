@@ -18,8 +18,8 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import Progress
 
-from medserl_agentloop.core.chat import PATH, TEMPLATE_KWARGS, ServedModel
-from medserl_agentloop.core.client import ServerOptions
+from medserl_agentloop.core.chat import TEMPLATE_KWARGS, ServedModel
+from medserl_agentloop.core.client import CHAT_PATH, ServerOptions
 from medserl_agentloop.core.config import SelfPlayConfig, game_class, key_values, selfplay_config
 from medserl_agentloop.core.interaction import (
     Interaction,
@@ -222,7 +222,7 @@ def model_at(
             OmegaConf.merge(template, key_values("--extra-body", fields))
         )
         return ServedModel(
-            ServerOptions(url=base, model=served, extra_body=extra, **options).client(PATH)
+            ServerOptions(url=base, model=served, extra_body=extra, **options).client(CHAT_PATH)
         )
     if served is not None or fields:
         raise ValueError(

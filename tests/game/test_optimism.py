@@ -34,9 +34,10 @@ def paid(record: MedicalRecord) -> float:
     [
         (0, 0, False, 1.0),  # a new kind pays what a zero-sum game does
         (0, 0, True, -1.0),
-        (400, 0, False, 0.5 - 0.5),  # L = 20 / (20 + 20)
-        (400, 0, True, -1.0),
-        (1200, 0, False, 0.25 - 0.75),
+        (200, 0, False, 0.5 - 2 * 0.5),  # L = 10 / (10 + 10)
+        (200, 0, True, -0.5 - 2 * 0.5),
+        (400, 0, False, -1.0),  # as little as an attack of a live kind that is caught
+        (1800, 0, False, 0.1 - 2 * 0.9),
         (400, 20, False, 1.0),  # found as often as a kind that is alive
         (400, 380, True, -1.0),
     ],

@@ -168,20 +168,21 @@ class Optimism(Medserl):
     """``medserl``, with an attacker that is paid for kinds of error until they prove hopeless.
 
     A valid attack of kind ``k``, of whose readable assessments the share ``p`` is right, earns
-    ``(1 - 2 p) L - C (1 - L)`` in place of its ``game``, with ``L = min(1, (F + a) / (p0 N + a))``:
-    ``N`` attacks of the kind were shown in earlier steps and ``F`` of them found. A new kind has
-    ``L = 1`` and pays as a zero-sum game does. With ``C = 1`` an attack that is found always earns
-    -1, and what one that is missed earns falls from 1 to -1 while none of its kind is found; it is
-    0 after ``a / p0`` attacks. The answers about one attack cannot tell a kind that is found once
-    in twenty times from one that never is; all attacks of the kind can. Learnability (arXiv
-    2408.15099) and R-Zero's uncertainty (arXiv 2508.05004) look at the answers about one task.
+    ``win (1 - 2 p) L + dead (1 - L)`` in place of its ``game``, with ``L = min(1, (F + a) / (p0 N +
+    a))``: ``N`` attacks of the kind were shown in earlier steps and ``F`` of them found. A new kind
+    has ``L = 1`` and pays as a zero-sum game does. While none of its kind is found, a missed attack
+    earns less and less: at ``L = 1/3``, after ``2 a / p0`` attacks, no more than one of a live kind
+    that is caught, and in the end ``dead``, as an invalid one. The answers about one attack cannot
+    tell a kind that is found once in twenty times from one that never is; all attacks of the kind
+    can. Learnability (arXiv 2408.15099) and R-Zero's uncertainty (arXiv 2508.05004) look at the
+    answers about one task.
 
     The kind is what the judge names, else the type of error in the row.
     """
 
-    dead: float = -1.0  # -C: what an attack of a kind that is never found comes to earn
+    dead: float = -2.0  # an attack of a kind that is never found; less than one that is caught
     alive_rate: float = 0.05  # p0: a kind that is found as often as this is alive
-    patience: float = 20.0  # a: attacks that count as found before the first one is shown
+    patience: float = 10.0  # a: attacks that count as found before the first one is shown
 
     def life(self, kind: str, counts: Counts) -> float:
         """Return ``L`` of a kind, 0 to 1."""

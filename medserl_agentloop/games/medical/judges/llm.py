@@ -22,8 +22,8 @@ from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from medserl_agentloop.core.chat import BASE, PATH, TEMPLATE_KWARGS, BaseModelChat, ChatClient
-from medserl_agentloop.core.client import AnswerCache, BadAnswer, NoAnswer, Refused
+from medserl_agentloop.core.chat import BASE, TEMPLATE_KWARGS, BaseModelChat, ChatClient
+from medserl_agentloop.core.client import CHAT_PATH, AnswerCache, BadAnswer, NoAnswer, Refused
 from medserl_agentloop.core.control_text import THINK, as_data
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.edits import changed_runs, one_line, split_sentences
@@ -150,7 +150,7 @@ class _Model(Generic[Answer]):
         elif server.model is None:
             raise ValueError(f"{server.node}.model is not set")
         else:
-            self.name, self.chat = server.model, ChatClient(server.client(PATH))
+            self.name, self.chat = server.model, ChatClient(server.client(CHAT_PATH))
         jinja = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
         self._template = jinja.from_string(wording)
         self._kind, self._json_schema = kind, server.json_schema
