@@ -23,6 +23,7 @@ VALUES = {
     "attacker_wins": 0.96, "assessor_wins": 0.04, "attacker_no_signal": 0.81,
     "assessor_no_signal": 0.81,
     "attacker_format": 0.96, "assessor_format": 0.96,
+    "attacker_cut": 0.03, "assessor_cut": 0.03,
     "invalid_attacks": 0.49, "void_games": 0.16, "no_error_present": 0.16,
     "unknowable_errors": 0.79,
     "long_notes_lost": 0.11, "edit_detector": 0.41, "unseen_errors": -0.41,

@@ -359,6 +359,17 @@ RULES = (
         "selfplay/attacker/decided",
         above=False,
     ),
+    *(
+        Rule(  # a cut answer counts as a wrong one, so learning to be brief looks like medicine
+            f"{role.value}_cut",
+            f"selfplay/{role.value}/truncation_rate",
+            0.02,
+            "Its token budget cuts turns off: raise it (selfplay.budget; `medserl play` says what "
+            "your notes need), or switch the model's own reasoning off.",
+            f"selfplay/{role.value}/turns",
+        )
+        for role in Role
+    ),
     Rule(  # below one half most attackers' games end unassessed
         "invalid_attacks",
         "selfplay/attacker/valid_rate",
