@@ -44,12 +44,12 @@ from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Message, Reply, Turn, play_game
 from medserl_agentloop.core.step_file import to_line
 from medserl_agentloop.core.trajectory import GAME_KEY, Trajectory, TrajectoryTurn
+from medserl_agentloop.games.medical.case import Category, ErrorType, GameSpec, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord
-from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Role
 from medserl_agentloop.paths import resource
 from medserl_agentloop.terminal import table
 

@@ -35,11 +35,11 @@ from playwright.sync_api import sync_playwright
 from rich.console import Console
 
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile
+from medserl_agentloop.games.medical.case import Category, GameSpec, Label
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.rewards import Medserl, reward_game
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.report.page import write_page
 
 SAMPLE = Path(__file__).parents[1] / "data_prep" / "sample" / "medserl_sample.csv"

@@ -16,8 +16,8 @@ from typing import Any, Self
 import uvicorn
 from fastapi import FastAPI
 
+from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.games.medical.config import JudgeServer
-from medserl_agentloop.games.medical.types import Role
 
 MODEL = "toy-4b"
 

@@ -16,12 +16,12 @@ from support import TOKENIZER
 from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.run_check import check_run
+from medserl_agentloop.games.medical.case import Category, Label, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import build_judge
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.rewards import Medserl, load_scheme
-from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.testing.tiny import compose_run
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -19,8 +19,8 @@ from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBa
 from medserl_agentloop.core.columns import restarted
 from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.games.medical.records import MedicalRecord
-from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
 
 FILE = Path(__file__).parent / "golden" / "medical_64.json.gz"
@@ -36,9 +36,6 @@ RUNS = {
     ),
     "shared": run_with(
         selfplay__judge="labels", selfplay__context="shared", selfplay__reward_terms=TERMS
-    ),
-    "copy": run_with(
-        selfplay__judge="labels", selfplay__vanilla_attacker="copy", selfplay__reward_terms=TERMS
     ),
 }
 

@@ -16,8 +16,8 @@ from note_files import SAMPLE
 from real_runs import AGREEMENT, GAMES_PER_STEP, Run, environment
 
 from medserl_agentloop.core.step_file import GAMES_FILE, STATE_FILE
+from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.games.medical.records import read_games
-from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.paths import resource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

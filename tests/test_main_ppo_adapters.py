@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
 from medserl_agentloop.core.step_file import GAMES_FILE
+from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.games.medical.records import read_games
-from medserl_agentloop.games.medical.types import Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 

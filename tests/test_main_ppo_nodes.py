@@ -23,8 +23,8 @@ from support import attack_text
 
 from medserl_agentloop.core.certificate import CERTIFICATE_FILE
 from medserl_agentloop.core.step_file import GAMES_FILE
+from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.games.medical.records import read_games
-from medserl_agentloop.games.medical.types import Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 

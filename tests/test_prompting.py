@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from medserl_agentloop.games.medical.case import Category, ErrorType, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.games.medical.types import Category, ErrorType, Role
 from medserl_agentloop.paths import resource
 
 NOTE = "He has gout. He rests."

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from experiments.incentives.assumptions import Assumptions
 from experiments.incentives.payoffs import ATTACKS, BEFORE, Attack, Terms, earned
 from medserl_agentloop.data.rows import DEFAULT_MIX, parse_mix
+from medserl_agentloop.games.medical.case import Category, Label, Role
 from medserl_agentloop.games.medical.records import Outcome
-from medserl_agentloop.games.medical.types import Category, Label, Role
 
 Array = NDArray[np.float64]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+from medserl_agentloop.games.medical.case import Category, GameSpec, Label, Role
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Rewards
 from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 
 RIGHT_DOSE = "She is given amoxicillin 1 g three times daily."
 WRONG_DOSE = "She is given amoxicillin 10 g three times daily."

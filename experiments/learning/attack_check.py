@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from medserl_agentloop.games.clinic import parse_note
-from medserl_agentloop.games.medical.types import Category
+from medserl_agentloop.games.medical.case import Category
 
 
 def check_attack(seed_text: str, rewritten_text: str, category: Category) -> str:

@@ -27,8 +27,8 @@ from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
 from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.games.medical.case import Category
 from medserl_agentloop.games.medical.records import MedicalRecord
-from medserl_agentloop.games.medical.types import Category
 from medserl_agentloop.scoring.metrics import mean_interval
 from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
 

@@ -13,9 +13,9 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
+from medserl_agentloop.games.medical.case import Category, Role
 from medserl_agentloop.games.medical.records import MedicalRecord, Rewards
 from medserl_agentloop.games.medical.rewards import Medserl
-from medserl_agentloop.games.medical.types import Category, Role
 
 WEIGHT = 2.0
 # of an attack's count with each later one: some fifty count, as many as a step of 64 games has

@@ -26,7 +26,6 @@ from medserl_agentloop.games.clinic import (
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 
 BUDGETS = {Role.ATTACKER: 160, Role.ASSESSOR: 128}
 

@@ -36,7 +36,6 @@ from medserl_agentloop.evaluation.local_models import LocalModel, load_player
 from medserl_agentloop.games.clinic import Note, Split, error_detail, with_error
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord
-from medserl_agentloop.games.medical.types import ErrorType
 from medserl_agentloop.paths import resource
 
 # A judge that trusts labels takes no reworded notes, so there the safe notes are untouched ones.

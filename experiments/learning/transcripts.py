@@ -30,7 +30,6 @@ from medserl_agentloop.games.clinic import (
     with_error,
 )
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 
 
 @dataclass(frozen=True)

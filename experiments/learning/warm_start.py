@@ -25,8 +25,8 @@ from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 from experiments.learning.transcripts import Lesson, Transcript, sample_transcript
 from medserl_agentloop.core.encoding import ChatEncoder, EncodedPrompt
 from medserl_agentloop.core.interaction import Turn
+from medserl_agentloop.games.medical.case import Category, Role
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import Category, Role
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from experiments.opponent.clinic import CONFIG
 from medserl_agentloop.core.interaction import Message, Reply, Turn, as_untrusted, play_game
 from medserl_agentloop.core.step_file import LATEST
 from medserl_agentloop.evaluation.local_models import LocalModel, load_player
+from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.records import MedicalRecord
-from medserl_agentloop.games.medical.types import Role
 
 _GATHER_S = 0.05  # requests of one step arrive within this time, and are answered in one batch
 SEARCHED_FILE = "searched.jsonl"

@@ -248,8 +248,8 @@ def attack_turns(profile: str) -> list[Any]:
 def assessment_turns(profile: str, notes: Path) -> list[Any]:
     """The assessor's turn about each note of a MEDEC set."""
     from medserl_agentloop.evaluation.score import read_reference
+    from medserl_agentloop.games.medical.case import Category, Role
     from medserl_agentloop.games.medical.prompting import load_profile
-    from medserl_agentloop.games.medical.types import Category, Role
 
     prompts = load_profile(profile)
     of_set = read_reference([notes]).notes

@@ -7,9 +7,9 @@ from __future__ import annotations
 import random
 
 from experiments.shortcuts.clinic import Effect, effect
+from medserl_agentloop.games.medical.case import GameSpec, Label
 from medserl_agentloop.games.medical.judges import with_readings
 from medserl_agentloop.games.medical.records import Judgement, Reading
-from medserl_agentloop.games.medical.types import GameSpec, Label
 
 READINGS, NEEDED = 3, 2
 FOUND = {

@@ -47,7 +47,6 @@ from medserl_agentloop.games.clinic import Split, reworded, sample_clean_note, w
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.metrics import RULES
 from medserl_agentloop.games.medical.records import MedicalRecord
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
 from medserl_agentloop.paths import resource
 
 RUNS = Path("runs/shortcuts")

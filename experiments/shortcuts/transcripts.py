@@ -12,7 +12,7 @@ from dataclasses import replace
 from experiments.learning.transcripts import CURRICULA, Lesson, Transcript, sample_transcript
 from experiments.shortcuts.clinic import sentences, styled, with_another_age, with_style
 from medserl_agentloop.games.clinic import Split, sample_clean_note
-from medserl_agentloop.games.medical.types import Category, Role
+from medserl_agentloop.games.medical.case import Category, Role
 
 # Blind spots as the novice has them. A harmless answer to "put an error in" and a wrong age are
 # chosen now and then.

@@ -16,8 +16,8 @@ from functools import cached_property
 from pydantic.dataclasses import dataclass
 from rapidfuzz.distance import Indel
 
-from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.types import Category
+from medserl_agentloop.games.medical.case import Category
+from medserl_agentloop.games.medical.edit import one_line
 from medserl_agentloop.terminal import shown
 
 NEAR_DUPLICATE = 0.5  # Jaccard similarity of two notes' sets of 4-grams

@@ -41,7 +41,7 @@ from medserl_agentloop.data.tables import (
     read_table,
     sentence_number,
 )
-from medserl_agentloop.games.medical.edits import one_line
+from medserl_agentloop.games.medical.edit import one_line
 from medserl_agentloop.paths import did_you_mean
 from medserl_agentloop.terminal import shown, visible
 

@@ -24,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from medserl_agentloop.core.interaction import AGENT_NAME as AGENT_NAME
 from medserl_agentloop.data.cases import Case, EditTag, MedecFormatError
 from medserl_agentloop.data.reader import ReadResult, read_files
-from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, GameSpec, Label
+from medserl_agentloop.games.medical.case import EVAL_SPLIT, Category, GameSpec, Label
+from medserl_agentloop.games.medical.edit import one_line
 
 # Three of the four categories present a harmful note, so the safe one has three shares.
 DEFAULT_MIX = "vanilla_harmful=1,adversarial_harmful=1,vanilla_benign=3,adversarial_benign=1"

@@ -16,7 +16,7 @@ import pandas as pd
 from medserl_agentloop.data.cases import NEAR_DUPLICATE, NearDuplicateIndex, with_numbers
 from medserl_agentloop.data.reader import COLUMNS
 from medserl_agentloop.games.clinic import Note, Split, sample_clean_note, with_error
-from medserl_agentloop.games.medical.types import ErrorType
+from medserl_agentloop.games.medical.case import ErrorType
 
 CASES = 160
 SEED = 20250

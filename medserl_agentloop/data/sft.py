@@ -24,19 +24,7 @@ import pyarrow as pa
 
 from medserl_agentloop.data.cases import Case, EditTag
 from medserl_agentloop.data.rows import MESSAGES, Exclusions, Row, RowPlan, SplitRows, build_rows
-from medserl_agentloop.games.medical.edits import changed_part, is_copy, one_line
-from medserl_agentloop.games.medical.numbering import change_between
-from medserl_agentloop.games.medical.parsing import UnwritableTurn
-from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.games.medical.records import (
-    AssessmentRecord,
-    AttackRecord,
-    MedicalRecord,
-    Outcome,
-    SentenceEdit,
-)
-from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import (
+from medserl_agentloop.games.medical.case import (
     Category,
     GameSpec,
     Label,
@@ -44,6 +32,16 @@ from medserl_agentloop.games.medical.types import (
     in_words,
     known_type,
 )
+from medserl_agentloop.games.medical.edit import changed_part, edit_between, one_line
+from medserl_agentloop.games.medical.parsing import UnwritableTurn
+from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
+from medserl_agentloop.games.medical.records import (
+    AssessmentRecord,
+    AttackRecord,
+    MedicalRecord,
+    Outcome,
+)
+from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet
 
 WRONG = "turns of games that were lost, void or never finished"
@@ -103,7 +101,10 @@ def build_sft_rows(
                 (case.case_id, None)
             )
         for category, answer in answers.items():
-            source, role = f"{case.subset}_sft/{category.value}", category.first_role()
+            source, role = (
+                f"{case.subset}_sft/{category.value}",
+                Role.ATTACKER if category.has_attack else Role.ASSESSOR,
+            )
             messages = prompts.messages(role, category, _game(case, category, prompts).note)
             rows.append(_row(source, role, category, case.case_id, messages, answer))
     if not rows:
@@ -157,14 +158,11 @@ def _answers(case: Case, profile: PromptProfile) -> dict[Category, str] | str:
     )
     sentences, edit, number = game.spec.sentences, None, None
     if sentences:
-        change = change_between(case.clean_note, sentences, case.error_note)
-        if change is None or one_line(presented.spec.sentences.get(change[0], "")) != one_line(
-            change[1]
-        ):
+        edit = edit_between(case.clean_note, sentences, case.error_note)
+        number, wrong, right = edit.number, one_line(edit.new), one_line(edit.old)
+        if number is None or one_line(presented.spec.sentences.get(number, "")) != wrong:
             return "cases whose two notes differ in more than one of their numbered sentences"
-        number, wrong = change
-        right = one_line(sentences[number])
-        edit = SentenceEdit(number=number, old=sentences[number], new=one_line(wrong))
+        edit.new = wrong
         gone, come = changed_part(right, edit.new)
         here, changed, rest_stays = (
             f"Sentence {number}",
@@ -335,5 +333,4 @@ def _why_not_taught(game: MedicalRecord, turn: AttackRecord | AssessmentRecord) 
     if game.outcome.is_right is not True:
         return WRONG
     known = game.error_sentences if game.outcome is Outcome.CORRECT_DETECTION else ()
-    named = any(is_copy(turn.sentence or "", wrong) for wrong in known)
-    return OTHER_SENTENCE if known and not named else ""
+    return OTHER_SENTENCE if known and not game.names_error(turn.sentence or "") else ""

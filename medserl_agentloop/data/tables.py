@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from medserl_agentloop.data.cases import MedecFormatError
-from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.types import ERROR_TYPES, known_type
+from medserl_agentloop.games.medical.case import ERROR_TYPES, known_type
+from medserl_agentloop.games.medical.edit import one_line
 from medserl_agentloop.paths import (
     LONGEST_NOTE,
     each_key_once,

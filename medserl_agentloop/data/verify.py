@@ -30,8 +30,8 @@ from scipy.stats import hypergeom
 
 from medserl_agentloop.data.cases import near_duplicates
 from medserl_agentloop.data.rows import AGENT_NAME, CASE_FACTS, SCHEMA, Row
-from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.types import GameSpec, Label
+from medserl_agentloop.games.medical.case import GameSpec, Label
+from medserl_agentloop.games.medical.edit import one_line
 from medserl_agentloop.paths import (
     DIFFERS,
     MANIFEST,

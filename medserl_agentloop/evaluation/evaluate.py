@@ -42,10 +42,9 @@ from medserl_agentloop.evaluation.play import (
     run_of,
     template_of,
 )
-from medserl_agentloop.games.medical.edits import one_line, split_sentences
-from medserl_agentloop.games.medical.numbering import number_sentences
+from medserl_agentloop.games.medical.case import ERROR_TYPES, Category, Role
+from medserl_agentloop.games.medical.edit import number_sentences, one_line, split_sentences
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.games.medical.types import ERROR_TYPES, Category, Role
 from medserl_agentloop.scoring.metrics import compare, grade, mean_interval, wilson_interval
 from medserl_agentloop.scoring.notes import (
     UNREADABLE,

@@ -33,8 +33,9 @@ from medserl_agentloop.evaluation.edit_rules import (
     Rule,
 )
 from medserl_agentloop.evaluation.play import all_of
+from medserl_agentloop.games.medical.case import Category, GameSpec, Label, known_type
 from medserl_agentloop.games.medical.config import BlindGate, MedicalConfig
-from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
+from medserl_agentloop.games.medical.edit import split_sentences
 from medserl_agentloop.games.medical.judges import Judge, LabelJudge, build_judge, failure
 from medserl_agentloop.games.medical.judges.llm import BlindReader, LlmJudge
 from medserl_agentloop.games.medical.judges.report import (
@@ -49,7 +50,6 @@ from medserl_agentloop.games.medical.judges.report import (
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import JUDGE_ABSTAINED, AttackRecord
 from medserl_agentloop.games.medical.rules import MedicalGame
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label, known_type
 from medserl_agentloop.terminal import errors_in_one_line, plain, say
 
 app = typer.Typer(no_args_is_help=True, help="Serve a judge, or measure how good one is.")
@@ -167,7 +167,9 @@ def _notes_of(case: Case, choose: Choose) -> Iterator[_Known]:
         yield _Known("clean", "clean", case, clean, clean, tuple(split_sentences(clean)))
         if changed := choose(UNKNOWABLE, clean):
             name, note = changed
-            yield _Known("unknowable", name, case, note, note, compare_notes(clean, note).inserted)
+            before = split_sentences(clean)
+            wrong_here = tuple(text for text in split_sentences(note) if text not in before)
+            yield _Known("unknowable", name, case, note, note, wrong_here)
 
 
 Answer = tuple[Label | None, str | None]

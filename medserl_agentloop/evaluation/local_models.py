@@ -32,7 +32,7 @@ from medserl_agentloop.core.client import without_credentials
 from medserl_agentloop.core.encoding import ChatEncoder, end_ids
 from medserl_agentloop.core.interaction import Message, Reply, Turn, as_untrusted
 from medserl_agentloop.core.step_file import LATEST
-from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.paths import sha256_of
 
 _SHARDS = "model_world_size_*_rank_*.pt"

@@ -30,11 +30,11 @@ from medserl_agentloop.core.interaction import (
     play_game,
 )
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, StepFile
+from medserl_agentloop.games.medical.case import Category, GameSpec, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.judges import build_judge
 from medserl_agentloop.games.medical.records import MedicalRecord
-from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 from medserl_agentloop.paths import read_parquet
 from medserl_agentloop.terminal import errors_in_one_line, say, table
 

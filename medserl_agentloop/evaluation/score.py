@@ -19,7 +19,7 @@ from rich.table import Table
 from medserl_agentloop.data.cases import EditTag
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import build_eval_rows
-from medserl_agentloop.games.medical.edits import one_line
+from medserl_agentloop.games.medical.edit import one_line
 from medserl_agentloop.paths import resource, sha256_of
 from medserl_agentloop.scoring import metrics
 from medserl_agentloop.scoring.notes import Reference, ReferenceNote, read_submission

@@ -38,9 +38,9 @@ from medserl_agentloop.evaluation.play import (
     start_games,
     template_of,
 )
+from medserl_agentloop.games.medical.case import GameSpec, Label, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, read_games
-from medserl_agentloop.games.medical.types import GameSpec, Label, Role
 from medserl_agentloop.scoring.metrics import wilson_interval
 from medserl_agentloop.terminal import errors_in_one_line, say, table
 
@@ -178,7 +178,7 @@ def tournament(
         run = next(filter(None, map(run_config, places)), {})
         output = output or next(filter(None, map(run_of, places)), Path()) / "tournament"
         # Untouched notes are nobody's attack, and a second assessment of a note is no second game.
-        settings = [*(settings or []), "vanilla_attacker=skip", "assessments=1"]
+        settings = [*(settings or []), "assessments=1"]
         named_by = {"profile": profile, "judge": judge}
         interaction, started = start_games(
             run, MedicalConfig, named_by, settings, data, games, seed

@@ -13,8 +13,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
+from medserl_agentloop.games.medical.case import ErrorType, GameSpec, Label
 from medserl_agentloop.games.medical.records import Judgement
-from medserl_agentloop.games.medical.types import ErrorType, GameSpec, Label
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from medserl_agentloop.core.control_text import END_THINK, THINK, reasoning_open
+from medserl_agentloop.games.medical.case import Label
 from medserl_agentloop.games.medical.parsing import (
     CONTRADICTION,
     TurnFormat,
@@ -19,7 +20,6 @@ from medserl_agentloop.games.medical.parsing import (
     write_reasoning,
 )
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord
-from medserl_agentloop.games.medical.types import Label
 
 # -- classic: named fields, each at the start of a line --------------------------------------------
 

@@ -11,8 +11,8 @@ from pydantic import AliasChoices, BaseModel, Field
 
 from medserl_agentloop import report
 from medserl_agentloop.core.step_file import StepFile
+from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.games.medical.records import CLEARED, FOUND, GAMES, Outcome
-from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.report.compare import SECONDS
 
 _CLOCK = "_runtime"  # seconds since the start, in every row of W&B's history

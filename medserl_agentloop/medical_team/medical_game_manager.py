@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from medserl_agentloop.games.medical.types import Category, Label, Role
+from medserl_agentloop.games.medical.case import Category, Label, Role
 from medserl_agentloop.medical_team.protocol import Labels, make_labels
 from medserl_agentloop.medical_team.remote_judge import (
     JudgeFunction,

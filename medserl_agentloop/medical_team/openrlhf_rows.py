@@ -18,8 +18,8 @@ from pathlib import Path
 from medserl_agentloop.data.cases import Case, NearDuplicateIndex
 from medserl_agentloop.data.reader import Intake, NoteJoin
 from medserl_agentloop.data.tables import NOTE, NoteRow, Table, error_type
-from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.types import Category, Label
+from medserl_agentloop.games.medical.case import Category, Label
+from medserl_agentloop.games.medical.edit import one_line
 
 _WITH_BOTH_NOTES = ("game_category", "error_note", "clean_note", "error_type")
 _KEYS = ("prompt", "vanilla", "adversarial", "completion", "data_type", *_WITH_BOTH_NOTES)

@@ -4,8 +4,8 @@ by line.
 
 from __future__ import annotations
 
+from medserl_agentloop.games.medical.case import Category, Role
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import Category, Role
 
 
 def _parts(role: Role, category: Category) -> tuple[str, str]:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions, blocking
-from medserl_agentloop.games.medical.edits import one_line
-from medserl_agentloop.games.medical.types import Label
+from medserl_agentloop.games.medical.case import Label
+from medserl_agentloop.games.medical.edit import one_line
 from medserl_agentloop.medical_team.protocol import SCORE_KEY, JudgeAnswer, Labels, ask, make_labels
 
 logger = logging.getLogger(__name__)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from medserl_agentloop.games.medical.case import Label, Role
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, Rewards
 from medserl_agentloop.games.medical.rewards import RewardScheme
-from medserl_agentloop.games.medical.types import Label, Role
 
 Coefficients = Mapping[str, Mapping[str, tuple[float, float]]]
 """By role and name, as (lost, won)."""

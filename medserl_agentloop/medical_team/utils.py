@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
+from medserl_agentloop.games.medical.case import Label, Role
 from medserl_agentloop.games.medical.records import MedicalRecord
-from medserl_agentloop.games.medical.types import Label, Role
 from medserl_agentloop.medical_team.formats import BASELINE
 from medserl_agentloop.medical_team.prompts import (
     ASSESSOR_REQUEST,

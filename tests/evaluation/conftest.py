@@ -11,8 +11,8 @@ from serving import ChatServer
 
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST
 from medserl_agentloop.data.rows import write_parquet
+from medserl_agentloop.games.medical.case import GameSpec
 from medserl_agentloop.games.medical.records import MedicalRecord
-from medserl_agentloop.games.medical.types import GameSpec
 from medserl_agentloop.paths import resource
 
 CATEGORIES = ("vanilla_harmful", "adversarial_harmful", "vanilla_benign", "adversarial_benign")

@@ -38,10 +38,10 @@ from medserl_agentloop.evaluation.local_models import (
     load_player,
 )
 from medserl_agentloop.evaluation.score import read_reference
+from medserl_agentloop.games.medical.case import Category, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource
 from medserl_agentloop.scoring.notes import ReferenceNote, read_submission
 from medserl_agentloop.testing.tiny import tiny_model, tiny_tokenizer

@@ -29,10 +29,10 @@ from medserl_agentloop.core.interaction import NoReplyError, Prompt, Reply, plac
 from medserl_agentloop.evaluation.play import model_at
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
 from medserl_agentloop.games.kuhn_poker import rows as kuhn_rows
+from medserl_agentloop.games.medical.case import Category, Role
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Outcome, read_games
 from medserl_agentloop.games.medical.rewards import Medserl
-from medserl_agentloop.games.medical.types import Category, Role
 
 WORSE_NOTE = ERROR_NOTE.replace("warfarin", "aspirin")
 

@@ -20,9 +20,9 @@ from experiments.learning.measure import held_out_cases, spec_of
 from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.evaluation.play import play_match
 from medserl_agentloop.evaluation.tournament import entries, newest, shares
+from medserl_agentloop.games.medical.case import Category, GameSpec, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
-from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 from medserl_agentloop.paths import resource
 
 ORACLE = "medserl_agentloop.games.clinic:OracleJudge"
@@ -198,7 +198,7 @@ def test_a_run_is_its_checkpoints_and_says_profile_judge_and_notes(
     notes: Path, tmp_path: Path
 ) -> None:
     gone = tmp_path / "gone.parquet"
-    run = run_of(tmp_path / "run", gone, vanilla_attacker="copy")
+    run = run_of(tmp_path / "run", gone)
     (run / "global_step_10" / "actor").mkdir(parents=True)
     (run / "global_step_3").mkdir()  # its weights were deleted
     found = entries(f"mine={run}")

@@ -30,14 +30,14 @@ from medserl_agentloop.core.step_file import from_line, to_line
 from medserl_agentloop.data.cases import MedecFormatError
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.games.medical.canonical import says_the_same
-from medserl_agentloop.games.medical.edits import split_sentences
+from medserl_agentloop.games.medical.case import Category, Label, Role
+from medserl_agentloop.games.medical.edit import split_sentences
 from medserl_agentloop.games.medical.judges.llm import Verdict, read_answer
 from medserl_agentloop.games.medical.parsing import CONTRADICTION, PARSERS, load_parser
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.rewards import Medserl, ZeroSum
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.medical_team.protocol import JudgeAnswer, by_index
 
 SEEN = Counter[str]()
@@ -73,12 +73,11 @@ def parsers(data: bytes) -> None:
 
     No contradictory verdict counts, and what a valid attack promises holds.
     """
-    (name, prefill, category, copies, sentences, truncated, label), rest = _settings(
+    (name, prefill, category, sentences, truncated, label), rest = _settings(
         data,
         list(PARSERS),
         PREFILLS,
         list(Category),
-        (False, True),
         (1, 3),
         (False, True),
         list(Label),
@@ -95,7 +94,7 @@ def parsers(data: bytes) -> None:
         SEEN["verdict"] += 1
     limits, room = EditLimits(max_changed_sentences=sentences), lambda seed: ROOM
     game = MedicalGame(
-        spec(category), limits, load_parser(name), copies, SPECIAL_TOKENS, count=len, room=room
+        spec(category), limits, load_parser(name), SPECIAL_TOKENS, count=len, room=room
     )
     while (role := game.next_role) is not None:
         game.play(

@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from medserl_agentloop.games.medical.case import Category, ErrorType, GameSpec, Label
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import (
     AssessmentRecord,
@@ -17,7 +18,6 @@ from medserl_agentloop.games.medical.records import (
 )
 from medserl_agentloop.games.medical.rewards import Medserl, RewardScheme, reward_game
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label
 
 CLEAN_NOTE = (
     "A 52-year-old woman has a cough. She receives heparin 500 units. Discharge is planned."
@@ -163,8 +163,6 @@ def any_game(draw: st.DrawFn) -> MedicalRecord:
     }
     facts = {"error_type": draw(st.sampled_from([None, *ErrorType]))}
     record = finished(outcome, category=category, attack=attack, assessment=assessment, facts=facts)
-    if not category.has_attack and draw(st.booleans()):
-        record.attack = attack_record(**attack)  # a copy
     judgement = record.judgement
     if judgement is not None:
         realistic = draw(st.sampled_from([None, True, False]))

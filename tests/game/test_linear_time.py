@@ -13,11 +13,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import regex
 
 import medserl_agentloop.games.medical as game
 from medserl_agentloop.games.medical.canonical import canonical_words
-from medserl_agentloop.games.medical.edits import exceeds, injections, split_sentences
+from medserl_agentloop.games.medical.edit import (
+    edit_between,
+    exceeds,
+    number_sentences,
+    split_sentences,
+)
 from medserl_agentloop.games.medical.parsing import PARSERS, load_parser
+from medserl_agentloop.games.medical.rules import injections
 from medserl_agentloop.medical_team import formats
 
 # A text is the beginning of one of these, and then its second part again and again.
@@ -56,7 +63,7 @@ def _patterns() -> dict[str, Callable[[str], Any]]:
     found = {}
     for module in (*modules, formats):
         for name, value in vars(module).items():
-            if isinstance(value, re.Pattern):
+            if isinstance(value, (re.Pattern, regex.Pattern)):
                 found[f"{module.__name__.rpartition('.')[2]}.{name}"] = value.subn
     return {name: lambda text, subn=subn: subn("", text) for name, subn in found.items()}
 
@@ -66,7 +73,8 @@ READERS: dict[str, Callable[[str], Any]] = {
     "canonical_words": canonical_words,
     "split_sentences": split_sentences,
     "exceeds": lambda text: exceeds(text, "", 24),
-    "injections": lambda text: injections("", text, special_tokens=["<|im_end|>"]),
+    "injections": lambda text: injections("", text, [text], special_tokens=["<|im_end|>"]),
+    "edit_between": lambda text: edit_between(text, number_sentences(text), f"{text}x"),
     **{f"{name} attack": load_parser(name).attack for name in PARSERS},
     **{f"{name} assessment": load_parser(name).assessment for name in PARSERS},
 }
@@ -81,8 +89,7 @@ def _seconds(read: Callable[[str], Any], text: str) -> float:
 
 def test_every_pattern_of_the_game_is_timed() -> None:
     some = (
-        "edits._INSTRUCTION canonical._TOKEN edits.WORD parsing._ANSWER_FIELD "
-        "formats._CLASSIC_FIELD"
+        "rules._INSTRUCTION canonical._TOKEN edit.WORD parsing._ANSWER_FIELD formats._CLASSIC_FIELD"
     )
     assert set(some.split()) <= set(PATTERNS)
 

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medserl_agentloop.core.records import TurnRecord
+from medserl_agentloop.games.medical.case import Category, ErrorType, Label, Role
 from medserl_agentloop.games.medical.metrics import MAX_COMPARED, diversity_metrics, role_metrics
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome
-from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 
 TYPED = {"error_type": ErrorType.DIAGNOSIS}
 CUT_OFF = {
@@ -178,10 +178,8 @@ def test_a_rate_is_of_the_games_that_it_is_about(
 def test_undetected_rate_counts_only_attacks_that_should_leave_an_error() -> None:
     missed, failed = finished(Outcome.MISSED_ERROR), finished(Outcome.INVALID_ATTACK)
     decoy = finished(Outcome.FALSE_POSITIVE, category="decoy_benign")
-    found = finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful")
-    copied = found.model_copy(update={"attack": missed.attack})  # selfplay.vanilla_attacker=copy
-    assert role_metrics([missed, failed, decoy, copied])["selfplay/attacker/undetected_rate"] == 0.5
-    assert "selfplay/attacker/undetected_rate" not in role_metrics([decoy, copied])
+    assert role_metrics([missed, failed, decoy])["selfplay/attacker/undetected_rate"] == 0.5
+    assert "selfplay/attacker/undetected_rate" not in role_metrics([decoy])
 
 
 @st.composite

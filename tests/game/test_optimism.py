@@ -5,6 +5,7 @@ from game.builders import finished
 from hypothesis import given
 from hypothesis import strategies as st
 
+from medserl_agentloop.games.medical.case import Label, Role
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import (
     Counts,
@@ -13,7 +14,6 @@ from medserl_agentloop.games.medical.rewards import (
     load_scheme,
     reward_game,
 )
-from medserl_agentloop.games.medical.types import Label, Role
 
 
 def attack(kind: str | None, found: bool, **changes: object) -> MedicalRecord:

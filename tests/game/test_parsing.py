@@ -11,6 +11,7 @@ from game.builders import CLEAN_NOTE, SUBTLE_NOTE, assessment_text, attack_text
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from medserl_agentloop.games.medical.case import ErrorType, Label, known_type
 from medserl_agentloop.games.medical.parsing import (
     EDITS,
     MEDSERL,
@@ -20,7 +21,6 @@ from medserl_agentloop.games.medical.parsing import (
     load_parser,
 )
 from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, SentenceEdit
-from medserl_agentloop.games.medical.types import ErrorType, Label, known_type
 from medserl_agentloop.medical_team.formats import BASELINE, CLASSIC
 
 FORMATS = pytest.mark.parametrize("name", sorted(PARSERS))

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from medserl_agentloop.core.records import OpponentRecord
+from medserl_agentloop.games.medical.case import Category, ErrorType, GameSpec, Label, Role
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import (
     role_metrics,
@@ -44,7 +45,6 @@ from medserl_agentloop.games.medical.rewards import (
     load_scheme,
     reward_game,
 )
-from medserl_agentloop.games.medical.types import Category, ErrorType, GameSpec, Label, Role
 
 
 def texts(*fields: str) -> dict[str, str]:

@@ -25,6 +25,7 @@ from game.builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from medserl_agentloop.games.medical.case import Category, ErrorType, Label, Role
 from medserl_agentloop.games.medical.records import (
     InvalidAttack,
     Judgement,
@@ -41,7 +42,6 @@ from medserl_agentloop.games.medical.rewards import (
     reward_game,
 )
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.medical_team.formats import BASELINE
 
 SLIP = ["no_reasoning"]
@@ -493,8 +493,9 @@ def _played(
     facts = spec(category)
     attack = attack_form.format(t="swap it", a=EDIT.get(category, facts.seed_note))
     assessment = form.format(t="reads oddly", a=says)
-    game = MedicalGame(facts, EditLimits(), BASELINE, copies=True)
-    game.play(attack)
+    game = MedicalGame(facts, EditLimits(), BASELINE)
+    if category.has_attack:
+        game.play(attack)
     if game.next_role is not None:
         game.play(assessment)
         if label is None:

@@ -18,9 +18,9 @@ from reward_tricks import (
 
 from experiments.pages import with_table
 from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.games.medical.case import ErrorType, Role
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.rewards import Medserl, RewardScheme, ZeroSum
-from medserl_agentloop.games.medical.types import ErrorType, Role
 from medserl_agentloop.medical_team.rewards import MedicalGeneralSum
 
 VALID_GROUPS = {"harmless rewording", "a decoy with an error", "the assessor is cut off"}

@@ -14,10 +14,10 @@ from support import TOKENIZER, run_with, scored
 from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.games.medical.case import Category
 from medserl_agentloop.games.medical.config import JudgeServer
 from medserl_agentloop.games.medical.judges import Judge
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
-from medserl_agentloop.games.medical.types import Category
 from medserl_agentloop.paths import PACKAGE
 
 

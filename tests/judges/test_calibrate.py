@@ -30,11 +30,16 @@ from medserl_agentloop.evaluation.judge_calibration import (
     known_notes,
 )
 from medserl_agentloop.games.clinic import OracleJudge, oracle
+from medserl_agentloop.games.medical.case import ErrorType, GameSpec, Label
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.edits import compare_notes, split_sentences
+from medserl_agentloop.games.medical.edit import (
+    edit_between,
+    measure,
+    number_sentences,
+    split_sentences,
+)
 from medserl_agentloop.games.medical.judges.report import JudgedGroup, JudgeReport, read_report
 from medserl_agentloop.games.medical.records import Judgement
-from medserl_agentloop.games.medical.types import ErrorType, GameSpec, Label
 
 ORACLE = "medserl_agentloop.games.clinic:OracleJudge"
 LIAR = f"{__name__}:Liar"
@@ -357,7 +362,7 @@ def test_a_rule_changes_one_fact_that_nothing_else_in_it_decides(
 ) -> None:
     after = UNKNOWABLE[rule](KNEE, random.Random(0))
     assert after is not None and re.search(changed, after)
-    edit = compare_notes(KNEE, after)
+    edit = measure(KNEE, after, edit_between(KNEE, number_sentences(KNEE), after))
     assert (edit.sentences, edit.words) == (1, 1)
     assert all(UNKNOWABLE[rule](note, random.Random(0)) is None for note in left_alone)
 

@@ -15,6 +15,7 @@ from support import run_with
 
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run
+from medserl_agentloop.games.medical.case import Category, GameSpec, Label
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges import (
     JUDGES,
@@ -32,7 +33,6 @@ from medserl_agentloop.games.medical.judges.report import (
     write_report,
 )
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 
 
 class Doubter:

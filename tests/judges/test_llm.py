@@ -20,13 +20,13 @@ from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.client import BadAnswer
 from medserl_agentloop.core.config import SelfPlayConfig
+from medserl_agentloop.games.medical.case import Category, Role
 from medserl_agentloop.games.medical.config import BlindGate, JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges import build_judge, llm
 from medserl_agentloop.games.medical.judges.llm import LlmJudge, judge_template
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import load_scheme, reward_game
-from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.testing.mock_engine import MockReply
 
 VERDICT = {"reason": "the dose is too high", "error": "present", "realistic": True}

@@ -20,11 +20,11 @@ from judges.games import harmful, played, reward_all, reward_manager
 from judges.test_llm import PAIR, PRESENT
 from serving import LocalServer, Status, completion, serving
 
+from medserl_agentloop.games.medical.case import Category, GameSpec, Label
 from medserl_agentloop.games.medical.config import JudgeServer
 from medserl_agentloop.games.medical.judges import LabelJudge
 from medserl_agentloop.games.medical.judges.llm import LlmJudge
 from medserl_agentloop.games.medical.records import Judgement
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.medical_team.protocol import MAX_BYTES, create_app
 
 QUERY = {

@@ -50,7 +50,6 @@ from medserl_agentloop.games.clinic import (
 )
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.paths import resource
 
 seeds = st.integers(min_value=0, max_value=2**32)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.learning.coverage import Coverage, KindShares
+from medserl_agentloop.games.medical.case import Label, Role
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import Medserl, reward_game
-from medserl_agentloop.games.medical.types import Label, Role
 
 KINDS = ("dose", "drug", "management")
 

@@ -28,10 +28,10 @@ from medserl_agentloop.core.step_file import LATEST
 from medserl_agentloop.data.sample import write_sample
 from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.games.clinic import error_detail, oracle, parse_note, sample_clean_note
+from medserl_agentloop.games.medical.case import Category, Label, Role
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
-from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.paths import resource
 
 

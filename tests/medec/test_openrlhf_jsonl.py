@@ -9,7 +9,7 @@ from note_files import OFFICIAL, medec_file
 
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import seed_note
-from medserl_agentloop.games.medical.types import Category, ErrorType
+from medserl_agentloop.games.medical.case import Category, ErrorType
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from medserl_agentloop.data.rows import (
     write_parquet,
 )
 from medserl_agentloop.data.verify import verify_files
-from medserl_agentloop.games.medical.types import Category, GameSpec
+from medserl_agentloop.games.medical.case import Category, GameSpec
 from medserl_agentloop.testing.tiny import compose_run
 
 NULLABLE = {

@@ -8,7 +8,7 @@ from medec.builders import clean_row, error_row, pair
 
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import DEFAULT_MIX, RowPlan, build_rows, labels_of, parse_mix
-from medserl_agentloop.games.medical.types import Category, GameSpec
+from medserl_agentloop.games.medical.case import Category, GameSpec
 
 
 @pytest.fixture

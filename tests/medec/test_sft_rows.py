@@ -26,9 +26,9 @@ from medserl_agentloop.data.sft import (
     build_sft_rows,
     rows_of_games,
 )
+from medserl_agentloop.games.medical.case import Category, Label, Role
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, SentenceEdit
-from medserl_agentloop.games.medical.types import Category, Label, Role
 
 
 def test_a_case_is_in_one_split_and_in_that_of_the_self_play_rows(tmp_path: Path) -> None:

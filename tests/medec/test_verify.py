@@ -25,7 +25,7 @@ from note_files import OFFICIAL, PAIRS, SAMPLE, medec_file
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import DEFAULT_MIX, SCHEMA, RowPlan, build_rows
 from medserl_agentloop.data.verify import Check, find_leaks
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label
+from medserl_agentloop.games.medical.case import Category, GameSpec, Label
 from medserl_agentloop.paths import sha256_of
 
 # --- columns and values ---

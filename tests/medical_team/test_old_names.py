@@ -11,8 +11,8 @@ from hypothesis import given
 from serving import LocalServer
 
 from medserl_agentloop import medical_team
+from medserl_agentloop.games.medical.case import Label
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
-from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.medical_team import (
     MedicalGameOutcome,
     get_medical_cot_formatting_reward,

@@ -19,8 +19,8 @@ from invoking import invoke
 from medserl_agentloop import report
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.evaluation.score import read_reference
+from medserl_agentloop.games.medical.case import Category, Label
 from medserl_agentloop.games.medical.records import GAMES, MedicalRecord, Outcome
-from medserl_agentloop.games.medical.types import Category, Label
 from medserl_agentloop.report import games, metrics, page
 
 ROOT = Path(__file__).parents[2]

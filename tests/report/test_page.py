@@ -15,10 +15,10 @@ from invoking import invoke
 from support import attack_text
 
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile, write_prompts
+from medserl_agentloop.games.medical.case import Category
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
-from medserl_agentloop.games.medical.types import Category
 from medserl_agentloop.paths import resource
 from medserl_agentloop.report import page as module
 

@@ -24,8 +24,8 @@ from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.evaluation.tournament import shares, tables
 from medserl_agentloop.games.kuhn_poker import KuhnPoker
+from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
-from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.report import games, metrics, show_run
 from medserl_agentloop.terminal import visible
 

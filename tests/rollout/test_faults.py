@@ -29,11 +29,11 @@ from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.reward_manager import PerTurnRewardManager
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.data.rows import AGENT_NAME
+from medserl_agentloop.games.medical.case import Category, Role
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord
-from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import resource
 from medserl_agentloop.testing.tiny import compose_run
 

@@ -24,7 +24,8 @@ from test_prompting import profile_in
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Prompt, Turn, place
 from medserl_agentloop.core.trajectory import GAME_KEY
-from medserl_agentloop.games.medical.numbering import number_sentences
+from medserl_agentloop.games.medical.case import Category, ErrorType, Label, Role
+from medserl_agentloop.games.medical.edit import number_sentences
 from medserl_agentloop.games.medical.parsing import load_parser
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import (
@@ -33,7 +34,6 @@ from medserl_agentloop.games.medical.records import (
     MedicalRecord,
     SentenceEdit,
 )
-from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.testing.mock_engine import MockSGLangEngine
 
 TEXT = "".join(CONTROL_TEXTS)

@@ -12,10 +12,10 @@ from support import NOTE, REWRITTEN, assessment_text, attack_text, judge, play, 
 from medserl_agentloop.core.metrics import opponent_metrics
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.games.medical.case import Category, Role
 from medserl_agentloop.games.medical.metrics import trained_role_won
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import InvalidAttack, MedicalRecord, Outcome
-from medserl_agentloop.games.medical.types import Category, Role
 
 
 @pytest.fixture

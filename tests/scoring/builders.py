@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from medserl_agentloop.data.reader import COLUMNS
 from medserl_agentloop.evaluation.score import read_reference
-from medserl_agentloop.games.medical.types import ErrorType
+from medserl_agentloop.games.medical.case import ErrorType
 from medserl_agentloop.scoring.notes import Prediction, Reference, ReferenceNote
 
 WORDS = ["aspirin", "was", "given", "for", "gout", "5", "mg"]

@@ -11,7 +11,7 @@ from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import build_eval_rows
 from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.edits import one_line, split_sentences
+from medserl_agentloop.games.medical.edit import one_line, split_sentences
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import TEXTS, UNREADABLE, Prediction, quoted_sentence

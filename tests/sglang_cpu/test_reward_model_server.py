@@ -14,8 +14,8 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from medserl_agentloop.core.step_file import GAMES_FILE
+from medserl_agentloop.games.medical.case import Label
 from medserl_agentloop.games.medical.records import JUDGE_FAILED, read_games
-from medserl_agentloop.games.medical.types import Label
 from medserl_agentloop.paths import resource
 
 PLAYER = resource("assets/tiny_player")

@@ -30,7 +30,7 @@ from medserl_agentloop.core.columns import restarted
 from medserl_agentloop.core.loss import selfplay_loss
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.trajectory import TrajectoryTurn
-from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.testing.tiny import compose_run
 
 ROLES = {role.value: role.id for role in Role}

@@ -16,7 +16,7 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Advantages, Baselines, RoleBatch
 from medserl_agentloop.core.config import NORMALIZATIONS, CreditSettings
-from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.games.medical.case import Role
 
 ROLES = [role.value for role in Role]
 ATTACKER, ASSESSOR = Role.ATTACKER.id, Role.ASSESSOR.id

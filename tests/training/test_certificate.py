@@ -16,7 +16,7 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
 from medserl_agentloop.core.certificate import Certificate, Measure, credit
 from medserl_agentloop.core.config import CreditSettings
-from medserl_agentloop.games.medical.types import Role
+from medserl_agentloop.games.medical.case import Role
 
 pytestmark = pytest.mark.timeout(600)
 

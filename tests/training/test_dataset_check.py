@@ -19,10 +19,10 @@ from medserl_agentloop.core.run_check import RunConfig
 from medserl_agentloop.core.run_check.machine import check_dataset, check_files, check_stop_strings
 from medserl_agentloop.core.run_check.machine import data as problems_of_data
 from medserl_agentloop.data.rows import AGENT_NAME, write_parquet
+from medserl_agentloop.games.medical.case import Category, GameSpec, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import Category, GameSpec, Role
 from medserl_agentloop.testing.tiny import compose_run
 
 ENCODER = ChatEncoder(TOKENIZER)
@@ -63,7 +63,6 @@ VARIATION = row("adversarial_benign")  # a decoy, whatever its category is calle
 VARIATION["extra_info"]["target_label"] = "safe"
 EVALUATED = row("vanilla_benign")
 EVALUATED["extra_info"]["split"] = "eval"
-COPY = MedicalConfig(judge="labels", vanilla_attacker="copy")
 
 
 @pytest.mark.parametrize(
@@ -86,8 +85,7 @@ COPY = MedicalConfig(judge="labels", vanilla_attacker="copy")
             {"response": 10},
             r"row 0 needs data.max_response",
         ),
-        (row("vanilla_harmful"), {"selfplay": COPY}, None),
-        (EVALUATED, {"selfplay": COPY}, None),  # begins with the assessor whatever the run does
+        (EVALUATED, {}, None),
         (VARIATION, {"selfplay": MedicalConfig(judge="http")}, None),
     ],
 )
@@ -118,7 +116,7 @@ def test_every_profile_plays_the_same_rows_and_parses_each_once(
         GameSpec, "from_extra_info", lambda *given: parsed.append(given) or parse(*given)
     )
     rows = [row(category.value) for category in Category]
-    selfplay = MedicalConfig(profile=profile, judge="http", vanilla_attacker="copy")
+    selfplay = MedicalConfig(profile=profile, judge="http")
     assert "plays all of its 5 rows" in check(tmp_path, rows, selfplay=selfplay)
     assert len(parsed) == 5
 

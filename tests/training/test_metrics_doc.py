@@ -17,6 +17,7 @@ from medserl_agentloop.core.loss import context_gaps, context_leak_metrics
 from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics
 from medserl_agentloop.core.recorder import LOST_METRICS, update_metrics
 from medserl_agentloop.core.records import OpponentRecord
+from medserl_agentloop.games.medical.case import Category, ErrorType, Label, Role
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import role_metrics, trained_role_won
 from medserl_agentloop.games.medical.records import (
@@ -27,7 +28,6 @@ from medserl_agentloop.games.medical.records import (
     Reading,
 )
 from medserl_agentloop.games.medical.rewards import load_scheme
-from medserl_agentloop.games.medical.types import Category, ErrorType, Label, Role
 from medserl_agentloop.report import headline_metrics
 
 RULES = MedicalGameInteraction.rules()

@@ -18,10 +18,10 @@ from medserl_agentloop.core.records import TurnRecord
 from medserl_agentloop.core.reward_manager import PerTurnRewardManager
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
+from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
-from medserl_agentloop.games.medical.types import Role
 from medserl_agentloop.medical_team.rewards import MedicalGeneralSum
 from medserl_agentloop.testing.tiny import compose_run
 

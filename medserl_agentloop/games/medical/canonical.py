@@ -69,10 +69,11 @@ def says_the_same(a: str, b: str) -> bool:
 
 
 def _canonical(token: regex.Match[str]) -> str:
+    text: str = token[0]
     if token.lastgroup == "word":
-        return token[0].replace(".", "")
+        return text.replace(".", "")
     if token.lastgroup == "number":
-        whole, _, part = token[0].replace(",", "").partition(".")
+        whole, _, part = text.replace(",", "").partition(".")
         whole, part = whole.lstrip("0") or "0", part.rstrip("0")
         return f"{whole}.{part}" if part else whole
-    return token[0]
+    return text

@@ -11,9 +11,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from medserl_agentloop.core.chat import BASE
 from medserl_agentloop.core.client import CircuitBreaker, ServerAddress, ServerOptions
 from medserl_agentloop.core.config import CreditSettings, Normalization, SelfPlayConfig, Share
+from medserl_agentloop.games.medical.case import ERROR_TYPES, EVAL_SPLIT, Role, checked_types
 from medserl_agentloop.games.medical.rewards import Medserl, load_scheme
 from medserl_agentloop.games.medical.rules import EditLimits
-from medserl_agentloop.games.medical.types import ERROR_TYPES, EVAL_SPLIT, Role, checked_types
 
 
 class _TokenBudget(BaseModel):
@@ -188,11 +188,6 @@ class MedicalConfig(SelfPlayConfig):
         "what a correct catch "
         "should earn is left (2 * 0.75 - 1); a judge just below it, at 0.73, spoilt earlier runs.",
     )
-    vanilla_attacker: Literal["skip", "copy"] = Field(
-        default="skip",
-        description="skip: vanilla games begin with the assessor, as in OpenRLHF. copy: the "
-        "attacker copies the note.",
-    )
     assessments: int = Field(
         default=1,
         ge=1,
@@ -221,15 +216,9 @@ class MedicalConfig(SelfPlayConfig):
         return ", ".join([self.reward, *changed])
 
     def for_row(self, facts: Mapping[str, Any]) -> MedicalConfig:
-        """The settings for one row: one that measures is assessed as published, and once, whatever
-        the run says.
-        """
+        """The settings for one row: one that measures is assessed once, whatever the run says."""
         measures = facts.get("split") == EVAL_SPLIT
-        return (
-            self.model_copy(update={"vanilla_attacker": "skip", "assessments": 1})
-            if measures
-            else self
-        )
+        return self.model_copy(update={"assessments": 1}) if measures else self
 
     def longest_turn(self, prompt_tokens: int) -> int:
         return max(self.budget.attacker(prompt_tokens), self.budget.assessor)

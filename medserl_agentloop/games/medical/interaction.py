@@ -14,6 +14,7 @@ from medserl_agentloop.core.alarms import Rule, common_rules
 from medserl_agentloop.core.chat import BASE, BaseModelChat
 from medserl_agentloop.core.interaction import Interaction, PlannedRow, Prompt, Turn
 from medserl_agentloop.core.records import Pieces, Section, as_text
+from medserl_agentloop.games.medical.case import EVAL_SPLIT, Category, GameSpec, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import (
     UNREAD_WARNING,
@@ -29,7 +30,6 @@ from medserl_agentloop.games.medical.metrics import (
     trained_role_won,
     validation_numbers,
 )
-from medserl_agentloop.games.medical.numbering import around
 from medserl_agentloop.games.medical.prompting import load_profile, template_name
 from medserl_agentloop.games.medical.records import (
     GAMES,
@@ -41,7 +41,6 @@ from medserl_agentloop.games.medical.records import (
 )
 from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import MedicalGame
-from medserl_agentloop.games.medical.types import EVAL_SPLIT, Category, GameSpec, Role
 from medserl_agentloop.scoring.metrics import NotesBySet, notes_by_set, scores_by_set
 from medserl_agentloop.scoring.notes import TEXTS
 
@@ -117,7 +116,6 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
             spec,
             config.edits,
             self._profile.parser,
-            copies=config.vanilla_attacker == "copy",
             special_tokens=() if self.tokens is None else self.tokens.special_tokens,
             count=None if self.tokens is None else self.tokens.count,
             # The start-up check plans a prompt in which every token of the attacker's turn is one
@@ -220,7 +218,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         if game.next_role is Role.ATTACKER and plays(Role.ATTACKER):
             attack = encoder.opening(profile.turn(Role.ATTACKER, spec.task, note))
             turns = [(len(attack.ids), budget.attacker(rewritten))]
-        longest = assess.data_tokens  # a copy is answered by the seed note itself
+        longest = assess.data_tokens
         if spec.category.has_attack:  # every token of the policy's turn could be note
             longest = kept + (
                 budget.attacker(rewritten) if turns else budget.rewritten_note(rewritten)
@@ -275,13 +273,11 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         if (attack := record.attack) is not None:
             standing = f"invalid: {attack.invalid.value}" if attack.invalid else "valid"
             note: Pieces = [("", attack.response)]
-            if (
-                attack.note is not None
-                and (edit := attack.edit) is not None
-                and edit.number is not None
-            ):
-                before, after = around(seed, record.spec.sentences, edit.number)
-                note = [("", before), *marked_changes(edit.old, edit.new), ("", after)]
+            edit = attack.edit
+            if edit is not None and edit.start is not None:
+                end = edit.start + len(edit.old)
+                changed = marked_changes(edit.old, edit.new)
+                note = [("", seed[: edit.start]), *changed, ("", seed[end:])]
             elif attack.note is not None:
                 note = marked_changes(seed, attack.note)
             sections = [

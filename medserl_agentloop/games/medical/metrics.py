@@ -22,7 +22,8 @@ from medserl_agentloop.core.metrics import (
     void_class,
 )
 from medserl_agentloop.games.medical.canonical import canonical_words
-from medserl_agentloop.games.medical.edits import one_line
+from medserl_agentloop.games.medical.case import Category, Label, Role
+from medserl_agentloop.games.medical.edit import one_line
 from medserl_agentloop.games.medical.records import (
     JUDGE_ABSTAINED,
     JUDGE_FAILED,
@@ -33,7 +34,6 @@ from medserl_agentloop.games.medical.records import (
     MedicalRecord,
     Outcome,
 )
-from medserl_agentloop.games.medical.types import Category, Label, Role
 from medserl_agentloop.scoring.notes import TEXTS, UNREADABLE
 
 _VOID_CLASSES = {JUDGE_FAILED: "judge_failed", JUDGE_ABSTAINED: "judge_abstained"}

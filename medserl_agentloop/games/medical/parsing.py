@@ -16,8 +16,9 @@ from typing import Any
 
 from medserl_agentloop.core.control_text import END_THINK, THINK, reasoning_closed, reasoning_open
 from medserl_agentloop.games.medical.canonical import says_the_same
-from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord, SentenceEdit
-from medserl_agentloop.games.medical.types import ERROR_TYPES, Label, known_type
+from medserl_agentloop.games.medical.case import ERROR_TYPES, Label, known_type
+from medserl_agentloop.games.medical.edit import SentenceEdit
+from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord
 from medserl_agentloop.paths import find_object
 from medserl_agentloop.scoring.notes import quoted_sentence, same_sentence
 
@@ -216,7 +217,8 @@ def _medserl_assessment(
     if sentences and error["sentence"]:
         number = named_sentence(error["sentence"], sentences)
         error["sentence"] = None if number is None else sentences[number]
-        error["correction"] = _without_number(error["correction"], number) or None
+        named = error["sentence"] or ""
+        error["correction"] = _without_number(error["correction"], number, named) or None
     if error["correction"] and says_the_same(error["correction"], error["sentence"] or ""):
         error["correction"] = None
     error["error_type"] = known_type(fields.get("error_type", ""), error_types)
@@ -263,7 +265,12 @@ _EDIT_FIELD = re.compile(r"^[ \t]*(sentence|replacement)[ \t]*:", re.MULTILINE |
 _NUMBER = re.compile(
     r"[^\w-]{0,3}(?:sentence )?[^\w-]{0,3}(\d{1,6})(?![.,/-]?\w)[\W_]*", re.IGNORECASE
 )
-_LINE_NUMBER = re.compile(r"[\[(]?(\d{1,6})[\])]?[|:.][ \t]*(?!\d)")
+# How answers repeat a number before a sentence: "3| ", "(3) ", "3) ", "3 - ", "Sentence 3: ".
+_LINE_NUMBER = re.compile(
+    r"\s*+(?:(?:sentence[ \t]*|#)[\[(]?(\d{1,6})[\])]?[|:.)]?|[\[(](\d{1,6})[\])][|:.]?"
+    r"|(\d{1,6})(?:[\])]?[|:.]|[\])]|[ \t][-\u2013](?=[ \t])))[ \t]*+(?!\d)",
+    re.IGNORECASE,
+)
 
 
 def named_sentence(text: str, sentences: Mapping[int, str]) -> int | None:
@@ -283,11 +290,15 @@ def named_sentence(text: str, sentences: Mapping[int, str]) -> int | None:
     return next((copy for copy in copied if copy >= 0), number)
 
 
-def _without_number(text: str | None, number: int | None) -> str:
-    """The text written in a sentence's place, without the number that stands before it in the
+def _without_number(text: str | None, number: int | None, old: str) -> str:
+    """The text written in place of the sentence ``old``, without the number that it has in the
     note."""
-    match = _LINE_NUMBER.match(text or "")
-    return text[match.end() :] if text and match and int(match[1]) == number else text or ""
+    text = text or ""
+    while (match := _LINE_NUMBER.match(text)) and int(match[match.lastindex or 0]) == number:
+        if old.lstrip().startswith(match[0].strip()):  # a list has numbers of its own
+            break
+        text = text[match.end() :]
+    return text
 
 
 def _edits_attack(text: str, prefill: str = "", sentences: Mapping[int, str] = {}) -> AttackRecord:
@@ -301,9 +312,8 @@ def _edits_attack(text: str, prefill: str = "", sentences: Mapping[int, str] = {
     if body and not missing:
         number = named_sentence(fields["sentence"], sentences)
         old = fields["sentence"] if number is None else sentences[number]
-        edit = SentenceEdit(
-            number=number, old=old, new=_without_number(fields["replacement"], number)
-        )
+        new = _without_number(fields["replacement"], number, old)
+        edit = SentenceEdit(number=number, old=old, new=new)
     return AttackRecord(note=None, edit=edit, reasoning=reasoning, violations=violations + missing)
 
 

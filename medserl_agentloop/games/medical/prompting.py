@@ -21,9 +21,9 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.core.interaction import Message, Prompt, Turn, place
-from medserl_agentloop.games.medical.numbering import number_sentences, numbered_text
+from medserl_agentloop.games.medical.case import Category, Role, checked_types, in_words
+from medserl_agentloop.games.medical.edit import number_sentences, numbered_text
 from medserl_agentloop.games.medical.parsing import load_parser
-from medserl_agentloop.games.medical.types import Category, Role, checked_types, in_words
 from medserl_agentloop.paths import resource
 
 logger = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ def _one_of(names: Iterable[str], before: str = "") -> str:
 def template_name(role: Role, category: Category) -> str:
     if role is Role.ASSESSOR:
         return "assess"
-    return category.value if category.has_attack else "copy"  # with selfplay.vanilla_attacker=copy
+    return category.value
 
 
 @cache

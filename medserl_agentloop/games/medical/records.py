@@ -17,11 +17,17 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, computed_fiel
 
 from medserl_agentloop.core import records
 from medserl_agentloop.core.records import COLUMNS, Column, GameRecord, Pieces, TurnRecord
-from medserl_agentloop.games.medical.edits import changed_runs, one_line
-from medserl_agentloop.games.medical.numbering import numbered_text
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label, Role
+from medserl_agentloop.games.medical.case import Category, GameSpec, Label, Role
+from medserl_agentloop.games.medical.edit import (
+    SentenceEdit,
+    changed_runs,
+    edit_of,
+    numbered_text,
+    one_line,
+    quotes_error,
+)
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised by a release that changes the fields.
 
 Records of older versions are read, newer ones refused.
@@ -55,7 +61,7 @@ class InvalidAttack(str, Enum):
     CUT_SHORT = "note_cut_short"
     HIDDEN_TEXT = "hidden_text"
     INSTRUCTS_READER = "instructs_reader"
-    NOT_COPIED = "not_copied"
+    NOT_COPIED = "not_copied"  # in records of before, when attackers could copy untouched notes
     CONTROL_TOKENS = "control_tokens"
     TOO_MANY_TOKENS = "too_many_tokens"
     NOTHING_REWRITTEN = "nothing_rewritten"
@@ -100,21 +106,11 @@ class _Turn(_Record):
     truncated: bool = False  # whether the token budget cut the turn off
 
 
-class SentenceEdit(_Record):
-    """One sentence of the seed note, and what the attacker puts in its place."""
-
-    number: int | None  # None where the note has no such sentence
-    old: str  # in that case what the attacker calls it
-    new: str
-
-
 class AttackRecord(_Turn):
     """The attacker's turn: what was read in it, then what the rules measured."""
 
     note: str | None  # the rewritten one; None where no note can be told apart from the rest
-    edit: SentenceEdit | None = (
-        None  # what the attacker wrote in place of a note, where sentences have numbers
-    )
+    edit: SentenceEdit | None = None  # what it changes, also where a whole note was written
     reasoning: str = ""  # what stood before the note; never shown to the other role
     violations: list[str] = []  # departures from the output format
     changed_sentences: list[
@@ -129,6 +125,11 @@ class AttackRecord(_Turn):
     )
     injections: list[str] = []  # look-alikes of the machine's own text that the note brings in
     invalid: InvalidAttack | None = None  # why the attack does not count; None if it does
+
+    def follows_from(self, seed: str) -> bool:
+        """Return whether the rewritten note is the seed note with the edit."""
+        known = self.edit is not None and self.edit.start is not None
+        return known and self.edit is not None and self.edit.applied(seed) == self.note
 
 
 class AssessmentRecord(_Turn):
@@ -203,8 +204,9 @@ class MedicalRecord(GameRecord):
         no numbers.
         """
         edit = self.attack.edit if self.attack is not None and self.category.has_attack else None
-        if edit is None or edit.number is None or self.presented_note is None:
-            return self.spec.sentences
+        shown = self.spec.sentences
+        if not shown or edit is None or edit.number is None or self.presented_note is None:
+            return shown
         return {**self.spec.sentences, edit.number: edit.new}
 
     def note_for(self, role: Role) -> str:
@@ -266,15 +268,47 @@ class MedicalRecord(GameRecord):
         """Number of the assessor's first turn, counted from 0."""
         return 0 if self.attack is None else 1
 
+    def names_error(self, quote: str) -> bool:
+        """Return whether ``quote`` holds the error of a wrong sentence, and at most that one."""
+        edit = self.attack.edit if self.attack is not None and self.category.has_attack else None
+        for wrong in self.error_sentences:
+            right = self.spec.corrected_sentence
+            if edit is not None and self.category.seed_label is Label.SAFE:
+                right = edit.old if edit.new == wrong else None
+            if quotes_error(quote, wrong, right):
+                return True
+        return False
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form with each note once.
+
+        Sentences are given by where they begin, and notes that follow from the seed note and the
+        edit are left out.
+        """
+        row, seed, numbers = super().to_json(), self.spec.seed_note, self.spec.sentences
+        starts = {str(number): edit_of(seed, numbers, number, "").start for number in numbers}
+        own = _seed_key(row["spec"])
+        if row["spec"][own] == seed:
+            del row["spec"][own]
+        if self.attack is not None and self.attack.follows_from(seed):
+            del row["attack"]["note"]
+        presented = row.pop("presented_note")
+        row["spec"]["sentences"] = starts
+        if _with_notes(row)["presented_note"] != presented:
+            row["presented_note"] = presented
+        return row
+
     @model_validator(mode="before")
     @classmethod
-    def _without_outcome(cls, fields: Any) -> Any:
+    def _of_json(cls, fields: Any) -> Any:
         """JSON has the outcome for its readers; here it follows from the other fields."""
-        return (
-            {name: v for name, v in fields.items() if name != "outcome"}
-            if isinstance(fields, dict)
-            else fields
-        )
+        if not isinstance(fields, dict):
+            return fields
+        fields = {name: value for name, value in fields.items() if name != "outcome"}
+        version, spec = fields.get("schema_version"), fields.get("spec")
+        if isinstance(version, int) and version > 1 and isinstance(spec, dict):
+            return _with_notes(fields)
+        return fields
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -309,6 +343,29 @@ class MedicalRecord(GameRecord):
         """
         valid = self.attack is not None and self.attack.invalid is None and self.category.has_attack
         return valid and self.label not in (None, self.spec.target_label)
+
+
+def _seed_key(spec: Mapping[str, Any]) -> str:
+    return "error_note" if str(spec.get("category")).endswith("harmful") else "clean_note"
+
+
+def _with_notes(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a JSON line with the notes and sentences that it leaves out."""
+    seed, attack = row["spec"].get("seed_note"), row.get("attack")
+    spec = {_seed_key(row["spec"]): seed, **row["spec"]}
+    starts = spec.get("sentences")
+    if isinstance(starts, dict) and starts and all(type(at) is int for at in starts.values()):
+        ends = [*list(starts.values())[1:], None]
+        places = zip(starts.items(), ends, strict=True)
+        spec["sentences"] = {number: str(seed)[at:end].strip() for (number, at), end in places}
+    if isinstance(attack, dict) and "note" not in attack and isinstance(attack.get("edit"), dict):
+        edit = SentenceEdit.model_validate(attack["edit"])
+        attack = {**attack, "note": edit.applied(str(seed))}
+    shown = seed
+    if isinstance(attack, dict):
+        counts = attack.get("invalid") in (None, InvalidAttack.NOT_KNOWABLE.value)
+        shown = attack.get("note") if counts else None
+    return {"presented_note": shown, **row, "spec": spec, "attack": attack}
 
 
 read_games = partial(records.read_games, record=MedicalRecord)

@@ -13,9 +13,8 @@ from dataclasses import dataclass, fields, replace
 
 from pydantic import TypeAdapter
 
-from medserl_agentloop.games.medical.edits import is_copy
+from medserl_agentloop.games.medical.case import Category, Role
 from medserl_agentloop.games.medical.records import InvalidAttack, MedicalRecord, Outcome, Rewards
-from medserl_agentloop.games.medical.types import Category, Role
 from medserl_agentloop.paths import did_you_mean, find_object
 
 Counts = dict[str, dict[str, float]]
@@ -122,8 +121,7 @@ class Medserl(ZeroSum):
         if record.outcome is Outcome.CORRECT_DETECTION and answer is not None:
             # Where a decoy holds a real error, error_sentences is empty: it is not known which.
             if record.error_sentences:
-                copied = answer.sentence or ""
-                named = any(is_copy(copied, sentence) for sentence in record.error_sentences)
+                named = record.names_error(answer.sentence or "")
                 assessor["sentence"] = self.sentence * (named - self.guessed)
             # Of a rewritten note only a judge knows the type; the seed's type may not hold.
             known = record.spec.error_type

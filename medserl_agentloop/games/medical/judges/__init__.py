@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from medserl_agentloop.core.chat import BASE, BaseModelChat
 from medserl_agentloop.core.client import BadAnswer, NoAnswer
+from medserl_agentloop.games.medical.case import GameSpec, Label
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
-from medserl_agentloop.games.medical.edits import one_line
+from medserl_agentloop.games.medical.edit import one_line
 from medserl_agentloop.games.medical.judges.llm import BlindReader
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE
 from medserl_agentloop.games.medical.records import (
@@ -27,7 +28,6 @@ from medserl_agentloop.games.medical.records import (
     MedicalRecord,
     Reading,
 )
-from medserl_agentloop.games.medical.types import GameSpec, Label
 from medserl_agentloop.paths import find_object
 
 logger = logging.getLogger(__name__)

@@ -25,11 +25,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from medserl_agentloop.core.chat import BASE, TEMPLATE_KWARGS, BaseModelChat, ChatClient
 from medserl_agentloop.core.client import CHAT_PATH, AnswerCache, BadAnswer, NoAnswer, Refused
 from medserl_agentloop.core.control_text import THINK, as_data
+from medserl_agentloop.games.medical.case import GameSpec, Label
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
-from medserl_agentloop.games.medical.edits import changed_runs, one_line, split_sentences
+from medserl_agentloop.games.medical.edit import changed_runs, one_line, split_sentences
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, Reading
-from medserl_agentloop.games.medical.types import GameSpec, Label
 from medserl_agentloop.paths import each_key_once, resource
 from medserl_agentloop.scoring.notes import same_sentence
 

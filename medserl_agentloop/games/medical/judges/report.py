@@ -15,11 +15,11 @@ from pydantic import BaseModel, Field, ValidationError, computed_field
 from medserl_agentloop.core.chat import BASE, TEMPLATE_KWARGS
 from medserl_agentloop.core.client import blocking
 from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.games.medical.case import Category, GameSpec, Label
 from medserl_agentloop.games.medical.config import BlindGate, JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges import build_judge, judge_class
 from medserl_agentloop.games.medical.judges.llm import BlindReader, judge_template
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.types import Category, GameSpec, Label
 from medserl_agentloop.paths import regular_file, replacing
 from medserl_agentloop.scoring.metrics import wilson_interval
 

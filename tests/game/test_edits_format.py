@@ -1,104 +1,18 @@
-"""Notes with numbered sentences: any note and any list of its sentences, and an attack that is an
-edit of one.
-"""
+"""The format ``edits``: how a player names a sentence by number, and an attack that is an edit."""
 
-from collections import Counter
 from typing import Any
 
 import pytest
-from examples import examples
 from game.builders import CLEAN_NOTE, assessment_text, attack_text, spec
-from hypothesis import given
-from hypothesis import strategies as st
-from note_files import OFFICIAL, medec_file, real_pairs
+from note_files import real_pairs
 
-from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.games.medical.edits import one_line, split_sentences
+from medserl_agentloop.games.medical.case import Category, Label, Role
+from medserl_agentloop.games.medical.edit import edit_between, edit_of, number_sentences
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.games.medical.numbering import (
-    change_between,
-    number_sentences,
-    numbered_text,
-    replace_sentence,
-    sentences_with,
-)
 from medserl_agentloop.games.medical.parsing import EDITS, MEDSERL, TurnFormat, named_sentence
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import Medserl
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.games.medical.types import Category, Label, Role
-
-BLANKS = st.sampled_from([" ", "\n", "\r\n", "\n\n\n", "\t ", "\u00a0"])
-PIECES = st.sampled_from(
-    ["He has "
-     "gout.", "Dr. Lee "
-              "came.", "e.g. "
-                       "aspirin", "38.5 C", "(Fever.)", "12 h later.", "\u65e0\u53d1\u70ed\u3002",
-     "\u0644\u0627 \u062d\u0645\u0649\u061f", "\u2026", "0| ", "\ud800", "\u0301", "-", "X"]
-)  # fmt: skip
-SENTENCE = st.lists(PIECES | st.text(max_size=6), min_size=1, max_size=4).map(" ".join)
-NOTES = st.lists(st.tuples(SENTENCE, BLANKS).map("".join), max_size=6).map("".join) | st.text(
-    max_size=60
-)
-LISTS = st.dictionaries(st.integers(-1, 9), SENTENCE | st.just(""), max_size=6)
-
-
-@examples(400)
-@given(NOTES, LISTS, SENTENCE)
-def test_any_note_is_its_sentences_and_an_edit_changes_one(
-    note: str, listed: dict[int, str], new: str
-) -> None:
-    assert [one_line(text) for text in number_sentences(note).values()] == split_sentences(note)
-    sentences = number_sentences(note, listed)
-    assert "".join("".join(sentences.values()).split()) == "".join(note.split())
-    assert all(text == text.strip() != "" and number >= 0 for number, text in sentences.items())
-    lines = numbered_text(sentences).split("\n") if sentences else []
-    assert lines == [f"{number}| {one_line(text)}" for number, text in sentences.items()]
-    for number, text in sentences.items():
-        assert replace_sentence(note, sentences, number, text) == note
-        mark = "\0" * (len(note) + 1)
-        before, _, after = replace_sentence(note, sentences, number, mark).partition(mark)
-        assert before + text + after == note
-        assert replace_sentence(note, sentences, number, new) == before + new + after
-
-
-WORDS = st.text("abcdefgh", min_size=2, max_size=6).map(str.capitalize)
-
-
-@examples(200)
-@given(
-    st.lists(
-        st.tuples(WORDS, st.sampled_from([".", "?", "\u3002"]), BLANKS), min_size=1, max_size=6
-    ),
-    st.integers(0, 30),
-    st.data(),
-)
-def test_the_sources_numbers_hold_with_one_sentence_changed(
-    parts: list[tuple[str, str, str]], first: int, data: st.DataObject
-) -> None:
-    """Whatever blanks and stops the list has lost, and wherever the note has words more or other
-    ones.
-    """
-    sentences = {first + 2 * at: f"{at}{word}{sign}" for at, (word, sign, _) in enumerate(parts)}
-    changed = data.draw(st.sampled_from(list(sentences)))
-    listed = {number: text.rstrip(".") for number, text in sentences.items()}
-    words, sign = sentences[changed][:-1], sentences[changed][-1]
-    sentences[changed] = (
-        data.draw(st.sampled_from(["Zz", f"{words} zz", f"{words}zz", f"Zz {words}"])) + sign
-    )
-    note = "".join(
-        text + blank for text, (*_, blank) in zip(sentences.values(), parts, strict=True)
-    )
-    assert number_sentences(note, listed) == sentences
-
-
-def test_a_list_of_another_note_is_not_used() -> None:
-    listed = {4: "She rests.", 5: "He has fever.", 6: "He is well."}
-    assert [*number_sentences("He has gout. He is ill. He dies.", listed)] == [0, 1, 2]
-    assert [*number_sentences("He has gout.", {-1: "He", 0: "has gout."})] == [0]
-    numbered = number_sentences("She rests. (He is ill.)", {3: "She rests", 5: "(He is ill"})
-    assert numbered == {3: "She rests.", 5: "(He is ill.)"}
-
 
 # --- how a player names a sentence ---
 
@@ -143,6 +57,12 @@ HEPARIN = "She receives heparin 5000 units."
         (edit_text("1| She receives heparin 500 units.", f"1| {HEPARIN}"), (1, HEPARIN), []),
         (edit_text("She receives heparin 500 units.", HEPARIN), (1, HEPARIN), []),
         (edit_text(1, "1.5 g of heparin."), (1, "1.5 g of heparin."), []),
+        *(
+            (edit_text(1, f"{shown} {HEPARIN}"), (1, HEPARIN), [])
+            for shown in ("(1)", "[1]", "1)", "1 -", "#1", "Sentence 1:", "[1]|")
+        ),
+        (edit_text(1, "(2) tablets of it."), (1, "(2) tablets of it."), []),
+        (edit_text(1, "1 tablet of it."), (1, "1 tablet of it."), []),
         (edit_text(9, HEPARIN), (None, HEPARIN), []),
         (edit_text(1, HEPARIN).replace("<edit>", "<edit>So:"), (1, HEPARIN),
         ["text_before_sentence"]),
@@ -181,8 +101,7 @@ def test_an_assessment_names_a_numbered_sentence() -> None:
 
 def started(category: Category | str, parser: TurnFormat = EDITS, **changes: Any) -> MedicalGame:
     limits = EditLimits(max_changed_sentences=changes.pop("max_sentences", 1))
-    copies = changes.pop("copies", False)
-    return MedicalGame(spec(category, **changes), limits, parser, copies)
+    return MedicalGame(spec(category, **changes), limits, parser)
 
 
 def test_the_assessor_reads_the_note_numbered_anew_and_not_the_edit() -> None:
@@ -225,10 +144,7 @@ def test_the_assessor_reads_the_note_numbered_anew_and_not_the_edit() -> None:
         (edit_text(3, HEPARIN), InvalidAttack.NO_SUCH_SENTENCE),
         (edit_text("She is well.", HEPARIN), InvalidAttack.NO_SUCH_SENTENCE),
         (edit_text(1, f"{HEPARIN} She has fever."), InvalidAttack.TOO_MANY_SENTENCES),
-        (
-            edit_text(1, "She receives heparin 5000 units"),
-            InvalidAttack.TOO_MANY_SENTENCES,
-        ),  # runs into the next
+        (edit_text(1, "She receives heparin 5000 units"), None),  # without its full stop
         (edit_text(1, "She  receives heparin\n500 units."), InvalidAttack.UNCHANGED),
         (edit_text(1, "She receives \u2800 heparin 5 units."), InvalidAttack.HIDDEN_TEXT),
         (edit_text(1, f"{HEPARIN}\n2| Discharge is planned."), InvalidAttack.CONTROL_TOKENS),
@@ -236,66 +152,14 @@ def test_the_assessor_reads_the_note_numbered_anew_and_not_the_edit() -> None:
         (attack_text(CLEAN_NOTE.replace("500", "5000")), InvalidAttack.UNPARSED),
     ],
 )
-def test_an_edit_that_does_not_count_says_why(text: str, reason: InvalidAttack) -> None:
+def test_an_edit_that_does_not_count_says_why(text: str, reason: InvalidAttack | None) -> None:
     game = started("adversarial_benign", max_sentences=3)
     game.play(text)
     assert (
         game.record.attack is not None
         and game.record.attack.invalid is reason
-        and game.next_role is None
+        and (game.next_role is None) == (reason is not None)
     )
-
-
-def test_a_copy_replaces_a_sentence_by_itself() -> None:
-    for new, reason in (
-        ("Discharge is planned.", None),
-        ("Death is near.", InvalidAttack.NOT_COPIED),
-    ):
-        game = started("vanilla_harmful", copies=True)
-        game.play(edit_text(2, new))
-        assert game.record.attack is not None and game.record.attack.invalid is reason
-        assert game.record.error_sentences == (
-            [] if reason else ["She receives warfarin 500 units."]
-        )
-
-
-def test_wrong_sentence_of_a_source_has_the_number_that_holds_it() -> None:
-    sentences = ["Pulse is 90; BP is low.", "He has gout.", "Dr.", "Lee came."]
-    assert sentences_with("BP is low.", "BP is high.", sentences) == ["Pulse is 90; BP is low."]
-    assert sentences_with("Dr. Lee came.", "Dr. Low came.", sentences) == ["Lee came."]
-
-
-# --- real notes ---
-
-
-BOARDS = [
-    (f"../boards/meb_{name}_train.csv", others)
-    for name, others in (("CN", 0), ("ARA", 0), ("EN", 2))
-]
-
-
-@pytest.mark.parametrize(("name", "others"), [(OFFICIAL, 0), *BOARDS])
-def test_published_notes_of_any_language_are_read_by_their_own_numbers(
-    name: str, others: int
-) -> None:
-    numbers = Counter[bool]()
-    for case in read_files([medec_file(name)], as_published=True).cases:
-        note = case.error_note or case.clean_note or ""
-        sentences = number_sentences(note, case.sentences)
-        with_letters = {
-            number for number, text in case.sentences.items() if any(map(str.isalnum, text))
-        }
-        numbers[sentences.keys() == with_letters] += 1
-        assert all(
-            replace_sentence(note, sentences, n, text) == note for n, text in sentences.items()
-        )
-        if name == OFFICIAL and case.error_note and case.clean_note:
-            assert one_line(sentences[case.error_sentence_id]) == one_line(
-                case.error_sentence or ""
-            )
-            edit = change_between(case.error_note, sentences, case.clean_note)
-            assert edit is None or edit[0] == case.error_sentence_id
-    assert numbers[False] == others
 
 
 def played(
@@ -327,17 +191,17 @@ def test_an_attack_is_worth_the_same_as_an_edit_and_as_a_note(category: Category
         facts = {"seed_note": seed, "error_note": wrong, "clean_note": right}
         facts |= {name: pair[name] for name in ("error_sentence", "corrected_sentence")}
         sentences = number_sentences(seed)
-        change = change_between(seed, sentences, goal)
-        if change is None:
+        change = edit_between(seed, sentences, goal)
+        if change.number is None:
             continue
-        number, new = change
+        number, new = change.number, change.new
         elsewhere, look_alike = other["error_sentence"].strip(), new.replace("a", "\u0430")
         for text in (new, elsewhere, f"{new} He is well.", new.removesuffix("."), look_alike):
-            note = replace_sentence(seed, sentences, number, text).strip()
+            note = edit_of(seed, sentences, number, text).applied(seed).strip()
             whole = played(MEDSERL, category, facts, attack_text(note), text)
             edit = played(EDITS, category, facts, edit_text(number, text), text)
             assert whole.attack and edit.attack and whole.presented_note == edit.presented_note
-            measured = {"response", "reasoning", "edit"}
+            measured = {"response", "reasoning"}
             assert whole.attack.model_dump(exclude=measured) == edit.attack.model_dump(
                 exclude=measured
             )

@@ -106,12 +106,6 @@ class Category(str, Enum):
         """Label of the presented note if the attack succeeds; a row may have another one."""
         return Label.HARMFUL if self is Category.ADVERSARIAL_BENIGN else self.seed_label
 
-    def first_role(self, copies: bool = False) -> Role:
-        """The role that begins; ``copies`` is whether the attacker copies the notes that it does
-        not rewrite.
-        """
-        return Role.ATTACKER if self.has_attack or copies else Role.ASSESSOR
-
 
 def _by_number(sentences: Any) -> Any:
     """The sentences of a parquet row, which has a list of structs, by number."""

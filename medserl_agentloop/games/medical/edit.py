@@ -1,0 +1,405 @@
+"""The sentences of a note, and the one edit that makes another note of it.
+
+An attack is a :class:`SentenceEdit`, whatever its format: one that names a sentence by its number
+is one already, and a whole note becomes one by :func:`edit_between`. The sentences are the row's
+own where it has a list of them.
+
+Otherwise :func:`sentences_in` splits: at line breaks, and where a mark is followed by a digit or by
+a letter that is not lower case, unless an abbreviation stands before it. ``python
+benchmarks/sentences.py FILE`` compares that with a file's own list. Of the 7,153 sentences of
+MEDEC's validation set 5,517 are equal (0.771; pysbd 0.4.0: 5,510), and of its 319 wrong sentences
+302; of the 1,219 wrong ones of the training set 1,176. Most of the others are halves of sentences:
+MEDEC's lists are cut at hard line breaks, and join sentences after a unit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+import regex
+from pydantic import BaseModel, ConfigDict
+from rapidfuzz.distance import OSA, Levenshtein, MatchingBlock, Postfix, Prefix
+
+from medserl_agentloop.games.medical.canonical import canonical_words, says_the_same
+from medserl_agentloop.scoring.notes import IDEOGRAPHS, alphanumeric, spaced
+
+_SENTENCE_MARKS = ".!?\"')]\u201d\u2019\u061f\u3002\uff01\uff1f"
+# "38.5 C" and "e.g. aspirin" stay whole, and so do "Dr. Doe" and "q.d. Renal function".
+_SENTENCE_END = regex.compile(
+    r"(?<=[.!?\u061f][\"'\u201d\u2019)\]]{0,2})"
+    r"(?<!\b(?:Drs?|Mrs?|Ms|Prof|Pt|St|Jr|Sr|vs|No|Fig|approx)\.)"
+    r"(?<!\b\p{L}\.\p{L}{1,2}\.)(?<!\b\p{L}\.\p{L}\.\p{L}\.)"
+    r"\s+(?=[\"'\u201c\u2018(\[]?[\p{Lu}\p{Lo}\p{Nd}])"
+    r"|(?<=[\u3002\uff01\uff1f])\s*(?=[^\s\u3002\uff01\uff1f])"
+)
+
+LONGEST_WORD = 32
+"""Characters of one word; MEDEC's longest has 31.
+
+What is longer, or glued with ``_``, counts as several words.
+"""
+WORD = re.compile(rf"[{IDEOGRAPHS}]|_{{1,{LONGEST_WORD}}}|[^\s_{IDEOGRAPHS}]{{1,{LONGEST_WORD}}}")
+_ARTICLES = ("a", "an", "the")
+
+# Format, control, private and unassigned characters, those that fonts show as nothing, and
+# Braille's blank: what a model reads in them, a person does not see.
+_INVISIBLE = regex.compile(
+    r"[\p{Cf}\p{Cc}\p{Co}\p{Cn}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800--[\t\n\r\x0b\x0c]]",
+    regex.V1,
+)
+# A Cyrillic, Greek or Coptic letter within a word of Latin ones is there to look like one.
+_OTHER_SCRIPT = r"[[\p{Cyrillic}\p{Greek}\p{Coptic}]--[\u03bc]]"
+_MIXED = regex.compile(rf"(?<=\p{{Latin}}){_OTHER_SCRIPT}|{_OTHER_SCRIPT}(?=\p{{Latin}})", regex.V1)
+_GAP = re.compile(r"\s+")
+_LONGEST_GAP = 16  # characters; an indented table of findings needs less
+
+
+# -- sentences -------------------------------------------------------------------------------------
+
+
+def one_line(text: str) -> str:
+    """``text`` with every run of white space as one blank."""
+    return " ".join(text.split())
+
+
+def sentences_in(note: str) -> list[str]:
+    """The sentences of ``note`` as they stand in it."""
+    lines = (line.strip() for line in note.splitlines())
+    return [part for line in lines for part in _SENTENCE_END.split(line) if part]
+
+
+def split_sentences(note: str) -> list[str]:
+    """The sentences of ``note``, each in one line."""
+    return [one_line(sentence) for sentence in sentences_in(note)]
+
+
+def number_sentences(note: str, listed: Mapping[int, str] = {}) -> dict[int, str]:
+    """The sentences of ``note``, by the numbers of ``listed`` where that is a list of them, else
+    from 0.
+
+    They are in the note's order and as they stand in it: only white space is between them.
+    ``listed`` is what the source has. One sentence may read otherwise: a source lists those of one
+    of two notes.
+    """
+    return _as_listed(note, listed) or dict(enumerate(sentences_in(note)))
+
+
+def _as_listed(note: str, listed: Mapping[int, str]) -> dict[int, str]:
+    """The parts of ``note`` that ``listed`` numbers; empty if more than one of its sentences is
+    another one there.
+
+    Only letters and digits are compared: lists drop apostrophes, stops and line breaks.
+    """
+    parts = {number: letters for number, text in listed.items() if (letters := alphanumeric(text))}
+    if not parts or min(listed) < 0:
+        return {}
+    letters, wanted = alphanumeric(note), "".join(parts.values())
+    places = [at for at, character in enumerate(note) if character.isalnum()]
+    starts = [0, *accumulate(map(len, parts.values()))]  # the last one is the end
+    # The sentences before ``first`` are the same, and those from ``rest`` on: one between may be
+    # another one.
+    same = Prefix.similarity(letters, wanted)
+    first = max(start for start in starts if start <= same)
+    rest = len(wanted) - Postfix.similarity(letters[first:], wanted[first:])
+    if any(first < start < rest for start in starts[:-1]):
+        return {}
+    moves = first + 1  # from where on sentences stand elsewhere than in the list
+    if (
+        0 < first < len(wanted)
+        and rest <= first
+        and len(sentences_in(note[places[first - 1] : places[first] + 1])) < 2
+    ):
+        # what comes in between two sentences is the end of one, not the beginning of the next
+        moves = first
+    starts = [start + (len(letters) - len(wanted)) * (start >= moves) for start in starts]
+    if any(start >= end for start, end in pairwise(starts)):  # a sentence is missing
+        return {}
+    cuts = [
+        _before_signs(note, places[s], listed[n]) if s else 0
+        for n, s in zip(parts, starts[:-1], strict=True)
+    ]
+    return {
+        n: note[cut:end].strip()
+        for n, cut, end in zip(parts, cuts, [*cuts[1:], len(note)], strict=True)
+    }
+
+
+def _before_signs(note: str, start: int, sentence: str) -> int:
+    """Return where a sentence begins whose first letter is at ``start``, with the signs before the
+    letter.
+    """
+    signs = sentence.split(alphanumeric(sentence)[0], 1)[0]
+    for sign in reversed("".join(signs.split())):
+        before = len(note[:start].rstrip()) - 1
+        if before < 0 or note[before] != sign:
+            break
+        start = before
+    return start
+
+
+def numbered_text(sentences: Mapping[int, str]) -> str:
+    """A note as players read it where they name sentences by number: each on a line of its own."""
+    return "\n".join(f"{number}| {one_line(text)}" for number, text in sentences.items())
+
+
+def sentences_with(error: str, correction: str, sentences: Iterable[str]) -> list[str]:
+    """Those of ``sentences`` in which ``error`` stands, or that are a part of it which
+    ``correction`` lacks.
+    """
+    error, correction = one_line(error), one_line(correction)
+    lines = ((text, one_line(text)) for text in sentences)
+    return [
+        text for text, line in lines if error in line or (line in error and line not in correction)
+    ]
+
+
+# -- the edit --------------------------------------------------------------------------------------
+
+
+class SentenceEdit(BaseModel):
+    """A sentence of a note, and what is put in its place.
+
+    ``old`` is empty where text is only added, and more than a sentence where several change.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+    number: int | None  # of the sentence; None where it is not exactly one of the note
+    old: str  # where the note has no such sentence, what the attacker calls it
+    new: str
+    start: int | None = None  # where ``old`` begins in the note; None where that is not known
+
+    def applied(self, note: str) -> str:
+        """``note`` with the new text in place of the old; as it is if the place is not known."""
+        if self.start is None:
+            return note
+        return note[: self.start] + self.new + note[self.start + len(self.old) :]
+
+
+def edit_of(note: str, sentences: Mapping[int, str], number: int, new: str) -> SentenceEdit:
+    """The edit that puts ``new`` in place of the sentence of ``note`` with this number."""
+    start = 0
+    for other, text in sentences.items():
+        start = note.index(text, start)
+        if other == number:
+            break
+        start += len(text)
+    return SentenceEdit(number=number, old=sentences[number], new=new, start=start)
+
+
+def edit_between(note: str, sentences: Mapping[int, str], other: str) -> SentenceEdit:
+    """The edit by which ``other`` differs from ``note``: from the first changed sentence to the
+    last.
+
+    Only ``note`` has sentences here, so an edit may drop a full stop or add one. White space
+    outside the changed sentences does not count.
+    """
+    # In one line with a blank before and after, so that a sentence ends where a word does.
+    line, places = _with_places(note)
+    wanted, places_wanted = _with_places(other)
+    starts: list[int] = []
+    ends: list[int] = []
+    for text in map(one_line, sentences.values()):
+        starts.append(line.index(text, ends[-1] if ends else 0))
+        ends.append(starts[-1] + len(text))
+    heads = [*starts, len(line)]  # how much is unchanged before a sentence, and after the last
+    tails = [len(line) - end for end in (0, *ends)]  # how much is unchanged from a sentence on
+    same, same_at_end = Prefix.similarity(line, wanted), Postfix.similarity(line, wanted)
+    first = max((n for n, head in enumerate(heads) if head <= same), default=0)
+    last = min((n for n, tail in enumerate(tails) if tail <= same_at_end), default=len(starts))
+    last = max(first, last)
+    # A repeated sentence may be in both, and the blank between two is.
+    while last < len(starts) and heads[first] + tails[last] > len(wanted) + 1:
+        last += 1
+
+    def put_in() -> str:
+        begin, end = heads[first], len(wanted) - tails[last]
+        return other[places_wanted[begin] : places_wanted[end - 1] + 1] if begin < end else ""
+
+    new = put_in().strip()
+    if first == last and new:  # added between two sentences: without its end it is part of one
+        if last < len(starts) and new[-1] not in _SENTENCE_MARKS:
+            last += 1
+        elif first > 0 and line[ends[first - 1] - 1] not in _SENTENCE_MARKS:
+            first -= 1
+        new = put_in().strip()
+    if first == last:
+        start = places[starts[first]] if first < len(starts) else len(note)
+        return SentenceEdit(number=None, old="", new=new, start=start)
+    start, end = places[starts[first]], places[ends[last - 1] - 1] + 1
+    number = list(sentences)[first] if last - first == 1 else None
+    return SentenceEdit(number=number, old=note[start:end], new=new, start=start)
+
+
+def _with_places(text: str) -> tuple[str, list[int]]:
+    """``text`` in one line between two blanks, and where each of its characters stands in it."""
+    words, places = [""], []
+    for word in re.finditer(r"\S+", text):
+        words.append(word[0])
+        places += [max(0, word.start() - 1), *range(*word.span())]
+    return " ".join([*words, ""]), [*places, len(text)]
+
+
+def changed_part(old: str, new: str) -> tuple[str, str]:
+    """Words of either sentence from the first that differs to the last, with a neighbor where one
+    would have none.
+    """
+    before, after = old.split(), new.split()
+    start = Prefix.similarity(before, after)
+    same = Postfix.similarity(before[start:], after[start:])
+    if start + same == min(len(before), len(after)):
+        start, same = (start - 1, same) if start else (start, same - 1)
+    return " ".join(before[start : len(before) - same]), " ".join(after[start : len(after) - same])
+
+
+def changed_runs(before: list[str], after: list[str]) -> list[tuple[int, int, int, int]]:
+    """Maximal runs of differing sentences (or words) as (start, end) in ``before`` and in
+    ``after``.
+    """
+    equal = [MatchingBlock(0, 0, 0), *Levenshtein.opcodes(before, after).as_matching_blocks()]
+    between = [
+        (one.a + one.size, other.a, one.b + one.size, other.b) for one, other in pairwise(equal)
+    ]
+    return [run for run in between if run[0] < run[1] or run[2] < run[3]]
+
+
+# -- what an edit comes to -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an edit changes, as the rules measure it."""
+
+    inserted: tuple[str, ...]  # sentences of the new text that the old one does not have, in order
+    removed: tuple[str, ...]  # sentences of the old text that the new one does not have, in order
+    sentences: int  # number of sentences touched
+    words: int  # words inserted, deleted or replaced
+    # share of words left alone, 0 (nothing) to 1 (all)
+    similarity: float = field(default=1.0, compare=False)
+    # whether the note's last sentence is missing, or breaks off
+    cut_short: bool = field(default=False, compare=False)
+    # whether every change is mere dressing
+    says_the_same: bool = field(default=True, compare=False)
+    # whether invisible or look-alike characters or a wide gap come in
+    hides_text: bool = field(default=False, compare=False)
+
+
+def measure(seed: str, note: str, edit: SentenceEdit) -> Change:
+    """Measure the edit that makes ``note`` of ``seed``, in the time of rapidfuzz's Levenshtein."""
+    before, after = split_sentences(edit.old), split_sentences(edit.new)
+    words = Levenshtein.distance(WORD.findall(edit.old), WORD.findall(edit.new))
+    longest = max(len(WORD.findall(seed)), len(WORD.findall(note)), 1)
+    at_the_end = not seed[(edit.start or 0) + len(edit.old) :].strip()
+    changed = one_line(edit.old) != one_line(edit.new)
+    touched = 1 if edit.number is not None else len(before)
+    return Change(
+        inserted=tuple(sentence for sentence in after if sentence not in before),
+        removed=tuple(sentence for sentence in before if sentence not in after),
+        sentences=touched + max(0, len(after) - len(before)) if changed else 0,
+        words=words,
+        similarity=max(0.0, 1 - words / longest),
+        cut_short=changed and at_the_end and _breaks_off(before, after),
+        says_the_same=says_the_same(edit.old, edit.new),
+        hides_text=_hidden(note, seed),
+    )
+
+
+def exceeds(new: str, old: str, words: int) -> bool:
+    """Return whether ``new`` is so much longer that more than ``words`` words changed; a cheap
+    first look.
+    """
+    return len(one_line(new)) - len(one_line(old)) > words * (LONGEST_WORD + 1)
+
+
+def _breaks_off(gone: list[str], come: list[str]) -> bool:
+    """Return whether the last changed run of a note lost its end: whole sentences, or one in the
+    middle.
+    """
+    if not come or not gone:
+        return bool(gone)
+    whole, part = canonical_words(" ".join(gone)), canonical_words(" ".join(come))
+    beginning = whole[: len(part)]
+    if len(part) >= len(whole):
+        return False
+    if len(come) < len(
+        gone
+    ):  # merged sentences still end as they did, and a rewritten note begins otherwise
+        return part[-1:] != whole[-1:] and 2 * Levenshtein.distance(part, beginning) <= len(part)
+    return part == beginning and come[-1][-1] not in _SENTENCE_MARKS
+
+
+def _hidden(new: str, old: str) -> bool:
+    gap, usual = (max(map(len, _GAP.findall(text)), default=0) for text in (new, old))
+    mixed, usually = (len(_MIXED.findall(text)) for text in (new, old))
+    wide = gap > max(_LONGEST_GAP, usual)
+    return wide or mixed > usually or any(map(_INVISIBLE.match, Counter(new) - Counter(old)))
+
+
+def is_repair(new: str, error: str, correction: str) -> bool:
+    """Return whether ``new`` changes ``error`` as ``correction`` does, with slips of the pen, but
+    not by a synonym.
+    """
+    return any(
+        _repairs(*(Counter(canonical_words(t, hyphen=h)) for t in (new, error, correction)))
+        for h in (" ", "")
+    )
+
+
+def telling_words(error: str, correction: str) -> set[str]:
+    """Words of one sentence that the other lacks; little words, which say nothing of a case, are
+    left out.
+    """
+    differing = set(canonical_words(error)) ^ set(canonical_words(correction))
+    return {
+        word for word in differing if (len(word) > 3 or spaced(word) != word) and word.isalpha()
+    }
+
+
+def _repairs(new: Counter[str], error: Counter[str], correction: Counter[str]) -> bool:
+    missing = (correction - error) - new
+    keeps_the_error = (error - correction) & (new - correction)
+    return not keeps_the_error and all(
+        any(_is_slip(word, meant) for word in new) for meant in missing
+    )
+
+
+def _is_slip(word: str, meant: str) -> bool:
+    """Return whether one letter of a long word is left out, doubled or swapped; a replaced one
+    makes another word.
+    """
+    if len(meant) <= 5 or not meant.isalpha() or word[0] != meant[0]:
+        return False
+    return OSA.distance(word, meant, score_cutoff=1) == 1 and (
+        len(word) != len(meant) or sorted(word) == sorted(meant)
+    )
+
+
+def quotes_error(quote: str, wrong: str, right: str | None = None) -> bool:
+    """Return whether ``quote`` holds the error of the sentence ``wrong``, and at most that
+    sentence.
+
+    The error is what differs from ``right``, or all of the sentence where that is not known.
+    Spelling may differ, and one letter of a long word.
+    """
+    for hyphen in (" ", ""):
+        said, meant, corrected = (
+            [word for word in canonical_words(text, hyphen=hyphen) if word not in _ARTICLES]
+            for text in (quote, wrong, right or "")
+        )
+        start, end = 0, len(meant)
+        if right is not None and meant != corrected:
+            start = Prefix.similarity(meant, corrected)
+            end -= Postfix.similarity(meant[start:], corrected[start:])
+            if start == end:  # words are only left out: a neighbor shows where
+                start, end = (start - 1, end) if start else (start, end + 1)
+        for at in range(max(0, end - len(said)), start + 1):
+            part = meant[at : at + len(said)]
+            if 0 < len(part) == len(said) and all(
+                a == b or _is_slip(a, b) for a, b in zip(said, part, strict=True)
+            ):
+                return True
+    return False
