@@ -23,6 +23,7 @@ from medserl_agentloop.games.clinic import (
     inject_error,
     sample_clean_note,
 )
+from medserl_agentloop.games.medical.case import Category, GameSpec, Label, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.prompting import PromptProfile
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome

@@ -34,6 +34,7 @@ from experiments.learning.results import FIGURES, ROOT
 from medserl_agentloop.data.sample import Draw, write_sample
 from medserl_agentloop.evaluation.local_models import LocalModel, load_player
 from medserl_agentloop.games.clinic import Note, Split, error_detail, with_error
+from medserl_agentloop.games.medical.case import ErrorType
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.paths import resource

@@ -29,6 +29,7 @@ from medserl_agentloop.games.clinic import (
     sample_clean_note,
     with_error,
 )
+from medserl_agentloop.games.medical.case import Category, ErrorType, Label, Role
 from medserl_agentloop.games.medical.prompting import load_profile
 
 

@@ -44,6 +44,7 @@ from medserl_agentloop.data.rows import DEFAULT_MIX
 from medserl_agentloop.evaluation.local_models import LocalModel, load_player
 from medserl_agentloop.evaluation.play import play_match
 from medserl_agentloop.games.clinic import Split, reworded, sample_clean_note, with_error
+from medserl_agentloop.games.medical.case import Category, GameSpec, Label, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.metrics import RULES
 from medserl_agentloop.games.medical.records import MedicalRecord

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from serving import ChatServer
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST
 from medserl_agentloop.data.rows import write_parquet
 from medserl_agentloop.games.medical.case import GameSpec
-from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.paths import resource
 
 CATEGORIES = ("vanilla_harmful", "adversarial_harmful", "vanilla_benign", "adversarial_benign")
@@ -37,7 +37,9 @@ def run_at(folder: Path, steps: int = 1, player: str = "tiny_player", **config: 
 
 def write_rows(specs: Iterable[GameSpec], path: Path) -> Path:
     """A parquet file of rows to play."""
-    facts = [MedicalRecord(spec=one).to_json()["spec"] | {"sentences": []} for one in specs]
+    facts = [asdict(one) | {"sentences": []} for one in specs]
+    for of_row in facts:  # a row has the notes of the case
+        del of_row["seed_note"]
     write_parquet([{"extra_info": of_row} for of_row in facts], path)
     return path
 

@@ -110,7 +110,7 @@ def test_scheme_edit_limits_and_key_come_from_the_options(
         "--set",
         "reward=zero_sum",
         "--set",
-        "edits.max_changed_sentences=3",
+        "edits.max_changed_sentences=4",
         "--api-key-env",
         "TOY_KEY",
     )

@@ -31,7 +31,6 @@ from medserl_agentloop.data.cases import MedecFormatError
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.games.medical.canonical import says_the_same
 from medserl_agentloop.games.medical.case import Category, Label, Role
-from medserl_agentloop.games.medical.edit import split_sentences
 from medserl_agentloop.games.medical.judges.llm import Verdict, read_answer
 from medserl_agentloop.games.medical.parsing import CONTRADICTION, PARSERS, load_parser
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -108,11 +107,13 @@ def parsers(data: bytes) -> None:
 def _check_game(record: MedicalRecord) -> None:
     note, attack = record.presented_note, record.attack
     if attack is not None and attack.invalid is None and record.category.has_attack:
-        SEEN["valid attack" if attack.edit is None else "valid edit"] += 1
+        SEEN["valid edit" if record.spec.sentences else "valid attack"] += 1
         if (edit := attack.edit) is not None:
-            assert edit.number is not None and record.spec.sentences[edit.number] == edit.old
-            assert record.sentences[edit.number] == edit.new and len(split_sentences(edit.new)) == 1
-        kept = 0 if attack.edit is None else len(record.spec.seed_note)
+            assert edit.start is not None and note == edit.applied(record.spec.seed_note)
+            if record.spec.sentences:
+                assert edit.number is not None and record.spec.sentences[edit.number] == edit.old
+                assert record.sentences[edit.number] == edit.new
+        kept = len(record.spec.seed_note) if record.spec.sentences else 0
         assert note == attack.note and note is not None and len(note) <= ROOM + kept
         assert not says_the_same(note, record.spec.seed_note) and attack.changed_sentences
         assert (

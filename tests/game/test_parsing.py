@@ -182,7 +182,7 @@ ASSESSMENTS = {
             (assessment_text(*GOOD_FIELDS[:3], "correction: "
                                                f"{nothing}"), HARMFUL, ["no_correction"])
             # the last two are the sentence
-            for nothing in (".", "NA", "n/a", "none", "-", "WRONG!", "Wr\u043eng.")
+            for nothing in (".", "NA", "n/a", "none", "-", "WRONG!", "Wr\u00f3ng.")
         ),
         (assessment_text(*GOOD_FIELDS[:2], "error_type: "
                                            "typo", GOOD_FIELDS[3]), HARMFUL, ["no_error_type"]),

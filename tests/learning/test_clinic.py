@@ -48,6 +48,7 @@ from medserl_agentloop.games.clinic import (
     sample_clean_note,
     with_error,
 )
+from medserl_agentloop.games.medical.case import Category, ErrorType, Label, Role
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.paths import resource

@@ -141,6 +141,17 @@ def _before_signs(note: str, start: int, sentence: str) -> int:
     return start
 
 
+def starts_of(sentences: Mapping[int, str], note: str) -> dict[int, int] | None:
+    """Where each of ``sentences`` begins in ``note``; None if they are not those of the note."""
+    starts, end = {}, 0
+    for number, text in sentences.items():
+        starts[number] = note.find(text, end)
+        if starts[number] < 0 or note[end : starts[number]].strip():
+            return None
+        end = starts[number] + len(text)
+    return None if note[end:].strip() else starts
+
+
 def numbered_text(sentences: Mapping[int, str]) -> str:
     """A note as players read it where they name sentences by number: each on a line of its own."""
     return "\n".join(f"{number}| {one_line(text)}" for number, text in sentences.items())
@@ -182,12 +193,7 @@ class SentenceEdit(BaseModel):
 
 def edit_of(note: str, sentences: Mapping[int, str], number: int, new: str) -> SentenceEdit:
     """The edit that puts ``new`` in place of the sentence of ``note`` with this number."""
-    start = 0
-    for other, text in sentences.items():
-        start = note.index(text, start)
-        if other == number:
-            break
-        start += len(text)
+    start = (starts_of(sentences, note) or {})[number]
     return SentenceEdit(number=number, old=sentences[number], new=new, start=start)
 
 

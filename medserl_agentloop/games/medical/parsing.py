@@ -79,6 +79,8 @@ class TurnFormat:
         parsed = read(text, prefill, sentences) if self.numbered else read(text, prefill)
         if parsed.violations:
             raise UnwritableTurn(", ".join(parsed.violations))
+        if isinstance(turn, AttackRecord) and turn.edit is not None:  # no turn says the place
+            turn = turn.model_copy(update={"edit": turn.edit.model_copy(update={"start": None})})
         for name in names:
             if getattr(turn, name) != getattr(parsed, name):
                 raise UnwritableTurn(f"the {name} is not read back as it was written")
@@ -267,7 +269,7 @@ _NUMBER = re.compile(
 )
 # How answers repeat a number before a sentence: "3| ", "(3) ", "3) ", "3 - ", "Sentence 3: ".
 _LINE_NUMBER = re.compile(
-    r"\s*+(?:(?:sentence[ \t]*|#)[\[(]?(\d{1,6})[\])]?[|:.)]?|[\[(](\d{1,6})[\])][|:.]?"
+    r"(?:(?:sentence[ \t]*|#)[\[(]?(\d{1,6})[\])]?[|:.)]?|[\[(](\d{1,6})[\])][|:.]?"
     r"|(\d{1,6})(?:[\])]?[|:.]|[\])]|[ \t][-\u2013](?=[ \t])))[ \t]*+(?!\d)",
     re.IGNORECASE,
 )

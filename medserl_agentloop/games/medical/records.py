@@ -21,13 +21,13 @@ from medserl_agentloop.games.medical.case import Category, GameSpec, Label, Role
 from medserl_agentloop.games.medical.edit import (
     SentenceEdit,
     changed_runs,
-    edit_of,
     numbered_text,
     one_line,
     quotes_error,
+    starts_of,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 1
 """Raised by a release that changes the fields.
 
 Records of older versions are read, newer ones refused.
@@ -286,14 +286,15 @@ class MedicalRecord(GameRecord):
         edit are left out.
         """
         row, seed, numbers = super().to_json(), self.spec.seed_note, self.spec.sentences
-        starts = {str(number): edit_of(seed, numbers, number, "").start for number in numbers}
         own = _seed_key(row["spec"])
         if row["spec"][own] == seed:
             del row["spec"][own]
         if self.attack is not None and self.attack.follows_from(seed):
             del row["attack"]["note"]
         presented = row.pop("presented_note")
-        row["spec"]["sentences"] = starts
+        starts = starts_of(numbers, seed)
+        if starts is not None:
+            row["spec"]["sentences"] = starts
         if _with_notes(row)["presented_note"] != presented:
             row["presented_note"] = presented
         return row
@@ -305,10 +306,7 @@ class MedicalRecord(GameRecord):
         if not isinstance(fields, dict):
             return fields
         fields = {name: value for name, value in fields.items() if name != "outcome"}
-        version, spec = fields.get("schema_version"), fields.get("spec")
-        if isinstance(version, int) and version > 1 and isinstance(spec, dict):
-            return _with_notes(fields)
-        return fields
+        return _with_notes(fields) if isinstance(fields.get("spec"), dict) else fields
 
     @computed_field  # type: ignore[prop-decorator]
     @property
