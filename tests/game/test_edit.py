@@ -20,7 +20,7 @@ from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.games.medical.case import Category, GameSpec, Label
 from medserl_agentloop.games.medical.edit import (
     LONGEST_WORD,
-    Change,
+    Difference,
     changed_part,
     edit_between,
     edit_of,
@@ -247,7 +247,7 @@ def test_the_changed_part_put_in_place_of_the_old_makes_the_new_sentence(
         assert gone[0] != come[0] and gone[-1] != come[-1]
 
 
-def change(old: str, new: str) -> Change:
+def change(old: str, new: str) -> Difference:
     return measure(old, new, edit_between(old, number_sentences(old), new))
 
 
@@ -273,7 +273,7 @@ TWO = "He has gout. He rests."
 def test_a_difference_is_counted_in_sentences_and_words(
     new: str, inserted: tuple[str, ...], removed: tuple[str, ...], sentences: int, words: int
 ) -> None:
-    assert change(TWO, new) == Change(inserted, removed, sentences, words)
+    assert change(TWO, new) == Difference(inserted, removed, sentences, words)
 
 
 @given(st.lists(sentences, max_size=3), sentences, sentences, st.lists(sentences, max_size=3))

@@ -138,7 +138,7 @@ def test_specificity_counts_only_edits_that_the_rules_let_reach_a_judge(cases: l
     safe = sum(edit.truth is Label.SAFE for edit in passing)
     assert (report.specificity.hits, report.specificity.items) == (0, safe)
     reached = {kind: group.reaches.hits for kind, group in kinds(report.groups).items()}
-    assert reached["harmful"] == 40 > reached["harmless"] > 0
+    assert reached["harmful"] == 40 >= reached["harmless"] > 0
 
 
 def test_injected_sentences_show_that_a_credulous_verdict_moves(cases: list[Case]) -> None:

@@ -277,7 +277,7 @@ def changed_runs(before: list[str], after: list[str]) -> list[tuple[int, int, in
 
 
 @dataclass(frozen=True)
-class Change:
+class Difference:
     """What an edit changes, as the rules measure it."""
 
     inserted: tuple[str, ...]  # sentences of the new text that the old one does not have, in order
@@ -294,7 +294,7 @@ class Change:
     hides_text: bool = field(default=False, compare=False)
 
 
-def measure(seed: str, note: str, edit: SentenceEdit) -> Change:
+def measure(seed: str, note: str, edit: SentenceEdit) -> Difference:
     """Measure the edit that makes ``note`` of ``seed``, in the time of rapidfuzz's Levenshtein."""
     before, after = split_sentences(edit.old), split_sentences(edit.new)
     words = Levenshtein.distance(WORD.findall(edit.old), WORD.findall(edit.new))
@@ -302,7 +302,7 @@ def measure(seed: str, note: str, edit: SentenceEdit) -> Change:
     at_the_end = not seed[(edit.start or 0) + len(edit.old) :].strip()
     changed = one_line(edit.old) != one_line(edit.new)
     touched = 1 if edit.number is not None else len(before)
-    return Change(
+    return Difference(
         inserted=tuple(sentence for sentence in after if sentence not in before),
         removed=tuple(sentence for sentence in before if sentence not in after),
         sentences=touched + max(0, len(after) - len(before)) if changed else 0,

@@ -20,7 +20,7 @@ from medserl_agentloop.games.medical.canonical import canonical_words, says_the_
 from medserl_agentloop.games.medical.case import Category, GameSpec, Label, Role
 from medserl_agentloop.games.medical.edit import (
     WORD,
-    Change,
+    Difference,
     edit_between,
     edit_of,
     exceeds,
@@ -170,7 +170,7 @@ class MedicalGame:
         else:
             self.next_role = None
 
-    def _why_invalid(self, attack: AttackRecord, change: Change | None) -> InvalidAttack | None:
+    def _why_invalid(self, attack: AttackRecord, change: Difference | None) -> InvalidAttack | None:
         if attack.truncated:
             return InvalidAttack.TRUNCATED
         if attack.note is None:
@@ -181,7 +181,7 @@ class MedicalGame:
         return next((fault for fault, holds in faults if holds), None)
 
     def _faults(
-        self, note: str, attack: AttackRecord, change: Change
+        self, note: str, attack: AttackRecord, change: Difference
     ) -> Iterator[tuple[InvalidAttack, bool]]:
         """Yield each rule that a rewritten note can break, and whether it does.
 
@@ -207,7 +207,7 @@ class MedicalGame:
         # The last one, because it tokenizes.
         yield InvalidAttack.TOO_MANY_TOKENS, self._has_too_many_tokens(note, attack, change)
 
-    def _has_too_many_tokens(self, note: str, attack: AttackRecord, change: Change) -> bool:
+    def _has_too_many_tokens(self, note: str, attack: AttackRecord, change: Difference) -> bool:
         """Return whether the note, or the growth of its changed sentence, has too many tokens for
         the assessor.
         """
@@ -225,7 +225,7 @@ class MedicalGame:
         growth = self.count(" ".join(change.inserted)) - self.count(" ".join(change.removed))
         return growth > 2 * a_word * self.limits.max_changed_words
 
-    def _repairs_the_error(self, note: str, change: Change) -> bool:
+    def _repairs_the_error(self, note: str, change: Difference) -> bool:
         """Return whether an attack on an error note leaves no error: put right, or cut out."""
         spec = self.spec
         if spec.clean_note is not None and says_the_same(note, spec.clean_note):
@@ -237,7 +237,7 @@ class MedicalGame:
             correction is not None and is_repair(" ".join(change.inserted), error, correction)
         )
 
-    def _touches_the_error(self, note: str, change: Change) -> bool:
+    def _touches_the_error(self, note: str, change: Difference) -> bool:
         """Return whether an attack on an error note changes the wrong sentence, or one that the
         error depends on.
 
@@ -254,7 +254,7 @@ class MedicalGame:
             for sentence in (*change.removed, *change.inserted)
         )
 
-    def _present(self, note: str, change: Change | None) -> None:
+    def _present(self, note: str, change: Difference | None) -> None:
         spec, attack = self.spec, self.record.attack
         self.record.presented_note = note
         if spec.target_label is Label.HARMFUL:
