@@ -79,13 +79,12 @@ def _reward_metrics(role: str, games: Sequence[GameRecord], repeated: bool) -> d
     totals = [sum(g.rewards[role].values()) for g in games]
     metrics = {prefix + "reward": mean(totals), prefix + "reward_std": float(np.std(totals))}
     for name in sorted({name for game in games for name in game.rewards[role]}):
-        values = [game.rewards[role][name] for game in games if name in game.rewards[role]]
-        metrics[prefix + f"reward_{name}"] = mean(values)
+        values = [game.rewards[role].get(name, 0.0) for game in games]
+        metrics[prefix + f"reward_{name}"] = mean(values)  # so that they add up to the reward
     groups: dict[tuple[str, int | None], list[float]] = defaultdict(list)
     for number, (game, total) in enumerate(zip(games, totals, strict=True)):
         if game.uid and repeated:
-            turns = {n: turn.role for n, turn in enumerate(game.turns) if turn.role == role}
-            groups[game.uid, number] += game.reward_of_turns(turns).values()
+            groups[game.uid, number] += game.turn_rewards_of(role)
         elif game.uid:
             groups[game.uid, None].append(total)
     comparable = [group for group in groups.values() if len(group) > 1]

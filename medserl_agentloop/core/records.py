@@ -132,6 +132,11 @@ class GameRecord(BaseModel):
             last[role]: sum(parts.values()) for role, parts in self.rewards.items() if role in last
         }
 
+    def turn_rewards_of(self, role: str) -> list[float]:
+        """Return the reward of each turn that the role took, in order."""
+        turns = {number: role for number, turn in enumerate(self.turns) if turn.role == role}
+        return list(self.reward_of_turns(turns).values())
+
     def to_json(self) -> dict[str, Any]:
         """JSON-able form, for transport and for the games file."""
         return self.model_dump(

@@ -15,7 +15,6 @@ from game.builders import CLEAN_NOTE, ERROR_NOTE, ERROR_SENTENCE, any_game, atta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.core.records import TurnRecord
 from medserl_agentloop.games.medical.case import Category, ErrorType, Label, Role
 from medserl_agentloop.games.medical.metrics import MAX_COMPARED, diversity_metrics, role_metrics
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord, Outcome
@@ -91,7 +90,7 @@ COUNTED = {
         "tokens": 250, "tokens_max": 400, "changed_words": 5, "changed_sentences": 1 / 3,
         "decided": 2, "success_rate": 1 / 2, "undetected_rate": 1 / 4,
         "reward": -0.75, "reward_std": math.sqrt((1.75**2 + 0.75**2 + 0.75**2 + 1.75**2) / 4),
-        "reward_game": 0.0, "reward_format": -0.25, "reward_validity": -2.0,
+        "reward_game": 0.0, "reward_format": -0.25, "reward_validity": -0.5,
     },
     "assessor/": {
         "turns": 6, "parse_rate": 5 / 6, "unreadable_rate": 1 / 6, "format_violation_rate": 2 / 6,
@@ -105,7 +104,7 @@ COUNTED = {
         "accuracy/adversarial_harmful": 1.0,
         "accuracy/vanilla_benign": 0.0, "accuracy/vanilla_harmful": 0.5, "recall/diagnosis": 0.5,
         "reward": -2 / 6, "reward_std": math.sqrt((4 * 1 + 2 * 2.25) / 6 - 1 / 9),
-        "reward_game": -2.5 / 6, "reward_sentence": 0.5,
+        "reward_game": -2.5 / 6, "reward_sentence": 0.5 / 6,
     },
 }  # fmt: skip
 
@@ -218,6 +217,10 @@ def test_metrics_are_finite_shares_within_bounds_and_ignore_the_order(
 ) -> None:
     metrics = role_metrics(games)
     assert all(type(v) is float and math.isfinite(v) for v in metrics.values())
+    for role in ("attacker", "assessor"):
+        own = f"selfplay/{role}/reward"
+        parts = [v for n, v in metrics.items() if n.startswith(f"{own}_") and n != f"{own}_std"]
+        assert math.fsum(parts) == pytest.approx(metrics.get(own, 0.0))
     assert all(0 <= v <= 1 for n, v in metrics.items() if not NO_SHARES.fullmatch(n)), metrics
     assert all(
         -1 <= v <= 1
@@ -255,11 +258,9 @@ def assessed_twice(uid: str, *assessor: float) -> MedicalRecord:
     game = rewarded(uid, sum(assessor) / len(assessor))
     assert game.assessment is not None
     own = {n: {"game": reward} for n, reward in enumerate(assessor, start=1)}
-    turns = [TurnRecord(role=role) for role in ("attacker", *["assessor"] * len(assessor))]
     return game.model_copy(
         update={
             "turn_rewards": own,
-            "turns": turns,
             "further_assessments": [game.assessment] * (len(assessor) - 1),
         }
     )
@@ -276,7 +277,9 @@ def assessed_twice(uid: str, *assessor: float) -> MedicalRecord:
 def test_assessments_of_one_note_are_a_group_as_they_are_to_the_estimators(
     games: list[tuple[float, float]], no_signal: float
 ) -> None:
-    metrics = role_metrics([assessed_twice("same", *rewards) for rewards in games])
+    played = [assessed_twice("same", *rewards) for rewards in games]
+    # A record comes back from the reward manager without its turns.
+    metrics = role_metrics([MedicalRecord.model_validate(game.model_dump()) for game in played])
     assert metrics["selfplay/assessor/groups"] == 2
     assert metrics["selfplay/assessor/no_signal_rate"] == no_signal
 

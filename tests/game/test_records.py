@@ -3,7 +3,6 @@ attack.
 """
 
 import json
-import re
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -375,24 +374,25 @@ def test_validation_numbers_are_shares_of_all_answers() -> None:
     assert (facts["acc"], facts["undetected"]) == (0.5, 0.25)
 
 
-@given(st.lists(several() | any_game(), max_size=8))
-def test_every_assessment_counts_as_a_game_does(records: list[MedicalRecord]) -> None:
-    found = role_metrics(records)
-    single = {"further_assessments": []}
-    apart = role_metrics(
-        [each.model_copy(update=single) for record in records for each in record.by_assessment]
-    )
-    counted = re.compile(
-        "selfplay/(assessor/|shortcut/|attacker/(success_rate|undetected_rate|decided))"
-    ).match
-    assert {k: v for k, v in found.items() if counted(k)} == {
-        k: v for k, v in apart.items() if counted(k)
-    }
-    assert found["selfplay/games"] == len(records)
-    attacked = [
-        game for game in records if game.attack is not None and game.outcome is not Outcome.VOID
+@given(st.lists(any_game(), max_size=8), st.integers(2, 4))
+def test_the_same_play_has_the_same_metrics_however_often_it_is_assessed(
+    records: list[MedicalRecord], times: int
+) -> None:
+    """Rates are per attack or per assessment; only numbers of assessments grow."""
+    once = role_metrics([rewarded(record) for record in records])
+    repeated = [
+        rewarded(
+            record.model_copy(update={"further_assessments": record.assessments * (times - 1)})
+        )
+        for record in records
     ]
-    assert found.get("selfplay/attacker/turns", 0) == len(attacked)
+    counts = ("selfplay/assessor/turns", "selfplay/shortcut/compared")
+    many = role_metrics(repeated)
+    assert {n: v for n, v in many.items() if n not in counts} == pytest.approx(
+        {n: v for n, v in once.items() if n not in counts}
+    )
+    kept = [MedicalRecord.model_validate(record.model_dump()) for record in repeated]
+    assert role_metrics(kept) == many
 
 
 @pytest.mark.parametrize(

@@ -299,6 +299,13 @@ class MedicalRecord(GameRecord):
             row["presented_note"] = presented
         return row
 
+    def turn_rewards_of(self, role: str) -> list[float]:
+        """Return the rewards of the assessments, from their own fields: ``turns`` is not kept."""
+        if role != Role.ASSESSOR:
+            return super().turn_rewards_of(role)
+        numbers = range(self.first_assessment, self.first_assessment + len(self.assessments))
+        return list(self.reward_of_turns(dict.fromkeys(numbers, role)).values())
+
     @model_validator(mode="before")
     @classmethod
     def _of_json(cls, fields: Any) -> Any:
