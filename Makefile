@@ -19,17 +19,13 @@ SGLANG_VENV ?= .venv-sglang
 # And so has the set for GPUs, which is tested here without one: 10 GB.
 SHIPPED_VENV ?= .venv-shipped
 
-RECIPES := quickstart
-RUN := runs/quickstart
-DATA := data/quickstart
-
 # Three processes, for real runs mostly wait for Ray to start; they take the files of tests in the order of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help quickstart test test-all test-fast test-mutations learn test-learn quickstart-sglang test-sglang sglang-env test-shipped lint format clean
 
 help:
-	@echo "make quickstart  install, train both roles for 16 steps on the CPU, show a game and what was gained"
+	@echo "make quickstart  install, train both roles for 16 steps on the CPU, write the page, say what was gained"
 	echo "make test        install, run the tests, some real runs among them"
 	echo "make test-all    the same with the longest real runs, which CI leaves out"
 	echo "make test-fast   the same without real runs and other processes"
@@ -44,10 +40,8 @@ help:
 	echo "make format      install, reformat the code"
 	echo "make clean       remove the environment and what the quickstart made"
 
-quickstart: $(RUN)/.complete | $(DATA)/new/val.parquet
-	@$(BIN)/medserl show $(RUN)
-	$(BIN)/medserl report $(RUN) --output $(RUN)/report.html
-	$(BIN)/medserl progress $(RUN) --data $(DATA)/new/val.parquet --games 400
+quickstart: $(VENV)/.cpu
+	@$(BIN)/medserl quickstart
 
 test: $(VENV)/.dev
 	@echo "== tests"
@@ -78,7 +72,7 @@ test-learn: $(VENV)/.dev
 	$(BIN)/python -m pytest -m learn --capture=no
 
 quickstart-sglang: sglang-env
-	@$(MAKE) --no-print-directory VENV=$(SGLANG_VENV) RECIPES='[quickstart,sglang_cpu]' RUN=runs/quickstart_sglang quickstart
+	@$(SGLANG_VENV)/bin/medserl quickstart --recipe '[quickstart,sglang_cpu]' --folder runs/quickstart_sglang
 
 test-sglang: sglang-env
 	@echo "== tests of the SGLang rollout"
@@ -87,10 +81,9 @@ test-sglang: sglang-env
 sglang-env: $(SGLANG_VENV)/.sglang
 
 test-shipped: $(SHIPPED_VENV)/.shipped
-	@$(MAKE) --no-print-directory VENV=$(SHIPPED_VENV) $(DATA)/train.parquet
-	source $(SHIPPED_VENV)/bin/activate
+	@source $(SHIPPED_VENV)/bin/activate
 	rm -rf runs/shipped
-	python -m verl.trainer.main_ppo +recipes=quickstart trainer.experiment_name=shipped
+	medserl quickstart --folder runs/shipped
 	python -m pytest -m 'not slow and not learn and not mutate'
 	python -m pytest --capture=no tests/planning/test_kernels.py
 
@@ -105,7 +98,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	@rm -rf $(VENV) $(SGLANG_VENV) $(SHIPPED_VENV) runs/quickstart runs/quickstart_sglang runs/shipped runs/learn data/learn data/learn_no_rewordings $(DATA)
+	@rm -rf $(VENV) $(SGLANG_VENV) $(SHIPPED_VENV) runs/quickstart runs/quickstart_sglang runs/shipped runs/learn data/learn data/learn_no_rewordings data/quickstart
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; give one with PYTHON=/path/to/python" >&2; exit 1; }
@@ -140,20 +133,3 @@ $(SHIPPED_VENV)/.shipped: pyproject.toml constraints-gpu.txt
 	$(SHIPPED_VENV)/bin/pip install --quiet --no-deps --requirement constraints-gpu.txt --editable .
 	$(SHIPPED_VENV)/bin/pip install --quiet hatchling hypothesis matplotlib pytest-timeout pytest-xdist rouge scikit-learn
 	touch $@ $(SHIPPED_VENV)/.cpu
-
-$(DATA)/train.parquet: medserl_agentloop/games/clinic.py | $(VENV)/.cpu
-	@echo "== notes of the toy clinic, as CSV and as parquet"
-	$(BIN)/python data_prep/make_sample.py --cases 1500 --split seen --overlap 1 --seed 7 --output $(DATA)/toy_clinic.csv
-	$(BIN)/python data_prep/medec_to_parquet.py --input $(DATA)/toy_clinic.csv \
-		--mix adversarial_benign=3,decoy_benign=2 --output $(DATA)
-
-$(DATA)/new/val.parquet: | $(DATA)/train.parquet
-	@echo "== new notes, in wordings and with facts that no training file has"
-	$(BIN)/python data_prep/make_sample.py --cases 200 --split held_out --overlap 1 --seed 90001 --output $(DATA)/new_notes.csv
-	$(BIN)/python data_prep/medec_to_parquet.py --input $(DATA)/new_notes.csv --val-fraction 1 \
-		--mix adversarial_benign=1,vanilla_benign=1 --output $(DATA)/new
-
-$(RUN)/.complete: | $(DATA)/train.parquet
-	@echo "== training"
-	$(BIN)/python -m verl.trainer.main_ppo '+recipes=$(RECIPES)' trainer.experiment_name=$(notdir $(RUN))
-	touch $@

@@ -24,6 +24,7 @@ from medserl_agentloop.evaluation.score import score
 from medserl_agentloop.evaluation.tournament import entries, tournament
 from medserl_agentloop.terminal import errors_in_one_line, plain, table
 from medserl_agentloop.tools.plan import plan
+from medserl_agentloop.tools.quickstart import quickstart
 
 _SIDE = (
     "Folder of a run or of several (its seeds), a log of the OpenRLHF system (.jsonl), or a "
@@ -33,16 +34,22 @@ _SIDE = (
 
 def show(
     run: Annotated[
-        Path,
-        typer.Argument(help="Folder of a run (its selfplay.records), or a file of game records."),
-    ],
+        Path | None,
+        typer.Argument(
+            help="Folder of a run (its selfplay.records), or a file of game records; without one, "
+            "the runs below runs/ are listed."
+        ),
+    ] = None,
     game: Annotated[int | None, typer.Option(help="Line of the game in the file, from 1.")] = None,
 ) -> None:
-    """Print a game of a run, and metrics of its first and last step."""
-    from medserl_agentloop.report import show_run
+    """Print a game and metrics of a run, or list the runs."""
+    from medserl_agentloop.report import list_runs, show_run
 
     with errors_in_one_line():
-        show_run(run, Console(), number=game)
+        if run is None:
+            list_runs(Path("runs"), Console())
+        else:
+            show_run(run, Console(), number=game)
 
 
 def report(
@@ -185,13 +192,14 @@ def _version(
 
 
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Before a run": (doctor, plan, certify),
+    "Before a run": (quickstart, doctor, plan, certify),
     "Look at a run": (show, report, compare, progress, export),
     "Play and measure": (play, evaluate, score, tournament),
 }
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
-        _settings = {"ignore_unknown_options": _command in (certify, doctor)}  # verl's overrides
+        _takes_overrides = _command in (certify, doctor, quickstart)
+        _settings = {"ignore_unknown_options": _takes_overrides}
         app.command(rich_help_panel=_panel, context_settings=_settings)(_command)
 app.add_typer(data_app, name="data", rich_help_panel="Data and judges")
 app.add_typer(judge_app, name="judge", rich_help_panel="Data and judges")

@@ -45,6 +45,8 @@ RESOLVERS = {  # what recipes may write
         Path(files if isinstance(files, str) else files[0]).resolve().parent.name
     ),
     # Whether an advantage estimator reads a critic's values.
+    # A run's name with an ending, once.
+    "medserl_ending": lambda name, ending: name if name.endswith(ending) else f"{name}_{ending}",
     "medserl_needs_critic": lambda name: name in ("gae", "role_gae"),
 }
 
@@ -152,8 +154,14 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         refuse(one for one in findings if isinstance(one, str))
         for finding in findings:
             announce(f"warning: {finding[1]}")
-        for line in game_class(run.selfplay.game).startup_lines(config, run.selfplay):
+        game = game_class(run.selfplay.game)
+        for line in (
+            *filter(None, [run.selfplay.who_trains(game.roles)]),
+            *game.caveats(config, run.selfplay),
+            *game.startup_lines(config, run.selfplay),
+        ):
             announce(line)
+        announce("starting Ray")
         sys.excepthook = partial(
             _say_how_to_resume, sys.excepthook, config.trainer.default_local_dir
         )
@@ -187,6 +195,10 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
     """
 
     before: tuple[TextIO, TextIO, int, int] | None = None
+
+    def __init__(self, hints: bool = True) -> None:
+        """``hints``: whether the end of a run says what was gained, and what to look at next."""
+        self.hints = hints
 
     @_or_no_run()
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
@@ -224,13 +236,18 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
         """Hydra prints the error of a run that failed after this."""
-        folder = quote(config.selfplay.records)
-        if job_return.status is JobStatus.COMPLETED and config.selfplay.get("certify") != "only":
+        folder = config.selfplay.records
+        played = config.selfplay.get("certify") != "only"
+        if self.hints and played and job_return.status is JobStatus.COMPLETED:
+            from medserl_agentloop.report.headline import headline
+
+            place = quote(folder)
             announce(
-                f"done: {folder}. Read its games: medserl show {folder}, or medserl report "
-                f"{folder} for a page"
+                f"done: {folder}. Next: medserl report {place} writes its page, medserl show "
+                f"{place} prints a game, medserl progress {place} plays its first player "
+                "against its last"
             )
-            announce(f"its first player against its last: medserl progress {folder}")
+            announce(headline(folder) or "no gain was measured: trainer.test_freq is off")
         if self.before is not None and job_return.status is JobStatus.FAILED:
             sys.stdout, sys.stderr, *files = self.before
             for number, file in zip((1, 2), files, strict=True):

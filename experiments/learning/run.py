@@ -235,6 +235,7 @@ def training_command(experiment: str, seed: int, extra: Iterable[str] = ()) -> l
         f"actor_rollout_ref.model.path={kind.start}",
         f"data.train_files={kind.data}/train.parquet",
         f"data.val_files={kind.data}/val.parquet",
+        *("trainer.test_freq=-1", "trainer.val_before_train=false"),  # measured afterwards
         f"data.seed={seed}",
         f"actor_rollout_ref.actor.data_loader_seed={seed}",
         f"actor_rollout_ref.rollout.seed={seed}",

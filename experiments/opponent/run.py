@@ -130,6 +130,7 @@ def training_command(
         *opponent,
         f"actor_rollout_ref.model.path={start_of(unseen, start)}",
         *(f"data.{name}_files={NOTES}/{name}.parquet" for name in ("train", "val")),
+        *("trainer.test_freq=-1", "trainer.val_before_train=false"),  # measured afterwards
         f"data.seed={start}",
         f"actor_rollout_ref.actor.data_loader_seed={start}",
         f"actor_rollout_ref.rollout.seed={start}",

@@ -129,6 +129,7 @@ def training_command(arm: str, seed: int, extra: Iterable[str] = ()) -> list[str
         f"selfplay.judge={ARMS[arm].judge}",
         "selfplay.reward_terms.decoy=0",
         *(f"data.{name}_files={_data(arm)}/{name}.parquet" for name in ("train", "val")),
+        *("trainer.test_freq=-1", "trainer.val_before_train=false"),  # measured afterwards
         f"data.seed={seed}",
         f"actor_rollout_ref.actor.data_loader_seed={seed}",
         f"actor_rollout_ref.rollout.seed={seed}",

@@ -237,6 +237,16 @@ class SelfPlayConfig(BaseModel):
         """Return whether the loss sees the tokens of ``role``."""
         return self.train in ("both", role)
 
+    def who_trains(self, roles: Sequence[str]) -> str | None:
+        """Say who is trained against whom where one role is; None where both are."""
+        if self.train == "both":
+            return None
+        others = " and ".join(role for role in roles if role != self.train)
+        by = "the policy that is trained"
+        if self.opponent.kind != "live":
+            by = f"the frozen {self.opponent.model} at {self.opponent.url}"
+        return f"only the {self.train} is trained; the {others} is played by {by}"
+
     def plays(self, role: str) -> bool:
         """Return whether the live policy plays ``role``; otherwise an opponent does."""
         return self.opponent.kind == "live" or self.trains(role)

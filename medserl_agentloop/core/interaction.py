@@ -274,6 +274,18 @@ class Interaction(ABC, Generic[G, R]):
     numbers.
     """
 
+    gains: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Labels and validation measures (``val-core/DATA_SET/MEASURE``), shares, that say what a run
+    has gained.
+    """
+
+    @classmethod
+    def caveats(cls, config: DictConfig, selfplay: Any) -> Iterator[str]:
+        """Yield what a run's numbers cannot show, a sentence each, by its config alone; the start
+        and the page say it.
+        """
+        return iter(())
+
     headline: ClassVar[tuple[str, ...]] = ()
     """Metrics that ``medserl show`` prints besides rewards and those of :attr:`shown`."""
 

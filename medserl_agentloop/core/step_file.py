@@ -61,6 +61,7 @@ def resume_wandb_run(folder: Path, *, resumed: bool) -> None:
         file.write_text(secrets.token_hex(4), encoding="utf-8")
     os.environ.setdefault("WANDB_RUN_ID", file.read_text(encoding="utf-8").strip())
     os.environ.setdefault("WANDB_RESUME", "allow")
+    os.environ.setdefault("WANDB_DIR", str(folder))  # or wandb/ is where the command runs
 
 
 class StepFile:

@@ -119,6 +119,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
     rows_begin_anew = False  # of another run's checkpoint, where they are not this run's
 
     def __init__(self, config: Any) -> None:
+        announce("Ray is up; reading the data")
         self.selfplay = check_run(config)
         self.game = game_class(self.selfplay.game)
         if self.selfplay.adapters == "per_role":
@@ -165,9 +166,11 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             )
             announce(line)
         self.interaction.read_validation_set(self.val_dataset)
+        announce("starting the workers: they import torch and load the model")
 
     def _setup(self) -> None:
         super()._setup()
+        announce("the workers are up; measuring the certificate")
         # Workers start with verl's own loss and no knowledge of roles.
         trained = [
             number

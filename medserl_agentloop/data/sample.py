@@ -32,8 +32,9 @@ def write_sample(
     split: Split = Split.ANY,
     overlap: float = NEAR_DUPLICATE,
     draw: Draw | None = None,
+    twin_share: float = TWIN_SHARE,
 ) -> int:
-    """Write distinct cases: each one's error note, most followed by the clean twin.
+    """Write distinct cases: an error note each, and for ``twin_share`` of them the clean twin.
 
     Error types take turns, unless ``draw`` puts the errors in and returns the wrong note and
     sentence, or None where another note is needed.
@@ -89,7 +90,7 @@ def write_sample(
                 clean.text,
             ]
         )
-        if twins.random() < TWIN_SHARE:
+        if twins.random() < twin_share:
             no_error = ["0", "NA", "-1", "NA", "NA", "NA"]
             rows.append([f"toy-train-{len(rows)}", clean.text, with_numbers(right), *no_error])
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -348,8 +348,10 @@ class OracleJudge:
                 realistic=False,
                 reason="not a note of this world",
             )
-        wrong = ", ".join(f"sentence {index} ({kind.value})" for index, kind in truth.errors)
-        note, reason = parse_note(presented), wrong or "no error"
+        note = parse_note(presented)
+        sentences = note.sentences if note else ()
+        wrong = ", ".join(f"{kind.value}: {sentences[at].text}" for at, kind in truth.errors)
+        reason = wrong or "no error"
         kind = error_detail(note, note.errors[0]) if note and note.errors else None
         return Judgement(
             judge=self.name, label=truth.label, realistic=True, reason=reason, error_type=kind

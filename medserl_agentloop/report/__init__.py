@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -257,6 +258,29 @@ def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
                 )
         console.print(plain(f"all metrics: {run / METRICS_FILE}"))
     console.print(plain(f"all games: {games_file(run)}"))
+
+
+def list_runs(folder: Path, console: Console) -> None:
+    """Print the runs at most three folders below ``folder``, the newest first; ValueError if none.
+
+    A run is a folder with a config and metrics.
+    """
+    from medserl_agentloop.report.headline import headline
+
+    found = [
+        path.parent
+        for depth in range(1, 4)
+        for path in folder.glob("*/" * depth + METRICS_FILE)
+        if (path.parent / CONFIG_FILE).is_file()
+    ]
+    if not found:
+        raise ValueError(f"{folder}/ holds no run; give the folder of a run, or start one")
+    rows = []
+    for run in sorted(found, key=lambda run: (run / METRICS_FILE).stat().st_mtime, reverse=True):
+        written = datetime.fromtimestamp((run / METRICS_FILE).stat().st_mtime)
+        steps = max((int(row["step"]) for row in StepFile(run / METRICS_FILE).read()), default=0)
+        rows.append([run, f"{written:%Y-%m-%d %H:%M}", steps, headline(run) or "-"])
+    console.print(table("", ["run", "date", "steps", "gained"], rows))
 
 
 def outcome_words(outcome: str) -> str:

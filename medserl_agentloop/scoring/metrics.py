@@ -436,7 +436,11 @@ def _reported(
     name: str, reference: Sequence[ReferenceNote], scores: Scores
 ) -> tuple[dict[str, float], str]:
     bounds, _ = floors(reference)
-    values: dict[str, float | None] = {"unreadable": scores.unreadable, "missing": scores.missing}
+    values: dict[str, float | None] = {
+        "notes": scores.notes,
+        "unreadable": scores.unreadable,
+        "missing": scores.missing,
+    }
     values |= {measure: m.value for measure, m in scores.measures.items()}
     for kind, groups in scores.groups.items():
         for group, of_group in groups.items():

@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
+TOY_PLAYERS = {"novice": "brief", "tiny_player": "medserl"}
+"""The players in ``assets``, and the prompt profile that each was taught."""
+
+
 class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     """Attacker and assessor on a clinical note."""
 
@@ -59,6 +63,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     validation_numbers = staticmethod(validation_numbers)
     check_run = staticmethod(judge_problems)
     columns = GAMES
+    gains = (("errors found", "recall"), ("false alarms", "false_positive_rate"))
     headline = (
         "selfplay/attacker/undetected_rate",
         "selfplay/attacker/effective_kinds",
@@ -77,6 +82,22 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     @classmethod
     def folders(cls, selfplay: MedicalConfig) -> dict[str, Path]:
         return {"profile": load_profile(selfplay.profile, selfplay.error_types).folder}
+
+    @classmethod
+    def caveats(cls, config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
+        model = Path(config.actor_rollout_ref.model.path)
+        taught = TOY_PLAYERS.get(model.name) if model.parent.name == "assets" else None
+        if taught and taught != selfplay.profile:
+            yield (
+                f"the player {model.name} was taught the profile {taught} only: few of its answers "
+                f"to the prompts of {selfplay.profile} can be read"
+            )
+        if selfplay.judge == "labels":
+            toy = ", and its player knows only the toy clinic" * bool(taught)
+            yield (
+                f"selfplay.judge=labels reads no note{toy}: this run tests data and commands, and "
+                "its rewards say nothing about medicine"
+            )
 
     @classmethod
     def startup_lines(cls, config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:

@@ -326,8 +326,8 @@ def validation_numbers(record: MedicalRecord) -> dict[str, float | str | None]:
         "assessor_reward": record.reward(Role.ASSESSOR),
         "attack_valid": None if attack is None else float(attack.invalid is None),
         "undetected": share(each is Outcome.MISSED_ERROR for each in outcomes)
-        if attack and assessed
-        else None,
+        if attack and assessed and record.spec.target_label is Label.HARMFUL
+        else None,  # a safe note has nothing that could be undetected
         "void": float(record.outcome is Outcome.VOID),
     }
     texts: dict[str, str | None] = dict.fromkeys(TEXTS)
@@ -392,8 +392,8 @@ RULES = (
         "no_error_present",
         "selfplay/judge/no_error_rate",
         0.15,
-        "Read the judge's reasons in the games: the attacker edits harmlessly, or the judge misses "
-        "errors.",
+        "The attacker edits harmlessly: read these games. A judge that can err may also miss "
+        "errors: medserl judge calibrate.",
         "selfplay/judge/injected",
     ),
     Rule(
