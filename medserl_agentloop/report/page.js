@@ -71,7 +71,7 @@ const drawn = (tag, attributes, ...children) => filled(document.createElementNS(
 
 const words = (name) => String(name).replaceAll("_", " ").replace("missed error", "undetected error"); // as outcome_words
 const number = (x, digits = 2) => (x === null || x === undefined ? "" : x.toFixed(digits));
-const fold = (label, ...children) => element("details", {}, element("summary", {}, label), ...children);
+const fold = (label, content, open = false) => element("details", open ? { open: "" } : {}, element("summary", {}, label), content);
 
 function pieces(marked, kind) {
   let left = MOST_CHARACTERS;
@@ -89,29 +89,53 @@ const text = (content, kind) => pieces([["", content ?? ""]], kind);
 
 // ---- filters -------------------------------------------------------------------------------------------------------
 
+const FRONT = ["outcome", "category"]; // with the text; the other filters are under "more"
+
 function makeFilters() {
   const form = byId("filters");
-  for (const name of state.data.filters) {
+  const front = FRONT.filter((name) => state.data.filters.includes(name));
+  for (const name of [...front, ...state.data.filters.filter((other) => !front.includes(other))]) {
     const c = column(name);
     if (c.words.length < 2) continue;
-    const select = element("select", { "data-filter": name, "aria-label": words(name), title: state.data.meanings[name] }, new Option(`any ${words(name)}`, ""));
+    const select = element("select", { "data-filter": name, "aria-label": words(name), title: state.data.meanings[name] }, new Option(name === "category" ? "any kind" : `any ${words(name)}`, ""));
     c.words.forEach((word, code) => select.append(new Option(`${words(name)}: ${word === null ? "none" : words(word)}`, code)));
     select.addEventListener("change", () => want(name, select.value === "" ? null : Number(select.value)));
-    form.insertBefore(select, byId("clear"));
+    if (front.includes(name)) form.insertBefore(select, byId("text"));
+    else byId("others").prepend(select);
   }
   for (const id of ["first", "last"]) byId(id).addEventListener("input", filter);
   let waiting;
   byId("text").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(filter, 250); });
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", () => { state.wanted.clear(); setTimeout(filter); });
+  form.addEventListener("reset", () => {
+    state.wanted.clear();
+    for (const select of document.querySelectorAll("[data-filter]")) select.classList.remove("set");
+    setTimeout(filter);
+  });
 }
 
 function want(name, code) {
   if (code === null) state.wanted.delete(name);
   else state.wanted.set(name, code);
   const select = document.querySelector(`[data-filter="${name}"]`);
-  if (select) select.value = code === null ? "" : code;
+  if (select) {
+    select.value = code === null ? "" : code;
+    select.classList.toggle("set", code !== null);
+  }
   return filter();
+}
+
+// What is set, each with a button that takes it back.
+function drawSet() {
+  const set = [...state.wanted].map(([name, code]) => {
+    const word = column(name).words[code];
+    return [`${name === "category" ? "kind" : words(name)}: ${word === null ? "none" : words(word)}`, () => want(name, null)];
+  });
+  const [first, last] = ["first", "last"].map((id) => byId(id).value);
+  const clear = (...ids) => () => { for (const id of ids) byId(id).value = ""; filter(); };
+  if (first || last) set.push([first === last ? `step ${first}` : `steps ${first || "first"} to ${last || "last"}`, clear("first", "last")]);
+  if (byId("text").value.trim()) set.push([`text: ${byId("text").value.trim().slice(0, 30)}`, clear("text")]);
+  byId("set").replaceChildren(...set.map(([label, onclick]) => element("button", { type: "button", title: "take it back", onclick }, `${label} ×`)));
 }
 
 function wantStep(step) {
@@ -133,10 +157,16 @@ async function filter() {
     games = await withText(games, phrase, turn);
     if (turn !== filtering) return; // another filter has begun
   }
+  const list = byId("list");
+  const seen = state.shown.slice(Math.ceil(list.scrollTop / ROW_HEIGHT), Math.floor((list.scrollTop + list.clientHeight) / ROW_HEIGHT));
+  const anchor = seen.includes(state.chosen) ? state.chosen : seen[0]; // stays where it is on the screen
+  const above = state.shown.indexOf(anchor) * ROW_HEIGHT - list.scrollTop;
   state.shown = games;
   const { games: all, played } = state.data;
   byId("count").textContent = `${games.length} of ${all} games` + (played > all ? ` (a sample of ${played})` : "");
   byId("rows").style.height = games.length * ROW_HEIGHT + "px";
+  if (games.includes(anchor)) list.scrollTop = games.indexOf(anchor) * ROW_HEIGHT - above;
+  drawSet();
   drawList();
   drawPlots();
 }
@@ -159,12 +189,16 @@ async function withText(games, phrase, turn) {
 
 // ---- list ----------------------------------------------------------------------------------------------------------
 
-const ofList = () => ["step", ...(column("category") ? ["category"] : []), "outcome", ...state.data.rewards];
+const isNarrow = () => innerWidth <= 800;
+const severalRuns = () => column("run").words.length > 1;
+const ofList = () => [
+  ...(severalRuns() ? ["run"] : []), "step", ...(column("category") && !isNarrow() ? ["category"] : []), "outcome", ...state.data.rewards,
+];
 
 function drawHead() {
-  const wide = { step: "42px", category: "136px", outcome: "minmax(166px, 1fr)" };
-  byId("list").style.setProperty("--columns", ofList().map((name) => wide[name] ?? "56px").join(" "));
-  byId("head").replaceChildren(...ofList().map((name) => element("span", {}, words(name))));
+  const wide = { run: isNarrow() ? "48px" : "62px", step: "30px", category: "122px", outcome: "minmax(100px, 1fr)" };
+  byId("list").style.setProperty("--columns", ofList().map((name) => wide[name] ?? "52px").join(" "));
+  byId("head").replaceChildren(...ofList().map((name) => element("span", {}, name === "category" ? "kind" : words(name))));
 }
 
 function drawList() {
@@ -204,7 +238,7 @@ function sectionPart({ title, owner, reasoning, text: marked, facts, folded }) {
     "section",
     { class: "turn", color: roleColor(owner) },
     element("h3", {}, words(title)),
-    reasoning === null ? "" : fold("reasoning", text(reasoning)),
+    reasoning === null ? "" : fold("reasoning", text(reasoning), reasoning.length < 600),
     marked.length ? pieces(marked) : "",
     known.length ? element("dl", {}, ...known) : "",
     ...Object.entries(folded).filter(([, content]) => content).map(([label, content]) => fold(label, text(content, "raw"))),
@@ -256,7 +290,7 @@ async function open(game) {
 
 // ---- plots ---------------------------------------------------------------------------------------------------------
 
-const PLOT = { get width() { return innerWidth < 1250 ? 235 : 300; }, height: 128, left: 40, right: 8, top: 6, bottom: 18 };
+const PLOT = { width: 300, height: 128, left: 40, right: 8, top: 6, bottom: 18 };
 
 function scale(low, high, from, to) {
   return (x) => from + ((x - low) / (high - low || 1)) * (to - from);
@@ -276,7 +310,7 @@ function frame(steps, low, high, digits = 2, ends = [`step ${steps[0]}`, steps.a
   return { svg, x, y };
 }
 
-function stepMarks({ svg, x }, steps, runs) {
+function stepMarks({ svg, x }, steps, runs, read) {
   const { height, bottom, top, width, left, right } = PLOT;
   const inside = (step) => step >= steps[0] && step <= steps.at(-1);
   const entries = new Map();
@@ -291,8 +325,9 @@ function stepMarks({ svg, x }, steps, runs) {
   }
   const wide = Math.max(2, (width - left - right) / steps.length);
   for (const step of steps)
-    svg.append(drawn("rect", { class: "step", x: x(step) - wide / 2, y: top, width: wide, height: height - top - bottom, onclick: () => wantStep(step) },
+    svg.append(drawn("rect", { class: "step", x: x(step) - wide / 2, y: top, width: wide, height: height - top - bottom, onclick: () => wantStep(step), onpointerenter: () => read(step) },
       drawn("title", {}, `step ${step}: click for its games alone`)));
+  svg.addEventListener("pointerleave", () => read(null));
   return [...entries.values()];
 }
 
@@ -315,34 +350,52 @@ function lineChart(series, runs) {
   const all = series.flatMap(({ points }) => [...points.values()]);
   const [low, high] = [Math.min(...all), Math.max(...all)];
   const large = Math.max(Math.abs(low), Math.abs(high));
-  const plot = frame(steps, low === high ? low - 0.5 : low, low === high ? high + 0.5 : high, large >= 100 ? 0 : low < high && large < 0.1 ? 4 : 2);
-  for (const { points, color, dash, name } of series) {
+  const plot = series[0].percent ? frame(steps, 0, 1, 0) : frame(steps, low === high ? low - 0.5 : low, low === high ? high + 0.5 : high, large >= 100 ? 0 : low < high && large < 0.1 ? 4 : 2);
+  for (const { points, color, dash, name, rest } of series) {
     const path = steps.filter((step) => points.has(step)).map((step) => `${plot.x(step).toFixed(1)} ${plot.y(points.get(step)).toFixed(1)}`);
-    plot.svg.append(drawn("path", { d: "M" + path.join("L"), fill: "none", "stroke-width": 1.7, "stroke-dasharray": dash, style: { stroke: color } }, drawn("title", {}, name)));
+    plot.svg.append(drawn("path", rest ? { d: "M" + path.join("L"), class: "rest" }
+      : { d: "M" + path.join("L"), fill: "none", "stroke-width": 1.7, "stroke-dasharray": dash, style: { stroke: color } }, drawn("title", {}, name)));
     if (path.length === 1) plot.svg.append(drawn("circle", { cx: plot.x(steps[0]), cy: plot.y(points.values().next().value), r: 2.5, style: { fill: color } }));
   }
-  const marks = stepMarks(plot, steps, runs);
-  return [plot.svg, legend([...series.map(({ name, color, dash }) => [name, color, dash]), ...marks])];
+  const own = series.filter(({ rest }) => !rest);
+  const labels = [...new Set(own.map(({ label }) => label))]; // the dashes of several runs stand at their names
+  const said = ({ points, percent }, step) => {
+    const x = points.get(step ?? [...points.keys()].at(-1));
+    return x === undefined ? "-" : percent ? `${Math.round(100 * x)} %` : `${+x.toPrecision(3)}`;
+  };
+  const read = (step) => labels.forEach((label, k) => {
+    entries.children[k].lastChild.textContent = own.filter((one) => one.label === label).map((one) => said(one, step)).join(", ");
+  });
+  const marks = stepMarks(plot, steps, runs, read);
+  const entries = legend([...labels.map((label) => [label, own.find((one) => one.label === label).color, ""]), ...marks]);
+  read(null);
+  return [plot.svg, entries];
 }
 
+// Names with their colours, each with room for its value at the step that is pointed at.
 function legend(entries) {
   return element("div", { class: "legend" }, ...entries.map(([name, color, dash]) => {
     const line = { x1: 0, x2: 22, y1: 5, y2: 5, "stroke-width": 2, "stroke-dasharray": dash, style: { stroke: color } };
     const swatch = dash === undefined ? drawn("rect", { width: 9, height: 9, style: { fill: color } }) : drawn("line", line);
-    return element("span", {}, drawn("svg", { class: "swatch", width: dash === undefined ? 9 : 22, height: 10 }, swatch), name);
+    return element("span", {}, drawn("svg", { class: "swatch", width: dash === undefined ? 9 : 22, height: 10 }, swatch), `${name} `, element("output"));
   }));
 }
 
-function shareChart(games) {
+// The outcomes of all games of a run, stacked; what the filters leave out is grey.
+function shareChart(games, shown, named = true) {
   const outcomes = column("outcome");
   const rank = (code) => Object.keys(SIGNS).indexOf(outcomes.words[code]);
   const order = outcomes.words.map((_, code) => code).sort((a, b) => rank(a) - rank(b));
-  const counts = new Map();
-  for (const game of games) {
-    const step = value("step", game);
-    if (!counts.has(step)) counts.set(step, new Float64Array(outcomes.words.length));
-    counts.get(step)[outcomes.codes[game]]++;
-  }
+  const counted = (games) => {
+    const counts = new Map();
+    for (const game of games) {
+      const step = value("step", game);
+      if (!counts.has(step)) counts.set(step, new Float64Array(outcomes.words.length));
+      counts.get(step)[outcomes.codes[game]]++;
+    }
+    return counts;
+  };
+  const [counts, left] = [counted(games), counted(shown)];
   const steps = [...counts.keys()].sort((a, b) => a - b);
   if (!steps.length) return [element("p", {}, "nothing to draw")];
   const plot = frame(steps, 0, 1, 0);
@@ -351,15 +404,23 @@ function shareChart(games) {
   const rows = steps.length > 1 ? steps : [steps[0], steps[0]];
   let below = rows.map(() => 0);
   for (const code of order) {
-    const above = rows.map((step, k) => below[k] + counts.get(step)[code] / counts.get(step).reduce((a, b) => a + b));
+    const total = (step) => counts.get(step).reduce((a, b) => a + b);
+    const over = (counts) => rows.map((step, k) => below[k] + (counts.get(step)?.[code] ?? 0) / total(step));
     const edge = (heights) => heights.map((h, k) => `${places[k].toFixed(1)} ${plot.y(h).toFixed(1)}`);
+    const area = (heights) => "M" + [...edge(heights), ...edge(below).reverse()].join("L") + "Z";
     const name = outcomes.words[code];
-    plot.svg.append(drawn("path", { d: "M" + [...edge(above), ...edge(below).reverse()].join("L") + "Z", style: { fill: outcomeColor(name) } }, drawn("title", {}, words(name))));
+    const above = over(counts);
+    if (shown.length < games.length) plot.svg.append(drawn("path", { d: area(above), class: "rest", style: { fill: "var(--line)", stroke: "none" } }));
+    plot.svg.append(drawn("path", { d: area(over(left)), style: { fill: outcomeColor(name) } }, drawn("title", {}, words(name))));
     below = above;
   }
-  const marks = stepMarks(plot, steps, [...new Set(games.map((game) => value("run", game)))]);
-  const named = order.map((code) => outcomes.words[code]).map((name) => [`${sign(name)} ${words(name)}`, outcomeColor(name)]);
-  return [plot.svg, legend([...named, ...marks])];
+  const read = (step) => order.forEach((code, k) => {
+    const of = counts.get(step);
+    if (named) entries.children[k].lastChild.textContent = of ? `${Math.round((100 * of[code]) / of.reduce((a, b) => a + b))} %` : "";
+  });
+  const marks = stepMarks(plot, steps, [...new Set(games.map((game) => value("run", game)))], read);
+  const entries = legend([...order.map((code) => outcomes.words[code]).map((name) => [`${sign(name)} ${words(name)}`, outcomeColor(name)]), ...marks]);
+  return named ? [plot.svg, entries] : [plot.svg];
 }
 
 function scatter(across, up, games) {
@@ -402,8 +463,8 @@ function chooser(key, label, options) {
   return select;
 }
 
-function figure(caption, children) {
-  return element("figure", {}, element("figcaption", {}, ...caption), ...children);
+function figure(caption, children, attributes = {}) {
+  return element("figure", attributes, element("figcaption", {}, ...caption), ...children);
 }
 
 const metricNames = () => [...new Set(Object.values(state.data.metrics).flatMap(({ names }) => Object.keys(names)))].sort();
@@ -422,34 +483,69 @@ function curves() {
 }
 
 function drawPlots() {
-  const { rewards, metrics, filters } = state.data;
-  const scores = metricNames().filter((name) => /^val-core\/[^/]+\/[^/]+$/.test(name)); // of a set as a whole
+  const { rewards, metrics, filters, runs: about } = state.data;
   const runs = column("run").words;
-  const byRun = runs.map((_, code) => state.shown.filter((game) => column("run").codes[game] === code));
-  const perRun = (make) => runs.flatMap((run, code) => (byRun[code].length ? make(run, byRun[code], code) : []));
-  const named = (name, run) => (runs.length > 1 ? `${name}, ${run}` : name);
-  const line = (name, run, code, points, color) => ({ name: named(name, run), points, color, dash: DASHES[code % DASHES.length] });
+  const all = gamesThat(() => true);
+  const filtered = state.shown.length < all.length;
+  const isOf = (code) => (game) => column("run").codes[game] === code;
+  const several = runs.length > 1;
+  const dash = (code) => DASHES[code % DASHES.length];
+  const line = (name, code, points, color, more = {}) => ({ label: name, name: several ? `${name}, ${runs[code]}` : name, points, color, dash: dash(code), ...more });
 
   const [kind, which, ...rest] = state.plots.curve.split(":");
   const metric = [which, ...rest].join(":");
   const color = (name, code) => (rewards.includes(name) ? roleColor(name.replace(/_reward$/, "")) : PALETTE[code % PALETTE.length]);
-  const drawMeans = (names) => lineChart(perRun((run, games, code) => names.map((name) => line(words(name), run, code, means(name, games), color(name, code)))), runs);
-  const drawMetrics = (names) => lineChart(names.flatMap((name, place) => runs.map((run, code) => {
+  const drawMeans = (names) => lineChart(runs.flatMap((_, code) => names.flatMap((name) => {
+    const [whole, left] = [all, state.shown].map((games) => means(name, games.filter(isOf(code))));
+    const own = line(words(name), code, left, color(name, code));
+    return filtered ? [line(words(name), code, whole, "", { rest: true }), own] : [own];
+  })), runs);
+  const ofMetric = (name, k) => runs.map((run, code) => {
     const values = metrics[run].names[name] ?? [];
     const points = metrics[run].steps.map((step, i) => [step, values[i]]).filter(([, x]) => typeof x === "number");
-    return line(name.replace("val-core/", ""), run, code, new Map(points), PALETTE[(names.length > 1 ? place : code) % PALETTE.length]);
-  })), runs);
-  const draw = { roles: () => drawMeans(rewards), mean: () => drawMeans([which]), dots: () => scatter(which, rest[0], state.shown), metric: () => drawMetrics([metric]) };
+    return line(name.replace("val-core/", ""), code, new Map(points), PALETTE[k % PALETTE.length]);
+  });
+  const drawMetric = (name) => lineChart(ofMetric(name, 0), runs);
+  const draw = { roles: () => drawMeans(rewards), mean: () => drawMeans([which]), dots: () => scatter(which, rest[0], state.shown), metric: () => drawMetric(metric) };
+  const gained = about.flatMap(({ curves }, code) => curves.map(([label, points], k) => line(label, code, new Map(points), PALETTE[(k + 2) % PALETTE.length], { percent: true })));
+  // Of a game that names no gains: verl's core metrics of a data set as a whole.
+  if (!gained.length) gained.push(...metricNames().filter((name) => /^val-core\/[^/]+\/[^/]+$/.test(name)).flatMap(ofMetric));
 
   const crossed = filters.filter((name) => column(name).words.length > 1).map((name) => [words(name), name]);
   state.plots.down ||= (crossed.find(([, name]) => name !== "outcome" && name !== "run") ?? ["", "outcome"])[1];
-  byId("plots").replaceChildren(
-    ...perRun((run, games) => [figure([named("outcomes by step", run)], shareChart(games))]),
-    scores.length ? figure(["validation: official scores by step"], drawMetrics(scores)) : "",
-    figure([chooser("curve", "what to draw", curves())], draw[kind]()),
-    crossed.length > 1 ? figure(["games: ", chooser("down", "rows", crossed), " by ", chooser("across", "columns", crossed)],
-      [crossTable(state.plots.down, state.plots.across, state.shown)]) : "",
-  );
+  const figures = [
+    ...(gained.length ? [[["held-out validation by step"], () => lineChart(gained, runs)]] : []),
+    ...runs.map((run, code) => [[several ? `outcomes by step, ${run}` : "outcomes by step"],
+      () => shareChart(all.filter(isOf(code)), state.shown.filter(isOf(code)), code === 0)]),
+    [[chooser("curve", "what to draw", curves())], () => draw[kind]()],
+  ];
+  // As many in a row as have room, each as wide as that leaves it.
+  const table = crossed.length > 1 && !isNarrow() ? figure(["games: ", chooser("down", "rows", crossed), " by ", chooser("across", "columns", crossed)],
+    [crossTable(state.plots.down, state.plots.across, state.shown)]) : "";
+  byId("plots").replaceChildren(table);
+  const [gap, least, room] = [22, 250, byId("plots").clientWidth - 28];
+  const left = table ? room - table.offsetWidth - gap : room;
+  const inOneRow = (left + gap) / figures.length - gap >= least;
+  const across = inOneRow ? figures.length : Math.max(1, Math.min(figures.length, Math.floor((room + gap) / (least + gap))));
+  PLOT.width = Math.floor(((inOneRow ? left : room) + gap) / across - gap);
+  byId("plots").replaceChildren(...figures.map(([caption, make]) => figure(caption, make(), { style: { width: PLOT.width + "px" } })), table);
+}
+
+// The first screen: what each run was, and what was gained.
+function drawRuns() {
+  const names = column("run").words;
+  byId("runs").replaceChildren(...state.data.runs.map(({ facts, caveats, headline, progress }, code) => {
+    const said = Object.entries(facts).map(([name, fact]) => (name === "date" ? fact : `${name} ${fact}`)).join(" · ");
+    const dashed = names.length > 1 ? legend([["", "var(--text)", DASHES[code % DASHES.length]]]).firstChild.firstChild : "";
+    const head = element("div", {},
+      element("p", {}, dashed, element("h1", {}, names[code]), element("span", { class: "facts" }, ` ${said}`)),
+      element("p", { class: headline ? "gained" : "facts" }, headline ?? "no held-out validation: set data.val_files and trainer.test_freq"),
+      ...caveats.map((caveat) => element("p", { class: "caveat" }, caveat)));
+    const [heads, ...rows] = progress;
+    const table = heads && element("table", { class: "progress" }, element("tr", {}, ...heads.map((cell) => element("th", {}, cell))),
+      ...rows.map(([label, ...cells]) => element("tr", {}, element("th", {}, label), ...cells.map((cell) => element("td", {}, cell)))));
+    return element("section", {}, head, table ?? "");
+  }));
 }
 
 // ---- keys and start ------------------------------------------------------------------------------------------------
@@ -495,8 +591,8 @@ function onKey(event) {
 
 async function start() {
   state.data = JSON.parse(await unpack("columns"));
-  byId("title").textContent = column("run").words.join(", ");
-  document.title = `Games: ${byId("title").textContent}`;
+  document.title = `Games: ${column("run").words.join(", ")}`;
+  drawRuns();
   makeFilters();
   drawHead();
   byId("list").addEventListener("scroll", () => requestAnimationFrame(drawList));
@@ -506,7 +602,7 @@ async function start() {
   });
   addEventListener("hashchange", () => open(Number(location.hash.slice(1))));
   addEventListener("keydown", onKey);
-  addEventListener("resize", () => { drawList(); drawPlots(); });
+  addEventListener("resize", () => { drawHead(); drawList(); drawPlots(); });
   await filter();
   await open(location.hash ? Number(location.hash.slice(1)) : state.data.first);
   document.body.dataset.ready = Math.round(performance.now());

@@ -12,19 +12,25 @@ import base64
 import gzip
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from jinja2 import Template
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.progress import track
 
+from medserl_agentloop import DEFAULT_GAME
 from medserl_agentloop.core.alarms import METRIC_PREFIX
+from medserl_agentloop.core.config import ConfigError, game_class
 from medserl_agentloop.core.records import GameRecord
-from medserl_agentloop.core.step_file import METRICS_FILE, PROMPTS_FILE, StepFile
+from medserl_agentloop.core.step_file import CONFIG_FILE, METRICS_FILE, PROMPTS_FILE, StepFile
 from medserl_agentloop.paths import PACKAGE, regular_file, replacing
 from medserl_agentloop.report import (
     GameClass,
@@ -34,12 +40,26 @@ from medserl_agentloop.report import (
     read_run,
     reward_columns,
 )
+from medserl_agentloop.report.headline import curves, headline
 
 MOST_GAMES = (
     20_000  # more games than this are drawn as a sample: a browser holds about so many texts
 )
 CHUNK = 250
 MOST_WORDS = 30  # a column with more words than this is no filter
+FACTS = {
+    "model": "actor_rollout_ref.model.path",
+    "reward": "selfplay.reward",
+    "judge": "selfplay.judge",
+    "profile": "selfplay.profile",
+}
+"""What the first screen says of a run, and the key that has it."""
+MEASURED = {
+    "detection": "errors found",
+    "success": "attacks valid and not found",
+    "false alarms, untouched": "correct notes called wrong",
+}
+"""Rows of ``medserl progress`` on the first screen, by the measure in its file."""
 
 
 def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
@@ -84,6 +104,7 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
         "rewards": reward_columns(frame),
         "components": [name for name in frame if name.startswith("reward/")],
         "metrics": {name: _by_step(run) for name, run in zip(names, runs, strict=True)},
+        "runs": [about(run) for run in runs],
     }
     blocks = [("columns", _packed(json.dumps(columns, separators=(",", ":"), allow_nan=False)))]
     prompts = [prompts_of(run) for run in runs]
@@ -99,6 +120,55 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
     with replacing(output) as file:
         file.write(_render(blocks).encode("utf-8"))
     return len(shown)
+
+
+def about(run: Path) -> dict[str, Any]:
+    """What the first screen says of a run: its date, settings, caveats, and what was gained."""
+    folder = run if run.is_dir() else run.parent
+    written = datetime.fromtimestamp(games_file(run).stat().st_mtime)
+    facts = {"date": f"{written:%Y-%m-%d}"}
+    caveats: list[str] = []
+    if (file := folder / CONFIG_FILE).is_file():
+        config = OmegaConf.load(file)
+        for name, key in FACTS.items():
+            if (found := OmegaConf.select(config, key)) is not None:
+                facts[name] = re.split("[/:]", str(found).rstrip("/"))[-1]
+        caveats = _caveats(config)
+    return {
+        "facts": facts,
+        "caveats": caveats,
+        "headline": headline(folder),
+        "curves": [[curve.label, sorted(curve.values.items())] for curve in curves(folder)],
+        "progress": _progress(folder),
+    }
+
+
+def _caveats(config: Any) -> list[str]:
+    """The run's own words about what it trains and what its numbers cannot show."""
+    try:
+        game = game_class(OmegaConf.select(config, "selfplay.game") or DEFAULT_GAME)
+        selfplay = game.Config.from_run(config)
+        return [*filter(None, [selfplay.who_trains(game.roles)]), *game.caveats(config, selfplay)]
+    except (ConfigError, OmegaConfBaseException):  # of a class or a version that is not here
+        return []
+
+
+def _progress(folder: Path) -> list[list[str]]:
+    """The newest ``medserl progress`` of a run as rows of a table, its head first; empty without
+    one.
+    """
+    files = sorted(folder.glob("progress/*/tournament.json"), key=lambda file: file.stat().st_mtime)
+    shares = json.loads(files[-1].read_text(encoding="utf-8")).get("shares") if files else None
+    if not shares:
+        return []
+    assessors = list(dict.fromkeys(one["assessor"] for one in shares if one["assessor"]))
+    rows: dict[str, dict[str, str]] = {}
+    for one in shares:
+        if (measure := MEASURED.get(one["measure"])) is not None:
+            label = measure + f", attacker {one['attacker']}" * bool(one["attacker"])
+            rows.setdefault(label, {})[one["assessor"]] = f"{100 * one['share']:.0f} %"
+    body = [[label, *(cells.get(name, "-") for name in assessors)] for label, cells in rows.items()]
+    return [["", *(f"assessor {name}" for name in assessors)], *body]
 
 
 def _render(blocks: Sequence[tuple[str, str]]) -> str:

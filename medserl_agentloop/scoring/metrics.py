@@ -437,7 +437,7 @@ def _reported(
 ) -> tuple[dict[str, float], str]:
     bounds, _ = floors(reference)
     values: dict[str, float | None] = {
-        "notes": scores.notes,
+        "notes": float(scores.notes),
         "unreadable": scores.unreadable,
         "missing": scores.missing,
     }

@@ -2,6 +2,7 @@
 wrote.
 """
 
+import json
 import subprocess
 import sys
 import time
@@ -14,7 +15,13 @@ from game.builders import paid
 from invoking import invoke
 from support import attack_text
 
-from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile, write_prompts
+from medserl_agentloop.core.step_file import (
+    CONFIG_FILE,
+    GAMES_FILE,
+    METRICS_FILE,
+    StepFile,
+    write_prompts,
+)
 from medserl_agentloop.games.medical.case import Category
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
@@ -49,6 +56,7 @@ def scored(outcome: Outcome, step: int, session: int = 0, **changes: Any) -> Med
 
 def write_run(folder: Path, records: list[MedicalRecord]) -> Path:
     StepFile(folder / GAMES_FILE).append(record.to_json() for record in records)
+    StepFile(folder / METRICS_FILE).append([{"step": 0, "val-aux/panel/recall": 0.25}])
     StepFile(folder / METRICS_FILE).append(
         {
             "step": n,
@@ -58,8 +66,15 @@ def write_run(folder: Path, records: list[MedicalRecord]) -> Path:
         for n in range(1, 7)
     )
     StepFile(folder / METRICS_FILE).append(
-        [{"step": 6, "val-core/panel/f1": 0.5, "val-aux/panel/recall": 0.25}]
+        [
+            {"step": 6, "val-aux/panel/recall": 0.75, "val-aux/panel/notes": 8},
+        ]
     )
+    config = {
+        "selfplay": {"reward": "zero_sum", "judge": "games.clinic:OracleJudge"},
+        "actor_rollout_ref": {"model": {"path": "/models/novice"}},
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
     (folder / "global_step_3").mkdir()
     return folder
 
@@ -127,18 +142,78 @@ def test_the_page_opens_offline_on_a_game_that_fooled_the_assessor(view: Any) ->
     assert view.locator(".row").count() == 12
     assert "undetected error" in view.inner_text("h2")
     assert view.locator("#plots svg[role=img]").count() == 3
-    assert "validation: official scores by step" in view.inner_text("#plots")
     assert "alarm: point at it for its name" in view.inner_text(
         "#plots"
     ) and "checkpoint" in view.inner_text("#plots")
     heads = view.locator("#head span").all_text_contents()
-    assert heads == ["step", "category", "outcome", "attacker reward", "assessor reward"]
+    assert heads == ["step", "kind", "outcome", "attacker reward", "assessor reward"]
     too_wide = (
         "list => { list.style.overflowY = 'scroll'; return list.scrollWidth > list.clientWidth; }"
     )
     assert not view.locator("#list").evaluate(too_wide), (
         "the last column is cut off beside a scroll bar"
     )
+
+
+def test_the_first_screen_says_what_was_run_and_what_was_gained(view: Any) -> None:
+    said = view.inner_text("#runs")
+    for words in ("first", "model novice", "reward zero_sum", "judge OracleJudge"):
+        assert words in said
+    assert view.inner_text(".gained") == "errors found 25 → 75 %, 8 held-out notes"
+    legend = view.locator("#plots figure").first.locator(".legend")
+    assert "errors found 75 %" in " ".join(legend.inner_text().split())
+    view.locator("#plots figure").first.locator(".step").first.hover()
+    assert "errors found 25 %" in " ".join(legend.inner_text().split())
+
+
+def test_the_last_progress_is_on_the_first_screen(
+    viewed: Callable[..., Any], tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", [scored(Outcome.MISSED_ERROR, 1)])
+    shares = [
+        {"measure": "detection", "attacker": "run/0", "assessor": f"run/{step}", "share": share}
+        for step, share in ((0, 0.512), (16, 0.91))
+    ]
+    (run / "progress" / "16").mkdir(parents=True)
+    (run / "progress" / "16" / "tournament.json").write_text(json.dumps({"shares": shares}))
+    cells = viewed(run).locator(".progress tr").last.locator("th, td").all_text_contents()
+    assert cells == ["errors found, attacker run/0", "51 %", "91 %"]
+
+
+def test_a_filter_greys_what_it_leaves_out_and_can_be_taken_back(view: Any) -> None:
+    colours = (
+        "[...document.querySelectorAll('#plots path:not(.rest) title')]"
+        ".map(title => title.parentNode.style.fill)"
+    )
+    before = view.evaluate(colours)
+    assert view.locator("#plots path.rest").count() == 0
+    view.select_option("[data-filter=outcome]", label="outcome: undetected error")
+    view.wait_for_selector("#plots path.rest")
+    assert view.evaluate(colours) == before
+    view.click("#set button")
+    view.wait_for_function("() => document.querySelector('#count').textContent.startsWith('12 of')")
+    assert view.locator("#set button").count() == 0
+
+
+def test_escape_leaves_the_list_where_it_was(viewed: Callable[..., Any], tmp_path: Path) -> None:
+    outcomes = (Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION)
+    games = [scored(outcomes[n % 2], n + 1) for n in range(200)]
+    view = viewed(write_run(tmp_path / "run", games), game="#100")
+    view.select_option("[data-filter=outcome]", label="outcome: undetected error")
+    view.evaluate("document.querySelector('.row.chosen').scrollIntoView({ block: 'center' })")
+    top = "document.querySelector('.row.chosen').getBoundingClientRect().top"
+    before = view.evaluate(top)
+    view.keyboard.press("Escape")
+    view.wait_for_function("() => document.querySelector('#count').textContent.startsWith('200')")
+    assert abs(view.evaluate(top) - before) < 2
+
+
+def test_a_phone_shows_both_rewards(viewed: Callable[..., Any], run: Path) -> None:
+    view = viewed(run, viewport={"width": 400, "height": 800})
+    assert view.evaluate("document.documentElement.scrollWidth") <= 400
+    for cell in view.locator(".row").first.locator("span").all()[-2:]:
+        box = cell.bounding_box()
+        assert box["x"] + box["width"] <= 400
 
 
 def test_model_text_is_shown_as_text_and_runs_nothing(view: Any) -> None:
@@ -166,6 +241,7 @@ def test_a_select_a_step_a_cell_and_a_text_filter_the_games(view: Any) -> None:
     left(3)
     view.click("#clear")
     left(12)
+    view.click("#more summary")
     view.fill("#first", "2")
     view.fill("#last", "3")
     left(4)
@@ -177,7 +253,7 @@ def test_a_select_a_step_a_cell_and_a_text_filter_the_games(view: Any) -> None:
     for text, games in (("in no game", 0), ('ONERROR="document', 1), ("", 12)):
         view.fill("#text", text)
         left(games)
-    view.locator("#plots .step").first.click()
+    view.locator("#plots figure").nth(1).locator(".step").first.click()
     left(2)
 
 
@@ -250,12 +326,13 @@ def test_several_runs_stand_side_by_side(
     assert ", ".join(names) in view.title()
     figures = view.locator("#plots figure")
     assert figures.count() == 4  # all games ended alike, so there is nothing to cross
-    for place, name in enumerate(names):
+    assert view.inner_text("#head span >> nth=0") == "run"
+    for place, name in enumerate(names, start=1):
         assert f"outcomes by step, {name}" in figures.nth(place).inner_text()
         assert f"step {steps[name]}" in figures.nth(place).locator("svg[role=img]").inner_html()
+    view.click("#more summary")
     view.select_option("[data-filter=run]", label=f"run: {names[0]}")
     assert view.inner_text("#count") == "5 of 10 games"
-    assert f"outcomes by step, {names[0]}" in view.inner_text("#plots figure >> nth=0")
     view.select_option("#plots select >> nth=0", label="actor/grad_norm")
     drawn = view.locator("#plots path title").all_text_contents()
     assert [title for title in drawn if "grad_norm" in title] == [
