@@ -415,7 +415,7 @@ def plan(
         float, typer.Option(min=0, help="GiB of each GPU that something else holds, e.g. a judge.")
     ] = 0,
 ) -> None:
-    """Compute the memory of a run from its config; exit code 1 if it does not fit."""
+    """Compute the memory of a run; exit code 1 if it does not fit."""
     from rich.console import Console
     from rich.table import Table
 
