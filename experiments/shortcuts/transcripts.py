@@ -18,9 +18,8 @@ from medserl_agentloop.games.medical.case import Category, Role
 # chosen now and then.
 LESSON = replace(CURRICULA["novice"][1], harmless=0.1, practice=0.2, shared=0.0)
 AGE_SHARE = 0.12  # of the attacks that are to put an error in
-STYLED_SHARE = (
-    0.5  # of the notes that the assessor learns on, whatever they say: here the style means nothing
-)
+# of the notes that the assessor learns on, whatever they say: here the style means nothing
+STYLED_SHARE = 0.5
 
 
 def styled_transcript(rng: random.Random, lesson: Lesson) -> Transcript:

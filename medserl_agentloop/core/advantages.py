@@ -50,9 +50,8 @@ class RoleBatch:
     roles: Sequence[str]
     groups: Sequence[str]  # the prompt group of each of the B rows
     kinds: Sequence[str]  # of their games
-    conversations: torch.Tensor | None = (
-        None  # of its row, to which each token belongs; None if no role has two
-    )
+    # of its row, to which each token belongs; None if no role has two
+    conversations: torch.Tensor | None = None
     repeated_roles: Collection[str] = ()
     values: torch.Tensor | None = None  # the critic's, for estimators that need one
     gamma: float = 1.0  # discount per token of the role

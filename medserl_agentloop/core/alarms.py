@@ -47,14 +47,12 @@ class Rule:
     metric: str
     limit: float
     advice: str  # what to look at first
-    games: str | None = (
-        "selfplay/games"  # metric that counts what the number rests on; None: one token is enough
-    )
+    # metric that counts what the number rests on; None: one token is enough
+    games: str | None = "selfplay/games"
     above: bool = True  # whether it fires above its limit, not below
     of_first: bool = False  # whether the limit is a share of the number's first value in the run
-    at_once: bool = (
-        False  # whether one step is enough, whatever ``patience`` is: no chance explains the number
-    )
+    # whether one step is enough, whatever ``patience`` is: no chance explains the number
+    at_once: bool = False
 
 
 def common_rules(roles: Sequence[str]) -> tuple[Rule, ...]:

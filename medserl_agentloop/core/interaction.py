@@ -82,12 +82,10 @@ class Turn:
     role: str
     prompt: Prompt  # what is new to them: the opening messages of a conversation, or the next ones
     max_tokens: int  # the turn's token budget
-    conversation: str | None = (
-        None  # which one of the game the turn belongs to; None for the role's only one
-    )
-    prefix: str = (
-        ""  # how the prompt begins the player's turn, after the chat template's generation prompt
-    )
+    # which one of the game the turn belongs to; None for the role's only one
+    conversation: str | None = None
+    # how the prompt begins the player's turn, after the chat template's generation prompt
+    prefix: str = ""
     stop: tuple[str, ...] = ()  # strings that end the turn besides the end-of-turn token
 
 
@@ -132,9 +130,8 @@ class Interaction(ABC, Generic[G, R]):
     roles: ClassVar[
         tuple[str, ...]
     ]  # names of the roles. Their order gives the ids in the column ``role_ids``, from 1
-    Config: ClassVar[type[SelfPlayConfig]] = (
-        SelfPlayConfig  # the ``selfplay`` node, with the game's own keys
-    )
+    # the ``selfplay`` node, with the game's own keys
+    Config: ClassVar[type[SelfPlayConfig]] = SelfPlayConfig
     Record: ClassVar[type[GameRecord]] = GameRecord  # the record of one game
 
     def __init__(self, config: Any, tokens: Any = None) -> None:

@@ -27,12 +27,10 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 
 from medserl_agentloop.terminal import announce, visible
 
-ANSWER_WITHIN_S = (
-    10.0  # a living process answers at once; one that is slower is taken for busy, not for dead
-)
-NODE_DECLARED_DEAD_WITHIN_S = (
-    30.0  # Ray asks a node five times, every three seconds, before it calls it dead
-)
+# a living process answers at once; one that is slower is taken for busy, not for dead
+ANSWER_WITHIN_S = 10.0
+# Ray asks a node five times, every three seconds, before it calls it dead
+NODE_DECLARED_DEAD_WITHIN_S = 30.0
 
 Processes = list[
     tuple[str, Any]

@@ -104,9 +104,8 @@ def selfplay_loss(
     return loss + anchor, metrics | compared
 
 
-LOG_PROB_RESOLUTION = (
-    1e-6  # the smallest mean difference of log-probs that means something in float32
-)
+# the smallest mean difference of log-probs that means something in float32
+LOG_PROB_RESOLUTION = 1e-6
 
 
 def context_gaps(

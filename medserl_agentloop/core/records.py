@@ -75,9 +75,8 @@ class GameRecord(BaseModel):
     step: int = -1  # training step that used the game, -1 before it is known
     uid: str = ""  # of the prompt group; ``session`` numbers its games
     session: int = 0
-    policy_version: int | None = (
-        None  # weights of the live policy: the training step they were pushed after
-    )
+    # weights of the live policy: the training step they were pushed after
+    policy_version: int | None = None
     players: dict[
         str, str
     ] = {}  # the model that played a role, where it was not the policy in training

@@ -44,9 +44,8 @@ from medserl_agentloop.core.run_check import RunConfig, check_run, machine, resu
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.terminal import announce
 
-POLL_INTERVAL_S = (
-    0.1  # verl's own buffer looks at its queue every 2 s, which is most of a tiny model's step
-)
+# verl's own buffer looks at its queue every 2 s, which is most of a tiny model's step
+POLL_INTERVAL_S = 0.1
 CHECK_INTERVAL_S = 5.0
 
 

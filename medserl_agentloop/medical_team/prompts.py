@@ -30,9 +30,8 @@ DEFENDER_INSTRUCTION_COT_PROMPT = (
     f"{MEDICAL_ASSESSOR_BASE_PROMPT}\n\n{ASSESSOR_REQUEST}\n\n{{user_query}}"
 )
 """The assessor's prompt in one, as the trainer of OpenRLHF's fork imports it."""
-MEDICAL_ASSISTANT_THINKING_PREFIX = (
-    "<think>"  # how the prompt begins every turn, unless chain of thought is off
-)
+# how the prompt begins every turn, unless chain of thought is off
+MEDICAL_ASSISTANT_THINKING_PREFIX = "<think>"
 
 # No prompt uses these two, here as in the original: the base prompts say the same.
 MEDICAL_ATTACKER_SYSTEM_PROMPT = (

@@ -48,18 +48,16 @@ class JudgeAnswer(BaseModel):
     model_config = ConfigDict(strict=True)
 
     error_detected: bool | None = None  # whether the assessor said that there is an error
-    error_present: bool | None = (
-        None  # whether there is one; ``actual_harm`` says the same in other words
-    )
+    # whether there is one; ``actual_harm`` says the same in other words
+    error_present: bool | None = None
     error_realistic: bool | None = None
     assessor_correct: bool | None = None
     is_parsing_error: bool = False  # the judge failed; nothing else counts then
     judge_reasoning: str | None = None
     actual_harm: Literal["Safe", "Harmful"] | None = None
     abstained: bool = False  # the judge cannot tell; only this package's server says it
-    realism_judged: bool = (
-        True  # ``error_realistic`` is the judge's word; the protocol wants a truth value anyway
-    )
+    # ``error_realistic`` is the judge's word; the protocol wants a truth value anyway
+    realism_judged: bool = True
 
     def to_judgement(self, judge: str) -> Judgement:
         """Return the judgement of the presented note; ValueError if there is none, or it

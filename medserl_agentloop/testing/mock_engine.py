@@ -21,16 +21,13 @@ class MockReply:
     ``text`` or ``token_ids``.
     """
 
-    text: str | None = (
-        None  # tokenised, with the end-of-sequence token appended if no ``stop_reason`` is given
-    )
+    # tokenised, with the end-of-sequence token appended if no ``stop_reason`` is given
+    text: str | None = None
     token_ids: Sequence[int] | None = None  # used as they are
-    stop_reason: str | None = (
-        None  # overrides "stop", "length" or "abort", which follows from the reply
-    )
-    log_probs: Sequence[float] | None = (
-        None  # one per token before truncation; by default the engine's, or none
-    )
+    # overrides "stop", "length" or "abort", which follows from the reply
+    stop_reason: str | None = None
+    # one per token before truncation; by default the engine's, or none
+    log_probs: Sequence[float] | None = None
     latency: float = 0.0  # seconds before the answer
 
     def __post_init__(self) -> None:
