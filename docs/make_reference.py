@@ -146,7 +146,7 @@ def metrics() -> str:
 def alarms() -> str:
     """The alarms of the medical game: their limits, numbers and advice."""
     lines = ["| alarm | fires | its number | look at first |", "|---|---|---|---|"]
-    for rule in MedicalGameInteraction.rules():
+    for rule in MedicalGameInteraction.View.rules(MedicalGameInteraction.roles):
         limit = f"{'above' if rule.above else 'below'} {rule.limit:g}"
         limit += " of its first value" * rule.of_first
         lines.append(f"| `{rule.name}` | {limit} | `{rule.metric}` | {rule.advice} |")

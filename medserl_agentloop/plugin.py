@@ -157,8 +157,8 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         game = game_class(run.selfplay.game)
         for line in (
             *filter(None, [run.selfplay.who_trains(game.roles)]),
-            *game.caveats(config, run.selfplay),
-            *game.startup_lines(config, run.selfplay),
+            *game.View.caveats(config, run.selfplay),
+            *game.View.startup_lines(config, run.selfplay),
         ):
             announce(line)
         announce("starting Ray")

@@ -1,7 +1,7 @@
 """Health alarms: a run watches its own metrics and says when something is wrong.
 
 An alarm is a row of a table: a number, its limit, and what to look at first. Here are the rows of
-any game; a game adds its own in ``Interaction.rules``. docs/metrics.md lists all alarms.
+any game; a game adds its own in ``GameView.rules``. docs/metrics.md lists all alarms.
 """
 
 from __future__ import annotations

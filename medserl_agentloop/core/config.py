@@ -330,7 +330,8 @@ def _against_the_game(config: SelfPlayConfig, game: type[Any]) -> Iterator[str]:
         )
     if config.stop_after_evaluations and not config.best_by:
         yield "selfplay.stop_after_evaluations needs a measure: set selfplay.best_by."
-    credit, roles, alarms = config.credit, game.roles, [rule.name for rule in game.rules()]
+    credit, roles = config.credit, game.roles
+    alarms = [rule.name for rule in game.View.rules(roles)]
     for key, named, known in (
         ("anchor", config.anchor, roles),
         ("credit.role_weights", weights, roles),

@@ -20,11 +20,11 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from omegaconf import DictConfig
 
-from medserl_agentloop.core.alarms import Rule, common_rules
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.control_text import as_data
 from medserl_agentloop.core.metrics import game_metrics
-from medserl_agentloop.core.records import COLUMNS, Column, GameRecord, Section, TurnRecord, as_text
+from medserl_agentloop.core.records import GameRecord, TurnRecord
+from medserl_agentloop.core.view import GameView
 
 AGENT_NAME = "medserl_selfplay"  # ``agent_name`` of the rows that the self-play agent loop plays
 
@@ -121,21 +121,24 @@ R = TypeVar("R", bound=GameRecord)
 class Interaction(ABC, Generic[G, R]):
     """A kind of game: its roles, how it starts on a row, whose turn it is, and who earned what.
 
-    Nine things make a game; only ``roles``, ``new_game`` and ``next_turn`` must be given. What else
-    a run may ask of a game, such as alarms, validation or checks, follows in the order in which a
-    run meets it, with defaults. ``config`` is the run's ``selfplay`` node, as ``Config`` reads it;
-    ``tokens`` is a ``ChatEncoder``, or None where games are only scored.
+    Implement ``roles``, ``new_game`` and ``next_turn``; most games also give ``Record``,
+    ``score``, ``metrics`` and ``sample_turns``. The rest has defaults. ``config`` is the run's
+    ``selfplay`` node, as ``Config`` reads it; ``tokens`` is a ``ChatEncoder``, or None where games
+    are only scored.
     """
 
-    roles: ClassVar[
-        tuple[str, ...]
-    ]  # names of the roles. Their order gives the ids in the column ``role_ids``, from 1
-    # the ``selfplay`` node, with the game's own keys
+    roles: ClassVar[tuple[str, ...]]
+    """Names of the roles. Their order gives the ids in the column ``role_ids``, from 1."""
     Config: ClassVar[type[SelfPlayConfig]] = SelfPlayConfig
-    Record: ClassVar[type[GameRecord]] = GameRecord  # the record of one game
+    """The ``selfplay`` node, with the game's own keys."""
+    Record: ClassVar[type[GameRecord]] = GameRecord
+    """The record of one game."""
+    View: ClassVar[type[GameView[Any]]] = GameView
+    """What checks, alarms, tables and pages want of the game."""
 
     def __init__(self, config: Any, tokens: Any = None) -> None:
         self.config, self.tokens = config, tokens
+        self.view = self.View(self.roles)
 
     @abstractmethod
     def new_game(self, facts: Mapping[str, Any]) -> G:
@@ -180,29 +183,6 @@ class Interaction(ABC, Generic[G, R]):
             kind, prompts[0], sum(turn.max_tokens for turn in turns) + sum(prompts[1:])
         )
 
-    # -- before the first step ---------------------------------------------------------------------
-
-    @classmethod
-    def check_run(cls, run: Any) -> Iterator[str]:
-        """Yield a sentence for each fault of the config, a ``core.run_check.RunConfig``, for this
-        game.
-        """
-        return iter(())
-
-    @classmethod
-    def startup_lines(cls, config: DictConfig, selfplay: Any) -> Iterator[str]:
-        """Yield the lines that a run prints once before it starts; warnings begin with
-        ``warning:``.
-        """
-        return iter(())
-
-    @classmethod
-    def folders(cls, selfplay: Any) -> Mapping[str, Path]:
-        """Return the folders that keys under ``selfplay`` name: a resumed run finds them as they
-        were.
-        """
-        return {}
-
     def prompts(self) -> list[dict[str, Any]]:
         """Return the prompts for ``prompts.jsonl``:
 
@@ -220,14 +200,10 @@ class Interaction(ABC, Generic[G, R]):
         scored.
         """
 
-    # -- in a game ---------------------------------------------------------------------------------
-
     async def ask_base_model(self, record: R, base: Any) -> None:
         """Ask the base model, served with ``selfplay.adapters=per_role``, what the score needs,
         after the last turn.
         """
-
-    # -- after a step's games ----------------------------------------------------------------------
 
     @property
     def repeated_roles(self) -> Sequence[str]:
@@ -243,93 +219,6 @@ class Interaction(ABC, Generic[G, R]):
         group and name that the game keeps between steps; they go into checkpoints. Rewards of
         roles, not of single turns, reach the tokens.
         """
-
-    def trained_role_won(self, record: R) -> bool | None:
-        """Return whether the trained role beat its opponent; None for games that decide nothing
-        between them.
-        """
-        return None
-
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        """The alarms; ``selfplay.alarms.limits`` may change their limits."""
-        return common_rules(cls.roles)
-
-    shown: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """The game's own columns, label and metric, of the table of steps; it has the rewards of all
-    roles anyway.
-    """
-
-    def notices(self, numbers: Mapping[str, float]) -> Iterator[str]:
-        """Yield comments on the numbers of a step; the run prints each sentence once."""
-        return iter(())
-
-    # -- where games are looked at -----------------------------------------------------------------
-
-    columns: ClassVar[Mapping[str, Column]] = COLUMNS
-    """The table of games, a column for each fact; pages filter by those of words and draw those of
-    numbers.
-    """
-
-    gains: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Labels and validation measures (``val-core/DATA_SET/MEASURE``), shares, that say what a run
-    has gained.
-    """
-
-    @classmethod
-    def caveats(cls, config: DictConfig, selfplay: Any) -> Iterator[str]:
-        """Yield what a run's numbers cannot show, a sentence each, by its config alone; the start
-        and the page say it.
-        """
-        return iter(())
-
-    headline: ClassVar[tuple[str, ...]] = ()
-    """Metrics that ``medserl show`` prints besides rewards and those of :attr:`shown`."""
-
-    @classmethod
-    def sections(cls, record: R, prompts: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
-        """Return the sections of a game's page, besides its rewards: the turns as played, and the
-        game's own fields.
-
-        ``prompts`` is the run's ``prompts.jsonl``, the latest first.
-        """
-        sections = []
-        for number, turn in enumerate(record.turns):
-            title = f"{turn.role} · {turn.tokens} tokens{', cut off' if turn.truncated else ''}"
-            facts = {"earned": record.turn_rewards.get(number)}
-            folded = {f"what {turn.role} read": as_text(turn.messages)}
-            sections.append(
-                Section(title, turn.role, text=[("", turn.response)], facts=facts, folded=folded)
-            )
-        own = {
-            name: value
-            for name, value in record.to_json().items()
-            if name not in GameRecord.model_fields
-        }
-        return [*sections, Section("game", facts=own)] if own else sections
-
-    # -- in validation -----------------------------------------------------------------------------
-
-    def read_validation_set(self, dataset: Any) -> None:
-        """See the rows of ``data.val_files`` before the first validation."""
-
-    def validation_numbers(self, record: R) -> dict[str, float | str | None]:
-        """One game as numbers for verl's validation metrics, and texts for
-        :meth:`validation_scores`.
-        """
-        return {f"{role}_reward": record.reward(role) for role in self.roles}
-
-    def validation_scores(
-        self, sources: Sequence[str], facts: Mapping[str, Sequence[Any]]
-    ) -> Iterable[tuple[dict[str, float], str]]:
-        """Scores of a whole validation that are no averages of single games: metrics, and a line
-        that says them.
-
-        ``sources`` is the ``data_source`` of every game's row; ``facts`` are lists of what
-        ``validation_numbers`` gave.
-        """
-        return ()
-
 
 LIMITS = ("max_prompt_length", "max_response_length")
 """Keys of verl's ``data`` that limit the tokens of a :class:`PlannedRow`."""

@@ -63,11 +63,11 @@ class StepRecorder:
         self, selfplay: SelfPlayConfig, game: type[Interaction[Any, Any]], files: RunFiles
     ):
         self.files = files
-        self.health = HealthMonitor(selfplay.alarms, game.rules())
+        self.health = HealthMonitor(selfplay.alarms, game.View.rules(game.roles))
         self.stop_reason: str | None = None
         self._stops, self._wandb_games = selfplay.on_alarm == "stop", selfplay.wandb_games
         self._roles = game.roles
-        self._table = StepTable(game.roles, game.shown)
+        self._table = StepTable(game.roles, game.View.shown)
         self._always: set[str] | None = None  # verl's numbers that the first step has
 
     def games(
@@ -90,7 +90,7 @@ class StepRecorder:
         # First, because a game's own metrics may count its turns in another way.
         metrics = turn_metrics(records, role_ids, self._roles)
         metrics.update(game.metrics(records))
-        metrics.update(opponent_metrics(records, map(game.trained_role_won, records)))
+        metrics.update(opponent_metrics(records, map(game.view.trained_role_won, records)))
         # verl logs a game whose worker crashed and trains on the rest: here it is at least counted.
         metrics.update(lost_games_metrics(expected, len(records)))
         if to_wandb and self._wandb_games:
@@ -115,7 +115,7 @@ class StepRecorder:
         health = self.health.observe(numbers | added)
         added |= health.metrics
         self.files.metrics.append([{"step": step, "steps": total, **numbers, **added}])
-        for notice in game.notices(numbers):
+        for notice in game.view.notices(numbers):
             _announce_once(notice)
         alarms = [alarm.rule.name for alarm in health.firing]
         for line in self._table.lines(step, total, numbers, alarms):
@@ -213,17 +213,17 @@ def games_table(
     """
     by_outcome: dict[str, list[GameRecord]] = defaultdict(list)
     for record in records:
-        by_outcome[game.columns["outcome"].value(record)].append(record)
+        by_outcome[game.view.columns["outcome"].value(record)].append(record)
     in_turn = zip_longest(*(by_outcome[outcome] for outcome in sorted(by_outcome)))
     facts = [
         (name, column)
-        for name, column in game.columns.items()
+        for name, column in game.view.columns.items()
         if name not in ("signal", "finished")
     ]
     rows = []
     for record in [record for games in in_turn for record in games if record is not None][:count]:
         row = {name: column.value(record) for name, column in facts}
-        for section in game.sections(record):
+        for section in game.view.sections(record):
             name = section.owner or section.title
             row[name] = "\n\n".join(filter(None, (row.get(name), section.title, section.as_text())))
         rows.append({**row, "rewards": json.dumps(record.rewards)})

@@ -54,7 +54,7 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
                     f"are of {turns}; rewarded are {list(record.rewards)}"
                 )
         record.void_unless_rewards_are_numbers()
-        numbers = self._game.validation_numbers(record)
+        numbers = self._game.view.validation_numbers(record)
         return {
             "reward_score": sum(sum(components.values()) for components in record.rewards.values()),
             "reward_extra_info": {**numbers, GAME_KEY: record},

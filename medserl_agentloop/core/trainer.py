@@ -164,7 +164,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
                 dataset, f"data.{name}={data[name]}", self.interaction, data, batch=batch
             )
             announce(line)
-        self.interaction.read_validation_set(self.val_dataset)
+        self.interaction.view.read_validation_set(self.val_dataset)
         announce("starting the workers: they import torch and load the model")
 
     def _setup(self) -> None:
@@ -202,7 +202,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         # a validation without the games that raised would look like a whole one
         self.liveness.check()
         metrics: dict[str, float] = super()._val_metrics_update(sources, uids, facts, *rest, **more)
-        for numbers, line in self.interaction.validation_scores(sources, facts):
+        for numbers, line in self.interaction.view.validation_scores(sources, facts):
             metrics.update(numbers)
             announce(line)
         self.recorder.validation(self.global_steps, metrics)

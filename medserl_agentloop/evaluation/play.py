@@ -137,7 +137,7 @@ def play(
     values = [(name, f"{value:.4g}") for name, value in metrics.items()]
     console.print(table("role metrics", ["metric", "value"], values))
     for line in (
-        *interaction.notices(metrics),
+        *interaction.view.notices(metrics),
         *(f"void: {n} x {reason}" for reason, n in void.most_common()),
     ):
         say(console, line)

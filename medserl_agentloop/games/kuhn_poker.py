@@ -18,6 +18,7 @@ from typing import Any
 
 from medserl_agentloop.core.interaction import AGENT_NAME, Interaction, Prompt, Turn
 from medserl_agentloop.core.records import GameRecord
+from medserl_agentloop.core.view import GameView
 
 CARDS = ("J", "Q", "K")
 ROLES = ("first", "second")
@@ -70,6 +71,12 @@ class KuhnGame:
         self.record.void = reason
 
 
+class KuhnView(GameView[KuhnRecord]):
+    """The share of illegal moves, in the table of steps."""
+
+    shown = (("illegal", "selfplay/illegal_rate"),)
+
+
 class KuhnPoker(Interaction[KuhnGame, KuhnRecord]):
     """Kuhn poker as an interaction. Each player has one conversation; the first player's may have
     two turns.
@@ -77,7 +84,7 @@ class KuhnPoker(Interaction[KuhnGame, KuhnRecord]):
 
     roles = ROLES
     Record = KuhnRecord
-    shown = (("illegal", "selfplay/illegal_rate"),)
+    View = KuhnView
 
     def new_game(self, facts: Mapping[str, Any]) -> KuhnGame:
         cards = (facts.get("first"), facts.get("second"))

@@ -168,8 +168,8 @@ def games_frame(records: Sequence[GameRecord], game: GameClass) -> pd.DataFrame:
                 tokens: row.get(tokens, 0) + turn.tokens,
                 truncated: row.get(truncated, False) or turn.truncated,
             }
-        rows.append(row | {name: column.value(record) for name, column in game.columns.items()})
-    frame = typed_frame(rows, {**of_roles, **game.columns})
+        rows.append(row | {name: column.value(record) for name, column in game.View.columns.items()})
+    frame = typed_frame(rows, {**of_roles, **game.View.columns})
     components = {
         (str(role), part)
         for record in records
@@ -214,7 +214,7 @@ _COLOURS = ("red", "blue", "green", "magenta")
 
 def headline_metrics(game: GameClass, roles: Iterable[str]) -> list[str]:
     rewards = (f"selfplay/{role}/{name}" for role in roles for name in ("reward", "reward_std"))
-    own = (*rewards, *(name for _, name in game.shown), *game.headline)
+    own = (*rewards, *(name for _, name in game.View.shown), *game.View.headline)
     last = ("actor/grad_norm", "training/rollout_probs_diff_max", "timing_s/step")
     return list(dict.fromkeys(["selfplay/games", "selfplay/void_rate", *own, *last]))
 
@@ -236,7 +236,7 @@ def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
         console.print(plain(f"checkpoints: {', '.join(map(str, marked))}"))
     if (run / METRICS_FILE).exists():
         by_step = metrics(run)
-        words = {metric: f" ({label})" for label, metric in game.shown}
+        words = {metric: f" ({label})" for label, metric in game.View.shown}
         # Three parts: of a set as a whole; verl's own are by category.
         scores = list(by_step.filter(regex="^val-core/[^/]+/[^/]+$"))
         for title, names in (
@@ -290,7 +290,7 @@ def outcome_words(outcome: str) -> str:
 
 def render_game(record: GameRecord, game: GameClass, title: str) -> RenderableType:
     why = f" ({record.void})" if record.void else ""
-    outcome = f"outcome: {outcome_words(game.columns['outcome'].value(record))}{why}"
+    outcome = f"outcome: {outcome_words(game.View.columns['outcome'].value(record))}{why}"
     parts: list[RenderableType] = [
         plain("; ".join(filter(None, (record.kind, outcome))), style="bold")
     ]
@@ -302,7 +302,7 @@ def render_game(record: GameRecord, game: GameClass, title: str) -> RenderableTy
         )
     if others:
         parts.append(plain(f"played by {', '.join(others)}"))
-    for section in game.sections(record):
+    for section in game.View.sections(record):
         colour = (
             _COLOURS[game.roles.index(section.owner) % len(_COLOURS)]
             if section.owner in game.roles

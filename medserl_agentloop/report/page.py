@@ -94,7 +94,7 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
         "first": max(range(len(shown)), key=lambda n: (shown[n][1].reading_rank, n)),
         "columns": {**values, **words, "run": runs_coded},
         "meanings": {
-            name: column.meaning for game, _ in sampled for name, column in game.columns.items()
+            name: column.meaning for game, _ in sampled for name, column in game.View.columns.items()
         },
         "filters": ["run", *(name for name in words if _is_filter(name, words[name]["words"]))],
         "shares": list(frame.select_dtypes("boolean")),
@@ -201,7 +201,7 @@ def _packed(text: str) -> str:
 
 def _line(record: GameRecord, game: GameClass, prompts: list[dict[str, Any]]) -> str:
     sections = [
-        {**each._asdict(), "facts": each.known()} for each in game.sections(record, prompts)
+        {**each._asdict(), "facts": each.known()} for each in game.View.sections(record, prompts)
     ]
     return (
         json.dumps(record.to_json(), ensure_ascii=False)

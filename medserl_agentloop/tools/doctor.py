@@ -279,7 +279,7 @@ def _memory(run: RunConfig) -> Findings:
 
 def _game(run: RunConfig) -> Findings:
     """The game has nothing to say before a run."""
-    for line in game_class(run.selfplay.game).startup_lines(run.config, run.selfplay):
+    for line in game_class(run.selfplay.game).View.startup_lines(run.config, run.selfplay):
         yield "note", line
 
 

@@ -128,7 +128,7 @@ def test_the_assessor_reads_the_note_numbered_anew_and_not_the_edit() -> None:
         [HEPARIN],
     )
     assert record.note_for(Role.ASSESSOR) == game.note and record == game.record
-    attacker, assessor = MedicalGameInteraction.sections(record)[:2]
+    attacker, assessor = MedicalGameInteraction.View.sections(record)[:2]
     assert "She receives heparin [-500-] {+5000+} units. Discharge" in attacker.as_text()
     assert ("mark", HEPARIN) in assessor.text and "number: 5" in assessor.as_text()
     record.judgement = Judgement(judge="labels", label=Label.HARMFUL)

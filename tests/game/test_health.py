@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from medserl_agentloop.core.alarms import Alarms, HealthMonitor, HealthReport, Rule, stop_message
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 
-RULES = MedicalGameInteraction.rules()
+RULES = MedicalGameInteraction.View.rules(MedicalGameInteraction.roles)
 
 COUNTS = {rule.games: 100.0 for rule in RULES if rule.games}
 # A little on the healthy side of every limit; the rate of success has one on both.

@@ -415,7 +415,7 @@ def test_majority_of_assessments_decides_a_game_against_an_opponent(
 
 
 def test_all_assessments_are_shown_with_their_verdicts() -> None:
-    sections = MedicalGameInteraction.sections(rewarded(assessed(True, False, None)))
+    sections = MedicalGameInteraction.View.sections(rewarded(assessed(True, False, None)))
     titles = [section.title for section in sections if section.owner == "assessor"]
     assert [title.split()[1] for title in titles] == ["harmful", "safe", "unreadable"]
 

@@ -101,7 +101,7 @@ def test_page_shows_the_prompts_of_the_run_though_the_profile_changed(tmp_path: 
 
 def reads(game: MedicalRecord, prompts: list[dict[str, Any]]) -> list[str]:
     """Return the text that each role of a game read."""
-    sections = MedicalGameInteraction.sections(game, prompts)
+    sections = MedicalGameInteraction.View.sections(game, prompts)
     return [
         text
         for section in sections

@@ -39,8 +39,8 @@ def validated(rows: list[dict[str, Any]], answers: list[Answer]) -> tuple[dict[s
     verdicts, sentences = (list(column) for column in zip(*answers, strict=True))
     facts = dict(zip(TEXTS, (ids, verdicts, sentences, *([[None] * len(rows)] * 2)), strict=True))
     game = MedicalGameInteraction(MedicalConfig(judge="labels"))
-    game.read_validation_set(dataset(rows))
-    found = list(game.validation_scores(sources, facts))
+    game.view.read_validation_set(dataset(rows))
+    found = list(game.view.validation_scores(sources, facts))
     return {name: value for metrics, _ in found for name, value in metrics.items()}, found[-1][
         1
     ] if found else ""

@@ -30,7 +30,7 @@ from medserl_agentloop.games.medical.records import (
 from medserl_agentloop.games.medical.rewards import load_scheme
 from medserl_agentloop.report import headline_metrics
 
-RULES = MedicalGameInteraction.rules()
+RULES = MedicalGameInteraction.View.rules(MedicalGameInteraction.roles)
 with METRICS.open(encoding="utf-8", newline="") as file:
     MEANINGS = {row["name"]: row["meaning"] for row in csv.DictReader(file)}
 PLACEHOLDERS = {

@@ -14,7 +14,7 @@ from medserl_agentloop.core.step_file import RunFiles, from_line, to_line
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 
 TRAINED = {"actor/grad_norm": 0.5, "actor/lr": 1e-3, "training/rollout_probs_diff_mean": 1e-7}
-GAME: Any = SimpleNamespace(notices=lambda numbers: [])
+GAME: Any = SimpleNamespace(view=SimpleNamespace(notices=lambda numbers: []))
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def test_a_step_with_an_alarm_is_the_last_one_only_if_the_run_is_to_stop(
     monkeypatch.setattr(PPOTrainer, "step", of_verl)
     trainer: Any = object.__new__(SelfPlayTrainer)
     trainer.selfplay = SelfPlayConfig(game="medical", on_alarm=on_alarm, alarms={"patience": 1})
-    trainer.interaction = SimpleNamespace(notices=lambda numbers: [])
+    trainer.interaction = SimpleNamespace(view=SimpleNamespace(notices=lambda numbers: []))
     trainer.files = RunFiles(tmp_path)
     trainer.recorder = StepRecorder(trainer.selfplay, MedicalGameInteraction, trainer.files)
     trainer.global_steps, trainer.total_training_steps = 1, 4
@@ -127,7 +127,9 @@ def test_validation_is_in_the_file_of_the_run_unless_a_game_raised(
     )
     trainer: Any = object.__new__(SelfPlayTrainer)
     scores = {"val-core/panel/f1": 0.5}, "validation on panel"
-    trainer.interaction = SimpleNamespace(validation_scores=lambda sources, facts: [scores])
+    trainer.interaction = SimpleNamespace(
+        view=SimpleNamespace(validation_scores=lambda sources, facts: [scores])
+    )
     trainer.liveness = Mock(
         **{"check.side_effect": [None, RuntimeError("the code of a game raised an exception")]}
     )
@@ -214,7 +216,7 @@ def test_a_claim_that_does_not_hold_ends_a_run_unless_it_is_only_to_warn(
 
 
 def test_step_table_has_rewards_the_games_columns_and_what_is_unusual() -> None:
-    table = StepTable(KuhnPoker.roles, KuhnPoker.shown)
+    table = StepTable(KuhnPoker.roles, KuhnPoker.View.shown)
     numbers = {"timing_s/step": 2.0, "selfplay/first/reward": -0.5, "selfplay/second/reward": 0.5}
     header, row = table.lines(1, 10, {**numbers, "selfplay/void_rate": 0.25}, ["void_games"])
     assert header.split("  ")[0].strip() == "step" and len(header) == row.index("void") + len(
@@ -243,7 +245,7 @@ def test_step_table_has_rewards_the_games_columns_and_what_is_unusual() -> None:
 
 
 def test_step_table_repeats_its_header_every_twenty_rows() -> None:
-    table = StepTable(MedicalGameInteraction.roles, MedicalGameInteraction.shown)
+    table = StepTable(MedicalGameInteraction.roles, MedicalGameInteraction.View.shown)
     printed = [table.lines(step, 60, {"timing_s/step": 1.0}, []) for step in range(30, 61)]
     assert [step for step, lines in enumerate(printed, start=30) if len(lines) == 2] == [30, 50]
     assert {len(lines[-1]) for lines in printed} == {len(printed[0][-1])}

@@ -159,7 +159,7 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
     )
     refuse(
         [
-            *game_class(run.selfplay.game).check_run(run),
+            *game_class(run.selfplay.game).View.check_run(run),
             *(sentence for rule in rules for sentence in rule(run)),
         ]
     )

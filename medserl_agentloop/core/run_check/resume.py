@@ -317,6 +317,6 @@ def _identities(run: RunConfig) -> Iterator[tuple[str, str]]:
         files = [Path(name).expanduser() for name in run.names(key)]
         if files and all(file.is_file() for file in files):  # else only verl finds them
             yield key, identity.of_values(*sorted(map(identity.of_file, files)))
-    for name, folder in game_class(run.selfplay.game).folders(run.selfplay).items():
+    for name, folder in game_class(run.selfplay.game).View.folders(run.selfplay).items():
         if folder.is_dir():
             yield f"selfplay.{name}", identity.of_folder(folder)
