@@ -146,7 +146,10 @@ def test_a_reward_that_no_table_takes_and_metrics_without_a_step_are_named(
 @draws
 def test_a_damaged_state_of_a_checkpoint_is_named_or_taken_up(tmp_path: Path, draws: int) -> None:
     def parts() -> dict[str, Any]:
-        health = HealthMonitor(MedicalConfig(judge="labels").alarms, MedicalGameInteraction.View.rules(MedicalGameInteraction.roles))
+        health = HealthMonitor(
+            MedicalConfig(judge="labels").alarms,
+            MedicalGameInteraction.View.rules(MedicalGameInteraction.roles),
+        )
         return {"baselines": {}, "alarms": health.state}
 
     saved = parts()

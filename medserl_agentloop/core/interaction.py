@@ -12,13 +12,10 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
-
-from omegaconf import DictConfig
 
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.control_text import as_data
@@ -219,6 +216,7 @@ class Interaction(ABC, Generic[G, R]):
         group and name that the game keeps between steps; they go into checkpoints. Rewards of
         roles, not of single turns, reach the tokens.
         """
+
 
 LIMITS = ("max_prompt_length", "max_response_length")
 """Keys of verl's ``data`` that limit the tokens of a :class:`PlannedRow`."""

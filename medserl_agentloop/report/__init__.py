@@ -168,7 +168,9 @@ def games_frame(records: Sequence[GameRecord], game: GameClass) -> pd.DataFrame:
                 tokens: row.get(tokens, 0) + turn.tokens,
                 truncated: row.get(truncated, False) or turn.truncated,
             }
-        rows.append(row | {name: column.value(record) for name, column in game.View.columns.items()})
+        rows.append(
+            row | {name: column.value(record) for name, column in game.View.columns.items()}
+        )
     frame = typed_frame(rows, {**of_roles, **game.View.columns})
     components = {
         (str(role), part)

@@ -1,6 +1,6 @@
 """What a run has gained on held-out rows: a sentence, and the curve behind it.
 
-A game names the measures (``Interaction.gains``). They are read from the validations in the run's
+A game names the measures (``GameView.gains``). They are read from the validations in the run's
 ``metrics.jsonl``, so the terminal, ``medserl show`` and the page say the same numbers.
 """
 
@@ -41,7 +41,7 @@ def gains_of(run: str | Path) -> Sequence[tuple[str, str]]:
     config = Path(run) / CONFIG_FILE
     name = OmegaConf.select(OmegaConf.load(config), "selfplay.game") if config.is_file() else None
     try:
-        return tuple(game_class(name or DEFAULT_GAME).gains)
+        return tuple(game_class(name or DEFAULT_GAME).View.gains)
     except ConfigError:
         return ()
 

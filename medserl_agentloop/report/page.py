@@ -94,7 +94,9 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
         "first": max(range(len(shown)), key=lambda n: (shown[n][1].reading_rank, n)),
         "columns": {**values, **words, "run": runs_coded},
         "meanings": {
-            name: column.meaning for game, _ in sampled for name, column in game.View.columns.items()
+            name: column.meaning
+            for game, _ in sampled
+            for name, column in game.View.columns.items()
         },
         "filters": ["run", *(name for name in words if _is_filter(name, words[name]["words"]))],
         "shares": list(frame.select_dtypes("boolean")),
@@ -148,7 +150,10 @@ def _caveats(config: Any) -> list[str]:
     try:
         game = game_class(OmegaConf.select(config, "selfplay.game") or DEFAULT_GAME)
         selfplay = game.Config.from_run(config)
-        return [*filter(None, [selfplay.who_trains(game.roles)]), *game.caveats(config, selfplay)]
+        return [
+            *filter(None, [selfplay.who_trains(game.roles)]),
+            *game.View.caveats(config, selfplay),
+        ]
     except (ConfigError, OmegaConfBaseException):  # of a class or a version that is not here
         return []
 
