@@ -52,9 +52,12 @@ class _Shared:
         self.adapters = (
             adapter_names(self.interaction.roles) if config.adapters == "per_role" else {}
         )
-        self.base = BaseModelChat(
-            run.actor_rollout_ref.model.path, server, self.encoder, config.turn_timeout_s
+        path = run.actor_rollout_ref.model.path
+        self.interaction.use_base_model(
+            BaseModelChat(path, server, self.encoder, config.turn_timeout_s)
         )
+        if run.reward.reward_model.enable:
+            self.interaction.use_reward_model(None, run.reward.reward_model.model_path)
         self.rollout = run.actor_rollout_ref.rollout
         self.opponent: ServedModel | None = None
         if config.opponent.kind != "live":
@@ -97,7 +100,6 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         name = f"{row.get('global_steps', 0)}-{row.get('index', record.uid)}-{record.session}"
         seats = _Seats(self._shared, self.server_manager, record, sampling_params, name)
         await play_game(interaction, game, dict.fromkeys(interaction.roles, seats))
-        await interaction.ask_base_model(record, self._shared.base)
 
         record.context = self._shared.config.context
         versions = [turn.weights for turn in seats.trajectory.turns if turn.weights is not None]

@@ -12,7 +12,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
@@ -193,14 +193,24 @@ class Interaction(ABC, Generic[G, R]):
         return []
 
     def use_reward_model(self, address: str | None, model: str | None) -> None:
-        """Learn where verl serves a reward model (``host:port`` and name), before the first game is
-        scored.
+        """Learn where verl serves a reward model (``host:port`` and name), before the first game.
+
+        The address is None in the agent loop: verl gives it to the reward manager alone.
         """
 
-    async def ask_base_model(self, record: R, base: Any) -> None:
-        """Ask the base model, served with ``selfplay.adapters=per_role``, what the score needs,
-        after the last turn.
+    def use_base_model(self, base: Any) -> None:
+        """Learn of the base model, a ``BaseModelChat``, before the first game."""
+
+    def question(self, record: R) -> Coroutine[Any, Any, Any] | None:
+        """Return a coroutine that asks a third party what the score needs, or None.
+
+        :func:`play_game` calls this until the record holds enough to be asked about. The next
+        turns are taken while the answer is awaited.
         """
+        return None
+
+    def take_answer(self, record: R, answer: Any) -> None:
+        """Complete the record with the answer to :meth:`question`, after the last turn."""
 
     @property
     def repeated_roles(self) -> Sequence[str]:
@@ -263,10 +273,12 @@ async def play_game(
 ) -> None:
     """Play a game that ``interaction`` has started; ``players`` by role.
 
-    A player without an answer makes it void.
+    The interaction's question is asked while turns are taken, so that a game lasts as long as the
+    slower of them. A player without an answer makes the game void and cancels the question.
     """
     conversations: dict[tuple[str, str | None], list[Message]] = defaultdict(list)
     record = game.record
+    asking: asyncio.Task[Any] | None = None
 
     async def answer(number: int, turn: Turn, messages: list[Message]) -> Reply | NoReplyError:
         started = time.monotonic()
@@ -278,25 +290,38 @@ async def play_game(
             record.seconds[number] = round(time.monotonic() - started, 3)
             record.finished = datetime.now(UTC).replace(microsecond=0)
 
-    while turns := interaction.next_turns(game):
-        first, read = len(record.seconds), [turn.prompt.filled() for turn in turns]
-        record.seconds += [0.0] * len(turns)
-        for turn, asked in zip(turns, read, strict=True):
-            if name := players[turn.role].name:
-                record.players[turn.role] = name
-            conversations[turn.role, turn.conversation] += asked
-        histories = [conversations[turn.role, turn.conversation] for turn in turns]
-        # In the order of the game, whoever answers first.
-        answers = await asyncio.gather(
-            *map(answer, range(first, first + len(turns)), turns, histories)
-        )
-        for turn, asked, messages, reply in zip(turns, read, histories, answers, strict=True):
-            if isinstance(reply, NoReplyError):
-                game.make_void(str(reply))
-                return
-            messages.append({"role": "assistant", "content": reply.prefill + reply.text})
-            length: dict[str, Any] = {"tokens": reply.tokens, "truncated": reply.truncated}
-            record.turns.append(
-                TurnRecord(role=turn.role, messages=asked, response=reply.text, **length)
+    def ask() -> asyncio.Task[Any] | None:
+        question = interaction.question(record)
+        return None if question is None else asyncio.create_task(question)
+
+    try:
+        while turns := interaction.next_turns(game):
+            first, read = len(record.seconds), [turn.prompt.filled() for turn in turns]
+            record.seconds += [0.0] * len(turns)
+            for turn, asked in zip(turns, read, strict=True):
+                if name := players[turn.role].name:
+                    record.players[turn.role] = name
+                conversations[turn.role, turn.conversation] += asked
+            histories = [conversations[turn.role, turn.conversation] for turn in turns]
+            answers = asyncio.gather(
+                *map(answer, range(first, first + len(turns)), turns, histories)
             )
-            game.play(reply.text, prefill=reply.prefill, **length)
+            asking = asking or ask()
+            # In the order of the game, whoever answers first.
+            for turn, asked, messages, reply in zip(
+                turns, read, histories, await answers, strict=True
+            ):
+                if isinstance(reply, NoReplyError):
+                    game.make_void(str(reply))
+                    return
+                messages.append({"role": "assistant", "content": reply.prefill + reply.text})
+                length: dict[str, Any] = {"tokens": reply.tokens, "truncated": reply.truncated}
+                record.turns.append(
+                    TurnRecord(role=turn.role, messages=asked, response=reply.text, **length)
+                )
+                game.play(reply.text, prefill=reply.prefill, **length)
+        if (asking := asking or ask()) is not None:
+            interaction.take_answer(record, await asking)
+    finally:
+        if asking is not None:
+            asking.cancel()

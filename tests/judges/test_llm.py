@@ -88,7 +88,7 @@ def test_a_server_without_json_schema_is_asked_without_from_then_on() -> None:
     ("answer", "reason"),
     [
         (completion("no idea"), "BadAnswer: not the JSON that was asked for: 'no idea'"),
-        (completion(PRESENT, finish="length"), "cut off after 2048 tokens"),
+        (completion(PRESENT, finish="length"), "cut off after 512 tokens"),
         (
             completion(None, reasoning_content=PRESENT),
             "the server put all of it into its reasoning",
@@ -96,7 +96,7 @@ def test_a_server_without_json_schema_is_asked_without_from_then_on() -> None:
         # The remedy comes before the server's words, which are cut.
         (
             Status(400, refusal("max_tokens", "max_completion_tokens")),
-            "extra_body.max_completion_tokens=2048 (",
+            "extra_body.max_completion_tokens=512 (",
         ),
         (
             Status(400, {"error": {"message": "`temperature` is deprecated for this model."}}),
@@ -426,7 +426,7 @@ def test_reader_is_the_judge_model_unless_another_is_named() -> None:
     assert (other.url, other.model) == ("http://b/v1", "reader")
 
 
-# --- the policy's base model judges: asked in tokens by the agent loop, after the last turn ---
+# --- the policy's base model judges: asked in tokens by the agent loop ---
 
 
 BASE = run_with(
@@ -441,7 +441,7 @@ SAID = f"<think>hm</think>\n{json.dumps({'reason': REASON, 'error': 'present', '
 TURNS = [attack_text(), assessment_text()]
 
 
-def test_base_model_judges_after_the_last_turn_and_its_verdict_counts() -> None:
+def test_base_model_judges_and_its_verdict_counts() -> None:
     output, record, engine = play([*TURNS, SAID], run=BASE)
     attacker, assessor, asked = engine.calls
     assert [call.sampling_params.get("adapter") for call in engine.calls] == [

@@ -79,7 +79,7 @@ class JudgeServer(ServerOptions):
         default=0.0, ge=0, description="llm: sampling temperature; 0 is greedy."
     )
     max_tokens: int = Field(
-        default=2048, ge=1, description="llm: tokens of an answer, reasoning included."
+        default=512, ge=1, description="llm: tokens of an answer, reasoning included."
     )
     json_schema: bool = Field(
         default=True, description="llm: bind answers to the JSON schema, where the server can."

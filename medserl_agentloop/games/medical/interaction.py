@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from medserl_agentloop.core.chat import BASE, BaseModelChat
+from medserl_agentloop.core.chat import BaseModelChat
 from medserl_agentloop.core.interaction import Interaction, PlannedRow, Turn
 from medserl_agentloop.games.medical.case import Category, GameSpec, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import (
     GatedJudge,
+    ask_judge,
     build_judge,
     judge_game,
+    take_judgement,
 )
-from medserl_agentloop.games.medical.metrics import (
-    role_metrics,
-)
+from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import (
-    MedicalRecord,
-)
+from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import MedicalGame
 from medserl_agentloop.games.medical.view import MedicalView
@@ -109,21 +107,26 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     def use_reward_model(self, address: str | None, model: str | None) -> None:
         self._reward_model = (address, model)
 
-    async def ask_base_model(self, record: MedicalRecord, base: BaseModelChat) -> None:
-        """Have the game judged, where the base model judges."""
-        if self.config.asks_base:
-            self._base = base
-            await judge_game(self._judge, record)
+    def use_base_model(self, base: BaseModelChat) -> None:
+        self._base = base
+
+    def question(self, record: MedicalRecord) -> Coroutine[Any, Any, Judgement | str] | None:
+        """Ask about a note as soon as it is presented, while the assessor reads it."""
+        if record.presented_note is None:
+            return None
+        address, model = self._reward_model
+        if model and not address and self.config.judge_server.url is None:
+            return None  # verl serves the judge, and only the reward manager knows where
+        return ask_judge(self._judge, record)
+
+    def take_answer(self, record: MedicalRecord, answer: Judgement | str) -> None:
+        take_judgement(record, answer)
 
     async def score(self, record: MedicalRecord) -> None:
-        """Have the game judged, unless the base model has done it, and rewarded."""
-        if not self.config.asks_base:
+        """Have the game judged, unless it was while it was played, and rewarded."""
+        presented = record.void is None and record.presented_note is not None
+        if presented and record.judgement is None:
             await judge_game(self._judge, record)
-        elif record.judgement is None and record.void is None and record.assessment is not None:
-            raise ValueError(
-                f"selfplay.judge_server.url={BASE}: only a run can ask its base model about this "
-                "game"
-            )
         record.scheme = self.config.scheme_name
         reward_game(record, self._scheme)
 

@@ -170,14 +170,12 @@ def failure(judge: Judge, error: Exception) -> str:
     return f"{JUDGE_FAILED}: {reason}"
 
 
-async def judge_game(judge: GatedJudge, record: MedicalRecord) -> None:
-    """Put the judge's word into ``record``, if there is something to judge.
+async def ask_judge(judge: GatedJudge, record: MedicalRecord) -> Judgement | str:
+    """Return the judge's word on the presented note; a text says why there is none.
 
-    A failure or an abstention voids it.
+    It needs no assessment, so it can be asked while the assessor reads.
     """
-    if record.void is not None or record.assessment is None or record.presented_note is None:
-        return
-    spec, note = record.spec, record.presented_note
+    spec, note = record.spec, record.presented_note or ""
     try:
         judgement = await judge.judge(note, spec.seed_note, spec)
         injected = (
@@ -186,12 +184,26 @@ async def judge_game(judge: GatedJudge, record: MedicalRecord) -> None:
         if judge.reader is not None and injected:
             readings = await judge.reader.read(note, record.error_sentences)
             judgement = with_readings(judgement, readings, judge.reader.needed)
-        record.judgement = judgement
+        return judgement
     except Exception as error:
         # An outage of the judge must cost its games, not the run, and must not invent a result.
-        record.void = failure(judge, error)
+        return failure(judge, error)
+
+
+def take_judgement(record: MedicalRecord, answer: Judgement | str) -> None:
+    """Put the answer of :func:`ask_judge` into ``record``; without a label it voids the game."""
+    if isinstance(answer, str):
+        record.void = answer
         return
-    if record.judgement.label is None:
+    record.judgement = answer
+    if answer.label is None:
         record.void = JUDGE_ABSTAINED
-    elif record.judgement.knowable is False and record.attack is not None:
+    elif answer.knowable is False and record.attack is not None:
         record.attack.invalid = InvalidAttack.NOT_KNOWABLE
+
+
+async def judge_game(judge: GatedJudge, record: MedicalRecord) -> None:
+    """Have a finished game judged, if it holds something to judge."""
+    assessed = record.assessment is not None and record.presented_note is not None
+    if record.void is None and assessed:
+        take_judgement(record, await ask_judge(judge, record))
