@@ -56,7 +56,7 @@ def find_object(
     if isinstance(found, str) and all(found.partition(":")):
         try:
             found = resolve_name(found)
-        except Exception as error:  # importing a user's module may raise anything
+        except (Exception, SystemExit) as error:  # importing a user's module may do anything
             hint = ". Put the folder that it is in on PYTHONPATH" * isinstance(
                 error, ModuleNotFoundError
             )

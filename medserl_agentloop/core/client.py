@@ -8,32 +8,28 @@ words.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import math
 import os
 import re
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
-import diskcache
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
 from medserl_agentloop.terminal import visible
 
 T = TypeVar("T")
-Answer = TypeVar("Answer", bound=BaseModel)
 logger = logging.getLogger(__name__)
 
 for _library in (
@@ -111,13 +107,13 @@ class CircuitBreaker:
         self._lost = 0
 
 
-class ServerAddress(BaseModel):
-    """The address of a server, its model, and the key that it wants."""
+class ServerOptions(BaseModel):
+    """A server's address, the key that it wants, and settings of requests. Limits hold per
+    process.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    node: ClassVar[str] = (
-        ""  # the config's node with these options; empty where they come from a command line
-    )
+    node: ClassVar[str] = ""  # the config's node with these options; empty for a command's options
 
     url: str | None = Field(
         default=None, repr=False, description="Base of an OpenAI-compatible API."
@@ -127,6 +123,20 @@ class ServerAddress(BaseModel):
         default=None,
         description="Name of the environment variable that holds the API key; never the key "
         "itself.",
+    )
+    timeout_s: float = Field(
+        default=300.0, gt=0, description="Seconds that one request may take, answer included."
+    )
+    retries: int = Field(
+        default=3,
+        ge=0,
+        description="Further tries after a lost connection, a time-out, 429 or 5xx, with pauses.",
+    )
+    concurrency: int = Field(default=16, ge=1, description="Requests in flight at once.")
+    extra_body: dict[str, Any] = Field(
+        default={},
+        description="More fields of chat requests: {chat_template_kwargs: {enable_thinking: "
+        "false}}; null drops one.",
     )
 
     def option(self, name: str) -> str:
@@ -179,25 +189,6 @@ class ServerAddress(BaseModel):
             self.address()
         except ValueError as error:
             raise ValueError(f"{self.node}.url={self.url}: {error}") from None
-
-
-class ServerOptions(ServerAddress):
-    """Settings of requests to a server. All limits hold per process."""
-
-    timeout_s: float = Field(
-        default=300.0, gt=0, description="Seconds that one request may take, answer included."
-    )
-    retries: int = Field(
-        default=3,
-        ge=0,
-        description="Further tries after a lost connection, a time-out, 429 or 5xx, with pauses.",
-    )
-    concurrency: int = Field(default=16, ge=1, description="Requests in flight at once.")
-    extra_body: dict[str, Any] = Field(
-        default={},
-        description="More fields of chat requests: {chat_template_kwargs: {enable_thinking: "
-        "false}}; null drops one.",
-    )
 
     @property
     def slow_server(self) -> str:
@@ -398,41 +389,3 @@ def without_credentials(place: str) -> str:
 def shown(words: str) -> str:
     """The beginning of a server's words on one line, as they may stand in a message."""
     return visible(" ".join(words[:2000].split())[:200])
-
-
-class AnswerCache(Generic[Answer]):
-    """Answers of one ``kind`` in a folder, or nowhere (None).
-
-    A failing cache is reported once and not used again.
-    """
-
-    def __init__(self, folder: str | None, kind: type[Answer]) -> None:
-        self._folder, self._kind = folder, kind
-        self._cache: Any = None  # opened by the process that asks
-
-    async def recall(
-        self, content: tuple[str, ...], ask: Callable[[], Awaitable[Answer]]
-    ) -> tuple[Answer, bool]:
-        """Return the cached answer for this ``content``, or the answer of ``ask``; and whether it
-        was cached.
-        """
-        key = hashlib.sha256(json.dumps([self._kind.__name__, *content]).encode()).hexdigest()
-        kept = self._call("get", key)
-        with suppress(ValidationError):  # another version's answer
-            if kept is not None:
-                return self._kind.model_validate_json(kept), True
-        answer = await ask()
-        self._call("set", key, answer.model_dump_json())
-        return answer, False
-
-    def _call(self, method: str, *values: str) -> Any:
-        if self._folder is None:
-            return None
-        try:
-            if self._cache is None:
-                self._cache = diskcache.Cache(self._folder, eviction_policy="none")
-            return getattr(self._cache, method)(*values)
-        except (diskcache.Timeout, sqlite3.Error, OSError) as error:
-            logger.warning("the cache %s is not used any more: %s", self._folder, error)
-            self._folder = None
-            return None

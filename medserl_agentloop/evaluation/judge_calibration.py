@@ -8,7 +8,6 @@ here.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import random
 from collections import Counter, defaultdict
@@ -36,7 +35,7 @@ from medserl_agentloop.evaluation.play import all_of
 from medserl_agentloop.games.medical.case import Category, GameSpec, Label, known_type
 from medserl_agentloop.games.medical.config import BlindGate, MedicalConfig
 from medserl_agentloop.games.medical.edit import split_sentences
-from medserl_agentloop.games.medical.judges import Judge, LabelJudge, build_judge, failure
+from medserl_agentloop.games.medical.judges import Judge, LabelJudge, build_judge, why_failed
 from medserl_agentloop.games.medical.judges.llm import BlindReader, LlmJudge
 from medserl_agentloop.games.medical.judges.report import (
     CountedShare,
@@ -195,7 +194,7 @@ def calibrate(
         try:
             label = (await judge.judge(edit.after, edit.before, edit.spec)).label
         except Exception as error:
-            return None, failure(judge, error)
+            return None, why_failed(error)
         return label, None if label else JUDGE_ABSTAINED
 
     at_once, edits = config.judge_server.concurrency, known_edits(cases, limit)
@@ -383,8 +382,6 @@ def calibrate_command(
 
     With --set blind.readings=3 the reader of the note alone is measured as well.
     """
-    # A line for each failure; they are counted here.
-    logging.getLogger("medserl_agentloop.games.medical.judges").setLevel(logging.ERROR)
     with errors_in_one_line():
         config = selfplay_config(MedicalConfig, {"judge": judge}, settings or [])
         read = read_files(inputs)

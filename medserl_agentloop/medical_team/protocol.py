@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from medserl_agentloop.core.client import AnswerCache, BadAnswer, HttpClient, NoAnswer, Refused
+from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, Refused
 from medserl_agentloop.games.medical.case import Category, GameSpec, Label
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges import GatedJudge, Judge, LabelJudge
+from medserl_agentloop.games.medical.judges.cache import AnswerCache
 from medserl_agentloop.games.medical.parsing import MEDSERL, verdict_of
 from medserl_agentloop.games.medical.records import Judgement
 from medserl_agentloop.paths import LONGEST_NOTE

@@ -82,8 +82,7 @@ def test_custom_class_is_a_judge_and_not_asked_about_untouched_notes() -> None:
 
 
 FROZEN = {"train": "assessor", "opponent__kind": "endpoint"}
-BLIND_BASE = {"blind": {"readings": 1, "url": "base"}}
-BLIND_SERVED = {"blind": {"readings": 1, "url": "http://b/v1"}}
+BLIND = {"blind": {"readings": 1}}
 
 
 @pytest.mark.parametrize(
@@ -101,17 +100,16 @@ BLIND_SERVED = {"blind": {"readings": 1, "url": "http://b/v1"}}
             for name in ("NoJudge", "JudgeOfRecords")
         ),
         ({"judge": "http"}, "set selfplay.judge_server.url to the address"),
-        # What the base model is not asked needs a server.
-        ({"judge": "http", **BLIND_BASE}, "set selfplay.judge_server.url to the address"),
         (
-            {"judge": "llm", "judge_server__url": "http://localhost/v1", **BLIND_BASE},
+            {"judge": "http", "judge_server__url": "http://localhost", **BLIND},
+            "selfplay.blind.readings=0, or selfplay.judge=llm",
+        ),
+        ({"judge": "labels", **BLIND}, "selfplay.judge_server.model=MODEL, with the"),
+        (
+            {"judge": "labels", "judge_server__url": "http://localhost/v1", **BLIND},
             "judge_server.model is not set",
         ),
-        ({"judge": "llm", **BLIND_BASE}, "selfplay.judge_server.model=MODEL, with the"),
-        (
-            {"judge": "llm", "judge_server__url": "base", **BLIND_SERVED},
-            "selfplay.blind.model is not set",
-        ),
+        ({"judge_server__url": "base", **BLIND}, "set selfplay.adapters=per_role"),
         (
             {"judge": "llm"},
             "judge_server.url=http://localhost:30000/v1 selfplay.judge_server.model=MODEL, with "
@@ -148,6 +146,15 @@ def test_a_judge_that_cannot_work_is_refused(changes: dict[str, Any], message: s
     assert "SECRET" not in str(error.value)
 
 
+def test_a_module_that_exits_when_it_is_imported_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_script.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"a_script:Judge' cannot be loaded: SystemExit"):
+        check_run(run_with(selfplay__judge="a_script:Judge"))
+
+
 def test_a_judge_over_http_is_not_asked_at_verls_reward_model() -> None:
     with pytest.raises(ValueError, match=r"set selfplay\.judge_server\.url to the address"):
         build_judge(MedicalConfig(judge="http"), "localhost:1", "served")
@@ -174,9 +181,9 @@ def test_a_first_question_shows_whether_the_judge_answers(
             capsys, "selfplay.judge=http", f"selfplay.judge_server.url={unused_url()}"
         )
     url = unused_url()
-    reader = [f"selfplay.blind.{key}" for key in ("readings=1", "model=m", f"url={url}")]
-    with pytest.raises(SystemExit, match=rf"selfplay\.blind\.url={url} cannot be connected to"):
-        printed_at_start_up(capsys, *reader)
+    server = [f"selfplay.judge_server.{key}" for key in ("model=m", f"url={url}")]
+    with pytest.raises(SystemExit, match=f"{url} cannot be connected to"):
+        printed_at_start_up(capsys, "selfplay.blind.readings=1", *server)
 
 
 def test_games_with_nothing_to_judge_are_left_alone() -> None:

@@ -21,9 +21,9 @@ from note_files import SAMPLE
 from serving import LocalServer, Status, completion
 from support import extra_info
 
-from medserl_agentloop.core.client import AnswerCache
 from medserl_agentloop.games.medical.case import Category, Label
 from medserl_agentloop.games.medical.config import BlindGate, MedicalConfig
+from medserl_agentloop.games.medical.judges.cache import AnswerCache
 from medserl_agentloop.games.medical.judges.llm import BlindReader, LlmJudge
 from medserl_agentloop.games.medical.records import Judgement, Outcome
 from medserl_agentloop.medical_team.protocol import HttpJudge

@@ -21,7 +21,7 @@ from verl.trainer.ppo.reward import load_reward_manager
 from medserl_agentloop.core.client import BadAnswer
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.games.medical.case import Category, Role
-from medserl_agentloop.games.medical.config import BlindGate, JudgeServer, MedicalConfig
+from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges import build_judge, llm
 from medserl_agentloop.games.medical.judges.llm import LlmJudge, judge_template
 from medserl_agentloop.games.medical.metrics import role_metrics
@@ -279,7 +279,7 @@ def test_an_object_that_the_judge_quotes_from_the_note_is_no_answer() -> None:
         )
 
 
-def test_the_cache_forgets_when_wording_or_model_change(tmp_path: Path) -> None:
+def test_the_cache_forgets_when_server_wording_or_model_change(tmp_path: Path) -> None:
     with LocalServer(says_present) as server:
         for wording, changed in (
             *((PAIR, {}), (PAIR, {}), (PAIR, {"model": "another"})),
@@ -288,6 +288,10 @@ def test_the_cache_forgets_when_wording_or_model_change(tmp_path: Path) -> None:
             judge = LlmJudge(server.model_options(cache=str(tmp_path), **changed), wording)
             asyncio.run(judgement(judge, played()))
         assert len(server.requests) == 4
+    with LocalServer(says_present) as another:  # under the same name
+        judge = LlmJudge(another.model_options(cache=str(tmp_path)), PAIR)
+        asyncio.run(judgement(judge, played()))
+        assert len(another.requests) == 1
 
 
 def test_a_profile_may_word_its_own_judge(tmp_path: Path) -> None:
@@ -414,16 +418,6 @@ def test_blind_gate_reads_no_note_without_an_error_or_judged_safe(category: Cate
     )
     assert asked == []
     assert record.judgement is not None and record.judgement.knowable is None
-
-
-def test_reader_is_the_judge_model_unless_another_is_named() -> None:
-    judge = MedicalConfig(judge="labels").judge_server.model_copy(
-        update={"url": "http://a/v1", "model": "judge"}
-    )
-    own = BlindGate(readings=1).reader(judge)
-    assert (own.url, own.model, own.temperature) == ("http://a/v1", "judge", 0.7)
-    other = BlindGate(readings=1, model="reader", url="http://b/v1").reader(judge)
-    assert (other.url, other.model) == ("http://b/v1", "reader")
 
 
 # --- the policy's base model judges: asked in tokens by the agent loop ---

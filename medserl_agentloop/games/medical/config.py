@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from medserl_agentloop.core.chat import BASE
-from medserl_agentloop.core.client import CircuitBreaker, ServerAddress, ServerOptions
+from medserl_agentloop.core.client import CircuitBreaker, ServerOptions
 from medserl_agentloop.core.config import CreditSettings, Normalization, SelfPlayConfig, Share
 from medserl_agentloop.games.medical.case import ERROR_TYPES, EVAL_SPLIT, Role, checked_types
 from medserl_agentloop.games.medical.rewards import Medserl, load_scheme
@@ -97,13 +97,12 @@ class JudgeServer(ServerOptions):
         return CircuitBreaker(failures=5, seconds=30.0)
 
 
-class BlindGate(ServerAddress):
-    """The reader that has to find an injected error in the note alone.
-
-    Unset keys are those of the judge's server.
+class BlindGate(BaseModel):
+    """The reader that has to find an injected error in the note alone: the model on the judge's
+    server.
     """
 
-    node: ClassVar[str] = "selfplay.blind"
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     readings: int = Field(
         default=0, ge=0, description="Times the presented note is read alone; 0 is no gate."
@@ -124,12 +123,6 @@ class BlindGate(ServerAddress):
                 f"readings={self.readings} at temperature=0 are all the same: raise it, e.g. to 0.7"
             )
         return self
-
-    def reader(self, judge: JudgeServer) -> JudgeServer:
-        own = self.model_dump(
-            include={"url", "model", "api_key_env", "temperature"}, exclude_none=True
-        )
-        return judge.model_copy(update=own)
 
 
 class MedicalConfig(SelfPlayConfig):
@@ -202,10 +195,8 @@ class MedicalConfig(SelfPlayConfig):
     @property
     def asks_base(self) -> bool:
         """True if the run's own base model judges, or reads the notes alone."""
-        judges = self.judge == "llm" and self.judge_server.url == BASE
-        return judges or (
-            self.blind.readings > 0 and self.blind.reader(self.judge_server).url == BASE
-        )
+        reads = self.judge == "llm" or self.blind.readings > 0
+        return reads and self.judge_server.url == BASE
 
     @property
     def scheme_name(self) -> str:

@@ -144,30 +144,26 @@ def build_judge(
             f"selfplay.judge_server.url={BASE}: the base model answers in a run only; name a "
             "server."
         )
-    server = config.judge_server
+    server, weights = config.judge_server, None
     if server.url is None and reward_router_address is not None and config.judge != "http":
+        weights = reward_model
         at_router = {
             "url": f"http://{reward_router_address}/v1",
             "model": server.model or reward_model,
         }
         config = config.model_copy(update={"judge_server": server.model_copy(update=at_router)})
     chosen = judge_class(config.judge)
-    asked = {"base": base} if config.asks_base and config.judge == "llm" else {}
+    asked: dict[str, Any] = {"base": base, "weights": weights} if config.judge == "llm" else {}
     judge = chosen.from_config(config, **asked) if hasattr(chosen, "from_config") else chosen()
-    reader = BlindReader(config, base) if config.blind.readings else None
+    reader = BlindReader(config, base, weights) if config.blind.readings else None
     # Those of this package have a limit for each request, and wait for others behind it.
     limit_s = None if config.judge in JUDGES else server.timeout_s * (server.retries + 1)
     return GatedJudge(judge, reader, limit_s)
 
 
-def failure(judge: Judge, error: Exception) -> str:
-    """Log that a judge gave no answer, and return why in one line, at most 300 characters."""
-    reason = one_line(f"{type(error).__name__}: {error}")[:300]
-    own = not isinstance(error, NoAnswer)  # of a user's code: its line helps
-    logger.warning(
-        "judge %s gave no answer, the game is void: %s", judge.name, reason, exc_info=own and error
-    )
-    return f"{JUDGE_FAILED}: {reason}"
+def why_failed(error: Exception) -> str:
+    """Why a judge gave no answer, in one line of at most 300 characters after its beginning."""
+    return f"{JUDGE_FAILED}: {one_line(f'{type(error).__name__}: {error}')[:300]}"
 
 
 async def ask_judge(judge: GatedJudge, record: MedicalRecord) -> Judgement | str:
@@ -187,7 +183,10 @@ async def ask_judge(judge: GatedJudge, record: MedicalRecord) -> Judgement | str
         return judgement
     except Exception as error:
         # An outage of the judge must cost its games, not the run, and must not invent a result.
-        return failure(judge, error)
+        reason = why_failed(error)
+        own = not isinstance(error, NoAnswer)  # of a user's code: its line helps
+        logger.warning("judge %s: %s; the game is void", judge.name, reason, exc_info=own)
+        return reason
 
 
 def take_judgement(record: MedicalRecord, answer: Judgement | str) -> None:

@@ -15,19 +15,22 @@ import re
 import time
 import unicodedata
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal
 
 from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from medserl_agentloop.core.chat import BASE, TEMPLATE_KWARGS, BaseModelChat, ChatClient
-from medserl_agentloop.core.client import CHAT_PATH, AnswerCache, BadAnswer, NoAnswer, Refused
+from medserl_agentloop.core.client import CHAT_PATH, BadAnswer, NoAnswer, Refused
 from medserl_agentloop.core.control_text import THINK, as_data
+from medserl_agentloop.core.identity import of_model, of_server, of_values
 from medserl_agentloop.games.medical.case import GameSpec, Label
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.edit import changed_runs, one_line, split_sentences
+from medserl_agentloop.games.medical.judges.cache import Answer, AnswerCache
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, Reading
 from medserl_agentloop.paths import each_key_once, resource
@@ -77,9 +80,6 @@ class Finding(BaseModel):
     reason: Words
     error: Literal["present", "absent", "abstain"]
     sentence: int | None
-
-
-Answer = TypeVar("Answer", bound=BaseModel)
 
 
 def read_answer(text: str, kind: type[Answer], note: str = "") -> Answer:
@@ -138,19 +138,28 @@ def judge_template(profile: str, name: str = "judge") -> str:
 
 
 class _Model(Generic[Answer]):
-    """A model that is asked, in the ``wording`` of a template, for an answer of a ``kind``."""
+    """A model that is asked, in the ``wording`` of a template, for an answer of a ``kind``.
+
+    ``weights`` is the path of a model that the run itself serves.
+    """
 
     def __init__(
-        self, server: JudgeServer, wording: str, kind: type[Answer], base: BaseModelChat | None
+        self,
+        server: JudgeServer,
+        wording: str,
+        kind: type[Answer],
+        base: BaseModelChat | None,
+        weights: str | None,
     ) -> None:
         self.chat: ChatClient | BaseModelChat
         if server.url == BASE and base is not None:
-            self.name = server.model or base.name
+            weights = base.name
             self.chat = base.with_template(**server.extra_body.get(TEMPLATE_KWARGS, {}))
         elif server.model is None:
             raise ValueError(f"{server.node}.model is not set")
         else:
-            self.name, self.chat = server.model, ChatClient(server.client(CHAT_PATH))
+            self.chat = ChatClient(server.client(CHAT_PATH))
+        self._server, self._weights = server, weights
         jinja = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
         self._template = jinja.from_string(wording)
         self._kind, self._json_schema = kind, server.json_schema
@@ -160,16 +169,23 @@ class _Model(Generic[Answer]):
             "temperature": server.temperature,
             "max_tokens": server.max_tokens,
         }
-        asked = [wording, self._schema, server.temperature, server.extra_body]
-        # All that makes its answers what they are, beside the notes.
-        self._version = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        self._asked = [wording, self._schema, server.temperature, server.extra_body]
         self._cache = AnswerCache(server.cache, kind)
+
+    @cached_property
+    def _identity(self) -> str:
+        """All that makes its answers what they are, apart from the notes."""
+        served = of_server(self._server.url, self._server.model)
+        if self._weights is not None:  # served at an address that differs from run to run
+            cached = self._server.cache is not None  # a hash of weights takes seconds
+            served = (of_model(self._weights) if cached else None) or self._weights
+        return of_values(served, *self._asked)
 
     async def answer(self, presented: str, original: str, number: int = 0) -> tuple[Answer, bool]:
         """The answer of this number about two notes, and whether it was given before; or raises
         NoAnswer.
         """
-        content = (self.name, self._version, original, presented, str(number))
+        content = (self._identity, original, presented, str(number))
         return await self._cache.recall(content, lambda: self._ask(presented, original))
 
     async def _ask(self, presented: str, original: str) -> Answer:
@@ -201,16 +217,22 @@ class LlmJudge:
     name = "llm"
 
     def __init__(
-        self, server: JudgeServer, wording: str, base: BaseModelChat | None = None
+        self,
+        server: JudgeServer,
+        wording: str,
+        base: BaseModelChat | None = None,
+        weights: str | None = None,
     ) -> None:
-        self._model = _Model(server, wording, Verdict, base)
+        self._model = _Model(server, wording, Verdict, base, weights)
 
     @classmethod
-    def from_config(cls, config: MedicalConfig, base: BaseModelChat | None = None) -> LlmJudge:
+    def from_config(
+        cls, config: MedicalConfig, base: BaseModelChat | None = None, weights: str | None = None
+    ) -> LlmJudge:
         """The judge of a run, worded by its prompt profile or, where that has no judge, by
         ``medserl``.
         """
-        return cls(config.judge_server, judge_template(config.profile), base)
+        return cls(config.judge_server, judge_template(config.profile), base, weights)
 
     @property
     def is_down(self) -> bool:
@@ -230,17 +252,17 @@ class LlmJudge:
 
 
 class BlindReader:
-    """Asks a run's model about the presented note alone, several times; a ValueError says which
-    option it lacks.
+    """Asks the model on the judge's server about the presented note alone, several times; a
+    ValueError says which option it lacks.
     """
 
-    def __init__(self, config: MedicalConfig, base: BaseModelChat | None = None) -> None:
-        server, wording = (
-            config.blind.reader(config.judge_server),
-            judge_template(config.profile, "blind"),
-        )
+    def __init__(
+        self, config: MedicalConfig, base: BaseModelChat | None = None, weights: str | None = None
+    ) -> None:
         self.needed, self._readings = config.blind.needed, config.blind.readings
-        self._model = _Model(server, wording, Finding, base)
+        server = config.judge_server.model_copy(update={"temperature": config.blind.temperature})
+        wording = judge_template(config.profile, "blind")
+        self._model = _Model(server, wording, Finding, base, weights)
 
     async def read(self, note: str, wrong: Sequence[str]) -> list[Reading]:
         """Return the readings of ``note``; one finds the error if it names a sentence of ``wrong``,

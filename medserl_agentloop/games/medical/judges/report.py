@@ -16,10 +16,11 @@ from medserl_agentloop.core.chat import BASE, TEMPLATE_KWARGS
 from medserl_agentloop.core.client import blocking
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.games.medical.case import Category, GameSpec, Label
-from medserl_agentloop.games.medical.config import BlindGate, JudgeServer, MedicalConfig
-from medserl_agentloop.games.medical.judges import build_judge, judge_class
+from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
+from medserl_agentloop.games.medical.judges import JUDGES, build_judge, judge_class
 from medserl_agentloop.games.medical.judges.llm import BlindReader, judge_template
 from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.records import LABELS_JUDGE
 from medserl_agentloop.paths import regular_file, replacing
 from medserl_agentloop.scoring.metrics import wilson_interval
 
@@ -159,55 +160,47 @@ def judge_problems(run: RunConfig) -> Iterator[str]:
 
 def _server_problems(selfplay: MedicalConfig, reward_model: bool) -> Iterator[str]:
     """``reward_model`` is whether verl serves one. A ValueError says what else is wrong."""
-    server, blind = selfplay.judge_server, selfplay.blind
-    for address in (server, blind):
-        address.api_key()
-        if address.url not in (None, BASE):
-            address.check_address()
-    if selfplay.asks_base:
-        if selfplay.adapters != "per_role":
-            yield (
-                f"{_NODE}.url={BASE} asks the base model, which the engine has only beside "
-                "adapters: set "
-                "selfplay.adapters=per_role and actor_rollout_ref.model.lora_rank, or give the "
-                "address of a server."
-            )
-        if server.json_schema:
-            yield (
-                f"{_NODE}.url={BASE}: verl's engine cannot bind answers to a schema. Set "
-                f"{_NODE}.json_schema=False."
-            )
-        for key in server.extra_body.keys() - {TEMPLATE_KWARGS}:
-            yield (
-                f"{_NODE}.extra_body.{key}: the base model knows {TEMPLATE_KWARGS} only. Take it "
-                "out."
-            )
-        if blind.readings and blind.url not in (None, BASE) and blind.reader(server).model is None:
-            yield (
-                f"{BlindGate.node}.model is not set: name the model that reads the notes at "
-                f"{BlindGate.node}.url."
-            )
-        blind = BlindGate()
-        selfplay = selfplay.model_copy(
-            update={"blind": blind}
-        )  # what is left is the judge, if it is another one
-    if selfplay.judge == "llm" and server.url is None and not reward_model:
+    server, reads = selfplay.judge_server, selfplay.blind.readings > 0
+    server.api_key()
+    if server.url not in (None, BASE):
+        server.check_address()
+    if selfplay.judge == "http" and reads:
         yield (
-            "selfplay.judge=llm needs a model that reads the notes. Append "
-            f"{_NODE}.url=http://localhost:30000/v1 "
+            f"selfplay.blind.readings={selfplay.blind.readings} asks a chat model, and with "
+            f"selfplay.judge=http {_NODE}.url is a server of the /judge protocol. Set "
+            "selfplay.blind.readings=0, or selfplay.judge=llm."
+        )
+    elif selfplay.asks_base:
+        yield from _base_problems(selfplay)
+    elif (selfplay.judge == "llm" or reads) and server.url is None and not reward_model:
+        yield (
+            f"selfplay.{'judge=llm' if selfplay.judge == 'llm' else 'blind.readings'} needs a "
+            f"model that reads the notes. Append {_NODE}.url=http://localhost:30000/v1 "
             f"{_NODE}.model=MODEL, with the address and the name of one that is served, or add the "
-            "recipe "
-            "judge_by_verl, which has verl serve one on one more GPU (docs/judges.md)."
+            "recipe judge_by_verl, which has verl serve one on one more GPU (docs/judges.md)."
         )
-    elif blind.readings and blind.url is None and selfplay.judge != "llm":
+    else:
+        own = {} if selfplay.judge in JUDGES else {"judge": LABELS_JUDGE}  # a user's is not built
+        served = ("localhost:1", "served") if reward_model else ()
+        build_judge(selfplay.model_copy(update=own), *served)
+
+
+def _base_problems(selfplay: MedicalConfig) -> Iterator[str]:
+    if selfplay.adapters != "per_role":
         yield (
-            "selfplay.blind.readings needs a model that reads the note alone: set "
-            "selfplay.blind.url and .model."
+            f"{_NODE}.url={BASE} asks the base model, which the engine has only beside adapters: "
+            "set selfplay.adapters=per_role and actor_rollout_ref.model.lora_rank, or give the "
+            "address of a server."
         )
-    elif selfplay.judge in ("http", "llm") and not selfplay.asks_base:
-        build_judge(selfplay, *(("localhost:1", "served") if reward_model else ()))
-    elif blind.readings:
-        BlindReader(selfplay)
+    if selfplay.judge_server.json_schema:
+        yield (
+            f"{_NODE}.url={BASE}: verl's engine cannot bind answers to a schema. Set "
+            f"{_NODE}.json_schema=False."
+        )
+    for key in selfplay.judge_server.extra_body.keys() - {TEMPLATE_KWARGS}:
+        yield (
+            f"{_NODE}.extra_body.{key}: the base model knows {TEMPLATE_KWARGS} only. Take it out."
+        )
 
 
 def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[str]:
@@ -267,19 +260,19 @@ def why_refused(report: JudgeReport, least: float) -> str | None:
 
 
 def unanswered(config: MedicalConfig) -> str | None:
-    """Ask a first question. Return why judge or reader gives no answer; None if they do, or have no
-    server yet.
-    """
+    """Ask a first question. Return why there is no answer; None if there is one, or no server."""
+    if config.judge_server.url in (None, BASE):
+        return None
     server = config.judge_server.model_copy(update={"retries": 0, "cache": None})
     once = config.model_copy(update={"judge_server": server})
     before, after = _FIRST_QUESTION
     spec = GameSpec(Category.ADVERSARIAL_BENIGN, Label.HARMFUL, before)
     try:
-        if config.judge in ("http", "llm") and server.url not in (None, BASE):
+        if config.judge in ("http", "llm"):
             blocking(judge_class(config.judge).from_config(once).judge(after, before, spec))
-        if config.blind.readings and config.blind.reader(server).url not in (None, BASE):
+        elif config.blind.readings:
             (reading, *_) = blocking(BlindReader(once).read(after, [after]))
-            return reading.failed and f"{BlindGate.node}: {reading.failed}"
+            return reading.failed
     except Exception as error:  # as in a game, which it would make void
         return f"{type(error).__name__}: {error}"
     return None
@@ -287,14 +280,11 @@ def unanswered(config: MedicalConfig) -> str | None:
 
 def judge_lines(config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
     """Yield the lines that a run prints of its judge: whether it answers, and how good it is."""
-    if "ConnectError" in (reason := unanswered(selfplay) or ""):
-        node, server = _NODE, selfplay.judge_server
-        if reason.startswith(BlindGate.node):
-            node, server = BlindGate.node, selfplay.blind.reader(server)
+    reason = unanswered(selfplay) or ""
+    if "ConnectError" in reason:
         raise ConfigError(
-            f"{node}.url={server.url} cannot be connected to ({reason}). Start the judge first, or "
-            "name the address at "
-            "which it listens."
+            f"{_NODE}.url={selfplay.judge_server.url} cannot be connected to ({reason}). Start the "
+            "judge first, or name the address at which it listens."
         )
     if reason:
         yield (
