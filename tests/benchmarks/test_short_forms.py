@@ -25,9 +25,9 @@ RUN_BY = {
     "prefix_reuse": "tests/sglang_cpu/test_prefix_reuse.py",
     "report_page": "tests/report/test_page.py",
 }
-# The first times what other tests run anyway, the second downloads, the parts of the third run in
-# backends/.
-NOT_RUN = {"start", "adapters"}
+# The first times what other tests run anyway, the parts of the second run in backends/, the third
+# wants MEDEC's files.
+NOT_RUN = {"start", "adapters", "sentences"}
 
 
 def test_every_benchmark_is_run_by_a_test() -> None:
