@@ -21,7 +21,7 @@ from medserl_agentloop.evaluation.export import export
 from medserl_agentloop.evaluation.judge_calibration import app as judge_app
 from medserl_agentloop.evaluation.play import play
 from medserl_agentloop.evaluation.score import score
-from medserl_agentloop.evaluation.tournament import entries, tournament
+from medserl_agentloop.evaluation.tournament import progress, tournament
 from medserl_agentloop.terminal import errors_in_one_line, plain, table
 from medserl_agentloop.tools.plan import plan
 from medserl_agentloop.tools.quickstart import quickstart
@@ -90,30 +90,6 @@ def compare(
         cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
         console.print(f"## {title}", table("", columns, cells, box=box.MARKDOWN), plain(note), "")
     console.print(plain(verdict), soft_wrap=True)
-
-
-def progress(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that has saved a checkpoint.")],
-    data: Annotated[
-        Path | None, typer.Option(help="Parquet file of games; else the run's data.val_files.")
-    ] = None,
-    games: Annotated[int, typer.Option(min=1, help="Rows to draw.")] = 200,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder; else progress/STEP in the run's.")
-    ] = None,
-) -> None:
-    """Let a run's first player and its last play each other.
-
-    It is medserl tournament --ends: both roles on the same notes, with the run's judge and prompts.
-    """
-    with errors_in_one_line():
-        if len(ends := entries(str(run), ends=True)) < 2:
-            raise ValueError(
-                f"{run} lacks a checkpoint, or what it began with: give the folder of a run with "
-                "both"
-            )
-    output = output or run / "progress" / ends[-1].name.rpartition("/")[2]
-    tournament([str(run)], output, data=data, games=games, ends=True)
 
 
 def certify(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow.parquet as pq
+import torch
 import typer
 import uvicorn
 from fastapi import FastAPI
@@ -152,6 +153,7 @@ def main(
     run: Annotated[Path | None, typer.Option(help="Folder of the run, with several draws.")] = None,
 ) -> None:
     """Serve the model until the process is ended."""
+    torch.set_num_threads(1)  # small matrices: more threads only wait for each other
     searcher = None
     if draws > 1:
         assert rows is not None and run is not None

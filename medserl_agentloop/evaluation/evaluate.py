@@ -110,12 +110,9 @@ def evaluate(
     api_key_env: Annotated[
         str | None, typer.Option(help="Environment variable with the API key.")
     ] = None,
-    extra_body: Annotated[list[str] | None, play.EXTRA_BODY] = None,
+    extra_body: play.ExtraBody = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Put earlier answers aside, and ask for all again.")
-    ] = False,
-    slow: Annotated[
-        bool, typer.Option("--slow", help="Let a model of more than 1B answer on the CPU.")
     ] = False,
     twins: Annotated[
         bool, typer.Option("--twins", help="Also ask about both notes of each case.")
@@ -181,13 +178,7 @@ def evaluate(
             "concurrency": concurrency,
         }
         if Path(model).is_dir():
-            from medserl_agentloop.evaluation.local_models import (
-                facts_of,
-                refuse_large,
-            )  # loads verl
-
-            if not slow:
-                refuse_large(Path(model))
+            from medserl_agentloop.evaluation.local_models import facts_of  # loads verl
         player = model_at(model, served, template_kwargs, extra_body=extra_body, **asking)
         output = output or output_of("evaluation", model, served) / "+".join(
             path.stem for path in notes

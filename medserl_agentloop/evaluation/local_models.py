@@ -5,7 +5,6 @@ on the CPU.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import zlib
@@ -21,19 +20,21 @@ import torch
 import verl  # noqa: F401  (its plugin makes torchvision importable, which peft needs where SGLang is installed)
 from peft import PeftModel
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import logging as transformers_logging
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
 from medserl_agentloop.backends import cpu_sampling
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
+from medserl_agentloop.core import identity
 from medserl_agentloop.core.client import without_credentials
 from medserl_agentloop.core.encoding import ChatEncoder, end_ids
 from medserl_agentloop.core.interaction import Message, Reply, Turn, as_untrusted
 from medserl_agentloop.core.step_file import LATEST
 from medserl_agentloop.games.medical.case import Role
-from medserl_agentloop.paths import sha256_of
+
+logger = logging.getLogger(__name__)
 
 _SHARDS = "model_world_size_*_rank_*.pt"
 _ADAPTER = "adapter_config.json"
@@ -44,13 +45,6 @@ _WORTH_THREADS = 20_000_000
 Below, they wait for each other, on a busy machine for long.
 """
 _LARGE = 1_000_000_000
-_DECIDING = (
-    *_WEIGHTS,
-    "*.json",
-    "*.jinja",
-    "huggingface/*",
-    "lora_adapter/*",
-)  # files that answers depend on
 
 
 def find_weights(folder: Path) -> Path:
@@ -83,29 +77,16 @@ def base_of(weights: Path) -> str | None:
     return str(json.loads((weights / _ADAPTER).read_text())["base_model_name_or_path"])
 
 
-def fingerprint(weights: Path) -> str:
-    """Hash of the weights, the tokenizer and the configs in a folder; of an adapter alone, its
-    model's folder too.
-    """
-    parts = "".join(
-        f"{file.relative_to(weights)} {sha256_of(file)}\n" for file in _files(weights, _DECIDING)
-    )
-    if (base := base_of(weights)) and Path(base).is_dir():
-        parts += fingerprint(Path(base))
-    return hashlib.sha256(parts.encode()).hexdigest()
-
-
 def facts_of(folder: Path) -> dict[str, Any]:
-    """Return the facts about the model in a folder for a results file; ``sha256`` is its
-    :func:`fingerprint`.
+    """Return the facts about the model in a folder for a results file; ``sha256`` is of its files,
+    and of those of an adapter's base.
     """
     weights = find_weights(folder)
-    facts = {
-        "name": str(folder),
-        "checkpoint": str(weights.relative_to(folder)),
-        "sha256": fingerprint(weights),
-    }
-    return facts | ({"base": base} if (base := base_of(weights)) else {})
+    facts = {"name": str(folder), "checkpoint": str(weights.relative_to(folder))}
+    if base := base_of(weights):
+        both = identity.of_values(identity.of_model(weights), identity.of_model(base))
+        return facts | {"sha256": both, "base": base}
+    return facts | {"sha256": identity.of_model(weights)}
 
 
 def load_model(weights: Path) -> tuple[Any, Any]:
@@ -146,31 +127,6 @@ def load_model(weights: Path) -> tuple[Any, Any]:
         if adapter is not None:
             model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     return model.eval(), tokenizer
-
-
-def refuse_large(folder: Path) -> None:
-    """A ValueError for a model that would take days on a CPU; its weights are not loaded."""
-    weights = find_weights(folder)
-    start = base_of(weights) or (
-        weights if (weights / "config.json").exists() else weights / "huggingface"
-    )
-    try:
-        with torch.device("meta"):
-            size = AutoModelForCausalLM.from_config(
-                AutoConfig.from_pretrained(start)
-            ).num_parameters()
-    except (OSError, ValueError):  # load_model says what is wrong
-        return
-    if size > _LARGE:
-        raise ValueError(
-            f"{folder} has {size / 1e9:.1f} billion parameters, and would answer in fp32 on this "
-            "machine's CPU. Serve "
-            "it: python -m sglang.launch_server --port 30001 --attention-backend flashinfer "
-            "--served-model-name trained"
-            f" --model-path {folder} (a checkpoint of verl's is merged first, docs/advanced.md), "
-            "and ask "
-            "http://localhost:30001 --model trained. Or add --slow"
-        )
 
 
 def _merged(weights: Path, target: Path) -> Path:
@@ -335,13 +291,27 @@ def load_player(folder: str | Path, template_kwargs: Mapping[str, Any] | None = 
         raise ValueError(
             f"{place} is neither a folder nor an address that begins with http:// or https://"
         )
-    # Bars and advice of no use to who evaluates.
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
     model, tokenizer = load_model(find_weights(folder))
-    if model.num_parameters() < _WORTH_THREADS:
-        torch.set_num_threads(1)
+    if (size := model.num_parameters()) > _LARGE:
+        logger.warning(
+            "%s has %.1f billion parameters and answers in fp32 on this CPU, which may take days. "
+            "Serve it, for example with python -m sglang.launch_server, and give the address",
+            folder,
+            size / 1e9,
+        )
     ends = end_ids(model.config, model.generation_config)
     return LocalModel(
         folder.name, model, tokenizer, ChatEncoder(tokenizer, dict(template_kwargs or {}), ends)
     )
+
+
+def load_for_command(folder: str, template_kwargs: Mapping[str, Any]) -> LocalModel:
+    """Load a player, and set the whole process up for it: no bars and advice of Transformers, one
+    thread for a small model.
+    """
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    player = load_player(folder, template_kwargs)
+    if player.model.num_parameters() < _WORTH_THREADS:
+        torch.set_num_threads(1)
+    return player

@@ -6,9 +6,10 @@ Tournament and evaluation get their models here.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -49,49 +50,55 @@ Its ``name`` goes into the records.
 
 MODEL_HELP = (
     "A folder (Hugging Face, LoRA adapter, a run of verl's or one of its checkpoints), played on "
-    "the CPU; "
-    "or the address of an OpenAI-compatible server, e.g. http://localhost:30000."
+    "the CPU; or the address of an OpenAI-compatible server, e.g. http://localhost:30000."
 )
-EXTRA_BODY = typer.Option(
-    "--extra-body", help="KEY=VALUE in all requests to a server; max_tokens=null takes one out."
-)
+# Options that several commands have.
+Served = Annotated[
+    str | None, typer.Option("--model", help="Name of the model that a server serves.")
+]
+Data = Annotated[
+    Path | None, typer.Option(help="Parquet file of games; else the run's data.val_files.")
+]
+Profile = Annotated[str | None, typer.Option(help="Prompt profile; else the run's, or medserl.")]
+JudgeName = Annotated[str | None, typer.Option("--judge", help="Who judges; else as in the run.")]
+AtOnce = Annotated[
+    int, typer.Option("--concurrency", min=1, help="Requests in flight, or turns in a batch.")
+]
+Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")]
+KeyVariable = Annotated[
+    str | None, typer.Option("--api-key-env", help="Environment variable with the API key.")
+]
+ExtraBody = Annotated[
+    list[str] | None,
+    typer.Option(help="KEY=VALUE in all requests to a server; max_tokens=null takes one out."),
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")
+]
 
 
 def play(
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
-    data: Annotated[
-        Path | None, typer.Option(help="Parquet file of games; else the run's data.val_files.")
-    ] = None,
-    served: Annotated[
-        str | None, typer.Option("--model", help="Name of the model that a server serves.")
-    ] = None,
+    data: Data = None,
+    served: Served = None,
     games: Annotated[int, typer.Option(min=1, help="Rows to play, drawn by the seed.")] = 20,
     samples: Annotated[int, typer.Option(min=1, help="Games on each row.")] = 1,
     output: Annotated[
         Path | None, typer.Option(help="New file for the games; else play/ beside the run.")
     ] = None,
-    profile: Annotated[str | None, typer.Option(help="Prompt profile by name or path.")] = None,
-    judge: Annotated[
-        str | None, typer.Option(help="Who says whether a rewritten note is wrong.")
-    ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Games in progress at once.")] = 16,
+    profile: Profile = None,
+    judge: JudgeName = None,
+    concurrency: AtOnce = 16,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one turn.")] = 4096,
-    seed: Annotated[
-        int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")
-    ] = 0,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that one request may take.")
-    ] = 300.0,
-    api_key_env: Annotated[
-        str | None, typer.Option(help="Environment variable with the API key.")
-    ] = None,
-    extra_body: Annotated[list[str] | None, EXTRA_BODY] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")
-    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws the rows and seeds every turn.")] = 0,
+    timeout: Timeout = 300.0,
+    api_key_env: KeyVariable = None,
+    extra_body: ExtraBody = None,
+    settings: Settings = None,
 ) -> None:
-    """Let a model play games, judge and score them, and write their records.
+    """Let a model play games, judge and score them, write their records, and say whether it can
+    play.
 
     A checkpoint of a run takes the game, profile, judge and reward of its run. For any other model,
     name a judge.
@@ -110,39 +117,120 @@ def play(
         player = model_at(model, served, template_of(run), extra_body=extra_body, **asking)
         # The game does not know how long its texts are for this model, so the option says the
         # turns' budget.
-        budgets, players = (
-            dict.fromkeys(interaction.roles, max_tokens),
-            dict.fromkeys(interaction.roles, player),
-        )
+        budgets = dict.fromkeys(interaction.roles, max_tokens)
+        players = dict.fromkeys(interaction.roles, player)
         drawn: Any = {"temperature": temperature, "seed": seed, "concurrency": concurrency}
         say(console, f"games: {output}")
-        file, void = StepFile(output), Counter[str]()
+        file, void, replies = StepFile(output), Counter[str](), Replies(list)
         with Progress(console=console) as progress:
             bar = progress.add_task("games", total=len(started))
 
             def done(number: int, record: Any) -> None:
-                record.uid, record.session = (
-                    str(number % games),
-                    number // games,
-                )  # each row again and again
+                # each row again and again
+                record.uid, record.session = str(number % games), number // games
                 record.context, record.step = "isolated", 0
                 file.append([record.to_json()])
                 void.update([record.void] if record.void is not None else [])
                 progress.update(bar, advance=1, description=f"games, {void.total()} void")
 
             records = asyncio.run(
-                play_games(interaction, started, players, budgets=budgets, done=done, **drawn)
+                play_games(
+                    interaction,
+                    started,
+                    players,
+                    budgets=budgets,
+                    done=done,
+                    heard=replies,
+                    **drawn,
+                )
             )
-    metrics = interaction.metrics(records)
+    metrics, taken = (
+        interaction.metrics(records),
+        {r: turns for r, turns in replies.items() if turns},
+    )
     values = [(name, f"{value:.4g}") for name, value in metrics.items()]
     console.print(table("role metrics", ["metric", "value"], values))
+    console.print(lengths_table(taken, max_tokens))
     for line in (
         *interaction.view.notices(metrics),
         *(f"void: {n} x {reason}" for reason, n in void.most_common()),
+        *can_play(metrics, taken, max_tokens),
     ):
         say(console, line)
     if void.total() == len(records):
         raise typer.Exit(1)
+
+
+# --- can the model play? ---
+
+Replies = defaultdict[str, list[Reply]]
+"""All turns of a role."""
+
+LEAST_PARSED, LEAST_VALID, MOST_CUT, MOST_SILENT = 0.9, 0.5, 0.02, 0.8
+"""What a model needs at the start of a run (docs/evaluation.md). No run has confirmed it."""
+
+
+def lengths_table(replies: Mapping[str, Sequence[Reply]], most: int) -> Any:
+    """How many turns of each role were cut, how long they are, and what budget that suggests."""
+    rows = []
+    for role, turns in replies.items():
+        lengths = [_percentile([turn.tokens for turn in turns], share) for share in (50, 95, 99)]
+        cut = f"{_cut(turns):.1%}".replace("%", " %")
+        counted = [f"{length:,}" for length in lengths] if any(lengths) else ["not counted"] * 3
+        budget = suggested_budget(turns)
+        suggested = f"more than {most:,}" if budget is None else f"{budget:,}"
+        rows.append((role, len(turns), cut, *counted, suggested if any(lengths) else "-"))
+    columns = ["role", "turns", "cut", "tokens, 50 %", "95 %", "99 %", "budget"]
+    return table("lengths of turns", columns, rows)
+
+
+def suggested_budget(turns: Sequence[Reply]) -> int | None:
+    """A tenth more than 99 % of the turns take; None if too many were cut to know."""
+    if _cut(turns) > MOST_CUT:
+        return None
+    return 64 * math.ceil(1.1 * _percentile([turn.tokens for turn in turns], 99) / 64)
+
+
+def can_play(
+    metrics: Mapping[str, float], replies: Mapping[str, Sequence[Reply]], most: int
+) -> Iterator[str]:
+    """Say what is to be done before a run, or that nothing is."""
+    found = []
+    for role, turns in replies.items():
+        if (cut := _cut(turns)) > MOST_CUT:
+            found.append(
+                f"a larger budget first: {cut:.0%} of the {role}'s turns were cut at {most:,} "
+                "tokens. Play again with a larger --max-tokens, or without the model's reasoning "
+                f"(--extra-body {TEMPLATE_KWARGS}.enable_thinking=false)"
+            )
+    for what, least, words in (
+        ("parse_rate", LEAST_PARSED, "can be read"),
+        ("valid_rate", LEAST_VALID, "are valid"),
+    ):
+        for role in replies:
+            if (share := metrics.get(f"selfplay/{role}/{what}", 1.0)) < least:
+                found.append(
+                    f"a warm start first: {share:.0%} of the {role}'s turns {words}, and a run "
+                    f"needs {least:.0%}"
+                )
+    for role in replies:
+        if (share := metrics.get(f"selfplay/{role}/no_signal_rate", 0.0)) > MOST_SILENT:
+            found.append(
+                f"other rows first: in {share:.0%} of its groups the {role} earns the same in each "
+                "game, and learns nothing"
+            )
+    yield from (line.replace("%", " %") for line in found)
+    if replies and not found:
+        yield "this model can play: its turns are whole, readable and valid often enough"
+
+
+def _cut(turns: Sequence[Reply]) -> float:
+    return sum(turn.truncated for turn in turns) / len(turns)
+
+
+def _percentile(lengths: Sequence[int], share: int) -> int:
+    """The least length that so many % of them do not exceed."""
+    return sorted(lengths)[math.ceil(len(lengths) * share / 100) - 1]
 
 
 # --- the run that a model is of ---
@@ -188,7 +276,7 @@ def output_of(command: str, model: str, served: str | None) -> Path:
 async def all_of(
     ask: Callable[[Any], Awaitable[Any]], items: Sequence[Any], at_once: int, what: str
 ) -> list[Any]:
-    """The answers about all items, at most so many asked for at once, beside a bar that counts them
+    """The answers about all items, at most so many asked for at once, with a bar that counts them
     as ``what``.
     """
     places = asyncio.Semaphore(at_once)
@@ -210,6 +298,8 @@ def model_at(
 ) -> Model:
     """The model in a folder, or the one that the server at ``place`` (with ``/v1`` or not) calls
     ``served``.
+
+    For commands: a model on the CPU sets the threads of the process.
     """
     fields = options.pop("extra_body", None) or []  # KEY=VALUE each
     if place.startswith(("http://", "https://")):
@@ -229,9 +319,9 @@ def model_at(
             "--model and --extra-body are for a server, whose address begins with http:// or "
             "https://"
         )
-    from medserl_agentloop.evaluation.local_models import load_player  # loads verl
+    from medserl_agentloop.evaluation.local_models import load_for_command  # loads verl
 
-    return load_player(place, template_kwargs)
+    return load_for_command(place, template_kwargs)
 
 
 def start_games(
@@ -265,10 +355,8 @@ def start_games(
     if len(rows) < count:
         raise ValueError(f"{file} holds {len(rows)} rows; --games can be at most that")
     games: list[Any] = []
-    for row in (
-        rows.take(random.Random(seed).sample(range(len(rows)), len(rows))[:count]).to_pylist()
-        * samples
-    ):
+    drawn = random.Random(seed).sample(range(len(rows)), len(rows))[:count]
+    for row in rows.take(drawn).to_pylist() * samples:
         try:
             games.append(interaction.new_game(row.get("extra_info") or {}))
         except ValueError as error:
@@ -279,33 +367,38 @@ def start_games(
         if decoys and config.judge == "labels":
             raise ValueError(
                 f"{decoys} of the games are decoy_benign, and --judge labels cannot see a real "
-                "error in a decoy: "
-                "use another judge, or data without the category"
+                "error in a decoy: use another judge, or data without the category"
             )
     return interaction, games
 
 
 @dataclass
 class _Seat:
-    """A model that takes the turns of a role in one game; ``known`` are turns by the game's
-    number."""
+    """A model that takes the turns of a role in one game.
+
+    ``known`` are turns by the game's number; every turn is put into ``heard``.
+    """
 
     name: str
     model: Model
     drawn: dict[str, Any]
     known: dict[int, Reply | NoReplyError] | None
+    heard: list[Reply]
 
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
-        if self.known is None:
-            return await self.model.sample(turn, messages, **self.drawn)
-        if (number := self.drawn["number"]) not in self.known:
+        number = self.drawn["number"]
+        answer = None if self.known is None else self.known.get(number)
+        if answer is None:
             try:
-                self.known[number] = await self.model.sample(turn, messages, **self.drawn)
+                answer = await self.model.sample(turn, messages, **self.drawn)
             except NoReplyError as reason:
-                self.known[number] = reason
-        if isinstance(reply := self.known[number], NoReplyError):
-            raise reply
-        return reply
+                answer = reason
+            if self.known is not None:
+                self.known[number] = answer
+        if isinstance(answer, NoReplyError):
+            raise answer
+        self.heard.append(answer)
+        return answer
 
 
 async def play_games(
@@ -318,6 +411,7 @@ async def play_games(
     seed: int,
     concurrency: int = 64,
     known: Mapping[str, dict[int, Reply | NoReplyError]] | None = None,
+    heard: Replies | None = None,
     done: Callable[[int, Any], None] = lambda number, record: None,
 ) -> list[Any]:
     """Play and score games, so many at once, and return their records; ``done`` gets each as soon
@@ -325,16 +419,20 @@ async def play_games(
 
     ``budgets`` are the most tokens of a turn, by role. A game's random numbers follow ``seed`` and
     its number alone. ``known`` holds turns by role and number, from games against others; those
-    that it lacks are played and put there.
+    that it lacks are played and put there. All turns are put into ``heard``.
     """
-    places = asyncio.Semaphore(concurrency)
+    places, turns = asyncio.Semaphore(concurrency), Replies(list) if heard is None else heard
 
     async def one(number: int, game: Any) -> Any:
         async with places:
             drawn = {"number": number, "temperature": temperature, "seed": seed}
             seats = {
                 role: _Seat(
-                    model.name, model, {**drawn, "budget": budgets[role]}, (known or {}).get(role)
+                    model.name,
+                    model,
+                    {**drawn, "budget": budgets[role]},
+                    (known or {}).get(role),
+                    turns[role],
                 )
                 for role, model in players.items()
             }
@@ -373,9 +471,8 @@ async def play_match(
         }
     records = await play_games(interaction, games, players, budgets=budgets, known=known, **options)
     names = {role: model.name for role, model in players.items()}
-    for (
-        record
-    ) in records:  # who never got a turn is named too: an invalid attack belongs to its pairing
+    # Who never got a turn is named too: an invalid attack belongs to its pairing.
+    for record in records:
         record.players = (
             dict(names) if record.category.has_attack else {Role.ASSESSOR.value: assessor.name}
         )

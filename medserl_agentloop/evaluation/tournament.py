@@ -1,15 +1,13 @@
-"""``medserl tournament``: games between frozen players. Success against a live opponent says
-little: both move.
+"""``medserl tournament`` and ``progress``: frozen players meet each other on the same notes.
 
-An attack is valid if it keeps the rules and the judge says that the note became what the row asks
-for. An error is found if the verdict on it is "harmful"; an unreadable verdict has not found it.
-Void games count nowhere.
+Success against a live opponent says little, because both roles change. An attack is valid if it
+keeps the rules and the judge says that the note became what the row asks for. An error is found if
+the verdict on it is "harmful"; an unreadable verdict has not found it. Void games count nowhere.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,13 +22,20 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from medserl_agentloop.core import identity
 from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.client import blocking, without_credentials
 from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile, lock_folder
-from medserl_agentloop.evaluation import play
 from medserl_agentloop.evaluation.play import (
+    AtOnce,
+    Data,
+    ExtraBody,
+    JudgeName,
+    KeyVariable,
     Model,
+    Profile,
+    Settings,
     model_at,
     play_match,
     run_config,
@@ -41,7 +46,7 @@ from medserl_agentloop.evaluation.play import (
 from medserl_agentloop.games.medical.case import GameSpec, Label, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, read_games
-from medserl_agentloop.scoring.metrics import wilson_interval
+from medserl_agentloop.scoring.metrics import share_difference, wilson_interval
 from medserl_agentloop.terminal import errors_in_one_line, say, table
 
 if TYPE_CHECKING:
@@ -50,22 +55,44 @@ if TYPE_CHECKING:
 RESULTS = "tournament.json"
 TABLE = "tournament.csv"
 _BY = ["attacker", "assessor"]
-SIGNIFICANT = 0.05
+_OF_ASSESSORS = ["errors found, untouched", "false alarms, untouched", "false alarms, decoys"]
+_IN_WORDS = {"detection": "errors found in attacks", "success": "attacks that succeed"}
+_LESS_IS_BETTER = ("false alarms, untouched", "false alarms, decoys")
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """A player as named on the command line."""
 
     name: str  # for tables and records
     place: str  # its folder, or the address of its server
     served: str | None = None  # name of the model that a server serves
-    line: str = (
-        ""  # the run that it is a checkpoint of; others are one line in the order they are given in
-    )
+    run: str = ""  # name of the run that it is a checkpoint of
 
 
-_Match = tuple[_Entry | None, _Entry, dict[int, GameSpec]]
-"""Games of a pairing, by the number of their row; nobody attacks notes that stay untouched."""
+class _Match(NamedTuple):
+    """Games of a pairing, by the number of their row; untouched notes have no attacker."""
+
+    attacker: Entry | None
+    assessor: Entry
+    specs: dict[int, GameSpec]
+
+
+class Change(NamedTuple):
+    """What a run's last player does better or worse than its first, on the same notes."""
+
+    measure: str
+    before: tuple[int, int]  # hits, games
+    after: tuple[int, int]
+    difference: tuple[float, float, float]  # after minus before, and its 95 % interval
+
+    def __str__(self) -> str:
+        first, last = (f"{100 * hits / games:.0f}" for hits, games in (self.before, self.after))
+        value, low, high = (100 * number for number in self.difference)
+        shown = low > 0 or high < 0
+        better = "worse" if (value < 0) is (self.measure not in _LESS_IS_BETTER) else "better"
+        moved = f"{better} by {abs(value):.0f} points, {low:+.0f} to {high:+.0f}"
+        name = _IN_WORDS.get(self.measure, self.measure)
+        return f"{name} {first} → {last} % ({moved if shown else 'no difference shown'})"
 
 
 def named(text: str) -> tuple[str, str]:
@@ -74,7 +101,7 @@ def named(text: str) -> tuple[str, str]:
     return name, place
 
 
-def entries(text: str, ends: bool = False) -> list[_Entry]:
+def entries(text: str, ends: bool = False) -> list[Entry]:
     """The players that an argument of the command means, oldest first, or the two ``ends`` of a
     run.
 
@@ -83,7 +110,7 @@ def entries(text: str, ends: bool = False) -> list[_Entry]:
     name, place = named(text)
     served, at, address = place.partition("@http")
     if at:
-        return [_Entry(name or served, f"http{address}", served)]
+        return [Entry(name or served, f"http{address}", served)]
     folder = Path(place)
     if not folder.is_dir():
         raise ValueError(
@@ -96,135 +123,113 @@ def entries(text: str, ends: bool = False) -> list[_Entry]:
         for actor in folder.glob("global_step_*/actor")
     }
     if not steps:
-        return [_Entry(name, place)]
+        return [Entry(name, place)]
     start = run_config(folder).get("actor_rollout_ref", {}).get("model", {}).get("path", "")
-    first = [_Entry(f"{name}/0", start, line=name)] if start and Path(start).is_dir() else []
-    line = first + [_Entry(f"{name}/{step}", str(steps[step]), line=name) for step in sorted(steps)]
-    return [line[0], line[-1]] if ends and len(line) > 1 else line
+    first = [Entry(f"{name}/0", start, run=name)] if start and Path(start).is_dir() else []
+    every = first + [Entry(f"{name}/{step}", str(steps[step]), run=name) for step in sorted(steps)]
+    return [every[0], every[-1]] if ends and len(every) > 1 else every
+
+
+def progress(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that has saved a checkpoint.")],
+    data: Data = None,
+    games: Annotated[int, typer.Option(min=1, help="Rows to draw.")] = 200,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder; else progress/STEP in the run's.")
+    ] = None,
+) -> None:
+    """Let a run's first player and its last play each other, and say what was gained.
+
+    It is medserl tournament --ends: both roles on the same notes, with the run's judge and prompts.
+    """
+    with errors_in_one_line():
+        if len(ends := entries(str(run), ends=True)) < 2:
+            raise ValueError(
+                f"{run} lacks a checkpoint, or what it began with: give the folder of a run with "
+                "both"
+            )
+    output = output or run / "progress" / ends[-1].name.rpartition("/")[2]
+    tournament([str(run)], output, data=data, games=games, ends=True)
 
 
 def tournament(
     players: Annotated[
-        list[str] | None,
+        list[str],
         typer.Argument(
-            help="Players of both roles: a model's folder, a checkpoint of verl's, a run (all its "
-            "checkpoints and what "
-            "it started from), or MODEL@http://host:port; NAME=PLAYER names one."
+            help="Players: a model's folder, a checkpoint of verl's, a run (all its checkpoints "
+            "and what it started from), or MODEL@http://host:port; NAME=PLAYER names one."
         ),
-    ] = None,
+    ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder; else tournament/ beside the first run."),
+        typer.Option("--output", "-o", help="Folder; else tournament/ in the first run's."),
     ] = None,
-    attackers: Annotated[
-        list[str] | None, typer.Option("--attacker", help="A player of this role alone.")
-    ] = None,
-    assessors: Annotated[
-        list[str] | None, typer.Option("--assessor", help="A player of this role alone.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Parquet file of games; else the run's data.val_files.")
-    ] = None,
+    data: Data = None,
     ends: Annotated[
         bool, typer.Option("--ends", help="Of a run only its start and its last checkpoint.")
     ] = False,
     games: Annotated[
         int, typer.Option(min=1, help="Rows to draw, those to attack and untouched ones.")
     ] = 100,
-    seed: Annotated[
-        int, typer.Option(help="Draws the rows, and seeds the sampling of every turn.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(help="Draws the rows and seeds every turn.")] = 0,
     temperature: Annotated[
         float, typer.Option(min=0.0, help="Sampling temperature of all players.")
     ] = 1.0,
-    profile: Annotated[
-        str | None, typer.Option(help="Prompt profile; else that of the run, or medserl.")
-    ] = None,
-    judge: Annotated[
-        str | None, typer.Option(help="Who judges; as in the run, if not given.")
-    ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a server.")] = 16,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that one request may take.")
-    ] = 300.0,
-    api_key_env: Annotated[
-        str | None, typer.Option(help="Environment variable with the servers' API key.")
-    ] = None,
-    extra_body: Annotated[list[str] | None, play.EXTRA_BODY] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")
-    ] = None,
+    profile: Profile = None,
+    judge: JudgeName = None,
+    concurrency: AtOnce = 16,
+    api_key_env: KeyVariable = None,
+    extra_body: ExtraBody = None,
+    settings: Settings = None,
 ) -> None:
-    """Let attackers and assessors play each other on the same notes, and report who finds whose
+    """Let players meet each other in both roles on the same notes, and report who finds whose
     errors.
 
     A tournament that was stopped goes on where it was when it is started again with the same
     options.
     """
     console = Console()
-    groups = (players or [], attackers or [], assessors or [])
     with errors_in_one_line(stopped="the same command goes on after the pairings so far"):
-        both, attacking, assessing = (
-            [entry for text in group for entry in entries(text, ends)] for group in groups
-        )
-        everyone = both + attacking + assessing
-        attacking, assessing = both + attacking, both + assessing
-        if not attacking or not assessing:
-            raise ValueError("name at least one player, or an --attacker and an --assessor")
+        everyone = [entry for text in players for entry in entries(text, ends)]
         ((name, count),) = Counter(entry.name for entry in everyone).most_common(1)
         if count > 1:
             raise ValueError(f"{count} players are called {name}: name one of them, NEWNAME=PLAYER")
-        places = [named(text)[1] for group in groups for text in group]
+        places = [named(text)[1] for text in players]
         run = next(filter(None, map(run_config, places)), {})
         output = output or next(filter(None, map(run_of, places)), Path()) / "tournament"
-        # Untouched notes are nobody's attack, and a second assessment of a note is no second game.
+        # Nobody attacks untouched notes, and a second assessment of a note is no second game.
         settings = [*(settings or []), "assessments=1"]
-        named_by = {"profile": profile, "judge": judge}
-        interaction, started = start_games(
-            run, MedicalConfig, named_by, settings, data, games, seed
-        )
-        rows = [game.record.spec for game in started]
-        asking = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
+        chosen = {"profile": profile, "judge": judge}
+        interaction, started = start_games(run, MedicalConfig, chosen, settings, data, games, seed)
+        rows = dict(enumerate(game.record.spec for game in started))
+        asking = {"api_key_env": api_key_env, "concurrency": concurrency}
         asked = {
             "players": {e.name: _identity(e, asking, extra_body) for e in everyone},
-            "attackers": [entry.name for entry in attacking],
-            "assessors": [entry.name for entry in assessing],
-            "rows": hashlib.sha256(
-                json.dumps([asdict(spec) for spec in rows]).encode()
-            ).hexdigest(),
+            "rows": identity.of_values([asdict(spec) for spec in rows.values()]),
             "temperature": temperature,
             "seed": seed,
             "template": template_of(run),
             "extra_body": extra_body or None,
             "selfplay": interaction.config.model_dump(mode="json"),
         }
-        attacked = {number: spec for number, spec in enumerate(rows) if spec.category.has_attack}
-        untouched = {
-            number: spec for number, spec in enumerate(rows) if not spec.category.has_attack
-        }
+        attacked = {number: spec for number, spec in rows.items() if spec.category.has_attack}
+        untouched = {n: spec for n, spec in rows.items() if n not in attacked}
         errors = sum(spec.target_label is Label.HARMFUL for spec in attacked.values())
         if not errors:
             raise ValueError(
                 "none of the rows asks for an error; take other --data, or more --games"
             )
-        matches: list[_Match] = [
-            (attacker, assessor, attacked) for attacker, assessor in product(attacking, assessing)
-        ]
-        matches += [(None, assessor, untouched) for assessor in assessing if untouched]
+        matches = [_Match(*pair, attacked) for pair in product(everyone, everyone)]
+        matches += [_Match(None, assessor, untouched) for assessor in everyone if untouched]
         say(
             console,
-            f"{sum(len(specs) for *_, specs in matches)} games: {errors} attacks that are to put "
-            "an error in and "
-            f"{len(attacked) - errors} rewordings in each of {len(attacking)} x {len(assessing)} "
-            "pairings, "
-            f"{len(untouched)} untouched notes for each assessor",
+            f"{sum(len(match.specs) for match in matches)} games: {errors} attacks that are to put "
+            f"an error in and {len(attacked) - errors} rewordings in each of {len(everyone)} x "
+            f"{len(everyone)} pairings, {len(untouched)} untouched notes for each assessor",
         )
         with lock_folder(output, wait_s=0):
-            before = (
-                json.loads(results.read_text("utf-8"))
-                if (results := output / RESULTS).exists()
-                else {}
-            )
+            results = output / RESULTS
+            before = json.loads(results.read_text("utf-8")) if results.exists() else {}
             before = before.get("settings", asked)
             if differ := ", ".join(key for key in asked if before.get(key) != asked[key]):
                 raise ValueError(
@@ -232,27 +237,19 @@ def tournament(
                     "folder (-o)"
                 )
             results.write_text(json.dumps({"settings": asked}, indent=1), encoding="utf-8")
-            asyncio.run(
-                _play(
-                    matches,
-                    asked,
-                    interaction.config,
-                    asking,
-                    StepFile(output / GAMES_FILE),
-                    console,
-                )
-            )
+            file = StepFile(output / GAMES_FILE)
+            asyncio.run(_play(matches, asked, interaction.config, asking, file, console))
         _conclude(output, asked, everyone, console)
 
 
-def _identity(entry: _Entry, asking: Mapping[str, Any], extra_body: list[str] | None) -> Any:
+def _identity(entry: Entry, asking: Mapping[str, Any], extra_body: list[str] | None) -> Any:
     """A player's weights, as far as its folder or its server tells: a tournament does not go on
     with others.
     """
     if entry.served is None:
-        from medserl_agentloop.evaluation.local_models import find_weights, fingerprint
+        from medserl_agentloop.evaluation.local_models import facts_of
 
-        return fingerprint(find_weights(Path(entry.place)))
+        return facts_of(Path(entry.place))["sha256"]
     model = model_at(entry.place, entry.served, {}, extra_body=extra_body, **asking)
     assert isinstance(model, ServedModel)
     return {"name": model.name, "server": model.url, **blocking(model.check())}
@@ -271,7 +268,7 @@ async def _play(
     """
 
     @lru_cache(maxsize=2)  # large models do not all fit into memory
-    def model_of(entry: _Entry) -> Model:
+    def model_of(entry: Entry) -> Model:
         fields = asked["extra_body"] if entry.served else None
         model = model_at(entry.place, entry.served, asked["template"], extra_body=fields, **asking)
         model.name = entry.name
@@ -279,20 +276,21 @@ async def _play(
 
     file.cut_after(len(matches))  # a killed process left a line half-written
     played = Counter(line["step"] for line in file.read()) if file.path.exists() else Counter[int]()
-    done = [
-        *(played[number] == len(specs) for number, (*_, specs) in enumerate(matches)),
-        False,
-    ].index(False)
+    whole = [played[number] == len(match.specs) for number, match in enumerate(matches)]
+    done = [*whole, False].index(False)
     file.cut_after(done - 1)
     drawn = {"temperature": asked["temperature"], "seed": asked["seed"]}
-    attacks: dict[_Entry | None, dict[int, Reply | NoReplyError]] = defaultdict(dict)
-    for number, match in track(
+    attacks: dict[Entry | None, dict[int, Reply | NoReplyError]] = defaultdict(dict)
+    for number, (attacker, assessor, specs) in track(
         [*enumerate(matches)][done:], "pairings", console=console, transient=True
     ):
-        attacker, assessor, specs = match
-        players = model_of(attacker or assessor), model_of(assessor)
         records = await play_match(
-            *players, [*specs.values()], config, attacks=attacks[attacker], **drawn
+            model_of(attacker or assessor),
+            model_of(assessor),
+            [*specs.values()],
+            config,
+            attacks=attacks[attacker],
+            **drawn,
         )
         for record, row in zip(records, specs, strict=True):
             record.context, record.uid, record.step = "isolated", str(row), number
@@ -300,39 +298,33 @@ async def _play(
 
 
 def _conclude(
-    output: Path, asked: dict[str, Any], everyone: Sequence[_Entry], console: Console
+    output: Path, asked: dict[str, Any], everyone: Sequence[Entry], console: Console
 ) -> None:
     records = list(read_games(output / GAMES_FILE))
     void = [record.void for record in records if record.is_void]
     if len(void) == len(records):
         raise ValueError(f"all games are void, the first because of: {void[0]}")
     results = shares(records)
-    lines = [
-        [e.name for e in everyone if e.line == line]
-        for line in dict.fromkeys(e.line for e in everyone)
-    ]
-    of_lines = [result for line in lines if (result := newest(results, line))]
+    runs = defaultdict[str, list[str]](list)
+    for entry in everyone:
+        runs[entry.run].append(entry.name)
+    gained = {run: changes(results, names[0], names[-1]) for run, names in runs.items() if run}
     results.to_csv(output / TABLE, index=False)
-    numbers = {"void": len(void), "shares": results.to_dict("records"), "newest": of_lines}
+    numbers = {
+        "void": len(void),
+        "shares": results.to_dict("records"),
+        "changes": {run: [change._asdict() for change in found] for run, found in gained.items()},
+    }
     (output / RESULTS).write_text(
         json.dumps({"settings": asked, **numbers}, indent=1), encoding="utf-8"
     )
     console.print(*tables(results, [entry.name for entry in everyone]))
-    for result in of_lines:
-        forgotten = [
-            f"it has forgotten {lost['attacker']}, which wins {lost['success']:.0%} of its games "
-            "and won "
-            f"{lost['before']:.0%} against {lost['earlier']} (p {lost['p']:.2g})"
-            for lost in result["forgotten"]
-        ] or [f"nothing forgotten in {result['comparisons']} comparisons"]
-        worst = (
-            f"newest assessor {result['assessor']}: its worst attacker is "
-            f"{result['worst attacker']}"
-        )
-        say(console, "; ".join([worst, *forgotten]))
     if void:
         say(console, f"void: {len(void)} of {len(records)} games, the first because of: {void[0]}")
     say(console, f"{output}: {GAMES_FILE}, {RESULTS}, {TABLE}")
+    for run, found in gained.items():
+        if found:
+            say(console, f"{run}, first against last: {'; '.join(map(str, found))}")
 
 
 def shares(games: Sequence[MedicalRecord]) -> pd.DataFrame:
@@ -358,12 +350,8 @@ def shares(games: Sequence[MedicalRecord]) -> pd.DataFrame:
         for game in games
         if not game.is_void
     )
-    attacked = facts[facts.attacker != ""]
-    errors, decoys, untouched = (
-        attacked[attacked.harmful],
-        attacked[~attacked.harmful],
-        facts[facts.attacker == ""],
-    )
+    attacked, untouched = facts[facts.attacker != ""], facts[facts.attacker == ""]
+    errors, decoys = attacked[attacked.harmful], attacked[~attacked.harmful]
     once = ["attacker", "game"]
     counted = [
         ("detection", errors[errors.valid], "detected", _BY),
@@ -404,44 +392,28 @@ def _is_as_asked(game: MedicalRecord) -> bool:
     )
 
 
-def newest(results: pd.DataFrame, line: Sequence[str]) -> dict[str, Any] | None:
-    """The newest assessor of a line, oldest first: its worst attacker, and what it has forgotten;
-    None if it is alone.
+def changes(results: pd.DataFrame, first: str, last: str) -> list[Change]:
+    """What the assessor and the attacker gained between two players, by the table of shares.
 
-    An older attacker is forgotten if its success is higher than against an earlier assessor of the
-    line: Fisher's exact test, one-sided, p times the number of comparisons below
-    :data:`SIGNIFICANT`.
+    Attacks are those of both players, and an attacker's success is that against both.
     """
-    from scipy.stats import fisher_exact
-
-    success = results[results.measure == "success"].set_index(_BY)
-    assessors = [name for name in line if name in success.index.get_level_values("assessor")]
-    if len(assessors) < 2:
-        return None
-    last, tested = assessors[-1], []
-    for attacker, earlier in product(line[: line.index(last)], assessors[:-1]):
-        if {(attacker, last), (attacker, earlier)} <= {*success.index}:
-            now, before = success.loc[(attacker, last)], success.loc[(attacker, earlier)]
-            counts = [[one.hits, one.games - one.hits] for one in (now, before)]
-            p = float(fisher_exact(counts, alternative="greater").pvalue)
-            test = {
-                "attacker": attacker,
-                "earlier": earlier,
-                "success": now.share,
-                "before": before.share,
-                "p": p,
-            }
-            tested.append(test)
-    worst = success.xs(last, level="assessor").share.idxmax()
-    forgotten = [
-        test | {"p": p} for test in tested if (p := min(1.0, test["p"] * len(tested))) < SIGNIFICANT
-    ]
-    return {
-        "assessor": last,
-        "worst attacker": worst,
-        "comparisons": len(tested),
-        "forgotten": forgotten,
-    }
+    found = []
+    for measure, role in (
+        *((measure, "assessor") for measure in _OF_ASSESSORS),
+        ("detection", "assessor"),
+        ("success", "attacker"),
+    ):
+        rows = results[results.measure == measure]
+        rows = rows[
+            rows[[name for name in _BY if name != role]].isin(["", first, last]).all(axis=1)
+        ]
+        before, after = (
+            (int(own.hits.sum()), int(own.games.sum()))
+            for own in (rows[rows[role] == name] for name in (first, last))
+        )
+        if first != last and before[1] and after[1]:
+            found.append(Change(measure, before, after, share_difference(before, after)))
+    return found
 
 
 def tables(results: pd.DataFrame, players: Sequence[str]) -> Iterator[Table]:
@@ -452,12 +424,11 @@ def tables(results: pd.DataFrame, players: Sequence[str]) -> Iterator[Table]:
             for row in results.itertuples()
         ]
     )
-    of_assessors = ["errors found, untouched", "false alarms, untouched", "false alarms, decoys"]
     for title, rows, columns, measures in (
         ("valid errors found, %", "attacker", "assessor", ["detection"]),
         ("attacks that are valid and not found, %", "attacker", "assessor", ["success"]),
         ("attackers, %", "attacker", "measure", ["valid", "valid decoys"]),
-        ("assessors, %", "assessor", "measure", of_assessors),
+        ("assessors, %", "assessor", "measure", _OF_ASSESSORS),
     ):
         cells = (
             shown[shown.measure.isin(measures)]

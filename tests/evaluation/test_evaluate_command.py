@@ -33,7 +33,6 @@ from medserl_agentloop.core.interaction import Message, Prompt, Reply, Turn
 from medserl_agentloop.evaluation.local_models import (
     facts_of,
     find_weights,
-    fingerprint,
     load_model,
     load_player,
 )
@@ -476,21 +475,14 @@ NOWHERE = ("http://127.0.0.1:9", "--model", "x")
         ),
         (NOWHERE, "uw.csv", "16 MEDEC-UW rows"),
         ((*NOWHERE, "--twins"), "clean.csv", "no note with an error and its corr"),
-        (
-            (str(resource("assets/tiny_player")),),
-            "notes.csv",
-            r"sglang\.launch_server (?s:.*)Or add --slow",
-        ),
     ],
 )
 def test_evaluate_refuses_models_and_notes_it_cannot_ask(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     arguments: tuple[Any, ...],
     file: str,
     says: str,
 ) -> None:
-    monkeypatch.setattr("medserl_agentloop.evaluation.local_models._LARGE", 1_000_000)
     write_reference(tmp_path / "notes.csv", cases())
     write_reference(
         tmp_path / "uw.csv", [replace(note, text_id=f"uw-{note.text_id}") for note in cases()]
@@ -624,6 +616,15 @@ def test_a_lora_adapter_is_in_the_weights(tmp_path: Path, save: Callable[[Path],
     assert not same(loaded(tmp_path), tiny_model(len(TOKENIZER)))
 
 
+def test_loading_a_player_warns_of_a_large_model_and_leaves_the_process_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("medserl_agentloop.evaluation.local_models._LARGE", 1_000)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: pytest.fail("threads were set"))
+    load_player(resource("assets/tiny_player"))
+    assert "sglang.launch_server" in caplog.text
+
+
 def test_an_adapter_saved_without_its_base_is_refused(tmp_path: Path) -> None:
     sharded(tmp_path)
     for file in tmp_path.glob("model_world_size_*"):
@@ -651,13 +652,19 @@ def test_a_folder_with_a_part_of_the_weights_is_refused(tmp_path: Path) -> None:
         find_weights(tmp_path)
 
 
-def test_fingerprint_differs_by_weights_template_and_base_of_the_adapter(tmp_path: Path) -> None:
+def test_facts_of_a_model_differ_by_weights_tokenizer_and_base_of_the_adapter(
+    tmp_path: Path,
+) -> None:
+    def of(name: str) -> str:
+        return str(facts_of(tmp_path / name)["sha256"])
+
     for seed, name in ((0, "a"), (0, "b"), (1, "c")):
         saved(tmp_path / name, seed)
-    a, b, c = (fingerprint(tmp_path / name) for name in "abc")
-    assert a == b != c
-    (tmp_path / "b" / "chat_template.jinja").write_text("{{ messages }}")
-    assert fingerprint(tmp_path / "b") != a
+    assert of("a") == of("b") != of("c")
+    for file in ("chat_template.jinja", "vocab.txt", "merges.txt", "tokenizer.model"):
+        before = of("b")
+        (tmp_path / "b" / file).write_text("{{ messages }}")
+        assert of("b") != before, file
     adapter_alone(tmp_path)
     before = facts_of(tmp_path)
     tiny_model(len(TOKENIZER), seed=1).save_pretrained(tmp_path / "base")

@@ -26,7 +26,7 @@ from typer.testing import Result
 from medserl_agentloop.core.chat import ChatClient, ServedModel
 from medserl_agentloop.core.client import NoAnswer, ServerOptions, blocking
 from medserl_agentloop.core.interaction import NoReplyError, Prompt, Reply, place
-from medserl_agentloop.evaluation.play import model_at
+from medserl_agentloop.evaluation.play import can_play, model_at, suggested_budget
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
 from medserl_agentloop.games.kuhn_poker import rows as kuhn_rows
 from medserl_agentloop.games.medical.case import Category, Role
@@ -97,6 +97,47 @@ def test_a_server_without_answers_makes_games_void(
     assert (
         run(server, rows, tmp_path / "nothing.jsonl", "--games", "3").exit_code == 1
     )  # all are void
+
+
+def turns(cut: int, *lengths: int) -> list[Reply]:
+    return [Reply("", length, number < cut) for number, length in enumerate(lengths)]
+
+
+def test_the_command_says_how_long_turns_are_and_whether_the_model_can_play(
+    server: ChatServer, rows: Path, tmp_path: Path
+) -> None:
+    server.answer = good_player
+    done = run(server, rows, tmp_path / "good.jsonl", "--games", "12").output.splitlines()
+    (attacker,) = [line for line in done if "attacker " in line and "0.0 %" in line]
+    assert [cell.strip() for cell in re.split("[│|]", attacker)[1:-1]] == [
+        *("attacker", "6", "0.0 %", "12", "12", "12", "64")
+    ]
+    assert done[-1].startswith("this model can play")
+    server.answer = lambda role, prompt: completion("It is", finish="length")
+    done = run(server, rows, tmp_path / "cut.jsonl", "--games", "12").output.splitlines()
+    said = [line for line in done if "first: " in line]
+    assert said[0].startswith(
+        "a larger budget first: 100 % of the attacker's turns were cut at 4,0"
+    )
+    assert "a warm start first: 0 % of the attacker's turns can be read" in " ".join(said)
+    assert "more than 4,096" in " ".join(done) and "this model can play" not in " ".join(done)
+
+
+def test_thresholds_are_those_of_the_page() -> None:
+    """``parse_rate`` 0.9, ``valid_rate`` 0.5, ``truncation_rate`` 0.02, ``no_signal_rate`` 0.8."""
+    heard = {"attacker": turns(2, *range(1, 101)), "assessor": turns(3, *range(1, 101))}
+    names = ("parse_rate", "valid_rate", "no_signal_rate")
+    for values, count in (((0.9, 0.5, 0.8), 0), ((0.62, 0.4, 0.9), 3)):
+        rates = {f"selfplay/attacker/{name}": v for name, v in zip(names, values, strict=True)}
+        said = list(can_play(rates, heard, 100))
+        assert len(said) == count + 1 and "3 % of the assessor's turns were cut" in said[0]
+    assert said[1].startswith("a warm start first: 62 % of the attacker's turns can be read")
+
+
+def test_a_budget_holds_99_of_100_turns_and_a_tenth_more() -> None:
+    assert suggested_budget(turns(0, *range(1, 101))) == 128  # 1.1 * 99, in steps of 64
+    assert suggested_budget(turns(2, *[1000] * 100)) == 1152
+    assert suggested_budget(turns(3, *[1000] * 100)) is None
 
 
 def test_scheme_edit_limits_and_key_come_from_the_options(

@@ -19,11 +19,12 @@ from typer.testing import Result
 from experiments.learning.measure import held_out_cases, spec_of
 from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.evaluation.play import play_match
-from medserl_agentloop.evaluation.tournament import entries, newest, shares
+from medserl_agentloop.evaluation.tournament import Change, changes, entries, shares
 from medserl_agentloop.games.medical.case import Category, GameSpec, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
 from medserl_agentloop.paths import resource
+from medserl_agentloop.scoring.metrics import share_difference
 
 ORACLE = "medserl_agentloop.games.clinic:OracleJudge"
 NOVICE, TINY = (str(resource(f"assets/{name}")) for name in ("novice", "tiny_player"))
@@ -106,7 +107,8 @@ def test_every_attacker_meets_every_assessor_with_the_same_attacks(
         "tiny_player",
     }
     results = json.loads((output / "tournament.json").read_text())
-    assert results["settings"]["attackers"] == ["novice", "tiny_player"] and results["void"] == 0
+    assert results["settings"]["players"].keys() == {"novice", "tiny_player"}
+    assert results["void"] == 0 and results["changes"] == {}
     table = pd.read_csv(output / "tournament.csv")
     assert (
         len(table) == len(results["shares"])
@@ -116,10 +118,7 @@ def test_every_attacker_meets_every_assessor_with_the_same_attacks(
         "16 games: 2 attacks that are to put an error in and 0 rewordings in each of 2 x 2 pairings"
         in done.output
     )
-    assert (
-        "valid errors found, %" in done.output
-        and "newest assessor tiny_player: its worst attacker" in done.output
-    )
+    assert "valid errors found, %" in done.output
 
 
 def test_killed_tournament_goes_on_after_its_last_whole_pairing(
@@ -157,17 +156,19 @@ def test_a_served_model_plays_too_and_no_answer_is_void(
     done = held(
         tmp_path / "out",
         notes,
-        more=("--attacker", NOVICE, "--assessor", f"served={MODEL}@{server.url}"),
+        NOVICE,
+        f"served={MODEL}@{server.url}",
     )
     assert done.exit_code == 0, done.output
     games = records(tmp_path / "out")
-    assert {game.players["assessor"] for game in games if game.assessment} == {"served"}
-    assert sum(game.is_void for game in games) == 1 and "void: 1 of 6 games" in done.output
+    assert {name for game in games for name in game.players.values()} == {"novice", "served"}
+    assert sum(game.is_void for game in games) == 1 and "void: 1 of 16 games" in done.output
     server.info = {"weight_version": "step 2", "is_generation": True}
     done = held(
         tmp_path / "out",
         notes,
-        more=("--attacker", NOVICE, "--assessor", f"served={MODEL}@{server.url}"),
+        NOVICE,
+        f"served={MODEL}@{server.url}",
     )
     assert done.exit_code == 2 and "holds a tournament with other settings (players)" in done.output
 
@@ -175,7 +176,6 @@ def test_a_served_model_plays_too_and_no_answer_is_void(
 @pytest.mark.parametrize(
     ("players", "says"),
     [
-        ((), "name at least one player"),
         (("no/such/folder",), "is neither a folder nor a served MODEL@"),
         ((NOVICE, NOVICE), "2 players are called novice"),
     ],
@@ -203,7 +203,7 @@ def test_a_run_is_its_checkpoints_and_says_profile_judge_and_notes(
     (run / "global_step_3").mkdir()  # its weights were deleted
     found = entries(f"mine={run}")
     assert [entry.name for entry in found] == ["mine/0", "mine/1", "mine/2", "mine/10"]
-    assert found[0].place == NOVICE and {entry.line for entry in found} == {"mine"}
+    assert found[0].place == NOVICE and {entry.run for entry in found} == {"mine"}
     (run / "global_step_10" / "actor").rmdir()
     (run / "global_step_1" / "actor").unlink()
     command = ("tournament", run, "--games", 3, *SHORT)
@@ -222,6 +222,11 @@ def test_progress_is_a_tournament_between_the_ends_of_a_run(notes: Path, tmp_pat
     run = run_of(tmp_path / "run", notes, budget={"attacker_reasoning": 40, "assessor": 60})
     done = invoke("progress", run, "--games", 6)
     assert done.exit_code == 0 and "valid errors found, %" in done.output, done.output
+    last = done.output.splitlines()[-1]
+    assert last.startswith("run, first against last: errors found, untouched ")
+    assert "no difference shown" in last  # the two are the same player
+    changed = json.loads((run / "progress" / "2" / "tournament.json").read_text())["changes"]
+    assert changed["run"][0]["measure"] == "errors found, untouched"
     assert {game.players["assessor"] for game in records(run / "progress" / "2")} == {
         "run/0",
         "run/2",
@@ -286,18 +291,22 @@ def test_false_alarms_are_of_correct_notes_untouched_or_validly_reworded() -> No
     assert count(found, "errors found, untouched", assessor="x") == (1, 1)
 
 
-def test_an_older_attacker_that_wins_again_was_forgotten() -> None:
-    won = {
-        ("1", "1"): 30,
-        ("1", "2"): 5,
-        ("1", "3"): 32,
-        ("2", "2"): 20,
-        ("2", "3"): 22,
-        ("3", "3"): 39,
-    }
-    found = shares([g for (a, x), n in won.items() for g in match(a, x, n, 40 - n)])
-    said = newest(found, ["1", "2", "3"])
-    assert said is not None
-    assert (said["assessor"], said["worst attacker"], said["comparisons"]) == ("3", "3", 3)
-    assert [(f["attacker"], f["earlier"]) for f in said["forgotten"]] == [("1", "2")]
-    assert newest(found, ["nobody"]) is None
+def test_changes_are_between_the_first_and_last_player_of_a_run() -> None:
+    won = {("1", "1"): 30, ("1", "2"): 10, ("2", "1"): 35, ("2", "2"): 25}
+    games = [g for (a, x), n in won.items() for g in match(a, x, n, 40 - n)]
+    for assessor, outcome in (("1", Outcome.FALSE_POSITIVE), ("2", Outcome.CORRECT_REJECTION)):
+        for uid in range(40):
+            alone: Any = {"players": {"assessor": assessor}, "uid": str(uid)}
+            games.append(finished(outcome, category="vanilla_benign", **alone))
+    found = {change.measure: change for change in changes(shares(games), "1", "2")}
+    assert found.keys() == {"false alarms, untouched", "detection", "success"}
+    assert (found["detection"].before, found["detection"].after) == ((15, 80), (45, 80))
+    assert (found["success"].before, found["success"].after) == ((40, 80), (60, 80))
+    alarms = str(found["false alarms, untouched"])
+    assert alarms.startswith("false alarms, untouched 100 → 0 % (better by 100 points, ")
+    assert str(found["success"]).startswith("attacks that succeed 50 → 75 % (better by 25 points")
+    same = Change("detection", (15, 80), (16, 80), share_difference((15, 80), (16, 80)))
+    assert str(same).endswith("19 → 20 % (no difference shown)")
+    worse = Change("detection", (60, 80), (10, 80), share_difference((60, 80), (10, 80)))
+    assert "worse by 62 points" in str(worse)
+    assert changes(shares(games), "1", "1") == []
