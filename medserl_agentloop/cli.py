@@ -76,7 +76,7 @@ def compare(
         tuple[int, int] | None, typer.Option(help="First and last step of the games to compare.")
     ] = None,
 ) -> None:
-    """Compare two runs as Markdown: rewards, outcomes, speed, memory, and what differs."""
+    """Compare two runs as Markdown, and say what differs."""
     from medserl_agentloop.report import compare as comparison
 
     with errors_in_one_line():

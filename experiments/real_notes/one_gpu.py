@@ -264,7 +264,7 @@ def score(folder: Path, output: Path) -> None:
     from transformers import AutoTokenizer
 
     from medserl_agentloop.core.interaction import Reply
-    from medserl_agentloop.evaluation.evaluate import read_answers
+    from medserl_agentloop.evaluation.evaluate import Answers, read_answers
     from medserl_agentloop.evaluation.score import read_reference
     from medserl_agentloop.games.medical.prompting import load_profile
     from medserl_agentloop.scoring.metrics import grade, summarise
@@ -296,7 +296,9 @@ def score(folder: Path, output: Path) -> None:
             (note, 0): Reply(text, prefill=prefix) for note, text in zip(shown, texts, strict=True)
         }
         predictions = [
-            one for one in read_answers({"": reference.notes}, replies, 1, prompts)[0][""] if one
+            one
+            for one in read_answers({"": reference.notes}, Answers(replies), 1, prompts)[0][""]
+            if one
         ]
         measures = summarise([grade(reference.notes, predictions, SCORERS)]).measures
         pairs = list(zip(predictions, reference.notes, strict=True))

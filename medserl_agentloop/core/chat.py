@@ -254,7 +254,8 @@ class ServedModel(ChatClient):
         try:
             return await self.complete(list(messages), request, turn.prefix)
         except NoAnswer as error:
-            raise NoReplyError(f"{turn.role}: {error}") from None
+            refused = not isinstance(error, Unreachable)
+            raise NoReplyError(f"{turn.role}: {error}", refused=refused) from None
 
     async def sample(
         self,

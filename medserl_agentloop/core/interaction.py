@@ -240,7 +240,15 @@ def overlong(planned: PlannedRow, data: Mapping[str, Any]) -> list[str]:
 
 
 class NoReplyError(Exception):
-    """A player gave no answer; says who and why."""
+    """A player gave no answer; says who and why.
+
+    ``refused`` is whether it was asked and answered with a refusal, so that asking again does not
+    help.
+    """
+
+    def __init__(self, reason: str, *, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.refused = refused
 
 
 @dataclass(frozen=True)

@@ -377,8 +377,8 @@ def calibrate_command(
         list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")
     ] = None,
 ) -> None:
-    """Ask a judge about edits whose truth is known, say how often it is right and whether a run
-    accepts it, and write a report for runs.
+    """Say how often a judge is right about edits whose truth is known, and whether a run accepts
+    it.
 
     With --set blind.readings=3 the reader of the note alone is measured as well.
     """

@@ -97,8 +97,7 @@ def play(
     extra_body: ExtraBody = None,
     settings: Settings = None,
 ) -> None:
-    """Let a model play games, judge and score them, write their records, and say whether it can
-    play.
+    """Let a model play games, score and write them, and say whether it can play.
 
     A checkpoint of a run takes the game, profile, judge and reward of its run. For any other model,
     name a judge.

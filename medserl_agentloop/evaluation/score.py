@@ -22,6 +22,7 @@ from medserl_agentloop.data.rows import build_eval_rows
 from medserl_agentloop.games.medical.edit import one_line
 from medserl_agentloop.paths import resource, sha256_of
 from medserl_agentloop.scoring import metrics
+from medserl_agentloop.scoring.floors import COMPARED, floors, floors_above
 from medserl_agentloop.scoring.notes import Reference, ReferenceNote, read_submission
 from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
 from medserl_agentloop.terminal import errors_in_one_line, plain, say, table
@@ -169,7 +170,7 @@ def report_on(
     not computed.
     """
     first, *others = systems
-    bounds, absent = metrics.floors(reference.notes, training)
+    bounds, absent = floors(reference.notes, training)
     scores = {name: metrics.summarise(seeds) for name, seeds in systems.items()}
     is_medec = all(_OF_MEDEC.fullmatch(note.text_id) for note in reference.notes)
     return {
@@ -184,7 +185,7 @@ def report_on(
             "training_notes_left_out": training_left_out,
         },
         "systems": {
-            name: asdict(of) | {"below_floors": metrics.floors_above(of, bounds)}
+            name: asdict(of) | {"below_floors": floors_above(of, bounds)}
             for name, of in scores.items()
         },
         "comparisons": [
@@ -272,6 +273,11 @@ def _measures(systems: Mapping[str, Any]) -> Table:
             measure["value"] is not None for measure in measures
         ):
             rows.append([_words(name), *map(_cell, measures)])
+    rows.append([])
+    for name in next(iter(systems.values()))["screening"]:
+        form = ".1f" if name.startswith("false_alarms") else ".3f"
+        cells = [_cell(scores["screening"][name], form) for scores in systems.values()]
+        rows.append([_words(name).replace(" percent", " %"), *cells])
     return _table("Scores with 95 % intervals", ["", *systems], rows)
 
 
@@ -309,14 +315,11 @@ def _beside(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     rows, notes = [], []
     for name, scores in report["systems"].items():
         above = scores["below_floors"]
-        values = {m: scores["measures"][m]["value"] for m in metrics.COMPARED}
+        values = {m: scores["measures"][m]["value"] for m in COMPARED}
         rows.append(
             [
                 name,
-                *(
-                    _with_interval(values[m]) + (" <" if above.get(m) else "")
-                    for m in metrics.COMPARED
-                ),
+                *(_with_interval(values[m]) + (" <" if above.get(m) else "") for m in COMPARED),
             ]
         )
         notes += [
@@ -331,7 +334,7 @@ def _beside(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         )
         values = {
             m: floor["scores"]["measures"][m]["value"] if floor["scores"] else None
-            for m in metrics.COMPARED
+            for m in COMPARED
         }
         rows.append([title, *map(_with_interval, values.values())])
     if quoted:
@@ -341,10 +344,10 @@ def _beside(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         number = sources.setdefault(
             f"{published['source']}; {published['differs']}", len(sources) + 1
         )
-        cells = (_with_interval(published["measures"].get(m)) for m in metrics.COMPARED)
+        cells = (_with_interval(published["measures"].get(m)) for m in COMPARED)
         rows.append([f"quoted: {published['system']} [{number}]", *cells])
     title = "Beside floors" + (" and published results" if quoted else "")
-    yield _table(title, ["", *map(_words, metrics.COMPARED)], rows)
+    yield _table(title, ["", *map(_words, COMPARED)], rows)
     yield Group(
         *map(plain, (*notes, *(f"[{number}] {source}" for source, number in sources.items())))
     )

@@ -138,7 +138,7 @@ def progress(
         Path | None, typer.Option("--output", "-o", help="Folder; else progress/STEP in the run's.")
     ] = None,
 ) -> None:
-    """Let a run's first player and its last play each other, and say what was gained.
+    """Let a run's first and last player meet, and say what was gained.
 
     It is medserl tournament --ends: both roles on the same notes, with the run's judge and prompts.
     """
@@ -182,8 +182,7 @@ def tournament(
     extra_body: ExtraBody = None,
     settings: Settings = None,
 ) -> None:
-    """Let players meet each other in both roles on the same notes, and report who finds whose
-    errors.
+    """Let players meet each other on the same notes: who finds whose errors?
 
     A tournament that was stopped goes on where it was when it is started again with the same
     options.

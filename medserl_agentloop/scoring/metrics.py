@@ -1,5 +1,4 @@
-"""Scores with 95 % intervals from predictions and their reference, and the floors that need no
-medicine.
+"""Scores with 95 % intervals from predictions and their reference.
 
 Every measure is a ratio of two sums over notes; docs/evaluation.md has the rules of the shared
 task. The bootstrap draws whole cases, because the two notes of a case are not independent, and
@@ -9,26 +8,19 @@ recomputes both sums; Wilson's interval with the variance of these draws holds n
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from medserl_agentloop.scoring.notes import TEXTS, Prediction, ReferenceNote, majority
+from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
 from medserl_agentloop.scoring.official import SCORERS, Scorer
 
 RESAMPLES = 2000
-_CORE = (
-    "flag_accuracy",
-    "sentence_accuracy",
-    "f1",
-)  # of a validation, by verl's word for what counts most
 GROUP_MEASURES = ("flag_accuracy", "sentence_accuracy", "rouge_1")
-COMPARED = ("flag_accuracy", "f1", "sentence_accuracy", "rouge_1_composite")
-"""The measures that a floor bounds. "Always error" has a recall of 1, so recall alone says nothing.
-"""
+PREVALENCES = (0.01, 0.05, 0.10)
+"""Shares of notes with an error for which the precision of an alarm is computed."""
 _NOTHING_TO_COUNT = {
     "precision": "no note is said to have an error",
     "recall": "no note has an error",
@@ -41,9 +33,6 @@ Z_95 = 1.96  # standard errors from the middle of a 95 % interval to its ends
 _ROUNDING = 1e-6  # a perfect ROUGE is a little less than 1
 
 Numbers = np.ndarray[Any, Any]
-
-NotesBySet = Mapping[str, Mapping[str, ReferenceNote]]
-"""Reference notes by data set, then by text id."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +74,7 @@ class Scores:
     groups: dict[
         str, dict[str, dict[str, Any]]
     ]  # by kind (error type, position) and name: ``notes`` and ``measures``
+    screening: dict[str, Estimate]  # what a reader of the alarms would meet
     seeds: int = 1
 
 
@@ -182,12 +172,14 @@ def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES) -> Scores:
     absent = {name: Estimate(None, why=why) for grades in seeds for name, why in grades.why.items()}
     names = [name for name in seeds[0].sums if name not in absent]
     of_groups = [name for name in GROUP_MEASURES if name in names]
+    measures = {name: _measure(seeds, name, weights) for name in names}
     return Scores(
         notes=len(notes),
         errors=sum(note.flag for note in notes),
         unreadable=float(np.mean([grades.unreadable for grades in seeds])),
         missing=float(np.mean([grades.missing for grades in seeds])),
-        measures={name: _measure(seeds, name, weights) for name in names} | absent,
+        measures=measures | absent,
+        screening=_screening(measures["recall"], measures["false_positive_rate"]),
         groups={
             kind: {
                 label: {
@@ -200,6 +192,31 @@ def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES) -> Scores:
         },
         seeds=len(seeds),
     )
+
+
+def _screening(recall: Estimate, alarms: Estimate) -> dict[str, Estimate]:
+    """False alarms per 100 correct notes, and by Bayes' rule the precision of an alarm.
+
+    The interval of a precision joins the ends of those of recall and of false alarms, so it is
+    conservative.
+    """
+    rates = (alarms.value, alarms.low, alarms.high)
+    value, low, high = (None if rate is None else 100 * rate for rate in rates)
+    found = {"false_alarms_per_100_correct_notes": Estimate(value, low, high, why=alarms.why)}
+    for share in PREVALENCES:
+        value = _precision(recall.value, alarms.value, share)
+        low = _precision(recall.low, alarms.high, share)
+        high = _precision(recall.high, alarms.low, share)
+        why = recall.why or alarms.why or "no note is said to have an error"
+        name = f"precision_at_a_prevalence_of_{100 * share:g}_percent"
+        found[name] = Estimate(None, why=why) if value is None else Estimate(value, low, high)
+    return found
+
+
+def _precision(recall: float | None, alarms: float | None, prevalence: float) -> float | None:
+    if recall is None or alarms is None or not recall + alarms:
+        return None
+    return prevalence * recall / (prevalence * recall + (1 - prevalence) * alarms)
 
 
 def compare(
@@ -350,161 +367,3 @@ def student_quantile(degrees_of_freedom: float) -> float:
     from scipy.stats import t  # not at the top: half a second of every command
 
     return float(t.ppf(0.975, degrees_of_freedom))
-
-
-def floors(
-    reference: Sequence[ReferenceNote], training: Sequence[ReferenceNote] = ()
-) -> tuple[dict[str, Scores], dict[str, str]]:
-    """The floors' scores by name, without intervals, and why others are not computed; two learn
-    from training notes.
-    """
-    no_error = [Prediction(note.text_id) for note in reference]
-    first, last = ([_copied(note, which) for note in reference] for which in (min, max))
-    given = {
-        "always no error": no_error,
-        "always error (first sentence)": first,
-        "last sentence is wrong": last,
-    }
-    classifiers = ("bag of words", "white space and length")
-    absent = {} if training else dict.fromkeys(classifiers, "--train names no training set")
-    for name in classifiers if training else ():
-        try:
-            classifier = _classifier(name).fit(
-                [note.text for note in training], [note.flag for note in training]
-            )
-            flags = classifier.predict([note.text for note in reference])
-        except ImportError:
-            absent[name] = "scikit-learn is not installed: pip install 'medserl-agentloop[eval]'"
-        except ValueError as error:
-            absent[name] = str(error).splitlines()[0]
-        else:
-            given[name] = [
-                wrong if flag else right
-                for flag, wrong, right in zip(flags, last, no_error, strict=True)
-            ]
-    return {
-        name: score(reference, predictions, resamples=0) for name, predictions in given.items()
-    }, absent
-
-
-def floors_above(scores: Scores, bounds: Mapping[str, Scores]) -> dict[str, tuple[str, ...]]:
-    """For each measure that a floor bounds, the floors that a system stays below."""
-    values = {name: scores.measures[name].value for name in COMPARED if name in scores.measures}
-    return {
-        measure: tuple(
-            name for name, floor in bounds.items() if value < (floor.measures[measure].value or 0.0)
-        )
-        for measure, value in values.items()
-        if value is not None
-    }
-
-
-def notes_by_set(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> NotesBySet:
-    """The notes of evaluation rows, each with its ``data_source`` and its ``extra_info``."""
-    notes: dict[str, dict[str, ReferenceNote]] = {}
-    for source, facts in rows:
-        note = ReferenceNote.from_extra_info(facts)
-        notes.setdefault(_data_set(source), {})[note.text_id] = note
-    return notes
-
-
-def scores_by_set(
-    notes: NotesBySet, data_sources: Sequence[str], facts: Mapping[str, Sequence[str | None]]
-) -> Iterator[tuple[dict[str, float], str]]:
-    """For each data set its metrics by verl's names, and a line that says them, from the ``TEXTS``
-    of the answers.
-    """
-    answers: dict[tuple[str, str | None], list[Prediction]] = {}
-    columns = (facts[name] for name in TEXTS)
-    for source, text_id, verdict, sentence, correction, number in zip(
-        data_sources, *columns, strict=True
-    ):
-        note = notes.get(_data_set(source), {}).get(text_id or "")
-        if note is not None and verdict is not None:
-            named = None if number is None else int(number)
-            answer = Prediction.of_answer(note, verdict, sentence, correction, named)
-            answers.setdefault((_data_set(source), text_id), []).append(answer)
-    for name, by_id in notes.items():
-        reference = list(by_id.values())
-        predictions = [
-            majority(answers[name, n.text_id]) for n in reference if (name, n.text_id) in answers
-        ]
-        yield _reported(name, reference, score(reference, predictions, resamples=0))
-
-
-def _reported(
-    name: str, reference: Sequence[ReferenceNote], scores: Scores
-) -> tuple[dict[str, float], str]:
-    bounds, _ = floors(reference)
-    values: dict[str, float | None] = {
-        "notes": float(scores.notes),
-        "unreadable": scores.unreadable,
-        "missing": scores.missing,
-    }
-    values |= {measure: m.value for measure, m in scores.measures.items()}
-    for kind, groups in scores.groups.items():
-        for group, of_group in groups.items():
-            values |= {
-                f"{kind}/{group}/{measure}": m.value for measure, m in of_group["measures"].items()
-            }
-    for title, floor in bounds.items():
-        values |= {
-            f"floor/{title}/{measure}": floor.measures[measure].value for measure in COMPARED
-        }
-    metrics = {
-        f"val-{'core' if key in _CORE else 'aux'}/{name}/{metric_name(key)}": value
-        for key, value in values.items()
-        if value is not None
-    }
-    parts = [f"{key} {values[key]:.3f}" for key in _CORE if values[key] is not None]
-    parts += [
-        f"{key} is below {', '.join(names)}"
-        for key, names in floors_above(scores, bounds).items()
-        if names
-    ]
-    return (
-        metrics,
-        f"validation on {name}, {scores.notes} notes: {', '.join(parts).replace('_', ' ')}",
-    )
-
-
-def metric_name(text: str) -> str:
-    """``text`` as a name that every logger takes; MLflow refuses parentheses and commas."""
-    return re.sub(r"[^\w/.-]+", "_", text).strip("_")
-
-
-def _data_set(data_source: str) -> str:
-    return str(data_source).partition("/")[0]
-
-
-def _copied(note: ReferenceNote, which: Any) -> Prediction:
-    """Predict an error in the first or last sentence (``min`` or ``max``), "corrected" to the same
-    sentence.
-    """
-    number = which(note.sentences, default=0)
-    return Prediction(note.text_id, True, number, note.sentences.get(number) or None)
-
-
-def _classifier(name: str) -> Any:
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import FunctionTransformer, StandardScaler
-
-    words = [TfidfVectorizer()]
-    shape = [FunctionTransformer(lambda texts: [_shape(text) for text in texts]), StandardScaler()]
-    return make_pipeline(
-        *(words if name == "bag of words" else shape), LogisticRegression(max_iter=2000)
-    )
-
-
-def _shape(text: str) -> list[float]:
-    """Return the part of a text that is neither word nor number."""
-    counts = [text.count(part) for part in ("\n", "\r", "\t", "  ", "\n\n")]
-    outer = [
-        len(text) - len(text.lstrip()),
-        len(text) - len(text.rstrip()),
-        text != text.rstrip(),
-        text.endswith("\n"),
-    ]
-    return [float(value) for value in (len(text), len(text.split()), *counts, *outer)]

@@ -17,11 +17,12 @@ from rapidfuzz import fuzz, process
 
 from medserl_agentloop.paths import regular_file
 
-TEXTS = ("text_id", "verdict", "sentence", "correction", "number")
+TEXTS = ("text_id", "verdict", "sentence", "correction", "number", "cut")
 """Texts of an answer from which it is scored; verl makes metrics of numbers and leaves texts alone.
 """
 
 UNREADABLE = "unreadable"  # the verdict of an answer that has none
+CUT_OFF = "yes"  # the text of an answer that its token budget cut
 
 _SAME_SENTENCE = 90  # least likeness of a copy, rapidfuzz's ratio of 0 to 100
 _SHORTEST_QUOTE = 10  # characters of a part of a sentence that can stand for it

@@ -20,7 +20,7 @@ from invoking import invoke
 from note_files import SAMPLE
 from peft import LoraConfig, get_peft_model
 from scoring.builders import write_reference
-from serving import MODEL, ChatServer, completion
+from serving import MODEL, ChatServer, Status, completion
 from support import assessment_text, extra_info
 from typer.testing import Result
 from verl.model_merger.base_model_merger import ModelMergerConfig
@@ -125,10 +125,9 @@ def test_who_knows_all_scores_so_and_again_from_the_cache(
     done = evaluate(server.url, notes, tmp_path, "--model", MODEL)
     assert "flag accuracy" in done.output and "always no error" in done.output
     again = evaluate(server.url, notes, tmp_path, "--model", MODEL).output
-    assert "--fresh asks again" not in done.output
-    assert re.search(
-        r"16 of 16 answers were made 20\S+ \S+ UTC to 20\S+ \S+ UTC; --fresh asks again", again
-    )
+    assert "answers were made" not in done.output
+    assert re.search(r"16 of 16 answers were made 20\S+ \S+ UTC to 20\S+ \S+ UTC", again)
+    assert "0 of 16 answers (0.0 %) were cut at --max-tokens 1024" in done.output
     found = json.loads((tmp_path / "results.json").read_text())
     assert (
         measures(found)["flag_accuracy"]
@@ -166,36 +165,6 @@ def test_who_knows_all_scores_so_and_again_from_the_cache(
         "truncated": False,
     }
     assert answers[0].items() >= first.items()
-
-
-def test_notes_trained_on_are_left_out_of_a_second_score(
-    server: ChatServer, notes: Path, tmp_path: Path
-) -> None:
-    trained_on = (
-        "Patient 3 came in with a cough. He was given ibuprofen 3 mg for it. He may go home. He "
-        "may drive."
-    )
-    pair = {
-        "note_id": "my-0",
-        "incorrect_note": trained_on,
-        "correct_note": trained_on.replace("ibu", "keto"),
-    }
-    (tmp_path / "train.jsonl").write_text(json.dumps(pair))
-    found = results(
-        server, notes, tmp_path / "out", "--except-overlap-with", tmp_path / "train.jsonl"
-    )
-    assert found["reference"]["notes"] == 2 * CASES
-    assert 0 < found["without_overlap"]["reference"]["notes"] < 2 * CASES
-    assert measures(found["without_overlap"])["flag_accuracy"] == 1.0
-    done = evaluate(
-        server.url, notes, tmp_path / "out", "--model", MODEL, "--except-overlap-with", notes
-    )
-    assert (
-        done.exit_code == 0
-        and "16 of 16 notes are nearly one that was trained on; none is left" in done.output
-    )
-    found = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert measures(found)["flag_accuracy"] == 1.0 and "without_overlap" not in found
 
 
 @pytest.mark.parametrize("profile", ["medserl", "classic", "brief", "edits"])
@@ -263,8 +232,6 @@ def test_only_the_same_request_is_answered_from_the_cache(
             (thinking_off, 6),
             (("--profile", other), 6),
             (("--extra-body", "top_k=1"), 7),
-            (("--fresh",), 8),
-            ((), 8),
         ),
     ):
         prompts = results(server, notes, tmp_path, *options)["prompts"]
@@ -321,7 +288,7 @@ def test_unanswered_requests_are_asked_again_and_withhold_the_table(
     assert not (tmp_path / "results.json").exists()
     found = results(server, notes, tmp_path, "--tries", 1, "--allow-missing")
     (scores,) = found["systems"].values()
-    assert (scores["missing"], found["requests_without_answer"], scores["unreadable"]) == (2, 2, 2)
+    assert (scores["missing"], found["answers"]["missing"], scores["unreadable"]) == (2, 2, 2)
     assert measures(found)["flag_accuracy"] == 1 - 4 / (2 * CASES)
     submission = (tmp_path / "submission.txt").read_text()
     assert (
@@ -333,6 +300,47 @@ def test_unanswered_requests_are_asked_again_and_withhold_the_table(
         cache.write(b'{"key": "half a li')  # as a killed process leaves it
     assert measures(results(server, notes, tmp_path))["flag_accuracy"] == 1 - 2 / (2 * CASES)
     assert len(server.requests) == 2 * CASES + 4
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Status(400, {"error": {"message": "filtered by the policy", "code": "content_filter"}}),
+        completion(None, refusal="I cannot help with that."),
+        completion(""),
+    ],
+)
+def test_a_refused_note_is_an_unreadable_answer_and_the_others_are_scored(
+    server: ChatServer, notes: Path, tmp_path: Path, refusal: Any
+) -> None:
+    server.answer = lambda role, prompt: refusal if "Patient 3" in prompt else knows(role, prompt)
+    done = evaluate(server.url, notes, tmp_path, "--model", MODEL)
+    assert done.exit_code == 0 and "2 of 16 answers were refused by the server" in done.output
+    found = json.loads((tmp_path / "results.json").read_text())
+    (scores,) = found["systems"].values()
+    assert found["answers"] == {"read": 16, "cut": 0, "refused": 2, "missing": 0}
+    assert (scores["unreadable"], scores["missing"]) == (2, 0)
+    assert measures(found)["flag_accuracy"] == 1 - 2 / (2 * CASES)
+    refused = [line for line in lines(tmp_path / "answers.jsonl") if "refused" in line]
+    assert {line["text_id"] for line in refused} == {"toy-val-6", "toy-val-7"}
+
+
+def test_a_model_that_refuses_every_note_has_no_score(
+    server: ChatServer, notes: Path, tmp_path: Path
+) -> None:
+    server.answer = lambda role, prompt: 400
+    done = evaluate(server.url, notes, tmp_path, "--model", MODEL)
+    assert done.exit_code == 2 and "no question was answered; the first: " in done.output
+    assert "HTTP 400" in done.output and not (tmp_path / "results.json").exists()
+
+
+def test_cut_answers_stand_with_the_scores(server: ChatServer, notes: Path, tmp_path: Path) -> None:
+    server.answer = lambda role, prompt: (
+        completion("It is", finish="length") if "Patient 3" in prompt else knows(role, prompt)
+    )
+    done = evaluate(server.url, notes, tmp_path, "--model", MODEL)
+    assert "2 of 16 answers (12.5 %) were cut" in done.output
+    assert json.loads((tmp_path / "results.json").read_text())["answers"]["cut"] == 2
 
 
 # --- twins and shortcuts ---
@@ -439,14 +447,6 @@ def test_run_is_asked_with_its_own_prompts_and_results_per_checkpoint(
         )
         assert "prompt profile: classic\n" in done.output, done.output
         counts.append(len(lines(output / "cache.jsonl")))
-    cache = output / "cache.jsonl"
-    cache.write_text(
-        cache.read_text().replace('"model": ""', '"model": "", "weights": null')
-    )  # of an earlier checkout
-    again = evaluate(
-        resource("assets/novice"), notes, output, "--profile", "classic", "--max-tokens", 6
-    )
-    assert "16 of 16 answers were made" in again.output and len(lines(cache)) == 32
     assert counts == [16, 16, 32] and all(
         answer["tokens"] <= 6 for answer in lines(output / "answers.jsonl")
     )

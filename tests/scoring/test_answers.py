@@ -14,7 +14,7 @@ from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edit import one_line, split_sentences
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.scoring.metrics import score
-from medserl_agentloop.scoring.notes import TEXTS, UNREADABLE, Prediction, quoted_sentence
+from medserl_agentloop.scoring.notes import CUT_OFF, TEXTS, UNREADABLE, Prediction, quoted_sentence
 
 ROWS = build_eval_rows([SAMPLE])[0]
 NOTES = read_reference([SAMPLE]).notes
@@ -37,7 +37,10 @@ def validated(rows: list[dict[str, Any]], answers: list[Answer]) -> tuple[dict[s
         [row["extra_info"]["text_id"] for row in rows],
     )
     verdicts, sentences = (list(column) for column in zip(*answers, strict=True))
-    facts = dict(zip(TEXTS, (ids, verdicts, sentences, *([[None] * len(rows)] * 2)), strict=True))
+    cut = [CUT_OFF if number == 7 else "" for number in range(len(rows))]
+    facts = dict(
+        zip(TEXTS, (ids, verdicts, sentences, *([[None] * len(rows)] * 2), cut), strict=True)
+    )
     game = MedicalGameInteraction(MedicalConfig(judge="labels"))
     game.view.read_validation_set(dataset(rows))
     found = list(game.view.validation_scores(sources, facts))
@@ -67,6 +70,8 @@ def test_the_numbers_are_those_of_the_scorer() -> None:
     diagnosis = expected.groups["error type"]["diagnosis"]["measures"]["flag_accuracy"].value
     assert metrics["val-aux/toy_eval/error_type/diagnosis/flag_accuracy"] == diagnosis
     assert (metrics["val-aux/toy_eval/unreadable"], metrics["val-aux/toy_eval/missing"]) == (1, 1)
+    assert metrics["val-aux/toy_eval/cut_rate"] == 1 / (len(NOTES) - 1)  # one gave no answer
+    assert f"{100 / (len(NOTES) - 1):.1f} % of the answers cut off" in line
     share = sum(not note.flag for note in NOTES) / len(NOTES)
     assert metrics["val-aux/toy_eval/floor/always_no_error/flag_accuracy"] == share
     assert (

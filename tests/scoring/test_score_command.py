@@ -13,7 +13,8 @@ from note_files import OFFICIAL, PAIRS, SAMPLE, medec_file
 from scoring.builders import gold, guesses, note, validation, write_reference
 
 from medserl_agentloop.evaluation.score import read_training
-from medserl_agentloop.scoring.metrics import floors, floors_above, score
+from medserl_agentloop.scoring.floors import floors, floors_above
+from medserl_agentloop.scoring.metrics import score
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, write_submission
 
 NOTES = [note(n, n % 2 == 0, f"A right sentence {n}." if n % 2 == 0 else None) for n in range(30)]
@@ -63,6 +64,29 @@ def test_a_submission_is_scored_beside_floors(
     assert len(floors) == 5 and all(floors.values())
     below = system["below_floors"]["sentence_accuracy"]
     assert below and ", sentence accuracy: below always no error;" in " ".join(found.output.split())
+
+
+def test_alarms_are_counted_as_a_reader_would_meet_them(tmp_path: Path) -> None:
+    """10 of 15 errors are found, and 3 of 15 correct notes are called wrong."""
+    predictions = [
+        Prediction(n.text_id, flag=number < 20 if n.flag else number < 6)
+        for number, n in enumerate(NOTES)
+    ]
+    found = score(NOTES, predictions).screening
+    assert found["false_alarms_per_100_correct_notes"].value == pytest.approx(20.0)
+    for percent, expected in ((1, 1 / 30.7), (5, 1 / 6.7), (10, 1 / 3.7)):  # r : (1 - r) * 0.3
+        estimate = found[f"precision_at_a_prevalence_of_{percent}_percent"]
+        assert estimate.value == pytest.approx(expected)
+        assert estimate.low is not None and estimate.high is not None
+        assert estimate.low < expected < estimate.high
+    silent = score(NOTES, [Prediction(n.text_id) for n in NOTES]).screening
+    precision = silent["precision_at_a_prevalence_of_1_percent"]
+    assert (precision.value, precision.why) == (None, "no note is said to have an error")
+    write_reference(tmp_path / "notes.csv", NOTES)
+    write_submission(tmp_path / "s.txt", predictions)
+    output = invoke("score", tmp_path / "s.txt", "--reference", tmp_path / "notes.csv").output
+    assert "false alarms per 100 correct notes" in output and " 20.0 [" in output
+    assert "precision at a prevalence of 10 %" in output
 
 
 def test_files_in_a_folder_are_seeds_of_one_system(

@@ -34,7 +34,7 @@ from medserl_agentloop.games.medical.records import (
     MedicalRecord,
     Outcome,
 )
-from medserl_agentloop.scoring.notes import TEXTS, UNREADABLE
+from medserl_agentloop.scoring.notes import CUT_OFF, TEXTS, UNREADABLE
 
 _VOID_CLASSES = {JUDGE_FAILED: "judge_failed", JUDGE_ABSTAINED: "judge_abstained"}
 
@@ -334,10 +334,11 @@ def validation_numbers(record: MedicalRecord) -> dict[str, float | str | None]:
     if assessment is not None and record.void is None:
         verdict = UNREADABLE if assessment.verdict is None else assessment.verdict.value
         number = None if assessment.number is None else str(assessment.number)
+        cut = CUT_OFF if assessment.truncated else ""
         texts = dict(
             zip(
                 TEXTS,
-                ("", verdict, assessment.sentence, assessment.correction, number),
+                ("", verdict, assessment.sentence, assessment.correction, number, cut),
                 strict=True,
             )
         )
