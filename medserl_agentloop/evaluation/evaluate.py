@@ -107,7 +107,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
     concurrency: play.AtOnce = 32,
     timeout: play.Timeout = 300.0,
-    tries: Annotated[int, typer.Option(min=1, help="Requests for one answer of a server.")] = 4,
+    retries: play.Retries = 3,
     api_key_env: play.KeyVariable = None,
     extra_body: play.ExtraBody = None,
     twins: Annotated[
@@ -155,7 +155,7 @@ def evaluate(
         asking = {
             "api_key_env": api_key_env,
             "timeout_s": timeout,
-            "retries": tries - 1,
+            "retries": retries,
             "concurrency": concurrency,
         }
         player = model_at(model, served, template_kwargs, extra_body=extra_body, **asking)

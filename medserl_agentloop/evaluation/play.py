@@ -6,10 +6,9 @@ Tournament and evaluation get their models here.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
-from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -31,6 +30,7 @@ from medserl_agentloop.core.interaction import (
     play_game,
 )
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, StepFile
+from medserl_agentloop.evaluation.readiness import Replies, can_play, lengths_table
 from medserl_agentloop.games.medical.case import Category, GameSpec, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
@@ -64,6 +64,7 @@ JudgeName = Annotated[str | None, typer.Option("--judge", help="Who judges; else
 AtOnce = Annotated[
     int, typer.Option("--concurrency", min=1, help="Requests in flight, or turns in a batch.")
 ]
+Retries = Annotated[int, typer.Option(min=0, help="Further requests for a lost answer.")]
 Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")]
 KeyVariable = Annotated[
     str | None, typer.Option("--api-key-env", help="Environment variable with the API key.")
@@ -93,6 +94,7 @@ def play(
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one turn.")] = 4096,
     seed: Annotated[int, typer.Option(help="Draws the rows and seeds every turn.")] = 0,
     timeout: Timeout = 300.0,
+    retries: Retries = 3,
     api_key_env: KeyVariable = None,
     extra_body: ExtraBody = None,
     settings: Settings = None,
@@ -112,7 +114,12 @@ def play(
         interaction, started = start_games(
             run, SelfPlayConfig, named, settings, data, games, seed, samples
         )
-        asking = {"api_key_env": api_key_env, "timeout_s": timeout, "concurrency": concurrency}
+        asking = {
+            "api_key_env": api_key_env,
+            "timeout_s": timeout,
+            "retries": retries,
+            "concurrency": concurrency,
+        }
         player = model_at(model, served, template_of(run), extra_body=extra_body, **asking)
         # The game does not know how long its texts are for this model, so the option says the
         # turns' budget.
@@ -158,78 +165,6 @@ def play(
         say(console, line)
     if void.total() == len(records):
         raise typer.Exit(1)
-
-
-# --- can the model play? ---
-
-Replies = defaultdict[str, list[Reply]]
-"""All turns of a role."""
-
-LEAST_PARSED, LEAST_VALID, MOST_CUT, MOST_SILENT = 0.9, 0.5, 0.02, 0.8
-"""What a model needs at the start of a run (docs/evaluation.md). No run has confirmed it."""
-
-
-def lengths_table(replies: Mapping[str, Sequence[Reply]], most: int) -> Any:
-    """How many turns of each role were cut, how long they are, and what budget that suggests."""
-    rows = []
-    for role, turns in replies.items():
-        lengths = [_percentile([turn.tokens for turn in turns], share) for share in (50, 95, 99)]
-        cut = f"{_cut(turns):.1%}".replace("%", " %")
-        counted = [f"{length:,}" for length in lengths] if any(lengths) else ["not counted"] * 3
-        budget = suggested_budget(turns)
-        suggested = f"more than {most:,}" if budget is None else f"{budget:,}"
-        rows.append((role, len(turns), cut, *counted, suggested if any(lengths) else "-"))
-    columns = ["role", "turns", "cut", "tokens, 50 %", "95 %", "99 %", "budget"]
-    return table("lengths of turns", columns, rows)
-
-
-def suggested_budget(turns: Sequence[Reply]) -> int | None:
-    """A tenth more than 99 % of the turns take; None if too many were cut to know."""
-    if _cut(turns) > MOST_CUT:
-        return None
-    return 64 * math.ceil(1.1 * _percentile([turn.tokens for turn in turns], 99) / 64)
-
-
-def can_play(
-    metrics: Mapping[str, float], replies: Mapping[str, Sequence[Reply]], most: int
-) -> Iterator[str]:
-    """Say what is to be done before a run, or that nothing is."""
-    found = []
-    for role, turns in replies.items():
-        if (cut := _cut(turns)) > MOST_CUT:
-            found.append(
-                f"a larger budget first: {cut:.0%} of the {role}'s turns were cut at {most:,} "
-                "tokens. Play again with a larger --max-tokens, or without the model's reasoning "
-                f"(--extra-body {TEMPLATE_KWARGS}.enable_thinking=false)"
-            )
-    for what, least, words in (
-        ("parse_rate", LEAST_PARSED, "can be read"),
-        ("valid_rate", LEAST_VALID, "are valid"),
-    ):
-        for role in replies:
-            if (share := metrics.get(f"selfplay/{role}/{what}", 1.0)) < least:
-                found.append(
-                    f"a warm start first: {share:.0%} of the {role}'s turns {words}, and a run "
-                    f"needs {least:.0%}"
-                )
-    for role in replies:
-        if (share := metrics.get(f"selfplay/{role}/no_signal_rate", 0.0)) > MOST_SILENT:
-            found.append(
-                f"other rows first: in {share:.0%} of its groups the {role} earns the same in each "
-                "game, and learns nothing"
-            )
-    yield from (line.replace("%", " %") for line in found)
-    if replies and not found:
-        yield "this model can play: its turns are whole, readable and valid often enough"
-
-
-def _cut(turns: Sequence[Reply]) -> float:
-    return sum(turn.truncated for turn in turns) / len(turns)
-
-
-def _percentile(lengths: Sequence[int], share: int) -> int:
-    """The least length that so many % of them do not exceed."""
-    return sorted(lengths)[math.ceil(len(lengths) * share / 100) - 1]
 
 
 # --- the run that a model is of ---

@@ -35,6 +35,7 @@ from medserl_agentloop.evaluation.play import (
     KeyVariable,
     Model,
     Profile,
+    Retries,
     Settings,
     model_at,
     play_match,
@@ -178,6 +179,7 @@ def tournament(
     profile: Profile = None,
     judge: JudgeName = None,
     concurrency: AtOnce = 16,
+    retries: Retries = 3,
     api_key_env: KeyVariable = None,
     extra_body: ExtraBody = None,
     settings: Settings = None,
@@ -201,7 +203,7 @@ def tournament(
         chosen = {"profile": profile, "judge": judge}
         interaction, started = start_games(run, MedicalConfig, chosen, settings, data, games, seed)
         rows = dict(enumerate(game.record.spec for game in started))
-        asking = {"api_key_env": api_key_env, "concurrency": concurrency}
+        asking = {"api_key_env": api_key_env, "retries": retries, "concurrency": concurrency}
         asked = {
             "players": {e.name: _identity(e, asking, extra_body) for e in everyone},
             "rows": identity.of_values([asdict(spec) for spec in rows.values()]),

@@ -280,13 +280,13 @@ def test_unanswered_requests_are_asked_again_and_withhold_the_table(
     server.answer = lambda role, prompt: next(
         (said for n, said in odd.items() if n in prompt), knows(role, prompt)
     )
-    done = evaluate(server.url, notes, tmp_path, "--model", MODEL, "--tries", 1)
+    done = evaluate(server.url, notes, tmp_path, "--model", MODEL, "--retries", 0)
     assert (
         done.exit_code == 2
         and "2 of 16 requests got no answer (the first: assessor: HTTP 500" in done.output
     )
     assert not (tmp_path / "results.json").exists()
-    found = results(server, notes, tmp_path, "--tries", 1, "--allow-missing")
+    found = results(server, notes, tmp_path, "--retries", 0, "--allow-missing")
     (scores,) = found["systems"].values()
     assert (scores["missing"], found["answers"]["missing"], scores["unreadable"]) == (2, 2, 2)
     assert measures(found)["flag_accuracy"] == 1 - 4 / (2 * CASES)
