@@ -78,7 +78,7 @@ class _Match(NamedTuple):
     specs: dict[int, GameSpec]
 
 
-class Change(NamedTuple):
+class SkillChange(NamedTuple):
     """What a run's last player does better or worse than its first, on the same notes."""
 
     measure: str
@@ -393,7 +393,7 @@ def _is_as_asked(game: MedicalRecord) -> bool:
     )
 
 
-def changes(results: pd.DataFrame, first: str, last: str) -> list[Change]:
+def changes(results: pd.DataFrame, first: str, last: str) -> list[SkillChange]:
     """What the assessor and the attacker gained between two players, by the table of shares.
 
     Attacks are those of both players, and an attacker's success is that against both.
@@ -413,7 +413,7 @@ def changes(results: pd.DataFrame, first: str, last: str) -> list[Change]:
             for own in (rows[rows[role] == name] for name in (first, last))
         )
         if first != last and before[1] and after[1]:
-            found.append(Change(measure, before, after, share_difference(before, after)))
+            found.append(SkillChange(measure, before, after, share_difference(before, after)))
     return found
 
 

@@ -19,7 +19,7 @@ from typer.testing import Result
 from experiments.learning.measure import held_out_cases, spec_of
 from medserl_agentloop.evaluation.local_models import load_player
 from medserl_agentloop.evaluation.play import play_match
-from medserl_agentloop.evaluation.tournament import Change, changes, entries, shares
+from medserl_agentloop.evaluation.tournament import SkillChange, changes, entries, shares
 from medserl_agentloop.games.medical.case import Category, GameSpec, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, read_games
@@ -305,8 +305,8 @@ def test_changes_are_between_the_first_and_last_player_of_a_run() -> None:
     alarms = str(found["false alarms, untouched"])
     assert alarms.startswith("false alarms, untouched 100 → 0 % (better by 100 points, ")
     assert str(found["success"]).startswith("attacks that succeed 50 → 75 % (better by 25 points")
-    same = Change("detection", (15, 80), (16, 80), share_difference((15, 80), (16, 80)))
+    same = SkillChange("detection", (15, 80), (16, 80), share_difference((15, 80), (16, 80)))
     assert str(same).endswith("19 → 20 % (no difference shown)")
-    worse = Change("detection", (60, 80), (10, 80), share_difference((60, 80), (10, 80)))
+    worse = SkillChange("detection", (60, 80), (10, 80), share_difference((60, 80), (10, 80)))
     assert "worse by 62 points" in str(worse)
     assert changes(shares(games), "1", "1") == []
