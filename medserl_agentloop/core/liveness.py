@@ -11,6 +11,7 @@ seconds.
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import re
@@ -25,6 +26,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
+from medserl_agentloop.core.user_code import is_cancelled
 from medserl_agentloop.terminal import announce, visible
 
 # a living process answers at once; one that is slower is taken for busy, not for dead
@@ -53,10 +55,14 @@ def ends_the_run(play: Callable[..., Any]) -> Callable[..., Any]:
     async def watched(*args: Any, **kwargs: Any) -> Any:
         try:
             return await play(*args, **kwargs)
-        except Exception as error:
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
             # It may quote a model's text, which must not look like a line of ours.
             _failures.append(indent(visible("".join(traceback.format_exception(error))), "    "))
-            raise
+            if isinstance(error, Exception):
+                raise
+            raise RuntimeError(f"a game raised {type(error).__name__}") from error
 
     return watched
 

@@ -3,8 +3,10 @@ report."""
 
 import asyncio
 import re
+import threading
 from inspect import isawaitable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from judges.games import by_index, judgement, played, printed_at_start_up
 from serving import LocalServer, completion, unused_url
 from support import run_with
 
-from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.case import Category, GameSpec, Label
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
@@ -28,6 +30,7 @@ from medserl_agentloop.games.medical.judges.report import (
     CountedShare,
     JudgeReport,
     judge_identity,
+    judge_problems,
     read_report,
     unanswered,
     write_report,
@@ -264,6 +267,51 @@ def test_a_judge_that_never_answers_voids_the_game() -> None:
         14,
         None,
     )
+
+
+def test_a_judge_that_blocks_voids_its_game_and_no_other() -> None:
+    released = threading.Event()
+
+    class Blocks(Doubter):
+        async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
+            if "1007" in presented:
+                released.wait(30)
+            return SAID
+
+    judge = GatedJudge(Blocks(), limit_s=0.5)
+    stuck, free = played(7), played(8)
+    for record in (stuck, free):
+        asyncio.run(judge_game(judge, record))
+    released.set()
+    assert "no answer in 0.5 s" in str(stuck.void) and free.void is None
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit])
+def test_a_judge_that_ends_its_task_or_process_voids_the_game(error: type[BaseException]) -> None:
+    class Leaves(Doubter):
+        async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
+            raise error
+
+    record = played()
+    asyncio.run(judge_game(GatedJudge(Leaves(), limit_s=5), record))
+    assert error.__name__ in str(record.void)
+
+
+def test_the_base_of_a_warm_start_is_no_judge(tmp_path: Path) -> None:
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("54")
+    base = {
+        "judge": "llm",
+        "adapters": "per_role",
+        "judge_server__url": "base",
+        "judge_server__json_schema": False,
+    }
+    for folder in ("global_step_54/huggingface", "merged"):
+        run = run_with(**{f"selfplay__{key}": value for key, value in base.items()})
+        run.actor_rollout_ref.model.path = str(tmp_path / folder)
+        problems = judge_problems(
+            SimpleNamespace(selfplay=SelfPlayConfig.from_run(run), config=run)
+        )
+        assert any(str(tmp_path / folder) in problem for problem in problems)
 
 
 # --- the judge's report: what it says, what it refuses, and the corrected reward ---

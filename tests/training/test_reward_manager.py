@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,16 @@ from verl.utils.tracking import Tracking
 
 from medserl_agentloop.core.metrics import game_metrics
 from medserl_agentloop.core.recorder import TABLE_NAME, games_table, log_games
-from medserl_agentloop.core.records import TurnRecord
+from medserl_agentloop.core.records import Rewards, TurnRecord
 from medserl_agentloop.core.reward_manager import PerTurnRewardManager
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
+from medserl_agentloop.games.medical import interaction
 from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
+from medserl_agentloop.games.medical.rewards import ZeroSum
 from medserl_agentloop.medical_team.rewards import MedicalGeneralSum
 from medserl_agentloop.testing.tiny import compose_run
 
@@ -77,6 +80,32 @@ def test_rewards_of_a_role_that_the_game_lacks_are_refused() -> None:
         ValueError, match=r"rewards \['frist'\], and its roles are \('first', 'second'\)"
     ):
         answer_to(record, compose_run("+recipes=kuhn_poker"))
+
+
+class Slow(ZeroSum):
+    def rewards(self, record: MedicalRecord) -> Rewards:
+        released.wait(30)
+        return {}
+
+
+class Cancelled(ZeroSum):
+    def rewards(self, record: MedicalRecord) -> Rewards:
+        raise asyncio.CancelledError
+
+
+released = threading.Event()
+
+
+@pytest.mark.parametrize(("scheme", "error"), [(Slow, TimeoutError), (Cancelled, RuntimeError)])
+def test_a_scheme_that_blocks_or_cancels_ends_the_run_in_words(
+    scheme: type[ZeroSum], error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interaction, "REWARD_LIMIT_S", 0.5)
+    played = game("vanilla_harmful")
+    played.play(HARMFUL_ANSWER)
+    with pytest.raises(error):
+        answer_to(played.record, run_with(selfplay__reward=f"{__name__}:{scheme.__name__}"))
+    released.set()
 
 
 # --- the table of games: real offline runs, written by verl's own tracking ---

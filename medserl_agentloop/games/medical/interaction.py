@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from medserl_agentloop.core.chat import BaseModelChat
 from medserl_agentloop.core.interaction import Interaction, PlannedRow, Turn
+from medserl_agentloop.core.user_code import limited
 from medserl_agentloop.games.medical.case import Category, GameSpec, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import (
@@ -24,6 +25,8 @@ from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme, load_scheme, reward_game
 from medserl_agentloop.games.medical.rules import MedicalGame
 from medserl_agentloop.games.medical.view import MedicalView
+
+REWARD_LIMIT_S = 60.0  # for the rewards of one game by a user's scheme
 
 
 class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
@@ -128,7 +131,15 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         if presented and record.judgement is None:
             await judge_game(self._judge, record)
         record.scheme = self.config.scheme_name
-        reward_game(record, self._scheme)
+        if type(self._scheme).__module__.startswith("medserl_agentloop."):
+            reward_game(record, self._scheme)
+            return
+        try:
+            await limited(partial(reward_game, record, self._scheme), REWARD_LIMIT_S)
+        except TimeoutError:
+            raise TimeoutError(
+                f"selfplay.reward={self.config.reward} gave no rewards in {REWARD_LIMIT_S:g} s"
+            ) from None
 
     def settle(self, records: Sequence[MedicalRecord], counts: dict[str, dict[str, float]]) -> None:
         self._scheme.settle(records, counts)

@@ -5,15 +5,16 @@ A user's own is named by its import path.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from copy import deepcopy
+from functools import partial
 from inspect import iscoroutinefunction, signature
 from typing import Any, Protocol
 
 from medserl_agentloop.core.chat import BASE, BaseModelChat
 from medserl_agentloop.core.client import BadAnswer, NoAnswer
+from medserl_agentloop.core.user_code import limited
 from medserl_agentloop.games.medical.case import GameSpec, Label
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.edit import one_line
@@ -82,6 +83,8 @@ class GatedJudge:
     Attributes:
         reader: Reads the notes in which the judge finds an injected error. The error counts if
             enough readings find it.
+        limit_s: Seconds that a user's judge may take; None for a judge of this package, which has
+            limits of its own.
     """
 
     def __init__(
@@ -93,9 +96,11 @@ class GatedJudge:
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         if not spec.category.has_attack:
             return await LabelJudge().judge(presented, original, spec)
-        answer = self._judge.judge(presented, original, deepcopy(spec))  # it may be a user's
+        asked = partial(self._judge.judge, presented, original, deepcopy(spec))
+        if self._limit_s is None:
+            return Judgement.model_validate(await asked())
         try:
-            return Judgement.model_validate(await asyncio.wait_for(answer, self._limit_s))
+            return Judgement.model_validate(await limited(asked, self._limit_s))
         except TimeoutError:
             raise BadAnswer(
                 f"no answer in {self._limit_s} s: raise {JudgeServer.node}.timeout_s"

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, computed_field
 from medserl_agentloop.core.chat import BASE, TEMPLATE_KWARGS
 from medserl_agentloop.core.client import blocking
 from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.step_file import LATEST
 from medserl_agentloop.games.medical.case import Category, GameSpec, Label
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges import JUDGES, build_judge, judge_class
@@ -151,11 +152,23 @@ def judge_problems(run: RunConfig) -> Iterator[str]:
     served = reward_model.model_path if reward_model.enable else None
     if selfplay.judge_server.url == BASE:
         served = run.config.actor_rollout_ref.model.path
+        if _is_trained(served):
+            yield (
+                f"{_NODE}.url={BASE}: {served} was trained, e.g. in a warm start, and would judge "
+                "by what it was taught. Serve the model that it was trained from and set "
+                f"{_NODE}.url and .model"
+            )
     try:
         yield from _server_problems(selfplay, reward_model=reward_model.enable)
         yield from _report_problems(selfplay, served)
     except ValueError as error:
         yield str(error)
+
+
+def _is_trained(model: str) -> bool:
+    """Whether a folder is in a run of verl's, e.g. ``global_step_54/huggingface`` or ``merged``."""
+    folder = Path(model).expanduser().absolute()
+    return any((each / LATEST).exists() for each in (folder, *folder.parents[:3]))
 
 
 def _server_problems(selfplay: MedicalConfig, reward_model: bool) -> Iterator[str]:
