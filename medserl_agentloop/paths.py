@@ -22,13 +22,13 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def resource(name: str) -> Path:
-    """Path of a resource such as ``recipes``, in a wheel or beside the package; FileNotFoundError
+    """Path of a resource such as ``recipes``, in a wheel or next to the package; FileNotFoundError
     if there is none.
     """
     for path in (PACKAGE / name, PACKAGE.parent / name):
         if path.exists():
             return path
-    raise FileNotFoundError(f"{name!r} is neither in the package {PACKAGE} nor beside it")
+    raise FileNotFoundError(f"{name!r} is neither in the package {PACKAGE} nor next to it")
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
@@ -176,9 +176,9 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-MANIFEST = "manifest.json"  # says what is in the files of the data set that it is beside
+MANIFEST = "manifest.json"  # says what is in the data files of its folder
 DIFFERS = (
-    f"the file is not the one that {MANIFEST} beside it describes: a run was killed while it put "
+    f"the file is not the one that {MANIFEST} next to it describes: a run was killed while it put "
     "its files in place, "
     "or it was changed since; write the folder again with medserl data convert, or remove "
     f"{MANIFEST} if it was meant"
@@ -186,7 +186,7 @@ DIFFERS = (
 
 
 def in_manifest(path: Path) -> str | None:
-    """The hash that the manifest beside an output file has for it, or None."""
+    """The hash that the manifest next to an output file has for it, or None."""
     try:
         value = json.loads((path.parent / MANIFEST).read_bytes())["outputs"][path.name]["sha256"]
         return None if value is None else str(value)
@@ -200,7 +200,7 @@ def in_manifest(path: Path) -> str | None:
 
 
 def differs_from_manifest(path: Path) -> bool:
-    """Return whether the manifest beside a file has another hash for it; False without a hash or a
+    """Return whether the manifest next to a file has another hash for it; False without a hash or a
     file.
     """
     expected = in_manifest(path)

@@ -188,7 +188,7 @@ def _say_how_to_resume(
 
 class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
     """Hydra callback of the recipes: write the output of a run and its processes to ``train.log``
-    beside its games.
+    next to its games.
 
     Lines of this package go to the terminal, too, and so does the error of a run that fails, with
     its traceback. ``hydra.verbose=true`` leaves everything on the terminal.

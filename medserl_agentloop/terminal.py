@@ -77,7 +77,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **s
 
 @contextmanager
 def errors_in_one_line(who: str = "medserl", stopped: str = "") -> Iterator[None]:
-    """End the program with exit code 2 and one line for an error that the user can mend, and for
+    """End the program with exit code 2 and one line for an error that the user can fix, and for
     each of its notes.
 
     ``who`` begins the line. A command that can say what is left after Ctrl-C, ``stopped``, ends

@@ -94,7 +94,7 @@ def test_killed_run_resumes_as_if_never_killed_with_every_step_once(
         line.startswith(f"resuming after step {reached} of {LAST}: ") for line in killed.lines()
     )
     assert any(f"plays all of its {ROWS} rows" in line for line in killed.lines())
-    assert sum(line.startswith("judge labels: nobody reads") for line in killed.lines()) == 1
+    assert sum(line.startswith("judge labels: no judge reads") for line in killed.lines()) == 1
     for run in (whole, killed):
         assert run.steps_of_games() == dict.fromkeys(range(1, LAST + 1), GAMES_PER_STEP)
         assert [m["step"] for m in run.metrics] == list(range(1, LAST + 1))

@@ -2,7 +2,7 @@
 of SFT.
 """
 
-import re
+import csv
 from itertools import product
 from pathlib import Path
 
@@ -77,8 +77,8 @@ def test_the_recipe_of_a_script_sets_what_the_script_sets_or_says_why_not(
     config = compose_run(f"+recipes={recipe}")
     path = resource(f"recipes/{recipe}.yaml")
     header = path.read_text().split("defaults:")[0]
-    page = (path.parents[1] / "docs/migration.md").read_text()
-    rows = re.findall(r"^\| `([\w.]+)` " + r"\| (\S+) " * 4 + r"\|$", page, re.M)
+    with (path.parents[1] / "docs/script_parameters.csv").open(newline="") as file:
+        rows = list(csv.reader(file))[1:]
     assert len(rows) > 20
     for key, *values in rows:
         script, here = values[column - 1 : column + 1]
@@ -97,7 +97,7 @@ def test_the_base_judges_beside_an_adapter_for_each_role() -> None:
     config = compose_run("+recipes=[qwen3_4b,lora,adapter_per_role]", *base)
     assert check_run(config).adapters == "per_role"
     with pytest.raises(
-        ConfigError, match=r"the engine has only beside adapters: set selfplay\.adapters=per_role"
+        ConfigError, match=r"the engine has only with adapters: set selfplay\.adapters=per_role"
     ):
         check_run(compose_run("+recipes=qwen3_4b", *base))
     config.selfplay.judge_server.json_schema = True

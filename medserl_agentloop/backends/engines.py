@@ -59,7 +59,7 @@ class _FSDP2EngineWithLMHead(RoleAdapters, _EngineWithLMHead):
 
 
 class _WithoutPinnedMemory:
-    """Keeps FSDP2 from pinning host memory, which only works beside an accelerator."""
+    """Keeps FSDP2 from pinning host memory, which only works with an accelerator."""
 
     engine_config: Any
 

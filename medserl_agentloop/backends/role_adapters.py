@@ -148,7 +148,7 @@ class RoleAdapters:
         return adapters, {**config, ROLE_ADAPTERS: list(self._trained)}
 
     def save_checkpoint(self, local_path: str, *args: Any, **more: Any) -> None:
-        """verl's checkpoint, and beside it, in peft's format, the adapter of all roles or of
+        """verl's checkpoint and, in peft's format, the adapter of all roles or of
         each."""
         super().save_checkpoint(local_path, *args, **more)  # type: ignore[misc]
         of_roles = adapter_names(list(self.model_config.lora.get(ROLE_ADAPTERS) or {}))

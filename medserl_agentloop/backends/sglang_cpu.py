@@ -1,7 +1,7 @@
 """verl's own SGLang rollout where there is no accelerator.
 
 verl's replica, server and client are used as they are. Three things are added: a weight push that
-needs no CUDA (``sglang_adapters.py``), stand-ins for what SGLang imports beside an accelerator
+needs no CUDA (``sglang_adapters.py``), replacements for what SGLang imports with an accelerator
 (``shim/``), and memory that is not pinned. The plugin calls :func:`register` in every process; with
 a GPU nothing happens.
 
@@ -46,7 +46,7 @@ def register() -> None:
     if torch.cuda.is_available():
         return
     chosen = is_chosen()
-    # Beside a CPU build of torch PyPI's torchvision cannot be imported without the shim, and
+    # With a CPU build of torch PyPI's torchvision cannot be imported without the shim, and
     # Transformers tries to wherever it is installed: also in the process that reads the recipe and
     # does not know the choice yet.
     cpu_build = torch.version.cuda is None and torch.version.hip is None

@@ -181,7 +181,7 @@ class _Seats:
             sampling_params=sampling_params,
         )
         limit = self._shared.config.turn_timeout_s
-        # Its place, and the tokens that it may have, before others begin beside it.
+        # Its place, and the tokens that it may have, before other turns begin.
         taken = TrajectoryTurn(turn.role, prompt.ids, [], None, turn.conversation, number)
         trajectory.turns.append(taken)
         self._reserved += budget
@@ -223,7 +223,7 @@ class _Seats:
             # An outage costs its games, not the run, and nothing is invented in the opponent's
             # place.
             raise NoReplyError(f"opponent failed: {error}") from None
-        if self._record.opponent is None:  # or a turn beside this one has failed
+        if self._record.opponent is None:  # or a concurrent turn has failed
             opponent.version = reply.model or str(config.model)
             self._record.opponent = opponent
         return reply

@@ -268,7 +268,7 @@ def _short_samples(
     pairs: dict[str, list[Turn]] = {}
     for _, facts in rows[: 8 * count]:
         turns = interaction.sample_turns(facts)
-        # Beside the first turn stands the first of another role, or else the next one.
+        # The first turn is paired with the first of another role, or else the next one.
         others = [turn for turn in turns if turn.role != turns[0].role] or turns[1:]
         if others:
             pairs[str([turns[0], others[0]])] = [turns[0], others[0]]

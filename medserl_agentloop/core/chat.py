@@ -296,7 +296,7 @@ class ServedModel(ChatClient):
 
 
 class BaseModelChat:
-    """The base model, which the rollout serves beside the roles' adapters. It is asked in
+    """The base model, which the rollout serves with the roles' adapters. It is asked in
     tokens."""
 
     is_down = False

@@ -387,5 +387,5 @@ def without_credentials(place: str) -> str:
 
 
 def shown(words: str) -> str:
-    """The beginning of a server's words on one line, as they may stand in a message."""
+    """The beginning of a server's words on one line, as a message may quote them."""
     return visible(" ".join(words[:2000].split())[:200])

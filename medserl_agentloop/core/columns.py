@@ -21,7 +21,7 @@ ANCHOR_COLUMN = "anchor_coef"
 
 TOKEN_ROLES = "token_roles"
 """Column (T,) of the role in whose context each token stands, prompts included, counted from 1; 0
-is nobody's.
+belongs to no role.
 """
 
 

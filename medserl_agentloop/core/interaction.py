@@ -44,7 +44,7 @@ Message = dict[str, str]
 class Prompt:
     """Chat messages, with untrusted text kept apart from them.
 
-    ``place(name)`` stands in ``messages`` where a text of ``data`` belongs. Neither the encoder nor
+    ``place(name)`` marks where ``messages`` show a text of ``data``. Neither the encoder nor
     a chat server that gets them filled in finds control tokens in these texts.
     """
 
@@ -108,7 +108,7 @@ class Game(Protocol):
         """
 
     def make_void(self, reason: str) -> None:
-        """End the game without a result: nobody is rewarded, nothing is trained on."""
+        """End the game without a result: no role is rewarded, nothing is trained on."""
 
 
 G = TypeVar("G", bound=Game)
@@ -256,7 +256,7 @@ class Reply:
     """A player's turn."""
 
     text: str  # what the player wrote, with the reasoning that a server split off in front
-    tokens: int = 0  # 0 where nobody counted
+    tokens: int = 0  # 0 if not counted
     truncated: bool = False  # whether a token budget cut it off
     prefill: str = ""  # how the prompt began the turn for the player, e.g. ``<think>``
     model: str = ""  # by its server, where it says

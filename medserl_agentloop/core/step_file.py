@@ -76,7 +76,7 @@ class StepFile:
         """
         before, remedy = (
             0,
-            "so the run cannot be resumed with this file: mend the line, or move the file away",
+            "so the run cannot be resumed with this file: fix the line, or move the file away",
         )
         with self.path.open("rb") if self.path.exists() else BytesIO() as file:
             for number, line in enumerate(file, start=1):
@@ -198,7 +198,7 @@ def write_prompts(folder: str | Path, step: int, prompts: Iterable[dict[str, Any
 
 
 class RunFiles:
-    """The files of one run: games and metrics by step, beside its config.
+    """The files of one run: games and metrics by step, and its config.
 
     ``folder`` is ``selfplay.records``.
     """

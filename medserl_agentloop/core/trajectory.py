@@ -89,7 +89,7 @@ class Trajectory:
 
         verl can hold neither an empty prompt nor an empty response, so such a game gets a masked
         padding token instead. A turn without log-probs gets zeros where its run has them; its game
-        is void, so that nobody reads them.
+        is void, and they are not read.
         """
         first = (
             self.turns[0] if self.turns else TrajectoryTurn(self.roles[0], [pad_token_id], [], None)

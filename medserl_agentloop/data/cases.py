@@ -38,7 +38,7 @@ _MARKS_OF_UW = re.compile(rf"<(?!(?:{'|'.join(_HTML.split())}) ?/>)[A-Z][A-Z _-]
 _COLLECTION = re.compile(r"(?![a-f]{8}-)([^\W\d_]+)[-_]", re.IGNORECASE)
 _NUMBERED_LINE = re.compile(r"[ \t]*([0-9]{1,6})(?:[ \t]+(.*))?$", re.DOTALL)
 _LARGEST_ID_GAP = 3
-_SAME_NOTE = 2 / 3  # share of the words in a list of sentences that stand in the note as well
+_SAME_NOTE = 2 / 3  # share of the words in a list of sentences that are also in the note
 
 
 class MedecFormatError(ValueError):

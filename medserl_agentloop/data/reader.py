@@ -147,7 +147,7 @@ def read_files(
 
     ``columns`` names the columns of a user's own tables, by field. The cases of OpenRLHF rows are
     looked up in the files of ``join``. With ``as_published``, every row is a case of its own, its
-    texts exactly as they stand in the file, and the id of a clean twin's case is that of its error
+    texts exactly as in the file, and the id of a clean twin's case is that of its error
     row; rows that contradict each other stay, and the report names them.
     """
     joined = None
@@ -282,7 +282,7 @@ def _cases(
     elif not chosen and has.issuperset(COLUMNS[:2]):
         if absent := [name for name in COLUMNS if name not in has]:
             raise MedecFormatError(
-                f"{table.file}, header: column {absent[0]!r} is missing; beside Text ID and Text, "
+                f"{table.file}, header: column {absent[0]!r} is missing; besides Text ID and Text, "
                 f"a file of MEDEC's has {', '.join(COLUMNS[2:])}. For notes of your own, rename "
                 "the columns, or name them with --column note=Text."
             )

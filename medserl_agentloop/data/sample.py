@@ -40,7 +40,7 @@ def write_sample(
     sentence, or None where another note is needed.
 
     Returns the number of rows. ``split`` says which wordings and facts they use; ``overlap`` is the
-    share of 4-grams from which on two notes are too much alike to stand in one sample, and 1 leaves
+    share of 4-grams from which on two notes are too much alike for one sample, and 1 leaves
     out only the same notes again. A ValueError says that the world is too small for that many
     distinct cases.
     """

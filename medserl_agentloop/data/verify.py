@@ -283,7 +283,7 @@ def _unchecked(report: Report, paths: Sequence[Path], splits: set[str]) -> dict[
         reason = f"no row of {', '.join(unseen)} could be looked at"
         why |= dict.fromkeys(set(Check) - {Check.SCHEMA, *report.failures}, reason)
     if loose:
-        why[Check.MANIFEST] = f"no {MANIFEST} beside it names {', '.join(loose)}"
+        why[Check.MANIFEST] = f"no {MANIFEST} next to it names {', '.join(loose)}"
     return why
 
 

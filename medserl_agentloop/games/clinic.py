@@ -144,7 +144,7 @@ class Sentence:
 
     @property
     def text(self) -> str:
-        """The sentence as it stands in a note."""
+        """The sentence as a note has it."""
         return TEMPLATES[self.kind][self.template].format(
             value=self.value, dose=self.dose, age=self.age, sex=self.sex
         )

@@ -190,7 +190,7 @@ class MedicalDialogueGameManager:
             for turn in game["processed_output_history"]:
                 state = turn["game_states"]
                 if not state:
-                    continue  # nobody generated it
+                    continue  # it was not generated
                 reward, outcomes = get_medical_game_reward_general_sum(state, labels, coefficients)
                 if not self.disable_hidden_cot:
                     reward += get_medical_cot_formatting_reward(state["cot_format_violation"])

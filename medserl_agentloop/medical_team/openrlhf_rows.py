@@ -23,7 +23,7 @@ from medserl_agentloop.games.medical.edit import one_line
 
 _WITH_BOTH_NOTES = ("game_category", "error_note", "clean_note", "error_type")
 _KEYS = ("prompt", "vanilla", "adversarial", "completion", "data_type", *_WITH_BOTH_NOTES)
-# Which collection a file's or folder's name speaks of, and a value beside the notes, such as an id.
+# Which collection a file's or folder's name speaks of, and other values of a row, such as an id.
 _COLLECTION = re.compile(r"(?:(?<![a-z])|(?<=medec))(ms|uw)(?![a-z])", re.IGNORECASE)
 _OF_COLLECTION = re.compile(r"(?:medec[-_ ]?)?(ms|uw)(?:[-_]\S*)?", re.IGNORECASE)
 _SAFE = "Safe"  # the completion of a vanilla_benign row; that of all others is empty

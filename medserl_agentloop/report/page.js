@@ -82,7 +82,7 @@ function pieces(marked, kind) {
     left -= some.length;
   }
   const more = marked.reduce((sum, [, words]) => sum + words.length, left - MOST_CHARACTERS);
-  return element("pre", kind ? { class: kind } : {}, ...shown, more ? element("em", {}, ` … ${more} more characters stand in the games file`) : "");
+  return element("pre", kind ? { class: kind } : {}, ...shown, more ? element("em", {}, ` … ${more} more characters are in the games file`) : "");
 }
 
 const text = (content, kind) => pieces([["", content ?? ""]], kind);

@@ -282,7 +282,7 @@ def test_splits_of_a_mixture_are_refused(convert, pairs, tmp_path):
         tmp_path / "a",
     )
     assert_one_sentence(
-        result, "a/val.parquet: the file is not the one that manifest.json beside it describes"
+        result, "a/val.parquet: the file is not the one that manifest.json next to it describes"
     )
 
 

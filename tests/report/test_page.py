@@ -288,7 +288,7 @@ def test_a_text_too_long_to_be_drawn_is_cut_with_a_word_on_it(
     view = viewed(run)
     for fold in view.locator("#game details").all():
         fold.evaluate("fold => fold.open = true")
-    assert "980000 more characters stand in the games file" in view.inner_text("#game")
+    assert "980000 more characters are in the games file" in view.inner_text("#game")
     assert time.monotonic() - started < 15
 
 

@@ -291,7 +291,7 @@ def test_a_last_checkpoint_that_is_none_is_told(home: Path) -> None:
     for step in (9, 10):
         (folder / f"global_step_{step}").mkdir(parents=True)
         (folder / f"global_step_{step}" / "data.pt").touch()
-    assert problem(here).startswith(f"{folder / LATEST} is missing beside checkpoints")
+    assert problem(here).startswith(f"{folder / LATEST} is missing, but there are checkpoints")
     for text in ("", "7", "\0\0", "x"):
         (folder / LATEST).write_text(text)
         answer = f"says {text!r}, which is no checkpoint. Write 10 into it"

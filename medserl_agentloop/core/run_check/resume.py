@@ -122,7 +122,7 @@ def _newest(run: RunConfig, folder: Path) -> Iterator[Finding]:
     if not latest.is_file():
         if newest:
             yield (
-                f"{latest} is missing beside checkpoints, which a new run would overwrite. "
+                f"{latest} is missing, but there are checkpoints, which a new run would overwrite. "
                 f"{resume}, or {another}."
             )
         return

@@ -1,4 +1,4 @@
-"""The ``selfplay`` node of the medical game: its own keys beside those of any game."""
+"""The ``selfplay`` node of the medical game: its own keys and those of any game."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def one_line(text: str) -> str:
 
 
 def sentences_in(note: str) -> list[str]:
-    """The sentences of ``note`` as they stand in it."""
+    """The sentences of ``note``, verbatim."""
     lines = (line.strip() for line in note.splitlines())
     return [part for line in lines for part in _SENTENCE_END.split(line) if part]
 
@@ -81,7 +81,7 @@ def number_sentences(note: str, listed: Mapping[int, str] = {}) -> dict[int, str
     """The sentences of ``note``, by the numbers of ``listed`` where that is a list of them, else
     from 0.
 
-    They are in the note's order and as they stand in it: only white space is between them.
+    They are in the note's order and verbatim: only white space is between them.
     ``listed`` is what the source has. One sentence may read otherwise: a source lists those of one
     of two notes.
     """
@@ -242,7 +242,7 @@ def edit_between(note: str, sentences: Mapping[int, str], other: str) -> Sentenc
 
 
 def _with_places(text: str) -> tuple[str, list[int]]:
-    """``text`` in one line between two blanks, and where each of its characters stands in it."""
+    """``text`` in one line between two blanks, and the place of each of its characters in it."""
     words, places = [""], []
     for word in re.finditer(r"\S+", text):
         words.append(word[0])

@@ -108,7 +108,7 @@ def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
 
 
 def _unread(game: MedicalRecord) -> bool:
-    """Return whether a rewritten note has a label although nobody read it; the data knows its own
+    """Return whether a rewritten note has a label although no judge read it; the data knows its own
     two notes only.
     """
     believed = game.judgement is not None and game.judgement.judge == LABELS_JUDGE

@@ -293,7 +293,7 @@ def reward_game(record: MedicalRecord, scheme: RewardScheme) -> None:
     )
     if (
         record.outcome is Outcome.INVALID_ATTACK
-    ):  # nobody learns from guessing at an error that is not in the note
+    ):  # guessing at an error that is not in the note teaches nothing
         each = [
             {role: parts for role, parts in rewards.items() if role is Role.ATTACKER}
             for rewards in each

@@ -109,7 +109,7 @@ class MedicalGame:
         RuntimeError if the game is over.
         """
         if self.next_role is None:
-            raise RuntimeError("the game is over: nobody's turn is left to play")
+            raise RuntimeError("the game is over: no turn is left to play")
         attacks = self.next_role is Role.ATTACKER
         read = self.parser.attack if attacks else self.parser.assessment
         parsed = (
@@ -134,7 +134,7 @@ class MedicalGame:
             self.next_role = None
 
     def make_void(self, reason: str) -> None:
-        """End the game without a result: nobody is rewarded, nothing is trained on."""
+        """End the game without a result: no role is rewarded, nothing is trained on."""
         self.record.void = reason
         self.next_role = None
 
@@ -272,7 +272,7 @@ class MedicalGame:
 
 
 def _contains(note: str, sentence: str) -> bool:
-    """Return whether a sentence of the data stands in a note, however our splitter would cut it."""
+    """Return whether a sentence of the data is in a note, however our splitter would cut it."""
     return one_line(sentence) in one_line(note)
 
 

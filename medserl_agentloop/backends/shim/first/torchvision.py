@@ -1,6 +1,6 @@
 """Found before the real torchvision, which it loads and leaves in its own place.
 
-PyPI's torchvision is built for CUDA. Beside a CPU build of torch its native library does not load
+PyPI's torchvision is built for CUDA. With a CPU build of torch its native library does not load
 (torchvision/extension.py keeps silent about that), and torchvision/_meta_registrations.py (lines
 163 and 177 of 0.28.0) then fails on two operators that only the library declares. SGLang imports
 torchvision for ``decode_jpeg`` (sglang/srt/utils/common.py, line 90 of 0.5.12), which a text model

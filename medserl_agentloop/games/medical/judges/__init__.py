@@ -39,11 +39,10 @@ JUDGES = {
     "llm": "medserl_agentloop.games.medical.judges.llm:LlmJudge",
 }
 UNREAD_WARNING = (  # printed once by a run or command that plays games with ``labels``
-    "judge labels: nobody reads the rewritten notes. A valid attack counts as having done what its "
-    "row asks for, so "
-    "a harmless edit is paid as an error, and the assessor that sees through it is punished "
-    f"({UNREAD_RATE} in "
-    "metrics.jsonl is the share of such notes). docs/judges.md has judges that read."
+    "judge labels: no judge reads the rewritten notes. A valid attack counts as having done what "
+    "its row asks for, so a harmless edit is paid as an error, and the assessor that sees "
+    f"through it is punished ({UNREAD_RATE} in metrics.jsonl is the "
+    "share of such notes). docs/judges.md has judges that read."
 )
 
 

@@ -98,7 +98,7 @@ class Measured(BaseModel):
 
 
 class JudgeReport(Measured):
-    """One calibration of a judge, and of the blind reader beside it."""
+    """One calibration of a judge, and of the blind reader."""
 
     judge: dict[str, Any]  # which it was, as judge_identity has it
     sources: dict[str, str]  # SHA-256 of the files that the notes are from, by name
@@ -201,7 +201,7 @@ def _server_problems(selfplay: MedicalConfig, reward_model: bool) -> Iterator[st
 def _base_problems(selfplay: MedicalConfig) -> Iterator[str]:
     if selfplay.adapters != "per_role":
         yield (
-            f"{_NODE}.url={BASE} asks the base model, which the engine has only beside adapters: "
+            f"{_NODE}.url={BASE} asks the base model, which the engine has only with adapters: "
             "set selfplay.adapters=per_role and actor_rollout_ref.model.lora_rank, or give the "
             "address of a server."
         )
