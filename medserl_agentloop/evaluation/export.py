@@ -92,7 +92,7 @@ def write_model(run: Path, checkpoint: Checkpoint, target: Path, role: str) -> N
 
 
 def _score_rows(run: Path, step: int) -> list[str]:
-    """Rows of the card: the validation scores of a step beside those before training."""
+    """Rows of the card: the validation scores of a step and those before training."""
     file = StepFile(run / METRICS_FILE)
     found: dict[int, dict[str, float]] = {0: {}, step: {}}
     for row in file.read() if file.path.is_file() else ():

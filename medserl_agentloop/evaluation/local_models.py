@@ -134,7 +134,7 @@ def _merged(weights: Path, target: Path) -> Path:
     config = ModelMergerConfig(operation="merge", backend="fsdp", target_dir=str(target), **places)
     logging.getLogger("torch.distributed.device_mesh").setLevel(
         logging.ERROR
-    )  # of torch.compile, which nobody uses
+    )  # of torch.compile, which is not used
     try:
         with redirect_stdout(StringIO()):
             _ExactMerger(config).merge_and_save()

@@ -85,7 +85,7 @@ def play(
     games: Annotated[int, typer.Option(min=1, help="Rows to play, drawn by the seed.")] = 20,
     samples: Annotated[int, typer.Option(min=1, help="Games on each row.")] = 1,
     output: Annotated[
-        Path | None, typer.Option(help="New file for the games; else play/ beside the run.")
+        Path | None, typer.Option(help="New file for the games; else play/ in the run's folder.")
     ] = None,
     profile: Profile = None,
     judge: JudgeName = None,

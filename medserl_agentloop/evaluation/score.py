@@ -1,4 +1,4 @@
-"""``medserl score``: submission files against MEDEC's notes, beside floors and published results.
+"""``medserl score``: submission files against MEDEC's notes, with floors and published results.
 
 ``medserl evaluate`` reads its notes and reports its scores here.
 """
@@ -30,7 +30,7 @@ from medserl_agentloop.terminal import errors_in_one_line, plain, say, table
 _SHOWN_PROBLEMS = 20
 
 _OF_MEDEC = re.compile(r"(ms|uw)-(train|val|test)-\d+")
-"""Ids of MEDEC's notes: published results are quoted beside these alone."""
+"""Ids of MEDEC's notes: published results are quoted only for these."""
 
 PUBLISHED = json.loads(resource("assets/published_results.json").read_text(encoding="utf-8"))
 """Results that others report, and the reason why each is not comparable: notes, prompt, judge."""
@@ -346,7 +346,7 @@ def _beside(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         )
         cells = (_with_interval(published["measures"].get(m)) for m in COMPARED)
         rows.append([f"quoted: {published['system']} [{number}]", *cells])
-    title = "Beside floors" + (" and published results" if quoted else "")
+    title = "Against floors" + (" and published results" if quoted else "")
     yield _table(title, ["", *map(_words, COMPARED)], rows)
     yield Group(
         *map(plain, (*notes, *(f"[{number}] {source}" for source, number in sources.items())))
