@@ -124,6 +124,10 @@ def app_of(folder: Path, searcher: Searcher | None = None) -> FastAPI:
     player = load_player(folder) if searcher is None else searcher.attacker
     numbers, app = count(), FastAPI()
 
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"data": [{"id": folder.name}]}
+
     @app.post("/v1/chat/completions")
     async def chat(body: dict[str, Any]) -> dict[str, Any]:
         number = next(numbers)
