@@ -1,4 +1,4 @@
-"""Floors that need no medicine, and the scores of verl's validation beside them."""
+"""Floors that need no medicine, and the scores of verl's validation with them."""
 
 from __future__ import annotations
 
