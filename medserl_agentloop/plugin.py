@@ -146,11 +146,7 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         run = RunConfig(config, SelfPlayConfig.from_run(config))
         # On the machine of a Ray client nothing of the run is there.
         elsewhere = str(run["ray_kwargs.ray_init.address"]).startswith("ray://")
-        findings = [
-            one
-            for check in ([CHECKS["Ray"]] if elsewhere else CHECKS.values())
-            for one in check(run)
-        ]
+        findings = [one for check in CHECKS.values() if not elsewhere for one in check(run)]
         refuse(one for one in findings if isinstance(one, str))
         for finding in findings:
             announce(f"warning: {finding[1]}")

@@ -6,12 +6,10 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from game.builders import finished
@@ -20,10 +18,8 @@ from omegaconf import OmegaConf
 from torchdata.stateful_dataloader import StatefulDataLoader
 from training.test_step_file import disk_that_is_full_after
 
-from medserl_agentloop.core import run_check
 from medserl_agentloop.core.alarms import HealthMonitor
 from medserl_agentloop.core.config import SelfPlayConfig
-from medserl_agentloop.core.run_check import RunConfig, machine
 from medserl_agentloop.core.step_file import (
     GAMES_FILE,
     LATEST,
@@ -38,7 +34,6 @@ from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.records import Outcome, read_games
 from medserl_agentloop.report import metrics
-from medserl_agentloop.testing.tiny import compose_run
 
 draws = pytest.mark.parametrize("draws", [100, pytest.param(1000, marks=pytest.mark.mutate)])
 LAST = 3
@@ -169,36 +164,6 @@ def test_a_damaged_state_of_a_checkpoint_is_named_or_taken_up(tmp_path: Path, dr
             for name, part in fresh.items():
                 if name not in missing and part != expected[name]:
                     assert json.loads(content)[name] != expected[name]  # a changed figure or name
-
-
-@pytest.fixture
-def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, Any]) -> Path:
-    read = lru_cache(run_check.AutoTokenizer.from_pretrained)
-    monkeypatch.setattr(
-        run_check.AutoTokenizer, "from_pretrained", lambda path, **options: read(path)
-    )
-    pq.write_table(pq.read_table(files["data.train_files"]).slice(0, 4), tmp_path / "few.parquet")
-    return tmp_path / "few.parquet"
-
-
-@draws
-def test_a_damaged_file_of_rows_is_named_before_the_run_starts(rows: Path, draws: int) -> None:
-    config = compose_run("+recipes=own_notes", f"data.train_files={rows}", "data.val_files=[]")
-    config.data.train_batch_size = 4
-    run = RunConfig(config, MedicalConfig.from_run(config))
-    assert not list(machine.data(run))
-    whole, refused, same = pq.read_table(rows), 0, 0
-    for content in damages(rows.read_bytes(), draws):
-        rows.write_bytes(content)
-        if problems := list(machine.data(run)):
-            assert problems[0].startswith(f"data.train_files={rows}")
-            refused += 1
-        else:
-            same += pq.read_table(rows).equals(whole)
-    assert refused > 0.5 * draws
-    assert (
-        refused + same < draws
-    )  # a byte of a text can change unseen, as long as no manifest stands beside it
 
 
 def test_checkpoint_that_cannot_be_written_is_named_with_the_free_space(tmp_path: Path) -> None:

@@ -4,10 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from real_runs import environment
-
-from hydra_plugins.medserl_searchpath import MedserlSearchPathPlugin
 
 WRONG_VERSION = """
 import builtins, io
@@ -55,33 +52,3 @@ def test_another_verl_is_an_error_with_the_right_version_and_not_silence() -> No
     assert "verl went on" not in run.stdout
     assert "needs verl 0.9.1, but verl 0.8.0 is installed" in run.stderr
     assert "pip install 'verl==0.9.1'" in run.stderr
-
-
-@pytest.mark.parametrize(
-    ("overrides", "named"),
-    [
-        (["+recipes=quickstart", "trainer.total_epoch=1"], "trainer.total_epochs"),
-        (["+recipes=quickstart", "rollout.n=4"], "actor_rollout_ref.rollout.n"),
-        (["+recipe=quickstart"], "+recipes=quickstart"),
-        (["selfplay.train=assessor"], "selfplay.train=assessor"),
-        ([], "+recipes=quickstart"),
-        (["trainer.total_epochs=2"], "data.train_files"),
-        (["+recipes=qwen3_4"], "qwen3_4b"),
-        (["+recipes=quickstart", "data.train_files=a,b"], """'data.train_files="a,b"'"""),
-    ],
-)
-def test_a_command_that_hydra_cannot_compose_ends_in_one_line(
-    overrides: list[str], named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["/verl/trainer/main_ppo.py", *overrides])
-    monkeypatch.setattr(MedserlSearchPathPlugin, "checked", False)
-    with pytest.raises(SystemExit) as refused:
-        MedserlSearchPathPlugin().manipulate_search_path(ConfigSearchPathImpl())
-    assert named in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_a_run_of_verls_own_is_let_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = ["data.train_files=gsm8k.parquet", "trainer.total_epochs=2"]
-    monkeypatch.setattr(sys, "argv", ["/verl/trainer/main_ppo.py", *own])
-    monkeypatch.setattr(MedserlSearchPathPlugin, "checked", False)
-    MedserlSearchPathPlugin().manipulate_search_path(ConfigSearchPathImpl())

@@ -201,8 +201,6 @@ def test_the_whole_answer_is_learnt_after_the_prompt_that_self_play_gives(
 def test_warm_start_that_cannot_work_ends_with_one_clear_line() -> None:
     with pytest.raises(SystemExit, match=r"checkpoint\.save_contents"):
         start_up("model.lora_rank=8", recipe="warm_start", **SFT)
-    with pytest.raises(SystemExit, match=r"python -m verl\.trainer\.sft_trainer_ray"):
-        start_up(recipe="warm_start_qwen3_4b")
 
 
 def test_both_of_verls_sft_trainers_may_run_and_a_misspelt_key_is_named(
@@ -212,4 +210,4 @@ def test_both_of_verls_sft_trainers_may_run_and_a_misspelt_key_is_named(
         start_up(f"hydra.job.name={name}", recipe=recipe, **SFT)
     assert "warning" not in capsys.readouterr().out
     start_up("+engine.strategi=fsdp2", recipe="warm_start_qwen3_4b", **SFT)
-    assert "engine.strategi (did you mean 'strategy'?)" in capsys.readouterr().out
+    assert "engine.strategi is not a key" in capsys.readouterr().out

@@ -198,7 +198,7 @@ def _compilers(run: RunConfig) -> Findings:
         yield (
             f"{nvcc} is {release[1] if release else 'missing'}, and torch is built for CUDA "
             f"{cuda}. The GPU packages have its compiler. Run: unset CUDA_HOME CUDA_PATH; "
-            f"{machine.GPU_SET}"
+            "pip install --no-deps --requirement constraints-gpu.txt"
         )
     # nvcc calls g++, unless a variable names another.
     chosen = re.search(r"-ccbin[ =](\S+)", os.environ.get("NVCC_PREPEND_FLAGS", ""))
@@ -314,8 +314,8 @@ def _dry_run(run: RunConfig) -> Findings:
     from medserl_agentloop.testing.tiny import build_agent_loop
 
     tokenizer = run.tokenizer()
-    file = machine.parquet_files(run, "data.train_files")[0]
-    facts = read_parquet(file).slice(0, 1).to_pylist()[0]["extra_info"]
+    file = run.names("data.train_files")[0]
+    facts = read_parquet(Path(file)).slice(0, 1).to_pylist()[0]["extra_info"]
     engine = MockSGLangEngine(lambda prompt, sampling: "no answer", tokenizer)
 
     async def play() -> Any:

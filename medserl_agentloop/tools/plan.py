@@ -363,16 +363,15 @@ def _host(run: RunConfig, engines: list[Engine], served: float) -> float:
 
 def composed(recipe: str, overrides: list[str]) -> RunConfig:
     """The run of a recipe; a ValueError says why Hydra cannot compose it, or names a key that verl
-    does not have or that is no number.
+    does not have.
     """
-    from medserl_agentloop.core.config import SelfPlayConfig, refuse
-    from medserl_agentloop.core.run_check import RunConfig, no_numbers, unknown_keys
+    from medserl_agentloop.core.config import SelfPlayConfig
+    from medserl_agentloop.core.run_check import RunConfig, unknown_keys
     from medserl_agentloop.core.run_check.composition import compose_recipe, schema_of
 
     config, schema = compose_recipe(recipe, overrides), schema_of(recipe)
     if unknown := unknown_keys(config, schema):
         raise ValueError(f"verl has no key {'; '.join(unknown)}. Correct it, or leave it out.")
-    refuse(no_numbers(config, schema))
     warm_start = SFT in config
     return RunConfig(
         config, SelfPlayConfig(game="") if warm_start else SelfPlayConfig.from_run(config)

@@ -165,11 +165,3 @@ def test_context_that_would_cut_a_turn_is_refused_with_the_number_needed(
 def test_in_a_shared_context_a_turn_sees_all_that_came_before() -> None:
     run = run_of({"selfplay.context": "shared"}, RECIPE)
     assert longest_context(run) == run["data.max_prompt_length"] + run["data.max_response_length"]
-
-
-def test_a_run_with_a_gpu_is_sent_to_the_recipes_for_gpus(
-    untouched: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    (problem,) = sglang_on_cpu(run_of({}, RECIPE))
-    assert "CUDA_VISIBLE_DEVICES=-1" in problem

@@ -61,8 +61,7 @@ def test_a_recipe_starts_and_fits_its_card(recipe: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        (["+trainer.save_frq=10"], "save_freq"),
-        (["data.train_batch_size=many"], "data.train_batch_size=many"),
+        (["+trainer.save_frq=10"], "save_frq"),
         (["actor_rollout_ref.model.path=acme/unknown"], "acme/unknown"),
         (["--gpu", "96", "--beside", "200"], "--beside 200"),
     ],

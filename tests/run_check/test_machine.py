@@ -3,14 +3,11 @@
 import os
 import shlex
 import signal
-import socket
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
-import pyarrow.parquet as pq
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
@@ -22,17 +19,8 @@ from serving import unused_url
 from medserl_agentloop.core.run_check import machine
 from medserl_agentloop.core.run_check.machine import CHECKS
 from medserl_agentloop.core.step_file import LATEST
-from medserl_agentloop.paths import resource
 from medserl_agentloop.plugin import TrainLog, _say_how_to_resume
 from medserl_agentloop.terminal import MARK
-
-ATTENTION, PATH = (
-    "actor_rollout_ref.model.override_config.attn_implementation",
-    "actor_rollout_ref.model.path",
-)
-FUSED = "actor_rollout_ref.model.use_fused_kernels"
-WANDB = {"trainer.logger": ["console", "wandb"]}
-ON_GPU = {"trainer.logger": "console", PATH: str(resource("assets/tiny_player"))}
 
 
 @pytest.fixture(autouse=True)
@@ -69,11 +57,6 @@ def trained(folder: Path, step: int) -> dict[str, Any]:
     return {"trainer.default_local_dir": str(folder)}
 
 
-def has_packages(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    monkeypatch.setattr(machine, "find_spec", lambda name: name if name in packages else None)
-    monkeypatch.setattr(machine, "distributions", lambda name: [name] if name in packages else [])
-
-
 def current_cluster(address: str) -> Path:
     """The file in which `ray start` leaves the address of its cluster."""
     file = Path(get_ray_address_file(None))
@@ -82,46 +65,16 @@ def current_cluster(address: str) -> Path:
     return file
 
 
-def test_a_machine_without_enough_gpus_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    alone = problem("GPU", {}, "qwen3_4b")
-    assert "this run needs 1 GPU (trainer.device=cuda" in alone and "+recipes=own_notes" in alone
+    assert "trainer.device=cuda" in problem("GPU", {}, "qwen3_4b")
     assert problem("GPU", {}) == ""
-    elsewhere = ({"ray_kwargs.ray_init.address": "auto"}, {"trainer.nnodes": 2})
+    elsewhere = ({"ray_kwargs.ray_init.address": "10.0.0.1:6379"}, {"trainer.nnodes": 2})
     assert [problem("GPU", changes, "qwen3_4b") for changes in elsewhere] == ["", ""]
     current_cluster("10.0.0.1:6379")
     assert problem("GPU", {}, "qwen3_4b") == ""  # the GPUs may be on its other machines
     monkeypatch.setenv("RAY_ADDRESS", "local")  # a cluster of the run's own
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert "needs 8 GPUs" in problem("GPU", {"trainer.n_gpus_per_node": 8}, "qwen3_4b")
-    assert problem("GPU", {"trainer.n_gpus_per_node": 2}, "qwen3_4b") == ""
-
-
-def test_a_cluster_that_does_not_answer_is_named_with_who_named_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert problem("Ray", {}) == ""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = "127.0.0.1:{1}".format(*server.getsockname())
-        file = current_cluster(address)
-        assert (
-            problem("Ray", {})
-            == problem("Ray", {"ray_kwargs.ray_init.address": f"ray://{address}"})
-            == ""
-        )
-    assert f"No cluster of Ray's answers at {address}: start it, or run: rm {file}" in problem(
-        "Ray", {}
-    )
-    assert "start it, or set ray_kwargs.ray_init.address" in problem(
-        "Ray", {"ray_kwargs.ray_init.address": address}
-    )
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    assert "start it, or run: unset RAY_ADDRESS" in problem("Ray", {})
-    monkeypatch.setenv("RAY_ADDRESS", "local")
-    monkeypatch.setenv("RAY_TMPDIR", "/tmp/" + "long/" * 12)
-    assert "cannot exceed 107 bytes" in problem("Ray", {}) and "export RAY_TMPDIR=/tmp" in problem(
-        "Ray", {}
-    )
+    assert problem("GPU", {}, "qwen3_4b")
 
 
 def test_a_run_that_would_wait_for_cpus_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,106 +91,15 @@ def test_a_run_that_would_wait_for_cpus_is_told_so(monkeypatch: pytest.MonkeyPat
     assert [problem("CPUs", changes, "qwen3_4b") for changes in fits] == ["", "", ""]
 
 
-def test_missing_engines_loggers_and_kernels_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    has_packages(monkeypatch, "tensorboard")
-    answer = problem(
-        "packages", {**ON_GPU, "trainer.logger": ["tensorboard", "swanlab"]}, "qwen3_4b"
-    )
-    assert "rollout.name=sglang: the package sglang is not installed" in answer
-    assert (
-        "trainer.logger=swanlab: the package swanlab is not installed" in answer
-        and "=tensorboard" not in answer
-    )
-    assert "package liger-kernel is not installed" in answer
-    for installed, changes, advice in (
-        (["flash_attn", "flash-attn-4"], {ATTENTION: None}, [f"+{ATTENTION}=sdpa"]),  # SGLang's
-        (["kernels"], {FUSED: False}, [f"{FUSED}=True"]),  # Transformers would download it
-        ([], {}, []),
-        (["flash-attn"], {ATTENTION: None, FUSED: False}, []),
-    ):
-        has_packages(monkeypatch, "sglang", "liger_kernel", *installed)
-        answer = problem("packages", {**ON_GPU, **changes}, "qwen3_4b")
-        assert [key for key in (f"+{ATTENTION}=sdpa", f"{FUSED}=True") if key in answer] == advice
-        assert bool(answer) == bool(advice)
-
-
-@pytest.mark.parametrize("key", [None, {"WANDB_API_KEY": "0" * 40}, {"WANDB_MODE": "offline"}])
-def test_wandb_needs_a_key_that_it_takes_or_another_mode(
-    key: dict[str, str] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import wandb
-
-    monkeypatch.setenv("WANDB_API_KEY", "short")
-    assert "no key for it, or none that it takes. Run `wandb login`" in problem("packages", WANDB)
-    mode = (key or {}).get("WANDB_MODE", "online")
-    settings = type("Settings", (), {"mode": mode})
-    monkeypatch.setattr(wandb, "setup", lambda: type("Setup", (), {"settings": settings}))
-    monkeypatch.setattr(wandb, "login", lambda prompt, verify: "WANDB_API_KEY" in (key or {}))
-    answer = problem("packages", WANDB)
-    ways = ("wandb login", "WANDB_API_KEY", "WANDB_MODE=offline", "trainer.logger=[console]")
-    assert answer == "" if key else all(way in answer for way in ways)
-
-
-def missing_model(
-    path: Path | str, monkeypatch: pytest.MonkeyPatch, hub: Exception | None = None
-) -> str:
-    def model_info(self: Any, name: str, *, timeout: float) -> None:
-        if hub is not None:
-            raise hub
-
-    monkeypatch.setattr(machine.HfApi, "model_info", model_info)
-    return problem("model", {PATH: str(path)})
-
-
-def test_a_model_that_nobody_has_is_refused(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    answer = missing_model(
-        "someone/no-model", monkeypatch, httpx.ConnectError("Name or service not known")
-    )
-    assert answer.startswith(
-        f"{PATH}=someone/no-model is no folder of a model (seen from {home}), nor one on the"
-    )
-    assert "Name or service not known" in answer and "hf download someone/no-model" in answer
-    assert "no folder of a model" in missing_model("./models/nothing", monkeypatch)
-    assert "there is no config.json in it" in missing_model(home, monkeypatch)
-    assert (
-        missing_model("someone/some-model", monkeypatch)
-        == missing_model("hdfs://cluster/model", monkeypatch)
-        == ""
-    )
-    (home / "config.json").write_text("{}")
-    assert missing_model(home, monkeypatch) == ""
-    critic = {"critic.enable": True, "critic.model.path": "./nothing", PATH: str(home)}
-    assert problem("model", critic).startswith(
-        "critic.model.path=./nothing is no folder of a model"
-    )
-    monkeypatch.setattr(machine, "try_to_load_from_cache", lambda name, file: str(home / file))
-    assert missing_model("someone/cached", monkeypatch, httpx.ConnectError("")) == ""
-
-
-def test_data_file_that_is_missing_or_smaller_than_a_batch_is_refused(
-    files: dict[str, Any],
-) -> None:
+def test_data_file_that_is_missing_or_damaged_is_refused(files: dict[str, Any]) -> None:
+    assert problem("data", files) == ""
+    assert problem("data", {**files, "data.val_files": ["hdfs://data/other.parquet"]}) == ""
     for key in ("data.train_files", "data.val_files"):
-        assert (
-            problem("data", files)
-            == problem("data", {**files, key: ["hdfs://data/other.parquet"]})
-            == ""
-        )
-        assert f"{key}: data/other.parquet does not exist" in problem(
-            "data", {**files, key: ["data/other.parquet"]}
-        )
-    answer = problem("data", {**files, "data.train_batch_size": 289})
-    assert (
-        answer
-        == "data.train_files has 288 rows, and needs 289 or more. Name another file or a smaller "
-        "batch."
-    )
-    pq.write_table(pq.read_table(files["data.val_files"]).slice(0, 0), "empty.parquet")
-    assert problem("data", {**files, "data.val_files": "empty.parquet"}).startswith(
-        "data.val_files has 0 rows"
-    )
+        refused = problem("data", {**files, key: ["data/other.parquet"]})
+        assert refused.startswith(f"{key}: data/other.parquet does not exist")
+    Path("damaged.parquet").write_bytes(Path(files["data.val_files"]).read_bytes()[:-9])
+    refused = problem("data", {**files, "data.val_files": "damaged.parquet"})
+    assert refused.startswith("damaged.parquet: ")
 
 
 @pytest.mark.parametrize("name", ["my notes.csv", "notes.jsonl", "notes.xlsx"])
@@ -262,19 +124,12 @@ def test_a_folder_that_cannot_be_written_is_named_before_ray(
 def test_the_recipes_callback_refuses_what_is_missing_and_prints_warnings(
     capsys: pytest.CaptureFixture[str], data: tuple[str, ...]
 ) -> None:
-    with pytest.raises(
-        SystemExit, match=r"\[medserl\] data\.val_files: none\.parquet does not exist"
-    ):
+    with pytest.raises(SystemExit, match=r"data\.val_files: none\.parquet does not exist"):
         start_up(data[0], "data.val_files=none.parquet")
-    with socket.create_server(
-        ("127.0.0.1", 0)
-    ) as server:  # this machine is not the one that runs it
-        start_up("+ray_kwargs.ray_init.address=ray://127.0.0.1:{1}".format(*server.getsockname()))
+    # this machine is not the one that runs it
+    start_up("+ray_kwargs.ray_init.address=ray://10.0.0.1:10001")
     start_up(*data, "actor_rollout_ref.rollout.top_p=0.9")
-    assert (
-        "[medserl] warning: actor_rollout_ref.rollout.top_p=0.9 and top_k=-1 cut"
-        in capsys.readouterr().out
-    )
+    assert "[medserl] warning: actor_rollout_ref.rollout.top_p=0.9" in capsys.readouterr().out
     before = signal.getsignal(signal.SIGTERM)
     _post_init_hooks.pop()()  # once Ray has started, SIGTERM ends the run as Ctrl-C does
     assert signal.signal(signal.SIGTERM, before) is signal.default_int_handler

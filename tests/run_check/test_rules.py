@@ -25,7 +25,6 @@ ENDPOINT = {"selfplay.opponent.kind": "endpoint", "selfplay.opponent.url": "http
 ENDPOINT |= {"selfplay.train": "assessor"}
 LORA = {f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True}
 PER_ROLE = {f"{MODEL}.lora_rank": 8, "selfplay.adapters": "per_role"}
-NEEDS = "selfplay.adapters=per_role needs"
 SEVERAL = {f"{ACTOR}.ppo_mini_batch_size": 4}
 """Four mini-batches in a step of the quickstart."""
 REUSE = {"selfplay.reuse_log_probs": True}
@@ -41,130 +40,64 @@ NEEDED_BEFORE = (
 )
 DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": True}
 FEW = {**DYNAMIC, f"{ROLLOUT}.log_prob_max_token_len_per_gpu": 4096}
-FEW_READ = f"{ROLLOUT}.log_prob_max_token_len_per_gpu=4096 holds no game of 8192 tokens"
+FEW_READ = f"{ROLLOUT}.log_prob_max_token_len_per_gpu=4096: it holds no game of 8192 tokens"
 DR_GRPO = {"algorithm.adv_estimator": "role_grpo", "algorithm.norm_adv_by_std_in_grpo": False}
-NUMBERS = ("judge_server.timeout_s", "budget.note_growth", "opponent.sampling.temperature")
 NO_WEIGHT = {f"selfplay.credit.role_weights.{role.value}": 0.0 for role in Role}
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
-        (
-            {"selfplay.contxt": "shared"},
-            "selfplay.contxt is not a key of this node (did you mean 'context'?)",
-        ),
-        (
-            {"selfplay.budget.asessor": 5},
-            "selfplay.budget.asessor is not a key of this node (did you mean 'assessor'",
-        ),
-        (
-            {"selfplay.context": "isolatd"},
-            "selfplay.context='isolatd': Input should be 'isolated' or 'shared'",
-        ),
-        (
-            {"selfplay.alarms.limits": {"void_game": 0.9}},
-            "selfplay.alarms.limits.void_game is not a key of this",
-        ),
-        (
-            {"selfplay.reward": "zerosum"},
-            "selfplay.reward: no reward scheme 'zerosum' (did you mean 'zero_sum'?)",
-        ),
-        (
-            {"selfplay.profile": "nonesuch"},
-            "no prompt profile 'nonesuch': expected one of baseline, brief, classic",
-        ),
-        (
-            {"selfplay.credit.role_weights.judge": 1.0},
-            "selfplay.credit.role_weights.judge is not a key",
-        ),
-        (NO_WEIGHT, "selfplay.credit.role_weights: every role that is trained has weight 0"),
+        # the node itself
+        ({"selfplay.contxt": "shared"}, "selfplay.contxt"),
+        ({"selfplay.budget.asessor": 5}, "selfplay.budget.asessor"),
+        ({"selfplay.context": "isolatd"}, "selfplay.context='isolatd'"),
+        ({"selfplay.alarms.limits": {"void_game": 0.9}}, "selfplay.alarms.limits.void_game"),
+        ({"selfplay.alarms.limits": {"void_games": math.nan}}, "limits.void_games=nan"),
+        ({"selfplay.budget.note_growth": math.inf}, "selfplay.budget.note_growth=inf"),
+        ({"selfplay.reward": "zerosum"}, "selfplay.reward: no reward scheme 'zerosum'"),
+        ({"selfplay.reward": "no_module:Own"}, "No module named 'no_module'"),
+        ({"selfplay.profile": "nonesuch"}, "no prompt profile 'nonesuch'"),
+        ({"selfplay.credit.role_weights.judge": 1.0}, "selfplay.credit.role_weights.judge"),
+        (NO_WEIGHT, "selfplay.credit.role_weights: "),
         (
             {"selfplay.train": "attacker", "selfplay.credit.role_weights.attacker": 0.0},
-            "trained has weight 0",
+            "selfplay.credit.role_weights: ",
         ),
-        *(
-            ({f"selfplay.{key}": math.inf}, f"{key}=inf: Input should be a finite number")
-            for key in NUMBERS
-        ),
-        (
-            {"selfplay.alarms.limits": {"void_games": math.nan}},
-            "limits.void_games=nan: Input should be a finite",
-        ),
-        ({"selfplay.assessments": 2, **SHARED}, "Set selfplay.context=isolated"),
-        ({"selfplay.reward": "learnable"}, "Set selfplay.assessments to 2 or more"),
+        ({"selfplay.assessments": 2, **SHARED}, "selfplay.context=isolated"),
+        ({"selfplay.reward": "learnable"}, "selfplay.assessments"),
         ({"selfplay.assessments": 0}, "selfplay.assessments"),
-        ({"trainer.v1.trainer_mode": "sync"}, "trainer.v1.trainer_mode=selfplay_sync"),
-        ({"trainer.use_v1": False}, "Set trainer.use_v1=True"),
-        (
-            {f"{SAMPLER}.custom_sampler.path": None},
-            f"Set {SAMPLER}.custom_sampler.path=pkg://medserl_agentloop.core.",
-        ),
-        (
-            {f"{ROLLOUT}.top_k": None},
-            f"{ROLLOUT}.top_k=null is no number, and verl's own value is -1",
-        ),
-        (
-            {"data.train_batch_size": "many"},
-            "data.train_batch_size=many is no number, and verl's own value is 1024",
-        ),
-        ({"trainer.total_epochs": 0}, "trainer.total_epochs=0 trains nothing"),
-        *(
-            ({"trainer.total_training_steps": n}, f"_steps={n} trains nothing. Set a number")
-            for n in (0, "three")
-        ),
-        (
-            {"selfplay.reward": "no_module:Own"},
-            "No module named 'no_module'. Put the folder that it is in on PYTHONP",
-        ),
+        # trainer and estimator
+        ({"trainer.v1.trainer_mode": "sync"}, "trainer.v1.trainer_mode=sync: "),
+        ({"trainer.use_v1": False}, "trainer.use_v1=False: "),
+        ({f"{SAMPLER}.custom_sampler.path": None}, f"{SAMPLER}.custom_sampler.path=None: "),
         (
             {"selfplay.train": "attacker", "algorithm.adv_estimator": "grpo"},
-            "(did you mean 'role_grpo'?)",
+            "algorithm.adv_estimator=grpo: ",
         ),
-        (
-            {"algorithm.adv_estimator": "role_grpo", f"{ROLLOUT}.n": 1},
-            f"Set {ROLLOUT}.n to 2 or more",
-        ),
-        (
-            {"selfplay.anchor.assessor": 0.1},
-            "selfplay.anchor needs the reference policy. Set actor_rollout_ref.",
-        ),
+        ({"algorithm.adv_estimator": "role_grpo", f"{ROLLOUT}.n": 1}, f"{ROLLOUT}.n=1: "),
+        ({"selfplay.anchor.assessor": 0.1}, f"{ACTOR}.use_kl_loss=False: "),
         # opponents
-        ({**ENDPOINT, "selfplay.train": "both"}, "Set selfplay.train to the name of one role"),
-        ({**ENDPOINT, **SHARED}, "Set selfplay.context=isolated"),
-        (
-            {**ENDPOINT, "selfplay.opponent.url": "host:1"},
-            "selfplay.opponent.url=host:1: expected http://",
-        ),
-        (
-            {**ENDPOINT, "selfplay.opponent.api_key_env": "NO_SUCH_KEY"},
-            "names an environment variable that is not",
-        ),
+        ({**ENDPOINT, "selfplay.train": "both"}, "selfplay.train=both: "),
+        ({**ENDPOINT, **SHARED}, "selfplay.context=shared: "),
+        ({**ENDPOINT, "selfplay.opponent.url": "host:1"}, "selfplay.opponent.url=host:1: "),
+        ({**ENDPOINT, "selfplay.opponent.api_key_env": "NO_SUCH_KEY"}, "opponent.api_key_env"),
         # what verl ignores
-        ({"algorithm.filter_groups.enable": True}, "In a zero-sum game the sum is constant"),
-        (
-            {"distillation.enabled": True, "trainer.use_v1": False},
-            "\ndistillation.enabled=True: self-play sets the",
-        ),
         (
             {f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.bypass_mode": True},
-            f"{CORRECTION}.bypass_mode=True",
+            f"{CORRECTION}.bypass_mode=True: ",
         ),
         (
             {f"{CORRECTION}.rollout_is": "token", f"{ROLLOUT}.calculate_log_probs": False},
-            f"{ROLLOUT}.calculate_log_probs=False",
+            f"{ROLLOUT}.calculate_log_probs=False: ",
         ),
-        (
-            DR_GRPO,
-            "for Dr. GRPO set selfplay.credit.normalize to mean",
-        ),
-        (
-            {f"{SAMPLER}.sync_refill_failed_groups": True},
-            "no game that was lost would be played again",
-        ),
+        (DR_GRPO, "algorithm.norm_adv_by_std_in_grpo=False: "),
         *(
             ({key: value}, f"{key}={value}: ")
             for key, value in {
+                "algorithm.filter_groups.enable": True,
+                "distillation.enabled": True,
+                f"{SAMPLER}.sync_refill_failed_groups": True,
                 "algorithm.use_pf_ppo": True,
                 "reward.custom_reward_function.path": "x.py",
                 "trainer.critic_warmup": 100,
@@ -174,62 +107,50 @@ NO_WEIGHT = {f"selfplay.credit.role_weights.{role.value}": 0.0 for role in Role}
                 "hydra.job.chdir": True,
             }.items()
         ),
-        ({f"{ACTOR}.entropy_coeff": math.nan}, f"{ACTOR}.entropy_coeff=nan is no number"),
         # batches and checkpoints
-        (
-            {**SEVERAL, f"{ACTOR}.shuffle": False},
-            f"{ACTOR}.ppo_mini_batch_size=4): verl keeps the order in which",
-        ),
+        ({**SEVERAL, f"{ACTOR}.shuffle": False}, f"{ACTOR}.shuffle=False: "),
         (
             {**SEVERAL, **GAE, "critic.ppo_mini_batch_size": 4, "critic.shuffle": False},
-            "Set critic.shuffle=True",
+            "critic.shuffle=False: ",
         ),
         ({**DYNAMIC, f"{ACTOR}.ppo_max_token_len_per_gpu": 8000}, "Set it to 8192 or more"),
         (FEW, FEW_READ),
-        (
-            {**FEW, **REUSE, **LORA, f"{ACTOR}.use_kl_loss": True},
-            FEW_READ,
-        ),  # by the reference, in the actor
+        # by the reference, in the actor
+        ({**FEW, **REUSE, **LORA, f"{ACTOR}.use_kl_loss": True}, FEW_READ),
         (
             {**GAE, "critic.ppo_max_token_len_per_gpu": 8000},
-            "_token_len_per_gpu=8000 holds no game of 8192 tokens",
+            "critic.ppo_infer_max_token_len_per_gpu=8000: ",
         ),
         *(
-            ({**REUSE, **wrong}, f"It does not go with {next(iter(wrong))}=")
+            ({**REUSE, **wrong}, f"old log-probs are read with {next(iter(wrong))}=")
             for wrong in NEEDED_BEFORE
         ),
-        ({f"{ACTOR}.checkpoint.async_save": True}, f"Set {ACTOR}.checkpoint.async_save=False"),
+        ({f"{ACTOR}.checkpoint.async_save": True}, f"{ACTOR}.checkpoint.async_save=True: "),
         (
             {f"{ACTOR}.checkpoint.save_contents": ["hf_model"]},
-            "load_contents=[hf_model] has no model: a killed run",
+            f"{ACTOR}.checkpoint.load_contents=['hf_model']: ",
         ),
         # adapters
-        (
-            {f"{MODEL}.lora_adapter_path": "a"},
-            f"is not loaded with {MODEL}.lora_rank=0. Set lora_rank",
-        ),
+        ({f"{MODEL}.lora_adapter_path": "a"}, f"{MODEL}.lora_adapter_path=a: "),
         (
             {**LORA, f"{ACTOR}.checkpoint.save_contents": ["model", "hf_model"]},
-            "names that no model reads. Set it to",
+            f"{ACTOR}.checkpoint.save_contents=['model', 'hf_model']: ",
         ),
-        ({"selfplay.adapters": "per_role"}, f"{NEEDS} {MODEL}.lora_rank above 0"),
-        (
-            {**PER_ROLE, f"{MODEL}.lora.merge": True},
-            "one set of merged weights cannot serve two adapters",
-        ),
-        ({**PER_ROLE, f"{ROLLOUT}.name": "vllm"}, f"{NEEDS} {ROLLOUT}.name=sglang"),
-        ({**PER_ROLE, f"{ACTOR}.strategy": "fsdp"}, f"{NEEDS} {ACTOR}.strategy=fsdp2"),
+        ({"selfplay.adapters": "per_role"}, f"{MODEL}.lora_rank=0: "),
+        ({**PER_ROLE, f"{MODEL}.lora.merge": True}, f"{MODEL}.lora.merge=True: "),
+        ({**PER_ROLE, f"{ROLLOUT}.name": "vllm"}, f"{ROLLOUT}.name=vllm: "),
+        ({**PER_ROLE, f"{ACTOR}.strategy": "fsdp"}, f"{ACTOR}.strategy=fsdp: "),
         (
             {**PER_ROLE, f"{ACTOR}.ulysses_sequence_parallel_size": 2},
-            "a rank must see the roles of a whole row",
+            f"{ACTOR}.ulysses_sequence_parallel_size=2: ",
         ),
-        ({**PER_ROLE, **SHARED}, f"{NEEDS} selfplay.context=isolated"),
+        ({**PER_ROLE, **SHARED}, "selfplay.context=shared: "),
     ],
 )
-def test_a_run_that_could_not_be_trusted_is_refused_with_its_remedy(
-    changes: dict[str, Any], message: str
+def test_a_run_that_could_not_be_trusted_is_refused_by_the_name_of_its_key(
+    changes: dict[str, Any], named: str
 ) -> None:
-    assert message in refusal(changes)
+    assert named in refusal(changes)
 
 
 @pytest.mark.parametrize(
@@ -271,9 +192,7 @@ def test_adapters_in_cuda_graphs_need_a_backend_that_drops_none() -> None:
     backend = f"{ROLLOUT}.engine_kwargs.sglang.lora_backend"
     assert refused() == refused(f"{backend}=csgmv", f"{ROLLOUT}.enforce_eager=true") == ""
     for override in (f"{backend}=csgmv", f"~{backend}"):
-        assert f"selfplay.adapters=per_role needs {backend}=triton: in CUDA graphs" in refused(
-            override
-        )
+        assert refused(override).startswith(f"{backend}=")
 
 
 def test_a_run_plays_and_trains_the_roles_that_its_opponent_leaves() -> None:
@@ -289,31 +208,12 @@ def test_a_run_plays_and_trains_the_roles_that_its_opponent_leaves() -> None:
     [
         ({f"{ROLLOUT}.top_p": 0.9}, f"{ROLLOUT}.top_p=0.9 and top_k=-1 cut the distribution"),
         ({f"{ROLLOUT}.top_k": 20}, "train with top_p=1.0 and top_k=-1"),
-        (
-            {"algorithm.adv_estimatr": "x"},
-            "algorithm.adv_estimatr (did you mean 'adv_estimator'?) is not a key of v",
-        ),
+        ({"algorithm.adv_estimatr": "x"}, "algorithm.adv_estimatr is not a key of verl's"),
     ],
 )
 def test_unlikely_settings_are_warnings(changes: dict[str, Any], warning: str) -> None:
     refused, (only,) = problems(run(changes), schema())
     assert not refused and warning in only
-
-
-@pytest.mark.parametrize(
-    "recipe", ["warm_start", "warm_start_base", "warm_start_smollm2", "warm_start_qwen3_4b"]
-)
-def test_a_warm_start_of_no_steps_is_refused_before_ray(recipe: str) -> None:
-    def refused(*overrides: str) -> list[str]:
-        sft = "sft_trainer_engine"
-        return problems(
-            compose_run(f"+recipes={recipe}", *overrides, config_name=sft),
-            compose_run(config_name=sft),
-        )[0]
-
-    assert refused() == []
-    for override in ("trainer.total_training_steps=three", "trainer.total_epochs=0"):
-        assert [line.partition(" ")[0] for line in refused(override)] == [override]
 
 
 def test_start_up_names_a_role_that_is_whitened_by_a_kind_it_cannot_see(

@@ -8,10 +8,10 @@ callback, before Ray is up, and in the trainer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from importlib.metadata import distributions
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from transformers import AutoTokenizer
@@ -24,8 +24,6 @@ from medserl_agentloop.core.config import (
     game_class,
     refuse,
 )
-from medserl_agentloop.core.run_check.composition import PPO, leaves
-from medserl_agentloop.paths import did_you_mean
 
 ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
@@ -131,16 +129,15 @@ class RunConfig:
             self[f"{engine}.{'log_prob_' if engine == REF else ''}use_dynamic_bsz"]
         )
 
-    def too_few(self, key: str, longest: int, sharing: int, row: str = "game") -> Iterator[str]:
-        """Yield that a micro-batch of so many tokens has no room for the longest row."""
-        # verl/utils/seqlen_balancing.py (rearrange_micro_batches) asserts it when such a row comes,
-        # maybe after hours.
-        if (self[key] or 0) * sharing < longest:
-            yield (
-                f"{key}={self[key]} holds no {row} of {longest} tokens, which data.max_* allows, "
-                "and verl ends the "
-                f"run at the first one. Set it to {-(-longest // sharing)} or more."
-            )
+
+class StartRule(NamedTuple):
+    """A key whose value a run cannot be trusted with, if ``wrong``."""
+
+    key: str
+    wrong: object
+    reason: str
+    remedy: str
+    """The value to set instead, after "Set it to"."""
 
 
 def check_run(config: DictConfig) -> SelfPlayConfig:
@@ -148,19 +145,16 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
     line for each.
     """
     run = RunConfig(config, SelfPlayConfig.from_run(config))
-    rules = (
-        _trainer,
-        _estimator,
-        _opponent,
-        _adapters,
-        _without_effect,
-        _batches,
-        _checkpoints,
-    )
+    rules = (*_roles(run), *_adapters(run), *_of_verl(run), *_batches(run), *_checkpoints(run))
     refuse(
         [
             *game_class(run.selfplay.game).View.check_run(run),
-            *(sentence for rule in rules for sentence in rule(run)),
+            *_address(run),
+            *(
+                f"{rule.key}={run[rule.key]}: {rule.reason}. Set it to {rule.remedy}."
+                for rule in rules
+                if rule.wrong
+            ),
         ]
     )
     return run.selfplay
@@ -172,9 +166,15 @@ def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[st
         f"{key} is not a key of verl's config; nothing in verl reads it"
         for key in unknown_keys(config, schema)
     ]
-    wrong = list(no_numbers(config, schema)) or list(_warm_start(config))
-    if wrong or "selfplay" not in config:
-        return wrong, warned
+    if "selfplay" not in config:  # a warm start
+        contents = config.checkpoint.save_contents if "checkpoint" in config else ()
+        if OmegaConf.select(config, "model.lora_rank") and "hf_model" in contents:
+            return [
+                "checkpoint.save_contents has hf_model: with LoRA, verl's folder holds names that "
+                "no model reads, and would load as random weights. Set it to "
+                "[model,optimizer,extra] and merge (docs/warm_start.md)."
+            ], warned
+        return [], warned
     try:
         check_run(config)
     except ConfigError as error:
@@ -183,290 +183,248 @@ def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[st
     if top_p < 1 or top_k > 0:
         warned.append(
             f"{ROLLOUT}.top_p={top_p} and top_k={top_k} cut the distribution that games are drawn "
-            "from, and the loss "
-            "knows of the temperature only; train with top_p=1.0 and top_k=-1"
+            "from, and the loss knows of the temperature only; train with top_p=1.0 and top_k=-1"
         )
     return [], warned
 
 
-def no_numbers(config: DictConfig, schema: DictConfig) -> Iterator[str]:
-    """Keys that are numbers in verl's config and hold something else, which verl reports without
-    the key; and NaN, which trains nothing without a word.
-    """
-    for key, default in leaves(schema):
-        value = OmegaConf.select(config, key)
-        # Two numbers as text, and a word of the SFT trainer's.
-        text = key.endswith("_threshold") or value == "after_each_epoch"
-        number = isinstance(value, (int, float))
-        if isinstance(default, (int, float)) and not (number or text):
-            said = "null" if value is None else value
-            yield f"{key}={said} is no number, and verl's own value is {default}."
-        elif number and math.isnan(value):
-            yield f"{key}=nan is no number. Set a finite one."
-    for key in ("trainer.total_training_steps", "trainer.total_epochs"):
-        value = OmegaConf.select(config, key)
-        if value is not None and not (isinstance(value, int) and value > 0):
-            yield f"{key}={value} trains nothing. Set a number from 1."
-
-
-def _warm_start(config: DictConfig) -> Iterator[str]:
-    """verl's SFT trainer runs a warm start, and saves weights that a model can read."""
-    if "selfplay" in config:
-        return
-    if OmegaConf.select(config, "hydra.job.config_name") == PPO:
-        yield "this recipe is a warm start: run python -m verl.trainer.sft_trainer_ray"
-    elif (
-        OmegaConf.select(config, "model.lora_rank")
-        and "hf_model" in config.checkpoint.save_contents
-    ):
-        yield (
-            "with LoRA, verl's hf_model folder holds names that no model reads, and would load as "
-            "random weights; set "
-            "'checkpoint.save_contents=[model,optimizer,extra]' and merge (docs/warm_start.md)"
-        )
-
-
-def _trainer(run: RunConfig) -> Iterator[str]:
-    """verl's own trainers and reward managers know no roles, and measure no certificate."""
-    mode, v1 = run["trainer.v1.trainer_mode"], run["trainer.use_v1"]
-    if not v1 or mode != "selfplay_sync":
-        yield (
-            f"trainer.v1.trainer_mode={mode} (trainer.use_v1={v1}) does not know the game's roles. "
-            "Set trainer.use_v1=True and trainer.v1.trainer_mode=selfplay_sync."
-        )
-    sampler = f"{SAMPLER}.custom_sampler"
-    if not (run[f"{sampler}.path"] and run[f"{sampler}.name"]):
-        yield (
-            f"{sampler} is empty, and verl's own replay buffer waits for ever for the games of a "
-            "process that died. "
-            f"Set {sampler}.path=pkg://medserl_agentloop.core.trainer and "
-            ".name=SelfPlayReplayBuffer."
-        )
-
-
-def _estimator(run: RunConfig) -> Iterator[str]:
-    """The estimator knows the roles if one is not trained, and has something to compare."""
-    name, train = run["algorithm.adv_estimator"], run.selfplay.train
-    if name not in NORMALIZATIONS and train != "both":
-        yield (
-            f"selfplay.train={train} needs an estimator that knows roles, and "
-            f"algorithm.adv_estimator={name} does not{did_you_mean(name, NORMALIZATIONS)}. Set it "
-            f"to one of {', '.join(NORMALIZATIONS)}."
-        )
-    if name in ("role_grpo", "role_rloo") and run[f"{ROLLOUT}.n"] == 1:
-        yield (
-            f"algorithm.adv_estimator={name} compares the games of one prompt, and with "
-            f"{ROLLOUT}.n=1 there is only "
-            f"one, so all advantages would be 0. Set {ROLLOUT}.n to 2 or more."
-        )
-    if run.selfplay.credit.loss == "per_role" and run[f"{ACTOR}.strategy"] not in FSDP:
-        yield (
-            f"{ACTOR}.strategy={run[f'{ACTOR}.strategy']} does not count each role's tokens. Set "
-            "it to fsdp2, or "
-            "selfplay.credit.loss=verl with selfplay.certify=warn, for comparison."
-        )
-    if run.selfplay.anchors() and not need_reference_policy(run.config):
-        yield (
-            f"selfplay.anchor needs the reference policy. Set {ACTOR}.use_kl_loss=True, with "
-            f"{ACTOR}.kl_loss_coef=0.0 "
-            "if the anchor shall be the only KL term."
-        )
-
-
-def _opponent(run: RunConfig) -> Iterator[str]:
-    """The frozen model that the policy plays against can be asked, and takes a role that is not
-    trained.
-    """
-    opponent = run.selfplay.opponent
-    if opponent.kind == "live":
-        return
-    kind = f"selfplay.opponent.kind={opponent.kind}"
-    if run.selfplay.context == "shared":
-        yield (
-            f"{kind} keeps its turns out of the trajectory, which is one conversation of all. Set "
-            "selfplay.context=isolated."
-        )
-    if run.selfplay.train == "both":
-        yield (
-            f"{kind} plays the role that is not trained, but selfplay.train=both trains both. Set "
-            "selfplay.train to "
-            "the name of one role, or selfplay.opponent.kind=live."
-        )
+def _address(run: RunConfig) -> Iterator[str]:
+    """Yield what is wrong with the address and the API key of an opponent's server."""
     try:
-        opponent.check_address()
-        opponent.api_key()
+        if run.selfplay.opponent.kind != "live":
+            run.selfplay.opponent.check_address()
+            run.selfplay.opponent.api_key()
     except ValueError as error:
         yield str(error)
 
 
-def _adapters(run: RunConfig) -> Iterator[str]:
-    """Check that adapters are loaded, saved in a readable form, and used for the tokens of their
-    own role.
+def _roles(run: RunConfig) -> Iterator[StartRule]:
+    """Trainer, estimator and loss know the roles, and a frozen opponent has one that is not
+    trained.
     """
-    rank, path, merge = run.lora_rank, f"{MODEL}.lora_adapter_path", f"{MODEL}.lora.merge"
-    if not rank and run[path] is not None:
-        yield (
-            f"{path}={run[path]} is not loaded with {MODEL}.lora_rank=0. Set lora_rank to the "
-            "adapter's own."
-        )
-    contents = run.names(f"{ACTOR}.checkpoint.save_contents")
-    if rank and "hf_model" in contents:
-        yield (
-            f"{ACTOR}.checkpoint.save_contents=[{','.join(contents)}]: with LoRA, verl's hf_model "
-            "folder holds names "
-            "that no model reads. Set it to [model,optimizer,extra]; `medserl evaluate` reads such "
-            "a checkpoint."
-        )
+    name, train = run["algorithm.adv_estimator"], run.selfplay.train
+    frozen = run.selfplay.opponent.kind != "live"
+    yield StartRule("trainer.use_v1", not run["trainer.use_v1"], "it knows no roles", "True")
+    yield StartRule(
+        "trainer.v1.trainer_mode",
+        run["trainer.v1.trainer_mode"] != "selfplay_sync",
+        "it knows no roles, and measures no certificate",
+        "selfplay_sync",
+    )
+    sampler = f"{SAMPLER}.custom_sampler"
+    yield StartRule(
+        f"{sampler}.path",
+        not (run[f"{sampler}.path"] and run[f"{sampler}.name"]),
+        "verl's own replay buffer waits for ever for the games of a process that died",
+        f"pkg://medserl_agentloop.core.trainer, and {sampler}.name to SelfPlayReplayBuffer",
+    )
+    yield StartRule(
+        "algorithm.adv_estimator",
+        name not in NORMALIZATIONS and train != "both",
+        f"it does not know the roles, and selfplay.train={train}",
+        f"one of {', '.join(NORMALIZATIONS)}",
+    )
+    yield StartRule(
+        f"{ROLLOUT}.n",
+        name in ("role_grpo", "role_rloo") and run[f"{ROLLOUT}.n"] == 1,
+        f"{name} compares the games of one prompt, so all advantages would be 0",
+        "2 or more",
+    )
+    yield StartRule(
+        f"{ACTOR}.strategy",
+        run.selfplay.credit.loss == "per_role" and run[f"{ACTOR}.strategy"] not in FSDP,
+        "it does not count each role's tokens",
+        "fsdp2, or, for comparison, selfplay.credit.loss to verl and selfplay.certify to warn",
+    )
+    yield StartRule(
+        f"{ACTOR}.use_kl_loss",
+        run.selfplay.anchors() and not need_reference_policy(run.config),
+        "selfplay.anchor needs the reference policy",
+        f"True, with {ACTOR}.kl_loss_coef=0.0 if the anchor shall be the only KL term",
+    )
+    yield StartRule(
+        "selfplay.context",
+        frozen and run.selfplay.context == "shared",
+        "a frozen opponent's turns are in no trajectory, and this is one conversation of all",
+        "isolated",
+    )
+    yield StartRule(
+        "selfplay.train",
+        frozen and train == "both",
+        "a frozen opponent plays a role that is not trained",
+        "the name of one role, or selfplay.opponent.kind to live",
+    )
+
+
+def _adapters(run: RunConfig) -> Iterator[StartRule]:
+    """Adapters are loaded, saved in a readable form, and used for the tokens of their own role."""
+    rank, path, contents = (
+        run.lora_rank,
+        f"{MODEL}.lora_adapter_path",
+        f"{ACTOR}.checkpoint.save_contents",
+    )
+    yield StartRule(
+        path,
+        not rank and run[path] is not None,
+        f"it is not loaded with {MODEL}.lora_rank=0",
+        f"null, or {MODEL}.lora_rank to the adapter's own",
+    )
+    yield StartRule(
+        contents,
+        rank and "hf_model" in run.names(contents),
+        "with LoRA, verl's hf_model folder holds names that no model reads",
+        "[model,optimizer,extra]; `medserl evaluate` reads such a checkpoint",
+    )
     if run.selfplay.adapters == "shared":
         return
-    sharing, strategy, engine = run.ulysses(ACTOR), run[f"{ACTOR}.strategy"], run[f"{ROLLOUT}.name"]
-    for wrong, needed, reason in (
-        (not rank, f"{MODEL}.lora_rank above 0, e.g. 32", "it trains LoRA adapters"),
-        (run[merge], f"{merge}=False", "one set of merged weights cannot serve two adapters"),
+    strategy, engine = run[f"{ACTOR}.strategy"], run[f"{ROLLOUT}.name"]
+    for key, wrong, reason, remedy in (
+        (f"{MODEL}.lora_rank", not rank, "there are no adapters to train", "32, e.g."),
         (
+            f"{MODEL}.lora.merge",
+            run[f"{MODEL}.lora.merge"],
+            "one set of merged weights cannot serve two adapters",
+            "False",
+        ),
+        (
+            f"{ROLLOUT}.name",
             engine not in ("sglang", "cpu_hf"),
-            f"{ROLLOUT}.name=sglang",
-            f"{engine} takes no adapter from a request",
+            "it takes no adapter from a request",
+            "sglang",
         ),
         (
+            f"{ACTOR}.strategy",
             strategy != "fsdp2",
-            f"{ACTOR}.strategy=fsdp2",
             "an adapter's gradients are clipped as FSDP2 holds them",
+            "fsdp2",
         ),
         (
-            sharing > 1,
-            f"{ACTOR}.ulysses_sequence_parallel_size=1",
+            f"{ACTOR}.ulysses_sequence_parallel_size",
+            run.ulysses(ACTOR) > 1,
             "a rank must see the roles of a whole row",
+            "1",
         ),
         (
+            "selfplay.context",
             run.selfplay.context != "isolated",
-            "selfplay.context=isolated",
             "the shared context is one of both roles",
+            "isolated",
         ),
+        # SGLang's pull request 28371 will change it.
         (
-            _drops_adapters(run),
-            f"{LORA_BACKEND}=triton",
-            "in CUDA graphs csgmv gives some requests no adapter",
+            LORA_BACKEND,
+            (engine, run["trainer.device"]) == ("sglang", "cuda")
+            and run[LORA_BACKEND] in (None, "csgmv")
+            and not run[f"{ROLLOUT}.enforce_eager"],
+            "in CUDA graphs csgmv, the default, gives some requests no adapter",
+            "triton",
         ),
     ):
-        if wrong:
-            yield f"selfplay.adapters=per_role needs {needed}: {reason}."
+        yield StartRule(key, wrong, f"selfplay.adapters=per_role: {reason}", remedy)
 
 
-def _drops_adapters(run: RunConfig) -> bool:
-    """Return whether SGLang would decode several adapters by csgmv in CUDA graphs, before its pull
-    request 28371.
-    """
-    on_gpu = run[f"{ROLLOUT}.name"] == "sglang" and run["trainer.device"] == "cuda"
-    return on_gpu and run[LORA_BACKEND] in (None, "csgmv") and not run[f"{ROLLOUT}.enforce_eager"]
-
-
-def _without_effect(run: RunConfig) -> Iterator[str]:
+def _of_verl(run: RunConfig) -> Iterator[StartRule]:
     """verl ignores these without a word, or they do something else in a game of several roles."""
     corrects = run[f"{CORRECTION}.rollout_is"] or run[f"{CORRECTION}.rollout_rs"]
     # verl/trainer/ppo/v1/trainer_base.py: only the legacy trainer hands these keys on to the loss.
     bypassed = corrects or run[f"{CORRECTION}.loss_type"] not in (None, "ppo_clip")
-    scheme = f"{ACTOR}.loss_agg_mode"
-    for key, wrong, reason, remedy in (
-        (
-            "algorithm.filter_groups.enable",
-            run["algorithm.filter_groups.enable"],
-            "DAPO's filter reads one score per row, the sum of both roles' rewards. In a zero-sum "
-            "game the sum is constant, so groups would be kept by the noise of format terms",
-            "False",
-        ),
-        (
-            "algorithm.use_pf_ppo",
-            run["algorithm.use_pf_ppo"],
-            "verl weighs rows by one score, and its V1 trainer does not read this key",
-            "False",
-        ),
-        (
-            "distillation.enabled",
-            run["distillation.enabled"],
-            "self-play sets the actor's loss, so the teacher's would never be used",
-            "False",
-        ),
-        (
-            "reward.custom_reward_function.path",
-            not str(run["reward.custom_reward_function.path"] or OWN_MODULES).startswith(
-                OWN_MODULES
-            ),
-            "rewards come from the game, so this function would never be called",
-            "null, and name a reward of yours in selfplay (docs/rewards.md)",
-        ),
-        (
-            "trainer.critic_warmup",
-            run["trainer.critic_warmup"] and not run[f"{CRITIC}.enable"],
-            "there is no critic, and the actor would not be updated until then",
-            "0",
-        ),
-        (
-            "algorithm.norm_adv_by_std_in_grpo",
-            run["algorithm.adv_estimator"] == "role_grpo"
-            and not run["algorithm.norm_adv_by_std_in_grpo"],
-            "role_grpo does not read it; for Dr. GRPO set selfplay.credit.normalize to mean for "
-            "each role",
-            "True",
-        ),
-        (
-            f"{SAMPLER}.sync_refill_failed_groups",
-            run[f"{SAMPLER}.sync_refill_failed_groups"],
-            "verl does not tell a custom sampler, and no game that was lost would be played again "
-            "(selfplay/lost_games counts them)",
-            "False",
-        ),
-        (
-            f"{CORRECTION}.bypass_mode",
-            run[f"{CORRECTION}.bypass_mode"] and bypassed,
-            "verl's V1 trainer then ignores rollout_is, rollout_rs and loss_type, and nothing "
-            "would be corrected",
-            "False, or the others to null, null and ppo_clip",
-        ),
-        (
-            f"{ROLLOUT}.calculate_log_probs",
-            corrects and not run[f"{ROLLOUT}.calculate_log_probs"],
-            f"{CORRECTION} reads the rollout's log-probs, and nothing would be corrected",
-            "True",
-        ),
-        (
-            f"{ROLLOUT}.temperature",
-            run[f"{ROLLOUT}.temperature"] <= 0 and not run["trainer.val_only"],
-            "all games of a row would be the same, and log-probs of greedy tokens train nothing",
-            "1.0",
-        ),
-        (
-            f"{ROLLOUT}.do_sample",
-            not run[f"{ROLLOUT}.do_sample"] and not run["trainer.val_only"],
-            "all games of a row would be the same, and log-probs of greedy tokens train nothing",
-            "True",
-        ),
-        (
-            scheme,
-            run[scheme] == "seq-mean-token-sum-norm" and run[f"{ACTOR}.loss_scale_factor"] is None,
-            "it divides by the padded width of a batch, so a longer turn of one role shrinks the "
-            "other's update",
-            f"token-mean, or set {ACTOR}.loss_scale_factor, e.g. to data.max_response_length",
-        ),
-        (
-            "hydra.job.chdir",
-            run["hydra.job.chdir"],
-            "relative folders of data and checkpoints would be looked for in another place",
-            "False",
-        ),
-    ):
-        if wrong:
-            yield f"{key}={run[key]}: {reason}. Set it to {remedy}."
+    scheme, trains = f"{ACTOR}.loss_agg_mode", not run["trainer.val_only"]
+    own_reward = str(run["reward.custom_reward_function.path"] or OWN_MODULES)
+    yield StartRule(
+        "algorithm.filter_groups.enable",
+        run["algorithm.filter_groups.enable"],
+        "DAPO's filter reads one score per row, the sum of both roles' rewards. In a zero-sum game "
+        "the sum is constant, so groups would be kept by the noise of format terms",
+        "False",
+    )
+    yield StartRule(
+        "algorithm.use_pf_ppo",
+        run["algorithm.use_pf_ppo"],
+        "verl weighs rows by one score, and its V1 trainer does not read this key",
+        "False",
+    )
+    yield StartRule(
+        "distillation.enabled",
+        run["distillation.enabled"],
+        "self-play sets the actor's loss, so the teacher's would never be used",
+        "False",
+    )
+    yield StartRule(
+        "reward.custom_reward_function.path",
+        not own_reward.startswith(OWN_MODULES),
+        "rewards come from the game, so this function would never be called",
+        "null, and name a reward of yours in selfplay (docs/rewards.md)",
+    )
+    yield StartRule(
+        "trainer.critic_warmup",
+        run["trainer.critic_warmup"] and not run[f"{CRITIC}.enable"],
+        "there is no critic, and the actor would not be updated until then",
+        "0",
+    )
+    yield StartRule(
+        "algorithm.norm_adv_by_std_in_grpo",
+        run["algorithm.adv_estimator"] == "role_grpo"
+        and not run["algorithm.norm_adv_by_std_in_grpo"],
+        "role_grpo does not read it; for Dr. GRPO set selfplay.credit.normalize to mean for each "
+        "role",
+        "True",
+    )
+    yield StartRule(
+        f"{SAMPLER}.sync_refill_failed_groups",
+        run[f"{SAMPLER}.sync_refill_failed_groups"],
+        "verl does not tell a custom sampler, and no game that was lost would be played again "
+        "(selfplay/lost_games counts them)",
+        "False",
+    )
+    yield StartRule(
+        f"{CORRECTION}.bypass_mode",
+        run[f"{CORRECTION}.bypass_mode"] and bypassed,
+        "verl's V1 trainer then ignores rollout_is, rollout_rs and loss_type, and nothing would be "
+        "corrected",
+        "False, or the others to null, null and ppo_clip",
+    )
+    yield StartRule(
+        f"{ROLLOUT}.calculate_log_probs",
+        corrects and not run[f"{ROLLOUT}.calculate_log_probs"],
+        f"{CORRECTION} reads the rollout's log-probs, and nothing would be corrected",
+        "True",
+    )
+    greedy = "all games of a row would be the same, and log-probs of greedy tokens train nothing"
+    yield StartRule(
+        f"{ROLLOUT}.temperature", trains and run[f"{ROLLOUT}.temperature"] <= 0, greedy, "1.0"
+    )
+    yield StartRule(
+        f"{ROLLOUT}.do_sample", trains and not run[f"{ROLLOUT}.do_sample"], greedy, "True"
+    )
+    yield StartRule(
+        scheme,
+        run[scheme] == "seq-mean-token-sum-norm" and run[f"{ACTOR}.loss_scale_factor"] is None,
+        "it divides by the padded width of a batch, so a longer turn of one role shrinks the "
+        "other's update",
+        f"token-mean, or set {ACTOR}.loss_scale_factor, e.g. to data.max_response_length",
+    )
+    fused = f"{MODEL}.use_fused_kernels"
+    of_cuda = run["trainer.device"] == "cuda" and run[f"{ACTOR}.strategy"] in FSDP
+    yield StartRule(
+        fused,
+        of_cuda and not run[fused] and not any(distributions(name="flash-attn")),
+        "without the package flash-attn, verl takes log-probs in bf16",
+        "True",
+    )
+    yield StartRule(
+        "hydra.job.chdir",
+        run["hydra.job.chdir"],
+        "relative folders of data and checkpoints would be looked for in another place",
+        "False",
+    )
 
 
-def _batches(run: RunConfig) -> Iterator[str]:
+def _batches(run: RunConfig) -> Iterator[StartRule]:
     """Mini-batches have all kinds of games, micro-batches the longest; old log-probs are there when
     they are read.
     """
-    batch, longest = (
-        run["data.train_batch_size"],
-        run["data.max_prompt_length"] + run["data.max_response_length"],
-    )
+    batch = run["data.train_batch_size"]
+    longest = run["data.max_prompt_length"] + run["data.max_response_length"]
     readers = {
         f"{ACTOR}.ppo_mini_batch_size": run[f"{ACTOR}.ppo_mini_batch_size"] < batch,
         f"{ACTOR}.ppo_epochs": run[f"{ACTOR}.ppo_epochs"] > 1,
@@ -478,32 +436,38 @@ def _batches(run: RunConfig) -> Iterator[str]:
         },
         f"{ROLLOUT}.calculate_log_probs": not run[f"{ROLLOUT}.calculate_log_probs"],
     }
-    if run.selfplay.reuse_log_probs and (wrong := [key for key, reads in readers.items() if reads]):
-        yield (
-            "selfplay.reuse_log_probs=true is for one mini-batch, one epoch and an estimator of "
-            "roles, without a "
-            "correction or KL in the reward. It does not go with "
-            f"{', '.join(f'{key}={run[key]}' for key in wrong)}. "
-            "Set it to false."
-        )
+    wrong = [f"{key}={run[key]}" for key, reads in readers.items() if reads]
+    yield StartRule(
+        "selfplay.reuse_log_probs",
+        run.selfplay.reuse_log_probs and wrong,
+        f"old log-probs are read with {', '.join(wrong)}",
+        "false",
+    )
     for engine in run.engines:
         size = run[f"{engine}.ppo_mini_batch_size"] or batch
-        if batch > size and not run[f"{engine}.shuffle"]:
-            yield (
-                f"{engine}.shuffle=False with several mini-batches in a step "
-                f"(data.train_batch_size={batch}, "
-                f"{engine}.ppo_mini_batch_size={size}): verl keeps the order in which games "
-                "finish, so the first "
-                f"updates would see mostly invalid and one-turn games. Set {engine}.shuffle=True."
-            )
+        yield StartRule(
+            f"{engine}.shuffle",
+            batch > size and not run[f"{engine}.shuffle"],
+            f"a step has several mini-batches of {size} games, and verl keeps the order in which "
+            "games finish, so the first updates would see mostly invalid and one-turn games",
+            "True",
+        )
     passes = {UPDATES[engine]: engine for engine in run.trained}
     passes |= {LOG_PROBS[engine]: engine for engine in run.log_probs.values()}
     for keys, engine in passes.items():
-        if run.packs(engine):
-            yield from run.too_few(f"{keys}max_token_len_per_gpu", longest, run.ulysses(engine))
+        # verl/utils/seqlen_balancing.py (rearrange_micro_batches) asserts it when such a row comes,
+        # maybe after hours.
+        key, sharing = f"{keys}max_token_len_per_gpu", run.ulysses(engine)
+        yield StartRule(
+            key,
+            run.packs(engine) and (run[key] or 0) * sharing < longest,
+            f"it holds no game of {longest} tokens, which data.max_* allows, and verl ends the run "
+            "at the first one",
+            f"{-(-longest // sharing)} or more",
+        )
 
 
-def _checkpoints(run: RunConfig) -> Iterator[str]:
+def _checkpoints(run: RunConfig) -> Iterator[StartRule]:
     """A killed run can be resumed."""
     for engine in run.trained:
         checkpoint = f"{engine}.checkpoint"
@@ -511,36 +475,33 @@ def _checkpoints(run: RunConfig) -> Iterator[str]:
             continue
         # verl/trainer/ppo/v1/trainer_base.py (_save_checkpoint) leaves
         # latest_checkpointed_iteration.txt to the engine then, and FSDP's does not write it.
-        if run[f"{checkpoint}.async_save"]:
-            yield (
-                f"{checkpoint}.async_save=True is for Megatron: with FSDP no checkpoint would "
-                "count as complete, and a "
-                f"killed run would start anew. Set {checkpoint}.async_save=False."
-            )
-        contents = run.names(f"{checkpoint}.load_contents")
-        if "model" not in contents and run["trainer.resume_mode"] != "disable":
-            yield (
-                f"{checkpoint}.load_contents=[{','.join(contents)}] has no model: a killed run "
-                "would resume with the "
-                "weights that it began with. Set "
-                f"{checkpoint}.save_contents=[model,optimizer,extra], or "
-                "trainer.resume_mode=disable."
-            )
+        yield StartRule(
+            f"{checkpoint}.async_save",
+            run[f"{checkpoint}.async_save"],
+            "with FSDP no checkpoint would count as complete, and a killed run would start anew",
+            "False",
+        )
+        contents = f"{checkpoint}.load_contents"
+        yield StartRule(
+            contents,
+            "model" not in run.names(contents) and run["trainer.resume_mode"] != "disable",
+            "it has no model, so a killed run would resume with the weights that it began with",
+            "[model,optimizer,extra], as save_contents, or trainer.resume_mode to disable",
+        )
 
 
 def unknown_keys(run: DictConfig, schema: DictConfig) -> list[str]:
-    """Keys of a run that verl's own config, ``schema``, does not have, each with the nearest one it
-    has.
+    """Keys of a run that verl's own config, ``schema``, does not have.
 
     Hydra lets a recipe, or a ``+`` on the command line, add any key; a misspelt one composes and
-    does nothing. Nodes that verl leaves empty belong to somebody else and may hold anything.
+    does nothing. Nodes that verl leaves empty may hold anything.
     """
 
     def below(node: Any, known: Any, path: str) -> Iterator[str]:
         for name, child in node.items():
             here = f"{path}{name}"
             if name not in known and here not in _OPEN_NODES:
-                yield f"{here}{did_you_mean(str(name), known)}"
+                yield here
             elif isinstance(child, dict) and here not in _OPEN_NODES and known[name]:
                 yield from below(
                     child, known[name] if isinstance(known[name], dict) else {}, f"{here}."

@@ -162,7 +162,8 @@ def _same(run: RunConfig, folder: Path, checkpoint: Path) -> Iterator[Finding]:
     if found := changes(run, Path(run.selfplay.records)):
         yield (
             f"{folder} holds a run of other settings: {'; '.join(map(str, found))}. Set them back, "
-            f"or begin a new run at its last checkpoint: {_command(run, checkpoint, found)}"
+            "or begin a new run at its last checkpoint (with other trainer.default_local_dir and "
+            f"selfplay.records, if you set them): {_new_run(run, checkpoint, found)}"
         )
 
 
@@ -195,23 +196,16 @@ def _of_optimizer(run: RunConfig) -> tuple[str, ...]:
     return OF_OPTIMIZER + (OF_ADAPTERS if run.selfplay.adapters == "per_role" else ())
 
 
-def _command(run: RunConfig, checkpoint: Path, found: list[Change]) -> str:
-    """The overrides with which a new run begins at ``checkpoint``, or its whole command."""
-    name = f"{run['trainer.experiment_name']}_from_{checkpoint.name[12:]}"
+def _new_run(run: RunConfig, checkpoint: Path, found: list[Change]) -> str:
+    """The overrides with which a new run begins at ``checkpoint``."""
     new = {
-        "trainer.experiment_name": name,
+        "trainer.experiment_name": f"{run['trainer.experiment_name']}_from_{checkpoint.name[12:]}",
         "trainer.resume_mode": "resume_path",
         "trainer.resume_from_path": str(checkpoint.resolve()),
     }
     if any(change.matches(_of_optimizer(run)) for change in found):
         new[f"{ACTOR}.checkpoint.load_contents"] = "[model]"
-    given = [str(one) for one in run["hydra.overrides.task"] or ()]
-    program = ["python", "-m", "verl.trainer.main_ppo"] if given else []
-    for key in ("trainer.default_local_dir", "selfplay.records"):
-        if any(one.startswith(f"{key}=") for one in given):
-            new[key] = f"{str(run[key]).rstrip('/')}_from_{checkpoint.name[12:]}"
-    kept = [one for one in given if one.lstrip("+").partition("=")[0] not in new]
-    return shlex.join([*program, *kept, *(f"{key}={value}" for key, value in new.items())])
+    return shlex.join(f"{key}={value}" for key, value in new.items())
 
 
 def _written_by_others(run: RunConfig, checkpoint: Path) -> Iterator[str]:
