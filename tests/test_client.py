@@ -12,10 +12,12 @@ import pytest
 from examples import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from serving import Line, LocalServer, Status
+from serving import Line, LocalServer, Status, completion
 
 from medserl_agentloop.core import client as core_client
+from medserl_agentloop.core.chat import ChatClient
 from medserl_agentloop.core.client import (
+    CHAT_PATH,
     BadAnswer,
     CircuitBreaker,
     NoAnswer,
@@ -25,6 +27,8 @@ from medserl_agentloop.core.client import (
     _is_this_machine,
     blocking,
 )
+from medserl_agentloop.core.control_text import as_think
+from medserl_agentloop.core.interaction import Reply
 
 KEY, PASSWORD, QUOTED = "sk-TOPSECRET-0123", "p@ss/w:rd?#", "p%40ss%2Fw%3Ard%3F%23"
 
@@ -44,6 +48,12 @@ def http_answer(body: bytes, status: str = "200 OK") -> bytes:
 
 
 # --- retries, time-outs, refusals ---
+
+
+@pytest.fixture(autouse=True)
+def short_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries of a server that limits requests are spread over this."""
+    monkeypatch.setattr(core_client, "_MINUTE_S", 0.6)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +107,103 @@ def test_a_client_serves_one_event_loop_after_another() -> None:
     with LocalServer(lambda number, body: number) as server:
         client = ServerOptions(url=server.url).client()
         assert [asyncio.run(client.post("/path", {})) for _ in range(2)] == [0, 1]
+
+
+def test_pauses_of_a_server_that_limits_requests_add_up_to_a_minute() -> None:
+    with answering(Status(429), times=3) as server:
+        started = time.monotonic()
+        assert ask(server.url, retries=3) == 3
+        assert time.monotonic() - started >= 0.6
+    with answering(Status(429)) as server, pytest.raises(Unreachable, match="--concurrency"):
+        ask(server.url, retries=1)
+
+
+def test_an_empty_account_is_asked_once() -> None:
+    words = {"error": {"message": "You exceeded your current quota, check your billing details."}}
+    with answering(Status(429, words)) as server:
+        with pytest.raises(Refused, match="your current quota"):
+            ask(server.url, retries=3)
+        assert len(server.requests) == 1
+
+
+def test_a_server_that_fails_is_quoted() -> None:
+    words = {"error": "the model is loading"}
+    with answering(Status(503, words)) as server, pytest.raises(Unreachable) as caught:
+        ask(server.url)
+    assert words["error"] in str(caught.value)
+
+
+# --- chat: servers say the same in other words ---
+
+
+def chat(answer: Any, prompt: str = "Hello", path: str = "/v1") -> tuple[Reply, LocalServer]:
+    with answering(answer) as server:
+        options = ServerOptions(url=server.url + path, model="m", timeout_s=5.0, retries=0)
+        client = ChatClient(options.client(CHAT_PATH))
+        messages = [{"role": "user", "content": prompt}]
+        return blocking(client.complete(messages, {})), server
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/chat/completions"])
+def test_an_address_may_lack_its_v1_or_name_the_path(path: str) -> None:
+    _, server = chat(completion("Hi"), path=path)
+    assert server.paths == ["/v1/chat/completions"]
+
+
+@pytest.mark.parametrize("finish", ["stop", "end_turn", "STOP", "eos", "", None])
+def test_a_whole_answer_ends_in_any_word(finish: str | None) -> None:
+    reply, _ = chat(completion("Hi", finish=finish))
+    assert (reply.text, reply.truncated) == ("Hi", False)
+
+
+@pytest.mark.parametrize("finish", ["length", "max_tokens", "MAX_TOKENS"])
+def test_an_answer_that_its_budget_cut_says_so(finish: str) -> None:
+    assert chat(completion("Hi", finish=finish))[0].truncated
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        completion("Hi", finish="content_filter"),
+        completion("Hi", finish="SAFETY"),
+        completion("Hi", finish="abort"),
+        completion(""),
+        {"error": {"message": "overloaded"}},
+        {"choices": []},
+    ],
+)
+def test_an_answer_that_is_none_is_bad(answer: Any) -> None:
+    with pytest.raises(BadAnswer):
+        chat(answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("<think>a</think>b", "<think>a</think>b"),
+        ("[THINK]a[/THINK]b", "<think>a</think>b"),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b",
+            "<think>a</think>b",
+        ),
+        ("<|channel>thought\na<channel|>b", "<think>a</think>b"),
+        ("[THINK]a[/THINK]", "<think>a</think>"),
+        ("[THINK]cut off after [1]", "<think>cut off after [1]"),
+        ("b [THINK]a[/THINK]", "b [THINK]a[/THINK]"),
+    ],
+)
+def test_reasoning_has_one_pair_of_marks_whatever_the_family(text: str, read: str) -> None:
+    assert as_think(text) == read
+    assert chat(completion(text))[0].text == read
+
+
+@pytest.mark.parametrize(("read", "warns"), [(9, True), (100, False), (0, False)])
+def test_a_server_that_cuts_the_prompt_is_named(
+    read: int, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = completion("Hi") | {"usage": {"prompt_tokens": read}}
+    reply, _ = chat(answer, prompt="word " * 90)
+    assert (reply.prompt_tokens, "cuts long prompts" in caplog.text) == (read, warns)
 
 
 # --- the breaker ---

@@ -16,10 +16,10 @@ _REASONING = (
     # Harmony (gpt-oss), where the final channel follows; Mistral; Gemma 4.
     (
         r"\A\s*(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>(.*?)"
-        r"(?:<\|end\|>(?:<\|start\|>assistant)?<\|channel\|>final<\|message\|>|\Z)"
+        r"(?:(<\|end\|>(?:<\|start\|>assistant)?<\|channel\|>final<\|message\|>)|\Z)"
     ),
-    r"\A\s*\[THINK\](.*?)(?:\[/THINK\]|\Z)",
-    r"\A\s*<\|channel>thought\s(.*?)(?:<channel\|>|\Z)",
+    r"\A\s*\[THINK\](.*?)(?:(\[/THINK\])|\Z)",
+    r"\A\s*<\|channel>thought\s(.*?)(?:(<channel\|>)|\Z)",
 )
 
 _TEMPLATE_TOKENS = {
@@ -63,9 +63,7 @@ def as_think(text: str) -> str:
     """
     for marks in _REASONING:
         if found := re.match(marks, text, re.DOTALL):
-            closed = found.end() < len(text) or text.endswith(("]", "|>"))
-            rest = text[found.end() :]
-            return f"{THINK}{found[1]}{END_THINK if closed else ''}{rest}"
+            return f"{THINK}{found[1]}{END_THINK if found[2] else ''}{text[found.end() :]}"
     return text
 
 

@@ -72,9 +72,10 @@ def test_the_request_is_bound_to_the_schema_and_open_to_more_fields() -> None:
     assert set(schema["required"]) == set(VERDICT) and schema["additionalProperties"] is False
 
 
-def test_a_server_without_json_schema_is_asked_without_from_then_on() -> None:
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_a_server_without_json_schema_is_asked_without_from_then_on(status: int) -> None:
     def reply(number: int, body: Any) -> Any:
-        return Status(400) if "response_format" in body else completion(PRESENT)
+        return Status(status) if "response_format" in body else completion(PRESENT)
 
     with LocalServer(reply) as server:
         manager = reward_manager("llm", server.model_options())
