@@ -350,9 +350,10 @@ def test_the_seven_files_hold_what_the_page_says() -> None:
 def test_shares_in_the_readme_stand_in_tables_of_linked_pages() -> None:
     readme = ROOT / "README.md"
     table = re.compile(r"<!-- table: .*? -->(.*?)<!-- end -->", re.DOTALL)
+    printed = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)  # by one run, of any machine
     checked = 0
     for paragraph in re.split(
-        r"\n\n|\n- ", table.sub("", text_of(readme)).replace("95 % interval", "interval")
+        r"\n\n|\n- ", printed.sub("", table.sub("", text_of(readme))).replace("95 %\nintervals", "")
     ):
         shares = {
             int(n)
@@ -374,4 +375,4 @@ def test_shares_in_the_readme_stand_in_tables_of_linked_pages() -> None:
         }
         assert shares <= found, f"{shares - found} %: {paragraph}"
         checked += len(shares)
-    assert checked >= 9
+    assert checked >= 7

@@ -1,11 +1,14 @@
 """The contents of the wheel: everything a run needs besides the code."""
 
+import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
+from real_runs import RAY, SMALL
 
 from medserl_agentloop.paths import PACKAGE
 
@@ -40,20 +43,28 @@ def test_wheel_holds_resources_plugin_and_entry_points_and_no_experiments(wheel:
 
 
 @pytest.mark.slow
-def test_an_unpacked_wheel_finds_its_resources_and_recipes(wheel: Path, tmp_path: Path) -> None:
-    zipfile.ZipFile(wheel).extractall(tmp_path)
+@pytest.mark.timeout(900)
+def test_an_unpacked_wheel_plays_the_quickstart_in_an_empty_folder(
+    wheel: Path, tmp_path: Path
+) -> None:
+    unpacked, empty = tmp_path / "unpacked", tmp_path / "empty"
+    zipfile.ZipFile(wheel).extractall(unpacked)
+    empty.mkdir()
+    small = [*SMALL, "trainer.total_training_steps=1", "data.val_batch_size=50"]
     code = (
-        "import medserl_agentloop.paths as p; from hydra import compose, initialize_config_module\n"
-        f"assert str(p.PACKAGE).startswith({str(tmp_path)!r}), p.PACKAGE\n"
-        "import verl\n"
-        "initialize_config_module('verl.trainer.config', version_base=None).__enter__()\n"
-        "print(compose('ppo_trainer', "
-        "overrides=['+recipes=quickstart']).actor_rollout_ref.model.path)"
+        "import medserl_agentloop.cli as cli; from medserl_agentloop.tools import quickstart\n"
+        f"assert cli.__file__.startswith({str(unpacked)!r}), cli.__file__\n"
+        "quickstart.TRAIN_CASES, quickstart.NEW_CASES = 40, 10\n"
+        f"cli.app(['quickstart', *{small!r}])"
     )
-    env = {"PYTHONPATH": str(tmp_path), "PATH": ""}
-    command = [sys.executable, "-c", code]
-    run = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280
+    env = os.environ | RAY | {"PYTHONPATH": str(unpacked)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=empty, env=env, capture_output=True, text=True
     )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines()[-1] == str(tmp_path / "medserl_agentloop/assets/novice")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "errors found" in done.stdout.splitlines()[-1]
+    run = empty / "runs" / "quickstart"
+    assert (run / "report.html").exists()
+    config = OmegaConf.load(run / "run_config.yaml")
+    assert config.actor_rollout_ref.model.path == str(unpacked / "medserl_agentloop/assets/novice")
+    assert sorted(path.name for path in empty.iterdir()) == ["data", "runs"]

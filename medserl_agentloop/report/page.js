@@ -523,7 +523,7 @@ function drawPlots() {
   const table = crossed.length > 1 && !isNarrow() ? figure(["games: ", chooser("down", "rows", crossed), " by ", chooser("across", "columns", crossed)],
     [crossTable(state.plots.down, state.plots.across, state.shown)]) : "";
   byId("plots").replaceChildren(table);
-  const [gap, least, room] = [22, 250, byId("plots").clientWidth - 28];
+  const [gap, least, room] = [22, 240, byId("plots").clientWidth - 28];
   const left = table ? room - table.offsetWidth - gap : room;
   const inOneRow = (left + gap) / figures.length - gap >= least;
   const across = inOneRow ? figures.length : Math.max(1, Math.min(figures.length, Math.floor((room + gap) / (least + gap))));

@@ -170,10 +170,16 @@ def _progress(folder: Path) -> list[list[str]]:
     rows: dict[str, dict[str, str]] = {}
     for one in shares:
         if (measure := MEASURED.get(one["measure"])) is not None:
-            label = measure + f", attacker {one['attacker']}" * bool(one["attacker"])
+            label = measure + f", attacker at {_step(one['attacker'])}" * bool(one["attacker"])
             rows.setdefault(label, {})[one["assessor"]] = f"{100 * one['share']:.0f} %"
     body = [[label, *(cells.get(name, "-") for name in assessors)] for label, cells in rows.items()]
-    return [["", *(f"assessor {name}" for name in assessors)], *body]
+    return [["", *(f"assessor at {_step(name)}" for name in assessors)], *body]
+
+
+def _step(player: str) -> str:
+    """``step 16`` for a checkpoint of a run, ``run/16``."""
+    step = player.rpartition("/")[2]
+    return f"step {step}" if step.isdecimal() else player
 
 
 def _render(blocks: Sequence[tuple[str, str]]) -> str:

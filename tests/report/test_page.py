@@ -177,7 +177,7 @@ def test_the_last_progress_is_on_the_first_screen(
     (run / "progress" / "16").mkdir(parents=True)
     (run / "progress" / "16" / "tournament.json").write_text(json.dumps({"shares": shares}))
     cells = viewed(run).locator(".progress tr").last.locator("th, td").all_text_contents()
-    assert cells == ["errors found, attacker run/0", "51 %", "91 %"]
+    assert cells == ["errors found, attacker at step 0", "51 %", "91 %"]
 
 
 def test_a_filter_greys_what_it_leaves_out_and_can_be_taken_back(view: Any) -> None:

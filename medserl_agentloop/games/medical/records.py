@@ -235,9 +235,15 @@ class MedicalRecord(GameRecord):
 
     @property
     def reading_rank(self) -> int:
-        """Attacks that fooled the assessor rank first, then those that it found, then the rest."""
+        """Attacks that fooled the assessor rank first, then those that it found, then the rest;
+        among equals, games whose turns both have reasoning and keep the format.
+        """
         found = FOUND.get(self.outcome)
-        return 0 if self.attack is None or found is None else 2 - found
+        if self.attack is None or self.assessment is None or found is None:
+            return 0
+        turns = (self.attack, self.assessment)
+        legible = all(turn.reasoning and not turn.violations for turn in turns)
+        return 2 * (2 - found) + legible
 
     @property
     def assessments(self) -> list[AssessmentRecord]:
