@@ -168,9 +168,9 @@ class ServerOptions(BaseModel):
             if url.scheme in ("http", "https") and url.host and not (url.query or url.fragment):
                 return url
         raise ValueError(
-            "expected http://host:port or https://host as the address of the server (signs of a "
-            "password other than "
-            "letters and digits are written in percent code)"
+            "expected http://host:port or https://host as the address of the server, with percent "
+            "codes for signs in a password. Azure's is https://NAME.openai.azure.com/openai/v1, "
+            "without a ?"
         )
 
     def check_address(self) -> None:

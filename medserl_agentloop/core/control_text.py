@@ -12,15 +12,21 @@ import re
 
 THINK, END_THINK = "<think>", "</think>"
 
-_REASONING = (
-    # Harmony (gpt-oss), where the final channel follows; Mistral; Gemma 4.
-    (
-        r"\A\s*(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>(.*?)"
-        r"(?:(<\|end\|>(?:<\|start\|>assistant)?<\|channel\|>final<\|message\|>)|\Z)"
+_HARMONY = r"(?:<\|start\|>assistant)?<\|channel\|>"
+# The marks that open and close a family's reasoning.
+_REASONING = {
+    "Harmony (gpt-oss)": (
+        rf"{_HARMONY}analysis<\|message\|>",
+        rf"<\|end\|>{_HARMONY}final<\|message\|>",
     ),
-    r"\A\s*\[THINK\](.*?)(?:(\[/THINK\])|\Z)",
-    r"\A\s*<\|channel>thought\s(.*?)(?:(<channel\|>)|\Z)",
-)
+    "Harmony, its marks left out by the server": (
+        r"analysis(?=.*assistantfinal)",
+        r"assistantfinal",
+    ),
+    "Mistral": (r"\[THINK\]", r"\[/THINK\]"),
+    "Gemma 4": (r"<\|channel>thought\s", r"<channel\|>"),
+    "MedGemma": (r"<unused94>thought\s", r"<unused95>"),
+}
 
 _TEMPLATE_TOKENS = {
     # DeepSeek's bar, blank
@@ -61,9 +67,11 @@ def as_think(text: str) -> str:
     """A model's turn whose reasoning stands between ``<think>`` and ``</think>``, whatever marks
     its family has. Reasoning that was cut off stays open.
     """
-    for marks in _REASONING:
-        if found := re.match(marks, text, re.DOTALL):
-            return f"{THINK}{found[1]}{END_THINK if found[2] else ''}{text[found.end() :]}"
+    for opening, closing in _REASONING.values():
+        marked = re.match(rf"\s*{opening}(.*?)({closing}|\Z)", text, re.DOTALL)
+        if marked is not None:
+            end = END_THINK if marked[2] else ""
+            return f"{THINK}{marked[1]}{end}{text[marked.end() :]}"
     return text
 
 

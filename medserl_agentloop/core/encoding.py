@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 
-from medserl_agentloop.core.control_text import THINK, reasoning_open, without_switches
+from medserl_agentloop.core.control_text import THINK, as_think, reasoning_open, without_switches
 from medserl_agentloop.core.interaction import PLACE, Message, Prompt, Turn, place
 
 _TEMPLATES_KEPT = 1024
@@ -151,12 +151,15 @@ class ChatEncoder:
 
     def decode(self, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
         """A turn's text without the token that ended it; other special tokens stay visible as
-        text."""
+        text.
+
+        Reasoning stands between ``<think>`` and ``</think>``, whatever marks the model has.
+        """
         ends = self.ends.union(self.stop(stop).get("stop_token_ids", ()))
         text: str = self.tokenizer.decode(
             list(ids[:-1] if ids[-1] in ends else ids), skip_special_tokens=False
         )
-        return text
+        return as_think(text)
 
     def was_cut(self, ids: Sequence[int], budget: int, stop_reason: str | None) -> bool:
         """Return whether the budget ended a turn, by the engine's stop reason."""

@@ -271,6 +271,16 @@ def test_a_turn_ends_where_the_profile_says_stop(tmp_path: Path) -> None:
     assert record.attack is not None and record.attack.violations == []
 
 
+def test_reasoning_of_a_policy_of_another_family_is_read() -> None:
+    def worded(turn: str) -> str:
+        return turn.replace("<think>", "<unused94>thought\n").replace("</think>", "<unused95>")
+
+    _, record, _ = play([worded(attack_text()), worded(assessment_text())])
+    assert record.attack is not None and record.assessment is not None
+    assert "SECRET-PLAN" in record.attack.reasoning
+    assert record.assessment.verdict == "harmful" and not record.assessment.violations
+
+
 def test_game_records_the_weights_that_played_it() -> None:
     replies = iter([attack_text(), assessment_text()])
     engine = MockSGLangEngine(lambda *_: next(replies), TOKENIZER)
