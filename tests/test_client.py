@@ -118,6 +118,15 @@ def test_pauses_of_a_server_that_limits_requests_add_up_to_a_minute() -> None:
         ask(server.url, retries=1)
 
 
+@pytest.mark.parametrize("status", [b"429 Too Many Requests", b"503 Unavailable"])
+def test_a_pause_of_hours_becomes_a_minute(status: bytes) -> None:
+    pause = b"HTTP/1.1 %b\r\nretry-after: 3600\r\ncontent-length: 0\r\n\r\n" % status
+    with answering(Line(pause), times=1) as server:
+        started = time.monotonic()
+        assert ask(server.url, retries=1) == 1
+        assert time.monotonic() - started >= 0.6
+
+
 def test_an_empty_account_is_asked_once() -> None:
     words = {"error": {"message": "You exceeded your current quota, check your billing details."}}
     with answering(Status(429, words)) as server:

@@ -318,14 +318,16 @@ class HttpClient:
         """Tell openai in the response's headers whether and when to ask again.
 
         An empty account stays empty. A server that limits requests and names no pause gets its
-        tries spread over a minute.
+        tries spread over a minute. openai ignores a longer pause, so it becomes a minute.
         """
-        if response.status_code != 429:
-            return
-        if _NO_CREDIT.search((await response.aread()).decode(errors="replace")):
-            response.headers[_AGAIN] = "false"
-        elif not {"retry-after", "retry-after-ms"} & response.headers.keys():
-            response.headers["retry-after"] = f"{_MINUTE_S / max(1, self.options.retries):g}"
+        headers, limits = response.headers, response.status_code == 429
+        pause = headers.get("retry-after", "")
+        if limits and _NO_CREDIT.search((await response.aread()).decode(errors="replace")):
+            headers[_AGAIN] = "false"
+        elif pause.isdecimal() and int(pause) > _MINUTE_S:
+            headers["retry-after"] = f"{_MINUTE_S:g}"
+        elif limits and not pause and "retry-after-ms" not in headers:
+            headers["retry-after"] = f"{_MINUTE_S / max(1, self.options.retries):g}"
 
     def _without_key(self, words: str) -> str:
         for secret in self._secrets:

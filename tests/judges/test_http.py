@@ -293,15 +293,20 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+ADDRESSES = [
+    "http://{}@127.0.0.1:9",
+    "{}@127.0.0.1:9",
+    "ftp://{}@127.0.0.1",
+    "http://{}/@127.0.0.1",
+    "http://{}@[::1:9",
+]
+
+
 @pytest.mark.parametrize(
-    "url",
+    ("command", "url"),
     [
-        "http://{}@127.0.0.1:9",
-        "{}@127.0.0.1:9",
-        "ftp://{}@127.0.0.1",
-        "http://{}/@127.0.0.1",
-        "http://{}@[::1:9",
+        *((command, ADDRESSES[0]) for command in COMMANDS),
+        *((COMMANDS[0], u) for u in ADDRESSES[1:]),
     ],
 )
 def test_no_command_prints_the_password_of_an_address_that_cannot_be_used(
