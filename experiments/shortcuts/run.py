@@ -29,7 +29,6 @@ import typer
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from experiments import pages
 from experiments.incentives.dynamics import BALANCED_MIX
 from experiments.learning.measure import Rate
 from experiments.learning.player import save_player
@@ -425,8 +424,6 @@ def main(
             done.result()
     collect(numbers, results)
     print(markdown(arms_table(results=results)))
-    if results == FIGURES:
-        pages.main()
 
 
 if __name__ == "__main__":
