@@ -34,9 +34,8 @@ def serving(app: FastAPI) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        server.should_exit = server.force_exit = (
-            True  # without waiting for connections that clients keep
-        )
+        # without waiting for connections that clients keep
+        server.should_exit = server.force_exit = True
         thread.join(timeout=10)
 
 

@@ -78,17 +78,15 @@ class CpuRolloutServer:
             attn_implementation="sdpa",
             trust_remote_code=model_config.trust_remote_code,
         ).eval()
-        self.with_adapters: Any = (
-            None  # the same model with the roles' adapters in it, from their first push on
-        )
+        # the same model with the roles' adapters in it, from their first push on
+        self.with_adapters: Any = None
         # verl has put the tokenizer's end into ``hf_config``, over that of the model's own config.
         own_config = replace(model_config, load_tokenizer=False, tokenizer=None).hf_config
         self.eos_token_ids = end_ids(hf_config, own_config, model_config.generation_config)
         self._tokenizer = model_config.tokenizer
         self.replica_rank = replica_rank
-        self.global_steps: int | None = (
-            None  # training step of the loaded weights; None until the first push
-        )
+        # training step of the loaded weights; None until the first push
+        self.global_steps: int | None = None
         self._seen_since_push: Counter[tuple[str, tuple[int, ...]]] = (
             Counter()
         )  # requests' names and prompts

@@ -32,9 +32,8 @@ from medserl_agentloop.core.records import LARGEST_REWARD, Column, GameRecord, R
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.terminal import plain, table, visible
 
-PART = (
-    1000  # games that are held at a time where a frame is made, besides those that complete a step
-)
+# games that are held at a time where a frame is made, besides those that complete a step
+PART = 1000
 
 GameClass: TypeAlias = Any  # a class of games, which is not made here: a ``type[Interaction]``
 

@@ -42,9 +42,8 @@ from medserl_agentloop.report import (
 )
 from medserl_agentloop.report.headline import curves, headline
 
-MOST_GAMES = (
-    20_000  # more games than this are drawn as a sample: a browser holds about so many texts
-)
+# more games than this are drawn as a sample: a browser holds about so many texts
+MOST_GAMES = 20_000
 CHUNK = 250
 MOST_WORDS = 30  # a column with more words than this is no filter
 FACTS = {

@@ -96,9 +96,8 @@ class Prediction:
     flag: bool = False
     sentence_id: int = -1  # -1 is none
     correction: str | None = None
-    parsed: bool = (
-        True  # whether the system's answer could be read; if not, it is wrong in everything
-    )
+    # whether the system's answer could be read; if not, it is wrong in everything
+    parsed: bool = True
 
     @classmethod
     def of_answer(

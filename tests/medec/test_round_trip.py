@@ -46,9 +46,8 @@ def round_trip(paths: list[Path], cache: Path) -> list[dict[str, Any]]:
 
     config = compose_run().data
     config.filter_overlong_prompts = False
-    config.filter_overlong_prompts_workers = (
-        None  # datasets' processes replace os.environ, which rich has kept
-    )
+    # datasets' processes replace os.environ, which rich has kept
+    config.filter_overlong_prompts_workers = None
     config.max_prompt_length = 8192
     files = [str(path) for path in paths]
     loaded = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(cache))

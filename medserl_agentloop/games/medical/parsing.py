@@ -43,16 +43,13 @@ class TurnFormat:
     assessment: Callable[
         ..., AssessmentRecord
     ]  # the same; told the game's types if it has ``error_types``
-    compose_attack: Callable[[AttackRecord, Label, str], str] | None = (
-        None  # unchecked; None: the format is only read
-    )
+    # unchecked; None: the format is only read
+    compose_attack: Callable[[AttackRecord, Label, str], str] | None = None
     compose_assessment: Callable[[AssessmentRecord, Label, str], str] | None = None
-    locates: bool = (
-        False  # whether an assessment says sentence, error type and correction besides the verdict
-    )
-    numbered: bool = (
-        False  # whether players read sentences with numbers, and name them so; an attack is an edit
-    )
+    # whether an assessment says sentence, error type and correction besides the verdict
+    locates: bool = False
+    # whether players read sentences with numbers, and name them so; an attack is an edit
+    numbered: bool = False
 
     def write(
         self,

@@ -66,9 +66,8 @@ class InvalidAttack(str, Enum):
     TOO_MANY_TOKENS = "too_many_tokens"
     NOTHING_REWRITTEN = "nothing_rewritten"
     NO_SUCH_SENTENCE = "no_such_sentence"
-    NOT_KNOWABLE = (
-        "not_knowable"  # the blind gate's readers do not find the error in the note alone
-    )
+    # the blind gate's readers do not find the error in the note alone
+    NOT_KNOWABLE = "not_knowable"
 
 
 class Outcome(str, Enum):
@@ -116,13 +115,11 @@ class AttackRecord(_Turn):
     changed_sentences: list[
         str
     ] = []  # of the rewritten note, those that the seed note does not have
-    changed_words: int = (
-        0  # inserted, deleted or replaced; 0 where the note is too long to be compared
-    )
+    # inserted, deleted or replaced; 0 where the note is too long to be compared
+    changed_words: int = 0
     edit_share: float = 0.0  # ``changed_words`` as a share of what the limits allow
-    similarity: float | None = (
-        None  # share of the note's words left alone, 0 to 1; None without a note
-    )
+    # share of the note's words left alone, 0 to 1; None without a note
+    similarity: float | None = None
     injections: list[str] = []  # look-alikes of the machine's own text that the note brings in
     invalid: InvalidAttack | None = None  # why the attack does not count; None if it does
 
@@ -136,9 +133,8 @@ class AssessmentRecord(_Turn):
     """The assessor's turn."""
 
     verdict: Label | None  # None where there is no readable one
-    sentence: str | None = (
-        None  # called wrong, as the assessor copied it, or the one of the ``number`` it names
-    )
+    # called wrong, as the assessor copied it, or the one of the ``number`` it names
+    sentence: str | None = None
     number: int | None = None  # where sentences have numbers
     error_type: str | None = None
     correction: str | None = None  # the sentence as the assessor would write it
@@ -171,9 +167,8 @@ class Judgement(_Record):
     cached: bool = False  # whether the answer was given before, about the same notes
     seconds: float = 0.0  # until the answer was there, with all waiting and every further try
     readings: list[Reading] = []  # of those who saw the presented note alone, where they were asked
-    knowable: bool | None = (
-        None  # whether enough of them found the error; None where none was asked
-    )
+    # whether enough of them found the error; None where none was asked
+    knowable: bool | None = None
 
 
 class MedicalRecord(GameRecord):
@@ -459,9 +454,8 @@ GAMES = COLUMNS | {
 
 
 _WORD = re.compile(r"\S+\s*|\s+")
-MOST_COMPARED = (
-    25_000_000  # words of one note times those of the other: more are not compared with each other
-)
+# words of one note times those of the other: more are not compared with each other
+MOST_COMPARED = 25_000_000
 
 
 def marked_changes(old: str, new: str) -> Pieces:

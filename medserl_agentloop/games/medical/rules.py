@@ -71,9 +71,8 @@ class MedicalGame:
     limits: EditLimits
     parser: TurnFormat
     special_tokens: Sequence[str] = ()  # of the run's tokenizer; attacks may not write them
-    count: Callable[[str], int] | None = (
-        None  # tokens of a text in a prompt; without it they have no limit
-    )
+    # tokens of a text in a prompt; without it they have no limit
+    count: Callable[[str], int] | None = None
     room: Callable[[int], float] = lambda seed: (
         math.inf
     )  # the most tokens that an attacker has for :attr:`rewritten`
