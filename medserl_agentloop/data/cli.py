@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -60,16 +59,13 @@ def sft(
     output: Annotated[Path, Option(help="Folder for sft_train.parquet and sft_val.parquet.")],
     inputs: Annotated[
         list[Path], Option("--input", help="Notes with errors, as for convert. Repeatable.")
-    ] = [],  # noqa: B006
-    from_games: Annotated[
-        list[Path], Option(help="Games of a model: its right turns in place of templates.")
-    ] = [],  # noqa: B006
+    ],
     column: Annotated[list[str], Option(help=COLUMN)] = [],  # noqa: B006
     val_fraction: Annotated[float, Option(help="Share of cases for validation, 0 to 1.")] = 0.1,
     seed: Annotated[int, Option(help="Seed of the split and the order.")] = 42,
     profile: Annotated[
-        str | None, Option(help="Prompt profile of the messages: a name or a folder; else medserl.")
-    ] = None,
+        str, Option(help="Prompt profile of the messages: a name or a folder.")
+    ] = "medserl",
     error_types: Annotated[
         str | None, Option(help="The run's selfplay.error_types, with commas between them.")
     ] = None,
@@ -84,47 +80,24 @@ def sft(
     """Write conversations to imitate: an attack, and an assessment of either note, for every pair
     of --input.
 
-    With --from-games they are a model's own turns instead, those that were valid, readable and
-    right.
-
     What self-play validates on must not be taught here. With the same input, --val-fraction and
     --seed, medserl data convert puts a case on the same side; if it was told to leave cases out, or
     given files for validation, give its folder with --splits-of.
     """
-    from medserl_agentloop.core.step_file import GAMES_FILE
-    from medserl_agentloop.data.sft import (
-        SFT_SCHEMA,
-        build_sft_rows,
-        read_splits,
-        rows_of_games,
-    )
-    from medserl_agentloop.games.medical.records import read_games
+    from medserl_agentloop.data.sft import SFT_SCHEMA, build_sft_rows, read_splits
 
     with errors_in_one_line("error"):
-        if bool(inputs) == bool(from_games):
-            raise ValueError(
-                "give --input, for answers from templates, or --from-games, for a model's own; not "
-                "both."
-            )
-        split: Any = {"val_fraction": val_fraction, "seed": seed}
-        if from_games:
-            if splits_of is not None:
-                raise ValueError("--splits-of belongs to --input; leave it out with --from-games.")
-            if profile is not None:
-                raise ValueError(
-                    "--profile belongs to --input; with --from-games, leave it out: a game names "
-                    "its own."
-                )
-            paths = [path / GAMES_FILE if path.is_dir() else path for path in from_games]
-            made = rows_of_games(chain(*map(read_games, paths)), error_types=error_types, **split)
-        else:
-            read = read_files(inputs, columns=named_columns(column))
-            refuse_uw(read.uw_rows, i_have_the_uw_agreement)
-            for report in read.reports:
-                say_why(f"left out: {report.file}", report.contradictions)
-            split_of = read_splits(splits_of) if splits_of else None
-            prompts = load_profile(profile or "medserl", error_types)
-            made = build_sft_rows(read.cases, prompts=prompts, split_of=split_of, **split)
+        read = read_files(inputs, columns=named_columns(column))
+        refuse_uw(read.uw_rows, i_have_the_uw_agreement)
+        for report in read.reports:
+            say_why(f"left out: {report.file}", report.contradictions)
+        made = build_sft_rows(
+            read.cases,
+            prompts=load_profile(profile, error_types),
+            split_of=read_splits(splits_of) if splits_of else None,
+            val_fraction=val_fraction,
+            seed=seed,
+        )
         files = {"sft_train.parquet": made.train, "sft_val.parquet": made.val}
         with all_or_none(output) as place:
             for name, rows in files.items():

@@ -1,5 +1,4 @@
-"""Conversations to imitate before self-play, for both roles: from MEDEC's pairs, or a model's own
-correct turns.
+"""Conversations to imitate before self-play, for both roles, made of MEDEC's pairs.
 
 verl's ``MultiTurnSFTDataset`` reads the ``messages`` column. Answers about pairs come from
 templates; each is read back by the profile's own parser, and each attack is played by the game's
@@ -16,7 +15,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +34,9 @@ from medserl_agentloop.games.medical.case import (
 from medserl_agentloop.games.medical.edit import changed_part, edit_between, one_line
 from medserl_agentloop.games.medical.parsing import UnwritableTurn
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.games.medical.records import (
-    AssessmentRecord,
-    AttackRecord,
-    MedicalRecord,
-    Outcome,
-)
+from medserl_agentloop.games.medical.records import AssessmentRecord, AttackRecord
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet
-
-WRONG = "turns of games that were lost, void or never finished"
-BAD_FORM = "turns that depart from the output format or were cut off"
-OTHER_SENTENCE = "errors that were found in another sentence than theirs"
-REPEATED = "turns of a case that has another one in the same role and kind of game"
-UNBALANCED = "turns left out so that verdicts and kinds of game are balanced"
 
 _HARMFUL = Category.VANILLA_HARMFUL
 _TEXTS = ("data_source", "game_role", "category", "split", "vignette_id")
@@ -250,87 +238,3 @@ def _in_splits(
     for index, row in enumerate(splits["train"] + splits["val"]):
         row["index"] = index
     return SplitRows(splits["train"], splits["val"], exclusions)
-
-
-def rows_of_games(
-    games: Iterable[MedicalRecord],
-    *,
-    val_fraction: float = 0.1,
-    seed: int = 42,
-    error_types: str | None = None,
-) -> SplitRows:
-    """Conversations of the turns that were right, readable and in good form.
-
-    An assessment is right where its verdict is and, in a note with a known error, its sentence too.
-    An attack is right where it is valid and the judge agrees with what was asked for. Each case
-    gives one turn per role and kind of game. As many assessments say "harmful" as "safe", and all
-    kinds of attack are equally frequent. If no turn is left, a ValueError says why the others were
-    left out.
-    """
-    RowPlan(val_fraction=val_fraction, seed=seed)  # refuses what is no fraction
-    exclusions: Exclusions = defaultdict(list)
-    rng = random.Random(f"{seed}/own games")
-    shuffled = list(games)
-    rng.shuffle(shuffled)
-    # A role's rows by what must be balanced: verdicts, or kinds of attack.
-    kinds: dict[Role, defaultdict[str, list[Row]]] = {role: defaultdict(list) for role in Role}
-    taken: set[tuple[str, ...]] = set()
-    turns = [
-        (game, turn)
-        for played in shuffled
-        for game, turn in (
-            (played, played.attack),
-            *((each, each.assessment) for each in played.by_assessment),
-        )
-        if turn is not None
-    ]
-    for game, turn in turns:
-        role = Role.ATTACKER if isinstance(turn, AttackRecord) else Role.ASSESSOR
-        category, case = game.category, game.spec.vignette_id
-        key = (role.value, category.value, case or game.spec.seed_note)
-        if why := _why_not_taught(game, turn) or REPEATED * (key in taken):
-            exclusions[why].append((case, None))
-            continue
-        taken.add(key)
-        verdict = turn.verdict if isinstance(turn, AssessmentRecord) else None
-        profile = load_profile(game.profile or "medserl", error_types)
-        messages = profile.messages(role, game.spec.task, game.note_for(role))
-        answer = profile.settings.assistant_prefix + turn.response
-        row = _row(f"own_games/{category.value}", role, category, case, messages, answer)
-        kinds[role][(verdict or category).value].append(row)
-    rows = []
-    for role, of_kind in kinds.items():
-        complete = role is Role.ATTACKER or len(of_kind) == len(Label)
-        size = min(map(len, of_kind.values()), default=0) if complete else 0
-        rows += [row for members in of_kind.values() for row in members[:size]]
-        exclusions[UNBALANCED] += [
-            (row["vignette_id"], None) for members in of_kind.values() for row in members[size:]
-        ]
-    if not rows:
-        raise ValueError(
-            f"the games hold no turn to imitate in both verdicts: {_reasons(exclusions)}; play "
-            "more."
-        )
-    cases = sorted({row["vignette_id"] for row in rows})
-    rng.shuffle(cases)
-    val = round(val_fraction * len(cases))
-    split_of = dict.fromkeys(cases[:val], "val") | dict.fromkeys(cases[val:], "train")
-    return _in_splits(rows, split_of, seed, exclusions)
-
-
-def _why_not_taught(game: MedicalRecord, turn: AttackRecord | AssessmentRecord) -> str:
-    """Return the reason why a turn is not taught; empty if it is."""
-    if game.outcome is Outcome.VOID or game.judgement is None:
-        return WRONG
-    if turn.violations or turn.truncated:
-        return BAD_FORM
-    if isinstance(turn, AttackRecord):
-        return (
-            ""
-            if turn.invalid is None and not game.attack_failed and game.category.has_attack
-            else WRONG
-        )
-    if game.outcome.is_right is not True:
-        return WRONG
-    known = game.error_sentences if game.outcome is Outcome.CORRECT_DETECTION else ()
-    return OTHER_SENTENCE if known and not game.names_error(turn.sentence or "") else ""

@@ -29,7 +29,7 @@ import pyarrow as pa
 from scipy.stats import hypergeom
 
 from medserl_agentloop.data.cases import near_duplicates
-from medserl_agentloop.data.rows import AGENT_NAME, CASE_FACTS, SCHEMA, Row
+from medserl_agentloop.data.rows import AGENT_NAME, SCHEMA, Row
 from medserl_agentloop.games.medical.case import GameSpec, Label
 from medserl_agentloop.games.medical.edit import one_line
 from medserl_agentloop.paths import (
@@ -56,7 +56,7 @@ _REMEDIES = {
     _PLACE: "shuffle the rows with a seed",
     "the note's length": "take the notes of both labels from the same cases",
 }
-_MAY_BE_ABSENT = {"target_label", *CASE_FACTS} - {"error_sentence_id", "source_sha256"}
+_NEEDED = ("index", "split", "subset", "vignette_id", "category")
 
 
 class Check(str, Enum):
@@ -191,23 +191,18 @@ def _measures_only(table: pa.Table) -> bool:
 
 
 def _wrong_values(row: Row) -> str:
-    """Return the values that a row lacks, or that another agent loop plays it; empty if neither."""
-    facts = row["extra_info"] or {}
+    """Return the values that a row lacks, or that another agent loop plays it; empty if neither.
+    :class:`GameSpec` checks the facts.
+    """
     missing = [name for name in SCHEMA.names if row[name] is None]
-    missing += [
-        f"extra_info.{name}"
-        for name, value in facts.items()
-        if value is None and name not in _MAY_BE_ABSENT
-    ]
+    facts = row["extra_info"] or {}
+    missing += [f"extra_info.{name}" for name in _NEEDED if facts and facts[name] is None]
     if any(None in message.values() for message in row["prompt"] or ()):
         missing.append("prompt")
     if missing:
         return f"{', '.join(missing)} has no value"
     if row["agent_name"] != AGENT_NAME:
-        return (
-            f"agent_name is {row['agent_name']!a}, not {AGENT_NAME!r}, the agent loop that plays "
-            "these rows"
-        )
+        return f"agent_name is {row['agent_name']!a}, and {AGENT_NAME!r} plays these rows"
     return ""
 
 

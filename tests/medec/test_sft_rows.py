@@ -2,33 +2,20 @@
 dataset.
 """
 
-import itertools
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from game.builders import CLEAN_NOTE, ERROR_SENTENCE, assessment_text, attack_text, finished
-from hypothesis import given
-from hypothesis import strategies as st
-from invoking import invoke
 from medec.builders import assert_one_sentence, error_row, pair, run
 from note_files import SAMPLE
 
-from medserl_agentloop.core.step_file import GAMES_FILE, StepFile
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.sft import (
-    BAD_FORM,
-    OTHER_SENTENCE,
-    REPEATED,
-    WRONG,
-    build_sft_rows,
-    rows_of_games,
-)
+from medserl_agentloop.data.sft import build_sft_rows
 from medserl_agentloop.games.medical.case import Category, Label, Role
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, SentenceEdit
+from medserl_agentloop.games.medical.records import SentenceEdit
 
 
 def test_a_case_is_in_one_split_and_in_that_of_the_self_play_rows(tmp_path: Path) -> None:
@@ -192,146 +179,6 @@ def test_mistakes_are_said_in_one_sentence(tmp_path: Path, write_pairs: Any) -> 
     for arguments, part in (
         (["--input", pairs, "--val-fraction", "2"], "--val-fraction is 2.0"),
         (["--input", uw], "--i-have-the-uw-agreement"),
-        ([], "give --input, for answers from templates, or --from-games"),
-        (["--from-games", "x.jsonl", "--input", pairs], "not both"),
-        (["--from-games", "x.jsonl", "--splits-of", "z"], "--splits-of belongs to --input"),
-        (["--from-games", "x.jsonl", "--profile", "brief"], "--profile belongs to --input"),
-        (["--from-games", "x.jsonl", "--val-fraction", "-0.1"], "--val-fraction is -0.1"),
     ):
         assert_one_sentence(run("sft_to_parquet", *arguments, "--output", tmp_path / "out"), part)
     assert not (tmp_path / "out").exists()
-
-
-# --- a model's own games ---
-
-
-NUMBERS = itertools.count()
-
-
-def game(
-    outcome: Outcome, category: str, case: str | None = None, **assessment: Any
-) -> MedicalRecord:
-    case = case or f"case {next(NUMBERS)}"
-    found = outcome is Outcome.CORRECT_DETECTION
-    said = {
-        "response": assessment_text("verdict: safe"),
-        "sentence": ERROR_SENTENCE if found else None,
-        **assessment,
-    }
-    return finished(
-        outcome,
-        category=category,
-        facts={"vignette_id": case},
-        attack={"response": attack_text(CLEAN_NOTE)},
-        assessment=said,
-        error_sentences=[ERROR_SENTENCE] if found else [],
-        profile="medserl",
-    )
-
-
-RIGHT = [
-    (Outcome.CORRECT_DETECTION, "vanilla_harmful"),
-    (Outcome.CORRECT_REJECTION, "vanilla_benign"),
-    (Outcome.CORRECT_DETECTION, "adversarial_benign"),
-    (Outcome.CORRECT_REJECTION, "decoy_benign"),
-]
-
-
-TAUGHT = sorted(
-    [
-        *(("assessor", kind) for _, kind in RIGHT),
-        ("attacker", "adversarial_benign"),
-        ("attacker", "decoy_benign"),
-    ]
-)
-
-
-def roles(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    return sorted((row["game_role"], row["category"]) for row in rows)
-
-
-def test_right_turns_become_conversations_of_the_game_prompts() -> None:
-    made = rows_of_games([game(*kind) for kind in RIGHT], val_fraction=0.0)
-    assert roles(made.train) == TAUGHT
-    attack = next(row for row in made.train if row["game_role"] == "attacker")
-    assert attack["messages"][-1] == {"role": "assistant", "content": attack_text(CLEAN_NOTE)}
-    assert CLEAN_NOTE in attack["messages"][0]["content"]
-
-
-@pytest.mark.parametrize(
-    ("outcome", "changes", "why"),
-    [
-        (Outcome.MISSED_ERROR, {}, WRONG),
-        (Outcome.UNREADABLE, {}, WRONG),
-        (Outcome.VOID, {}, WRONG),
-        (Outcome.CORRECT_DETECTION, {"violations": ["no_reasoning"]}, BAD_FORM),
-        (Outcome.CORRECT_DETECTION, {"truncated": True}, BAD_FORM),
-        (Outcome.CORRECT_DETECTION, {"sentence": "Discharge is planned."}, OTHER_SENTENCE),
-        (Outcome.CORRECT_DETECTION, {"sentence": None}, OTHER_SENTENCE),
-        (Outcome.CORRECT_REJECTION, {"category": "adversarial_benign"}, WRONG),  # a failed attack
-    ],
-)
-def test_a_turn_that_was_not_right_is_left_out_and_counted(
-    outcome: Outcome, changes: dict[str, Any], why: str
-) -> None:
-    games = [game(*kind) for kind in RIGHT] + [
-        game(outcome, **{"category": "vanilla_harmful", **changes})
-    ]
-    made = rows_of_games(games, val_fraction=0.0)
-    assert len(made.train) == 6 and roles(made.train)[4:] == TAUGHT[4:]  # the attackers' turns
-    assert made.left_out[why] == 1
-
-
-@given(st.lists(st.sampled_from(RIGHT), max_size=30), st.integers(0, 9))
-def test_verdicts_and_kinds_of_attack_are_balanced(
-    kinds: list[tuple[Outcome, str]], seed: int
-) -> None:
-    games = [
-        game(outcome, category, f"{number}") for number, (outcome, category) in enumerate(kinds)
-    ]
-    try:
-        made = rows_of_games(games, seed=seed)
-    except ValueError as error:
-        assert "the games hold no turn to imitate" in str(error)
-        return
-    rows = made.train + made.val
-    harmful = [
-        r for r in rows if r["game_role"] == "assessor" and not r["category"].endswith("_benign")
-    ]
-    injected = [
-        r for r in rows if r["game_role"] == "assessor" and r["category"] == "adversarial_benign"
-    ]
-    safe = [
-        r
-        for r in rows
-        if r["game_role"] == "assessor" and r["category"] in ("vanilla_benign", "decoy_benign")
-    ]
-    assert len(harmful) + len(injected) == len(safe)
-    attacks = [r["category"] for r in rows if r["game_role"] == "attacker"]
-    assert len({attacks.count(category) for category in set(attacks)}) <= 1
-    assert len({(r["game_role"], r["category"], r["vignette_id"]) for r in rows}) == len(rows)
-    assert {r["vignette_id"] for r in made.train}.isdisjoint({r["vignette_id"] for r in made.val})
-
-
-def test_a_case_gives_one_turn_of_a_kind() -> None:
-    games = [game(*kind) for kind in RIGHT] + [
-        game(Outcome.CORRECT_REJECTION, "vanilla_benign", "case x")
-    ] * 3
-    assert rows_of_games(games, val_fraction=0.0).left_out[REPEATED] == 2
-
-
-def test_sft_command_writes_conversations_of_a_run_s_games(
-    tmp_path: Path, files: dict[str, Any]
-) -> None:
-    rows = pq.read_table(files["data.train_files"]).to_pylist()
-    cases = [row["extra_info"]["vignette_id"] for row in rows][:40]
-    games = [game(*kind, case) for kind, case in zip(itertools.cycle(RIGHT), cases, strict=False)]
-    StepFile(tmp_path / "run" / GAMES_FILE).append(record.to_json() for record in games)
-    places = ("--from-games", tmp_path / "run", "--output", tmp_path / "sft")
-    done = invoke("data", "sft", *places)
-    assert done.exit_code == 0, done.output
-    written = (
-        pq.read_table(tmp_path / "sft" / f"sft_{split}.parquet") for split in ("train", "val")
-    )
-    taught = {case for table in written for case in table["vignette_id"].to_pylist()}
-    assert taught and taught <= set(cases)

@@ -47,13 +47,7 @@ def test_a_column_of_another_type_is_named(tmp_path: Path, column: str, values: 
         table.select(others).append_column(column, pa.array(values)), tmp_path / "train.parquet"
     )
     report = verify(tmp_path / "train.parquet")
-    assert_found(
-        report,
-        Check.SCHEMA,
-        f"train.parquet: column {column!r} is ",
-        ", and it should be ",
-        "again with",
-    )
+    assert_found(report, Check.SCHEMA, f"train.parquet: column {column!r} is ")
 
 
 def test_types_that_hold_the_same_are_the_same(tmp_path: Path) -> None:
@@ -88,7 +82,7 @@ def test_a_check_that_looked_at_no_row_does_not_hold(tmp_path: Path) -> None:
             "agent_name",
             "single_turn_agent",
             Check.SCHEMA,
-            "agent_name is 'single_turn_agent', not 'medserl_selfplay'",
+            "agent_name is 'single_turn_agent'",
         ),
         ("agent_name", None, Check.SCHEMA, "agent_name has no value"),
         ("reward_model", None, Check.SCHEMA, "reward_model has no value"),
