@@ -83,6 +83,6 @@ def test_a_run_with_an_alarm_stops_after_the_step_is_saved_and_logged(run: Run) 
     assert second["selfplay/lost_rate"] == 0.0
     assert (run.folder / "run" / "global_step_2" / "actor").is_dir()
     tables = list(
-        run.folder.glob("wandb/offline-run-*/files/media/table/selfplay/games_table_*.json")
+        run.folder.glob("run/wandb/offline-run-*/files/media/table/selfplay/games_table_*.json")
     )
     assert [len(json.loads(table.read_text())["data"]) for table in tables] == [8, 8]
