@@ -17,8 +17,9 @@ COLOURS = dict(zip(ARMS, (ORANGE, BLUE, GREEN, "black"), strict=True))
 LABELS = dict(zip(ARMS, ("self-play", "frozen", "frozen, searched", "optimism"), strict=True))
 
 
-def draw(folder: Path = FIGURES) -> None:
+def draw(folder: Path = FIGURES, output: Path = FIGURES / "study.svg") -> None:
     """Recall of the learnable unseen kinds by step, and by the attacks of unseen kinds shown."""
+    plt.rcParams["svg.hashsalt"] = "study"  # the same file for the same counts
     found = by_shown(folder)
     figure, panels = plt.subplots(1, 2, figsize=(10.4, 3.4), sharey=True)
     for axes, place in zip(panels, ("step", "shown"), strict=True):
@@ -38,7 +39,7 @@ def draw(folder: Path = FIGURES) -> None:
     panels[1].set_xlabel("attacks of unseen kinds shown so far")
     panels[1].set_xscale("symlog", linthresh=10)
     figure.tight_layout()
-    figure.savefig(folder / "study.svg", metadata={"Date": None})
+    figure.savefig(output, metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from real_runs import REPOSITORY, SMALL, environment, printed_by
 from serving import serving
 
 from experiments.learning.transcripts import error_of
-from experiments.opponent import clinic, frozen_player, results
+from experiments.opponent import clinic, frozen_player, picture, results
 from experiments.opponent import run as opponent
 from experiments.opponent.frozen_player import SEARCHED_FILE, Searcher, app_of
 from medserl_agentloop.core.chat import ServedModel
@@ -176,6 +176,11 @@ def test_contrasts_say_yes_no_or_open_as_the_plan_does(tmp_path: Path) -> None:
     average = results.time_average(tmp_path)
     assert average.loc[12, "self_play"] == pytest.approx((29.0 + 12 * 49.0) / 13)
     assert "contrasts_3" in results.tables(tmp_path)
+
+
+def test_the_picture_is_drawn_from_the_committed_counts(tmp_path: Path) -> None:
+    picture.draw(output=tmp_path / "study.svg")
+    assert (tmp_path / "study.svg").read_bytes() == (results.FIGURES / "study.svg").read_bytes()
 
 
 def test_an_interval_stays_in_the_range_of_its_quantity() -> None:
