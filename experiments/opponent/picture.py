@@ -38,6 +38,7 @@ def draw(folder: Path = FIGURES, output: Path = FIGURES / "study.svg") -> None:
     panels[1].set_title("The same by attacks shown")
     panels[1].set_xlabel("attacks of unseen kinds shown so far")
     panels[1].set_xscale("symlog", linthresh=10)
+    panels[1].set_xlim(left=0)
     figure.tight_layout()
     figure.savefig(output, metadata={"Date": None})
 
