@@ -39,7 +39,7 @@ from medserl_agentloop.data.rows import (
     refuse_uw,
     write_parquet,
 )
-from medserl_agentloop.paths import MANIFEST, all_or_none, sha256_of
+from medserl_agentloop.paths import MANIFEST, all_or_none, did_you_mean, sha256_of
 from medserl_agentloop.terminal import errors_in_one_line, say, table
 
 COLUMN = "Which column has what in your own table, such as note=TEXT. Repeatable."
@@ -77,7 +77,7 @@ def named_columns(options: Sequence[str] | None) -> dict[str, str]:
     for name, column in named.items():
         if name not in FIELDS or not column:
             raise ValueError(
-                f"--column {name}={column}: write FIELD=COLUMN, with "
+                f"--column {name}={column}{did_you_mean(name, FIELDS)}: write FIELD=COLUMN, with "
                 f"one of the fields {', '.join(FIELDS)}."
             )
     return named

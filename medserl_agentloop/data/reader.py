@@ -19,6 +19,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import NamedTuple
 
+from rapidfuzz import fuzz, process, utils
+
 from medserl_agentloop.data.cases import (
     MEDEC_UW,
     Case,
@@ -40,6 +42,7 @@ from medserl_agentloop.data.tables import (
     sentence_number,
 )
 from medserl_agentloop.games.medical.edit import one_line
+from medserl_agentloop.paths import did_you_mean
 from medserl_agentloop.terminal import shown, visible
 
 COLUMNS = (
@@ -76,6 +79,7 @@ _PAIRS: Layout = {
 }
 _OPENRLHF = ("data_type", "game_category")
 _READ_OPENRLHF = "medserl_agentloop.medical_team.openrlhf_rows:read_rows"
+_ALIKE = 70  # rapidfuzz partial ratio of 0 to 100, from which on a column may be a field
 _SHOWN_PROBLEMS = 10
 # Word overlap of a clean row with the corrected text of the error row before it. On the official
 # validation set the lowest twin has 0.86, and the highest of two unrelated notes 0.45.
@@ -297,26 +301,33 @@ def _cases(
 def _own_layout(table: Table, columns: Layout) -> Layout:
     """The columns of a user's own table, by field; a MedecFormatError lists those that there are.
 
-    Without a corrected note and a flag every note counts as correct, so a table that has other
-    columns about errors is refused.
+    Without a corrected note and a flag every note counts as correct, so a column that may be one
+    of them is not passed over.
     """
     there = f"the file has {', '.join(map(shown, filter(None, table.header)))}"
     for name, column in columns.items():
         if column not in table.header:
             raise MedecFormatError(
                 f"{table.file}, header: no column {column!r}, which --column {name}={column} "
-                f"names; {there}."
+                f"names{did_you_mean(column, table.header)}; {there}."
             )
     layout = {name: name for name in FIELDS if name in table.header} | dict(columns)
     unread = [name for name in table.header if name and name not in layout.values()]
     if "note" not in layout:
         raise MedecFormatError(
-            f"{table.file}, header: no column 'note'; {there}. Name the "
+            f"{table.file}, header: no column 'note'{_nearest('note', unread)}; {there}. Name the "
             "columns that you have, such as --column note=TEXT --column corrected=FIXED (fields: "
             f"{', '.join(FIELDS)})."
         )
     if not {"corrected", "has_error"} & layout.keys():
         of_errors = [name for name in layout if name.startswith(("error_", "corrected_"))]
+        for name in ("corrected", "has_error"):
+            if near := _like(name, unread):
+                raise MedecFormatError(
+                    f"{table.file}, header: {shown(near)} is like {name!r}: write "
+                    f"--column {name}={near}, or leave the column out of the file. Without "
+                    f"'corrected' and 'has_error' every note counts as correct; {there}."
+                )
         if of_errors:
             raise MedecFormatError(
                 f"{table.file}, header: column {shown(layout[of_errors[0]])} is about errors, and "
@@ -330,6 +341,23 @@ def _own_layout(table: Table, columns: Layout) -> Layout:
     if said:
         print(visible(f"{table.file}: {'; '.join(said)}"), file=sys.stderr)
     return layout
+
+
+def _like(name: str, columns: Sequence[str]) -> str | None:
+    """The column whose name is most like ``name``, if one is."""
+    found = process.extractOne(
+        name,
+        columns,
+        scorer=fuzz.partial_ratio,
+        processor=utils.default_process,
+        score_cutoff=_ALIKE,
+    )
+    return str(found[0]) if found else None
+
+
+def _nearest(name: str, columns: Sequence[str]) -> str:
+    near = _like(name, columns)
+    return f" (nearest: {near!r})" if near else ""
 
 
 def _case_of(row: NoteRow, layout: Layout, default_id: str, sha256: str) -> Case:

@@ -12,6 +12,7 @@ import io
 import json
 import re
 import sys
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,11 +33,17 @@ from medserl_agentloop.terminal import shown, visible
 
 LARGEST_CELL = 4 * LONGEST_NOTE  # the list of a note's sentences is longer than the note
 _DELIMITERS = ",;\t|"
+# Excel writes such a first line to name the delimiter.
+_SEPARATOR_LINE = re.compile(r'"?sep=([,;|\t])"?\r?\n', re.IGNORECASE)
+
+
 NO_TYPE = "unknown"
 NOTE = "the text of the note"  # what to write where there is none
 _ABSENT = ("", "na", "n/a", "nan", "none", "null")  # how MEDEC, pandas and JSON spell no value
 _LONGEST_TYPE = 40
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
+_EXCEL_ERROR = re.compile(r"#(NAME\?|REF!|VALUE!|N/A|DIV/0!|NUM!|NULL!|SPILL!|CALC!)")
+_EXCEL_CELL = 32_767  # characters, at which Excel cuts a longer text
 
 T = TypeVar("T")
 
@@ -80,21 +87,29 @@ def read_table(path: Path) -> Table:
 
 
 def _text_of(path: Path) -> str:
-    """A file's text, without a byte order mark.
+    """A file's text, without byte order marks.
 
     A byte that is not UTF-8 becomes a surrogate, which the reader refuses with its row.
     """
-    return path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
+    content = path.read_bytes()
+    if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):  # there are no rows to name
+        raise MedecFormatError(
+            f"{path}: byte 0 (0x{content[0]:02x}) is not UTF-8; save the file as UTF-8."
+        )
+    # Excel adds a second mark to a file that had one.
+    return content.decode("utf-8", errors="surrogateescape").lstrip("\ufeff")
 
 
 def _read_csv(path: Path, table: Table) -> None:
     text = _text_of(path)
-    delimiter = max(_DELIMITERS, key=text.partition("\n")[0].count)
+    named = _SEPARATOR_LINE.match(text)
+    text = text[named.end() :] if named else text
+    delimiter = named[1] if named else max(_DELIMITERS, key=text.partition("\n")[0].count)
     csv.field_size_limit(LARGEST_CELL)
     # newline="" leaves the line ends inside quoted cells to the CSV parser; strict finds open
     # quotes.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    line = 1
+    line = 1 + bool(named)
     try:
         table.header = [name.strip() for name in next(reader, [])]
         twice = [name for name, times in Counter(table.header).items() if name and times > 1]
@@ -103,7 +118,7 @@ def _read_csv(path: Path, table: Table) -> None:
                 f"{table.file}, header: column {shown(twice[0])} occurs twice; rename one of them."
             )
         while True:
-            line = 1 + reader.line_num
+            line = 1 + bool(named) + reader.line_num
             cells = next(reader, None)
             if cells is None:
                 return
@@ -288,6 +303,10 @@ def _why_unusable(value: str, longest: int) -> str:
             f"character {bad.start()} is {what} (U+{ord(bad[0]):04X}), which no tokenizer can "
             "read: write the intended character"
         )
+    if _EXCEL_ERROR.fullmatch(value.strip()):
+        return "this is Excel's word for a formula that failed: write the text that was meant"
+    if len(value) == _EXCEL_CELL:
+        return f"Excel cuts a text at {_EXCEL_CELL:,} characters: give the note from its source"
     return "" if len(value) <= longest else f"a note has at most {LONGEST_NOTE:,} characters"
 
 

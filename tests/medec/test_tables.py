@@ -85,13 +85,13 @@ def test_a_name_that_is_nearly_one_of_ours_is_asked_about(convert: Any, tmp_path
     rows = [row | {"error_type": "diagnosis"} for row in pairs_of()]
     path = write_table(tmp_path / "own.csv", renamed(rows, corrected="corrected_note"))
     refused = convert("--input", path)
-    assert_one_sentence(refused, "'error_type'", "--column corrected=COLUMN")
+    assert_one_sentence(refused, "'corrected_note'", "--column corrected=corrected_note")
     done = convert("--input", path, "--column", "corrected=corrected_note")
     assert done.exit_code == 0, done.output
     (facts, *_) = pq.read_table(tmp_path / "out/train.parquet")["extra_info"].to_pylist()
     assert facts["error_type"] == "diagnosis" and "warfarin" in facts["error_note"]
     misspelt = convert("--input", path, "--column", "corrected=corected_note")
-    assert_one_sentence(misspelt, "'corected_note'")
+    assert_one_sentence(misspelt, "'corected_note'", "did you mean 'corrected_note'?")
     assert_one_sentence(convert("--input", path, "--column", "fixed=x"), "--column fixed=x", "id")
 
 
@@ -99,6 +99,8 @@ def test_a_name_that_is_nearly_one_of_ours_is_asked_about(convert: Any, tmp_path
     ("header", "part"),
     [
         ("id,note,error_type", "'error_type' is about errors"),
+        ("id,note,Error Flag", "--column has_error=Error Flag"),
+        ("id,note,is_corrected", "--column corrected=is_corrected"),
         ("patient,findings", "no column 'note'"),
         (",".join(COLUMNS[:-1]), "column 'Corrected Text' is missing"),
         (",".join([*COLUMNS, "Text"]), "column 'Text' occurs twice"),
@@ -164,16 +166,43 @@ def test_medec_columns_are_read_from_every_kind_of_file(tmp_path: Path, write_cs
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t", "|", ","])
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_delimiters_and_the_mark_of_spreadsheets_are_understood(
-    tmp_path: Path, write_csv: Any, delimiter: str, mark: str
+@pytest.mark.parametrize("before", ["", "sep={}\n", "\ufeff", "\ufeff\ufeff", "\ufeffsep={}\r\n"])
+def test_first_lines_of_spreadsheets_are_understood(
+    tmp_path: Path, write_csv: Any, delimiter: str, before: str
 ) -> None:
     (expected,) = read_files([write_csv(error_row(0))]).cases
     with (tmp_path / "notes.csv").open("w", newline="") as file:
-        file.write(mark)
+        file.write(before.format(delimiter))
         csv.writer(file, delimiter=delimiter).writerows([COLUMNS, error_row(0).values()])
     (case,) = read_files([tmp_path / "notes.csv"]).cases
     assert (case.error_note, case.sentences) == (expected.error_note, expected.sentences)
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        *((value, "Excel's word for a formula") for value in ("#NAME?", "#REF!", " #VALUE! ")),
+        ("On day 1 all was well. " * 2000, "Excel cuts a text at 32,767 characters"),
+    ],
+)
+@pytest.mark.parametrize("column", ["Text", "Corrected Text"])
+def test_damage_by_a_spreadsheet_is_refused_with_its_line(
+    write_csv: Any, column: str, value: str, part: str
+) -> None:
+    rows = [error_row(0), error_row(2) | {column: value[:32_767]}]
+    message = message_of(write_csv(*rows))
+    assert message.startswith(f"notes.csv, line 4 ('ms-test-2'), column {column!r}: found ")
+    assert part in message
+
+
+def test_a_formula_that_failed_in_an_excel_file_is_refused(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in (["id", "note", "corrected"], ["own-1", "It is gout.", "#NAME?"]):
+        book.active.append(row)
+    assert book.active["C2"].data_type == "e"  # which pandas would read as no value
+    book.save(tmp_path / "notes.xlsx")
+    assert message_of(tmp_path / "notes.xlsx").startswith("notes.xlsx, row 2 ('own-1'), column 'c")
 
 
 # --- what cannot be read ---
@@ -186,6 +215,7 @@ def test_delimiters_and_the_mark_of_spreadsheets_are_understood(
         ("medrect.json", b"[]", "files that end in '.json' are not known"),
         ("empty.csv", b"", "the file is empty"),
         ("absent.csv", None, "absent.csv: cannot be read (No such file or directory)"),
+        ("utf16.csv", "Text".encode("utf-16"), "utf16.csv: byte 0 (0xff) is not UTF-8"),
         ("notes.csv", ",".join(COLUMNS).encode(), "the input has no notes"),
         ("notes.jsonl", "\u00a0\n\u00a0".encode(), "the input has no notes"),
         ("open.csv", f'{",".join(COLUMNS)}\n\nms-test-9,"open'.encode(), "line 3: not valid CSV"),
