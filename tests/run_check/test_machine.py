@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
@@ -48,6 +49,19 @@ def test_opponent_that_nobody_serves_is_refused() -> None:
     answer = problem("opponent", {**endpoint, "selfplay.opponent.url": url})
     assert answer.startswith(f"selfplay.opponent.url={url}: no server answers at {url}/v1")
     assert problem("opponent", {}) == ""
+
+
+@pytest.mark.parametrize("place", ["someone/no-model", "./models/nothing", "."])
+def test_a_model_that_is_neither_a_folder_nor_on_the_hub_is_refused(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model_info(self: Any, name: str, *, timeout: float) -> None:
+        raise httpx.ConnectError("Name or service not known")
+
+    monkeypatch.setattr(machine.HfApi, "model_info", model_info)
+    key = "actor_rollout_ref.model.path"
+    assert f"{key}={place} is no folder of a model" in problem("model", {key: place})
+    assert problem("model", {}) == ""
 
 
 def trained(folder: Path, step: int) -> dict[str, Any]:

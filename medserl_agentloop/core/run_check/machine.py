@@ -16,8 +16,10 @@ from tempfile import TemporaryFile
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import torch
 from datasets import Dataset
+from huggingface_hub import HfApi, try_to_load_from_cache
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private.utils import get_num_cpus, read_ray_address
 
@@ -122,6 +124,25 @@ def longest_context(run: RunConfig) -> int:
         return int(prompt + response)
     # verl counts all prompts but the first as response.
     return int(max(prompt + min(run.selfplay.longest_turn(prompt) or response, response), response))
+
+
+def models(run: RunConfig) -> Iterator[str]:
+    """The models are here, or on a hub that answers."""
+    found = {str(run[key]): key for key in (f"{of}.path" for of in run.trained.values())}
+    for path, key in found.items():  # the critic's is mostly the actor's
+        if "://" in path or (Path(path).expanduser() / "config.json").is_file():
+            continue
+        try:
+            if Path(path).expanduser().is_dir():
+                raise FileNotFoundError("there is no config.json in it")
+            if not isinstance(try_to_load_from_cache(path, "config.json"), str):
+                HfApi().model_info(path, timeout=3.0)
+        except (OSError, ValueError, httpx.HTTPError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            yield (
+                f"{key}={path} is no folder of a model (seen from {Path.cwd()}), nor one on the "
+                f"hub: {reason}. Name another, or fetch it: `hf download {path} --local-dir FOLDER`"
+            )
 
 
 def data(run: RunConfig) -> Iterator[str]:
@@ -264,6 +285,7 @@ CHECKS: dict[str, Callable[[RunConfig], Iterator[Finding]]] = {
     "GPU": gpus,
     "CPUs": cpus,
     "engine": sglang_on_cpu,
+    "model": models,
     "data": data,
     "checkpoints": checkpoints,
     "opponent": opponent,
