@@ -57,9 +57,8 @@ def find_object(
         try:
             found = resolve_name(found)
         except (Exception, SystemExit) as error:  # importing a user's module may do anything
-            hint = ". Put the folder that it is in on PYTHONPATH" * isinstance(
-                error, ModuleNotFoundError
-            )
+            is_missing = isinstance(error, ModuleNotFoundError) and name.startswith(str(error.name))
+            hint = ". Put the folder that it is in on PYTHONPATH" if is_missing else ""
             raise ValueError(
                 f"{kind} {name!r} cannot be loaded: {type(error).__name__}: {error}{hint}"
             ) from error

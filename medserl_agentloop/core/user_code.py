@@ -49,8 +49,9 @@ async def limited(work: Callable[[], Awaitable[T] | T], limit_s: float) -> T:
         )
         return answer
     except TimeoutError:
-        if loop in _loops and not await _is_free(loop):
-            _loops.remove(loop)  # blocked, maybe for ever; the next call gets another thread
+        # Blocked, maybe for ever: the next call gets another thread. Other calls notice it, too.
+        if not await _is_free(loop) and loop in _loops:
+            _loops.remove(loop)
         raise
 
 

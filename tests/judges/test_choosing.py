@@ -156,6 +156,9 @@ def test_a_module_that_exits_when_it_is_imported_does_not_end_the_run(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"a_script:Judge' cannot be loaded: SystemExit"):
         check_run(run_with(selfplay__judge="a_script:Judge"))
+    (tmp_path / "a_user.py").write_text("import medserl_agentloop.none")
+    with pytest.raises(ConfigError, match=r"No module named 'medserl_agentloop.none'$"):
+        check_run(run_with(selfplay__judge="a_user:Judge"))
 
 
 def test_a_judge_over_http_is_not_asked_at_verls_reward_model() -> None:
@@ -269,21 +272,26 @@ def test_a_judge_that_never_answers_voids_the_game() -> None:
     )
 
 
-def test_a_judge_that_blocks_voids_its_game_and_no_other() -> None:
+def test_a_judge_that_blocks_voids_the_games_of_that_moment_and_no_later_one() -> None:
     released = threading.Event()
 
     class Blocks(Doubter):
         async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
-            if "1007" in presented:
+            if "1008" not in presented:
                 released.wait(30)
             return SAID
 
     judge = GatedJudge(Blocks(), limit_s=0.5)
-    stuck, free = played(7), played(8)
-    for record in (stuck, free):
-        asyncio.run(judge_game(judge, record))
+    stuck, free = [played(7), played(9)], played(8)
+
+    async def play_all() -> None:
+        await asyncio.gather(*(judge_game(judge, record) for record in stuck))
+        await judge_game(judge, free)
+
+    asyncio.run(play_all())
     released.set()
-    assert "no answer in 0.5 s" in str(stuck.void) and free.void is None
+    assert all("no answer in 0.5 s" in str(record.void) for record in stuck)
+    assert free.void is None
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit])
