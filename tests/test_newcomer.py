@@ -114,13 +114,15 @@ def run(folder: Path, page: str, about: str = "") -> dict[str, str]:
     output.
     """
     printed = {}
+    # Under another make, make says which folder it enters and leaves.
+    env = {name: v for name, v in environment(folder).items() if not name.startswith("MAKE")}
     for command in (command for command in commands(page) if about in command):
         more = " trainer.total_training_steps=1" if "verl.trainer.main_ppo" in command else ""
         started = time.monotonic()
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", f"source .venv/bin/activate\n{command}{more}"],
             cwd=folder,
-            env=environment(folder),
+            env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
