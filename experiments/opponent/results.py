@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +120,8 @@ def arms_table(folder: Path = FIGURES, unseen: float = 0.03, last: int = LAST) -
         clean = of_arm[(of_arm["measure"] == "assessor/clean") & (of_arm["step"] == last)]
         run = steps[np.isclose(steps["unseen"], unseen) & (steps["arm"] == arm)]
         run = run[run["step"] <= last]
-        per_start: Callable[[str], float] = lambda name: run.groupby("start")[name].sum().mean()  # noqa: B023,E731
+        shown = run.groupby("start")[["unseen_shown", "attacker_turns", "extra_attacks"]]
+        of_start = shown.sum().mean()
         table.append(
             [
                 f"`{arm}`",
@@ -130,9 +131,9 @@ def arms_table(folder: Path = FIGURES, unseen: float = 0.03, last: int = LAST) -
                 f"{np.median(halfway):g}" if np.median(halfway) <= last else f"over {last}",
                 str(int((at_last >= 90).sum())),
                 f"{100 - 100 * clean['hits'].sum() / clean['items'].sum():.1f}",
-                f"{per_start('unseen_shown'):.0f}",
-                f"{per_start('attacker_turns'):.0f}",
-                f"{per_start('extra_attacks'):.0f}",
+                f"{of_start['unseen_shown']:.0f}",
+                f"{of_start['attacker_turns']:.0f}",
+                f"{of_start['extra_attacks']:.0f}",
             ]
         )
     return table

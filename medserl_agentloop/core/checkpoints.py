@@ -1,7 +1,7 @@
-"""Which checkpoints a run keeps, and which of them is the best by validation.
+"""Checkpoints that a run keeps: the newest ones, and the best by validation.
 
-The trainer removes the others and stops when nothing gets better; ``medserl show`` says which is
-which, and ``medserl export`` takes one.
+The trainer removes the others and stops when nothing gets better. ``medserl show`` names the best,
+and ``medserl export`` writes one.
 """
 
 from __future__ import annotations

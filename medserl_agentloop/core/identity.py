@@ -1,4 +1,4 @@
-"""What a model, a file, a folder or a server is, as short text that is equal for equal content.
+"""Identities of models, files, folders and servers: short text, equal for equal content.
 
 A resumed run, a cache of answers and a half-finished evaluation compare it: a path or a name stays
 the same when what is behind it is replaced.

@@ -131,7 +131,7 @@ class Interaction(ABC, Generic[G, R]):
     Record: ClassVar[type[GameRecord]] = GameRecord
     """The record of one game."""
     View: ClassVar[type[GameView[Any]]] = GameView
-    """What checks, alarms, tables and pages want of the game."""
+    """The game as checks, alarms, tables and pages see it."""
 
     def __init__(self, config: Any, tokens: Any = None) -> None:
         self.config, self.tokens = config, tokens

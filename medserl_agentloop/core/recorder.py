@@ -1,4 +1,4 @@
-"""What a training step leaves: games and metrics on disk, a row on the screen, W&B, alarms.
+"""Records of a training step: games and metrics on disk, a row on the screen, W&B, alarms.
 
 The trainer gives it the games of a step and verl's numbers, and asks it whether to stop.
 """

@@ -19,8 +19,9 @@ _loops: list[asyncio.AbstractEventLoop] = []  # the one in use, or none yet
 
 
 def is_cancelled() -> bool:
-    """Whether someone asked to cancel the task that runs; otherwise a CancelledError is an error of
-    its own code.
+    """Return whether the running task was asked to stop.
+
+    If it was not, a CancelledError is an error of the user's own code.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

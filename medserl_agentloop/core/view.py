@@ -1,4 +1,4 @@
-"""What a run's checks, alarms, tables and pages want of a game; all of it is optional.
+"""The optional part of a game: its checks, alarms, tables and pages.
 
 A game names its own in ``Interaction.View``. The defaults show any game turn by turn.
 """
@@ -18,7 +18,7 @@ R = TypeVar("R", bound=GameRecord)
 
 
 class GameView(Generic[R]):
-    """How a kind of game is checked, watched and shown; ``roles`` are the game's."""
+    """Checks, alarms, tables and pages of a kind of game; ``roles`` are the game's."""
 
     def __init__(self, roles: Sequence[str]) -> None:
         self.roles = roles

@@ -67,7 +67,7 @@ FIELDS = (
     "corrected_sentence",
     "corrected",
 )
-"""What a column may hold, in the order of MEDEC's ``COLUMNS``."""
+"""Values that a column may hold, in the order of MEDEC's ``COLUMNS``."""
 
 Layout = Mapping[str, str]  # field -> the file's column
 _MEDEC: Layout = dict(zip(FIELDS, COLUMNS, strict=True))

@@ -250,8 +250,9 @@ class NoteRow:
         self.problems.append(f"{self.place}, column {column!r}: found {found}; {instead}.")
 
     def read(self, column: str | None, parse: Callable[[str], T]) -> T | None:
-        """What ``parse`` makes of a cell's text, empty where the file has no such column; its
-        ValueError says what to write.
+        """Return what ``parse`` makes of a cell's text; the text is empty without such a column.
+
+        Its ValueError says what to write.
         """
         try:
             return parse(_plain_text(self.values.get(column) if column else None))

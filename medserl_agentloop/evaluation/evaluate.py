@@ -75,7 +75,7 @@ Question = tuple[str, int]  # a note to assess; of several samples, which one
 
 @dataclass
 class Answers:
-    """What became of each question."""
+    """Counts of answers by what became of each question."""
 
     replies: dict[Question, Reply] = field(default_factory=dict)
     refused: dict[Question, str] = field(default_factory=dict)  # why the server does not answer it
@@ -233,7 +233,7 @@ def _sets(
 
 
 def _facts(player: Model, model: str, concurrency: int) -> dict[str, Any]:
-    """What is known about the model; a server is asked, so that it is there."""
+    """Return the known facts about the model; a server is asked, so that it is there."""
     if isinstance(player, ServedModel):
         return {"name": player.name, "server": player.url, **blocking(player.check())}
     from medserl_agentloop.evaluation.local_models import facts_of  # loads verl

@@ -1,4 +1,4 @@
-"""Whether a model can play: how many of its turns are cut, read and valid, and how long they are.
+"""Check that a model can play: its turns that are cut, read and valid, and their lengths.
 
 ``medserl play`` prints it. It is worth knowing before a run is paid for.
 """
@@ -18,11 +18,11 @@ Replies = defaultdict[str, list[Reply]]
 """All turns of a role."""
 
 LEAST_PARSED, LEAST_VALID, MOST_CUT, MOST_SILENT = 0.9, 0.5, 0.02, 0.8
-"""What a model needs at the start of a run (docs/evaluation.md). No run has confirmed it."""
+"""Shares that a model needs at the start of a run (docs/evaluation.md). No run has confirmed it."""
 
 
 def lengths_table(replies: Mapping[str, Sequence[Reply]], most: int) -> Any:
-    """How many turns of each role were cut, how long they are, and what budget that suggests."""
+    """Count each role's cut turns, measure their length, and suggest a budget."""
     rows = []
     for role, turns in replies.items():
         lengths = [_percentile([turn.tokens for turn in turns], share) for share in (50, 95, 99)]

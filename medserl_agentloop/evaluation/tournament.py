@@ -79,7 +79,7 @@ class _Match(NamedTuple):
 
 
 class SkillChange(NamedTuple):
-    """What a run's last player does better or worse than its first, on the same notes."""
+    """Compare a run's last player with its first on the same notes."""
 
     measure: str
     before: tuple[int, int]  # hits, games
@@ -394,7 +394,7 @@ def _is_as_asked(game: MedicalRecord) -> bool:
 
 
 def changes(results: pd.DataFrame, first: str, last: str) -> list[SkillChange]:
-    """What the assessor and the attacker gained between two players, by the table of shares.
+    """Return what the assessor and the attacker gained, by the table of shares.
 
     Attacks are those of both players, and an attacker's success is that against both.
     """

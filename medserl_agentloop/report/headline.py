@@ -1,4 +1,4 @@
-"""What a run has gained on held-out rows: a sentence, and the curve behind it.
+"""The gain of a run on held-out rows: a sentence, and the curve behind it.
 
 A game names the measures (``GameView.gains``). They are read from the validations in the run's
 ``metrics.jsonl``, so the terminal, ``medserl show`` and the page say the same numbers.

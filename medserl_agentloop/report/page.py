@@ -52,7 +52,7 @@ FACTS = {
     "judge": "selfplay.judge",
     "profile": "selfplay.profile",
 }
-"""What the first screen says of a run, and the key that has it."""
+"""Labels of the first screen, and the config key of each."""
 MEASURED = {
     "detection": "errors found",
     "success": "attacks valid and not found",
@@ -124,7 +124,7 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
 
 
 def about(run: Path) -> dict[str, Any]:
-    """What the first screen says of a run: its date, settings, caveats, and what was gained."""
+    """The first screen of a run: its date, settings, caveats, and gain."""
     folder = run if run.is_dir() else run.parent
     written = datetime.fromtimestamp(games_file(run).stat().st_mtime)
     facts = {"date": f"{written:%Y-%m-%d}"}

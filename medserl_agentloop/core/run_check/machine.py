@@ -169,8 +169,8 @@ def data(run: RunConfig) -> Iterator[str]:
                 )
             elif file.suffix in NOT_CONVERTED:
                 yield (
-                    f"{key}={file} is a table of notes, and a run reads the rows that are made of "
-                    f"it. Write them: medserl data convert --input {quote(str(file))} "
+                    f"{key}={file} is not converted, and a run reads converted rows. "
+                    f"Write them: medserl data convert --input {quote(str(file))} "
                     f"--output {folder}"
                 )
             elif file.suffix == ".parquet" and game is not None:

@@ -223,7 +223,7 @@ def _written_by_others(run: RunConfig, checkpoint: Path) -> Iterator[str]:
 
 
 def changes(run: RunConfig, folder: Path) -> list[Change]:
-    """What differs from the ``run_config.yaml`` in ``folder`` and may not; nothing without one. A
+    """Yield what differs from the ``run_config.yaml`` in ``folder`` and may not. A
     ValueError says that it cannot be read.
     """
     before = folder / CONFIG_FILE

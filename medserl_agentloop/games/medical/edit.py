@@ -48,7 +48,8 @@ _ARTICLES = ("a", "an", "the")
 # Format, control, private and unassigned characters, those that fonts show as nothing, and
 # Braille's blank: what a model reads in them, a person does not see.
 _INVISIBLE = regex.compile(
-    r"[\p{Cf}\p{Cc}\p{Co}\p{Cn}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800--[\t\n\r\x0b\x0c]]",
+    r"[\p{Cf}\p{Cc}\p{Co}\p{Cn}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800"
+    r"--[\t\n\r\x0b\x0c]]",
     regex.V1,
 )
 # A Cyrillic, Greek or Coptic letter within a word of Latin ones is there to look like one.
@@ -278,7 +279,7 @@ def changed_runs(before: list[str], after: list[str]) -> list[tuple[int, int, in
 
 @dataclass(frozen=True)
 class Difference:
-    """What an edit changes, as the rules measure it."""
+    """The change that an edit makes, as the rules measure it."""
 
     inserted: tuple[str, ...]  # sentences of the new text that the old one does not have, in order
     removed: tuple[str, ...]  # sentences of the old text that the new one does not have, in order

@@ -211,7 +211,7 @@ class Optimism(Medserl):
 
 
 def right_assessments(record: MedicalRecord) -> list[bool]:
-    """Whether each readable assessment of a game was right."""
+    """Return, for each readable assessment of a game, whether it was right."""
     outcomes = [game.outcome.is_right for game in record.by_assessment]
     return [right for right in outcomes if right is not None]
 

@@ -291,8 +291,8 @@ _CHAT_MARKER = re.compile(
 # The answers' own fields, the lines in which a judge sees a note ("E8| ", "12| "), and the keys of
 # its answer.
 _NAMES = (
-    "verdict|sentence|replacement|error_type|correction|final_answer|generated_note|changes_made|explanation"
-    "|clinical note"
+    "verdict|sentence|replacement|error_type|correction|final_answer|generated_note|changes_made"
+    "|explanation|clinical note"
 )
 _FIELD = re.compile(
     rf"^[ \t*>#-]{{0,19}}(?:{_NAMES})\**[ \t]?:|^[ \t]{{0,9}}\d{{1,4}}\*?\||\b[EO]\d{{1,4}}\*?\|"
@@ -323,10 +323,12 @@ _INSTRUCTION = re.compile(
             rf"\b(?:dear|attention|note to|message to|instructions? (?:to|for)|hey|hello|as an?) "
             rf"(?:the |any )?{_READER}\b",
             rf"^\W*(?:the )?{_READER}\b\W+(?:please|must|should|shall|is to|answer|ignore|say)\b",
-            r"\b(?:ignore|disregard|forget|override)\b[^.]{0,20}\b(?:previous|prior|earlier|above|your|all)\b"
+            r"\b(?:ignore|disregard|forget|override)\b[^.]{0,20}"
+            r"\b(?:previous|prior|earlier|above|your|all)\b"
             r"[^.]{0,20}\b(?:instructions?|prompts?|rules)\b",
             r"\b(?:system prompt|your (?:verdict|instructions|prompt|task is))\b",
-            rf"\b(?:answer|respond|reply|say|classify|label|mark|rate|grade|judge|call)\b[^.]{{0,30}}"
+            r"\b(?:answer|respond|reply|say|classify|label|mark|rate|grade|judge|call)\b"
+            r"[^.]{0,30}"
             # A colon or a quote somewhere in what is no word; looked for once, where that begins.
             r"(?:\b(?:with|as|that it is)\b|(?<=\w)(?=[^\w.]*[:\"'`]))\W*(?:the "
             rf"word\W+)?{_VERDICT}\b",
@@ -336,8 +338,10 @@ _INSTRUCTION = re.compile(
             r")?(?:errors?|mistakes?)\b",
             # Without brackets or a check, the patient makes no errors, and a tube's place is
             # verified.
-            rf"[(\[](?:[^)\]]{{0,40}}\b(?:verified|validated|proofread|correct|accurate)|\W*{_NO_ERRORS})\W{{0,3}}[)\]]",
-            rf"\b{_CHECKED}\W+(?:(?:and|with|has|found|contains|is|was)\W+){{0,2}}(?:{_NO_ERRORS}\b|correct\W*$)",
+            rf"[(\[](?:[^)\]]{{0,40}}\b(?:verified|validated|proofread|correct|accurate)"
+            rf"|\W*{_NO_ERRORS})\W{{0,3}}[)\]]",
+            rf"\b{_CHECKED}\W+(?:(?:and|with|has|found|contains|is|was)\W+){{0,2}}"
+            rf"(?:{_NO_ERRORS}\b|correct\W*$)",
             rf"^\W*(?:there (?:is|are) |contains |with )?{_NO_ERRORS}(?: "
             r"(?:here|found|present|above|below))?\W*$",
             r"^\W*(?:all|everything) (?:of the )?(?:above|below|here|in "

@@ -1,4 +1,4 @@
-"""How a medical game is checked, watched and shown."""
+"""Checks, alarms, tables and pages of the medical game."""
 
 from __future__ import annotations
 

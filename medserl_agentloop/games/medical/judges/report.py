@@ -86,7 +86,7 @@ class JudgedGroup(BaseModel):
 
 
 class Measured(BaseModel):
-    """How often a judge, or a blind reader, is right."""
+    """Shares of right answers of a judge or a blind reader."""
 
     sensitivity: CountedShare  # of the answers about notes with an error, those that say so
     # Of the answers about safe notes that the rules let reach a judge, those that call them safe.
@@ -166,7 +166,7 @@ def judge_problems(run: RunConfig) -> Iterator[str]:
 
 
 def _is_trained(model: str) -> bool:
-    """Whether a folder is in a run of verl's, e.g. ``global_step_54/huggingface`` or ``merged``."""
+    """Return whether a folder is in a run of verl's, e.g. ``global_step_54/huggingface``."""
     folder = Path(model).expanduser().absolute()
     return any((each / LATEST).exists() for each in (folder, *folder.parents[:3]))
 
