@@ -52,6 +52,7 @@ from medserl_agentloop.core.recorder import StepRecorder, StepTable, step_number
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import RunFiles
 from medserl_agentloop.core.trainer import SelfPlayReplayBuffer, SelfPlayTrainer
+from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.kuhn_poker import KuhnPoker
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.testing.tiny import compose_run
@@ -528,6 +529,39 @@ def test_the_anchor_adds_its_share_of_kl_to_verls_loss(roles: tuple[int, ...], t
     kl = torch.tensor(-0.5).exp() + 0.5 - 1
     torch.testing.assert_close(loss, plain + 3 * 0.1 * kl / tokens)
     assert metrics["anchor_kl_loss"].aggregate() == pytest.approx(3 * 0.1 * kl.item() / tokens)
+
+
+def test_a_settled_reward_stands_on_its_role_s_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a game whose attacker is settled, one that is not, and one whose opponent attacked."""
+    role_ids = [[1, 1, 0, 2, 2], [1, 0, 2], [2, 2]]
+    rewards = [[0.0, 0.5, 0.0, 0.0, -1.0], [0.25, 0.0, 1.0], [0.0, 1.0]]
+    rows = {
+        str(number): {"role_ids": torch.tensor(roles), "rm_scores": torch.tensor(own)}
+        for number, (roles, own) in enumerate(zip(role_ids, rewards, strict=True))
+    }
+    columns.write_rewards(queued(rows, monkeypatch), [{1: -0.75}, {}, {1: 0.125}])
+    written = [rows[key]["rm_scores"].tolist() for key in rows]
+    assert written == [[0.0, -0.75, 0.0, 0.0, -1.0], *rewards[1:]]
+
+
+def test_what_a_game_settles_reaches_records_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = KuhnPoker.Record(cards=("K", "Q"), rewards={"first": {"chips": 1.0}})
+
+    def settle(records: list[Any], counts: dict[str, Any]) -> None:
+        records[0].rewards = {"first": {"chips": 3.0}}
+        counts["seen"] = {"KQ": 1.0}
+
+    row = {
+        "role_ids": torch.tensor([1, 1]),
+        "rm_scores": torch.tensor([0.0, 1.0]),
+        "extra_fields": {GAME_KEY: record},
+    }
+    trainer: Any = object.__new__(SelfPlayTrainer)
+    trainer.game, trainer.counts = KuhnPoker, {}
+    trainer.interaction = SimpleNamespace(settle=settle)
+    trainer._settle(queued({"one": row}, monkeypatch))
+    assert row["rm_scores"].tolist() == [0.0, 3.0] and trainer.counts == {"seen": {"KQ": 1.0}}
+    assert trainer._records["one"].rewards == {"first": {"chips": 3.0}}
 
 
 @pytest.mark.parametrize("roles", [(), (2,)])
