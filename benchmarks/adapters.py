@@ -35,7 +35,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from medserl_agentloop.core.columns import TOKEN_ROLES, restarted, token_roles
 from medserl_agentloop.core.config import ROLE_ADAPTERS
 from medserl_agentloop.core.loss import selfplay_loss
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 
 LENGTHS = (150, 120, 150, 60)  # prompt and answer of the attacker's context, then of the assessor's
 LORA = ("lora_rank=32", "lora_alpha=64", "target_modules=all-linear")

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from verl.utils import hf_tokenizer
 
-from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
+from medserl_agentloop.testing import build_agent_loop, compose_run
 
 CONTEXTS = ("isolated", "shared")
 

@@ -12,8 +12,12 @@ from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
 from medserl_agentloop.games.medical.records import MedicalRecord
-from medserl_agentloop.testing.mock_engine import MockSGLangEngine
-from medserl_agentloop.testing.tiny import build_agent_loop, compose_run, tiny_tokenizer
+from medserl_agentloop.testing import (
+    MockSGLangEngine,
+    build_agent_loop,
+    compose_run,
+    tiny_tokenizer,
+)
 
 NOTE = (
     "A 40-year-old man has fever. Culture grew candida. He receives fluconazole 150 mg. Follow-up "

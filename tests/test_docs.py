@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from medserl_agentloop.cli import app
 from medserl_agentloop.core.run_check import check_run, unknown_keys
 from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -22,7 +22,7 @@ from medserl_agentloop.games.medical.judges import build_judge
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.rewards import Medserl, load_scheme
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 

@@ -21,7 +21,7 @@ from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.games.medical.records import MedicalRecord
-from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
+from medserl_agentloop.testing import MockReply, MockSGLangEngine
 
 FILE = Path(__file__).parent / "golden" / "medical_64.json.gz"
 GOLDEN = json.loads(gzip.decompress(FILE.read_bytes()))

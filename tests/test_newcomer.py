@@ -17,7 +17,7 @@ from note_files import SAMPLE
 from real_runs import REPOSITORY, environment
 from test_docs import blocks
 
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -12,7 +12,7 @@ from invoking import invoke
 
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, LATEST, StepFile
 from medserl_agentloop.games.medical.records import Outcome
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 from medserl_agentloop.tools import quickstart
 
 

@@ -22,7 +22,7 @@ from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run, unknown_keys
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.paths import resource
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 
 # Those of verl's SFT trainer are below, the parts for a GPU in planning/test_plan.py.
 RECIPES = {

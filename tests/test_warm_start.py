@@ -12,7 +12,7 @@ from note_files import SAMPLE
 from real_runs import printed_by, same
 from transformers import AutoTokenizer
 
-from medserl_agentloop.testing.tiny import tiny_model, tiny_tokenizer
+from medserl_agentloop.testing import tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

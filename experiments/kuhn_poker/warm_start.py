@@ -22,7 +22,7 @@ from experiments.kuhn_poker.exploitability import (
     said_as,
 )
 from medserl_agentloop.games.kuhn_poker import ACTIONS
-from medserl_agentloop.testing.tiny import tiny_tokenizer
+from medserl_agentloop.testing import tiny_tokenizer
 
 STEPS, RANDOM, OF_ONE_POLICY = 4000, 3400, 170
 """Steps in all, those on random policies, and how many of them each random policy gets."""

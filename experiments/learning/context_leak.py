@@ -30,7 +30,7 @@ from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.case import Category
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.scoring.metrics import mean_interval
-from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
+from medserl_agentloop.testing import build_agent_loop, compose_run
 
 CONTEXTS = ("isolated", "shared")
 

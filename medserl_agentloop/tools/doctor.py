@@ -310,8 +310,7 @@ def _disk(run: RunConfig) -> Findings:
 
 def _dry_run(run: RunConfig) -> Findings:
     """One game on the first row, with the run's own agent loop and tokenizer; a script plays."""
-    from medserl_agentloop.testing.mock_engine import MockSGLangEngine
-    from medserl_agentloop.testing.tiny import build_agent_loop
+    from medserl_agentloop.testing import MockSGLangEngine, build_agent_loop
 
     tokenizer = run.tokenizer()
     file = run.names("data.train_files")[0]

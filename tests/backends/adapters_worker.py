@@ -25,7 +25,7 @@ from verl.workers.utils.padding import response_from_nested
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
 from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER, adapter_states
 from medserl_agentloop.core.config import ROLE_ADAPTERS
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 
 LORA = ("lora_rank=4", "lora_alpha=8", "target_modules=all-linear")
 LENGTHS = (7, 9, 6, 11)  # prompt and answer of the first role's context, then of the second's

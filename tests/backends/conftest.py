@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from medserl_agentloop.testing.tiny import tiny_model, tiny_tokenizer
+from medserl_agentloop.testing import tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from medserl_agentloop.backends.attention import PACKED
 from medserl_agentloop.backends.cpu_platform import PlatformCPU
 from medserl_agentloop.backends.role_adapters import RoleAdapters
 from medserl_agentloop.core.run_check.machine import RESERVED, longest_context, sglang_on_cpu
-from medserl_agentloop.testing.tiny import tiny_model
+from medserl_agentloop.testing import tiny_model
 
 
 def test_the_platform_is_registered_whole_but_never_auto_detected() -> None:

@@ -29,7 +29,7 @@ from medserl_agentloop.backends.cpu_sampling import (
     processed_log_probs,
     sample_batch,
 )
-from medserl_agentloop.testing.tiny import tiny_model, tiny_tokenizer
+from medserl_agentloop.testing import tiny_model, tiny_tokenizer
 
 PROMPTS = [[5, 6, 7], [8], [20, 21, 22, 23, 24, 25, 26], [30, 31], [9, 9, 9, 9]]
 

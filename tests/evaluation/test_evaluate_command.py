@@ -43,7 +43,7 @@ from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.paths import resource
 from medserl_agentloop.scoring.notes import ReferenceNote, read_submission
-from medserl_agentloop.testing.tiny import tiny_model, tiny_tokenizer
+from medserl_agentloop.testing import tiny_model, tiny_tokenizer
 
 CASES = 8
 TOKENIZER = tiny_tokenizer()

@@ -29,8 +29,7 @@ from medserl_agentloop.core.interaction import Prompt, Turn
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.kuhn_poker import ACTIONS, KuhnGame, KuhnPoker, KuhnRecord, winnings
 from medserl_agentloop.paths import resource
-from medserl_agentloop.testing.mock_engine import MockSGLangEngine
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import MockSGLangEngine, compose_run
 
 RUN = compose_run(
     "+recipes=kuhn_poker", f"actor_rollout_ref.model.path={resource('assets/tiny_player')}"

@@ -27,7 +27,7 @@ from medserl_agentloop.games.medical.judges.llm import LlmJudge, judge_template
 from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import load_scheme, reward_game
-from medserl_agentloop.testing.mock_engine import MockReply
+from medserl_agentloop.testing import MockReply
 
 VERDICT = {"reason": "the dose is too high", "error": "present", "realistic": True}
 PRESENT = json.dumps(VERDICT)

@@ -25,7 +25,7 @@ from medserl_agentloop.core.step_file import GAMES_FILE
 from medserl_agentloop.games.clinic import sample_clean_note
 from medserl_agentloop.games.medical.records import read_games
 from medserl_agentloop.scoring.metrics import wilson_interval
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 
 
 def opponent_command(arm: str, seed: int, extra: list[str]) -> list[str]:

@@ -28,7 +28,7 @@ from medserl_agentloop.data.rows import (
 )
 from medserl_agentloop.data.verify import verify_files
 from medserl_agentloop.games.medical.case import Category, GameSpec
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 
 NULLABLE = {
     "target_label",

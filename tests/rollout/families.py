@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from medserl_agentloop.paths import resource
-from medserl_agentloop.testing.tiny import tiny_tokenizer
+from medserl_agentloop.testing import tiny_tokenizer
 
 # What Qwen3's own template does with these messages: a system message first, the reasoning of
 # earlier answers left out, and with enable_thinking=False an empty <think> block in the generation

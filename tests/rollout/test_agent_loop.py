@@ -45,8 +45,7 @@ from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, MedicalRecord
 from medserl_agentloop.games.medical.rewards import RewardScheme
 from medserl_agentloop.paths import resource
-from medserl_agentloop.testing.mock_engine import MockReply, MockSGLangEngine
-from medserl_agentloop.testing.tiny import compose_run, tiny_tokenizer
+from medserl_agentloop.testing import MockReply, MockSGLangEngine, compose_run, tiny_tokenizer
 
 
 def assert_well_formed(output: SelfPlayOutput) -> None:

@@ -35,7 +35,7 @@ from medserl_agentloop.games.medical.metrics import role_metrics
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.paths import resource
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 
 GAMES = 6
 TIMEOUT_S = 0.4

@@ -34,7 +34,7 @@ from medserl_agentloop.games.medical.records import (
     MedicalRecord,
     SentenceEdit,
 )
-from medserl_agentloop.testing.mock_engine import MockSGLangEngine
+from medserl_agentloop.testing import MockSGLangEngine
 
 TEXT = "".join(CONTROL_TEXTS)
 

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.run_check import RunConfig, problems
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 
 schema = cache(compose_run)
 

@@ -5,7 +5,7 @@ import pytest
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.paths import resource
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 
 
 @pytest.mark.parametrize(

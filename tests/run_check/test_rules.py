@@ -11,7 +11,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import check_run, problems
 from medserl_agentloop.games.medical.case import Role
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 
 ACTOR, CRITIC, ROLLOUT = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.rollout"
 CORRECTION, SAMPLER, MODEL = (

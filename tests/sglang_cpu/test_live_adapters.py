@@ -17,7 +17,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.backends.role_adapters import write_adapter
 from medserl_agentloop.paths import resource
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

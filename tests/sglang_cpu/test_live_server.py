@@ -21,7 +21,7 @@ from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
 from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.paths import resource
-from medserl_agentloop.testing.tiny import build_agent_loop, compose_run
+from medserl_agentloop.testing import build_agent_loop, compose_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -31,7 +31,7 @@ from medserl_agentloop.core.loss import selfplay_loss
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.trajectory import TrajectoryTurn
 from medserl_agentloop.games.medical.case import Role
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 
 ROLES = {role.value: role.id for role in Role}
 RECORD = GameRecord()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from medserl_agentloop.testing.tiny import tiny_tokenizer
+from medserl_agentloop.testing import tiny_tokenizer
 
 VOCABULARY = len(tiny_tokenizer())
 COMMON: dict[str, Any] = {

@@ -23,7 +23,7 @@ from medserl_agentloop.games.medical.case import Category, GameSpec, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 
 ENCODER = ChatEncoder(TOKENIZER)
 SELFPLAY = MedicalConfig(judge="labels")

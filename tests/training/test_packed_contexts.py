@@ -22,7 +22,7 @@ from medserl_agentloop.backends.attention import (
     packed_attention,
     varlen,
 )
-from medserl_agentloop.testing.tiny import tiny_model
+from medserl_agentloop.testing import tiny_model
 
 FIRST, SECOND = 37, 53  # tokens of the two contexts
 

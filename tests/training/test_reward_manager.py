@@ -26,7 +26,7 @@ from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import ZeroSum
 from medserl_agentloop.medical_team.rewards import MedicalGeneralSum
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 
 
 def answer_to(record: Any, run: Any) -> dict[str, Any]:

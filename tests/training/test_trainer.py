@@ -55,7 +55,7 @@ from medserl_agentloop.core.trainer import SelfPlayReplayBuffer, SelfPlayTrainer
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.kuhn_poker import KuhnPoker
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
-from medserl_agentloop.testing.tiny import compose_run
+from medserl_agentloop.testing import compose_run
 
 NAMES = MedicalGameInteraction.roles
 
