@@ -10,6 +10,7 @@ from experiments.learning.transcripts import CURRICULA, sample_transcript
 from experiments.learning.warm_start import WarmStart
 from experiments.shortcuts.run import teach
 from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.paths import resource
 
 RUNS = Path("runs/opponent")
 NOTES = Path("data/opponent")
@@ -43,15 +44,16 @@ of the runs.
 def start_of(unseen: float, start: int) -> Path:
     """The player that all arms start from, which shows this share of unseen kinds among its errors.
 
-    ``start`` is the seed of its lessons.
+    ``start`` is the seed of its lessons. 0 is the novice as it is shipped, for any start.
     """
-    return RUNS / f"start_{unseen:g}_{start}"
+    return RUNS / f"start_{unseen:g}_{start}" if unseen else resource("assets/novice")
 
 
 def prepare(unseen: float, start: int) -> None:
     """Teach the starting player and write the notes of all arms, unless they are there."""
-    share, steps = TAUGHT[unseen]
-    taught = replace(LESSON, unseen_share=share)
-    lessons = replace(LESSONS, lessons=(taught, taught), steps=steps, seed=start)
-    teach(start_of(unseen, start), lessons, sample_transcript)
+    if unseen:
+        share, steps = TAUGHT[unseen]
+        taught = replace(LESSON, unseen_share=share)
+        lessons = replace(LESSONS, lessons=(taught, taught), steps=steps, seed=start)
+        teach(start_of(unseen, start), lessons, sample_transcript)
     prepare_data(NOTES, "adversarial_benign=3,decoy_benign=2")

@@ -159,6 +159,28 @@ def by_shown(folder: Path = FIGURES, unseen: float = 0.03) -> pd.DataFrame:
     return joined
 
 
+def dead_table(folder: Path = FIGURES) -> Table:
+    """Of the runs from the novice itself: doses, which it never learns, of the valid attacks, and
+    found attacks of unseen kinds, in %. Means over seeds, with the least and the most.
+    """
+    steps = pd.read_csv(folder / "study_steps.csv")
+    steps = steps[steps["unseen"] == 0]
+    table = [["arm", "seeds", "doses, steps 61 to 70", "doses, 91 to 100", "found, 91 to 100"]]
+    for arm, of_arm in steps.groupby("arm"):
+        cells = []
+        for first, part, whole in (
+            (61, "doses_shown", "valid_attacks"),
+            (91, "doses_shown", "valid_attacks"),
+            (91, "unseen_found", "unseen_shown"),
+        ):
+            window = of_arm[of_arm["step"].between(first, first + 9)]
+            counts = window.groupby("start")[[part, whole]].sum()
+            share = 100 * counts[part] / counts[whole]
+            cells.append(f"{share.mean():.0f} ({share.min():.0f} to {share.max():.0f})")
+        table.append([f"`{arm}`", str(of_arm["start"].nunique()), *cells])
+    return table
+
+
 EARLIER = ("self_play", "static", "labels")
 
 
@@ -195,6 +217,8 @@ def tables(folder: Path = FIGURES) -> dict[str, str]:
     """Every table of the README by name."""
     made = {"earlier": markdown(earlier_table(folder))}
     if (folder / "study_rates.csv").exists():
+        if len(recall(folder, 0.0)):
+            made["dead"] = markdown(dead_table(folder))
         for unseen, last in ((0.03, LAST), (0.01, 80)):
             known = recall(folder, unseen)
             if len(known) and last in known.index.get_level_values("step"):

@@ -247,7 +247,10 @@ def _read(path: Path) -> list[tuple[str, ...]]:
 
 def main(
     unseen: Annotated[
-        float, typer.Option(help=f"Share of unseen kinds: {', '.join(map(str, TAUGHT))}.")
+        float,
+        typer.Option(
+            help=f"Share of unseen kinds: {', '.join(map(str, TAUGHT))}; 0 for the novice itself."
+        ),
     ] = 0.03,
     starts: Annotated[str, typer.Option(help="Seeds of the starts' lessons.")] = ",".join(
         map(str, range(12, 28))

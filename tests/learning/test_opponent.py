@@ -178,6 +178,18 @@ def test_contrasts_say_yes_no_or_open_as_the_plan_does(tmp_path: Path) -> None:
     assert "contrasts_3" in results.tables(tmp_path)
 
 
+def test_doses_are_counted_among_the_attacks_of_ten_steps(tmp_path: Path) -> None:
+    steps = [
+        ("0", seed, "optimism", step, 64, 40, 30, 15, 10 * seed * (step > 90), 60, 0, 0, "5.00")
+        for seed in (1, 3)
+        for step in range(1, 101)
+    ]
+    opponent.add(tmp_path / "study_steps.csv", opponent.STEPS, steps)
+    assert results.dead_table(tmp_path)[1:] == [
+        ["`optimism`", "2", "0 (0 to 0)", "50 (25 to 75)", "50 (50 to 50)"]
+    ]
+
+
 def test_the_picture_is_drawn_from_the_committed_counts(tmp_path: Path) -> None:
     picture.draw(output=tmp_path / "study.svg")
     assert (tmp_path / "study.svg").read_bytes() == (results.FIGURES / "study.svg").read_bytes()
