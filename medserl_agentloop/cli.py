@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -92,24 +91,6 @@ def compare(
     console.print(plain(verdict), soft_wrap=True)
 
 
-def certify(
-    recipe: Annotated[str, typer.Argument(help="Recipe of the run, e.g. quickstart.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")
-    ] = None,
-) -> None:
-    """Measure isolation, credit and loss of a run on its own workers, without training."""
-    from medserl_agentloop.core.run_check.composition import recipe_override
-
-    # Without resuming: what is measured is the run as it begins, whatever its folder holds.
-    settings = ["trainer.resume_mode=disable", *(overrides or []), "selfplay.certify=only"]
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", recipe_override(recipe), *settings]
-    run = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    if run.returncode and "CertificateError" not in run.stderr:
-        typer.echo(run.stderr, err=True)
-    raise typer.Exit(1 if run.returncode else 0)
-
-
 def doctor(
     recipe: Annotated[
         str | None, typer.Argument(help="Recipe of a run; without one, only the machine.")
@@ -168,13 +149,13 @@ def _version(
 
 
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Before a run": (quickstart, doctor, plan, certify),
+    "Before a run": (quickstart, doctor, plan),
     "Look at a run": (show, report, compare, progress, export),
     "Play and measure": (play, evaluate, score, tournament),
 }
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
-        _takes_overrides = _command in (certify, doctor, quickstart)
+        _takes_overrides = _command in (doctor, quickstart)
         _settings = {"ignore_unknown_options": _takes_overrides}
         app.command(rich_help_panel=_panel, context_settings=_settings)(_command)
 app.add_typer(data_app, name="data", rich_help_panel="Data and judges")

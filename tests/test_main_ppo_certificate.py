@@ -88,8 +88,16 @@ def test_bf16_raises_no_alarm_and_mini_batches_share_two_turn_games_evenly(
 def test_certify_names_each_coupling_of_the_roles_without_training(
     tmp_path: Path, data: tuple[str, ...]
 ) -> None:
-    command = [Path(sys.executable).with_name("medserl"), "certify", "own_notes", *data, *ONE_STEP]
-    command += ["algorithm.adv_estimator=grpo", "selfplay.credit.loss=verl"]
+    command = [
+        sys.executable,
+        "-m",
+        "verl.trainer.main_ppo",
+        "+recipes=own_notes",
+        *data,
+        *ONE_STEP,
+    ]
+    command += ["selfplay.certify=only", "algorithm.adv_estimator=grpo"]
+    command += ["selfplay.credit.loss=verl"]
     command += [f"trainer.default_local_dir={tmp_path}/run", f"hydra.run.dir={tmp_path}/hydra"]
     done = subprocess.run(
         command, cwd=tmp_path, env=with_module("broken_roles"), capture_output=True, text=True

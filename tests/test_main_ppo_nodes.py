@@ -89,7 +89,6 @@ def test_two_node_run_trains_until_a_lost_node_is_named_and_ends_it(
             f"selfplay.judge_server.url={judge.url}/v1",
             "selfplay.judge_server.model=judge",
             "selfplay.judge_server.timeout_s=600",
-            "selfplay.opponent.kind=endpoint",
             f"selfplay.opponent.url={server.url}",
             f"+ray_kwargs.ray_init.address={cluster.address}",
             "ray_kwargs.ray_init.num_cpus=null",

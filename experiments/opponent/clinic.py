@@ -19,7 +19,7 @@ CONFIG = MedicalConfig.model_validate(
     {
         "profile": PROFILE,
         "judge": "medserl_agentloop.games.clinic:OracleJudge",
-        "budget": {"attacker_reasoning": 64, "note_growth": 1.25, "assessor": 128},
+        "budget": {"attacker_reasoning": 64, "assessor": 128},
     }
 )
 LESSON = CURRICULA["novice"][1]

@@ -121,7 +121,7 @@ def training_command(
     folder = folder_of(unseen, start, arm)
     opponent: tuple[str, ...] = ()
     if url:
-        opponent = ("selfplay.opponent.kind=endpoint", f"selfplay.opponent.url={url}")
+        opponent = (f"selfplay.opponent.url={url}",)
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo", "+recipes=quickstart"),
         *(f"trainer.total_training_steps={steps}", f"trainer.save_freq={EVERY}"),

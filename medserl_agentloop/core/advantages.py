@@ -28,6 +28,7 @@ from medserl_agentloop.core.config import CreditSettings, Normalization
 VARIANCE_FLOOR = 1e-8
 # signals that differ by less than this share of their mean are equal as far as float32 can tell
 RESOLUTION = 1e-6
+RAE_DECAY = 0.95  # what is left of a role's baseline after one more game
 GROUP_STD_EPSILON = 1e-6  # added to a group's standard deviation, as in verl
 
 
@@ -270,7 +271,7 @@ def role_rae(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines
     paper calls a game.
 
     ``A_it = R_i - b[role, kind of i]`` and ``b <- decay * b + (1 - decay) * R_i`` for every game,
-    ``decay`` being ``selfplay.credit.rae_decay``. ``gamma`` has no part in it.
+    ``decay`` being :data:`RAE_DECAY`. ``gamma`` has no part in it.
 
     ``b`` starts at 0. All games of a batch read it as it stood before the batch: a baseline that
     has seen the reward it is taken off from would be biased. The ``n`` updates of a kind are made
@@ -288,7 +289,7 @@ def role_rae(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines
         advantages[games] = earned - baseline
         # Added to the old value, so that a baseline that equals all rewards stays where it is.
         mean = math.fsum(earned.tolist()) / len(games)
-        known[kind] = baseline + (1 - settings.rae_decay ** len(games)) * (mean - baseline)
+        known[kind] = baseline + (1 - RAE_DECAY ** len(games)) * (mean - baseline)
         tokens.metrics[f"baseline/{kind}"] = baseline
     return tokens.normalized(tokens.per_token(advantages)), None
 

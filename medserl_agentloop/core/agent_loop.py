@@ -60,10 +60,10 @@ class _Shared:
             self.interaction.use_reward_model(None, run.reward.reward_model.model_path)
         self.rollout = run.actor_rollout_ref.rollout
         self.opponent: ServedModel | None = None
-        if config.opponent.kind != "live":
-            sampling, special = config.opponent.sampling.model_dump(), tokenizer.all_special_tokens
+        if config.opponent.frozen:
+            special = tokenizer.all_special_tokens
             self.opponent = ServedModel(
-                config.opponent.client(), special_tokens=special, **sampling
+                config.opponent.client(), special_tokens=special, temperature=1.0
             )
 
 
@@ -215,7 +215,7 @@ class _Seats:
         """A turn of the opponent's, of which nothing but its text enters the game."""
         model, config = self._shared.opponent, self._shared.config.opponent
         assert model is not None
-        opponent = OpponentRecord(role=turn.role, kind=config.kind, version=None)
+        opponent = OpponentRecord(role=turn.role, kind="endpoint", version=None)
         try:
             reply = await model.reply(turn, messages)
         except NoReplyError as error:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 
 METRIC_PREFIX = "selfplay/alarm/"
+MIN_GAMES = 8  # or prompt groups, before an alarm fires
 
 
 class Alarms(BaseModel):
@@ -20,11 +21,6 @@ class Alarms(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    min_games: int = Field(
-        default=8,
-        ge=1,
-        description="Games (or prompt groups) that a number must rest on; fewer say nothing.",
-    )
     patience: int = Field(
         default=3,
         ge=1,
@@ -106,7 +102,8 @@ _RULES = (
         # 1 in the quickstart, in fp32 and bf16; 200 and more where the contexts leak.
         metric="selfplay/context_leak",
         limit=5.0,
-        advice="A role is trained on a context that holds the other's turn. Run `medserl certify`.",
+        advice="A role is trained on a context that holds the other's turn. Start the run with "
+        "selfplay.certify=only.",
         games="selfplay/context_leak_games",
         at_once=True,
     ),
@@ -208,7 +205,7 @@ class HealthMonitor:
                 self._config.limits.get(rule.name, rule.limit),
             )
             games = math.inf if rule.games is None else metrics.get(rule.games, 0.0)
-            if limit is None or not math.isfinite(value) or games < self._config.min_games:
+            if limit is None or not math.isfinite(value) or games < MIN_GAMES:
                 continue
             if rule.of_first:
                 limit *= self.state.setdefault("first", {}).setdefault(rule.name, value)

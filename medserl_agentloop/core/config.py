@@ -90,12 +90,6 @@ class CreditSettings(BaseModel):
         "the other's share; "
         "the certificate does not hold, so it is for comparison, with certify=warn.",
     )
-    rae_decay: float = Field(
-        default=0.95,
-        ge=0.0,
-        lt=1.0,
-        description="role_rae: how much of a baseline is left after one more game.",
-    )
 
     def normalization(self, estimator: str, role: str) -> Normalization:
         """Return how ``estimator`` normalises advantages of ``role``; ValueError if the choice
@@ -111,20 +105,15 @@ class CreditSettings(BaseModel):
         return chosen
 
 
-class _OpponentSampling(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    temperature: float = Field(default=1.0, ge=0.0, description="0 is greedy.")
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling.")
-
-
 class OpponentConfig(ServerOptions):
     """The player of the role that is not trained. Its tokens are never part of a trajectory."""
 
     node: ClassVar[str] = "selfplay.opponent"
 
     url: str | None = Field(
-        default=None, description="OpenAI-compatible server, e.g. http://host:30000."
+        default=None,
+        description="OpenAI-compatible server of a frozen model, e.g. http://host:30000; null: the "
+        "policy itself plays.",
     )
     model: str | None = Field(
         default="default", description="Model name in the requests; SGLang takes any."
@@ -132,13 +121,11 @@ class OpponentConfig(ServerOptions):
     concurrency: int = Field(
         default=64, ge=1, description="Requests in flight from one agent-loop worker."
     )
-    sampling: _OpponentSampling = Field(
-        default=_OpponentSampling(), description="Sampling of the opponent's turns."
-    )
-    kind: Literal["live", "endpoint"] = Field(
-        default="live",
-        description="live: the policy itself. endpoint: a frozen model behind that server.",
-    )
+
+    @property
+    def frozen(self) -> bool:
+        """True if a model behind a server plays, not the policy itself."""
+        return self.url is not None
 
     def client(self, path: str = "/v1") -> HttpClient:
         """A client of the server's API at ``path``, with which ``url`` may end or not."""
@@ -227,11 +214,6 @@ class SelfPlayConfig(BaseModel):
         ge=1,
         description="End the run when the best validation is so many validations ago; null: never.",
     )
-    wandb_games: int = Field(
-        default=8,
-        ge=0,
-        description="Games per step in W&B's table, if trainer.logger has wandb; 0 for no table.",
-    )
 
     def trains(self, role: str) -> bool:
         """Return whether the loss sees the tokens of ``role``."""
@@ -243,13 +225,13 @@ class SelfPlayConfig(BaseModel):
             return None
         others = " and ".join(role for role in roles if role != self.train)
         by = "the policy that is trained"
-        if self.opponent.kind != "live":
+        if self.opponent.frozen:
             by = f"the frozen {self.opponent.model} at {self.opponent.url}"
         return f"only the {self.train} is trained; the {others} is played by {by}"
 
     def plays(self, role: str) -> bool:
         """Return whether the live policy plays ``role``; otherwise an opponent does."""
-        return self.opponent.kind == "live" or self.trains(role)
+        return not self.opponent.frozen or self.trains(role)
 
     def anchors(self, done: float = 0.0) -> dict[str, float]:
         """Coefficients of the roles that have one, when this share of the run is ``done``."""

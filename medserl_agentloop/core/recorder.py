@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from medserl_agentloop.core.step_file import RunFiles
 
 TABLE_NAME = "selfplay/games_table"
+WANDB_GAMES = 8  # in the table of each step
 NO_UPDATE = "selfplay/no_update"
 """Metric: 1 for a step that moved no weights; verl skips an update whose gradient is not finite."""
 LOST_METRICS = "selfplay/lost_metrics"
@@ -65,7 +66,7 @@ class StepRecorder:
         self.files = files
         self.health = HealthMonitor(selfplay.alarms, game.View.rules(game.roles))
         self.stop_reason: str | None = None
-        self._stops, self._wandb_games = selfplay.on_alarm == "stop", selfplay.wandb_games
+        self._stops = selfplay.on_alarm == "stop"
         self._roles = game.roles
         self._table = StepTable(game.roles, game.View.shown)
         self._always: set[str] | None = None  # verl's numbers that the first step has
@@ -93,8 +94,8 @@ class StepRecorder:
         metrics.update(opponent_metrics(records, map(game.view.trained_role_won, records)))
         # verl logs a game whose worker crashed and trains on the rest: here it is at least counted.
         metrics.update(lost_games_metrics(expected, len(records)))
-        if to_wandb and self._wandb_games:
-            log_games(*games_table(game, records, self._wandb_games), step)
+        if to_wandb:
+            log_games(*games_table(game, records, WANDB_GAMES), step)
         return metrics
 
     def validation(self, step: int, metrics: Mapping[str, Any]) -> None:

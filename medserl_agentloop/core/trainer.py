@@ -133,6 +133,8 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         if self.selfplay.certify != "only":
             refuse(found for found in resume.checkpoints(run) if isinstance(found, str))
             self.files.open(resume.config_text(run), config.trainer.default_local_dir)
+        else:  # what is measured is the run as it begins, whatever its folder holds
+            config.trainer.resume_mode = "disable"
         self.rows_begin_anew = resume.rows_begin_anew(run)
         self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
         self.recorder = StepRecorder(self.selfplay, self.game, self.files)

@@ -393,5 +393,5 @@ def calibrate_command(
     for reason, count in Counter(report.void).most_common(5):
         say(console, f"no answer: {count} x {reason}")
     say(console, f"report: {output}")
-    why = why_refused(report, config.judge_min_sensitivity)
+    why = why_refused(report)
     say(console, f"a run refuses this judge: {why}" if why else "a run accepts this judge")

@@ -127,9 +127,7 @@ def test_an_opponent_remembers_its_own_conversation() -> None:
     with ChatServer() as server:
         server.answer = lambda role, prompt: "call" if "fold or call" in prompt else "check"
         run.selfplay.train = "second"
-        OmegaConf.update(
-            run, "selfplay.opponent", {"kind": "endpoint", "url": server.url, "model": "frozen"}
-        )
+        OmegaConf.update(run, "selfplay.opponent", {"url": server.url, "model": "frozen"})
         _, record, engine = play("bet", run=run)
     assert record.moves == ("check", "bet", "call")
     assert "You hold Q" not in TOKENIZER.decode(engine.calls[0].prompt_ids)

@@ -247,10 +247,6 @@ def test_the_command_says_why_a_run_refuses_a_judge(tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text(json.dumps(pair))
     result, _ = command(tmp_path, always, "--input", tmp_path / "pairs.jsonl")
     assert "a run refuses this judge: the judge's specificity is unknown" in result.output
-    result, _ = command(
-        tmp_path, always, "--input", SAMPLE, "--limit", 5, "--set", "judge_min_sensitivity=0"
-    )
-    assert result.output.splitlines()[-1] == "a run accepts this judge"
 
 
 def read_by_the_oracle(number: int, body: dict[str, Any]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def test_custom_class_is_a_judge_and_not_asked_about_untouched_notes() -> None:
     assert labels[Category.ADVERSARIAL_HARMFUL] is Label.SAFE
 
 
-FROZEN = {"train": "assessor", "opponent__kind": "endpoint"}
+FROZEN = {"train": "assessor"}
 BLIND = {"blind": {"readings": 1}}
 
 
@@ -137,10 +137,6 @@ BLIND = {"blind": {"readings": 1}}
             "opponent.api_key_env to the name of an environment",
         ),
         ({"blind": {"readings": 2, "needed": 3}}, "needed=3 of readings=2 can never be reached"),
-        (
-            {"blind": {"readings": 2, "temperature": 0}},
-            "readings=2 at temperature=0 are all the same",
-        ),
     ],
 )
 def test_a_judge_that_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -369,9 +365,6 @@ def mine(path: str, **changes: Any) -> dict[str, Any]:
     return {"selfplay__judge": MINE, "selfplay__judge_report": path, **changes}
 
 
-ANY = {"selfplay__judge_min_sensitivity": 0}
-
-
 def test_a_run_says_how_good_its_judge_is_or_that_nobody_knows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -397,7 +390,6 @@ def test_the_report_of_another_judge_is_refused(
 ) -> None:
     path = report(tmp_path, MedicalConfig(judge="labels"))
     refused(r'of another judge: judge is "labels" there and ".*Doubter" in this run', **mine(path))
-    check_run(run_with(**mine(path), **ANY))
     for changes, message in (
         ({"model": "judge-4b"}, 'model is "judge-4b" there and "judge-9b" in this run'),
         (
@@ -431,7 +423,7 @@ def test_a_model_that_verl_serves_is_known_by_its_path() -> None:
 @pytest.mark.parametrize(
     ("rates", "message"),
     [
-        ((74, 80), r"sensitivity is 74.0 % \(64.6 to 81.6\), and selfplay.judge_min_sensitivity"),
+        ((74, 80), r"sensitivity is 74.0 % \(64.6 to 81.6\), and a run needs 75%"),
         ((75, 80), None),
         ((100, 19), "it says nearly the same of right and of wrong notes"),
         ((100, 21), None),
@@ -445,7 +437,8 @@ def test_a_judge_that_tells_too_little_is_refused(
     path = report(tmp_path, MY_JUDGE, *rates)
     if message:
         refused(message, **mine(path))
-    check_run(run_with(**mine(path), **(ANY if message else {})))
+    else:
+        check_run(run_with(**mine(path)))
 
 
 @pytest.mark.parametrize(

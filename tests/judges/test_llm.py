@@ -340,7 +340,7 @@ def gated(
         said = left.pop(0) if is_reading(body) else judge
         return said if isinstance(said, Status) else completion(json.dumps(said))
 
-    gate = {"readings": len(readings), "needed": needed, "temperature": 0.7}
+    gate = {"readings": len(readings), "needed": needed}
     (record,), server = judged_by("llm", [game or played()], answer, selfplay__blind=gate)
     return record, [body for body in server.requests if is_reading(body)]
 

@@ -62,7 +62,7 @@ def test_frozen_player_answers_each_request_with_its_own_attack() -> None:
     )
     turn = Turn(Role.ATTACKER.value, prompt, 160)
     with serving(app_of(resource("assets/novice"))) as url:
-        model = ServedModel(OpponentConfig(kind="endpoint", url=url).client(), temperature=1.0)
+        model = ServedModel(OpponentConfig(url=url).client(), temperature=1.0)
         asyncio.run(model.check())
 
         async def ask() -> list[str]:

@@ -25,7 +25,7 @@ def server() -> Iterator[ChatServer]:
 
 
 def against(server: ChatServer, train: str, **opponent: Any) -> Any:
-    settings = {"kind": "endpoint", "url": server.url, "retries": 0, "timeout_s": 5.0, **opponent}
+    settings = {"url": server.url, "retries": 0, "timeout_s": 5.0, **opponent}
     return run_with(
         selfplay__train=train,
         **{f"selfplay__opponent__{name}": value for name, value in settings.items()},
@@ -36,14 +36,15 @@ def test_assessor_trained_against_an_opponent_is_alone_in_its_trajectory(
     server: ChatServer,
 ) -> None:
     server.answer = lambda *_: attack_text()
-    run = against(server, "assessor", sampling={"temperature": 0.3, "top_p": 0.9})
-    OmegaConf.update(run, "selfplay.opponent.extra_body", {"seed": 7}, force_add=True)
+    run = against(server, "assessor")
+    drawn = {"seed": 7, "top_p": 0.9}
+    OmegaConf.update(run, "selfplay.opponent.extra_body", drawn, force_add=True)
     output, record, engine = play([assessment_text()], run=run)
     [asked] = server.requests
     assert asked["messages"] == load_profile("medserl").messages(
         Role.ATTACKER, Category.ADVERSARIAL_BENIGN, NOTE
     )
-    assert (asked["temperature"], asked["top_p"], asked["seed"]) == (0.3, 0.9, 7)
+    assert (asked["temperature"], asked["top_p"], asked["seed"]) == (1.0, 0.9, 7)
     assert asked["max_tokens"] == 400 + int(len(NOTE.encode()) * 1.25) + 16
     [call] = engine.calls
     assert output.prompt_ids == call.prompt_ids

@@ -36,6 +36,6 @@ def test_a_run_of_one_role_says_who_is_trained_and_who_plays_the_other() -> None
         game="medical",
         judge="labels",
         train="assessor",
-        opponent={"kind": "endpoint", "url": "http://host:1", "model": model.name},
+        opponent={"url": "http://host:1", "model": model.name},
     )
     assert "frozen novice" in (frozen.who_trains(roles) or "")

@@ -41,7 +41,6 @@ def problem(check: str, changes: dict[str, Any], recipe: str = "own_notes") -> s
 
 def test_opponent_that_nobody_serves_is_refused() -> None:
     endpoint = {
-        "selfplay.opponent.kind": "endpoint",
         "selfplay.train": "assessor",
         "selfplay.opponent.model": "m",
     }

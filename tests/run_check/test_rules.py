@@ -21,8 +21,7 @@ CORRECTION, SAMPLER, MODEL = (
 )
 GAE = {"algorithm.adv_estimator": "role_gae"}
 SHARED = {"selfplay.context": "shared"}
-ENDPOINT = {"selfplay.opponent.kind": "endpoint", "selfplay.opponent.url": "http://host:30000"}
-ENDPOINT |= {"selfplay.train": "assessor"}
+ENDPOINT = {"selfplay.opponent.url": "http://host:30000", "selfplay.train": "assessor"}
 LORA = {f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True}
 PER_ROLE = {f"{MODEL}.lora_rank": 8, "selfplay.adapters": "per_role"}
 SEVERAL = {f"{ACTOR}.ppo_mini_batch_size": 4}
@@ -54,7 +53,7 @@ NO_WEIGHT = {f"selfplay.credit.role_weights.{role.value}": 0.0 for role in Role}
         ({"selfplay.context": "isolatd"}, "selfplay.context='isolatd'"),
         ({"selfplay.alarms.limits": {"void_game": 0.9}}, "selfplay.alarms.limits.void_game"),
         ({"selfplay.alarms.limits": {"void_games": math.nan}}, "limits.void_games=nan"),
-        ({"selfplay.budget.note_growth": math.inf}, "selfplay.budget.note_growth=inf"),
+        ({"selfplay.turn_timeout_s": math.inf}, "selfplay.turn_timeout_s=inf"),
         ({"selfplay.reward": "zerosum"}, "selfplay.reward: no reward scheme 'zerosum'"),
         ({"selfplay.reward": "no_module:Own"}, "No module named 'no_module'"),
         ({"selfplay.profile": "nonesuch"}, "no prompt profile 'nonesuch'"),

@@ -155,8 +155,9 @@ def test_groups_without_a_signal_are_counted() -> None:
     assert estimate("role_rloo", constant).metrics["selfplay/attacker/constant_groups"] == 0.5
 
 
-def test_role_rae_computed_by_hand_over_two_batches() -> None:
-    settings, state = with_forms(None, rae_decay=0.9), Baselines({"attacker": {"c": 0.5}})
+def test_role_rae_computed_by_hand_over_two_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("medserl_agentloop.core.advantages.RAE_DECAY", 0.9)
+    settings, state = with_forms(None), Baselines({"attacker": {"c": 0.5}})
     first = estimate(
         "role_rae", written_batch([[ATTACKER], [ATTACKER]], [[1.0], [0]]), settings, state
     )

@@ -164,7 +164,7 @@ def test_file_without_game_columns_is_named_and_remote_files_are_left(tmp_path: 
 
 
 def test_turns_of_an_opponent_take_no_room() -> None:
-    opponent = OpponentConfig(kind="endpoint", url="http://host")
+    opponent = OpponentConfig(url="http://host")
 
     def planned(category: str, trained: Literal["attacker", "assessor"]) -> tuple[Any, ...]:
         selfplay = MedicalConfig(judge="labels", train=trained, opponent=opponent)

@@ -191,7 +191,7 @@ def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[st
 def _address(run: RunConfig) -> Iterator[str]:
     """Yield what is wrong with the address and the API key of an opponent's server."""
     try:
-        if run.selfplay.opponent.kind != "live":
+        if run.selfplay.opponent.frozen:
             run.selfplay.opponent.check_address()
             run.selfplay.opponent.api_key()
     except ValueError as error:
@@ -203,7 +203,7 @@ def _roles(run: RunConfig) -> Iterator[StartRule]:
     trained.
     """
     name, train = run["algorithm.adv_estimator"], run.selfplay.train
-    frozen = run.selfplay.opponent.kind != "live"
+    frozen = run.selfplay.opponent.frozen
     yield StartRule("trainer.use_v1", not run["trainer.use_v1"], "it knows no roles", "True")
     yield StartRule(
         "trainer.v1.trainer_mode",
@@ -252,7 +252,7 @@ def _roles(run: RunConfig) -> Iterator[StartRule]:
         "selfplay.train",
         frozen and train == "both",
         "a frozen opponent plays a role that is not trained",
-        "the name of one role, or selfplay.opponent.kind to live",
+        "the name of one role, or selfplay.opponent.url to null",
     )
 
 

@@ -272,7 +272,7 @@ def opponent(run: RunConfig) -> Iterator[Finding]:
     void.
     """
     options = run.selfplay.opponent
-    if options.kind != "endpoint":
+    if not options.frozen:
         return
     try:
         blocking(ServedModel(options.model_copy(update={"retries": 0}).client()).check())

@@ -29,7 +29,7 @@ MAY_CHANGE = (
     *("trainer.save_freq", "trainer.test_freq", "trainer.val_before_train", "trainer.val_only"),
     *("trainer.logger", "trainer.project_name", "trainer.log_val_generations"),
     *("trainer.max_*_ckpt_to_keep", "trainer.*_data_dir", "trainer.resume_*", "*profiler*"),
-    *("selfplay.wandb_games", "selfplay.alarms.*", "selfplay.on_alarm", "selfplay.certify"),
+    *("selfplay.alarms.*", "selfplay.on_alarm", "selfplay.certify"),
     *("selfplay.best_by", "selfplay.stop_after_evaluations"),
     # names and folders of the run
     *("trainer.experiment_name", "trainer.default_local_dir", "trainer.default_hdfs_dir"),

@@ -24,16 +24,13 @@ class _TokenBudget(BaseModel):
     attacker_reasoning: int = Field(
         default=512, ge=1, description="Tokens for the attacker's reasoning and tags."
     )
-    note_growth: float = Field(
-        default=1.25, ge=1.0, description="Longest rewritten note, as a multiple of the seed's."
-    )
     assessor: int = Field(default=1024, ge=1, description="Tokens of the assessor's whole turn.")
 
     def attacker(self, note_tokens: int) -> int:
         return self.attacker_reasoning + self.rewritten_note(note_tokens)
 
     def rewritten_note(self, note_tokens: int) -> int:
-        return int(note_tokens * self.note_growth) + 16  # 16: short notes grow by more than a share
+        return int(note_tokens * 1.25) + 16  # 16: short notes grow by more than a share
 
 
 class _MedicalCredit(CreditSettings):
@@ -75,9 +72,6 @@ class JudgeServer(ServerOptions):
     cache: str | None = Field(
         default=None, description="Folder of earlier answers, on a local disk; null keeps none."
     )
-    temperature: float = Field(
-        default=0.0, ge=0, description="llm: sampling temperature; 0 is greedy."
-    )
     max_tokens: int = Field(
         default=512, ge=1, description="llm: tokens of an answer, reasoning included."
     )
@@ -110,17 +104,12 @@ class BlindGate(BaseModel):
     needed: int = Field(
         default=1, ge=1, description="Readings that must find the error where it is."
     )
-    temperature: float = Field(default=0.7, ge=0, description="Sampling temperature of a reading.")
 
     @model_validator(mode="after")
     def _can_be_passed(self) -> BlindGate:
         if self.readings and self.needed > self.readings:
             raise ValueError(
                 f"needed={self.needed} of readings={self.readings} can never be reached: lower it"
-            )
-        if self.readings > 1 and self.temperature == 0:
-            raise ValueError(
-                f"readings={self.readings} at temperature=0 are all the same: raise it, e.g. to 0.7"
             )
         return self
 
@@ -172,14 +161,6 @@ class MedicalConfig(SelfPlayConfig):
         default=None,
         description="Report of 'medserl judge calibrate' on this run's judge; null: it was not "
         "measured.",
-    )
-    judge_min_sensitivity: float = Field(
-        default=0.75,
-        ge=0,
-        le=1,
-        description="Least sensitivity of the report; 0 takes any, of any judge. At 0.75 half of "
-        "what a correct catch "
-        "should earn is left (2 * 0.75 - 1); a judge just below it, at 0.73, spoilt earlier runs.",
     )
     assessments: int = Field(
         default=1,

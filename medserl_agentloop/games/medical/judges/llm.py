@@ -137,6 +137,10 @@ def judge_template(profile: str, name: str = "judge") -> str:
     return (folder / template).read_text(encoding="utf-8")
 
 
+READING_TEMPERATURE = 0.7
+"""Readings of one note shall differ."""
+
+
 class _Model(Generic[Answer]):
     """A model that is asked, in the ``wording`` of a template, for an answer of a ``kind``.
 
@@ -150,6 +154,7 @@ class _Model(Generic[Answer]):
         kind: type[Answer],
         base: BaseModelChat | None,
         weights: str | None,
+        temperature: float = 0.0,
     ) -> None:
         self.chat: ChatClient | BaseModelChat
         if server.url == BASE and base is not None:
@@ -166,10 +171,10 @@ class _Model(Generic[Answer]):
         bound = {"name": kind.__name__.lower(), "strict": True, "schema": kind.model_json_schema()}
         self._schema = {"type": "json_schema", "json_schema": bound}
         self._fields: dict[str, Any] = {
-            "temperature": server.temperature,
+            "temperature": temperature,
             "max_tokens": server.max_tokens,
         }
-        self._asked = [wording, self._schema, server.temperature, server.extra_body]
+        self._asked = [wording, self._schema, temperature, server.extra_body]
         self._cache = AnswerCache(server.cache, kind)
 
     @cached_property
@@ -260,9 +265,10 @@ class BlindReader:
         self, config: MedicalConfig, base: BaseModelChat | None = None, weights: str | None = None
     ) -> None:
         self.needed, self._readings = config.blind.needed, config.blind.readings
-        server = config.judge_server.model_copy(update={"temperature": config.blind.temperature})
         wording = judge_template(config.profile, "blind")
-        self._model = _Model(server, wording, Finding, base, weights)
+        self._model = _Model(
+            config.judge_server, wording, Finding, base, weights, READING_TEMPERATURE
+        )
 
     async def read(self, note: str, wrong: Sequence[str]) -> list[Reading]:
         """Return the readings of ``note``; one finds the error if it names a sentence of ``wrong``,

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from medserl_agentloop.core.run_check import RunConfig
 
 _NODE = JudgeServer.node
-_CHANGES_ANSWERS = {"model", "extra_body", "temperature", "max_tokens", "json_schema"}
+_CHANGES_ANSWERS = {"model", "extra_body", "max_tokens", "json_schema"}
+# Half of what a correct catch should earn is left (2 * 0.75 - 1); one at 0.73 spoilt earlier runs.
+LEAST_SENSITIVITY = 0.75
 _LEAST_INFORMATION = (
     0.2  # sensitivity + specificity - 1: 1 if a judge is always right, 0 if it ignores the note
 )
@@ -224,15 +226,12 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
     except ValueError as error:
         yield f"selfplay.judge_report={error}"
         return
-    least = selfplay.judge_min_sensitivity
-    if least == 0:
-        return
     others = [
         f"{name} is {json.dumps(report.judge.get(name))} there and {json.dumps(value)} in this run"
         for name, value in judge_identity(selfplay, served).items()
         if report.judge.get(name) != value
     ]
-    problem = why_refused(report, least)
+    problem = why_refused(report)
     if others:
         problem = (
             f"it is of another judge: {'; '.join(others)}. Measure this run's with 'medserl judge "
@@ -240,22 +239,17 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
         )
     if problem:
         yield (
-            f"selfplay.judge_report={selfplay.judge_report}: {problem}, or set "
-            "selfplay.judge_min_sensitivity=0 to go on all the same."
+            f"selfplay.judge_report={selfplay.judge_report}: {problem}, or leave judge_report out "
+            "to go on all the same."
         )
 
 
-def why_refused(report: JudgeReport, least: float) -> str | None:
-    """Say why a run refuses a judge that was measured so; None if it accepts it.
-
-    ``least`` is the sensitivity that it asks for; 0 accepts any judge.
-    """
+def why_refused(report: JudgeReport) -> str | None:
+    """Say why a run refuses a judge that was measured so; None if it accepts it."""
     right, safe = report.sensitivity, report.specificity
-    if least == 0:
-        return None
-    if not right.items or right.hits < least * right.items:
+    if not right.items or right.hits < LEAST_SENSITIVITY * right.items:
         return (
-            f"the judge's sensitivity is {right}, and selfplay.judge_min_sensitivity is {least:g}. "
+            f"the judge's sensitivity is {right}, and a run needs {LEAST_SENSITIVITY:.0%}. "
             "Each error that it misses punishes the player who was right. Use another judge"
         )
     if not safe.items:
