@@ -115,7 +115,6 @@ def finished(
     }
     record = MedicalRecord(
         spec=facts_of_row,
-        presented_note="rewritten" if attacked else facts_of_row.seed_note,
         attack=attack_record(**(attack or {})) if attacked else None,
         assessment=assessment_record(
             **{"verdict": said.get(outcome, Label.SAFE), **(assessment or {})}

@@ -307,11 +307,9 @@ def test_labels_judge_reads_only_rewritten_notes_that_the_data_knows() -> None:
     def believed(
         note: str | None, judge: str = "labels", category: str = "adversarial_benign"
     ) -> MedicalRecord:
-        record = finished(Outcome.MISSED_ERROR, category=category)
-        changes = {"judgement": Judgement(judge=judge, label=Label.HARMFUL)}
-        return record.model_copy(
-            update={**changes, "presented_note": note or record.spec.error_note}
-        )
+        judgement = Judgement(judge=judge, label=Label.HARMFUL)
+        changes = {"attack": {"note": note or ERROR_NOTE}, "judgement": judgement}
+        return finished(Outcome.MISSED_ERROR, category=category, **changes)
 
     games = [
         believed("She has a cough."),
@@ -336,11 +334,7 @@ ATTACKS = [
     judged(Label.HARMFUL, category="adversarial_harmful"),
     judged(Label.SAFE, category="decoy_benign"),  # as it was asked to be
 ]
-LONG = [
-    finished(Outcome.VOID, void="judge failed: Timeout").model_copy(
-        update={"presented_note": "word " * 99}
-    )
-]
+LONG = [finished(Outcome.VOID, void="judge failed: Timeout", attack={"note": "word " * 99})]
 NEVER_ASKED = [
     void("no room for the assessor's turn"),
     finished(Outcome.INVALID_ATTACK),
@@ -503,7 +497,11 @@ def game(label: Label, *, edited: bool, verdict: Label, note: str | None = None)
         (right if verdict is label else wrong)[label],
         category=(EDITED if edited else UNTOUCHED)[label],
     )
-    return record if note is None else record.model_copy(update={"presented_note": note})
+    return (
+        record
+        if note is None
+        else record.model_copy(update={"spec": replace(record.spec, seed_note=note)})
+    )
 
 
 KINDS = [(label, edited) for label in Label for edited in (True, False)] * 3

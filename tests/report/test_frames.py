@@ -122,7 +122,7 @@ def test_games_are_json_lines_for_other_libraries() -> None:
 def test_undetected_errors_are_written_as_notes_of_medec(run: Path) -> None:
     note = ERROR_NOTE.replace(" Discharge", "\n\ud800 Discharge")
     missed = paid(
-        Outcome.MISSED_ERROR, step=4, presented_note=note, error_sentences=[ERROR_SENTENCE]
+        Outcome.MISSED_ERROR, step=4, attack={"note": note}, error_sentences=[ERROR_SENTENCE]
     )
     StepFile(run / GAMES_FILE).append(missed.to_json() for _ in range(2))
     exec(example("undetected.csv"), {})

@@ -125,10 +125,14 @@ def test_the_stored_prompts_of_every_profile_are_those_that_its_roles_read(profi
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = [scored(o, n, s) for n, o in enumerate(STEPS, start=1) for s in range(2)]
     records.append(scored(Outcome.CORRECT_REJECTION, 5, 2, category="vanilla_benign"))
-    attack = {"response": attack_text(HOSTILE), "note": HOSTILE, "reasoning": HOSTILE}
+    attack = {
+        "response": attack_text(HOSTILE),
+        "note": f"Before. {HOSTILE} After.",
+        "reasoning": HOSTILE,
+    }
     assessment = {"response": HOSTILE, "sentence": HOSTILE, "reasoning": HOSTILE}
-    rest = {"facts": {"vignette_id": HOSTILE}, "presented_note": f"Before. {HOSTILE} After."}
-    records.append(scored(Outcome.MISSED_ERROR, 6, attack=attack, assessment=assessment, **rest))
+    parts = {"attack": attack, "assessment": assessment, "facts": {"vignette_id": HOSTILE}}
+    records.append(scored(Outcome.MISSED_ERROR, 6, **parts))
     return write_run(tmp_path_factory.mktemp("runs") / "first", records)
 
 
@@ -281,7 +285,6 @@ def test_a_text_too_long_to_be_drawn_is_cut_with_a_word_on_it(
     answers = {
         "attack": {**turn, "note": long},
         "assessment": {**turn, "sentence": long},
-        "presented_note": long,
     }
     run = write_run(tmp_path / "run", [scored(Outcome.MISSED_ERROR, 1, **answers)])
     started = time.monotonic()

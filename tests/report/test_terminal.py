@@ -116,9 +116,9 @@ def hostile() -> MedicalRecord:
 def test_untrusted_text_is_shown_as_text_wherever_it_stands(tmp_path: Path) -> None:
     text = shown(tmp_path, [hostile()], width=1000)
     assert not HIDDEN.search(text)
-    # In the reasoning and the rewritten note, as component of two roles, as reason, player and
+    # In the reasoning and, for both roles, the note; as component of two roles, reason, player and
     # opponent.
-    assert text.count("[bold red]x[/] [/] \\x1b[31m \\x07 \\x0e \\x00 \\x7f \\x9b2J \\u202e") == 7
+    assert text.count("[bold red]x[/] [/] \\x1b[31m \\x07 \\x0e \\x00 \\x7f \\x9b2J \\u202e") == 8
 
 
 @pytest.mark.parametrize("command", ["show", "report", "compare"])

@@ -105,14 +105,10 @@ def everything() -> list[MedicalRecord]:
     ):
         note = " ".join(["longer", *changes])
         answer = judged.model_copy(update=changes)
-        games.append(finished(Outcome.MISSED_ERROR, judgement=answer, presented_note=note))
+        games.append(finished(Outcome.MISSED_ERROR, judgement=answer, attack={"note": note}))
     for note in ("It is right. It is wrong.", "It is wrong. And it is much longer."):
-        at_the_end_and_not = {"presented_note": note, "error_sentences": ["It is wrong."]}
-        games.append(
-            finished(Outcome.MISSED_ERROR, category="vanilla_harmful").model_copy(
-                update=at_the_end_and_not
-            )
-        )
+        parts = {"facts": {"seed_note": note}, "error_sentences": ["It is wrong."]}
+        games.append(finished(Outcome.MISSED_ERROR, category="vanilla_harmful", **parts))
     for game in games:
         game.rewards = load_scheme("medserl").rewards(game)
     return games

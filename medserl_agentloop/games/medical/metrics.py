@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import combinations
 from statistics import median
 
@@ -30,7 +30,6 @@ from medserl_agentloop.games.medical.records import (
     LABELS_JUDGE,
     AssessmentRecord,
     AttackRecord,
-    InvalidAttack,
     MedicalRecord,
     Outcome,
 )
@@ -53,16 +52,21 @@ def role_metrics(records: Iterable[MedicalRecord]) -> dict[str, float]:
     games = list(records)
     repeated = [Role.ASSESSOR.value] if any(game.further_assessments for game in games) else []
     metrics = game_metrics(games, [role.value for role in Role], _VOID_CLASSES, repeated)
-    played = [g for g in games if g.outcome is not Outcome.VOID]
-    assessed = [each for g in played for each in g.by_assessment]
+    played = [game for game in games if not game.is_void]
+    assessed = [each for g in played for each in g.by_assessment if each.assessment is not None]
     for name, numbers in (
         ("judge", _judge_metrics(games)),
         ("attacker", _attacker_metrics([g for g in played if g.attack is not None])),
-        ("assessor", _assessor_metrics([g for g in assessed if g.assessment is not None])),
+        ("assessor", _assessor_metrics(assessed)),
         ("shortcut", shortcut_metrics(assessed)),
     ):
         metrics |= {f"selfplay/{name}/{key}": value for key, value in numbers.items()}
     return finite(metrics)
+
+
+def _count(games: Collection[object]) -> float:
+    """The number of games that a share is of; not a number where there is none."""
+    return float(len(games)) or math.nan
 
 
 def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
@@ -71,25 +75,18 @@ def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
     def failed(game: MedicalRecord) -> bool:
         return "judge_failed" in void_class(game, _VOID_CLASSES)
 
-    reach_it = (None, InvalidAttack.NOT_KNOWABLE)
-    rewritten = [
-        g for g in games if g.attack and g.attack.invalid in reach_it and g.category.has_attack
-    ]
+    rewritten = [g for g in games if g.category.has_attack and g.presented_note is not None]
     asked = [g for g in rewritten if g.judgement is not None or failed(g)]
     if not asked:
         return {}
     answers = [g for g in asked if g.label is not None and not failed(g)]
+    judgements = [g.judgement for g in answers if g.judgement is not None]
+    injected = [g for g in answers if g.spec.target_label is Label.HARMFUL]
     middle = median(map(_words, asked))
     longer, others = (
         share(failed(g) for g in asked if (_words(g) > middle) is long) for long in (True, False)
     )
-    injected = [g for g in answers if g.spec.target_label is Label.HARMFUL]
-    realism = [
-        g.judgement.realistic for g in answers if g.judgement and g.judgement.realistic is not None
-    ]
-    gated = [
-        g.judgement for g in answers if g.judgement is not None and g.judgement.knowable is not None
-    ]
+    gated = [judgement for judgement in judgements if judgement.knowable is not None]
     readings = [r for judgement in gated for r in judgement.readings if r.failed is None]
     return {
         "asked": float(len(asked)),
@@ -97,11 +94,11 @@ def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
         "abstention_rate": share(g.judgement is not None and g.label is None for g in asked),
         "failure_rate": share(map(failed, asked)),
         "failures_by_length": longer - others,
-        "injected": float(len(injected)) or math.nan,
+        "injected": _count(injected),
         "no_error_rate": share(g.label is Label.SAFE for g in injected),
-        "realistic_rate": share(realism),
-        "unread_rate": share(_unread(g) for g in answers),
-        "gated": float(len(gated)) or math.nan,
+        "realistic_rate": share(j.realistic for j in judgements if j.realistic is not None),
+        "unread_rate": share(map(_unread, answers)),
+        "gated": _count(gated),
         "knowable_rate": share(bool(judgement.knowable) for judgement in gated),
         "reading_abstention_rate": share(r.found is None for r in readings),
     }
@@ -122,46 +119,45 @@ def _turn_metrics(turns: Sequence[AttackRecord | AssessmentRecord]) -> dict[str,
         [kind if _PLAIN_NAME.fullmatch(kind) else "other" for kind in t.violations] for t in turns
     ]
     return {
-        "turns": float(len(turns)) or math.nan,
-        "format_violation_rate": share(bool(t.violations) for t in turns),
-        "truncation_rate": share(t.truncated for t in turns),
-        "tokens": mean([t.tokens for t in turns]),
-        "tokens_max": float(max((t.tokens for t in turns), default=math.nan)),
+        "turns": _count(turns),
+        "parse_rate": share(turn.readable for turn in turns),
+        "format_violation_rate": share(not turn.format_kept for turn in turns),
+        "truncation_rate": share(turn.truncated for turn in turns),
+        "tokens": mean([turn.tokens for turn in turns]),
+        "tokens_max": float(max((turn.tokens for turn in turns), default=math.nan)),
         **shares_by_name("violation/", kinds),
     }
 
 
 def _attacker_metrics(games: list[MedicalRecord]) -> dict[str, float]:
+    """Success is an error that went unnoticed; of several assessments of one attack, the share."""
     attacks = [g.attack for g in games if g.attack is not None]
-    valid = [a for a in attacks if a.invalid is None]
-    # Success: the error went unnoticed, of all rewritten notes that do hold one. Of several
-    # assessments of one attack, the share.
-    harmful = [
-        [each.outcome for each in g.by_assessment] for g in games if g.label is Label.HARMFUL
-    ]
-    readable = [[each for each in of_one if each.is_right is not None] for of_one in harmful]
-    decided = [of_one for of_one in readable if of_one]
+    valid = [attack for attack in attacks if attack.valid]
+    harmful = [_outcomes(g) for g in games if g.label is Label.HARMFUL]
+    readable = [[each for each in outcomes if each.is_right is not None] for outcomes in harmful]
+    decided = [outcomes for outcomes in readable if outcomes]
     attempts = [g for g in games if g.category.has_attack and g.spec.target_label is Label.HARMFUL]
     kinds = Counter(
         g.judgement.error_type for g in attempts if g.judgement and g.judgement.error_type
     )
     return {
         **_turn_metrics(attacks),
-        "parse_rate": share(a.note is not None for a in attacks),
-        "valid_rate": share(a.invalid is None for a in attacks),
-        "injection_rate": share(bool(a.injections) for a in attacks),
-        "changed_words": mean([a.changed_words for a in valid]),
-        "changed_sentences": mean([len(a.changed_sentences) for a in valid]),
-        "decided": float(len(decided)) or math.nan,
+        "valid_rate": share(attack.valid for attack in attacks),
+        "injection_rate": share(bool(attack.injections) for attack in attacks),
+        "changed_words": mean([attack.changed_words for attack in valid]),
+        "changed_sentences": mean([len(attack.changed_sentences) for attack in valid]),
+        "decided": _count(decided),
         "success_rate": mean([_missed(outcomes) for outcomes in decided]),
-        "undetected_rate": mean(
-            [_missed([each.outcome for each in g.by_assessment]) for g in attempts]
-        ),
+        "undetected_rate": mean([_missed(_outcomes(g)) for g in attempts]),
         **shares_by_name("invalid/", [[a.invalid.value] if a.invalid else [] for a in attacks]),
         "kinds_named": float(kinds.total()) or math.nan,
         "effective_kinds": effective_number(list(kinds.values())),
         **diversity_metrics(games),
     }
+
+
+def _outcomes(game: MedicalRecord) -> list[Outcome]:
+    return [each.outcome for each in game.by_assessment]
 
 
 def _missed(outcomes: Sequence[Outcome]) -> float:
@@ -178,7 +174,7 @@ def diversity_metrics(games: Iterable[MedicalRecord]) -> dict[str, float]:
             " ".join(canonical_words(" ".join(game.attack.changed_sentences))),
         )
         for game in games
-        if game.attack is not None and game.attack.invalid is None and game.attack.changed_sentences
+        if game.attack is not None and game.attack.valid and game.attack.changed_sentences
     )
     # Evenly over the cases, and the same sample in whatever order the games finished.
     count = min(len(attacks), MAX_COMPARED)
@@ -201,45 +197,45 @@ def _assessor_metrics(games: list[MedicalRecord]) -> dict[str, float]:
     harmful = [g for g in games if g.label is Label.HARMFUL]
     safe = [g for g in games if g.label is Label.SAFE]
     said_harmful = [g for g in games if g.assessment and g.assessment.verdict is Label.HARMFUL]
-    recall = _accuracy(harmful)
-    errors = len(said_harmful) + len(harmful)
-    metrics = {
+    precision, recall = _accuracy(said_harmful), _accuracy(harmful)
+    found, called = sum(map(_is_right, harmful)), len(said_harmful) + len(harmful)
+    untouched = [g for g in harmful if g.category is Category.VANILLA_HARMFUL]
+    return {
         **_turn_metrics(assessments),
-        "parse_rate": share(a.verdict is not None for a in assessments),
-        "unreadable_rate": share(a.verdict is None for a in assessments),
+        "unreadable_rate": share(not assessment.readable for assessment in assessments),
         "accuracy": _accuracy(games),
         "balanced_accuracy": (recall + _accuracy(safe)) / 2,
-        "precision": _accuracy(said_harmful),
+        "precision": precision,
         "recall": recall,
-        "f1": 2 * sum(g.outcome.is_right is True for g in harmful) / errors if errors else math.nan,
+        "f1": 2 * found / called if called else math.nan,
         "false_positive_rate": share(g.outcome is Outcome.FALSE_POSITIVE for g in safe),
+        **_accuracies("accuracy/", games, lambda game: game.kind),
+        **_accuracies("recall/", untouched, lambda game: game.spec.error_type),
     }
-    for category in sorted({g.category.value for g in games}):
-        metrics[f"accuracy/{category}"] = _accuracy([g for g in games if g.category == category])
-    known = [
-        g for g in games if g.category is Category.VANILLA_HARMFUL and g.spec.error_type is not None
-    ]
-    for error_type in sorted({g.spec.error_type for g in known if g.spec.error_type}):
-        metrics[f"recall/{error_type}"] = _accuracy(
-            [g for g in known if g.spec.error_type == error_type]
-        )
-    return metrics
+
+
+def _accuracies(
+    prefix: str, games: Sequence[MedicalRecord], group: Callable[[MedicalRecord], str | None]
+) -> dict[str, float]:
+    names = sorted({name for game in games if (name := group(game)) is not None})
+    return {prefix + name: _accuracy([g for g in games if group(g) == name]) for name in names}
+
+
+def _is_right(game: MedicalRecord) -> bool:
+    return game.outcome.is_right is True
 
 
 def _accuracy(games: Sequence[MedicalRecord]) -> float:
     """Share of the games that the assessor got right; an unreadable assessment did not."""
-    return share(game.outcome.is_right is True for game in games)
+    return share(map(_is_right, games))
 
 
 def trained_role_won(record: MedicalRecord) -> bool | None:
     """Return whether the trained role beat its opponent in most assessments; None for games that
     decide nothing.
     """
-    if (
-        record.opponent is None
-        or record.attack is None
-        or record.outcome in (Outcome.VOID, Outcome.INVALID_ATTACK)
-    ):
+    decides = record.outcome not in (Outcome.VOID, Outcome.INVALID_ATTACK)
+    if record.opponent is None or record.attack is None or not decides:
         return None
     verdicts = [game.outcome.is_right for game in record.by_assessment]
     lead = verdicts.count(True) - verdicts.count(False)
@@ -273,7 +269,7 @@ def shortcut_metrics(games: Sequence[MedicalRecord]) -> dict[str, float]:
     for name, stratum in (("edited", edited), ("untouched", untouched)):
         numbers[f"{name}/accuracy"] = _accuracy(stratum)
         numbers[f"{name}/prior"] = share(game.label is Label.HARMFUL for game in stratum)
-    numbers["compared"] = float(min(len(edited), len(untouched))) or math.nan
+    numbers["compared"] = _count(min(edited, untouched, key=len))
     return numbers
 
 
@@ -292,9 +288,8 @@ def _gap(
 
 def _length_effect(games: Sequence[MedicalRecord]) -> float:
     middle = median(map(_words, games)) if games else 0
-    return _mean_of_known(
-        *(_gap(games, label, lambda game: _words(game) > middle) for label in Label)
-    )
+    gaps = (_gap(games, label, lambda game: _words(game) > middle) for label in Label)
+    return _mean_of_known(*gaps)
 
 
 def _words(game: MedicalRecord) -> int:
@@ -314,133 +309,87 @@ def validation_numbers(record: MedicalRecord) -> dict[str, float | str | None]:
     """One game as numbers for verl, which reports ``acc`` as the core metric of each category, and
     its ``TEXTS``.
     """
-    attack, assessment, outcomes = (
-        record.attack,
-        record.assessment,
-        [game.outcome for game in record.by_assessment],
-    )
-    assessed = assessment is not None and record.outcome is not Outcome.VOID
+    attack, said, outcomes = record.attack, record.assessment, _outcomes(record)
+    assessed = said is not None and not record.is_void
+    # A safe note has nothing that could be undetected.
+    attacked = assessed and attack is not None and record.spec.target_label is Label.HARMFUL
     numbers: dict[str, float | str | None] = {
-        "acc": share(bool(each.is_right) for each in outcomes) if assessed else None,
+        "acc": share(each.is_right is True for each in outcomes) if assessed else None,
         "attacker_reward": record.reward(Role.ATTACKER),
         "assessor_reward": record.reward(Role.ASSESSOR),
-        "attack_valid": None if attack is None else float(attack.invalid is None),
-        "undetected": share(each is Outcome.MISSED_ERROR for each in outcomes)
-        if attack and assessed and record.spec.target_label is Label.HARMFUL
-        else None,  # a safe note has nothing that could be undetected
-        "void": float(record.outcome is Outcome.VOID),
+        "attack_valid": None if attack is None else float(attack.valid),
+        "undetected": _missed(outcomes) if attacked else None,
+        "void": float(record.is_void),
     }
     texts: dict[str, str | None] = dict.fromkeys(TEXTS)
-    if assessment is not None and record.void is None:
-        verdict = UNREADABLE if assessment.verdict is None else assessment.verdict.value
-        number = None if assessment.number is None else str(assessment.number)
-        cut = CUT_OFF if assessment.truncated else ""
-        texts = dict(
-            zip(
-                TEXTS,
-                ("", verdict, assessment.sentence, assessment.correction, number, cut),
-                strict=True,
-            )
-        )
+    if said is not None and record.void is None:
+        texts = {
+            "verdict": said.verdict.value if said.verdict else UNREADABLE,
+            "sentence": said.sentence,
+            "correction": said.correction,
+            "number": None if said.number is None else str(said.number),
+            "cut": CUT_OFF if said.truncated else "",
+        }
     return numbers | texts | {"text_id": record.spec.text_id}
 
 
 _STALEMATE = (
     "Train the loser alone for a while (selfplay.train), or check the games for a shortcut."
 )
-
-# By name: the number, its limit, what to look at first, and the metric that counts the games it
-# rests on.
-RULES = (
-    # Beyond these two the loser rarely sees the reward it should learn from.
-    Rule(
-        "attacker_wins",
-        "selfplay/attacker/success_rate",
-        0.95,
-        _STALEMATE,
-        "selfplay/attacker/decided",
-    ),
-    Rule(
-        "assessor_wins",
-        "selfplay/attacker/success_rate",
-        0.05,
-        _STALEMATE,
-        "selfplay/attacker/decided",
-        above=False,
-    ),
-    *(
-        Rule(  # a cut answer counts as a wrong one, so learning to be brief looks like medicine
-            f"{role.value}_cut",
-            f"selfplay/{role.value}/truncation_rate",
-            0.02,
-            "Its token budget cuts turns off: raise it (selfplay.budget; `medserl play` says what "
-            "your notes need), or switch the model's own reasoning off.",
-            f"selfplay/{role.value}/turns",
-        )
-        for role in Role
-    ),
-    Rule(  # below one half most attackers' games end unassessed
-        "invalid_attacks",
-        "selfplay/attacker/valid_rate",
-        0.5,
-        "See selfplay/attacker/invalid/<reason>: truncated needs a larger "
-        "selfplay.budget.attacker_reasoning, "
-        "too_many_words a larger selfplay.edits, unparsed a model that knows the format.",
-        "selfplay/attacker/turns",
-        above=False,
-    ),
-    Rule(
-        "no_error_present",
-        "selfplay/judge/no_error_rate",
-        0.15,
-        "The attacker edits harmlessly: read these games. A judge that can err may also miss "
-        "errors: medserl judge calibrate.",
-        "selfplay/judge/injected",
-    ),
-    Rule(
-        "fewer_kinds",
-        "selfplay/attacker/effective_kinds",
-        0.5,
-        "The attacker has come down to few kinds of errors: read the undetected attacks.",
-        "selfplay/attacker/kinds_named",
-        above=False,
-        of_first=True,
-    ),
-    Rule(
-        "long_notes_lost",
-        "selfplay/judge/failures_by_length",
-        0.1,
-        "The judge fails on the longer notes, so games are lost by how hard they are: raise "
-        "selfplay.judge_server.timeout_s, or lower its concurrency.",
-        "selfplay/judge/asked",
-    ),
-    Rule(
-        "unknowable_errors",
-        "selfplay/judge/knowable_rate",
-        0.8,
-        "Read the attacks that are invalid as not_knowable: the attacker swaps facts that the note "
-        "does not decide, or "
-        "the reader misses errors that it should find (medserl judge calibrate).",
-        "selfplay/judge/gated",
-        above=False,
-    ),
-    Rule(
-        "edit_detector",
-        "selfplay/shortcut/index",
-        0.4,
-        "The assessor follows the edit, not the error: balance rewritten and untouched notes "
-        "(--mix with "
-        "decoy_benign), and evaluate on untouched notes.",
-        "selfplay/shortcut/compared",
-    ),
-    Rule(
-        "unseen_errors",
-        "selfplay/shortcut/recall",
-        -0.4,
-        "Far fewer errors are found in rewritten notes than in untouched ones: read the undetected "
-        "attacks. If their "
-        "errors cannot be seen in the note, use the blind gate (selfplay.blind).",
-        "selfplay/shortcut/compared",
-        above=False,
-    ),
+_CUT = (
+    "Its token budget cuts turns off: raise it (selfplay.budget; `medserl play` says what your "
+    "notes need), or switch the model's own reasoning off."
 )
+_ABOVE, _BELOW = True, False
+# The alarm's name, its number, where it fires, what counts the games that the number rests on: and
+# what to look at first.
+_ALARMS = {
+    # Beyond these two the loser rarely sees the reward it should learn from.
+    ("attacker_wins", "attacker/success_rate", _ABOVE, 0.95, "decided"): _STALEMATE,
+    ("assessor_wins", "attacker/success_rate", _BELOW, 0.05, "decided"): _STALEMATE,
+    # A cut answer counts as a wrong one, so learning to be brief looks like medicine.
+    ("attacker_cut", "attacker/truncation_rate", _ABOVE, 0.02, "turns"): _CUT,
+    ("assessor_cut", "assessor/truncation_rate", _ABOVE, 0.02, "turns"): _CUT,
+    # Below one half most attackers' games end unassessed.
+    ("invalid_attacks", "attacker/valid_rate", _BELOW, 0.5, "turns"): (
+        "See selfplay/attacker/invalid/<reason>: truncated needs a larger "
+        "selfplay.budget.attacker_reasoning, too_many_words a larger selfplay.edits, unparsed a "
+        "model that knows the format."
+    ),
+    ("no_error_present", "judge/no_error_rate", _ABOVE, 0.15, "injected"): (
+        "The attacker edits harmlessly: read these games. A judge that can err may also miss "
+        "errors: medserl judge calibrate."
+    ),
+    ("long_notes_lost", "judge/failures_by_length", _ABOVE, 0.1, "asked"): (
+        "The judge fails on the longer notes: raise selfplay.judge_server.timeout_s, or lower its "
+        "concurrency."
+    ),
+    ("unknowable_errors", "judge/knowable_rate", _BELOW, 0.8, "gated"): (
+        "Read the attacks that are invalid as not_knowable: the attacker swaps facts that the note "
+        "does not decide, or the reader misses errors (medserl judge calibrate)."
+    ),
+    ("edit_detector", "shortcut/index", _ABOVE, 0.4, "compared"): (
+        "The assessor follows the edit, not the error: balance rewritten and untouched notes "
+        "(--mix with decoy_benign), and evaluate on untouched notes."
+    ),
+    ("unseen_errors", "shortcut/recall", _BELOW, -0.4, "compared"): (
+        "Far fewer errors are found in rewritten notes than in untouched ones: read the undetected "
+        "attacks. If their errors cannot be seen in the note, use selfplay.blind."
+    ),
+    ("fewer_kinds", "attacker/effective_kinds", _BELOW, 0.5, "kinds_named"): (
+        "The attacker has come down to few kinds of errors: read the undetected attacks."
+    ),
+}
+RULES = tuple(
+    Rule(
+        name,
+        f"selfplay/{metric}",
+        limit,
+        advice,
+        games=f"selfplay/{metric.partition('/')[0]}/{games}",
+        above=above,
+        of_first=name == "fewer_kinds",
+    )
+    for (name, metric, above, limit, games), advice in _ALARMS.items()
+)
+"""The alarms of the medical game."""

@@ -7,8 +7,7 @@ notebooks show it.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
 from typing import Annotated, Any, ClassVar
@@ -16,13 +15,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, computed_field, model_validator
 
 from medserl_agentloop.core import records
-from medserl_agentloop.core.records import COLUMNS, Column, GameRecord, Pieces, TurnRecord
+from medserl_agentloop.core.records import COLUMNS, Column, GameRecord, TurnRecord
 from medserl_agentloop.games.medical.case import Category, GameSpec, Label, Role
 from medserl_agentloop.games.medical.edit import (
     SentenceEdit,
-    changed_runs,
     numbered_text,
-    one_line,
     quotes_error,
     starts_of,
 )
@@ -103,6 +100,12 @@ class _Turn(_Record):
     response: str = ""
     tokens: int = 0
     truncated: bool = False  # whether the token budget cut the turn off
+    reasoning: str = ""  # what stood before the answer; never shown to the other role
+    violations: list[str] = []  # departures from the output format
+
+    @property
+    def format_kept(self) -> bool:
+        return not self.violations
 
 
 class AttackRecord(_Turn):
@@ -110,11 +113,8 @@ class AttackRecord(_Turn):
 
     note: str | None  # the rewritten one; None where no note can be told apart from the rest
     edit: SentenceEdit | None = None  # what it changes, also where a whole note was written
-    reasoning: str = ""  # what stood before the note; never shown to the other role
-    violations: list[str] = []  # departures from the output format
-    changed_sentences: list[
-        str
-    ] = []  # of the rewritten note, those that the seed note does not have
+    # of the rewritten note, those that the seed note does not have
+    changed_sentences: list[str] = []
     # inserted, deleted or replaced; 0 where the note is too long to be compared
     changed_words: int = 0
     edit_share: float = 0.0  # ``changed_words`` as a share of what the limits allow
@@ -122,6 +122,14 @@ class AttackRecord(_Turn):
     similarity: float | None = None
     injections: list[str] = []  # look-alikes of the machine's own text that the note brings in
     invalid: InvalidAttack | None = None  # why the attack does not count; None if it does
+
+    @property
+    def valid(self) -> bool:
+        return self.invalid is None
+
+    @property
+    def readable(self) -> bool:
+        return self.note is not None
 
     def follows_from(self, seed: str) -> bool:
         """Return whether the rewritten note is the seed note with the edit."""
@@ -138,8 +146,10 @@ class AssessmentRecord(_Turn):
     number: int | None = None  # where sentences have numbers
     error_type: str | None = None
     correction: str | None = None  # the sentence as the assessor would write it
-    reasoning: str = ""
-    violations: list[str] = []
+
+    @property
+    def readable(self) -> bool:
+        return self.verdict is not None
 
 
 class Reading(_Record):
@@ -181,28 +191,38 @@ class MedicalRecord(GameRecord):
     schema_version: int = Field(default=SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
     turns: list[TurnRecord] = Field(default=[], exclude=True)  # attack and assessments hold them
     spec: GameSpec
-    presented_note: str | None = None  # what the assessor saw; None if the game ended before
     error_sentences: list[str] = Field(default=[])  # of the presented note, known to be wrong
     attack: AttackRecord | None = None
     assessment: AssessmentRecord | None = None  # the first of several
-    further_assessments: list[AssessmentRecord] = Field(
-        default=[]
-    )  # the others (``selfplay.assessments``)
+    further_assessments: list[AssessmentRecord] = Field(default=[])  # ``selfplay.assessments``
     judgement: Judgement | None = None
     rewards: Rewards = Field(default={})  # type: ignore[assignment]  # a Role is a str
     scheme: str = ""  # of rewards
     profile: str = ""  # of the prompts
 
     @property
+    def presented_note(self) -> str | None:
+        """The note that the assessor reads; None before it is known, or if there is none."""
+        if self.attack is None:
+            return None if self.category.has_attack else self.spec.seed_note
+        # A reader of the presented note found that its error cannot be known.
+        shown = self.attack.invalid in (None, InvalidAttack.NOT_KNOWABLE)
+        return self.attack.note if shown else None
+
+    @property
+    def edit(self) -> SentenceEdit | None:
+        """The attacker's edit; None for a note that was not to be rewritten."""
+        return self.attack.edit if self.attack is not None and self.category.has_attack else None
+
+    @property
     def sentences(self) -> Mapping[int, str]:
         """Those of the presented note, before there is one of the seed note; empty where they have
         no numbers.
         """
-        edit = self.attack.edit if self.attack is not None and self.category.has_attack else None
-        shown = self.spec.sentences
+        shown, edit = self.spec.sentences, self.edit
         if not shown or edit is None or edit.number is None or self.presented_note is None:
             return shown
-        return {**self.spec.sentences, edit.number: edit.new}
+        return {**shown, edit.number: edit.new}
 
     def note_for(self, role: Role) -> str:
         """The note as ``role`` reads it."""
@@ -271,11 +291,11 @@ class MedicalRecord(GameRecord):
 
     def names_error(self, quote: str) -> bool:
         """Return whether ``quote`` holds the error of a wrong sentence, and at most that one."""
-        edit = self.attack.edit if self.attack is not None and self.category.has_attack else None
+        put_in = self.edit is not None and self.category.seed_label is Label.SAFE
         for wrong in self.error_sentences:
             right = self.spec.corrected_sentence
-            if edit is not None and self.category.seed_label is Label.SAFE:
-                right = edit.old if edit.new == wrong else None
+            if self.edit is not None and put_in:
+                right = self.edit.old if self.edit.new == wrong else None
             if quotes_error(quote, wrong, right):
                 return True
         return False
@@ -283,21 +303,18 @@ class MedicalRecord(GameRecord):
     def to_json(self) -> dict[str, Any]:
         """JSON-able form with each note once.
 
-        Sentences are given by where they begin, and notes that follow from the seed note and the
-        edit are left out.
+        Sentences are given by where they begin; a note that follows from the seed note and the
+        edit is left out.
         """
-        row, seed, numbers = super().to_json(), self.spec.seed_note, self.spec.sentences
+        row, seed = super().to_json(), self.spec.seed_note
         own = _seed_key(row["spec"])
         if row["spec"][own] == seed:
             del row["spec"][own]
         if self.attack is not None and self.attack.follows_from(seed):
             del row["attack"]["note"]
-        presented = row.pop("presented_note")
-        starts = starts_of(numbers, seed)
+        starts = starts_of(self.spec.sentences, seed)
         if starts is not None:
             row["spec"]["sentences"] = starts
-        if _with_notes(row)["presented_note"] != presented:
-            row["presented_note"] = presented
         return row
 
     def turn_rewards_of(self, role: str) -> list[float]:
@@ -310,10 +327,13 @@ class MedicalRecord(GameRecord):
     @model_validator(mode="before")
     @classmethod
     def _of_json(cls, fields: Any) -> Any:
-        """JSON has the outcome for its readers; here it follows from the other fields."""
+        """JSON has the outcome for its readers, and earlier versions wrote the presented note:
+        both follow from the other fields.
+        """
         if not isinstance(fields, dict):
             return fields
-        fields = {name: value for name, value in fields.items() if name != "outcome"}
+        derived = ("outcome", "presented_note")
+        fields = {name: value for name, value in fields.items() if name not in derived}
         return _with_notes(fields) if isinstance(fields.get("spec"), dict) else fields
 
     @computed_field  # type: ignore[prop-decorator]
@@ -347,7 +367,7 @@ class MedicalRecord(GameRecord):
         """True if the judge contradicts a valid attack: nothing injected, or a decoy with a real
         error.
         """
-        valid = self.attack is not None and self.attack.invalid is None and self.category.has_attack
+        valid = self.attack is not None and self.attack.valid and self.category.has_attack
         return valid and self.label not in (None, self.spec.target_label)
 
 
@@ -367,11 +387,7 @@ def _with_notes(row: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(attack, dict) and "note" not in attack and isinstance(attack.get("edit"), dict):
         edit = SentenceEdit.model_validate(attack["edit"])
         attack = {**attack, "note": edit.applied(str(seed))}
-    shown = seed
-    if isinstance(attack, dict):
-        counts = attack.get("invalid") in (None, InvalidAttack.NOT_KNOWABLE.value)
-        shown = attack.get("note") if counts else None
-    return {"presented_note": shown, **row, "spec": spec, "attack": attack}
+    return {**row, "spec": spec, "attack": attack}
 
 
 read_games = partial(records.read_games, record=MedicalRecord)
@@ -379,107 +395,51 @@ read_games = partial(records.read_games, record=MedicalRecord)
 # -- the table of games ----------------------------------------------------------------------------
 
 
-def _word(value: Any) -> str | None:
-    return str(value.value) if value else None
+def _of(path: str) -> Callable[[MedicalRecord], Any]:
+    """Return a reader of a field, ``part.of.part``; None where a part is missing."""
+
+    def value(part: Any) -> Any:
+        for name in path.split("."):
+            part = None if part is None else getattr(part, name)
+        return part
+
+    return value
 
 
-GAMES = COLUMNS | {
-    "category": Column("string", "kind of game", lambda g: g.category.value),
-    "outcome": Column("string", "how it ended", lambda g: g.outcome.value),
-    "right": Column(
-        "boolean",
-        "whether the verdict was right; missing without one",
-        lambda g: g.outcome.is_right,
-    ),
-    "error_found": Column(
-        "boolean", "the same of harmful notes alone", lambda g: FOUND.get(g.outcome)
-    ),
-    "note_cleared": Column(
-        "boolean", "the same of safe notes alone", lambda g: CLEARED.get(g.outcome)
-    ),
-    "valid": Column(
-        "boolean", "whether the attack counts", lambda g: g.attack and g.attack.invalid is None
-    ),
-    "invalid": Column(
-        "string", "why the attack does not count", lambda g: _word(g.attack and g.attack.invalid)
-    ),
-    "intended": Column("string", "label the row asks for", lambda g: g.spec.target_label.value),
-    "judged": Column("string", "label of the presented note", lambda g: _word(g.label)),
-    "judge": Column("string", "who gave it", lambda g: g.judgement.judge if g.judgement else None),
-    "verdict": Column(
-        "string", "missing if unreadable", lambda g: _word(g.assessment and g.assessment.verdict)
-    ),
-    "error_type": Column(
-        "string",
-        "type of the seed note's error; the attacker may put in one of another type",
-        lambda g: g.spec.error_type if g.category.seed_label is Label.HARMFUL else None,
-    ),
-    "text_id": Column("string", "source row", lambda g: g.spec.text_id),
-    "vignette_id": Column("string", "case", lambda g: g.spec.vignette_id),
-    "attacker_reward": Column(
-        "Float64", "sum of the components", lambda g: g.reward(Role.ATTACKER.value)
-    ),
-    "assessor_reward": Column(
-        "Float64", "sum of the components", lambda g: g.reward(Role.ASSESSOR.value)
-    ),
-    "changed_words": Column(
-        "Int64", "words the attack changed", lambda g: g.attack and g.attack.changed_words
-    ),
-    "attacker_tokens": Column(
-        "Int64", "length of the turn", lambda g: g.attack and g.attack.tokens
-    ),
-    "assessor_tokens": Column(
-        "Int64", "length of the turn", lambda g: g.assessment and g.assessment.tokens
-    ),
-    "attacker_truncated": Column(
-        "boolean", "whether its budget cut it off", lambda g: g.attack and g.attack.truncated
-    ),
-    "assessor_truncated": Column(
-        "boolean", "the same", lambda g: g.assessment and g.assessment.truncated
-    ),
-    "attacker_readable": Column(
-        "boolean", "whether it has a note", lambda g: g.attack and g.attack.note is not None
-    ),
-    "assessor_readable": Column(
-        "boolean", "whether it has a verdict", lambda g: g.assessment and bool(g.assessment.verdict)
-    ),
-    "attacker_format_kept": Column(
-        "boolean", "no departure from the format", lambda g: g.attack and not g.attack.violations
-    ),
-    "assessor_format_kept": Column(
-        "boolean", "the same", lambda g: g.assessment and not g.assessment.violations
-    ),
+def _seeds_type(game: MedicalRecord) -> str | None:
+    return game.spec.error_type if game.category.seed_label is Label.HARMFUL else None
+
+
+_TURN_COLUMNS = {
+    f"{role}_{name}": Column(dtype, meaning, _of(f"{turn}.{field}"))
+    for name, dtype, meaning, field in (
+        ("tokens", "Int64", "length of the turn", "tokens"),
+        ("truncated", "boolean", "whether its token budget cut it off", "truncated"),
+        ("readable", "boolean", "whether it has a note, or a verdict", "readable"),
+        ("format_kept", "boolean", "no departure from the format", "format_kept"),
+    )
+    for role, turn in ((Role.ATTACKER, "attack"), (Role.ASSESSOR, "assessment"))
+}
+
+GAMES = {
+    **COLUMNS,
+    "category": Column("string", "kind of game", _of("kind")),
+    "outcome": Column("string", "how it ended", _of("outcome.value")),
+    "right": Column("boolean", "whether the verdict was right", _of("outcome.is_right")),
+    "error_found": Column("boolean", "of harmful notes alone", lambda g: FOUND.get(g.outcome)),
+    "note_cleared": Column("boolean", "of safe notes alone", lambda g: CLEARED.get(g.outcome)),
+    "valid": Column("boolean", "whether the attack counts", _of("attack.valid")),
+    "invalid": Column("string", "why the attack does not count", _of("attack.invalid.value")),
+    "intended": Column("string", "label the row asks for", _of("spec.target_label.value")),
+    "judged": Column("string", "label of the presented note", _of("label.value")),
+    "judge": Column("string", "who gave it", _of("judgement.judge")),
+    "verdict": Column("string", "missing if unreadable", _of("assessment.verdict.value")),
+    "error_type": Column("string", "type of the seed note's error, not the attack's", _seeds_type),
+    "text_id": Column("string", "source row", _of("spec.text_id")),
+    "vignette_id": Column("string", "case", _of("spec.vignette_id")),
+    "attacker_reward": Column("Float64", "sum of the components", lambda g: g.reward("attacker")),
+    "assessor_reward": Column("Float64", "sum of the components", lambda g: g.reward("assessor")),
+    "changed_words": Column("Int64", "words the attack changed", _of("attack.changed_words")),
+    **_TURN_COLUMNS,
 }
 """The facts of a game, without its texts: a run may have a million games."""
-
-
-_WORD = re.compile(r"\S+\s*|\s+")
-# words of one note times those of the other: more are not compared with each other
-MOST_COMPARED = 25_000_000
-
-
-def marked_changes(old: str, new: str) -> Pieces:
-    """Return ``new`` with its differences from ``old`` marked word by word."""
-    was, now = ([(word, word.strip()) for word in _WORD.findall(note)] for note in (old, new))
-    if len(was) * len(now) > MOST_COMPARED:
-        return [("", new)]
-    pieces, at = [], 0
-    for start, end, new_start, new_end in changed_runs(
-        [word for _, word in was], [word for _, word in now]
-    ):
-        runs = (("", now[at:new_start]), ("del", was[start:end]), ("ins", now[new_start:new_end]))
-        pieces += [(mark, "".join(word for word, _ in words)) for mark, words in runs if words]
-        at = new_end
-    return [*pieces, ("", "".join(word for word, _ in now[at:]))]
-
-
-def marked_quote(note: str, quote: str | None) -> Pieces:
-    """``note`` with the first place marked where it says ``quote``; in one line where only its
-    white space differs.
-    """
-    quote = (quote or "").strip()
-    for text, words in ((note, quote), (one_line(note), one_line(quote))):
-        if words and words in text:
-            before, _, after = text.partition(words)
-            return [("", before), ("mark", words), ("", after)]
-    return [("", note)]

@@ -255,7 +255,6 @@ class MedicalGame:
 
     def _present(self, note: str, change: Difference | None) -> None:
         spec, attack = self.spec, self.record.attack
-        self.record.presented_note = note
         if spec.target_label is Label.HARMFUL:
             wrong = list(change.inserted) if change else []
             if attack is not None and attack.edit is not None and attack.edit.number is not None:

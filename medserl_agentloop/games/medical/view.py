@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from medserl_agentloop.core.records import Pieces, Section, as_text
 from medserl_agentloop.core.view import GameView
 from medserl_agentloop.games.medical.case import EVAL_SPLIT, Category, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
+from medserl_agentloop.games.medical.edit import changed_runs, one_line
 from medserl_agentloop.games.medical.judges import UNREAD_WARNING
 from medserl_agentloop.games.medical.judges.report import judge_lines, judge_problems
 from medserl_agentloop.games.medical.metrics import (
@@ -26,8 +28,6 @@ from medserl_agentloop.games.medical.records import (
     AssessmentRecord,
     AttackRecord,
     MedicalRecord,
-    marked_changes,
-    marked_quote,
 )
 from medserl_agentloop.scoring.floors import NotesBySet, notes_by_set, scores_by_set
 from medserl_agentloop.scoring.notes import TEXTS
@@ -186,3 +186,35 @@ def _read(record: MedicalRecord, prompts: Sequence[Mapping[str, Any]], role: Rol
         return as_text(load_profile(record.profile).messages(role, record.spec.task, note))
     except ValueError:  # a user's own folder, which is not here
         return ""
+
+
+_WORD = re.compile(r"\S+\s*|\s+")
+# words of one note times those of the other: more are not compared with each other
+MOST_COMPARED = 25_000_000
+
+
+def marked_changes(old: str, new: str) -> Pieces:
+    """Return ``new`` with its differences from ``old`` marked word by word."""
+    was, now = ([(word, word.strip()) for word in _WORD.findall(note)] for note in (old, new))
+    if len(was) * len(now) > MOST_COMPARED:
+        return [("", new)]
+    pieces, at = [], 0
+    for start, end, new_start, new_end in changed_runs(
+        [word for _, word in was], [word for _, word in now]
+    ):
+        runs = (("", now[at:new_start]), ("del", was[start:end]), ("ins", now[new_start:new_end]))
+        pieces += [(mark, "".join(word for word, _ in words)) for mark, words in runs if words]
+        at = new_end
+    return [*pieces, ("", "".join(word for word, _ in now[at:]))]
+
+
+def marked_quote(note: str, quote: str | None) -> Pieces:
+    """``note`` with the first place marked where it says ``quote``; in one line where only its
+    white space differs.
+    """
+    quote = (quote or "").strip()
+    for text, words in ((note, quote), (one_line(note), one_line(quote))):
+        if words and words in text:
+            before, _, after = text.partition(words)
+            return [("", before), ("mark", words), ("", after)]
+    return [("", note)]
