@@ -231,9 +231,8 @@ def games_of(profile: str) -> tuple[Any, list[Any]]:
     from medserl_agentloop.games.medical.config import MedicalConfig
 
     count = pq.read_metadata(ATTACKS).num_rows
-    return start_games(
-        {}, MedicalConfig, {"profile": profile, "judge": "labels"}, None, ATTACKS, count, SEED
-    )
+    named = {"profile": profile, "judge": "labels"}
+    return start_games({}, MedicalConfig, named, None, ATTACKS, count)
 
 
 def attack_turns(profile: str) -> list[Any]:
@@ -267,8 +266,8 @@ def score(folder: Path, output: Path) -> None:
     from medserl_agentloop.evaluation.evaluate import Answers, read_answers
     from medserl_agentloop.evaluation.score import read_reference
     from medserl_agentloop.games.medical.prompting import load_profile
-    from medserl_agentloop.scoring.metrics import grade, summarise
-    from medserl_agentloop.scoring.official import SCORERS
+    from medserl_agentloop.scoring.metrics import summarise
+    from medserl_agentloop.scoring.official import grade
 
     tokenizer = AutoTokenizer.from_pretrained("models/smollm2")
     reference = read_reference([Path((folder / "notes.txt").read_text())])
@@ -295,12 +294,8 @@ def score(folder: Path, output: Path) -> None:
         replies = {
             (note, 0): Reply(text, prefill=prefix) for note, text in zip(shown, texts, strict=True)
         }
-        predictions = [
-            one
-            for one in read_answers({"": reference.notes}, Answers(replies), 1, prompts)[0][""]
-            if one
-        ]
-        measures = summarise([grade(reference.notes, predictions, SCORERS)]).measures
+        predictions, _ = read_answers(reference.notes, Answers(replies), 1, prompts)
+        measures = summarise([grade(reference.notes, predictions)]).measures
         pairs = list(zip(predictions, reference.notes, strict=True))
         table.append(
             {

@@ -296,10 +296,7 @@ class HttpClient:
             words = shown(self._without_key(error.response.text))
             reason = f"HTTP {error.status_code}: {words}".removesuffix(": ")
             if error.status_code == 429:
-                reason += (
-                    f". It limits requests: lower {self.options.option('concurrency')} or raise "
-                    f"{self.options.option('retries')}"
-                )
+                reason += f". It limits requests: lower {self.options.option('concurrency')}"
         except openai.APITimeoutError:
             reason = (
                 f"Timeout: no answer within {self.options.timeout_s:g} s{self.options.slow_server}"

@@ -6,9 +6,10 @@ Tournament and evaluation get their models here.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -30,7 +31,6 @@ from medserl_agentloop.core.interaction import (
     play_game,
 )
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, StepFile
-from medserl_agentloop.evaluation.readiness import Replies, can_play, lengths_table
 from medserl_agentloop.games.medical.case import Category, GameSpec, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
@@ -43,10 +43,13 @@ if TYPE_CHECKING:
     from medserl_agentloop.evaluation.local_models import LocalModel
 
 Model: TypeAlias = "ServedModel | LocalModel"
-"""A model that can take any role: behind a server, or on this machine.
+"""A model that takes any role, behind a server or on this machine; records have its ``name``."""
 
-Its ``name`` goes into the records.
-"""
+LEAST_PARSED, LEAST_VALID, MOST_CUT, MOST_SILENT = 0.9, 0.5, 0.02, 0.8
+"""Shares that a model needs at the start of a run (docs/evaluation.md). No run has confirmed it."""
+
+REQUESTS: dict[str, Any] = {"timeout_s": 600.0, "retries": 3}
+"""Limits of a request. Reasoning on a busy server takes minutes."""
 
 MODEL_HELP = (
     "A folder (Hugging Face, LoRA adapter, a run of verl's or one of its checkpoints), played on "
@@ -64,8 +67,6 @@ JudgeName = Annotated[str | None, typer.Option("--judge", help="Who judges; else
 AtOnce = Annotated[
     int, typer.Option("--concurrency", min=1, help="Requests in flight, or turns in a batch.")
 ]
-Retries = Annotated[int, typer.Option(min=0, help="Further requests for a lost answer.")]
-Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")]
 KeyVariable = Annotated[
     str | None, typer.Option("--api-key-env", help="Environment variable with the API key.")
 ]
@@ -82,7 +83,7 @@ def play(
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     data: Data = None,
     served: Served = None,
-    games: Annotated[int, typer.Option(min=1, help="Rows to play, drawn by the seed.")] = 20,
+    games: Annotated[int, typer.Option(min=1, help="Rows to play, drawn at random.")] = 20,
     samples: Annotated[int, typer.Option(min=1, help="Games on each row.")] = 1,
     output: Annotated[
         Path | None, typer.Option(help="New file for the games; else play/ in the run's folder.")
@@ -92,9 +93,6 @@ def play(
     concurrency: AtOnce = 16,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one turn.")] = 4096,
-    seed: Annotated[int, typer.Option(help="Draws the rows and seeds every turn.")] = 0,
-    timeout: Timeout = 300.0,
-    retries: Retries = 3,
     api_key_env: KeyVariable = None,
     extra_body: ExtraBody = None,
     settings: Settings = None,
@@ -112,28 +110,17 @@ def play(
         run = run_config(model)
         named = {"profile": profile, "judge": judge}
         interaction, started = start_games(
-            run, SelfPlayConfig, named, settings, data, games, seed, samples
+            run, SelfPlayConfig, named, settings, data, games, samples
         )
-        asking = {
-            "api_key_env": api_key_env,
-            "timeout_s": timeout,
-            "retries": retries,
-            "concurrency": concurrency,
-        }
+        asking = {"api_key_env": api_key_env, "concurrency": concurrency}
         player = model_at(model, served, template_of(run), extra_body=extra_body, **asking)
-        # The game does not know how long its texts are for this model, so the option says the
-        # turns' budget.
-        budgets = dict.fromkeys(interaction.roles, max_tokens)
-        players = dict.fromkeys(interaction.roles, player)
-        drawn: Any = {"temperature": temperature, "seed": seed, "concurrency": concurrency}
         say(console, f"games: {output}")
-        file, void, replies = StepFile(output), Counter[str](), Replies(list)
+        file, void = StepFile(output), Counter[str]()
         with Progress(console=console) as progress:
             bar = progress.add_task("games", total=len(started))
 
             def done(number: int, record: Any) -> None:
-                # each row again and again
-                record.uid, record.session = str(number % games), number // games
+                record.uid, record.session = str(number % games), number // games  # row by row
                 record.context, record.step = "isolated", 0
                 file.append([record.to_json()])
                 void.update([record.void] if record.void is not None else [])
@@ -143,28 +130,92 @@ def play(
                 play_games(
                     interaction,
                     started,
-                    players,
-                    budgets=budgets,
+                    dict.fromkeys(interaction.roles, player),
+                    # The game does not know how long its texts are for this model.
+                    budgets=dict.fromkeys(interaction.roles, max_tokens),
+                    temperature=temperature,
+                    concurrency=concurrency,
                     done=done,
-                    heard=replies,
-                    **drawn,
                 )
             )
-    metrics, taken = (
-        interaction.metrics(records),
-        {r: turns for r, turns in replies.items() if turns},
-    )
+    metrics = interaction.metrics(records)
+    taken = {r: [t for one in records for t in one.turns if t.role == r] for r in interaction.roles}
+    turns = {role: of_role for role, of_role in taken.items() if of_role}
     values = [(name, f"{value:.4g}") for name, value in metrics.items()]
     console.print(table("role metrics", ["metric", "value"], values))
-    console.print(lengths_table(taken, max_tokens))
+    console.print(lengths_table(turns, max_tokens))
     for line in (
         *interaction.view.notices(metrics),
         *(f"void: {n} x {reason}" for reason, n in void.most_common()),
-        *can_play(metrics, taken, max_tokens),
+        *can_play(metrics, turns, max_tokens),
     ):
         say(console, line)
     if void.total() == len(records):
         raise typer.Exit(1)
+
+
+# --- can this model play? ---
+
+Turns: TypeAlias = Mapping[str, Sequence[Any]]
+"""Turns by role; each has ``tokens`` and ``truncated``."""
+
+
+def lengths_table(turns: Turns, most: int) -> Any:
+    """Count each role's cut turns, measure their length, and suggest a budget."""
+    rows = []
+    for role, taken in turns.items():
+        lengths = [f"{_longest(taken, percent):,}" for percent in (50, 95, 99)]
+        budget = suggested_budget(taken)
+        suggested = f"more than {most:,}" if budget is None else f"{budget:,}"
+        if not any(turn.tokens for turn in taken):
+            lengths, suggested = ["not counted"] * 3, "-"
+        rows.append((role, len(taken), f"{100 * _cut(taken):.1f} %", *lengths, suggested))
+    columns = ["role", "turns", "cut", "tokens, 50 %", "95 %", "99 %", "budget"]
+    return table("lengths of turns", columns, rows)
+
+
+def suggested_budget(turns: Sequence[Any]) -> int | None:
+    """A tenth more than 99 % of the turns take; None if too many were cut to know."""
+    return None if _cut(turns) > MOST_CUT else 64 * math.ceil(1.1 * _longest(turns, 99) / 64)
+
+
+def can_play(metrics: Mapping[str, float], turns: Turns, most: int) -> Iterator[str]:
+    """Say what is to be done before a run is paid for, or that nothing is."""
+    found = []
+    for role, taken in turns.items():
+        if (cut := _cut(taken)) > MOST_CUT:
+            found.append(
+                f"a larger budget first: {100 * cut:.0f} % of the {role}'s turns were cut at "
+                f"{most:,} tokens. Play again with a larger --max-tokens, or without the model's "
+                f"reasoning (--extra-body {TEMPLATE_KWARGS}.enable_thinking=false)"
+            )
+        for rate, least, words in (
+            ("parse_rate", LEAST_PARSED, "can be read"),
+            ("valid_rate", LEAST_VALID, "are valid"),
+        ):
+            if (share := metrics.get(f"selfplay/{role}/{rate}", 1.0)) < least:
+                found.append(
+                    f"a warm start first: {100 * share:.0f} % of the {role}'s turns {words}, and a "
+                    f"run needs {100 * least:.0f} %"
+                )
+        if (share := metrics.get(f"selfplay/{role}/no_signal_rate", 0.0)) > MOST_SILENT:
+            found.append(
+                f"other rows first: in {100 * share:.0f} % of its groups the {role} earns the same "
+                "in each game, and learns nothing"
+            )
+    yield from found
+    if turns and not found:
+        yield "this model can play: its turns are whole, readable and valid often enough"
+
+
+def _cut(turns: Sequence[Any]) -> float:
+    return float(sum(turn.truncated for turn in turns) / len(turns))
+
+
+def _longest(turns: Sequence[Any], percent: int) -> int:
+    """The least length that so many % of the turns do not exceed."""
+    lengths = sorted(turn.tokens for turn in turns)
+    return int(lengths[math.ceil(len(lengths) * percent / 100) - 1])
 
 
 # --- the run that a model is of ---
@@ -189,14 +240,12 @@ def run_config(model: str | Path) -> dict[str, Any]:
 
 
 def template_of(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the chat template in a run's config."""
     return dict(run.get("data", {}).get("apply_chat_template_kwargs") or {})
 
 
 def output_of(command: str, model: str, served: str | None) -> Path:
-    """Return a command's default output:
-
-    ``RUN/command/global_step_N``, or ``command/NAME`` for a model of no run.
-    """
+    """A command's default output: ``RUN/command/global_step_N``; without a run ``command/NAME``."""
     if (run := run_of(model)) is None:
         return Path(command, Path(served or model).name)
     from medserl_agentloop.evaluation.local_models import find_weights  # loads verl
@@ -210,45 +259,44 @@ def output_of(command: str, model: str, served: str | None) -> Path:
 async def all_of(
     ask: Callable[[Any], Awaitable[Any]], items: Sequence[Any], at_once: int, what: str
 ) -> list[Any]:
-    """The answers about all items, at most so many asked for at once, with a bar that counts them
-    as ``what``.
-    """
+    """The answers about all items, at most so many asked for at once; a bar counts them."""
     places = asyncio.Semaphore(at_once)
-    progress = Progress(console=Console(stderr=True), transient=True)
-
-    async def one(item: Any) -> Any:
-        async with places:
-            answer = await ask(item)
-        progress.advance(bar)
-        return answer
-
-    with progress:
+    with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(what, total=len(items))
+
+        async def one(item: Any) -> Any:
+            async with places:
+                answer = await ask(item)
+            progress.advance(bar)
+            return answer
+
         return await asyncio.gather(*map(one, items))
 
 
 def model_at(
-    place: str, served: str | None, template_kwargs: Mapping[str, Any], **options: Any
+    place: str,
+    served: str | None,
+    template_kwargs: Mapping[str, Any],
+    *,
+    extra_body: Sequence[str] | None = None,
+    **options: Any,
 ) -> Model:
     """The model in a folder, or the one that the server at ``place`` (with ``/v1`` or not) calls
     ``served``.
 
     For commands: a model on the CPU sets the threads of the process.
     """
-    fields = options.pop("extra_body", None) or []  # KEY=VALUE each
     if place.startswith(("http://", "https://")):
         if served is None:
             raise ValueError("a server needs --model, the name of the model it serves")
         base = place.strip().rstrip("/")
         base = base if "/" in base.partition("://")[2] else f"{base}/v1"
         template = {TEMPLATE_KWARGS: dict(template_kwargs)} if template_kwargs else {}
-        extra: Any = OmegaConf.to_container(
-            OmegaConf.merge(template, key_values("--extra-body", fields))
-        )
-        return ServedModel(
-            ServerOptions(url=base, model=served, extra_body=extra, **options).client(CHAT_PATH)
-        )
-    if served is not None or fields:
+        added = key_values("--extra-body", extra_body or [])
+        extra: Any = OmegaConf.to_container(OmegaConf.merge(template, added))
+        server = ServerOptions(url=base, model=served, extra_body=extra, **REQUESTS | options)
+        return ServedModel(server.client(CHAT_PATH))
+    if served is not None or extra_body:
         raise ValueError(
             "--model and --extra-body are for a server, whose address begins with http:// or "
             "https://"
@@ -265,7 +313,6 @@ def start_games(
     settings: Sequence[str] | None,
     data: Path | None,
     count: int,
-    seed: int,
     samples: int = 1,
 ) -> tuple[Any, list[Any]]:
     """The interaction of a run's config, changed by options, and ``samples`` games on each of
@@ -289,7 +336,7 @@ def start_games(
     if len(rows) < count:
         raise ValueError(f"{file} holds {len(rows)} rows; --games can be at most that")
     games: list[Any] = []
-    drawn = random.Random(seed).sample(range(len(rows)), len(rows))[:count]
+    drawn = random.Random(0).sample(range(len(rows)), len(rows))[:count]
     for row in rows.take(drawn).to_pylist() * samples:
         try:
             games.append(interaction.new_game(row.get("extra_info") or {}))
@@ -306,32 +353,30 @@ def start_games(
     return interaction, games
 
 
+Said: TypeAlias = dict[int, Reply | NoReplyError]
+"""A role's turn by the game's number: the same attacks meet several assessors."""
+
+
 @dataclass
 class _Seat:
-    """A model that takes the turns of a role in one game.
-
-    ``known`` are turns by the game's number; every turn is put into ``heard``.
-    """
+    """A model's place in one game. A turn that is in ``said`` is repeated, others are put there."""
 
     name: str
-    model: Model
+    sample: Callable[..., Awaitable[Reply]]
     drawn: dict[str, Any]
-    known: dict[int, Reply | NoReplyError] | None
-    heard: list[Reply]
+    said: Said | None = None
 
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
         number = self.drawn["number"]
-        answer = None if self.known is None else self.known.get(number)
-        if answer is None:
+        if self.said is None:
+            return await self.sample(turn, messages, **self.drawn)
+        if number not in self.said:
             try:
-                answer = await self.model.sample(turn, messages, **self.drawn)
+                self.said[number] = await self.sample(turn, messages, **self.drawn)
             except NoReplyError as reason:
-                answer = reason
-            if self.known is not None:
-                self.known[number] = answer
-        if isinstance(answer, NoReplyError):
+                self.said[number] = reason
+        if isinstance(answer := self.said[number], NoReplyError):
             raise answer
-        self.heard.append(answer)
         return answer
 
 
@@ -342,34 +387,26 @@ async def play_games(
     *,
     budgets: Mapping[str, int],
     temperature: float,
-    seed: int,
+    seed: int = 0,
     concurrency: int = 64,
-    known: Mapping[str, dict[int, Reply | NoReplyError]] | None = None,
-    heard: Replies | None = None,
+    said: Mapping[str, Said | None] | None = None,
     done: Callable[[int, Any], None] = lambda number, record: None,
 ) -> list[Any]:
     """Play and score games, so many at once, and return their records; ``done`` gets each as soon
     as it is scored.
 
     ``budgets`` are the most tokens of a turn, by role. A game's random numbers follow ``seed`` and
-    its number alone. ``known`` holds turns by role and number, from games against others; those
-    that it lacks are played and put there. All turns are put into ``heard``.
+    its number alone. ``said`` holds the turns of a role, which takes one in a game.
     """
-    places, turns = asyncio.Semaphore(concurrency), Replies(list) if heard is None else heard
+    places = asyncio.Semaphore(concurrency)
 
     async def one(number: int, game: Any) -> Any:
-        async with places:
+        seats = {}
+        for role, model in players.items():
             drawn = {"number": number, "temperature": temperature, "seed": seed}
-            seats = {
-                role: _Seat(
-                    model.name,
-                    model,
-                    {**drawn, "budget": budgets[role]},
-                    (known or {}).get(role),
-                    turns[role],
-                )
-                for role, model in players.items()
-            }
+            drawn["budget"] = budgets[role]
+            seats[role] = _Seat(model.name, model.sample, drawn, (said or {}).get(role))
+        async with places:
             await play_game(interaction, game, seats)
             await interaction.score(game.record)
         done(number, game.record)
@@ -387,27 +424,23 @@ async def play_match(
     config: MedicalConfig,
     *,
     budgets: Mapping[Any, int] | None = None,
-    attacks: dict[int, Reply | NoReplyError] | None = None,
+    attacks: Said | None = None,
     **options: Any,
 ) -> list[MedicalRecord]:
-    """A game per spec, as :func:`play_games` does it; ``attacks`` are those against another
-    assessor.
-    """
+    """A game per spec, by :func:`play_games`; ``attacks`` are those on another assessor."""
     interaction = MedicalGameInteraction(config)
     games = [interaction.start(spec) for spec in specs]
     players = {Role.ATTACKER.value: attacker, Role.ASSESSOR.value: assessor}
-    known = {} if attacks is None else {Role.ATTACKER.value: attacks}
+    said = {Role.ATTACKER.value: attacks}
     if budgets is None:
         longest = max(attacker.count(spec.seed_note) for spec in specs)
         budgets = {
             Role.ATTACKER.value: config.budget.attacker(longest),
             Role.ASSESSOR.value: config.budget.assessor,
         }
-    records = await play_games(interaction, games, players, budgets=budgets, known=known, **options)
-    names = {role: model.name for role, model in players.items()}
-    # Who never got a turn is named too: an invalid attack belongs to its pairing.
+    records = await play_games(interaction, games, players, budgets=budgets, said=said, **options)
     for record in records:
-        record.players = (
-            dict(names) if record.category.has_attack else {Role.ASSESSOR.value: assessor.name}
-        )
+        # Who never got a turn is named too: an invalid attack belongs to its pairing.
+        named = players if record.category.has_attack else {Role.ASSESSOR.value: assessor}
+        record.players = {role: model.name for role, model in named.items()}
     return records

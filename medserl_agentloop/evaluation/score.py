@@ -16,32 +16,28 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from medserl_agentloop.data.cases import EditTag
-from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import build_eval_rows
-from medserl_agentloop.games.medical.edit import one_line
 from medserl_agentloop.paths import resource, sha256_of
-from medserl_agentloop.scoring import metrics
-from medserl_agentloop.scoring.floors import COMPARED, floors, floors_above
+from medserl_agentloop.scoring.metrics import (
+    COMPARED,
+    GROUP_MEASURES,
+    RESAMPLES,
+    compare,
+    floors,
+    floors_above,
+    summarise,
+)
 from medserl_agentloop.scoring.notes import Reference, ReferenceNote, read_submission
-from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
+from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, Grades, grade
 from medserl_agentloop.terminal import errors_in_one_line, plain, say, table
 
 _SHOWN_PROBLEMS = 20
-
 _OF_MEDEC = re.compile(r"(ms|uw)-(train|val|test)-\d+")
 """Ids of MEDEC's notes: published results are quoted only for these."""
 
 PUBLISHED = json.loads(resource("assets/published_results.json").read_text(encoding="utf-8"))
 """Results that others report, and the reason why each is not comparable: notes, prompt, judge."""
 
-Train = Annotated[
-    list[Path] | None,
-    typer.Option(
-        help="MEDEC's training CSV, or a .jsonl file of pairs, for two of the floors; may be "
-        "repeated."
-    ),
-]
 Neural = Annotated[
     bool,
     typer.Option("--neural", help="Compute BERTScore and BLEURT too; their models take some GB."),
@@ -58,7 +54,6 @@ def score(
     reference: Annotated[
         list[Path], typer.Option(help="MEDEC's CSV with the answers; may be repeated.")
     ],
-    train: Train = None,
     neural: Neural = False,
     output: Annotated[Path | None, typer.Option(help="File for all results, as JSON.")] = None,
 ) -> None:
@@ -69,36 +64,30 @@ def score(
     """
     scorers = NEURAL_SCORERS if neural else SCORERS
     files: dict[str, dict[str, Any]] = {}
-    grades: dict[str, list[metrics.Grades]] = {}
+    grades: dict[str, list[Grades]] = {}
     with errors_in_one_line():
         notes = read_reference(reference)
-        training = read_training(train, notes.notes) if train else ([], 0)
         for system in predictions:
-            name, paths = (
-                str(system),
-                sorted(system.rglob("*.txt")) if system.is_dir() else [system],
-            )
+            name, paths = str(system), [system]
+            if system.is_dir():
+                paths = sorted(system.rglob("*.txt"))
             if not paths:
                 raise ValueError(f"{name}: the folder holds no .txt files; give submission files.")
             if name in grades:
                 raise ValueError(f"{name} is given twice; give each system once.")
             for path in paths:
                 answers, problems = read_submission(path, [note.text_id for note in notes.notes])
-                grades.setdefault(name, []).append(
-                    metrics.grade(notes.notes, answers.values(), scorers)
-                )
+                grades.setdefault(name, []).append(grade(notes.notes, answers.values(), scorers))
                 files[str(path)] = {"system": name, "sha256": sha256_of(path), "problems": problems}
-        report = report_on(notes, grades, *training)
+        report = report_on(notes, grades) | {"files": files}
         if output is not None:
-            output.write_text(
-                json.dumps(report | {"files": files}, indent=2, allow_nan=False) + "\n",
-                encoding="utf-8",
-            )
+            written = json.dumps(report, indent=2, allow_nan=False)
+            output.write_text(written + "\n", encoding="utf-8")
     for file, facts in files.items():
-        more = len(facts["problems"]) - _SHOWN_PROBLEMS
-        rest = [f"{more} more problems; --output holds all of them"] if more > 0 else []
-        for problem in (*facts["problems"][:_SHOWN_PROBLEMS], *rest):
+        for problem in facts["problems"][:_SHOWN_PROBLEMS]:
             say(Console(stderr=True), f"{file}: {problem}")
+        if (more := len(facts["problems"]) - _SHOWN_PROBLEMS) > 0:
+            say(Console(stderr=True), f"{file}: {more} more problems; --output holds all of them")
     console = Console()
     console.print(tables(report))
     if output is not None:
@@ -106,72 +95,18 @@ def score(
 
 
 def read_reference(paths: Sequence[Path]) -> Reference:
-    """Every note of MEDEC's CSV files; a MedecFormatError names file, row and column of what is
-    wrong in them.
-    """
+    """Every note of MEDEC's CSV files; a MedecFormatError names file, row and column."""
     rows, read = build_eval_rows(paths)
     notes = tuple(ReferenceNote.from_extra_info(row["extra_info"]) for row in rows)
-    return Reference(
-        notes, read.dropped_empty, {report.file: report.sha256 for report in read.reports}
-    )
+    sha256 = {report.file: report.sha256 for report in read.reports}
+    return Reference(notes, read.dropped_empty, sha256)
 
 
-def read_training(
-    paths: Sequence[Path], reference: Sequence[ReferenceNote]
-) -> tuple[list[ReferenceNote], int]:
-    """Notes of MEDEC's CSV or of pair files, and how many were left out because the reference has
-    them too.
-    """
-    notes: list[ReferenceNote] = []
-    for path in paths:
-        if path.suffix.lower() == ".csv":
-            notes += read_reference([path]).notes
-        else:
-            cases = read_files([path], as_published=True).cases  # white space may give labels away
-            if any(case.categories is not None for case in cases):
-                raise ValueError(
-                    f"{path}: holds no pairs; give --train MEDEC's CSV or a .jsonl file of pairs."
-                )
-            notes += [
-                ReferenceNote("", note, note is case.error_note)
-                for case in cases
-                for note in case.notes
-            ]
-    in_reference = {one_line(note.text).casefold() for note in reference}
-    kept = [note for note in notes if one_line(note.text).casefold() not in in_reference]
-    if not kept:
-        raise ValueError(
-            "every note of the training file is in the reference too; give --train another file."
-        )
-    return kept, len(notes) - len(kept)
-
-
-def read_twins(paths: Sequence[Path]) -> list[ReferenceNote]:
-    """The two notes of each case, the error note first; unless they differ in letter case or white
-    space only.
-    """
-    notes = []
-    for case in read_files(paths).cases:
-        if case.error_note and case.clean_note and case.edit_tag is not EditTag.NO_OP:
-            notes.append(ReferenceNote(case.case_id + "+error", case.error_note, True))
-            notes.append(ReferenceNote(case.case_id + "+clean", case.clean_note, False))
-    if not notes:
-        raise ValueError("--twins: the file has no note with an error and its correction")
-    return notes
-
-
-def report_on(
-    reference: Reference,
-    systems: Mapping[str, Sequence[metrics.Grades]],
-    training: Sequence[ReferenceNote] = (),
-    training_left_out: int = 0,
-) -> dict[str, Any]:
-    """Scores of systems, floors and differences to the first one, JSON-able; ``why`` says what is
-    not computed.
-    """
+def report_on(reference: Reference, systems: Mapping[str, Sequence[Grades]]) -> dict[str, Any]:
+    """Scores of systems, floors and differences to the first system, JSON-able."""
     first, *others = systems
-    bounds, absent = floors(reference.notes, training)
-    scores = {name: metrics.summarise(seeds) for name, seeds in systems.items()}
+    bounds = floors(reference.notes)
+    scores = {name: summarise(seeds) for name, seeds in systems.items()}
     is_medec = all(_OF_MEDEC.fullmatch(note.text_id) for note in reference.notes)
     return {
         "reference": {
@@ -179,11 +114,7 @@ def report_on(
             "notes": len(reference.notes),
             "dropped_empty": reference.dropped_empty,
         },
-        "settings": {
-            "resamples": metrics.RESAMPLES,
-            "training_notes": len(training),
-            "training_notes_left_out": training_left_out,
-        },
+        "settings": {"resamples": RESAMPLES},
         "systems": {
             name: asdict(of) | {"below_floors": floors_above(of, bounds)}
             for name, of in scores.items()
@@ -192,92 +123,77 @@ def report_on(
             {
                 "first": first,
                 "second": name,
-                "differences": metrics.compare(systems[first], systems[name]),
+                "differences": compare(systems[first], systems[name]),
             }
             for name in others
         ],
-        "floors": [
-            *(
-                {"name": name, "scores": asdict(floor), "why": None}
-                for name, floor in bounds.items()
-            ),
-            *({"name": name, "scores": None, "why": why} for name, why in absent.items()),
-        ],
+        "floors": {name: asdict(floor) for name, floor in bounds.items()},
         "published": PUBLISHED if is_medec else [],
     }
 
 
+# --- tables ---
+
+
 def tables(report: Mapping[str, Any]) -> Group:
+    """The tables of a report, as ``report_on`` makes it."""
     reference, systems = report["reference"], report["systems"]
     errors = next(iter(systems.values()))["errors"]
-    blank = (
-        f"; {reference['dropped_empty']} blank records count nowhere"
-        if reference["dropped_empty"]
-        else ""
-    )
-    heading = (
-        f"{', '.join(reference['sha256'])}: {reference['notes']} notes, {errors} with an "
-        f"error{blank}"
-    )
+    files = ", ".join(reference["sha256"])
+    heading = f"{files}: {reference['notes']} notes, {errors} with an error"
+    if blank := reference["dropped_empty"]:
+        heading += f"; {blank} blank records count nowhere"
     parts: list[RenderableType] = [plain(heading), _measures(systems)]
-    parts += [
-        _groups(name if len(systems) > 1 else "", scores["groups"])
-        for name, scores in systems.items()
-    ]
+    for name, scores in systems.items():
+        parts.append(_groups(name if len(systems) > 1 else "", scores["groups"]))
     parts += [_comparison(**compared) for compared in report["comparisons"]]
-    parts += [*_beside(report), *_robustness(report)]
+    parts += _bounds(report)
     return Group(*(part for each in parts for part in (each, "")))
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table without lines, in which an empty row parts two groups of rows."""
+    """A table without lines, in which an empty row parts two groups of rows."""
     filled = [row or [""] * len(columns) for row in rows]
     made = table(title, columns, filled, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     made.columns[0].min_width = 16  # many systems leave little room
     return made
 
 
-def _with_interval(
-    value: float | None, low: float | None = None, high: float | None = None, form: str = ".3f"
-) -> str:
-    """A number, and its interval where it has one."""
-    if value is None:
-        return "-"
-    return (
-        f"{value:{form}}"
-        if low is None or high is None
-        else f"{value:{form}} [{low:{form}}, {high:{form}}]"
-    )
+def _cell(estimate: Mapping[str, Any], form: str = ".3f") -> str:
+    """A number with what is known of its interval and of the spread between seeds."""
+    if estimate["value"] is None:
+        return f"not computed: {estimate['why']}" if estimate.get("why") else "-"
+    shown, low, high = (estimate.get(name) for name in ("value", "low", "high"))
+    cell = f"{shown:{form}}"
+    if low is not None and high is not None:
+        cell += f" [{low:{form}}, {high:{form}}]"
+    spread = estimate.get("spread")
+    return cell if spread is None else f"{cell} sd {spread:.3f}"
 
 
 def _words(measure: str) -> str:
-    return measure.replace("_", " ")
+    return measure.replace("_percent", " %").replace("_", " ")
 
 
 def _measures(systems: Mapping[str, Any]) -> Table:
-    rows = []
+    rows: list[list[str]] = []
     if any(scores["seeds"] > 1 for scores in systems.values()):
-        rows.append(["pooled submissions", *(str(scores["seeds"]) for scores in systems.values())])
-    for name, title in (
-        ("unreadable", "unreadable answers"),
-        ("missing", "notes without an answer"),
-    ):
+        rows.append(["pooled submissions", *(str(of["seeds"]) for of in systems.values())])
+    counted = {"unreadable": "unreadable answers", "missing": "notes without an answer"}
+    for name, title in counted.items():
         counts = [scores[name] for scores in systems.values()]
-        rows.append(
-            [title, *(f"{count:.4g}, counted as wrong" if count else "0" for count in counts)]
-        )
-    for name in next(iter(systems.values()))["measures"]:
+        rows.append([title, *(f"{n:.4g}, counted as wrong" if n else "0" for n in counts)])
+    first = next(iter(systems.values()))
+    for name in first["measures"]:
         measures = [scores["measures"][name] for scores in systems.values()]
         # A composite that is not computed has the reason in the row of its score.
-        if not name.endswith("_composite") or any(
-            measure["value"] is not None for measure in measures
-        ):
+        if not name.endswith("_composite") or any(m["value"] is not None for m in measures):
             rows.append([_words(name), *map(_cell, measures)])
     rows.append([])
-    for name in next(iter(systems.values()))["screening"]:
+    for name in first["screening"]:
         form = ".1f" if name.startswith("false_alarms") else ".3f"
         cells = [_cell(scores["screening"][name], form) for scores in systems.values()]
-        rows.append([_words(name).replace(" percent", " %"), *cells])
+        rows.append([_words(name), *cells])
     return _table("Scores with 95 % intervals", ["", *systems], rows)
 
 
@@ -285,102 +201,58 @@ def _groups(system: str, kinds: Mapping[str, Any]) -> Table:
     rows: list[list[str]] = []
     for kind, groups in kinds.items():
         for label, group in groups.items():
-            values = [group["measures"].get(m, {"value": None}) for m in metrics.GROUP_MEASURES]
-            cells = [
-                "-" if measure["value"] is None else _cell(measure, ".2f") for measure in values
-            ]
-            rows.append(
-                [
-                    f"{label} sentence" if kind == "error position" else label,
-                    str(group["notes"]),
-                    *cells,
-                ]
-            )
+            title = f"{label} sentence" if kind == "error position" else label
+            found = [group["measures"].get(name) for name in GROUP_MEASURES]
+            cells = ("-" if m is None or m["value"] is None else _cell(m, ".2f") for m in found)
+            rows.append([title, str(group["notes"]), *cells])
         rows.append([])
     title = f"By kind of note: {system}".removesuffix(": ")
-    return _table(title, ["", "notes", *map(_words, metrics.GROUP_MEASURES)], rows)
+    return _table(title, ["", "notes", *map(_words, GROUP_MEASURES)], rows)
 
 
 def _comparison(first: str, second: str, differences: Mapping[str, Any]) -> Table:
     rows = [
-        (_words(name), _moved(one), "" if one["p_value"] is None else f"{one['p_value']:.2g}")
+        (
+            _words(name),
+            _cell(one, "+.3f"),
+            "" if one["p_value"] is None else f"{one['p_value']:.2g}",
+        )
         for name, one in differences.items()
         if one["value"] is not None
     ]
     return _table(f"{first} minus {second}", ["", "difference", "bootstrap p"], rows)
 
 
-def _beside(report: Mapping[str, Any]) -> Iterator[RenderableType]:
-    quoted = report["published"]
+def _bounds(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """The systems, the floors and published results in one table, and notes on them."""
     rows, notes = [], []
     for name, scores in report["systems"].items():
         above = scores["below_floors"]
-        values = {m: scores["measures"][m]["value"] for m in COMPARED}
-        rows.append(
-            [
-                name,
-                *(_with_interval(values[m]) + (" <" if above.get(m) else "") for m in COMPARED),
-            ]
-        )
+        values = {key: scores["measures"][key]["value"] for key in COMPARED}
+        cells = (_number(values[key]) + " <" * bool(above.get(key)) for key in COMPARED)
+        rows.append([name, *cells])
         notes += [
-            f"< {name}, {_words(m)}: below {'; '.join(names)}"
-            for m, names in above.items()
+            f"< {name}, {_words(measure)}: below {'; '.join(names)}"
+            for measure, names in above.items()
             if names
         ]
     rows.append([])
-    for floor in report["floors"]:
-        title = f"floor: {floor['name']}" + (
-            f" (not computed: {floor['why']})" if floor["why"] else ""
-        )
-        values = {
-            m: floor["scores"]["measures"][m]["value"] if floor["scores"] else None
-            for m in COMPARED
-        }
-        rows.append([title, *map(_with_interval, values.values())])
-    if quoted:
-        rows.append([])
+    for name, floor in report["floors"].items():
+        cells = (_number(floor["measures"][key]["value"]) for key in COMPARED)
+        rows.append([f"floor: {name}", *cells])
+    quoted = report["published"]
+    rows += [[]] if quoted else []
     sources: dict[str, int] = {}
     for published in quoted:
-        number = sources.setdefault(
-            f"{published['source']}; {published['differs']}", len(sources) + 1
-        )
-        cells = (_with_interval(published["measures"].get(m)) for m in COMPARED)
+        source = f"{published['source']}; {published['differs']}"
+        number = sources.setdefault(source, len(sources) + 1)
+        cells = (_number(published["measures"].get(key)) for key in COMPARED)
         rows.append([f"quoted: {published['system']} [{number}]", *cells])
     title = "Against floors" + (" and published results" if quoted else "")
     yield _table(title, ["", *map(_words, COMPARED)], rows)
-    yield Group(
-        *map(plain, (*notes, *(f"[{number}] {source}" for source, number in sources.items())))
-    )
+    notes += [f"[{number}] {source}" for source, number in sources.items()]
+    yield Group(*map(plain, notes))
 
 
-def _robustness(report: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield the results of ``medserl evaluate`` with ``--twins`` and ``--shortcuts``."""
-    if twins := report.get("twins"):
-        rows = []
-        for name, share in [*twins.items()][1:]:
-            value, low, high = share or (None, None, None)
-            rows.append(
-                [
-                    _words(name),
-                    _with_interval(value, low, high, "+.3f" if name == "bias" else ".3f"),
-                ]
-            )
-        yield _table(f"Both notes of {twins['cases']} cases", ["", "of cases"], rows)
-    if shortcuts := report.get("shortcuts"):
-        measures = ("flag_accuracy", "sentence_accuracy")
-        rows = [
-            [name, *(_moved(moved["differences"][m]) for m in measures)]
-            for name, moved in shortcuts.items()
-        ]
-        yield _table("How far accuracy moves", ["", *map(_words, measures)], rows)
-
-
-def _moved(difference: Mapping[str, Any]) -> str:
-    return _with_interval(difference["value"], difference["low"], difference["high"], "+.3f")
-
-
-def _cell(measure: Mapping[str, Any], form: str = ".3f") -> str:
-    if measure["value"] is None:
-        return f"not computed: {measure['why']}"
-    spread = "" if measure["spread"] is None else f" sd {measure['spread']:.3f}"
-    return _with_interval(measure["value"], measure["low"], measure["high"], form) + spread
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from itertools import product
@@ -25,25 +25,8 @@ from rich.table import Table
 from medserl_agentloop.core import identity
 from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.client import blocking, without_credentials
-from medserl_agentloop.core.interaction import NoReplyError, Reply
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile, lock_folder
-from medserl_agentloop.evaluation.play import (
-    AtOnce,
-    Data,
-    ExtraBody,
-    JudgeName,
-    KeyVariable,
-    Model,
-    Profile,
-    Retries,
-    Settings,
-    model_at,
-    play_match,
-    run_config,
-    run_of,
-    start_games,
-    template_of,
-)
+from medserl_agentloop.evaluation import play
 from medserl_agentloop.games.medical.case import GameSpec, Label, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, read_games
@@ -53,21 +36,18 @@ from medserl_agentloop.terminal import errors_in_one_line, say, table
 if TYPE_CHECKING:
     import pandas as pd
 
-RESULTS = "tournament.json"
-TABLE = "tournament.csv"
+RESULTS, TABLE = "tournament.json", "tournament.csv"
 _BY = ["attacker", "assessor"]
 _OF_ASSESSORS = ["errors found, untouched", "false alarms, untouched", "false alarms, decoys"]
 _IN_WORDS = {"detection": "errors found in attacks", "success": "attacks that succeed"}
-_LESS_IS_BETTER = ("false alarms, untouched", "false alarms, decoys")
 
 
 class Entry(NamedTuple):
     """A player as named on the command line."""
 
-    name: str  # for tables and records
+    name: str  # for tables and records; RUN/STEP of a run's checkpoint
     place: str  # its folder, or the address of its server
     served: str | None = None  # name of the model that a server serves
-    run: str = ""  # name of the run that it is a checkpoint of
 
 
 class _Match(NamedTuple):
@@ -89,26 +69,19 @@ class SkillChange(NamedTuple):
     def __str__(self) -> str:
         first, last = (f"{100 * hits / games:.0f}" for hits, games in (self.before, self.after))
         value, low, high = (100 * number for number in self.difference)
-        shown = low > 0 or high < 0
-        better = "worse" if (value < 0) is (self.measure not in _LESS_IS_BETTER) else "better"
+        more_is_better = not self.measure.startswith("false alarms")
+        better = "better" if (value > 0) is more_is_better else "worse"
         moved = f"{better} by {abs(value):.0f} points, {low:+.0f} to {high:+.0f}"
-        name = _IN_WORDS.get(self.measure, self.measure)
-        return f"{name} {first} → {last} % ({moved if shown else 'no difference shown'})"
+        shown = moved if low > 0 or high < 0 else "no difference shown"
+        return f"{_IN_WORDS.get(self.measure, self.measure)} {first} → {last} % ({shown})"
 
 
-def named(text: str) -> tuple[str, str]:
-    """The name and the place in NAME=PLAYER; the name may be missing."""
-    name, _, place = ("", "", text) if Path(text).exists() else text.rpartition("=")
-    return name, place
-
-
-def entries(text: str, ends: bool = False) -> list[Entry]:
-    """The players that an argument of the command means, oldest first, or the two ``ends`` of a
-    run.
+def entries(text: str) -> list[Entry]:
+    """The players that an argument of the command means, a run's oldest first.
 
     A ValueError if there is no such folder.
     """
-    name, place = named(text)
+    name, _, place = ("", "", text) if Path(text).exists() else text.rpartition("=")
     served, at, address = place.partition("@http")
     if at:
         return [Entry(name or served, f"http{address}", served)]
@@ -119,38 +92,34 @@ def entries(text: str, ends: bool = False) -> list[Entry]:
         )
     name = name or folder.resolve().name
     # verl deletes old checkpoints' weights and leaves what it did not write.
-    steps = {
-        int(actor.parent.name.rpartition("_")[2]): actor.parent
-        for actor in folder.glob("global_step_*/actor")
-    }
+    actors = folder.glob("global_step_*/actor")
+    steps = {int(actor.parent.name.rpartition("_")[2]): actor.parent for actor in actors}
     if not steps:
         return [Entry(name, place)]
-    start = run_config(folder).get("actor_rollout_ref", {}).get("model", {}).get("path", "")
-    first = [Entry(f"{name}/0", start, run=name)] if start and Path(start).is_dir() else []
-    every = first + [Entry(f"{name}/{step}", str(steps[step]), run=name) for step in sorted(steps)]
-    return [every[0], every[-1]] if ends and len(every) > 1 else every
+    start = play.run_config(folder).get("actor_rollout_ref", {}).get("model", {}).get("path", "")
+    first = [Entry(f"{name}/0", start)] if start and Path(start).is_dir() else []
+    return first + [Entry(f"{name}/{step}", str(steps[step])) for step in sorted(steps)]
 
 
 def progress(
     run: Annotated[Path, typer.Argument(help="Folder of a run that has saved a checkpoint.")],
-    data: Data = None,
+    data: play.Data = None,
     games: Annotated[int, typer.Option(min=1, help="Rows to draw.")] = 200,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder; else progress/STEP in the run's.")
-    ] = None,
 ) -> None:
     """Let a run's first and last player meet, and say what was gained.
 
-    It is medserl tournament --ends: both roles on the same notes, with the run's judge and prompts.
+    It is medserl tournament between the two, with the results in RUN/progress/STEP.
     """
     with errors_in_one_line():
-        if len(ends := entries(str(run), ends=True)) < 2:
+        if len(found := entries(str(run))) < 2:
             raise ValueError(
                 f"{run} lacks a checkpoint, or what it began with: give the folder of a run with "
                 "both"
             )
-    output = output or run / "progress" / ends[-1].name.rpartition("/")[2]
-    tournament([str(run)], output, data=data, games=games, ends=True)
+    first, last = found[0], found[-1]
+    output = run / "progress" / last.name.rpartition("/")[2]
+    ends = [f"{name}={place}" for name, place, _ in (first, last)]
+    tournament(ends, output, data=data, games=games)
 
 
 def tournament(
@@ -165,24 +134,16 @@ def tournament(
         Path | None,
         typer.Option("--output", "-o", help="Folder; else tournament/ in the first run's."),
     ] = None,
-    data: Data = None,
-    ends: Annotated[
-        bool, typer.Option("--ends", help="Of a run only its start and its last checkpoint.")
-    ] = False,
+    data: play.Data = None,
     games: Annotated[
         int, typer.Option(min=1, help="Rows to draw, those to attack and untouched ones.")
     ] = 100,
-    seed: Annotated[int, typer.Option(help="Draws the rows and seeds every turn.")] = 0,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="Sampling temperature of all players.")
-    ] = 1.0,
-    profile: Profile = None,
-    judge: JudgeName = None,
-    concurrency: AtOnce = 16,
-    retries: Retries = 3,
-    api_key_env: KeyVariable = None,
-    extra_body: ExtraBody = None,
-    settings: Settings = None,
+    profile: play.Profile = None,
+    judge: play.JudgeName = None,
+    concurrency: play.AtOnce = 16,
+    api_key_env: play.KeyVariable = None,
+    extra_body: play.ExtraBody = None,
+    settings: play.Settings = None,
 ) -> None:
     """Let players meet each other on the same notes: who finds whose errors?
 
@@ -191,30 +152,20 @@ def tournament(
     """
     console = Console()
     with errors_in_one_line(stopped="the same command goes on after the pairings so far"):
-        everyone = [entry for text in players for entry in entries(text, ends)]
+        everyone = [entry for text in players for entry in entries(text)]
         ((name, count),) = Counter(entry.name for entry in everyone).most_common(1)
         if count > 1:
             raise ValueError(f"{count} players are called {name}: name one of them, NEWNAME=PLAYER")
-        places = [named(text)[1] for text in players]
-        run = next(filter(None, map(run_config, places)), {})
-        output = output or next(filter(None, map(run_of, places)), Path()) / "tournament"
+        run = next(filter(None, (play.run_config(entry.place) for entry in everyone)), {})
+        folder = next(filter(None, (play.run_of(entry.place) for entry in everyone)), Path())
+        output = output or folder / "tournament"
         # Nobody attacks untouched notes, and a second assessment of a note is no second game.
         settings = [*(settings or []), "assessments=1"]
-        chosen = {"profile": profile, "judge": judge}
-        interaction, started = start_games(run, MedicalConfig, chosen, settings, data, games, seed)
+        named = {"profile": profile, "judge": judge}
+        interaction, started = play.start_games(run, MedicalConfig, named, settings, data, games)
         rows = dict(enumerate(game.record.spec for game in started))
-        asking = {"api_key_env": api_key_env, "retries": retries, "concurrency": concurrency}
-        asked = {
-            "players": {e.name: _identity(e, asking, extra_body) for e in everyone},
-            "rows": identity.of_values([asdict(spec) for spec in rows.values()]),
-            "temperature": temperature,
-            "seed": seed,
-            "template": template_of(run),
-            "extra_body": extra_body or None,
-            "selfplay": interaction.config.model_dump(mode="json"),
-        }
         attacked = {number: spec for number, spec in rows.items() if spec.category.has_attack}
-        untouched = {n: spec for n, spec in rows.items() if n not in attacked}
+        untouched = {number: spec for number, spec in rows.items() if number not in attacked}
         errors = sum(spec.target_label is Label.HARMFUL for spec in attacked.values())
         if not errors:
             raise ValueError(
@@ -228,6 +179,23 @@ def tournament(
             f"an error in and {len(attacked) - errors} rewordings in each of {len(everyone)} x "
             f"{len(everyone)} pairings, {len(untouched)} untouched notes for each assessor",
         )
+        template = play.template_of(run)
+        asking = {"api_key_env": api_key_env, "concurrency": concurrency}
+
+        @lru_cache(maxsize=2)  # large models do not all fit into memory
+        def model_of(entry: Entry) -> play.Model:
+            fields = extra_body if entry.served else None
+            model = play.model_at(entry.place, entry.served, template, extra_body=fields, **asking)
+            model.name = entry.name
+            return model
+
+        asked = {
+            "players": {entry.name: _identity(entry, model_of) for entry in everyone},
+            "rows": identity.of_values([asdict(spec) for spec in rows.values()]),
+            "template": template,
+            "extra_body": extra_body or None,
+            "selfplay": interaction.config.model_dump(mode="json"),
+        }
         with lock_folder(output, wait_s=0):
             results = output / RESULTS
             before = json.loads(results.read_text("utf-8")) if results.exists() else {}
@@ -239,87 +207,68 @@ def tournament(
                 )
             results.write_text(json.dumps({"settings": asked}, indent=1), encoding="utf-8")
             file = StepFile(output / GAMES_FILE)
-            asyncio.run(_play(matches, asked, interaction.config, asking, file, console))
-        _conclude(output, asked, everyone, console)
+            asyncio.run(_play(matches, model_of, interaction.config, file, console))
+        _conclude(output, asked, [entry.name for entry in everyone], console)
 
 
-def _identity(entry: Entry, asking: Mapping[str, Any], extra_body: list[str] | None) -> Any:
+def _identity(entry: Entry, model_of: Callable[[Entry], play.Model]) -> Any:
     """A player's weights, as far as its folder or its server tells: a tournament does not go on
     with others.
     """
     if entry.served is None:
-        from medserl_agentloop.evaluation.local_models import facts_of
+        from medserl_agentloop.evaluation.local_models import facts_of  # loads verl
 
         return facts_of(Path(entry.place))["sha256"]
-    model = model_at(entry.place, entry.served, {}, extra_body=extra_body, **asking)
+    model = model_of(entry)
     assert isinstance(model, ServedModel)
-    return {"name": model.name, "server": model.url, **blocking(model.check())}
+    return {"name": entry.served, "server": model.url, **blocking(model.check())}
 
 
 async def _play(
     matches: Sequence[_Match],
-    asked: Mapping[str, Any],
+    model_of: Callable[[Entry], play.Model],
     config: MedicalConfig,
-    asking: Mapping[str, Any],
     file: StepFile,
     console: Console,
 ) -> None:
-    """Play the matches that the file does not hold whole; a match is written when all of it is
-    played.
-    """
-
-    @lru_cache(maxsize=2)  # large models do not all fit into memory
-    def model_of(entry: Entry) -> Model:
-        fields = asked["extra_body"] if entry.served else None
-        model = model_at(entry.place, entry.served, asked["template"], extra_body=fields, **asking)
-        model.name = entry.name
-        return model
-
+    """Play the matches that the file does not hold whole; a match is written when it has ended."""
     file.cut_after(len(matches))  # a killed process left a line half-written
     played = Counter(line["step"] for line in file.read()) if file.path.exists() else Counter[int]()
     whole = [played[number] == len(match.specs) for number, match in enumerate(matches)]
     done = [*whole, False].index(False)
     file.cut_after(done - 1)
-    drawn = {"temperature": asked["temperature"], "seed": asked["seed"]}
-    attacks: dict[Entry | None, dict[int, Reply | NoReplyError]] = defaultdict(dict)
+    attacks: dict[Entry | None, play.Said] = defaultdict(dict)
     for number, (attacker, assessor, specs) in track(
         [*enumerate(matches)][done:], "pairings", console=console, transient=True
     ):
-        records = await play_match(
-            model_of(attacker or assessor),
-            model_of(assessor),
-            [*specs.values()],
-            config,
-            attacks=attacks[attacker],
-            **drawn,
+        pair = model_of(attacker or assessor), model_of(assessor)
+        records = await play.play_match(
+            *pair, [*specs.values()], config, attacks=attacks[attacker], temperature=1.0
         )
         for record, row in zip(records, specs, strict=True):
             record.context, record.uid, record.step = "isolated", str(row), number
         file.append(record.to_json() for record in records)
 
 
-def _conclude(
-    output: Path, asked: dict[str, Any], everyone: Sequence[Entry], console: Console
-) -> None:
+def _conclude(output: Path, asked: dict[str, Any], names: Sequence[str], console: Console) -> None:
     records = list(read_games(output / GAMES_FILE))
     void = [record.void for record in records if record.is_void]
     if len(void) == len(records):
         raise ValueError(f"all games are void, the first because of: {void[0]}")
     results = shares(records)
     runs = defaultdict[str, list[str]](list)
-    for entry in everyone:
-        runs[entry.run].append(entry.name)
-    gained = {run: changes(results, names[0], names[-1]) for run, names in runs.items() if run}
+    for name in names:
+        runs[name.rpartition("/")[0]].append(name)  # RUN/STEP
+    gained = {run: changes(results, of[0], of[-1]) for run, of in runs.items() if run}
     results.to_csv(output / TABLE, index=False)
     numbers = {
+        "settings": asked,
         "void": len(void),
         "shares": results.to_dict("records"),
         "changes": {run: [change._asdict() for change in found] for run, found in gained.items()},
     }
-    (output / RESULTS).write_text(
-        json.dumps({"settings": asked, **numbers}, indent=1), encoding="utf-8"
-    )
-    console.print(*tables(results, [entry.name for entry in everyone]))
+    (output / RESULTS).write_text(json.dumps(numbers, indent=1), encoding="utf-8")
+    console.print(*tables(results, names))
     if void:
         say(console, f"void: {len(void)} of {len(records)} games, the first because of: {void[0]}")
     say(console, f"{output}: {GAMES_FILE}, {RESULTS}, {TABLE}")
@@ -328,14 +277,12 @@ def _conclude(
             say(console, f"{run}, first against last: {'; '.join(map(str, found))}")
 
 
+# --- the group-by ---
+
+
 def shares(games: Sequence[MedicalRecord]) -> pd.DataFrame:
     """Counted shares, a row each, with Wilson's 95 % interval; ``attacker`` or ``assessor`` is
-    empty for all of them.
-
-    ``detection``: of the valid attacks that put an error in, found. ``success``: of all that were
-    to put one in, valid and not found. ``valid``, ``valid decoys`` count an attack once, against
-    the first assessor. ``false alarms`` are correct notes called wrong, ``untouched`` or validly
-    reworded (``decoys``); ``errors found, untouched`` the data's.
+    empty for all of them. docs/evaluation.md has the measures.
     """
     import pandas as pd  # not at the top: half a second of every command
 
@@ -353,7 +300,7 @@ def shares(games: Sequence[MedicalRecord]) -> pd.DataFrame:
     )
     attacked, untouched = facts[facts.attacker != ""], facts[facts.attacker == ""]
     errors, decoys = attacked[attacked.harmful], attacked[~attacked.harmful]
-    once = ["attacker", "game"]
+    once = ["attacker", "game"]  # an attack, against whichever assessor
     counted = [
         ("detection", errors[errors.valid], "detected", _BY),
         ("success", errors.assign(won=errors.valid & ~errors.detected), "won", _BY),
@@ -370,72 +317,50 @@ def shares(games: Sequence[MedicalRecord]) -> pd.DataFrame:
         .assign(measure=measure)
         for measure, of, column, by in counted
     ).reset_index(drop=True)
-    intervals = [
-        wilson_interval(hits, games)
-        for hits, games in zip(results["hits"], results["games"], strict=True)
-    ]
+    intervals = [wilson_interval(row.hits, row.games) for row in results.itertuples()]
     results[["low", "high"]] = pd.DataFrame(intervals, columns=["low", "high"], dtype=float)
     columns = ["measure", *_BY, "hits", "games", "share", "low", "high"]
-    return (
-        results.reindex(columns=columns)
-        .fillna({role: "" for role in _BY})
-        .astype({"hits": int, "share": float})
-    )
+    whole = results.reindex(columns=columns).fillna({role: "" for role in _BY})
+    return whole.astype({"hits": int, "share": float})
 
 
 def _is_as_asked(game: MedicalRecord) -> bool:
     """Return whether the judge says that the note became what the row asks for."""
-    judged = game.judgement
-    return (
-        judged is not None
-        and judged.label is game.spec.target_label
-        and judged.realistic is not False
-    )
+    judged, wanted = game.judgement, game.spec.target_label
+    return judged is not None and judged.label is wanted and judged.realistic is not False
 
 
 def changes(results: pd.DataFrame, first: str, last: str) -> list[SkillChange]:
-    """Return what the assessor and the attacker gained, by the table of shares.
+    """What the assessor and the attacker gained, by the table of shares.
 
     Attacks are those of both players, and an attacker's success is that against both.
     """
-    found = []
-    for measure, role in (
-        *((measure, "assessor") for measure in _OF_ASSESSORS),
-        ("detection", "assessor"),
-        ("success", "attacker"),
-    ):
-        rows = results[results.measure == measure]
-        rows = rows[
-            rows[[name for name in _BY if name != role]].isin(["", first, last]).all(axis=1)
-        ]
+    found: list[SkillChange] = []
+    roles = dict.fromkeys((*_OF_ASSESSORS, "detection"), "assessor") | {"success": "attacker"}
+    for measure, role in roles.items() if first != last else ():
+        (other,) = set(_BY) - {role}
+        rows = results[(results.measure == measure) & results[other].isin(["", first, last])]
         before, after = (
             (int(own.hits.sum()), int(own.games.sum()))
             for own in (rows[rows[role] == name] for name in (first, last))
         )
-        if first != last and before[1] and after[1]:
+        if before[1] and after[1]:
             found.append(SkillChange(measure, before, after, share_difference(before, after)))
     return found
 
 
 def tables(results: pd.DataFrame, players: Sequence[str]) -> Iterator[Table]:
     """The matrices and a line for each player, shares in % with their intervals."""
-    shown = results.assign(
-        cell=[
-            f"{100 * row.share:.0f} [{100 * row.low:.0f}, {100 * row.high:.0f}]"
-            for row in results.itertuples()
-        ]
-    )
+    percent = (100 * results[["share", "low", "high"]]).round(0).astype(int).astype(str)
+    shown = results.assign(cell=percent.share + " [" + percent.low + ", " + percent.high + "]")
     for title, rows, columns, measures in (
         ("valid errors found, %", "attacker", "assessor", ["detection"]),
         ("attacks that are valid and not found, %", "attacker", "assessor", ["success"]),
         ("attackers, %", "attacker", "measure", ["valid", "valid decoys"]),
         ("assessors, %", "assessor", "measure", _OF_ASSESSORS),
     ):
-        cells = (
-            shown[shown.measure.isin(measures)]
-            .pivot(index=rows, columns=columns, values="cell")
-            .fillna("")
-        )
+        of_measures = shown[shown.measure.isin(measures)]
+        cells = of_measures.pivot(index=rows, columns=columns, values="cell").fillna("")
         cells = cells.loc[[name for name in players if name in cells.index]]
         cells = cells[[name for name in (*players, *measures) if name in cells]]
         yield table(title, [f"{rows} \\ {columns}", *cells], list(cells.itertuples()))

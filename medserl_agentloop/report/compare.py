@@ -21,7 +21,6 @@ from medserl_agentloop import report
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE
 from medserl_agentloop.paths import regular_file
 from medserl_agentloop.scoring.metrics import (
-    Z_95,
     share_difference,
     student_quantile,
     wilson_interval,
@@ -177,7 +176,7 @@ def _difference(first: Runs, second: Runs) -> Difference | None:
     """B minus A with its interval, over runs where both sides have several, else over games."""
     pooled = [pd.concat(runs) for runs in (first, second)]
     samples: Any = pooled
-    if over_runs := len(first) > 1 and len(second) > 1:
+    if len(first) > 1 and len(second) > 1:
         samples = [np.array([run.mean() for run in runs]) for runs in (first, second)]
     elif _is_share(first):
         counts = [(int(games.sum()), len(games)) for games in pooled]
@@ -186,7 +185,7 @@ def _difference(first: Runs, second: Runs) -> Difference | None:
         return None
     x, y = (sample.astype(float) for sample in samples)
     error = (x.var(ddof=1) / len(x) + y.var(ddof=1) / len(y)) ** 0.5
-    half = float(error * (student_quantile(len(x) + len(y) - 2) if over_runs else Z_95))
+    half = float(error * student_quantile(len(x) + len(y) - 2))
     difference = float(y.mean() - x.mean())
     return difference, difference - half, difference + half
 

@@ -1,26 +1,31 @@
-"""Scores with 95 % intervals from predictions and their reference.
+"""Scores with 95 % intervals from graded notes, floors to beat, and verl's validation with both.
 
-Every measure is a ratio of two sums over notes; docs/evaluation.md has the rules of the shared
-task. The bootstrap draws whole cases, because the two notes of a case are not independent, and
-recomputes both sums; Wilson's interval with the variance of these draws holds near 0 and 1 too.
+The bootstrap draws whole cases, because the two notes of a case are not independent, and recomputes
+both sums of a measure; Wilson's interval with the variance of these draws holds near 0 and 1 too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from medserl_agentloop.scoring.notes import Prediction, ReferenceNote
-from medserl_agentloop.scoring.official import SCORERS, Scorer
+from medserl_agentloop.scoring.notes import CUT_OFF, TEXTS, Prediction, ReferenceNote, majority
+from medserl_agentloop.scoring.official import SCORERS, Grades, Numbers, Scorer, grade
 
 RESAMPLES = 2000
 GROUP_MEASURES = ("flag_accuracy", "sentence_accuracy", "rouge_1")
 PREVALENCES = (0.01, 0.05, 0.10)
 """Shares of notes with an error for which the precision of an alarm is computed."""
+COMPARED = ("flag_accuracy", "f1", "sentence_accuracy", "rouge_1_composite")
+"""The measures that a floor bounds. "Always error" has a recall of 1, so recall alone says nothing.
+"""
+_CORE = ("flag_accuracy", "sentence_accuracy", "f1")  # verl's word for what counts most
 _NOTHING_TO_COUNT = {
     "precision": "no note is said to have an error",
     "recall": "no note has an error",
@@ -28,24 +33,7 @@ _NOTHING_TO_COUNT = {
     "false_positive_rate": "every note has an error",
 }
 _NO_PAIR = "no note has a correction both in the reference and by the system"
-
-Z_95 = 1.96  # standard errors from the middle of a 95 % interval to its ends
 _ROUNDING = 1e-6  # a perfect ROUGE is a little less than 1
-
-Numbers = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class Grades:
-    """One submission, note by note, in the order of the text ids."""
-
-    notes: tuple[ReferenceNote, ...]
-    sums: dict[
-        str, Numbers
-    ]  # of each measure, what each note adds above and below the line; (2, N)
-    why: dict[str, str]  # of each measure that is not computed, the reason
-    unreadable: int
-    missing: int
 
 
 @dataclass(frozen=True)
@@ -61,19 +49,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Scores:
-    """Everything that is said about one system.
-
-    Notes with an unreadable answer, or none, are wrong in everything.
-    """
+    """One system's scores. Notes with an unreadable answer, or none, are wrong in everything."""
 
     notes: int
     errors: int
     unreadable: float  # mean over the seeds, as is the next
     missing: float
     measures: dict[str, Estimate]
-    groups: dict[
-        str, dict[str, dict[str, Any]]
-    ]  # by kind (error type, position) and name: ``notes`` and ``measures``
+    groups: dict[str, dict[str, dict[str, Any]]]  # kind and name -> ``notes`` and ``measures``
     screening: dict[str, Estimate]  # what a reader of the alarms would meet
     seeds: int = 1
 
@@ -89,145 +72,40 @@ def score(
     return summarise([grade(reference, predictions, scorers)], resamples=resamples)
 
 
-def grade(
-    reference: Sequence[ReferenceNote],
-    predictions: Iterable[Prediction],
-    scorers: Mapping[str, Scorer] = SCORERS,
-) -> Grades:
-    """Judge every note, with the scorers of corrections by measure; of several predictions the last
-    counts.
-    """
-    if not reference:
-        raise ValueError("the reference has no notes; give MEDEC's CSV with at least one row.")
-    notes = sorted(reference, key=lambda note: note.text_id)
-    by_id = {prediction.text_id: prediction for prediction in predictions}
-    answers = [by_id.get(note.text_id) for note in notes]
-    given = [
-        answer or Prediction(note.text_id, parsed=False)
-        for answer, note in zip(answers, notes, strict=True)
-    ]
-    parsed = np.array([prediction.parsed for prediction in given])
-    wrong = np.array([note.flag for note in notes])
-    alarm = np.array([prediction.flag for prediction in given]) & parsed
-    same_sentence = np.array(
-        [p.sentence_id == note.sentence_id for p, note in zip(given, notes, strict=True)]
-    )
-    every = np.ones(len(notes))
-    sums = {
-        "readable": (parsed, every),
-        "flag_accuracy": ((alarm == wrong) & parsed, every),
-        "precision": (alarm & wrong, alarm),
-        "recall": (alarm & wrong, wrong),
-        "f1": (2.0 * (alarm & wrong), alarm * 1.0 + wrong),
-        "false_positive_rate": (alarm & ~wrong, ~wrong),
-        "sentence_accuracy": (same_sentence & parsed, every),
-    }
-    corrections, why = _corrections(notes, given, scorers)
-    return Grades(
-        notes=tuple(notes),
-        sums={name: np.array(sides, dtype=float) for name, sides in (sums | corrections).items()},
-        why=why,
-        unreadable=sum(answer is not None and not answer.parsed for answer in answers),
-        missing=answers.count(None),
-    )
-
-
-def _corrections(
-    notes: Sequence[ReferenceNote], given: Sequence[Prediction], scorers: Mapping[str, Scorer]
-) -> tuple[dict[str, tuple[Numbers, Numbers]], dict[str, str]]:
-    """The measures of the corrections, and why some are absent."""
-    right = np.array([" ".join((note.correction or "").split()) for note in notes], dtype=object)
-    predicted = np.array(
-        [" ".join((one.scored_correction or "").split()) for one in given], dtype=object
-    )
-    both = (right != "") & (predicted != "")
-    neither = (right == "") & (predicted == "") & np.array([one.parsed for one in given])
-    scores: dict[str, Numbers] = {}
-    why: dict[str, str] = {}
-    for name, scorer in scorers.items():
-        of_pairs = scorer(list(predicted[both]), list(right[both]))
-        if isinstance(of_pairs, str):
-            why[name] = of_pairs
-        else:
-            scores[name] = np.zeros(len(notes))
-            scores[name][both] = of_pairs
-    if why:
-        why["aggregate"] = f"needs {' and '.join(why)}"
-    elif scores:
-        scores["aggregate"] = np.mean(list(scores.values()), axis=0)
-    why |= {f"{name}_composite": reason for name, reason in why.items()}
-    sums = {name: (of_notes, both) for name, of_notes in scores.items()}
-    composites = {
-        f"{name}_composite": (s + neither, np.ones(len(notes))) for name, s in scores.items()
-    }
-    return sums | composites, why
-
-
 def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES) -> Scores:
-    """The scores of a system, means over its submissions on the same notes; no intervals without
-    ``resamples``.
+    """A system's scores: means over its submissions; without ``resamples`` no intervals.
+
+    ValueError if the submissions are about different notes.
     """
     weights = _weights(seeds, resamples)
     notes = seeds[0].notes
     absent = {name: Estimate(None, why=why) for grades in seeds for name, why in grades.why.items()}
     names = [name for name in seeds[0].sums if name not in absent]
-    of_groups = [name for name in GROUP_MEASURES if name in names]
     measures = {name: _measure(seeds, name, weights) for name in names}
+    groups: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for kind, label, mask in _groups(notes):
+        of_group = {n: _measure(seeds, n, weights, mask) for n in GROUP_MEASURES if n in names}
+        groups[kind][label] = {"notes": int(mask.sum()), "measures": of_group}
     return Scores(
         notes=len(notes),
         errors=sum(note.flag for note in notes),
         unreadable=float(np.mean([grades.unreadable for grades in seeds])),
         missing=float(np.mean([grades.missing for grades in seeds])),
         measures=measures | absent,
+        groups=dict(groups),
         screening=_screening(measures["recall"], measures["false_positive_rate"]),
-        groups={
-            kind: {
-                label: {
-                    "notes": int(mask.sum()),
-                    "measures": {name: _measure(seeds, name, weights, mask) for name in of_groups},
-                }
-                for label, mask in masks.items()
-            }
-            for kind, masks in _groups(notes).items()
-        },
         seeds=len(seeds),
     )
-
-
-def _screening(recall: Estimate, alarms: Estimate) -> dict[str, Estimate]:
-    """False alarms per 100 correct notes, and by Bayes' rule the precision of an alarm.
-
-    The interval of a precision joins the ends of those of recall and of false alarms, so it is
-    conservative.
-    """
-    rates = (alarms.value, alarms.low, alarms.high)
-    value, low, high = (None if rate is None else 100 * rate for rate in rates)
-    found = {"false_alarms_per_100_correct_notes": Estimate(value, low, high, why=alarms.why)}
-    for share in PREVALENCES:
-        value = _precision(recall.value, alarms.value, share)
-        low = _precision(recall.low, alarms.high, share)
-        high = _precision(recall.high, alarms.low, share)
-        why = recall.why or alarms.why or "no note is said to have an error"
-        name = f"precision_at_a_prevalence_of_{100 * share:g}_percent"
-        found[name] = Estimate(None, why=why) if value is None else Estimate(value, low, high)
-    return found
-
-
-def _precision(recall: float | None, alarms: float | None, prevalence: float) -> float | None:
-    if recall is None or alarms is None or not recall + alarms:
-        return None
-    return prevalence * recall / (prevalence * recall + (1 - prevalence) * alarms)
 
 
 def compare(
     first: Sequence[Grades], second: Sequence[Grades]
 ) -> dict[str, dict[str, float | None]]:
-    """The first system minus the second on the same notes, by measure, JSON-able; a ValueError if
-    the notes differ.
+    """The first system minus the second on the same notes, by measure, JSON-able.
 
-    ``value`` is None where one of the two is not computed; the 95 % interval and the two-sided
-    ``p_value`` are by the paired bootstrap. Where a system is measured by a single case, there is
-    no interval.
+    ``value`` is None where one of the two is not computed. The 95 % interval and the two-sided
+    ``p_value`` are by the paired bootstrap; a single case gives no interval. ValueError if the
+    notes differ.
     """
     weights = _weights([*first, *second], RESAMPLES)
     absent = {name for grades in (*first, *second) for name in grades.why}
@@ -239,45 +117,66 @@ def compare(
         (a, drawn_a), (b, drawn_b) = (_ratios(seeds, name, weights) for seeds in (first, second))
         value, draws = float(a.mean() - b.mean()), drawn_a - drawn_b
         draws = draws[np.isfinite(draws)]
-        if np.isfinite(value):
-            one["value"] = value
-        if np.isfinite(value) and len(draws):
+        if not np.isfinite(value):
+            continue
+        one["value"] = value
+        if len(draws):
             cases = min(len(_counted_cases(seeds, name)) for seeds in (first, second))
             if cases > 1:
                 one["low"], one["high"] = np.percentile(draws, [2.5, 97.5]).tolist()
-            # One is added to both counts: no finite number of draws shows a p value of 0. Nor do
-            # few cases, which by chance all differ in one direction with the second of these
-            # probabilities.
+            # No finite number of draws shows a p value of 0, so one is added to both counts. All of
+            # few cases may differ in one direction by chance: that is the second probability.
             tail = min((draws <= 0).sum(), (draws >= 0).sum())
-            one["p_value"] = max(
-                min(1.0, float(2 * (tail + 1) / (len(draws) + 1))), 2.0 ** (1 - cases)
-            )
+            of_draws = min(1.0, float(2 * (tail + 1) / (len(draws) + 1)))
+            one["p_value"] = max(of_draws, 2.0 ** (1 - cases))
     return differences
 
 
-def _groups(notes: Sequence[ReferenceNote]) -> dict[str, dict[str, Numbers]]:
-    """Return masks (N,) of the notes by kind of group, then by name."""
-    kinds = sorted({note.error_type for note in notes if note.error_type})
-    groups: dict[str, dict[str, list[bool]]] = {
-        "notes": {
-            "with an error": [note.flag for note in notes],
-            "without an error": [not note.flag for note in notes],
-        },
-        "error type": {kind: [note.error_type == kind for note in notes] for kind in kinds},
-        "error position": {
-            at: [note.error_position == at for note in notes] for at in ("first", "middle", "last")
-        },
-    }
-    return {
-        kind: {name: np.array(mask) for name, mask in named.items() if any(mask)}
-        for kind, named in groups.items()
-        if named
-    }
+def _screening(recall: Estimate, alarms: Estimate) -> dict[str, Estimate]:
+    """False alarms per 100 correct notes, and by Bayes' rule the precision of an alarm.
+
+    The interval of a precision joins the ends of both rates' intervals, so it is conservative.
+    """
+    rates = (alarms.value, alarms.low, alarms.high)
+    value, low, high = (None if rate is None else 100 * rate for rate in rates)
+    found = {"false_alarms_per_100_correct_notes": Estimate(value, low, high, why=alarms.why)}
+    for share in PREVALENCES:
+        value = _precision(recall.value, alarms.value, share)
+        low = _precision(recall.low, alarms.high, share)
+        high = _precision(recall.high, alarms.low, share)
+        why = recall.why or alarms.why or _NOTHING_TO_COUNT["precision"]
+        name = f"precision_at_a_prevalence_of_{100 * share:g}_percent"
+        found[name] = Estimate(None, why=why) if value is None else Estimate(value, low, high)
+    return found
+
+
+def _precision(recall: float | None, alarms: float | None, prevalence: float) -> float | None:
+    if recall is None or alarms is None or not recall + alarms:
+        return None
+    return prevalence * recall / (prevalence * recall + (1 - prevalence) * alarms)
+
+
+def _groups(notes: Sequence[ReferenceNote]) -> Iterator[tuple[str, str, Numbers]]:
+    """The kind, name and mask (N,) of each group that has notes."""
+    types = sorted({note.error_type for note in notes if note.error_type})
+    groups: list[tuple[str, str, list[bool]]] = [
+        ("notes", "with an error", [note.flag for note in notes]),
+        ("notes", "without an error", [not note.flag for note in notes]),
+        *(("error type", kind, [note.error_type == kind for note in notes]) for kind in types),
+        *(
+            ("error position", at, [note.error_position == at for note in notes])
+            for at in ("first", "middle", "last")
+        ),
+    ]
+    return ((kind, name, np.array(mask)) for kind, name, mask in groups if any(mask))
+
+
+# --- intervals ---
 
 
 def _weights(seeds: Sequence[Grades], resamples: int) -> Numbers:
-    """Return how often each note is drawn with its case in each bootstrap draw (resamples, N); the
-    same for all.
+    """How often each note is drawn with its case in each bootstrap draw (resamples, N); the same
+    for all.
     """
     notes = seeds[0].notes
     if any(grades.notes != notes for grades in seeds):
@@ -286,11 +185,8 @@ def _weights(seeds: Sequence[Grades], resamples: int) -> Numbers:
         )
     names, case = np.unique([note.case or note.text_id for note in notes], return_inverse=True)
     equally = np.full(len(names), 1 / len(names))
-    return (
-        np.random.default_rng(0)
-        .multinomial(len(names), equally, size=resamples)
-        .astype(float)[:, case]
-    )
+    draws = np.random.default_rng(0).multinomial(len(names), equally, size=resamples)
+    return draws.astype(float)[:, case]
 
 
 def _ratios(
@@ -331,14 +227,12 @@ def _counted_cases(seeds: Sequence[Grades], name: str, mask: Numbers | float = 1
     """The cases that a measure of the notes under the mask counts, in any of the seeds."""
     counted = np.sum([grades.sums[name][1] for grades in seeds], axis=0) * mask > 0
     return {
-        note.case or note.text_id
-        for note, counts in zip(seeds[0].notes, counted, strict=True)
-        if counts
+        n.case or n.text_id for n, counts in zip(seeds[0].notes, counted, strict=True) if counts
     }
 
 
-def wilson_interval(hits: float, trials: float, quantile: float = Z_95) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share; (0, 1) without trials."""
+def wilson_interval(hits: float, trials: float, quantile: float = 1.96) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share, also of fractional counts; (0, 1) without trials."""
     if not trials:
         return 0.0, 1.0
     share, of_one = hits / trials, quantile**2 / trials
@@ -367,3 +261,114 @@ def student_quantile(degrees_of_freedom: float) -> float:
     from scipy.stats import t  # not at the top: half a second of every command
 
     return float(t.ppf(0.975, degrees_of_freedom))
+
+
+# --- floors ---
+
+
+def floors(reference: Sequence[ReferenceNote]) -> dict[str, Scores]:
+    """The scores of answers that need no medicine, by name, without intervals."""
+    given = {
+        "always no error": [Prediction(note.text_id) for note in reference],
+        "always error (first sentence)": [_copied(note, min) for note in reference],
+        "last sentence is wrong": [_copied(note, max) for note in reference],
+    }
+    return {name: score(reference, answers, resamples=0) for name, answers in given.items()}
+
+
+def _copied(note: ReferenceNote, which: Any) -> Prediction:
+    """An error in the first or last sentence (``min``, ``max``), corrected to the same sentence."""
+    number = which(note.sentences, default=0)
+    return Prediction(note.text_id, True, number, note.sentences.get(number) or None)
+
+
+def floors_above(scores: Scores, bounds: Mapping[str, Scores]) -> dict[str, tuple[str, ...]]:
+    """For each measure that a floor bounds, the floors that a system stays below."""
+    values = {name: scores.measures[name].value for name in COMPARED if name in scores.measures}
+    return {
+        name: tuple(f for f, of in bounds.items() if value < (of.measures[name].value or 0.0))
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+# --- verl's validation ---
+
+
+NotesBySet = Mapping[str, Mapping[str, ReferenceNote]]
+"""Reference notes by data set, then by text id."""
+
+
+def notes_by_set(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> NotesBySet:
+    """The notes of evaluation rows, each with its ``data_source`` and its ``extra_info``."""
+    notes: dict[str, dict[str, ReferenceNote]] = defaultdict(dict)
+    for source, facts in rows:
+        note = ReferenceNote.from_extra_info(facts)
+        notes[_data_set(source)][note.text_id] = note
+    return notes
+
+
+def scores_by_set(
+    notes: NotesBySet, data_sources: Sequence[str], facts: Mapping[str, Sequence[str | None]]
+) -> Iterator[tuple[dict[str, float], str]]:
+    """Each data set's metrics by verl's names, and a line that says them, from the ``TEXTS`` of the
+    answers.
+    """
+    answers: dict[tuple[str, str | None], list[Prediction]] = defaultdict(list)
+    cut: dict[str, list[bool]] = defaultdict(list)
+    columns = (facts[name] for name in TEXTS)
+    for source, text_id, verdict, sentence, correction, number, was_cut in zip(
+        data_sources, *columns, strict=True
+    ):
+        name = _data_set(source)
+        note = notes.get(name, {}).get(text_id or "")
+        if note is not None and verdict is not None:
+            named = None if number is None else int(number)
+            answer = Prediction.of_answer(note, verdict, sentence, correction, named)
+            answers[name, text_id].append(answer)
+            cut[name].append(was_cut == CUT_OFF)
+    for name, by_id in notes.items():
+        votes = [answers[name, text_id] for text_id in by_id if (name, text_id) in answers]
+        scores = score([*by_id.values()], map(majority, votes), resamples=0)
+        cut_rate = float(np.mean(cut[name])) if name in cut else None
+        yield _reported(name, scores, floors([*by_id.values()]), cut_rate)
+
+
+def _reported(
+    name: str, scores: Scores, bounds: Mapping[str, Scores], cut_rate: float | None
+) -> tuple[dict[str, float], str]:
+    values: dict[str, float | None] = {
+        "notes": float(scores.notes),
+        "unreadable": scores.unreadable,
+        "missing": scores.missing,
+        "cut_rate": cut_rate,
+    }
+    values |= {measure: m.value for measure, m in scores.measures.items()}
+    for kind, groups in scores.groups.items():
+        for group, of in groups.items():
+            values |= {f"{kind}/{group}/{key}": m.value for key, m in of["measures"].items()}
+    for title, floor in bounds.items():
+        values |= {f"floor/{title}/{key}": floor.measures[key].value for key in COMPARED}
+    metrics = {
+        f"val-{'core' if key in _CORE else 'aux'}/{name}/{_metric_name(key)}": value
+        for key, value in values.items()
+        if value is not None
+    }
+    parts = [f"{key} {values[key]:.3f}" for key in _CORE if values[key] is not None]
+    parts += [] if cut_rate is None else [f"{100 * cut_rate:.1f} % of the answers cut off"]
+    parts += [
+        f"{key} is below {', '.join(names)}"
+        for key, names in floors_above(scores, bounds).items()
+        if names
+    ]
+    said = ", ".join(parts).replace("_", " ")
+    return metrics, f"validation on {name}, {scores.notes} notes: {said}"
+
+
+def _metric_name(text: str) -> str:
+    """A name that every logger takes; MLflow refuses parentheses and commas."""
+    return re.sub(r"[^\w/.-]+", "_", text).strip("_")
+
+
+def _data_set(data_source: str) -> str:
+    return str(data_source).partition("/")[0]

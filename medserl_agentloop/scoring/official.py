@@ -1,18 +1,24 @@
-"""The scorers of corrections that the shared task has: ROUGE-1, BERTScore and BLEURT."""
+"""The shared task's rules: each note's part in every measure, and the scorers of corrections.
+
+Every measure is a ratio of two sums over notes (docs/evaluation.md); ``metrics`` adds them up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from medserl_agentloop.scoring.notes import spaced
+from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, spaced
 
 BERTSCORE_MODEL = "microsoft/deberta-xlarge-mnli"
 BLEURT_MODEL = "lucadiliello/BLEURT-20"
 _BATCH = 16
 _LONGEST = 512  # tokens of a sentence
+
+Numbers = np.ndarray[Any, Any]
 
 Scorer = Callable[[Sequence[str], Sequence[str]], Sequence[float] | str]
 """Takes predictions and references, none of them blank.
@@ -22,10 +28,9 @@ Returns a number in [0, 1] per pair, or why there are none.
 
 
 def _rouge_1(predictions: Sequence[str], references: Sequence[str]) -> list[float]:
-    """ROUGE-1 F of the package ``rouge``, which the task used; texts of nothing but full stops
-    score by equality.
+    """ROUGE-1 F of the task's package ``rouge``, over words, or characters of Chinese and Japanese.
 
-    It compares what stands between blanks; in Chinese and Japanese, characters.
+    Texts of nothing but full stops, which the package refuses, score by equality.
     """
     from rouge import Rouge
 
@@ -46,8 +51,7 @@ def _bertscore(predictions: Sequence[str], references: Sequence[str]) -> Any:
     if not predictions:
         return []
     scorer = BERTScorer(model_type=BERTSCORE_MODEL, lang="en", rescale_with_baseline=True)
-    # The model's tokenizer states no limit, and transformers 5 cannot truncate to the huge number
-    # in its place.
+    # The tokenizer states no limit, and transformers 5 cannot truncate to the huge number there.
     scorer._tokenizer.model_max_length = _LONGEST
     return scorer.score(list(predictions), list(references))[2]
 
@@ -61,12 +65,11 @@ def _bleurt(predictions: Sequence[str], references: Sequence[str]) -> Any:
     tokenizer = BleurtTokenizer.from_pretrained(BLEURT_MODEL)
     scores: list[float] = []
     for start in range(0, len(predictions), _BATCH):
-        pairs = (
-            list(references[start : start + _BATCH]),
-            list(predictions[start : start + _BATCH]),
-        )
+        batch = slice(start, start + _BATCH)
         inputs = tokenizer(
-            *pairs, padding="longest", truncation=True, max_length=_LONGEST, return_tensors="pt"
+            *(list(references[batch]), list(predictions[batch])),
+            **{"padding": "longest", "truncation": True, "max_length": _LONGEST},
+            return_tensors="pt",
         )
         with torch.inference_mode():
             scores += model(**inputs).logits.flatten().tolist()
@@ -103,3 +106,81 @@ NEURAL_SCORERS: Mapping[str, Scorer] = {
     "bertscore": _guarded(_bertscore, "bert-score", "eval-neural", BERTSCORE_MODEL),
     "bleurt": _guarded(_bleurt, "bleurt-pytorch", "eval-neural", BLEURT_MODEL),
 }
+
+
+@dataclass(frozen=True)
+class Grades:
+    """One submission, note by note, in the order of the text ids."""
+
+    notes: tuple[ReferenceNote, ...]
+    sums: dict[str, Numbers]  # by measure: each note's part in both sums, (2, N)
+    why: dict[str, str]  # by measure that is not computed: the reason
+    unreadable: int
+    missing: int
+
+
+def grade(
+    reference: Sequence[ReferenceNote],
+    predictions: Iterable[Prediction],
+    scorers: Mapping[str, Scorer] = SCORERS,
+) -> Grades:
+    """Judge every note, and corrections by ``scorers``; of several predictions the last counts."""
+    if not reference:
+        raise ValueError("the reference has no notes; give MEDEC's CSV with at least one row.")
+    notes = sorted(reference, key=lambda note: note.text_id)
+    by_id = {prediction.text_id: prediction for prediction in predictions}
+    answers = [by_id.get(note.text_id) for note in notes]
+    given = [
+        answer or Prediction(note.text_id, parsed=False)
+        for answer, note in zip(answers, notes, strict=True)
+    ]
+    parsed = np.array([one.parsed for one in given])
+    wrong = np.array([note.flag for note in notes])
+    alarm = np.array([one.flag for one in given]) & parsed
+    located = np.array([one.sentence_id for one in given]) == [note.sentence_id for note in notes]
+    every = np.ones(len(notes))
+    sums = {
+        "readable": (parsed, every),
+        "flag_accuracy": ((alarm == wrong) & parsed, every),
+        "precision": (alarm & wrong, alarm),
+        "recall": (alarm & wrong, wrong),
+        "f1": (2.0 * (alarm & wrong), alarm * 1.0 + wrong),
+        "false_positive_rate": (alarm & ~wrong, ~wrong),
+        "sentence_accuracy": (located & parsed, every),
+    }
+    right = np.array([" ".join((note.correction or "").split()) for note in notes], dtype=object)
+    wrote = np.array(
+        [" ".join((one.scored_correction or "").split()) for one in given], dtype=object
+    )
+    both = (right != "") & (wrote != "")
+    neither = (right == "") & (wrote == "") & parsed
+    scores, why = _corrections(wrote, right, both, scorers)
+    sums |= {name: (of_notes, both) for name, of_notes in scores.items()}
+    sums |= {f"{name}_composite": (of + neither, every) for name, of in scores.items()}
+    return Grades(
+        notes=tuple(notes),
+        sums={name: np.array(sides, dtype=float) for name, sides in sums.items()},
+        why=why | {f"{name}_composite": reason for name, reason in why.items()},
+        unreadable=sum(answer is not None and not answer.parsed for answer in answers),
+        missing=answers.count(None),
+    )
+
+
+def _corrections(
+    wrote: Numbers, right: Numbers, both: Numbers, scorers: Mapping[str, Scorer]
+) -> tuple[dict[str, Numbers], dict[str, str]]:
+    """Each scorer's numbers (N,), 0 but for notes with ``both`` corrections, and why some lack."""
+    scores: dict[str, Numbers] = {}
+    why: dict[str, str] = {}
+    for name, scorer in scorers.items():
+        of_pairs = scorer(list(wrote[both]), list(right[both]))
+        if isinstance(of_pairs, str):
+            why[name] = of_pairs
+        else:
+            scores[name] = np.zeros(len(both))
+            scores[name][both] = of_pairs
+    if why:
+        why["aggregate"] = f"needs {' and '.join(why)}"
+    elif scores:
+        scores["aggregate"] = np.mean(list(scores.values()), axis=0)
+    return scores, why

@@ -26,8 +26,7 @@ from typer.testing import Result
 from medserl_agentloop.core.chat import ChatClient, ServedModel
 from medserl_agentloop.core.client import NoAnswer, ServerOptions, blocking
 from medserl_agentloop.core.interaction import NoReplyError, Prompt, Reply, place
-from medserl_agentloop.evaluation.play import model_at
-from medserl_agentloop.evaluation.readiness import can_play, suggested_budget
+from medserl_agentloop.evaluation.play import can_play, model_at, suggested_budget
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
 from medserl_agentloop.games.kuhn_poker import rows as kuhn_rows
 from medserl_agentloop.games.medical.case import Category, Role
@@ -125,20 +124,15 @@ def test_the_command_says_how_long_turns_are_and_whether_the_model_can_play(
 
 
 def test_thresholds_are_those_of_the_page() -> None:
-    """``parse_rate`` 0.9, ``valid_rate`` 0.5, ``truncation_rate`` 0.02, ``no_signal_rate`` 0.8."""
     heard = {"attacker": turns(2, *range(1, 101)), "assessor": turns(3, *range(1, 101))}
     names = ("parse_rate", "valid_rate", "no_signal_rate")
     for values, count in (((0.9, 0.5, 0.8), 0), ((0.62, 0.4, 0.9), 3)):
         rates = {f"selfplay/attacker/{name}": v for name, v in zip(names, values, strict=True)}
-        said = list(can_play(rates, heard, 100))
-        assert len(said) == count + 1 and "3 % of the assessor's turns were cut" in said[0]
-    assert said[1].startswith("a warm start first: 62 % of the attacker's turns can be read")
-
-
-def test_a_budget_holds_99_of_100_turns_and_a_tenth_more() -> None:
-    assert suggested_budget(turns(0, *range(1, 101))) == 128  # 1.1 * 99, in steps of 64
-    assert suggested_budget(turns(2, *[1000] * 100)) == 1152
-    assert suggested_budget(turns(3, *[1000] * 100)) is None
+        *said, last = can_play(rates, heard, 100)
+        assert len(said) == count and "3 % of the assessor's turns were cut" in last
+    assert said[0].startswith("a warm start first: 62 % of the attacker's turns can be read")
+    assert suggested_budget(heard["attacker"]) == 128  # 1.1 * 99, in steps of 64
+    assert suggested_budget(heard["assessor"]) is None  # 3 % are cut
 
 
 def test_scheme_edit_limits_and_key_come_from_the_options(
@@ -148,14 +142,8 @@ def test_scheme_edit_limits_and_key_come_from_the_options(
     server.answer = lambda role, prompt: (
         attack_text(f"{ERROR_NOTE} She may go. And come.") + SAFE_ANSWER
     )
-    options = (
-        "--set",
-        "reward=zero_sum",
-        "--set",
-        "edits.max_changed_sentences=4",
-        "--api-key-env",
-        "TOY_KEY",
-    )
+    settings = ("reward=zero_sum", "edits.max_changed_sentences=4")
+    options = ("--api-key-env", "TOY_KEY", *(f"--set={setting}" for setting in settings))
     assert run(server, rows, tmp_path / "games.jsonl", "--games", "12", *options).exit_code == 0
     records = list(read_games(tmp_path / "games.jsonl"))
     attacks = [r.attack for r in records if r.category.value == "adversarial_benign"]
@@ -181,22 +169,12 @@ def test_games_of_a_server_need_a_named_judge(server: ChatServer, rows: Path) ->
         (["--data", "/nonesuch.parquet"], "/nonesuch.parquet: cannot be read"),
         (["--data", __file__], "cannot be read as parquet"),
         (["--extra-body", "max_tokens"], "--extra-body max_tokens: expected KEY=VALUE"),
-        (
-            ["--extra-body", "stop=[1"],
-            r"--extra-body stop=\[1: write KEY=VALUE, with the value as in YAML",
-        ),
-        (["--extra-body", "[1=2"], r"--extra-body \[1=2: write KEY=VALUE"),
-        (
-            ["--set", "reward=medsrl"],
-            "selfplay.reward: no reward scheme 'medsrl' .did you mean 'medserl'",
-        ),
+        (["--extra-body", "stop=[1"], r"--extra-body stop=\[1: write KEY=VALUE"),
+        (["--set", "reward=medsrl"], "selfplay.reward: no reward scheme 'medsrl'"),
         (["--judge", "nonesuch"], "no judge 'nonesuch'"),
         (["--profile", "nonesuch"], "no prompt profile 'nonesuch'"),
         (["--set", "edits.max_changed_word=3"], "edits.max_changed_word is not a key"),
-        (["--set", "edits"], "--set edits: expected KEY=VALUE"),
-        (["--set", "edits=[1"], r"--set edits=\[1: write KEY=VALUE, with the value as in YAML"),
         (["--api-key-env", "NO_SUCH_VARIABLE"], "an environment variable that is not set"),
-        (["--set", "game=kuhn_poker", "--judge", "labels"], "judge"),
         (["--output", __file__], "exists already"),
     ],
 )
@@ -338,7 +316,6 @@ def text(words: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("body", "prefix", "expected"),
     [
-        (completion("x"), "", Reply("x", 12, False)),
         (completion("x", finish="length"), "", Reply("x", 12, True)),
         (completion("x", finish=None), "", Reply("x", 12, False)),
         (completion("x", reasoning_content="why"), "", Reply(WHY, 12, False)),

@@ -140,10 +140,8 @@ def test_a_folder_of_another_tournament_is_refused(
     played: tuple[Path, Result], notes: Path
 ) -> None:
     before = (played[0] / "games.jsonl").read_bytes()
-    done = held(played[0], notes, NOVICE, TINY, more=("--seed", "5"))
-    assert (
-        done.exit_code == 2 and "holds a tournament with other settings (rows, seed)" in done.output
-    )
+    done = held(played[0], notes, NOVICE, TINY, more=("--games", "5"))
+    assert done.exit_code == 2 and "tournament with other settings (rows)" in done.output
     assert (played[0] / "games.jsonl").read_bytes() == before
 
 
@@ -203,7 +201,7 @@ def test_a_run_is_its_checkpoints_and_says_profile_judge_and_notes(
     (run / "global_step_3").mkdir()  # its weights were deleted
     found = entries(f"mine={run}")
     assert [entry.name for entry in found] == ["mine/0", "mine/1", "mine/2", "mine/10"]
-    assert found[0].place == NOVICE and {entry.run for entry in found} == {"mine"}
+    assert found[0].place == NOVICE
     (run / "global_step_10" / "actor").rmdir()
     (run / "global_step_1" / "actor").unlink()
     command = ("tournament", run, "--games", 3, *SHORT)

@@ -102,45 +102,31 @@ SENTENCES = {
     4: "He receives fluconazole 450 mg.",
     5: "Well.",
 }
+TWO = f"{SENTENCES[0]} {SENTENCES[3]}"
 
 
 @pytest.mark.parametrize(
-    ("quote", "number"),
+    ("quote", "correction", "number"),
     [
-        ("Culture grew candida, and the blood count was normal.", 1),
-        ("culture grew  candida and the blood count was normal", 1),  # slips of copying
-        ("He receives fluconazole 450 mg.", 4),  # a copy of one that another is much like
-        ("Culture grew candida", 1),  # a part
-        (
-            "1 Culture grew candida, and the blood count was normal. It was a swab.",
-            1,
-        ),  # more than the sentence
-        ("fever", -1),  # too short to stand for a sentence
-        ("receives fluconazole", -1),  # a part of two
-        ("The patient has malaria.", -1),
-        ("", -1),
-        (None, -1),
-        ("Well.", 5),
+        ("culture grew  candida and the blood count was normal", None, 1),  # slips of copying
+        ("He receives fluconazole 450 mg.", None, 4),  # a copy of one that another is much like
+        ("Culture grew candida", None, 1),  # a part
+        ("1 Culture grew candida, and the blood count was normal. It was a swab.", None, 1),  # more
+        ("fever", None, -1),  # too short to stand for a sentence
+        ("receives fluconazole", None, -1),  # a part of two
+        ("The patient has malaria.", None, -1),
+        (None, None, -1),
+        ("Well.", None, 5),
+        (TWO, "A 40-year-old man has fever. He receives fluconazole 450 mg.", 3),  # what it changes
+        (TWO, "A 40-year-old man has malaria. He receives fluconazole 150 mg.", 0),
+        (TWO, "A 40-year-old man is well. He receives nothing.", -1),
+        (TWO, "", -1),
     ],
 )
-def test_a_quote_means_the_sentence_that_it_copies(quote: str | None, number: int) -> None:
-    assert quoted_sentence(quote, SENTENCES) == number
-
-
-@pytest.mark.parametrize(
-    ("correction", "number"),
-    [
-        (
-            "A 40-year-old man has fever. He receives fluconazole 450 mg.",
-            3,
-        ),  # lacks what it changes
-        ("A 40-year-old man has malaria. He receives fluconazole 150 mg.", 0),
-        ("A 40-year-old man is well. He receives nothing.", -1),
-        ("", -1),
-    ],
-)
-def test_the_correction_chooses_among_sentences_of_a_quote(correction: str, number: int) -> None:
-    assert quoted_sentence(f"{SENTENCES[0]} {SENTENCES[3]}", SENTENCES, correction) == number
+def test_a_quote_means_the_sentence_that_it_copies(
+    quote: str | None, correction: str | None, number: int
+) -> None:
+    assert quoted_sentence(quote, SENTENCES, correction) == number
 
 
 def test_longer_sentences_of_medec_resolve_to_the_changed_fragment() -> None:

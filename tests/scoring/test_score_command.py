@@ -1,21 +1,18 @@
-"""``medserl score`` from its files to its tables and its JSON, and what every score stands
-beside."""
+"""``medserl score``: files, tables and JSON, with floors and published results."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from invoking import invoke
-from note_files import OFFICIAL, PAIRS, SAMPLE, medec_file
+from note_files import OFFICIAL, PAIRS, medec_file
 from scoring.builders import gold, guesses, note, validation, write_reference
 
-from medserl_agentloop.evaluation.score import read_training
-from medserl_agentloop.scoring.floors import floors, floors_above
-from medserl_agentloop.scoring.metrics import score
-from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, write_submission
+from experiments.shortcuts.medec import classified, training_notes
+from medserl_agentloop.scoring.metrics import floors, floors_above, score
+from medserl_agentloop.scoring.notes import Prediction, write_submission
 
 NOTES = [note(n, n % 2 == 0, f"A right sentence {n}." if n % 2 == 0 else None) for n in range(30)]
 
@@ -43,27 +40,18 @@ def test_a_submission_is_scored_beside_floors(
     reference: Path, submissions: list[Path], tmp_path: Path
 ) -> None:
     output = tmp_path / "results.json"
-    found = invoke(
-        "score", submissions[0], "--reference", reference, "--train", SAMPLE, "--output", output
-    )
+    found = invoke("score", submissions[0], "--reference", reference, "--output", output)
     assert found.exit_code == 0, found.output
-    for part in (
-        "30 notes, 15 with an error; 5 blank",
-        "not computed: ask for it with",
-        "floor: bag of words",
-    ):
-        assert part in " ".join(found.output.split())
-    assert (
-        "quoted: GPT-4.1, zero-shot [3]" in found.output and "[3] arXiv 2511.19858" in found.output
-    )
+    printed = " ".join(found.output.split())
+    assert "30 notes, 15 with an error; 5 blank" in printed
+    assert "not computed: ask for it with" in printed and "floor: always no error" in printed
+    assert "quoted: GPT-4.1, zero-shot [3]" in printed and "[3] arXiv 2511.19858" in printed
     (system,) = results(output)["systems"].values()
     measure = system["measures"]["flag_accuracy"]
     assert f"{measure['value']:.3f} [{measure['low']:.3f}, {measure['high']:.3f}]" in found.output
-    assert system["measures"]["bleurt"]["value"] is None
-    floors = {floor["name"]: floor["scores"] for floor in results(output)["floors"]}
-    assert len(floors) == 5 and all(floors.values())
+    assert system["measures"]["bleurt"]["value"] is None and len(results(output)["floors"]) == 3
     below = system["below_floors"]["sentence_accuracy"]
-    assert below and ", sentence accuracy: below always no error;" in " ".join(found.output.split())
+    assert below and ", sentence accuracy: below always no error;" in printed
 
 
 def test_alarms_are_counted_as_a_reader_would_meet_them(tmp_path: Path) -> None:
@@ -104,21 +92,11 @@ def test_files_in_a_folder_are_seeds_of_one_system(
     assert pooled["seeds"] == 3 and pooled["measures"]["f1"]["spread"] > 0
     (comparison,) = results(output)["comparisons"]
     assert comparison["differences"]["flag_accuracy"]["high"] < 0
-    one = invoke(
-        "score",
-        theirs / "submission.txt",
-        ours / "guess0.txt",
-        "--reference",
-        reference,
-        "--output",
-        output,
-    )
+    files = (theirs / "submission.txt", ours / "guess0.txt")
+    one = invoke("score", *files, "--reference", reference, "--output", output)
     assert one.exit_code == 0 and "bootstrap p" in one.output
     (comparison,) = results(output)["comparisons"]
-    assert (comparison["first"], comparison["second"]) == (
-        f"{theirs}/submission.txt",
-        f"{ours}/guess0.txt",
-    )
+    assert (comparison["first"], comparison["second"]) == tuple(map(str, files))
     assert comparison["differences"]["flag_accuracy"]["low"] > 0
 
 
@@ -156,14 +134,7 @@ def test_published_results_stand_beside_notes_of_medec_alone(
         (["{folder}"], "the folder holds no .txt files"),
         (["{submission}", "{submission}"], "is given twice"),
         (["{reference}"], "no line is read as one on a note of the reference"),
-        (
-            ["{submission}", "--reference", "{submission}"],
-            "files that end in '.txt' are not known",
-        ),
-        (
-            ["{submission}", "--train", "{reference}"],
-            "every note of the training file is in the reference too",
-        ),
+        (["{submission}", "--reference", "{submission}"], "end in '.txt' are not known"),
         (["{submission}", "--output", "{folder}"], "Is a directory"),
     ],
 )
@@ -181,98 +152,26 @@ def test_score_names_each_problem_in_one_sentence(
     )
 
 
-# --- the floors and the published results ---
-
-
-def values(
-    notes: list[ReferenceNote], training: Sequence[ReferenceNote] = ()
-) -> dict[str, dict[str, float | None]]:
-    computed, _ = floors(notes, training)
-    return {
-        name: {measure: m.value for measure, m in floor.measures.items()}
-        for name, floor in computed.items()
-    }
+# --- floors ---
 
 
 def test_constant_answers_are_floors() -> None:
     notes = [note(n, n < 6, f"Sentence {n % 3} of note {n}.", sentences=3) for n in range(10)]
-    found = values(notes)
-    assert (
-        found["always no error"]["flag_accuracy"]
-        == found["always no error"]["sentence_accuracy"]
-        == 0.4
-    )
-    assert found["always no error"]["f1"] == 0.0
-    assert found["always error (first sentence)"]["flag_accuracy"] == 0.6
-    assert found["always error (first sentence)"]["sentence_accuracy"] == 0.2
-    assert found["last sentence is wrong"]["recall"] == 1.0
-    assert found["last sentence is wrong"]["sentence_accuracy"] == 0.2
-    # The sentence is copied, and for the two notes whose last sentence was wrong the copy is the
-    # reference.
-    assert found["last sentence is wrong"]["rouge_1"] == pytest.approx((2 + 4 * 0.8) / 6, abs=0.03)
-
-
-def test_floors_say_why_a_classifier_is_not_computed() -> None:
-    notes = [note(0, True), note(1, False)]
-    _, absent = floors(notes)
-    assert absent == dict.fromkeys(
-        ("bag of words", "white space and length"), "--train names no training set"
-    )
-    _, absent = floors(notes, [note(2, True), note(3, True)])  # one kind of note
-    assert "class" in absent["bag of words"]
-
-
-@pytest.mark.parametrize(
-    ("texts", "training", "accuracy"),
-    [
-        (
-            ("warfarin", "aspirin"),
-            ("took warfarin", "took aspirins aspirin"),
-            {"bag of words": 1.0},
-        ),
-        (
-            ("same words ", "same words"),
-            ("other words ", "other words"),
-            {"white space and length": 1.0},
-        ),
-    ],
-)
-def test_each_classifier_sees_what_it_is_meant_to_see(
-    texts: tuple[str, str], training: tuple[str, str], accuracy: dict[str, float]
-) -> None:
-    notes = [ReferenceNote(str(n), texts[n % 2], n % 2 == 0) for n in range(8)]
-    found = values(notes, [ReferenceNote("", text, n == 0) for n, text in enumerate(training)] * 20)
-    assert {name: found[name]["flag_accuracy"] for name in accuracy} == accuracy
-
-
-def test_training_notes_are_read_as_published_and_never_from_the_reference(tmp_path: Path) -> None:
-    reference = [note(0, True), note(1, False)]
-    csv_file = write_reference(tmp_path / "train.csv", [note(1, False), note(2, False)])
-    pairs = tmp_path / "pairs.jsonl"
-    pair = {
-        "note_id": "ms-train-8",
-        "incorrect_note": "He took warfarin. ",
-        "correct_note": "He took aspirin.\n",
+    found = {
+        name: {measure: m.value for measure, m in floor.measures.items()}
+        for name, floor in floors(notes).items()
     }
-    pairs.write_text(json.dumps(pair) + "\n")
-    notes, left_out = read_training([csv_file, pairs], reference)
-    expected = [
-        (note(2, False).text, False),
-        ("He took warfarin. ", True),
-        ("He took aspirin.\n", False),
-    ]
-    assert [(one.text, one.flag) for one in notes] == expected and left_out == 1
-    game = tmp_path / "game.jsonl"
-    game.write_text(
-        json.dumps({"prompt": "A note.", "completion": "", "data_type": "vanilla_harmful"}) + "\n"
-    )
-    with pytest.raises(ValueError, match="holds no pairs"):
-        read_training([game], reference)
+    silent, first, last = found.values()
+    assert silent["flag_accuracy"] == silent["sentence_accuracy"] == 0.4 and silent["f1"] == 0.0
+    assert (first["flag_accuracy"], first["sentence_accuracy"]) == (0.6, 0.2)
+    assert (last["recall"], last["sentence_accuracy"]) == (1.0, 0.2)
+    # The sentence is copied, and for two notes whose last sentence was wrong that is the reference.
+    assert last["rouge_1"] == pytest.approx((2 + 4 * 0.8) / 6, abs=0.03)
 
 
 def test_a_system_below_a_floor_is_marked() -> None:
     notes = [note(n, n < 6, "A correction." if n < 6 else None) for n in range(10)]
-    computed, _ = floors(notes)
+    computed = floors(notes)
     assert not any(floors_above(score(notes, gold(notes), resamples=0), computed).values())
     silent = score(notes, [Prediction(n.text_id) for n in notes], resamples=0)
     above = floors_above(silent, computed)
@@ -282,11 +181,14 @@ def test_a_system_below_a_floor_is_marked() -> None:
 
 def test_floors_of_the_validation_set() -> None:
     notes = validation(medec_file(OFFICIAL)).notes
-    training, _ = read_training([medec_file(PAIRS)], notes)
+    _, first, last = floors(notes).values()
+    assert first.measures["flag_accuracy"].value == pytest.approx(319 / 574)
+    assert last.measures["sentence_accuracy"].value == pytest.approx(197 / 574)
+    training = training_notes(medec_file(PAIRS), notes)
     assert len(training) == 2438
-    found = values(list(notes), training)
-    assert found["always error (first sentence)"]["flag_accuracy"] == pytest.approx(319 / 574)
-    assert found["last sentence is wrong"]["sentence_accuracy"] == pytest.approx(197 / 574)
+    words, layout = (
+        score(notes, answers, resamples=0).measures["flag_accuracy"].value or 0.0
+        for answers in classified(notes, training).values()
+    )
     # Words of a note say nothing about its error; its white space says a little.
-    assert abs((found["bag of words"]["flag_accuracy"] or 0) - 0.5) < 0.05
-    assert (found["white space and length"]["flag_accuracy"] or 0) > 0.55
+    assert abs(words - 0.5) < 0.05 and layout > 0.55

@@ -18,14 +18,7 @@ from scoring.builders import gold, guesses, note, scored
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 
-from medserl_agentloop.scoring.metrics import (
-    Grades,
-    compare,
-    grade,
-    score,
-    summarise,
-    wilson_interval,
-)
+from medserl_agentloop.scoring.metrics import compare, score, summarise, wilson_interval
 from medserl_agentloop.scoring.notes import (
     Prediction,
     ReferenceNote,
@@ -33,7 +26,7 @@ from medserl_agentloop.scoring.notes import (
     read_submission,
     write_submission,
 )
-from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS
+from medserl_agentloop.scoring.official import NEURAL_SCORERS, SCORERS, Grades, grade
 
 IDS = [f"ms-test-{n}" for n in range(4)]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.text(

@@ -29,7 +29,7 @@ from medserl_agentloop.games.medical.records import (
     AttackRecord,
     MedicalRecord,
 )
-from medserl_agentloop.scoring.floors import NotesBySet, notes_by_set, scores_by_set
+from medserl_agentloop.scoring.metrics import NotesBySet, notes_by_set, scores_by_set
 from medserl_agentloop.scoring.notes import TEXTS
 
 if TYPE_CHECKING:
