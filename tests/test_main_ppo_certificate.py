@@ -106,9 +106,9 @@ def test_certify_names_each_coupling_of_the_roles_without_training(
     for sentence in (
         "certificate: the actor reads across the border of the private contexts",
         "position ids do not restart",
-        "rewards or log-probs change what the other role is trained with",
+        "rewards, log-probs or tokens change what the other role is trained with",
         "algorithm.adv_estimator=grpo",
-        "advantages, drift or tokens change the gradient of the other role's tokens",
+        "advantages, log-probs or tokens change the gradient of the other role's tokens",
     ):
         assert sentence in done.stdout
     assert {path.name for path in (tmp_path / "run").iterdir()} == {CERTIFICATE_FILE, "train.log"}

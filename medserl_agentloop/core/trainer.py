@@ -326,10 +326,14 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         self.checkpoint_manager.resume_generation_replicas()
         super().on_sample_end()
 
-    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def write_contexts(self, batch: KVBatchMeta) -> None:
+        """Restart positions, and name the role of each token; the certificate calls it, too."""
         restart_positions(batch)
         if self.selfplay.adapters == "per_role":
             write_token_roles(batch)
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self.write_contexts(batch)
         if self.selfplay.reuse_log_probs:
             return batch
         batch = super()._compute_old_log_prob(batch, metrics)

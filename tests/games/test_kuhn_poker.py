@@ -24,7 +24,8 @@ from experiments.kuhn_poker.exploitability import (
     value_of,
 )
 from experiments.kuhn_poker.run import main, measure
-from medserl_agentloop.core.certificate import CertificateError, _short_samples
+from medserl_agentloop.core.certificate import CertificateError, sample_games
+from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Prompt, Turn
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.kuhn_poker import ACTIONS, KuhnGame, KuhnPoker, KuhnRecord, winnings
@@ -205,13 +206,11 @@ def test_certificate_pairs_conversations_of_two_roles_where_there_are_two() -> N
     )
     dataset = SimpleNamespace(dataframe={"prompt": ["one row"], "extra_info": [{}]})
 
-    def pair_of(turns: list[Turn]) -> list[Turn]:
-        game: Any = SimpleNamespace(
-            sample_turns=lambda _: turns, new_game=lambda _: SimpleNamespace(record=None)
-        )
-        return _short_samples(game, dataset, 1)[1][0]
+    def roles_of(*turns: Turn) -> list[str]:
+        game: Any = SimpleNamespace(sample_turns=lambda _: turns)
+        return [turn.role for turn in sample_games(game, dataset, ChatEncoder(TOKENIZER), 1)[0]]
 
-    assert pair_of([one, same, other]) == [one, other]
-    assert pair_of([one, same]) == [one, same]
+    assert roles_of(one, same, other) == ["a", "b"]
+    assert roles_of(one, same) == ["a", "a"]
     with pytest.raises(CertificateError, match="fewer than two conversations"):
-        pair_of([one])
+        roles_of(one)

@@ -2,11 +2,12 @@
 Ray.
 
 Answers with the measures of each variant. A variant is ``{"model": folder, "overrides": [...],
-"restart": bool, "trained": [roles], "loss": "verl"}``.
+"restart": bool, "trained": [roles], "loss": "verl", "counts": "wrong"}``.
 """
 
 import json
 import sys
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,28 +17,28 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.engine_workers import ActorRolloutRefWorker
-from verl.workers.utils.padding import response_from_nested
 
+from medserl_agentloop.backends import engines
 from medserl_agentloop.core.certificate import (
     CertificateError,
+    Game,
+    Probe,
+    Row,
+    coupling,
     forward,
-    game_rows,
+    gradient_of_loss,
     isolation,
-    loss_measure,
-    probe_loss,
 )
-from medserl_agentloop.core.columns import restarted
+from medserl_agentloop.core.columns import restarted, token_counts
 from medserl_agentloop.core.loss import selfplay_loss
-from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.trajectory import TrajectoryTurn
 from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.testing import compose_run
 
 ROLES = {role.value: role.id for role in Role}
-RECORD = GameRecord()
 
 
-def games() -> list[list[TrajectoryTurn]]:
+def games() -> list[Game]:
     """Two games of random tokens; lengths differ, so that no two rows are alike."""
     generator = torch.Generator().manual_seed(1)
 
@@ -50,31 +51,37 @@ def games() -> list[list[TrajectoryTurn]]:
     ]
 
 
+def counts_of_all_roles(data: Any) -> Counter[tuple[str, int]]:
+    every = token_counts(data)
+    return Counter({key: sum(every.values()) for key in every})
+
+
 def measure(quickstart: DictConfig, variant: dict[str, Any]) -> list[dict[str, Any]]:
     overrides = [f"actor_rollout_ref.model.path={variant['model']}", *variant["overrides"]]
     run = OmegaConf.merge(quickstart, OmegaConf.from_dotlist(overrides))
     worker = ActorRolloutRefWorker(config=run.actor_rollout_ref.copy(), role="actor")
     worker.init_model()
-    played = games()
     trained = variant.get("trained", list(ROLES))
+    probe = Probe(games(), list(ROLES), trained)
+    engines.token_counts = counts_of_all_roles if "counts" in variant else token_counts
     apart = () if variant.get("loss") == "verl" else [ROLES[role] for role in trained]
     loss = partial(selfplay_loss, omega_conf_to_dataclass(run.actor_rollout_ref.actor), apart)
-    worker.set_loss_fn(partial(probe_loss, loss, ROLES))
-    rows = game_rows(played, RECORD, 0, list(ROLES), trained)
-    for row in rows:
+    worker.set_loss_fn(partial(gradient_of_loss, loss))
+
+    def answers(rows: list[Row], **flags: Any) -> Any:
         if variant.get("restart", True):
-            row["position_ids"] = restarted(row["context_lengths"])
-    columns = list_of_dict_to_tensordict(
-        [{k: v for k, v in r.items() if k != "extra_fields"} for r in rows]
-    )
+            for row in rows:
+                row["position_ids"] = restarted(row["context_lengths"])
+        columns = list_of_dict_to_tensordict(rows)
+        return forward(worker.compute_log_prob, columns, "log_probs", temperature=1.0, **flags)
+
     try:
-        output = forward(worker.compute_log_prob, columns, temperature=1.0)
+        log_probs = answers(probe.forms(), compute_loss=False)
     except CertificateError as error:
         return [{"claim": "isolation", "holds": False, "problem": str(error)}]
-    log_probs = response_from_nested(output["log_probs"], columns["response_mask"]).unbind()
     measures = [
-        isolation("actor", log_probs, played),
-        loss_measure(output["metrics"], ROLES, trained),
+        isolation("actor", log_probs, probe.games),
+        coupling("loss", "actor", probe, lambda rows: {"gradient": answers(rows)}),
     ]
     return [
         {"claim": m.claim, "value": m.value, "holds": m.holds, "problem": m.problem, **m.details}
