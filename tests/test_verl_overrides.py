@@ -10,7 +10,7 @@ from pathlib import Path
 
 CONTRACT = Path(__file__).parent / "golden" / "verl_overrides.txt"
 MODULES = (
-    *(f"core.{name}" for name in ("agent_loop", "reward_manager", "trainer", "trajectory")),
+    *(f"core.{name}" for name in ("agent_loop", "trainer", "trajectory")),
     *(f"backends.{name}" for name in ("cpu_platform", "cpu_rollout", "engines", "role_adapters")),
 )
 

@@ -1,7 +1,9 @@
-"""The agent loop: has a game played, and makes the live policy's turns one trajectory.
+"""How verl's workers play a game and have it scored.
 
-verl builds one instance per trajectory and calls :meth:`SelfPlayAgentLoop.run` with the row's
-columns. Named in ``tool_configs/agent_loop.yaml``.
+verl builds a :class:`SelfPlayAgentLoop` per trajectory (named in ``tool_configs/agent_loop.yaml``)
+and calls it with the row's columns; then a :class:`PerTurnRewardManager` scores the game. The
+scored record travels in ``reward_extra_info`` to :meth:`SelfPlayOutput.as_dict`, which places the
+rewards.
 """
 
 from __future__ import annotations
@@ -10,11 +12,14 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 from hydra.utils import instantiate
+from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics
+from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.utils.profiler import simple_timer
 from verl.workers.rollout.replica import TokenOutput
 
@@ -31,57 +36,40 @@ from medserl_agentloop.core.interaction import (
 )
 from medserl_agentloop.core.liveness import ends_the_run
 from medserl_agentloop.core.records import GameRecord, OpponentRecord
-from medserl_agentloop.core.trajectory import SelfPlayOutput, Trajectory, TrajectoryTurn
+from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput, Trajectory, TrajectoryTurn
 
 logger = logging.getLogger(__name__)
 
 
-class _Shared:
-    """Objects that all games of one worker share; reading them from the config would cost more than
-    the game.
-    """
+class _Table:
+    """What all games of one worker share; to read it from the config costs more than a game."""
 
     def __init__(self, run: Any, data: Any, tokenizer: Any, server: Any) -> None:
         self.config = config = SelfPlayConfig.from_run(run)
+        self.server, self.rollout = server, run.actor_rollout_ref.rollout
         # With the tokenizer, verl would put its end of sequence over that of the model's config.
         model = instantiate(run.actor_rollout_ref.model, load_tokenizer=False, _convert_="partial")
-        self.encoder = ChatEncoder.of_run(
-            tokenizer, data, end_ids(model.hf_config, model.generation_config)
-        )
-        self.interaction: Interaction[Any, Any] = game_class(config.game)(config, self.encoder)
-        self.adapters = (
-            adapter_names(self.interaction.roles) if config.adapters == "per_role" else {}
-        )
+        ends = end_ids(model.hf_config, model.generation_config)
+        self.encoder = ChatEncoder.of_run(tokenizer, data, ends)
+        self.game: Interaction[Any, Any] = game_class(config.game)(config, self.encoder)
         path = run.actor_rollout_ref.model.path
-        self.interaction.use_base_model(
-            BaseModelChat(path, server, self.encoder, config.turn_timeout_s)
-        )
+        self.game.use_base_model(BaseModelChat(path, server, self.encoder, config.turn_timeout_s))
         if run.reward.reward_model.enable:
-            self.interaction.use_reward_model(None, run.reward.reward_model.model_path)
-        self.rollout = run.actor_rollout_ref.rollout
+            self.game.use_reward_model(None, run.reward.reward_model.model_path)
+        per_role = config.adapters == "per_role"
+        self.adapters = adapter_names(self.game.roles) if per_role else {}
         self.opponent: ServedModel | None = None
         if config.opponent.frozen:
             special = tokenizer.all_special_tokens
-            self.opponent = ServedModel(
-                config.opponent.client(), special_tokens=special, temperature=1.0
-            )
+            client = config.opponent.client()
+            self.opponent = ServedModel(client, special_tokens=special, temperature=1.0)
+
+
+_tables: WeakKeyDictionary[Any, _Table] = WeakKeyDictionary()  # by verl's server client of a worker
 
 
 class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
     """Plays one game as one trajectory."""
-
-    _last: ClassVar[tuple[tuple[Any, ...], _Shared] | None] = None
-    """The config of the process's last game, and the objects that it shares with the next game of
-    the same run.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        made_from = (self.config, self.data_config, self.tokenizer, self.server_manager)
-        last = SelfPlayAgentLoop._last
-        if last is None or any(old is not new for old, new in zip(last[0], made_from, strict=True)):
-            last = SelfPlayAgentLoop._last = (made_from, _Shared(*made_from))
-        self._shared = last[1]
 
     @ends_the_run
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> SelfPlayOutput:
@@ -92,138 +80,167 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         that the engine aborts or fails at, that takes too long or that lacks its log-probs (if
         ``logprobs`` asks for them) makes the game void; it never raises.
         """
-        interaction = self._shared.interaction
-        game = interaction.new_game(row["extra_info"])
+        server = self.server_manager
+        if (table := _tables.get(server)) is None:
+            table = _Table(self.config, self.data_config, self.tokenizer, server)
+            _tables[server] = table
+        game = table.game.new_game(row["extra_info"])
         record = game.record
         record.uid, record.session = str(row.get("uid", "")), int(row.get("session_id", 0))
         # verl's random uid would give a run other draws than its repetition.
         name = f"{row.get('global_steps', 0)}-{row.get('index', record.uid)}-{record.session}"
-        seats = _Seats(self._shared, self.server_manager, record, sampling_params, name)
-        await play_game(interaction, game, dict.fromkeys(interaction.roles, seats))
+        policy = _Policy(table, sampling_params, name)
+        opponent = _Opponent(table, record)
+        players = {
+            role: policy if table.config.plays(role) else opponent for role in table.game.roles
+        }
+        await play_game(table.game, game, players)
 
-        record.context = self._shared.config.context
-        versions = [turn.weights for turn in seats.trajectory.turns if turn.weights is not None]
+        record.context = table.config.context
+        versions = [turn.weights for turn in policy.trajectory.turns if turn.weights is not None]
         record.policy_version = min(versions, default=None)
         # verl's metrics cast both to int; where the policy took no turn, they are the weights that
         # the step began with.
         version = min(versions, default=int(row.get("global_steps", 1)) - 1)
         extra = {"min_global_steps": version, "max_global_steps": version}
-        metrics = AgentLoopMetrics(generate_sequences=seats.timing.get("generate_sequences", 0.0))
-        return seats.trajectory.to_output(record, metrics, extra, self.tokenizer.pad_token_id)
+        metrics = AgentLoopMetrics(generate_sequences=policy.timing.get("generate_sequences", 0.0))
+        return policy.trajectory.to_output(record, metrics, extra, self.tokenizer.pad_token_id)
 
 
-class _Seats:
-    """The players of one game: the live policy, whose turns make the trajectory, and an untrained
-    role's opponent.
-    """
+class _Policy:
+    """The live policy in one game. Its turns join the trajectory whatever becomes of the game."""
 
     name = ""
 
-    def __init__(
-        self,
-        shared: _Shared,
-        server: Any,
-        record: GameRecord,
-        sampling_params: dict[str, Any],
-        game: str,
-    ) -> None:
-        self._shared, self._server, self._record, self._sampling_params = (
-            shared,
-            server,
-            record,
-            sampling_params,
-        )
-        self._game = game if shared.rollout.full_determinism else uuid4().hex
-        isolated, asks_log_probs = (
-            shared.config.context == "isolated",
-            bool(sampling_params.get("logprobs")),
-        )
-        self.trajectory = Trajectory(shared.interaction.roles, isolated, asks_log_probs)
-        self._begun, self._reserved = 0, 0  # turns, and tokens of those that are being generated
+    def __init__(self, table: _Table, sampling_params: dict[str, Any], game: str) -> None:
+        self._table, self._sampling_params = table, sampling_params
+        self._game = game if table.rollout.full_determinism else uuid4().hex
+        isolated = table.config.context == "isolated"
+        has_log_probs = bool(sampling_params.get("logprobs"))
+        self.trajectory = Trajectory(table.game.roles, isolated, has_log_probs)
         self.timing: dict[str, Any] = {}
+        self._reserved = 0  # tokens of turns that are being generated
 
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
-        number = self._begun  # turns that are taken side by side begin in the order of the game
-        self._begun += 1
-        if self._shared.config.plays(turn.role):
-            return await self._policy_turn(turn, number)
-        return await self._opponent_turn(turn, messages)
-
-    async def _policy_turn(self, turn: Turn, number: int) -> Reply:
-        """A turn of the live policy; it joins the trajectory whatever becomes of the game."""
-        trajectory, encoder = self.trajectory, self._shared.encoder
+        trajectory, encoder = self.trajectory, self._table.encoder
         before = trajectory.before(turn.role, turn.conversation)
         prompt = (
             encoder.continuation(turn, before[-1].response_ids[-1])
             if before
             else encoder.opening(turn)
         )
-        # Never more than there is room for: the trajectory may not overrun ``response_length``.
-        used = (
-            trajectory.response_tokens
-            + self._reserved
-            + (len(prompt.ids) if trajectory.turns else 0)
-        )
-        budget = min(turn.max_tokens, self._shared.rollout.response_length - used)
-        if budget < 1 or (
-            not trajectory.turns and len(prompt.ids) > self._shared.rollout.prompt_length
-        ):
-            raise NoReplyError(f"no room for the {turn.role}'s turn")
-        said_before = [
-            token for earlier in before for token in (*earlier.prompt_ids, *earlier.response_ids)
-        ]
-        sampling_params = {**self._sampling_params, **encoder.stop(turn.stop), "max_tokens": budget}
-        if turn.role in self._shared.adapters:
-            sampling_params["adapter"] = self._shared.adapters[turn.role]
-        generation = self._server.generate(
-            request_id=f"{self._game}-{number}",
-            prompt_ids=said_before + prompt.ids,
-            sampling_params=sampling_params,
-        )
-        limit = self._shared.config.turn_timeout_s
+        budget = self._room(turn, len(prompt.ids))
+        said = [token for of in before for token in (*of.prompt_ids, *of.response_ids)]
+        taken = TrajectoryTurn(turn.role, prompt.ids, [], None, turn.conversation, turn.number)
         # Its place, and the tokens that it may have, before other turns begin.
-        taken = TrajectoryTurn(turn.role, prompt.ids, [], None, turn.conversation, number)
         trajectory.turns.append(taken)
         self._reserved += budget
         try:
-            with simple_timer("generate_sequences", self.timing):
-                output: TokenOutput = await asyncio.wait_for(generation, limit)
-        except TimeoutError:
+            output = await self._generate(turn, said + prompt.ids, budget)
+        except NoReplyError:
             trajectory.turns.remove(taken)
-            raise NoReplyError(f"{turn.role}: generation timed out after {limit} s") from None
-        except Exception as error:  # the server's own; verl would drop the game and its record
-            trajectory.turns.remove(taken)
-            logger.exception("the rollout server gave no turn")
-            raise NoReplyError(
-                f"{turn.role}: generation failed: {type(error).__name__}: {str(error)[:500]}"
-            ) from None
+            raise
         finally:
             self._reserved -= budget
         ids, log_probs = list(output.token_ids), list(output.log_probs or [])
-        complete = len(log_probs) == len(ids) and all(map(math.isfinite, log_probs))
+        finite = sum(map(math.isfinite, log_probs))
+        complete = finite == len(log_probs) == len(ids)
         taken.response_ids, taken.log_probs = ids, log_probs if complete else None
         taken.weights = output.extra_fields.get("global_steps")
         if output.stop_reason in ABORTED or not ids:
             raise NoReplyError(f"{turn.role}: generation aborted")
         if trajectory.has_log_probs and not complete:
-            finite = sum(map(math.isfinite, log_probs))
             raise NoReplyError(f"{turn.role}: {finite} finite log-probs for {len(ids)} tokens")
         cut = encoder.was_cut(ids, budget, output.stop_reason)
         return Reply(encoder.decode(ids, turn.stop), len(ids), cut, prompt.prefill)
 
-    async def _opponent_turn(self, turn: Turn, messages: Sequence[Message]) -> Reply:
-        """A turn of the opponent's, of which nothing but its text enters the game."""
-        model, config = self._shared.opponent, self._shared.config.opponent
-        assert model is not None
+    def _room(self, turn: Turn, prompt_tokens: int) -> int:
+        """Return the tokens that a turn may have: the trajectory may not overrun
+        ``response_length``.
+        """
+        rollout, first = self._table.rollout, not self.trajectory.turns
+        used = self.trajectory.response_tokens + self._reserved + (0 if first else prompt_tokens)
+        budget: int = min(turn.max_tokens, rollout.response_length - used)
+        if budget < 1 or (first and prompt_tokens > rollout.prompt_length):
+            raise NoReplyError(f"no room for the {turn.role}'s turn")
+        return budget
+
+    async def _generate(self, turn: Turn, prompt_ids: list[int], budget: int) -> TokenOutput:
+        table, limit = self._table, self._table.config.turn_timeout_s
+        stop = table.encoder.stop(turn.stop)
+        sampling_params = {**self._sampling_params, **stop, "max_tokens": budget}
+        if turn.role in table.adapters:
+            sampling_params["adapter"] = table.adapters[turn.role]
+        generation = table.server.generate(
+            request_id=f"{self._game}-{turn.number}",
+            prompt_ids=prompt_ids,
+            sampling_params=sampling_params,
+        )
+        try:
+            with simple_timer("generate_sequences", self.timing):
+                return await asyncio.wait_for(generation, limit)
+        except TimeoutError:
+            reason = f"timed out after {limit} s"
+        except Exception as error:  # the server's own; verl would drop the game and its record
+            logger.exception("the rollout server gave no turn")
+            reason = f"failed: {type(error).__name__}: {str(error)[:500]}"
+        raise NoReplyError(f"{turn.role}: generation {reason}")
+
+
+class _Opponent:
+    """The frozen model in the roles that are not trained; nothing but its text enters the game."""
+
+    name = ""
+
+    def __init__(self, table: _Table, record: GameRecord) -> None:
+        self._model, self._config, self._record = table.opponent, table.config.opponent, record
+
+    async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
+        assert self._model is not None
         opponent = OpponentRecord(role=turn.role, kind="endpoint", version=None)
         try:
-            reply = await model.reply(turn, messages)
+            reply = await self._model.reply(turn, messages)
         except NoReplyError as error:
             self._record.opponent = opponent
             # An outage costs its games, not the run, and nothing is invented in the opponent's
             # place.
             raise NoReplyError(f"opponent failed: {error}") from None
         if self._record.opponent is None:  # or a concurrent turn has failed
-            opponent.version = reply.model or str(config.model)
+            opponent.version = reply.model or str(self._config.model)
             self._record.opponent = opponent
         return reply
+
+
+class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is untyped
+    """Rewards per role (``reward.reward_manager.source=importlib``).
+
+    ``compute_score`` is unused: the game scores.
+    """
+
+    def __init__(
+        self, config: Any, tokenizer: Any, compute_score: Any = None, **of_verl: Any
+    ) -> None:
+        super().__init__(config, tokenizer, compute_score)
+        selfplay = SelfPlayConfig.from_run(config)
+        self._game = game_class(selfplay.game)(selfplay)
+        self._game.use_reward_model(
+            of_verl.get("reward_router_address"), config.reward.reward_model.model_path
+        )
+
+    @ends_the_run
+    async def run_single(self, data: DataProto) -> dict[str, Any]:
+        """Score one game: the sum of its rewards (0.0 if void), and with it the record and
+        validation's numbers. ValueError for rewards of a role or a turn that the game lacks.
+        """
+        fields = data[len(data) - 1].non_tensor_batch["tool_extra_fields"]
+        record: Any = fields[GAME_KEY].model_copy(deep=True)
+        turns = [turn.role for turn in record.turns]
+        await self._game.score(record)
+        # A user's code may have put anything into it; what is paid must be what is written down.
+        record = self._game.Record.model_validate(record.model_dump())
+        record.check_rewards(self._game.roles, turns)
+        numbers = self._game.view.validation_numbers(record)
+        return {
+            "reward_score": sum(sum(components.values()) for components in record.rewards.values()),
+            "reward_extra_info": {**numbers, GAME_KEY: record},
+        }

@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -84,6 +84,7 @@ class Turn:
     # how the prompt begins the player's turn, after the chat template's generation prompt
     prefix: str = ""
     stop: tuple[str, ...] = ()  # strings that end the turn besides the end-of-turn token
+    number: int = 0  # in the game, from 0; :func:`play_game` counts
 
 
 class PlannedRow(NamedTuple):
@@ -288,14 +289,14 @@ async def play_game(
     record = game.record
     asking: asyncio.Task[Any] | None = None
 
-    async def answer(number: int, turn: Turn, messages: list[Message]) -> Reply | NoReplyError:
+    async def answer(turn: Turn, messages: list[Message]) -> Reply | NoReplyError:
         started = time.monotonic()
         try:
             return await players[turn.role].reply(turn, messages)
         except NoReplyError as reason:
             return reason
         finally:
-            record.seconds[number] = round(time.monotonic() - started, 3)
+            record.seconds[turn.number] = round(time.monotonic() - started, 3)
             record.finished = datetime.now(UTC).replace(microsecond=0)
 
     def ask() -> asyncio.Task[Any] | None:
@@ -305,15 +306,14 @@ async def play_game(
     try:
         while turns := interaction.next_turns(game):
             first, read = len(record.seconds), [turn.prompt.filled() for turn in turns]
+            turns = [replace(turn, number=number) for number, turn in enumerate(turns, first)]
             record.seconds += [0.0] * len(turns)
             for turn, asked in zip(turns, read, strict=True):
                 if name := players[turn.role].name:
                     record.players[turn.role] = name
                 conversations[turn.role, turn.conversation] += asked
             histories = [conversations[turn.role, turn.conversation] for turn in turns]
-            answers = asyncio.gather(
-                *map(answer, range(first, first + len(turns)), turns, histories)
-            )
+            answers = asyncio.gather(*map(answer, turns, histories))
             asking = asking or ask()
             # In the order of the game, whoever answers first.
             for turn, asked, messages, reply in zip(

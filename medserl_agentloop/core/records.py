@@ -105,18 +105,28 @@ class GameRecord(BaseModel):
         components = self.rewards.get(role)
         return None if components is None else sum(components.values())
 
+    def check_rewards(self, roles: Sequence[str], turns: Sequence[str]) -> None:
+        """Raise ValueError for rewards of a role or a turn that the game lacks; ``turns`` are the
+        roles of the turns as they were played.
+        """
+        if not set(self.rewards) <= set(roles):
+            raise ValueError(f"the game rewards {list(self.rewards)}, and its roles are {roles}")
+        for number in self.turn_rewards:
+            if not (0 <= number < len(turns) and turns[number] in self.rewards):
+                raise ValueError(
+                    f"the game has turn_rewards for turn {number}, and its turns, counted from 0, "
+                    f"are of {turns}; rewarded are {list(self.rewards)}"
+                )
+        self.void_unless_rewards_are_numbers()
+
     def void_unless_rewards_are_numbers(self) -> None:
         """Make the game void if a reward would spoil all advantages of its step; a void game has no
         rewards.
         """
-        rewards = [
-            item
-            for parts in (*self.rewards.values(), *self.turn_rewards.values())
-            for item in parts.items()
-        ]
-        for name, value in rewards:
-            if not abs(value) <= LARGEST_REWARD and self.void is None:
-                self.void = f"reward {name!r} is no number within {LARGEST_REWARD:g}: {value}"
+        for parts in (*self.rewards.values(), *self.turn_rewards.values()):
+            for name, value in parts.items():
+                if not abs(value) <= LARGEST_REWARD and self.void is None:
+                    self.void = f"reward {name!r} is no number within {LARGEST_REWARD:g}: {value}"
         if self.is_void:
             self.rewards, self.turn_rewards = {}, {}
 

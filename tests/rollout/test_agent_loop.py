@@ -282,14 +282,15 @@ def test_reasoning_of_a_policy_of_another_family_is_read() -> None:
 
 def test_game_records_the_weights_that_played_it() -> None:
     replies = iter([attack_text(), assessment_text()])
-    engine = MockSGLangEngine(lambda *_: next(replies), TOKENIZER)
 
-    async def generate(*args: Any, **kwargs: Any) -> Any:
-        output = await engine.generate(*args, **kwargs)
-        output.extra_fields["global_steps"] = 3
-        return output
+    class Engine(MockSGLangEngine):
+        async def generate(self, *args: Any, **kwargs: Any) -> Any:
+            output = await super().generate(*args, **kwargs)
+            output.extra_fields["global_steps"] = 3
+            return output
 
-    output = run_game(SimpleNamespace(generate=generate), extra_info("adversarial_benign"))
+    engine = Engine(lambda *_: next(replies), TOKENIZER)
+    output = run_game(engine, extra_info("adversarial_benign"))
     record = MedicalRecord.model_validate(output.extra_fields[GAME_KEY])
     assert (record.uid, record.session) == ("group", 0)
     assert record.policy_version == 3

@@ -24,9 +24,8 @@ from verl.utils.tensordict_utils import get_tensordict
 from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.core import liveness
-from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
+from medserl_agentloop.core.agent_loop import PerTurnRewardManager, SelfPlayAgentLoop
 from medserl_agentloop.core.config import ConfigError
-from medserl_agentloop.core.reward_manager import PerTurnRewardManager
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.games.medical.case import Category, Role
@@ -240,7 +239,6 @@ def test_first_exception_of_game_code_ends_the_run_with_its_line(
 
     monkeypatch.setattr(liveness, "_failures", [])
     monkeypatch.setattr(MedicalGameInteraction, at, fails)
-    monkeypatch.setattr(SelfPlayAgentLoop, "_last", None)
     assert not stored(Server(), monkeypatch).games
     shown = str(liveness.first_failure(None))
     assert 'raise ZeroDivisionError("of a user' in shown and shown.count("ZeroDivisionError: ") == 1

@@ -13,10 +13,10 @@ from game.builders import HARMFUL_ANSWER, finished, game
 from support import TOKENIZER, run_with, scored
 from verl.utils.tracking import Tracking
 
+from medserl_agentloop.core.agent_loop import PerTurnRewardManager
 from medserl_agentloop.core.metrics import game_metrics
 from medserl_agentloop.core.recorder import TABLE_NAME, games_table, log_games
 from medserl_agentloop.core.records import Rewards, TurnRecord
-from medserl_agentloop.core.reward_manager import PerTurnRewardManager
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
 from medserl_agentloop.games.medical import interaction
