@@ -110,16 +110,15 @@ def doctor(
     Every problem comes with a remedy. The exit code is 1 if one blocks the run.
     """
     from medserl_agentloop.core.config import SelfPlayConfig
-    from medserl_agentloop.core.run_check.composition import compose_recipe, schema_of
+    from medserl_agentloop.core.run_check import compose_recipe
     from medserl_agentloop.tools.doctor import diagnose
 
     console, failed = Console(), False
     with errors_in_one_line():
-        composed = compose_recipe(recipe, overrides or []) if recipe else None
+        composed, schema = compose_recipe(recipe, overrides or []) if recipe else (None, None)
         if config and composed is not None:
             node = OmegaConf.create(SelfPlayConfig.from_run(composed).model_dump(mode="json"))
             console.print(plain(OmegaConf.to_yaml(node)), soft_wrap=True)
-    schema = schema_of(recipe or "")
     for finding in diagnose(composed, schema, compile_on=console if compile_ else None):
         failed |= finding.status == "fail"
         style = {"ok": "green", "warn": "yellow", "fail": "red", "note": ""}[finding.status]

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from verl.workers.rollout.replica import TokenOutput
 
-from medserl_agentloop.core.run_check.composition import compose_run as compose_run
+from medserl_agentloop.core.run_check import compose_run as compose_run
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

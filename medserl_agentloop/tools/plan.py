@@ -366,10 +366,9 @@ def composed(recipe: str, overrides: list[str]) -> RunConfig:
     does not have.
     """
     from medserl_agentloop.core.config import SelfPlayConfig
-    from medserl_agentloop.core.run_check import RunConfig, unknown_keys
-    from medserl_agentloop.core.run_check.composition import compose_recipe, schema_of
+    from medserl_agentloop.core.run_check import RunConfig, compose_recipe, unknown_keys
 
-    config, schema = compose_recipe(recipe, overrides), schema_of(recipe)
+    config, schema = compose_recipe(recipe, overrides)
     if unknown := unknown_keys(config, schema):
         raise ValueError(f"verl has no key {'; '.join(unknown)}. Correct it, or leave it out.")
     warm_start = SFT in config

@@ -20,7 +20,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import RandomSampler
 
 from medserl_agentloop.core.config import ConfigError
-from medserl_agentloop.core.run_check.composition import leaves
 from medserl_agentloop.core.run_check.resume import (
     MAY_CHANGE,
     SAME_LOADER,
@@ -28,6 +27,7 @@ from medserl_agentloop.core.run_check.resume import (
     checkpoints,
     config_text,
     different,
+    leaves,
     rows_begin_anew,
 )
 from medserl_agentloop.core.step_file import LATEST, lock_folder
@@ -63,9 +63,9 @@ def trained(folder: Path, step: int, **settings: Any) -> dict[str, Any]:
 @cache
 def composed() -> dict[str, Any]:
     """All keys of a run, as its ``run_config.yaml`` has them."""
-    values = OmegaConf.create(config_text(run_of({}, "qwen3_0_6b")))
+    values: Any = OmegaConf.to_container(OmegaConf.create(config_text(run_of({}, "qwen3_0_6b"))))
     values.pop("medserl_identity")
-    return {key: value for key, value in leaves(values) if value not in (None, {}, [])}
+    return dict(leaves(values))
 
 
 def other(value: Any) -> Any:
@@ -115,15 +115,15 @@ def test_other_settings_are_refused_with_both_values_and_the_overrides_to_go_on(
     assert "selfplay.profile was medserl and is classic" in refused
     assert all(f"{key} was " in refused for key in changed)
     words = shlex.split(refused.rpartition("them): ")[2])
-    added = {key: value for key, _, value in (word.partition("=") for word in words)}
-    assert added.pop(f"{ACTOR}.checkpoint.load_contents") == "[model]"
-    new = {**here, **changed, **added, f"{ACTOR}.checkpoint.load_contents": ["model"]}
+    added: dict[str, Any] = dict(word.split("=", 1) for word in words)
+    loads = f"{ACTOR}.checkpoint.load_contents"
+    assert added.pop(loads) == "[model]"
+    new = {**here, **changed, **added, loads: ["model"]}
     new["trainer.default_local_dir"] = str(home / "first_from_3")
     said = problem(new)
     assert said.startswith("warn: from this checkpoint on ") and "optim.lr was 0.0003" in said
-    # The rate of the checkpoint's optimizer would be taken without a word.
-    loaded = problem({**new, f"{ACTOR}.checkpoint.load_contents": ["model", "optimizer"]})
-    assert loaded.startswith(f"{ACTOR}.optim.lr was 0.0003 and is 1e-05, and verl takes")
+    # The learning rate of the checkpoint's optimizer would be taken without a word.
+    assert f"{loads}=[model]" in problem({**new, loads: ["model", "optimizer"]})
     with pytest.raises(ConfigError, match="was medserl"):  # where the start is not checked
         SelfPlayTrainer(run_of({**here, **changed}).config)
 
@@ -133,17 +133,12 @@ def test_other_settings_are_refused_with_both_values_and_the_overrides_to_go_on(
 
 def model(home: Path) -> Path:
     shutil.copytree(resource("assets/tiny_player"), home / "player")
-    for name in ("tokenizer.model", "vocab.txt", "merges.txt"):
-        (home / "player" / name).write_text("a b\n")
+    (home / "player" / "merges.txt").write_text("a b\n")
     return home / "player"
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("model.safetensors", "config.json", "generation_config.json", "tokenizer.json"),
-        *("tokenizer.model", "vocab.txt", "merges.txt", "chat_template.jinja"),
-    ],
+    "name", ["model.safetensors", "generation_config.json", "merges.txt", "chat_template.jinja"]
 )
 def test_a_file_of_the_model_that_was_replaced_is_refused(home: Path, name: str) -> None:
     folder = model(home)
@@ -182,22 +177,12 @@ def test_rows_and_templates_that_were_rewritten_are_refused(home: Path) -> None:
     assert "train_files" not in refused
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "same"),
-    [
-        ("/old/models/qwen", "/new/models/qwen/", True),
-        ("org/qwen", "/models/qwen", True),
-        ("/old/qwen", "/old/smollm", False),
-        ("runs/warm/global_step_54/huggingface", "/moved/warm/global_step_54/huggingface", True),
-        ("runs/warm/global_step_54/huggingface", "runs/warm/global_step_9/huggingface", False),
-    ],
-)
-def test_a_model_that_is_not_here_is_known_by_its_name(
-    home: Path, before: str, after: str, same: bool
-) -> None:
-    here = trained(home / "run", 3, **{f"{MODEL}.path": before})
-    answer = problem({**here, f"{MODEL}.path": after})
-    assert answer == "" if same else f"{MODEL}.path was {before} and is {after}" in answer
+def test_a_model_that_is_not_here_is_known_by_its_name(home: Path) -> None:
+    here = trained(home / "run", 3, **{f"{MODEL}.path": "org/qwen"})
+    assert problem(here) == ""
+    assert f"{MODEL}.path was org/qwen and is org/smol" in problem(
+        {**here, f"{MODEL}.path": "org/smol"}
+    )
 
 
 # --- rows ---
@@ -264,7 +249,7 @@ def test_a_second_run_in_a_folder_is_refused_before_ray(
 def test_a_config_of_the_run_that_cannot_be_read_is_named(home: Path, text: str) -> None:
     here = trained(home / "run", 3)
     (home / "run" / "run_config.yaml").write_text(text, encoding="latin-1")
-    assert problem(here).startswith(f"{home}/run/run_config.yaml says which run")
+    assert problem(here).startswith(f"{home}/run/run_config.yaml cannot be read")
 
 
 def test_a_checkpoint_of_another_number_of_workers_is_named(home: Path) -> None:
@@ -288,10 +273,10 @@ def test_a_last_checkpoint_that_is_none_is_told(home: Path) -> None:
     for step in (9, 10):
         (folder / f"global_step_{step}").mkdir(parents=True)
         (folder / f"global_step_{step}" / "data.pt").touch()
-    assert problem(here).startswith(f"{folder / LATEST} is missing, but there are checkpoints")
-    for text in ("", "7", "\0\0", "x"):
-        (folder / LATEST).write_text(text)
-        answer = f"says {text!r}, which is no checkpoint. Write 10 into it"
+    for text in (None, "", "7", "x"):
+        if text is not None:
+            (folder / LATEST).write_text(text)
+        answer = f"says {text or ''!r}, which is no checkpoint: write 10 into it"
         assert answer in problem(here)
     (folder / LATEST).write_text("10")
     assert problem(here) == ""

@@ -50,14 +50,11 @@ def gpus(run: RunConfig) -> Iterator[str]:
 
 
 def cpus(run: RunConfig) -> Iterator[str]:
-    """Ray has the CPUs that processes of the run hold: with fewer, verl waits for ever, without a
-    word.
-    """
+    """Ray has the CPUs that the run's processes hold: with fewer, verl hangs silently."""
     units = run["transfer_queue.backend.SimpleStorage.num_data_storage_units"]
-    served, own_gpus = "reward.reward_model", run["reward.reward_model.enable_resource_pool"]
-    cards = run.gpus + (
-        run[f"{served}.n_gpus_per_node"] * run[f"{served}.nnodes"] if own_gpus else 0
-    )
+    served, cards = "reward.reward_model", run.gpus
+    if run[f"{served}.enable_resource_pool"]:
+        cards += run[f"{served}.n_gpus_per_node"] * run[f"{served}.nnodes"]
     # A unit and the controller of TransferQueue hold one each, a GPU's bundle three
     # (max_colocate_count in verl/single_controller/ray/base.py). Every other process needs one free
     # while it starts.
@@ -65,24 +62,21 @@ def cpus(run: RunConfig) -> Iterator[str]:
     present = run["ray_kwargs.ray_init.num_cpus"] or get_num_cpus(override_docker_cpu_warning=True)
     if stays_here(run) and present < needed:
         yield (
-            f"this run needs {needed} CPUs of Ray's (3 for each GPU of {cards}, {units} and 1 for "
-            "verl's queue of "
-            f"batches, 1 to start others), and Ray counts {present:g}: verl would wait for ever. "
-            "Take a machine with "
-            f"16, or let Ray count more than there are: ray_kwargs.ray_init.num_cpus={needed}."
+            f"this run needs {needed} CPUs of Ray's, 3 for each GPU, and Ray counts {present:g}: "
+            "verl would wait for ever. Take a machine with 16, or let Ray count more than there "
+            f"are: ray_kwargs.ray_init.num_cpus={needed}."
         )
 
 
 def folders(run: RunConfig) -> Iterator[str]:
     """Home, Ray's folder and the run's can be written to; Ray says it after half a minute."""
-    checkpoints, records = "trainer.default_local_dir", "selfplay.records"
-    places = {
-        "run: export HOME=FOLDER": Path.home(),
-        "run: export RAY_TMPDIR=FOLDER": Path(get_default_ray_temp_dir()),
-        f"set {checkpoints}": Path(run[checkpoints]),
-        f"set {records}": Path(run.selfplay.records),
-    }
-    for remedy, folder in places.items():
+    checkpoints, records = run["trainer.default_local_dir"], run.selfplay.records
+    for folder, remedy in (
+        (Path.home(), "run: export HOME=FOLDER"),
+        (Path(get_default_ray_temp_dir()), "run: export RAY_TMPDIR=FOLDER"),
+        (Path(checkpoints), "set trainer.default_local_dir"),
+        (Path(records), "set selfplay.records"),
+    ):
         whole = folder.expanduser().absolute()
         there = next(parent for parent in (whole, *whole.parents) if parent.exists())
         try:
@@ -111,9 +105,7 @@ def sglang_on_cpu(run: RunConfig) -> Iterator[str]:
         if (limit := run[f"{ROLLOUT}.{key}"]) is not None and limit < needed:
             yield (
                 f"a turn may need {needed} tokens with its prompt, and {ROLLOUT}.{key}={limit}: "
-                "SGLang would cut it "
-                f"without a word. Set it to at least {needed}, or lower data.max_prompt_length, "
-                "data.max_response_length or the game's token budget (selfplay.budget)."
+                f"SGLang would cut it. Set it to at least {needed}, or lower data.max_*_length."
             )
 
 
@@ -130,10 +122,11 @@ def models(run: RunConfig) -> Iterator[str]:
     """The models are here, or on a hub that answers."""
     found = {str(run[key]): key for key in (f"{of}.path" for of in run.trained.values())}
     for path, key in found.items():  # the critic's is mostly the actor's
-        if "://" in path or (Path(path).expanduser() / "config.json").is_file():
+        folder = Path(path).expanduser()
+        if "://" in path or (folder / "config.json").is_file():
             continue
         try:
-            if Path(path).expanduser().is_dir():
+            if folder.is_dir():
                 raise FileNotFoundError("there is no config.json in it")
             if not isinstance(try_to_load_from_cache(path, "config.json"), str):
                 HfApi().model_info(path, timeout=3.0)
@@ -159,43 +152,40 @@ def data(run: RunConfig) -> Iterator[str]:
         game = game_class(run.selfplay.game)(run.selfplay, ChatEncoder.of_run(tokenizer, node))
     except (OSError, ValueError):
         game = None
-    for key in ("data.train_files", "data.val_files"):
-        for file in [Path(name).expanduser() for name in run.names(key) if "://" not in name]:
-            folder = quote(str(file.parent))
-            if not file.exists():
-                yield (
-                    f"{key}: {file} does not exist (seen from {Path.cwd()}). Name another, or "
-                    f"write it: medserl data convert --input FILE.csv --output {folder}"
-                )
-            elif file.suffix in NOT_CONVERTED:
-                yield (
-                    f"{key}={file} is not converted, and a run reads converted rows. "
-                    f"Write them: medserl data convert --input {quote(str(file))} "
-                    f"--output {folder}"
-                )
-            elif file.suffix == ".parquet" and game is not None:
-                try:
-                    table = read_parquet(file)
-                    if absent := {"prompt", "extra_info"} - {*table.column_names}:
-                        raise ValueError(
-                            f"{key}={file} has no column {', '.join(sorted(absent))}. {CONVERT}."
-                        )
-                    dataset = SimpleNamespace(dataframe=Dataset(table))
-                    check_dataset(dataset, f"{key}={file}", game, node, ROWS_AT_START)
-                except ValueError as error:
-                    yield str(error)
+    names = [
+        (key, name) for key in ("train_files", "val_files") for name in run.names(f"data.{key}")
+    ]
+    for key, file in [
+        (f"data.{key}", Path(name).expanduser()) for key, name in names if "://" not in name
+    ]:
+        source = "FILE.csv" if not file.exists() else quote(str(file))
+        command = f"medserl data convert --input {source} --output {quote(str(file.parent))}"
+        if not file.exists():
+            yield (
+                f"{key}: {file} does not exist (seen from {Path.cwd()}). Name another, or write "
+                f"it: {command}"
+            )
+        elif file.suffix in NOT_CONVERTED:
+            yield f"{key}={file} is not converted, and a run reads converted rows. Write: {command}"
+        elif file.suffix == ".parquet" and game is not None:
+            try:
+                table = read_parquet(file)
+                if absent := {"prompt", "extra_info"} - {*table.column_names}:
+                    raise ValueError(
+                        f"{key}={file} has no column {', '.join(sorted(absent))}. {CONVERT}."
+                    )
+                rows = SimpleNamespace(dataframe=Dataset(table))
+                check_dataset(rows, f"{key}={file}", game, node, ROWS_AT_START)
+            except ValueError as error:
+                yield str(error)
 
 
 def check_stop_strings(strings: Sequence[str], rollout: Any) -> None:
-    """Refuse stop strings, of more than one token each, that the engine of verl's rollout node
-    could not look for.
-    """
+    """Refuse stop strings, of more than one token each, for which SGLang would not look."""
     if strings and rollout.name == "sglang" and rollout.get("skip_tokenizer_init", False):
         raise ConfigError(
-            f"the profile's stop strings {', '.join(map(repr, strings))} are more than one token "
-            "each, and SGLang "
-            "looks for such strings only with actor_rollout_ref.rollout.skip_tokenizer_init=False. "
-            "Set that, or "
+            f"the stop strings {', '.join(map(repr, strings))} are more than one token each. "
+            f"SGLang looks for such with {ROLLOUT}.skip_tokenizer_init=False only: set that, or "
             "take them out of profile.yaml."
         )
 
@@ -221,17 +211,13 @@ def check_dataset(
     Returns one line that says what will be played and how long the longest row is, by the limits of
     verl's ``data``; a ConfigError names the row, what is wrong with it and what to do.
     """
-    rows = dataset.dataframe
-    agents = rows["agent_name"] if "agent_name" in rows.column_names else [None] * len(rows)
-    kinds: list[str] = []
-    longest = [0, 0]
-    too_long: dict[str, list[int]] = {}
-    everything = list(enumerate(zip(agents, rows["extra_info"], strict=True)))
+    table = dataset.dataframe
+    agents = table["agent_name"] if "agent_name" in table.column_names else [None] * len(table)
+    rows = list(enumerate(zip(agents, table["extra_info"], strict=True)))
     if most is not None:
-        everything = sorted(
-            nlargest(most, everything, key=lambda row: len(str(row[1][1]))), key=itemgetter(0)
-        )
-    for number, (agent, facts) in everything:
+        rows = sorted(nlargest(most, rows, key=lambda row: len(str(row[1][1]))), key=itemgetter(0))
+    kinds, longest, too_long = Counter[str](), [0, 0], dict[str, list[int]]()
+    for number, (agent, facts) in rows:
         where = f"{name} row {number}"
         if agent != AGENT_NAME:
             raise ConfigError(
@@ -244,22 +230,20 @@ def check_dataset(
         longest = list(map(max, longest, needed[1:]))
         for limit in overlong(needed, data):
             too_long.setdefault(limit, []).append(number)
-        kinds.append(needed.kind)
+        kinds[needed.kind] += 1
     if too_long and not data.filter_overlong_prompts:
-        numbers = sorted({number for rows in too_long.values() for number in rows})
-        shown, more = ", ".join(map(str, numbers[:3])), len(numbers) - 3
-        needs = [f"data.{limit}={longest[LIMITS.index(limit)]}" for limit in too_long]
+        numbers = sorted({number for found in too_long.values() for number in found})
+        needs = " and ".join(f"data.{key}={longest[LIMITS.index(key)]}" for key in too_long)
+        has = " and ".join(f"{key}={data[key]}" for key in too_long)
         raise ConfigError(
-            f"{name}: row {shown}{f' and {more} more' * (more > 0)} needs {' and '.join(needs)}, "
-            f"and the run has {' and '.join(f'{limit}={data[limit]}' for limit in too_long)}. Set "
-            "these, plan shorter turns, or leave such rows out with "
-            "data.filter_overlong_prompts=true."
+            f"{name}: row {', '.join(map(str, numbers[:3]))} needs {needs} ({len(numbers)} rows in "
+            f"all), and the run has {has}. Set these, plan shorter turns, or leave such rows out "
+            "with data.filter_overlong_prompts=true."
         )
-    left = len(rows) % batch
-    plays = f"all of its {len(rows)} rows"
-    if left:
-        plays = f"{len(rows) - left} of its {len(rows)} rows in each epoch, in batches of {batch}"
-    counted = ", ".join(f"{count} {kind}".strip() for kind, count in sorted(Counter(kinds).items()))
+    plays = f"all of its {len(table)} rows"
+    if left := len(table) % batch:
+        plays = f"{len(table) - left} of its {len(table)} rows in each epoch, in batches of {batch}"
+    counted = ", ".join(f"{count} {kind}".strip() for kind, count in sorted(kinds.items()))
     return (
         f"{name}: plays {plays} ({counted}); longest prompt {longest[0]} of "
         f"{data.max_prompt_length} tokens, longest planned response {longest[1]} of "
@@ -268,9 +252,7 @@ def check_dataset(
 
 
 def opponent(run: RunConfig) -> Iterator[Finding]:
-    """A server that plays the untrained role can be reached; without it all its games would be
-    void.
-    """
+    """A server that plays the untrained role answers; without it all its games would be void."""
     options = run.selfplay.opponent
     if not options.frozen:
         return

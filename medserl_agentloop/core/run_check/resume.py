@@ -6,7 +6,6 @@ new key is safe from its first day.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -18,7 +17,6 @@ from omegaconf import OmegaConf
 from medserl_agentloop.core import identity
 from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class
 from medserl_agentloop.core.run_check import ACTOR, MODEL, RunConfig
-from medserl_agentloop.core.run_check.composition import leaves
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, RunFiles, lock_folder
 
 Finding = str | tuple[Literal["warn"], str]
@@ -27,15 +25,15 @@ MAY_CHANGE = (
     # steps, and when to save, test and log
     *("trainer.total_epochs", "trainer.total_training_steps", "*.optim.total_training_steps"),
     *("trainer.save_freq", "trainer.test_freq", "trainer.val_before_train", "trainer.val_only"),
-    *("trainer.logger", "trainer.project_name", "trainer.log_val_generations"),
+    *("trainer.logger", "*.project_name", "*.experiment_name", "trainer.log_val_generations"),
     *("trainer.max_*_ckpt_to_keep", "trainer.*_data_dir", "trainer.resume_*", "*profiler*"),
     *("selfplay.alarms.*", "selfplay.on_alarm", "selfplay.certify"),
     *("selfplay.best_by", "selfplay.stop_after_evaluations"),
-    # names and folders of the run
-    *("trainer.experiment_name", "trainer.default_local_dir", "trainer.default_hdfs_dir"),
-    *("selfplay.records", "*.checkpoint.load_contents", "*.checkpoint.save_contents"),
+    # folders of the run
+    *("trainer.default_local_dir", "trainer.default_hdfs_dir", "selfplay.records"),
+    *("*.checkpoint.load_contents", "*.checkpoint.save_contents"),
     # machines, memory and micro-batches
-    *("trainer.nnodes", "trainer.n_gpus_per_node", "*.fsdp_size", "*num_workers"),
+    *("*.nnodes", "*.n_gpus_per_node", "*.fsdp_size", "*num_workers"),
     *("*micro_batch_size*", "*max_token_len_per_gpu", "*use_dynamic_bsz", "data.val_batch_size"),
     *("*_offload", "*.offload_policy", "*.reshard_after_forward", "*.forward_prefetch"),
     *("*gradient_checkpointing*", "*.entropy_checkpointing", "*.ulysses_sequence_parallel_size"),
@@ -44,18 +42,12 @@ MAY_CHANGE = (
     # how long to wait for servers, and how many requests they get at once
     *("selfplay.turn_timeout_s", "selfplay.*.timeout_s", "selfplay.*.retries"),
     *("selfplay.*.concurrency", "selfplay.*.api_key_env"),
-    # set by verl and the trainer once the start is checked
-    *("transfer_queue.*", f"{MODEL}.lora.{ROLE_ADAPTERS}.*"),
+    # set by verl and the trainer once the start is checked, and what no run of self-play reads
+    *("transfer_queue.*", f"{MODEL}.lora.{ROLE_ADAPTERS}.*", "distillation.*"),
 )
 """Patterns of the keys that a resume may change."""
-ROWS = ("data.*",)
-"""Patterns of the keys with which a checkpoint's place in the rows is another place."""
 SAME_LOADER = ("data.dataloader_num_workers",)
 """Keys of :data:`MAY_CHANGE` that may not change after all: each worker has a place in the rows."""
-OF_OPTIMIZER = ("*.optim.lr", "*.optim.betas", "*.optim.weight_decay")
-"""Patterns of the keys whose values verl takes from the optimizer of a checkpoint."""
-OF_ADAPTERS = ("selfplay.train", "selfplay.credit.role_weights.*")
-"""The same where each role has an adapter: they decide which parameters the optimizer has."""
 IDENTITY = "medserl_identity"
 """Node of ``run_config.yaml``: what is behind the keys that name a model, data or a folder."""
 
@@ -94,18 +86,17 @@ def checkpoints(run: RunConfig) -> Iterator[Finding]:
         elif mode == "resume_path" and "global_step_" not in chosen.name:
             yield (
                 f"trainer.resume_mode=resume_path, and trainer.resume_from_path={chosen} is no "
-                "checkpoint. Set it to a folder global_step_N, or trainer.resume_mode=auto to go "
-                "on from the newest one."
+                "checkpoint. Set it to a folder global_step_N."
             )
         elif mode == "resume_path" and chosen.resolve().parent == folder.resolve():
-            yield from _same(run, folder, chosen)
+            yield from _same(run, chosen)
         elif (folder / LATEST).is_file() and not run["trainer.val_only"]:
             yield (
                 f"trainer.resume_mode={mode} would write over the run in {folder}. Set "
                 "trainer.experiment_name to a new name, or leave trainer.resume_mode out to go on."
             )
         elif mode == "resume_path":
-            yield from _chosen(run, chosen)
+            yield from _of_another_run(run, chosen)
     except ValueError as error:  # a file of the run that cannot be read
         yield str(error)
 
@@ -114,26 +105,17 @@ def _newest(run: RunConfig, folder: Path) -> Iterator[Finding]:
     """Check the last checkpoint in the run's folder, if there is one."""
     latest, another = folder / LATEST, "set trainer.experiment_name to a new name"
     # data.pt is the last that verl writes.
-    whole = [path.parent.name[12:] for path in folder.glob("global_step_*/data.pt")]
-    newest = max((name for name in whole if name.isdecimal()), key=int, default=None)
-    resume = "It has no whole one"
-    if newest:
-        resume = f"Write {newest} into it to resume from the newest checkpoint there"
-    if not latest.is_file():
-        if newest:
-            yield (
-                f"{latest} is missing, but there are checkpoints, which a new run would overwrite. "
-                f"{resume}, or {another}."
-            )
+    whole = [int(path.parent.name[12:]) for path in folder.glob("global_step_[0-9]*/data.pt")]
+    if not latest.is_file() and not whole:
         return
-    # A full disk, or a kill at the wrong moment, leaves the file empty (trainer_base.py,
-    # _save_checkpoint): verl fails on that once the models are loaded. Where it names a folder that
-    # is gone, verl starts from nothing without a word.
-    step = latest.read_text(encoding="utf-8", errors="replace").strip()
+    # A full disk, or a kill at the wrong moment, leaves the file empty: verl fails on that once the
+    # models are loaded. Without it, or for a folder that is gone, verl starts from nothing.
+    step = latest.read_text(encoding="utf-8", errors="replace").strip() if latest.is_file() else ""
     if not (step.isdecimal() and (folder / f"global_step_{step}").is_dir()):
-        yield f"{latest} says {step!r}, which is no checkpoint. {resume}, or {another}."
+        newest = f"write {max(whole)} into it, the newest checkpoint there, or " * bool(whole)
+        yield f"{latest} says {step!r}, which is no checkpoint: {newest}{another}."
         return
-    yield from _same(run, folder, folder / f"global_step_{step}")
+    yield from _same(run, folder / f"global_step_{step}")
     files, total = RunFiles(run.selfplay.records), run["trainer.total_training_steps"]
     list(files.missing(int(step)) if files.folder.is_dir() else ())  # the resume reports it
     done = total is not None and int(step) >= total and not run["trainer.val_only"]
@@ -156,100 +138,78 @@ def validation_is_missing(
     return due and bool(trained) and all("selfplay/games" in row for row in trained)
 
 
-def _same(run: RunConfig, folder: Path, checkpoint: Path) -> Iterator[Finding]:
-    """Check that the folder's run is this one, but for what may change."""
+def _same(run: RunConfig, checkpoint: Path) -> Iterator[Finding]:
+    """Check that the run of a checkpoint in this run's folder is this one."""
     yield from _written_by_others(run, checkpoint)
-    if found := changes(run, Path(run.selfplay.records)):
-        yield (
-            f"{folder} holds a run of other settings: {'; '.join(map(str, found))}. Set them back, "
-            "or begin a new run at its last checkpoint (with other trainer.default_local_dir and "
-            f"selfplay.records, if you set them): {_new_run(run, checkpoint, found)}"
-        )
-
-
-def _chosen(run: RunConfig, checkpoint: Path) -> Iterator[Finding]:
-    """Check the checkpoint of another run, at which this one begins."""
-    yield from _written_by_others(run, checkpoint)
-    found = changes(run, checkpoint.parent)
-    loads = "optimizer" in run.names(f"{ACTOR}.checkpoint.load_contents")
-    kept = [change for change in found if loads and change.matches(_of_optimizer(run))]
-    if kept:
-        yield (
-            f"{'; '.join(map(str, kept))}, and verl takes the checkpoint's. Set them back, or "
-            f"begin with its weights alone: {ACTOR}.checkpoint.load_contents=[model]"
-        )
-    elif found:
-        yield "warn", f"from this checkpoint on {'; '.join(map(str, found))}"
-
-
-def rows_begin_anew(run: RunConfig) -> bool:
-    """Return whether the place that a checkpoint of another run has is one in other rows."""
-    chosen = Path(str(run["trainer.resume_from_path"]))
-    if run["trainer.resume_mode"] != "resume_path":
-        return False
-    found = changes(run, chosen.parent)
-    filtered = bool(run["data.filter_overlong_prompts"])  # by lengths, budgets and templates
-    return any(filtered or change.matches(ROWS) for change in found)
-
-
-def _of_optimizer(run: RunConfig) -> tuple[str, ...]:
-    return OF_OPTIMIZER + (OF_ADAPTERS if run.selfplay.adapters == "per_role" else ())
-
-
-def _new_run(run: RunConfig, checkpoint: Path, found: list[Change]) -> str:
-    """The overrides with which a new run begins at ``checkpoint``."""
+    if not (found := changes(run, Path(run.selfplay.records))):
+        return
     new = {
         "trainer.experiment_name": f"{run['trainer.experiment_name']}_from_{checkpoint.name[12:]}",
         "trainer.resume_mode": "resume_path",
         "trainer.resume_from_path": str(checkpoint.resolve()),
+        f"{ACTOR}.checkpoint.load_contents": "[model]",
     }
-    if any(change.matches(_of_optimizer(run)) for change in found):
-        new[f"{ACTOR}.checkpoint.load_contents"] = "[model]"
-    return shlex.join(f"{key}={value}" for key, value in new.items())
+    yield (
+        f"{checkpoint.parent} holds a run of other settings: {'; '.join(map(str, found))}. Set "
+        "them back, or begin a new run at its last checkpoint (with other "
+        "trainer.default_local_dir and selfplay.records, if you set them): "
+        f"{shlex.join(f'{key}={value}' for key, value in new.items())}"
+    )
+
+
+def _of_another_run(run: RunConfig, checkpoint: Path) -> Iterator[Finding]:
+    """Check the checkpoint of another run, at which this one begins."""
+    yield from _written_by_others(run, checkpoint)
+    found = changes(run, checkpoint.parent)
+    differs = "; ".join(map(str, found))
+    # verl takes the learning rate and more from an optimizer's state.
+    if found and "optimizer" in run.names(f"{ACTOR}.checkpoint.load_contents"):
+        yield (
+            f"the checkpoint is of other settings: {differs}. Set them back, or begin with its "
+            f"weights alone: {ACTOR}.checkpoint.load_contents=[model]"
+        )
+    elif found:
+        yield "warn", f"from this checkpoint on {differs}"
+
+
+def rows_begin_anew(run: RunConfig) -> bool:
+    """Return whether the place that a checkpoint of another run has is one in other rows."""
+    if run["trainer.resume_mode"] != "resume_path":
+        return False
+    found = changes(run, Path(str(run["trainer.resume_from_path"])).parent)
+    filtered = bool(run["data.filter_overlong_prompts"])  # by lengths, budgets and templates
+    return any(filtered or change.key.startswith("data.") for change in found)
 
 
 def _written_by_others(run: RunConfig, checkpoint: Path) -> Iterator[str]:
-    """verl's FSDP engines read a checkpoint only with as many workers as wrote it, and say so after
-    the models.
-    """
+    """verl's FSDP engines read a checkpoint only with as many workers as wrote it."""
     names = (file.name.split("_") for file in checkpoint.glob("*/model_world_size_*_rank_*.pt"))
     if (sizes := {name[3] for name in names}) - {str(run.gpus)}:
         yield (
             f"the checkpoint {checkpoint} is of {' and '.join(sorted(sizes))} training workers, "
             f"and this run has {run.gpus}. Set trainer.nnodes and trainer.n_gpus_per_node as they "
-            "were, or merge it (docs/advanced.md) and start a run of another name from it with "
-            f"{MODEL}.path."
+            f"were, or merge it (docs/advanced.md) and start a new run from it with {MODEL}.path."
         )
 
 
 def changes(run: RunConfig, folder: Path) -> list[Change]:
-    """Yield what differs from the ``run_config.yaml`` in ``folder`` and may not. A
-    ValueError says that it cannot be read.
+    """Return what differs from the ``run_config.yaml`` in ``folder`` and may not; ValueError if it
+    cannot be read.
     """
     before = folder / CONFIG_FILE
     if not before.is_file():
         return []
-    new = OmegaConf.create(config_text(run))
     try:
-        old = OmegaConf.load(before)
-        then, now = (dict(config.pop(IDENTITY, {})) for config in (old, new))
-        was, values = (
-            {key: value for key, value in leaves(config) if value not in (None, {}, [])}
-            for config in (old, new)
-        )
+        configs = (OmegaConf.load(before), OmegaConf.create(config_text(run)))
+        old, new = (OmegaConf.to_container(config) for config in configs)
+        then, here = (config.pop(IDENTITY, {}) for config in (old, new))
+        was, now = dict(leaves(old)), dict(leaves(new))
     except Exception as error:  # of YAML, of OmegaConf, of the file
         raise ValueError(
-            f"{before} says which run the checkpoints are of, and cannot be read "
-            f"({str(error).splitlines()[0]}). Restore it, or move it away to go on without a "
-            "comparison."
+            f"{before} cannot be read ({str(error).splitlines()[0]}), and says which run the "
+            "checkpoints are of. Restore it, or move it away to go on without a comparison."
         ) from None
-    found = different(was, values, then, now)
-    raw = dict(leaves(run.config, resolve=False))
-    return [
-        change
-        for change in found
-        if not any(was.get(key) != values.get(key) for key in _followed(raw, change.key))
-    ]
+    return different(was, now, then, here)
 
 
 def different(
@@ -265,28 +225,18 @@ def different(
             other = then[key] != here[key]
         else:  # NaN is not equal to itself
             other = change.was != change.now and repr(change.was) != repr(change.now)
-            other = other and not _moved(change)
         if other:
             found.append(change)
     return found
 
 
-def _followed(raw: dict[str, Any], key: str) -> Iterator[str]:
-    """Keys whose values a key takes by interpolation: what follows needs no line of its own."""
-    for dots, name in re.findall(r"(?:\$\{|oc\.select:)(\.*)([\w.]+)[,}]", str(raw.get(key))):
-        yield ".".join([*key.split(".")[: -len(dots)], name]) if dots else name
-
-
-def _moved(change: Change) -> bool:
-    """Return whether two paths end alike: in a folder's name, or a run's with what is below it in a
-    checkpoint, where all folders have the same name.
-    """
-    ends = [
-        re.search(r"[^/]+(/global_step_\d+(/.*)?)?$", str(path).rstrip("/"))
-        for path in (change.was, change.now)
-    ]
-    same = all(ends) and ends[0][0] == ends[1][0]  # type: ignore[index]
-    return change.key.endswith("path") and same
+def leaves(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of what is set; a list is one value."""
+    for name, value in node.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}{name}.")
+        elif value not in (None, []):
+            yield f"{path}{name}", value
 
 
 def config_text(run: RunConfig) -> str:
