@@ -7,8 +7,7 @@ from pathlib import Path
 
 from experiments.learning.run import PROFILE, prepare_data
 from experiments.learning.transcripts import CURRICULA, sample_transcript
-from experiments.learning.warm_start import WarmStart
-from experiments.shortcuts.run import teach
+from experiments.shortcuts.run import LESSONS, teach
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.paths import resource
 
@@ -23,16 +22,6 @@ CONFIG = MedicalConfig.model_validate(
     }
 )
 LESSON = CURRICULA["novice"][1]
-# A fifth of the warm start that made the novice, from its weights.
-LESSONS = WarmStart(
-    steps=400,
-    batch=32,
-    lr=3e-3,
-    note_weight=0.1,
-    lessons=(LESSON, LESSON),
-    first_lesson=1.0,
-    seed=0,
-)
 TAUGHT = {0.03: (0.0, 400), 0.01: (0.0, 800)}
 """Share of unseen kinds in the lesson, and its steps, by the share that the player then shows.
 
@@ -54,6 +43,6 @@ def prepare(unseen: float, start: int) -> None:
     if unseen:
         share, steps = TAUGHT[unseen]
         taught = replace(LESSON, unseen_share=share)
-        lessons = replace(LESSONS, lessons=(taught, taught), steps=steps, seed=start)
+        lessons = replace(LESSONS, lr=3e-3, lessons=(taught, taught), steps=steps, seed=start)
         teach(start_of(unseen, start), lessons, sample_transcript)
     prepare_data(NOTES, "adversarial_benign=3,decoy_benign=2")
