@@ -101,7 +101,8 @@ clean:
 	@rm -rf $(VENV) $(SGLANG_VENV) $(SHIPPED_VENV) runs/quickstart runs/quickstart_sglang runs/shipped runs/learn data/learn data/learn_no_rewordings data/quickstart
 
 $(VENV)/bin/python:
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; give one with PYTHON=/path/to/python" >&2; exit 1; }
+	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null \
+		|| { echo "Python 3.11 or 3.12 is needed; give one with PYTHON=/path/to/python" >&2; exit 1; }
 	echo "== virtual environment in $(VENV), from $(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
 
