@@ -30,63 +30,51 @@ class Disease:
 # Name, findings, doses of the drug in mg, management, treatment, drug, organism: the facts as
 # ErrorType orders them.
 _DISEASES = """
-pneumonia | productive cough, lobar crackles | 875, 1000 | chest radiograph | oxygen | \
-amoxicillin | pneumococcus
-cystitis | dysuria, bladder tenderness | 50, 100 | urinalysis | hydration | nitrofurantoin | \
-escherichia
-cellulitis | spreading erythema, leg warmth | 250, 500 | margin marking | elevation | cephalexin \
-| streptococcus
-meningitis | neck stiffness, photophobia | 2000, 4000 | lumbar puncture | isolation | ceftriaxone \
-| meningococcus
-tuberculosis | night sweats, bloody sputum | 200, 300 | sputum smear | ventilation | isoniazid | \
-mycobacterium
-syphilis | painless chancre, palm rash | 1200, 2400 | serology | abstinence | benzathine | treponema
-borreliosis | target rash, tick bite | 100, 200 | immunoblot | rest | doxycycline | borrelia
-giardiasis | greasy stools, foul flatulence | 250, 400 | stool antigen | rehydration | \
-metronidazole | giardia
-malaria | cyclic fever, jungle travel | 20, 80 | blood smear | transfusion | artemether | plasmodium
-thrush | tongue plaques, mouth soreness | 50, 150 | tongue swab | rinsing | fluconazole | candida
-shingles | grouped vesicles, dermatomal pain | 400, 800 | lesion assay | compresses | acyclovir | \
-varicella
-influenza | diffuse myalgia, winter fever | 30, 75 | nasal swab | antipyresis | oseltamivir | \
-orthomyxovirus
-cholera | watery stools, sunken eyes | 500, 1000 | dipstick | saline | azithromycin | vibrio
-scabies | finger burrows, nocturnal itch | 12, 15 | skin scraping | laundering | ivermectin | \
-sarcoptes
-osteomyelitis | bone pain, draining sinus | 1000, 2000 | bone scan | debridement | cefazolin | \
-staphylococcus
-pertussis | whooping cough, cough vomiting | 250, 500 | throat culture | humidification | \
-clarithromycin | bordetella
+pneumonia,productive cough/lobar crackles,875/1000,chest radiograph,oxygen,amoxicillin,pneumococcus
+cystitis,dysuria/bladder tenderness,50/100,urinalysis,hydration,nitrofurantoin,escherichia
+cellulitis,spreading erythema/leg warmth,250/500,margin marking,elevation,cephalexin,streptococcus
+meningitis,neck stiffness/photophobia,2000/4000,lumbar puncture,isolation,ceftriaxone,meningococcus
+tuberculosis,night sweats/bloody sputum,200/300,sputum smear,ventilation,isoniazid,mycobacterium
+syphilis,painless chancre/palm rash,1200/2400,serology,abstinence,benzathine,treponema
+borreliosis,target rash/tick bite,100/200,immunoblot,rest,doxycycline,borrelia
+giardiasis,greasy stools/foul flatulence,250/400,stool antigen,rehydration,metronidazole,giardia
+malaria,cyclic fever/jungle travel,20/80,blood smear,transfusion,artemether,plasmodium
+thrush,tongue plaques/mouth soreness,50/150,tongue swab,rinsing,fluconazole,candida
+shingles,grouped vesicles/dermatomal pain,400/800,lesion assay,compresses,acyclovir,varicella
+influenza,diffuse myalgia/winter fever,30/75,nasal swab,antipyresis,oseltamivir,orthomyxovirus
+cholera,watery stools/sunken eyes,500/1000,dipstick,saline,azithromycin,vibrio
+scabies,finger burrows/nocturnal itch,12/15,skin scraping,laundering,ivermectin,sarcoptes
+osteomyelitis,bone pain/draining sinus,1000/2000,bone scan,debridement,cefazolin,staphylococcus
+pertussis,whooping cough/cough vomiting,250/500,\
+throat culture,humidification,clarithromycin,bordetella
 """
 
 
 def _disease(line: str) -> Disease:
-    name, findings, doses, *others = line.split(" | ")
+    name, findings, doses, *others = line.split(",")
     facts = dict(zip(ErrorType, [name, *others], strict=True))
-    return Disease(name, tuple(findings.split(", ")), tuple(doses.split(", ")), facts)
+    return Disease(name, tuple(findings.split("/")), tuple(doses.split("/")), facts)
 
 
 DISEASES = [_disease(line) for line in _DISEASES.strip().splitlines()]
 
-# How each kind of sentence can be worded; None is the finding that opens every note.
-_WORDINGS: dict[ErrorType | None, str] = {
-    None: "A {age}-year-old {sex} has {value}. | A {age}-year-old {sex} presents with {value}. | "
-    "A {age}-year-old {sex} reports {value}.",
-    ErrorType.DIAGNOSIS: "The diagnosis is {value}. | This fits {value}. | We suspect {value}. | "
-    "Assessment shows {value}.",
-    ErrorType.CAUSAL_ORGANISM: "Culture grew {value}. | The organism is {value}. | Testing found "
-    "{value}. | "
-    "The lab isolated {value}.",
-    ErrorType.MANAGEMENT: "We ordered {value}. | The plan includes {value}. | Next comes {value}. "
-    "| "
-    "The team requested {value}.",
-    ErrorType.TREATMENT: "Supportive care is {value}. | Nurses began {value}. | The patient "
-    "receives {value}. | "
-    "Care continues with {value}.",
-    ErrorType.PHARMACOTHERAPY: "We started {value} {dose} mg. | Prescribed {value} {dose} mg. | "
-    "The drug is {value} {dose} mg. | Therapy uses {value} {dose} mg.",
+# How each kind of sentence can be worded: the finding that opens every note, then the kinds as
+# ErrorType orders them.
+_WORDINGS = """
+A {age}-year-old {sex} has {value}.; A {age}-year-old {sex} presents with {value}.; \
+A {age}-year-old {sex} reports {value}.
+The diagnosis is {value}.; This fits {value}.; We suspect {value}.; Assessment shows {value}.
+We ordered {value}.; The plan includes {value}.; Next comes {value}.; The team requested {value}.
+Supportive care is {value}.; Nurses began {value}.; The patient receives {value}.; \
+Care continues with {value}.
+We started {value} {dose} mg.; Prescribed {value} {dose} mg.; The drug is {value} {dose} mg.; \
+Therapy uses {value} {dose} mg.
+Culture grew {value}.; The organism is {value}.; Testing found {value}.; The lab isolated {value}.
+"""
+TEMPLATES: dict[ErrorType | None, tuple[str, ...]] = {
+    kind: tuple(line.split("; "))
+    for kind, line in zip((None, *ErrorType), _WORDINGS.strip().splitlines(), strict=True)
 }
-TEMPLATES = {kind: tuple(wordings.split(" | ")) for kind, wordings in _WORDINGS.items()}
 
 FACTS_PER_NOTE = 3
 _SENTENCES_ALLOWED = range(3, 7)
@@ -265,11 +253,8 @@ def sample_clean_note(
 ) -> Note:
     """A correct note: the finding and ``FACTS_PER_NOTE`` facts of different kinds in random order.
 
-    Args:
-        rng: Source of all choices.
-        wording: Templates of the facts. ``HELD_OUT`` words every fact as no ``SEEN`` note words it.
-        facts: ``HELD_OUT`` states one fact about its finding that no ``SEEN`` note states of that
-            finding.
+    ``HELD_OUT`` words every fact as no ``SEEN`` note words it, or states one fact of its finding
+    that no ``SEEN`` note states of that.
     """
     disease = rng.choice(DISEASES)
     finding, template = rng.choice(disease.findings), rng.randrange(len(TEMPLATES[None]))
@@ -308,8 +293,7 @@ def inject_error(rng: random.Random, note: Note) -> tuple[Note, int]:
 def reworded(rng: random.Random, note: Note, index: int, wording: Split = Split.ANY) -> Note:
     """``note`` with the same content in sentence ``index`` said in other words.
 
-    Raises:
-        ValueError: The sentence is the finding, or ``wording`` leaves no other template.
+    ValueError if the sentence is the finding, or ``wording`` leaves no other template.
     """
     sentence = note.sentences[index]
     if sentence.kind is None:
@@ -340,19 +324,15 @@ class OracleJudge:
     never_errs = True
 
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
-        truth = oracle(presented)
-        if truth.label is None:
-            return Judgement(
-                judge=self.name,
-                label=Label.SAFE,
-                realistic=False,
-                reason="not a note of this world",
-            )
-        note = parse_note(presented)
-        sentences = note.sentences if note else ()
-        wrong = ", ".join(f"{kind.value}: {sentences[at].text}" for at, kind in truth.errors)
-        reason = wrong or "no error"
-        kind = error_detail(note, note.errors[0]) if note and note.errors else None
+        note, errors = parse_note(presented), oracle(presented).errors
+        if note is None:
+            away = "not a note of this world"
+            return Judgement(judge=self.name, label=Label.SAFE, realistic=False, reason=away)
         return Judgement(
-            judge=self.name, label=truth.label, realistic=True, reason=reason, error_type=kind
+            judge=self.name,
+            label=Label.HARMFUL if errors else Label.SAFE,
+            realistic=True,
+            reason=", ".join(f"{kind.value}: {note.sentences[at].text}" for at, kind in errors)
+            or "no error",
+            error_type=error_detail(note, errors[0][0]) if errors else None,
         )

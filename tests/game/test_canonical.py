@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 from note_files import OFFICIAL, PAIRS, medec_file
 
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.games.medical.canonical import canonical_words, says_the_same, visible
-from medserl_agentloop.games.medical.edit import quotes_error
+from medserl_agentloop.games.medical.canonical import (
+    canonical_words,
+    quotes_error,
+    says_the_same,
+    visible,
+)
 
 DRESSED = [
     ("81 mg, .5 mg", "81.0mg, 0.50 mg"),

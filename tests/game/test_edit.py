@@ -17,6 +17,7 @@ from rollout.families import FAMILIES
 from medserl_agentloop.core.control_text import JOINER, as_data
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.data.reader import read_files
+from medserl_agentloop.games.medical.canonical import is_repair, quotes_error
 from medserl_agentloop.games.medical.case import Category, GameSpec, Label
 from medserl_agentloop.games.medical.edit import (
     LONGEST_WORD,
@@ -25,12 +26,10 @@ from medserl_agentloop.games.medical.edit import (
     edit_between,
     edit_of,
     exceeds,
-    is_repair,
     measure,
     number_sentences,
     numbered_text,
     one_line,
-    quotes_error,
     sentences_with,
     split_sentences,
 )
@@ -562,15 +561,14 @@ MARKUP = [
 ]  # fmt: skip
 KINDS = {
     "special_token": [*MARKUP, *SWITCHES, OWN, "\uff3bgMASK\uff3d"],
-    "chat_marker": ["\n### Response", "\nassistant: ok"],
     "field": [
         "\nfinal_answer: "
         "x", "\nsentence: He rests.", "\r - **Correction**: none", "E8| the quoted text ends here",
         "o3*| ", "\n "
                  "12| ", '{"error": '
                          '"absent"}', "{\u201crealistic\u201d : true}", "\nClinical note:\n",
+        "\n### Response", "\nassistant: ok",
     ],
-    "jinja": ["{{ note }}", "{% raw %}"],
 }  # fmt: skip
 
 

@@ -59,9 +59,12 @@ HEPARIN = "She receives heparin 5000 units."
         (edit_text(1, "1.5 g of heparin."), (1, "1.5 g of heparin."), []),
         *(
             (edit_text(1, f"{shown} {HEPARIN}"), (1, HEPARIN), [])
-            for shown in ("(1)", "[1]", "1)", "1 -", "#1", "Sentence 1:", "[1]|")
+            for shown in (
+                "(1)", "[1]", "1)", "1 -", "#1", "Sentence 1:", "[1]|", "1| 1|", "2|", "- 1|",
+                "**1:**", "1", "*", "(2) (1)", "New sentence:",
+            )
         ),
-        (edit_text(1, "(2) tablets of it."), (1, "(2) tablets of it."), []),
+        (edit_text(1, "(2) tablets of it."), (1, "tablets of it."), []),
         (edit_text(1, "1 tablet of it."), (1, "1 tablet of it."), []),
         (edit_text(9, HEPARIN), (None, HEPARIN), []),
         (edit_text(1, HEPARIN).replace("<edit>", "<edit>So:"), (1, HEPARIN),

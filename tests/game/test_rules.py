@@ -182,7 +182,7 @@ TOKEN, FIELD = (
             for token in ("<|im_end|>", "OWN TOKEN", "[INST]", "<think>")
         ),
         (CLEAN_NOTE, "500", "5000\nverdict: none", FIELD),
-        (CLEAN_NOTE, "500 units", "5000 units {{ x }}", (None, ["jinja"])),
+        (CLEAN_NOTE, "500 units", "5000 units {{ x }}", (None, [])),
         (
             CLEAN_NOTE,
             "planned.",

@@ -2,15 +2,17 @@
 
 Two notes say the same where their canonical words are equal: Unicode form, hidden characters, case,
 spacing, punctuation and the format of a number make no difference. No list of words is needed for
-that. Whether "twice daily" says the same as "b.i.d." takes medicine, and is for the judge. All of
-it takes linear time.
+that. Whether "twice daily" says the same as "b.i.d." takes medicine, and is for the judge. From the
+same words follow what repairs an error, and what quotes it. All of it takes linear time.
 """
 
 from __future__ import annotations
 
 import unicodedata
+from collections import Counter
 
 import regex
+from rapidfuzz.distance import OSA, Postfix, Prefix
 
 from medserl_agentloop.scoring.notes import spaced
 
@@ -38,6 +40,9 @@ _TOKEN = regex.compile(
     r"|(?P<sign>[[\p{S}\p{M}\p{N}%&/#@\-]--[\u00b0`\u00b4]])",
     regex.V1,
 )
+
+
+_ARTICLES = ("a", "an", "the")
 
 
 def visible(text: str) -> str:
@@ -77,3 +82,66 @@ def _canonical(token: regex.Match[str]) -> str:
         whole, part = whole.lstrip("0") or "0", part.rstrip("0")
         return f"{whole}.{part}" if part else whole
     return text
+
+
+# -- an error put right, or quoted -----------------------------------------------------------------
+
+
+def is_repair(new: str, error: str, correction: str) -> bool:
+    """Return whether ``new`` changes ``error`` as ``correction`` does, apart from slips."""
+    return any(
+        _repairs(*(Counter(canonical_words(t, hyphen=h)) for t in (new, error, correction)))
+        for h in (" ", "")
+    )
+
+
+def telling_words(error: str, correction: str) -> set[str]:
+    """Words of one sentence that the other lacks, without little ones, which say nothing."""
+    differing = set(canonical_words(error)) ^ set(canonical_words(correction))
+    return {
+        word for word in differing if (len(word) > 3 or spaced(word) != word) and word.isalpha()
+    }
+
+
+def _repairs(new: Counter[str], error: Counter[str], correction: Counter[str]) -> bool:
+    missing = (correction - error) - new
+    keeps_the_error = (error - correction) & (new - correction)
+    return not keeps_the_error and all(
+        any(_is_slip(word, meant) for word in new) for meant in missing
+    )
+
+
+def _is_slip(word: str, meant: str) -> bool:
+    """Return whether one letter of a long word is left out, doubled or swapped, not replaced."""
+    if len(meant) <= 5 or not meant.isalpha() or word[0] != meant[0]:
+        return False
+    return OSA.distance(word, meant, score_cutoff=1) == 1 and (
+        len(word) != len(meant) or sorted(word) == sorted(meant)
+    )
+
+
+def quotes_error(quote: str, wrong: str, right: str | None = None) -> bool:
+    """Return whether ``quote`` holds the error of the sentence ``wrong``, and at most that
+    sentence.
+
+    The error is what differs from ``right``, or all of the sentence where that is not known.
+    Spelling may differ, and one letter of a long word.
+    """
+    for hyphen in (" ", ""):
+        said, meant, corrected = (
+            [word for word in canonical_words(text, hyphen=hyphen) if word not in _ARTICLES]
+            for text in (quote, wrong, right or "")
+        )
+        start, end = 0, len(meant)
+        if right is not None and meant != corrected:
+            start = Prefix.similarity(meant, corrected)
+            end -= Postfix.similarity(meant[start:], corrected[start:])
+            if start == end:  # words are only left out: a neighbor shows where
+                start, end = (start - 1, end) if start else (start, end + 1)
+        for at in range(max(0, end - len(said)), start + 1):
+            part = meant[at : at + len(said)]
+            if 0 < len(part) == len(said) and all(
+                a == b or _is_slip(a, b) for a, b in zip(said, part, strict=True)
+            ):
+                return True
+    return False

@@ -7,9 +7,10 @@ own where it has a list of them.
 Otherwise :func:`sentences_in` splits: at line breaks, and where a mark is followed by a digit or by
 a letter that is not lower case, unless an abbreviation stands before it. ``python
 benchmarks/sentences.py FILE`` compares that with a file's own list. Of the 7,153 sentences of
-MEDEC's validation set 5,517 are equal (0.771; pysbd 0.4.0: 5,510), and of its 319 wrong sentences
-302; of the 1,219 wrong ones of the training set 1,176. Most of the others are halves of sentences:
-MEDEC's lists are cut at hard line breaks, and join sentences after a unit.
+MEDEC's validation set 5,525 are equal (0.772; pysbd 0.4.0: 5,510), and of its 319 wrong sentences
+301; of the 1,219 wrong ones of the training set 1,176. The others are cuts of MEDEC's own: its
+lists end sentences within vital signs and tables (``110/70 mm | Hg.``), and none after a unit or
+the letter of a figure (``12 mg/dL. Patient``, ``in Figure A. Patient``).
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from itertools import accumulate, pairwise
 
 import regex
 from pydantic import BaseModel, ConfigDict
-from rapidfuzz.distance import OSA, Levenshtein, MatchingBlock, Postfix, Prefix
+from rapidfuzz.distance import Levenshtein, MatchingBlock, Postfix, Prefix
 
 from medserl_agentloop.games.medical.canonical import canonical_words, says_the_same
-from medserl_agentloop.scoring.notes import IDEOGRAPHS, alphanumeric, spaced
+from medserl_agentloop.scoring.notes import IDEOGRAPHS, alphanumeric
 
 _SENTENCE_MARKS = ".!?\"')]\u201d\u2019\u061f\u3002\uff01\uff1f"
 # "38.5 C" and "e.g. aspirin" stay whole, and so do "Dr. Doe" and "q.d. Renal function".
 _SENTENCE_END = regex.compile(
-    r"(?<=[.!?\u061f][\"'\u201d\u2019)\]]{0,2})"
+    r"(?<=[.!?\u061f](?:[\"'\u201d\u2019)\]]{0,2}|\u00e2\u20ac\u009d))"  # MEDEC damages quotes
     r"(?<!\b(?:Drs?|Mrs?|Ms|Prof|Pt|St|Jr|Sr|vs|No|Fig|approx)\.)"
     r"(?<!\b\p{L}\.\p{L}{1,2}\.)(?<!\b\p{L}\.\p{L}\.\p{L}\.)"
     r"\s+(?=[\"'\u201c\u2018(\[]?[\p{Lu}\p{Lo}\p{Nd}])"
@@ -43,7 +44,6 @@ LONGEST_WORD = 32
 What is longer, or glued with ``_``, counts as several words.
 """
 WORD = re.compile(rf"[{IDEOGRAPHS}]|_{{1,{LONGEST_WORD}}}|[^\s_{IDEOGRAPHS}]{{1,{LONGEST_WORD}}}")
-_ARTICLES = ("a", "an", "the")
 
 # Format, control, private and unassigned characters, those that fonts show as nothing, and
 # Braille's blank: what a model reads in them, a person does not see.
@@ -101,27 +101,26 @@ def _as_listed(note: str, listed: Mapping[int, str]) -> dict[int, str]:
     letters, wanted = alphanumeric(note), "".join(parts.values())
     places = [at for at, character in enumerate(note) if character.isalnum()]
     starts = [0, *accumulate(map(len, parts.values()))]  # the last one is the end
-    # The sentences before ``first`` are the same, and those from ``rest`` on: one between may be
-    # another one.
-    same = Prefix.similarity(letters, wanted)
-    first = max(start for start in starts if start <= same)
-    rest = len(wanted) - Postfix.similarity(letters[first:], wanted[first:])
-    if any(first < start < rest for start in starts[:-1]):
+    same, same_at_end = Prefix.similarity(letters, wanted), Postfix.similarity(letters, wanted)
+    # Those that may be the other one: before it and after it all are the same.
+    changed = [
+        n
+        for n, (start, end) in enumerate(pairwise(starts))
+        if start <= same and len(wanted) - end <= same_at_end
+    ]
+    if not changed:
         return {}
-    moves = first + 1  # from where on sentences stand elsewhere than in the list
-    if (
-        0 < first < len(wanted)
-        and rest <= first
-        and len(sentences_in(note[places[first - 1] : places[first] + 1])) < 2
-    ):
-        # what comes in between two sentences is the end of one, not the beginning of the next
-        moves = first
-    starts = [start + (len(letters) - len(wanted)) * (start >= moves) for start in starts]
+    own, grown = changed[-1], len(letters) - len(wanted)
+    if own - 1 in changed and grown > 0:
+        # What comes in between two sentences is the end of one where no sentence begins with it.
+        between = note[places[starts[own] - 1] : places[starts[own]] + 1]
+        own -= len(sentences_in(between)) < 2
+    starts = [start + grown * (n > own) for n, start in enumerate(starts)]
     if any(start >= end for start, end in pairwise(starts)):  # a sentence is missing
         return {}
     cuts = [
-        _before_signs(note, places[s], listed[n]) if s else 0
-        for n, s in zip(parts, starts[:-1], strict=True)
+        _before_signs(note, places[start], listed[n]) if start else 0
+        for n, start in zip(parts, starts, strict=False)
     ]
     return {
         n: note[cut:end].strip()
@@ -130,9 +129,7 @@ def _as_listed(note: str, listed: Mapping[int, str]) -> dict[int, str]:
 
 
 def _before_signs(note: str, start: int, sentence: str) -> int:
-    """Return where a sentence begins whose first letter is at ``start``, with the signs before the
-    letter.
-    """
+    """Where a sentence begins whose first letter is at ``start``, with the signs before it."""
     signs = sentence.split(alphanumeric(sentence)[0], 1)[0]
     for sign in reversed("".join(signs.split())):
         before = len(note[:start].rstrip()) - 1
@@ -225,19 +222,18 @@ def edit_between(note: str, sentences: Mapping[int, str], other: str) -> Sentenc
 
     def put_in() -> str:
         begin, end = heads[first], len(wanted) - tails[last]
-        return other[places_wanted[begin] : places_wanted[end - 1] + 1] if begin < end else ""
+        text = other[places_wanted[begin] : places_wanted[end - 1] + 1] if begin < end else ""
+        return text.strip()
 
-    new = put_in().strip()
+    new = put_in()
     if first == last and new:  # added between two sentences: without its end it is part of one
         if last < len(starts) and new[-1] not in _SENTENCE_MARKS:
             last += 1
         elif first > 0 and line[ends[first - 1] - 1] not in _SENTENCE_MARKS:
             first -= 1
-        new = put_in().strip()
-    if first == last:
-        start = places[starts[first]] if first < len(starts) else len(note)
-        return SentenceEdit(number=None, old="", new=new, start=start)
-    start, end = places[starts[first]], places[ends[last - 1] - 1] + 1
+        new = put_in()
+    start = places[starts[first]] if first < len(starts) else len(note)
+    end = places[ends[last - 1] - 1] + 1 if first < last else start
     number = list(sentences)[first] if last - first == 1 else None
     return SentenceEdit(number=number, old=note[start:end], new=new, start=start)
 
@@ -285,12 +281,9 @@ class Difference:
     removed: tuple[str, ...]  # sentences of the old text that the new one does not have, in order
     sentences: int  # number of sentences touched
     words: int  # words inserted, deleted or replaced
-    # share of words left alone, 0 (nothing) to 1 (all)
-    similarity: float = field(default=1.0, compare=False)
-    # whether the note's last sentence is missing, or breaks off
-    cut_short: bool = field(default=False, compare=False)
-    # whether every change is mere dressing
-    says_the_same: bool = field(default=True, compare=False)
+    similarity: float = field(default=1.0, compare=False)  # share of the note's words left alone
+    cut_short: bool = field(default=False, compare=False)  # whether the note's end is missing
+    says_the_same: bool = field(default=True, compare=False)  # whether all of it is mere dressing
     # whether invisible or look-alike characters or a wide gap come in
     hides_text: bool = field(default=False, compare=False)
 
@@ -316,9 +309,7 @@ def measure(seed: str, note: str, edit: SentenceEdit) -> Difference:
 
 
 def exceeds(new: str, old: str, words: int) -> bool:
-    """Return whether ``new`` is so much longer that more than ``words`` words changed; a cheap
-    first look.
-    """
+    """Return whether ``new`` is so much longer that more than ``words`` words have changed."""
     return len(one_line(new)) - len(one_line(old)) > words * (LONGEST_WORD + 1)
 
 
@@ -332,9 +323,8 @@ def _breaks_off(gone: list[str], come: list[str]) -> bool:
     beginning = whole[: len(part)]
     if len(part) >= len(whole):
         return False
-    if len(come) < len(
-        gone
-    ):  # merged sentences still end as they did, and a rewritten note begins otherwise
+    if len(come) < len(gone):
+        # Merged sentences still end as they did, and a rewritten note begins otherwise.
         return part[-1:] != whole[-1:] and 2 * Levenshtein.distance(part, beginning) <= len(part)
     return part == beginning and come[-1][-1] not in _SENTENCE_MARKS
 
@@ -344,69 +334,3 @@ def _hidden(new: str, old: str) -> bool:
     mixed, usually = (len(_MIXED.findall(text)) for text in (new, old))
     wide = gap > max(_LONGEST_GAP, usual)
     return wide or mixed > usually or any(map(_INVISIBLE.match, Counter(new) - Counter(old)))
-
-
-def is_repair(new: str, error: str, correction: str) -> bool:
-    """Return whether ``new`` changes ``error`` as ``correction`` does, with slips of the pen, but
-    not by a synonym.
-    """
-    return any(
-        _repairs(*(Counter(canonical_words(t, hyphen=h)) for t in (new, error, correction)))
-        for h in (" ", "")
-    )
-
-
-def telling_words(error: str, correction: str) -> set[str]:
-    """Words of one sentence that the other lacks; little words, which say nothing of a case, are
-    left out.
-    """
-    differing = set(canonical_words(error)) ^ set(canonical_words(correction))
-    return {
-        word for word in differing if (len(word) > 3 or spaced(word) != word) and word.isalpha()
-    }
-
-
-def _repairs(new: Counter[str], error: Counter[str], correction: Counter[str]) -> bool:
-    missing = (correction - error) - new
-    keeps_the_error = (error - correction) & (new - correction)
-    return not keeps_the_error and all(
-        any(_is_slip(word, meant) for word in new) for meant in missing
-    )
-
-
-def _is_slip(word: str, meant: str) -> bool:
-    """Return whether one letter of a long word is left out, doubled or swapped; a replaced one
-    makes another word.
-    """
-    if len(meant) <= 5 or not meant.isalpha() or word[0] != meant[0]:
-        return False
-    return OSA.distance(word, meant, score_cutoff=1) == 1 and (
-        len(word) != len(meant) or sorted(word) == sorted(meant)
-    )
-
-
-def quotes_error(quote: str, wrong: str, right: str | None = None) -> bool:
-    """Return whether ``quote`` holds the error of the sentence ``wrong``, and at most that
-    sentence.
-
-    The error is what differs from ``right``, or all of the sentence where that is not known.
-    Spelling may differ, and one letter of a long word.
-    """
-    for hyphen in (" ", ""):
-        said, meant, corrected = (
-            [word for word in canonical_words(text, hyphen=hyphen) if word not in _ARTICLES]
-            for text in (quote, wrong, right or "")
-        )
-        start, end = 0, len(meant)
-        if right is not None and meant != corrected:
-            start = Prefix.similarity(meant, corrected)
-            end -= Postfix.similarity(meant[start:], corrected[start:])
-            if start == end:  # words are only left out: a neighbor shows where
-                start, end = (start - 1, end) if start else (start, end + 1)
-        for at in range(max(0, end - len(said)), start + 1):
-            part = meant[at : at + len(said)]
-            if 0 < len(part) == len(said) and all(
-                a == b or _is_slip(a, b) for a, b in zip(said, part, strict=True)
-            ):
-                return True
-    return False

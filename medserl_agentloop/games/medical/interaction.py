@@ -56,9 +56,8 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
             self._profile.parser,
             special_tokens=() if self.tokens is None else self.tokens.special_tokens,
             count=None if self.tokens is None else self.tokens.count,
-            # The start-up check plans a prompt in which every token of the attacker's turn is one
-            # of the note. The note as text can have more: a control token has as many as
-            # characters.
+            # As planned: every token of the attacker's turn may be one of the note. As text the
+            # note can have more, e.g. in a control token.
             room=config.budget.attacker,
             assessments=config.assessments,
         )
@@ -79,10 +78,8 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         turn = self.next_turn(game)
         if turn is None or turn.role != Role.ASSESSOR:
             return super().next_turns(game)
-        return [
-            turn,
-            *(replace(turn, conversation=str(number)) for number in range(1, game.assessments)),
-        ]
+        further = range(1, game.assessments)
+        return [turn, *(replace(turn, conversation=str(number)) for number in further)]
 
     @property
     def repeated_roles(self) -> Sequence[str]:
@@ -155,38 +152,33 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         spec, note = game.spec, game.record.note_for(Role.ATTACKER)
         if spec.task is Category.DECOY_BENIGN and self.config.judge == "labels":
             raise ValueError(
-                "decoy_benign games need a judge that reads the note: selfplay.judge=labels "
-                "cannot see a real error in a decoy. Take the category out of the data or set "
-                "another judge."
+                "decoy_benign games need a judge that reads the note: selfplay.judge=labels cannot "
+                "see a real error in a decoy. Take the category out of the data or set a judge."
             )
         rewritten = encoder.count(game.rewritten)
         assess = encoder.opening(profile.turn(Role.ASSESSOR, spec.category, note))
-        # A replaced sentence comes on top of the note.
-        kept = assess.data_tokens if profile.parser.numbered else 0
         turns = []  # prompt and response of each
-        if game.next_role is Role.ATTACKER and plays(Role.ATTACKER):
-            attack = encoder.opening(profile.turn(Role.ATTACKER, spec.task, note))
-            turns = [(len(attack.ids), budget.attacker(rewritten))]
         longest = assess.data_tokens
-        if spec.category.has_attack:  # every token of the policy's turn could be note
-            longest = kept + (
-                budget.attacker(rewritten) if turns else budget.rewritten_note(rewritten)
-            )
+        if spec.category.has_attack:
+            # A replaced sentence comes on top of the note.
+            kept = longest if profile.parser.numbered else 0
+            longest = kept + budget.rewritten_note(rewritten)
+            if plays(Role.ATTACKER):  # every token of the policy's turn could be note
+                attack = encoder.opening(profile.turn(Role.ATTACKER, spec.task, note))
+                turns = [(len(attack.ids), budget.attacker(rewritten))]
+                longest = kept + budget.attacker(rewritten)
         if plays(Role.ASSESSOR):
-            turns += [
-                (len(assess.ids) - assess.data_tokens + longest, budget.assessor)
-            ] * game.assessments
+            assessed = (len(assess.ids) - assess.data_tokens + longest, budget.assessor)
+            turns += [assessed] * game.assessments
         if not turns:
             return PlannedRow(spec.category.value, 1, 1)
         return PlannedRow(spec.category.value, turns[0][0], sum(map(sum, turns)) - turns[0][0])
 
     def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
         """An attack on the row's note, and an assessment of the same note."""
-        game = self.new_game(facts)
+        game, category = self.new_game(facts), Category.ADVERSARIAL_BENIGN
         note = game.record.note_for(Role.ATTACKER)
-        return [
-            self._turn(role, Category.ADVERSARIAL_BENIGN, note, game.rewritten) for role in Role
-        ]
+        return [self._turn(role, category, note, game.rewritten) for role in Role]
 
     def prompts(self) -> list[dict[str, Any]]:
         return self._profile.templates()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
@@ -40,9 +40,8 @@ class TurnFormat:
     """
 
     attack: Callable[..., AttackRecord]  # reads an attacker's turn: ``attack(text, prefill="")``
-    assessment: Callable[
-        ..., AssessmentRecord
-    ]  # the same; told the game's types if it has ``error_types``
+    # the same; told the game's types if it has ``error_types``
+    assessment: Callable[..., AssessmentRecord]
     # unchecked; None: the format is only read
     compose_attack: Callable[[AttackRecord, Label, str], str] | None = None
     compose_assessment: Callable[[AssessmentRecord, Label, str], str] | None = None
@@ -73,7 +72,7 @@ class TurnFormat:
         if compose is None:
             raise UnwritableTurn("its prompt profile's parser reads turns and cannot write them")
         text = compose(turn, label, prefill)
-        parsed = read(text, prefill, sentences) if self.numbered else read(text, prefill)
+        parsed = read(text, prefill, *([sentences] if self.numbered else []))
         if parsed.violations:
             raise UnwritableTurn(", ".join(parsed.violations))
         if isinstance(turn, AttackRecord) and turn.edit is not None:  # no turn says the place
@@ -88,9 +87,7 @@ class TurnFormat:
 
 
 def split_reasoning(text: str, prefill: str) -> tuple[str | None, str]:
-    """The reasoning up to the first ``</think>``, None where there is none or the prompt closed it,
-    and the rest.
-    """
+    """The reasoning up to the first ``</think>`` and the rest; None where there is none."""
     head, closed, rest = text.partition(END_THINK)
     if not closed or (reasoning_closed(prefill) and not text.lstrip().startswith(THINK)):
         return None, text
@@ -105,10 +102,10 @@ def write_reasoning(reasoning: str, prefill: str) -> str:
 
 
 def last_section(text: str, tag: str) -> tuple[str, str, str] | None:
-    """Return the text before, in and after the section that the last ``<tag>`` before the last
-    ``</tag>`` begins.
+    """Return the text before, in and after the last ``<tag>``'s section, up to the last ``</tag>``.
+
+    Where reasoning talks of tags, none of it gets into the section.
     """
-    # Where reasoning talks of tags, none of it may get into the section.
     opening, closing = f"<{tag}>", f"</{tag}>"
     end = text.rfind(closing)
     start = text.rfind(opening, 0, max(end, 0))
@@ -118,19 +115,15 @@ def last_section(text: str, tag: str) -> tuple[str, str, str] | None:
 
 
 def split_fields(field: re.Pattern[str], text: str) -> tuple[str, list[tuple[str, str]]]:
-    """Return the text before the first field, and each field's name in lower case with its
-    value."""
+    """Return the text before the first field, and each field's name with its value."""
     before, *rest = field.split(text)
     pairs = zip(rest[::2], rest[1::2], strict=True)
     return before.strip(), [(name.lower(), value.strip()) for name, value in pairs]
 
 
 def repeated_fields(fields: list[tuple[str, str]]) -> list[str]:
-    return [
-        f"repeated_{name}"
-        for name, count in Counter(name for name, _ in fields).items()
-        if count > 1
-    ]
+    counts = Counter(name for name, _ in fields)
+    return [f"repeated_{name}" for name, count in counts.items() if count > 1]
 
 
 def attack_record(note: str, reasoning: str, violations: list[str]) -> AttackRecord:
@@ -150,9 +143,8 @@ def contradictory(verdicts: Iterable[Label | None]) -> bool:
 
 # -- medserl: reasoning in <think>, then <note> or <answer> ----------------------------------------
 
-_NOTHING = re.compile(
-    r"[\W_]*+(?:n[\W_]?a|none|null)?[\W_]*", re.IGNORECASE
-)  # says nothing: ".", "N/A"
+# Says nothing: ".", "N/A".
+_NOTHING = re.compile(r"[\W_]*+(?:n[\W_]?a|none|null)?[\W_]*", re.IGNORECASE)
 _ANSWER_FIELD = re.compile(
     r"^[ \t]*(verdict|sentence|error_type|correction)[ \t]*:", re.MULTILINE | re.IGNORECASE
 )
@@ -194,33 +186,24 @@ def _medserl_assessment(
     violations += [*(["text_before_verdict"] if before else []), *repeated_fields(pairs)]
     fields = dict(reversed(pairs))
     verdict = verdict_of(fields.get("verdict", ""))
-    # Every verdict from the first <answer> on counts, in whichever of several answers or after
-    # them.
-    parts = split_reasoning(text, prefill)[1].replace("</answer>", "<answer>").split("<answer>")[1:]
-    verdicts = [
-        value
-        for part in parts
-        for name, value in split_fields(_ANSWER_FIELD, part)[1]
-        if name == "verdict"
-    ]
-    if contradictory(verdict_of(re.split(r"[\n<]", value, maxsplit=1)[0]) for value in verdicts):
+    if contradictory(_verdicts(split_reasoning(text, prefill)[1])):
         verdict = None
         violations.append(CONTRADICTION)
     if verdict is None and body:
         violations.append("no_verdict")
-    error: dict[str, Any] = {
-        name: None if _NOTHING.fullmatch(fields.get(name, "")) else fields[name]
-        for name in ("sentence", "correction")
-    }
+    sentence, correction = (
+        None if _NOTHING.fullmatch(value) else value
+        for value in (fields.get("sentence", ""), fields.get("correction", ""))
+    )
     number = None
-    if sentences and error["sentence"]:
-        number = named_sentence(error["sentence"], sentences)
-        error["sentence"] = None if number is None else sentences[number]
-        named = error["sentence"] or ""
-        error["correction"] = _without_number(error["correction"], number, named) or None
-    if error["correction"] and says_the_same(error["correction"], error["sentence"] or ""):
-        error["correction"] = None
-    error["error_type"] = known_type(fields.get("error_type", ""), error_types)
+    if sentences and sentence:
+        number = named_sentence(sentence, sentences)
+        sentence = None if number is None else sentences[number]
+        correction = (correction and _in_place_of(sentence or "", number, correction)) or None
+    if correction and says_the_same(correction, sentence or ""):
+        correction = None
+    kind = known_type(fields.get("error_type", ""), error_types)
+    error: dict[str, Any] = {"sentence": sentence, "correction": correction, "error_type": kind}
     if verdict is Label.HARMFUL:
         violations += [f"no_{name}" for name, value in error.items() if value is None]
     elif verdict is Label.SAFE and any(
@@ -232,16 +215,21 @@ def _medserl_assessment(
     )
 
 
+def _verdicts(answer: str) -> Iterator[Label | None]:
+    """Yield every verdict from the first <answer> on, in whichever of several or after them."""
+    for part in answer.replace("</answer>", "<answer>").split("<answer>")[1:]:
+        for name, value in split_fields(_ANSWER_FIELD, part)[1]:
+            if name == "verdict":
+                yield verdict_of(re.split(r"[\n<]", value, maxsplit=1)[0])
+
+
 def _compose_medserl_assessment(turn: AssessmentRecord, verdict: Label, prefill: str) -> str:
     named = turn.sentence if turn.number is None else turn.number
     fields = {"sentence": named, "error_type": turn.error_type, "correction": turn.correction}
-    lines = [
-        f"verdict: {verdict.value}",
-        *(f"{name}: {value}" for name, value in fields.items() if value is not None),
-    ]
-    return (
-        f"{write_reasoning(turn.reasoning, prefill)}<answer>\n" + "\n".join(lines) + "\n</answer>"
-    )
+    known = {"verdict": verdict.value, **fields}
+    lines = [f"{name}: {value}" for name, value in known.items() if value is not None]
+    answer = "\n".join(lines)
+    return f"{write_reasoning(turn.reasoning, prefill)}<answer>\n{answer}\n</answer>"
 
 
 MEDSERL = TurnFormat(
@@ -264,10 +252,17 @@ _EDIT_FIELD = re.compile(r"^[ \t]*(sentence|replacement)[ \t]*:", re.MULTILINE |
 _NUMBER = re.compile(
     r"[^\w-]{0,3}(?:sentence )?[^\w-]{0,3}(\d{1,6})(?![.,/-]?\w)[\W_]*", re.IGNORECASE
 )
-# How answers repeat a number before a sentence: "3| ", "(3) ", "3) ", "3 - ", "Sentence 3: ".
-_LINE_NUMBER = re.compile(
-    r"(?:(?:sentence[ \t]*|#)[\[(]?(\d{1,6})[\])]?[|:.)]?|[\[(](\d{1,6})[\])][|:.]?"
-    r"|(\d{1,6})(?:[\])]?[|:.]|[\])]|[ \t][-\u2013](?=[ \t])))[ \t]*+(?!\d)",
+# What stands before a sentence in a list, or in an answer that repeats its number: "3| ", "(3) ",
+# "Sentence 3: ", "- ", but neither "1.5 g" nor "1:1000". It says which sentence was rewritten.
+_MARKED_NUMBER = (
+    r"[\W_]{0,3}(?:(?:sentence|line|no\.?)[ \t]*[\W_]{0,2})?\d{1,6}"
+    r"(?:[ \t]*(?:\||[:)\]}>](?!\d))[*_\])|:]*|[.,;=/][ \t]|\t"
+    r"|[ \t]+[-\u2013\u2014]+>?[ \t]+(?!\d))|#[ \t]?\d{1,6}(?=[ \t])"
+)
+_BULLET = r"[-*\u2022|\u2013]{1,2}>?(?=[ \t]+[^ \t\d])"
+_MARKS = re.compile(
+    rf"(?:(?:{_MARKED_NUMBER}|{_BULLET}|(?:new )?(?:sentence|replacement|correction)[ \t]*:)"
+    r"[ \t]*+)*+",
     re.IGNORECASE,
 )
 
@@ -289,15 +284,21 @@ def named_sentence(text: str, sentences: Mapping[int, str]) -> int | None:
     return next((copy for copy in copied if copy >= 0), number)
 
 
-def _without_number(text: str | None, number: int | None, old: str) -> str:
-    """The text written in place of the sentence ``old``, without the number that it has in the
-    note."""
-    text = text or ""
-    while (match := _LINE_NUMBER.match(text)) and int(match[match.lastindex or 0]) == number:
-        if old.lstrip().startswith(match[0].strip()):  # a list has numbers of its own
-            break
-        text = text[match.end() :]
-    return text
+def _in_place_of(old: str, number: int | None, text: str) -> str:
+    """``text`` in place of the sentence ``old``: with the marks before that, and none of its own.
+
+    "1 He" begins with the sentence's ``number``, "1 tablet" does not.
+    """
+    text = text[_end_of_marks(text) :]
+    bare = text.removeprefix(str(number)).lstrip()
+    if bare[:1].isupper() and text.startswith(f"{number} ") and not old[:1].isdigit():
+        text = bare
+    return old[: _end_of_marks(old)] + text
+
+
+def _end_of_marks(text: str) -> int:
+    found = _MARKS.match(text)
+    return found.end() if found else 0
 
 
 def _edits_attack(text: str, prefill: str = "", sentences: Mapping[int, str] = {}) -> AttackRecord:
@@ -311,7 +312,7 @@ def _edits_attack(text: str, prefill: str = "", sentences: Mapping[int, str] = {
     if body and not missing:
         number = named_sentence(fields["sentence"], sentences)
         old = fields["sentence"] if number is None else sentences[number]
-        new = _without_number(fields["replacement"], number, old)
+        new = _in_place_of(old, number, fields["replacement"])
         edit = SentenceEdit(number=number, old=old, new=new)
     return AttackRecord(note=None, edit=edit, reasoning=reasoning, violations=violations + missing)
 
@@ -343,9 +344,7 @@ PARSERS: dict[str, TurnFormat | str] = {
 
 
 def load_parser(name: str, error_types: Sequence[str] = ERROR_TYPES) -> TurnFormat:
-    """The parser called ``name``, or a user's own as ``package.module:NAME``; a ValueError lists
-    those there are.
-    """
+    """The parser called ``name``, or a user's own as ``package.module:NAME``; else a ValueError."""
     expected = f"package.module:NAME of a {__name__}.TurnFormat"
     parser: TurnFormat = find_object(
         "parser", name, PARSERS, expected, lambda found: isinstance(found, TurnFormat)

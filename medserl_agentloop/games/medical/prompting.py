@@ -1,5 +1,4 @@
-"""Prompt profiles: Jinja templates that turn a note into a role's prompt, in text and in tokens,
-and their parser.
+"""Prompt profiles: Jinja templates that turn a note into a role's prompt, and their parser.
 
 docs/prompts.md describes their folders. Rendering is a single pass: a note is a value, never read
 as a template.
@@ -49,9 +48,7 @@ class _ProfileSettings(BaseModel):
 
 
 class PromptProfile:
-    """The templates and the parser of one profile; a ValueError names file and key of what is wrong
-    in it.
-    """
+    """The templates and the parser of one profile; a ValueError names file and key."""
 
     def __init__(self, folder: Path, error_types: str | tuple[str, ...] | None = None) -> None:
         self.folder, self.error_types = folder, checked_types(error_types)
@@ -59,14 +56,13 @@ class PromptProfile:
         try:
             values = OmegaConf.to_container(OmegaConf.load(file)) if file.exists() else {}
             self.settings = _ProfileSettings.model_validate(values)
-            if ":" in self.settings.parser:
+            parser = self.settings.parser
+            if ":" in parser:
                 logger.warning(
-                    "%s: parser %r imports a module, which may do anything",
-                    file,
-                    self.settings.parser,
+                    "%s: parser %r imports a module, which may do anything", file, parser
                 )
-            self.parser = load_parser(self.settings.parser, self.error_types)
-        except Exception as error:  # a user's file and a user's module may raise anything
+            self.parser = load_parser(parser, self.error_types)
+        except Exception as error:  # a user's file and module may raise anything
             raise ValueError(f"prompt profile {file}: {error}") from error
         self._jinja = ImmutableSandboxedEnvironment(  # a profile may come from somebody else
             loader=FileSystemLoader(folder),
@@ -76,9 +72,7 @@ class PromptProfile:
         self._jinja.filters |= {"one_of": _one_of, "in_words": in_words}
 
     def messages(self, role: Role, category: Category, note: str) -> list[Message]:
-        """The messages that open ``role``'s own context; a ValueError names file and line of a
-        wrong template.
-        """
+        """The messages that open ``role``'s context; a ValueError names a wrong template's line."""
         name = template_name(role, category)
         messages = [
             {"role": "user", "content": self._render(f"{role.value}/{name}.jinja", note=note)}
@@ -89,17 +83,14 @@ class PromptProfile:
         return messages
 
     def templates(self) -> list[dict[str, Any]]:
-        """Every template that can be rendered:
-
-        ``role``, ``template`` and ``messages``, with a place for the note.
+        """Every template that can be rendered: ``role``, ``template`` and ``messages``, with a
+        place for the note.
         """
+        categories = {(role, template_name(role, c)): c for role in Role for c in Category}
         templates = []
-        for (role, name), category in {
-            (role, template_name(role, c)): c for role in Role for c in Category
-        }.items():
-            with suppress(
-                ValueError
-            ):  # a run checks those that its rows need; a profile may lack others
+        for (role, name), category in categories.items():
+            # A run checks those that its rows need; a profile may lack others.
+            with suppress(ValueError):
                 messages = self.messages(role, category, place("note"))
                 templates.append({"role": role.value, "template": name, "messages": messages})
         return templates
@@ -121,20 +112,15 @@ class PromptProfile:
             return self._jinja.get_template(name).render(error_types=self.error_types, **values)
         except Exception as error:  # a user's template may raise anything
             # The last template on the way to the error, which another one may include.
-            frames = [
-                frame
-                for frame in traceback.extract_tb(error.__traceback__)
-                if frame.filename.endswith(".jinja")
+            frames = traceback.extract_tb(error.__traceback__)
+            inside = [
+                f"{f.filename}, line {f.lineno}" for f in frames if f.filename.endswith(".jinja")
             ]
-            where = (
-                f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else self.folder / name
-            )
-            allowed = (
-                "{{ note }} and {{ error_types }}, and nothing else"
-                if values
-                else "no variable but error_types"
-            )
-            raise ValueError(f"prompt template {where}: {error}. It may use {allowed}.") from error
+            where = inside[-1] if inside else self.folder / name
+            allowed = "{{ note }} and {{ error_types }}" if values else "{{ error_types }}"
+            raise ValueError(
+                f"prompt template {where}: {error}. It may use {allowed}, and nothing else."
+            ) from error
 
 
 def _one_of(names: Iterable[str], before: str = "") -> str:
@@ -144,18 +130,14 @@ def _one_of(names: Iterable[str], before: str = "") -> str:
 
 
 def template_name(role: Role, category: Category) -> str:
-    if role is Role.ASSESSOR:
-        return "assess"
-    return category.value
+    return "assess" if role is Role.ASSESSOR else category.value
 
 
 @cache
 def load_profile(
     name: str = "medserl", error_types: str | tuple[str, ...] | None = None
 ) -> PromptProfile:
-    """A profile by name (a folder of ``prompts/``) or by the path of a folder, e.g. ``./mine``;
-    else a ValueError.
-    """
+    """A profile by name (a folder of ``prompts/``) or by a path, ``./mine``; else a ValueError."""
     # A bare name is never a folder of the working directory: one may be called like a profile.
     folder = Path(name) if "/" in name or name in (".", "..") else resource("prompts") / name
     if not name or not all((folder / role.value).is_dir() for role in Role):

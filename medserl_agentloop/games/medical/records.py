@@ -16,13 +16,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, computed_fiel
 
 from medserl_agentloop.core import records
 from medserl_agentloop.core.records import COLUMNS, Column, GameRecord, TurnRecord
+from medserl_agentloop.games.medical.canonical import quotes_error
 from medserl_agentloop.games.medical.case import Category, GameSpec, Label, Role
-from medserl_agentloop.games.medical.edit import (
-    SentenceEdit,
-    numbered_text,
-    quotes_error,
-    starts_of,
-)
+from medserl_agentloop.games.medical.edit import SentenceEdit, numbered_text, starts_of
 
 SCHEMA_VERSION = 1
 """Raised by a release that changes the fields.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 
 from pydantic import TypeAdapter
 
@@ -70,11 +70,11 @@ class ZeroSum(RewardScheme):
         rewards: Rewards = {}
         if record.attack is not None:
             attacker: dict[str, float] = {}
+            # Who copied a note has no part in what the assessor makes of it.
             if record.attack_failed or record.attack.invalid is InvalidAttack.NOT_KNOWABLE:
                 attacker["validity"] = self.failed_attack
             elif record.attack.invalid is not None:
                 attacker["validity"] = self.invalid_attack
-            # Who copied a note has no part in what the assessor makes of it.
             elif record.category.has_attack:
                 won = self.cut_off_assessment if record.cut_off else -assessor_game
                 attacker["game"] = 0.0 + self._share(record) * won
@@ -146,16 +146,13 @@ class Learnable(Medserl):
 
     def rewards(self, record: MedicalRecord) -> Rewards:
         rewards = super().rewards(record)
-        attacker = rewards.get(Role.ATTACKER, {})
-        if "game" not in attacker:
+        if "game" not in rewards.get(Role.ATTACKER, {}):
             return rewards
         right = right_assessments(record)
         value = self.win * (1 - 4 * abs(sum(right) / len(right) - 0.5)) if len(right) > 1 else 0.0
         cut_off = [game.cut_off for game in record.by_assessment]
         value += (self.cut_off_assessment - value) * sum(cut_off) / len(cut_off)
-        rest = {name: part for name, part in attacker.items() if name != "game"}
-        paid = {"learnable": 0.0 + self._share(record) * value, **rest}
-        return {**rewards, Role.ATTACKER: paid}
+        return _in_place_of_game(rewards, learnable=0.0 + self._share(record) * value)
 
 
 SHOWN, FOUND = "shown", "found"
@@ -198,16 +195,20 @@ class Optimism(Medserl):
             kind, found = kind_of(game), sum(right) / len(right)
             life = self.life(kind, counts)
             value = self.win * (1 - 2 * found) * life + self.dead * (1 - life)
-            rest = {name: part for name, part in attacker.items() if name != "game"}
-            paid = {"optimism": value, **rest}
-            game.rewards = {**game.rewards, Role.ATTACKER: paid}
+            game.rewards = _in_place_of_game(game.rewards, optimism=value)
             if game.turn_rewards:
-                game.turn_rewards = {**game.turn_rewards, 0: paid}
+                game.turn_rewards = {**game.turn_rewards, 0: game.rewards[Role.ATTACKER]}
             met.append((kind, found))
         for kind, found in met:
             for group, number in ((SHOWN, 1.0), (FOUND, found)):
                 own = counts.setdefault(group, {})
                 own[kind] = own.get(kind, 0.0) + number
+
+
+def _in_place_of_game(rewards: Rewards, **paid: float) -> Rewards:
+    """``rewards`` with what the attacker is paid in place of its ``game``."""
+    rest = {name: part for name, part in rewards[Role.ATTACKER].items() if name != "game"}
+    return {**rewards, Role.ATTACKER: {**paid, **rest}}
 
 
 def right_assessments(record: MedicalRecord) -> list[bool]:
@@ -238,9 +239,8 @@ SCHEMES: dict[str, type[RewardScheme] | str] = {
 def load_scheme(name: str, terms: Mapping[str, float | None] = {}) -> RewardScheme:
     """The scheme called ``name``, or a user's own as ``package.module:Class``, with ``terms``.
 
-    None leaves the scheme's own constant. A ValueError lists the schemes there are, or the scheme's
-    constants. It also refuses a constant that is no number and, of the schemes here, one whose sign
-    would pay for losing.
+    None leaves the scheme's own constant. A ValueError refuses an unknown scheme or constant, a
+    constant that is no number and, of the schemes here, one whose sign would pay for losing.
     """
     expected = "package.module:Class of a subclass of RewardScheme, a frozen dataclass"
     chosen = find_object("reward scheme", name, SCHEMES, expected, _is_scheme)
@@ -266,11 +266,7 @@ def load_scheme(name: str, terms: Mapping[str, float | None] = {}) -> RewardSche
 
 
 def _is_scheme(one: object) -> bool:
-    return (
-        isinstance(one, type)
-        and issubclass(one, RewardScheme)
-        and hasattr(one, "__dataclass_fields__")
-    )
+    return isinstance(one, type) and issubclass(one, RewardScheme) and is_dataclass(one)
 
 
 def _means(of_role: list[dict[str, float]]) -> dict[str, float]:
@@ -286,17 +282,13 @@ def reward_game(record: MedicalRecord, scheme: RewardScheme) -> None:
     Of several assessments each is scored as if it were the only one, and its own turn earns that.
     The attacker earns their mean, component by component, so that its rewards keep their range.
     """
-    each = (
-        [_REWARDS.validate_python(scheme.rewards(game)) for game in record.by_assessment]
-        if not record.is_void
-        else [{}]
-    )
-    if (
-        record.outcome is Outcome.INVALID_ATTACK
-    ):  # guessing at an error that is not in the note teaches nothing
+    each: list[Rewards] = [{}]
+    if not record.is_void:
+        each = [_REWARDS.validate_python(scheme.rewards(game)) for game in record.by_assessment]
+    if record.outcome is Outcome.INVALID_ATTACK:
+        # Guessing at an error that is not in the note teaches nothing.
         each = [
-            {role: parts for role, parts in rewards.items() if role is Role.ATTACKER}
-            for rewards in each
+            {r: parts for r, parts in rewards.items() if r is Role.ATTACKER} for rewards in each
         ]
     record.rewards, record.turn_rewards = each[0], {}
     if len(each) > 1:
@@ -304,8 +296,7 @@ def reward_game(record: MedicalRecord, scheme: RewardScheme) -> None:
         record.rewards = {role: _means(of_role) for role, of_role in of_roles.items() if of_role}
         if Role.ATTACKER in record.rewards:
             record.turn_rewards[0] = record.rewards[Role.ATTACKER]
-        numbered = enumerate(each, start=record.first_assessment)
-        record.turn_rewards |= {
-            n: rewards[Role.ASSESSOR] for n, rewards in numbered if Role.ASSESSOR in rewards
-        }
+        for number, rewards in enumerate(each, start=record.first_assessment):
+            if Role.ASSESSOR in rewards:
+                record.turn_rewards[number] = rewards[Role.ASSESSOR]
     record.void_unless_rewards_are_numbers()

@@ -11,7 +11,7 @@ from medserl_agentloop.core.alarms import Rule, common_rules
 from medserl_agentloop.core.interaction import Prompt
 from medserl_agentloop.core.records import Pieces, Section, as_text
 from medserl_agentloop.core.view import GameView
-from medserl_agentloop.games.medical.case import EVAL_SPLIT, Category, Role
+from medserl_agentloop.games.medical.case import EVAL_SPLIT, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edit import changed_runs, one_line
 from medserl_agentloop.games.medical.judges import UNREAD_WARNING
@@ -91,16 +91,12 @@ class MedicalView(GameView[MedicalRecord]):
                 "reward optimism: the kind of an error is what the judge names; where it names "
                 "none, the type of error in the row"
             )
-        for role, normalization in selfplay.credit.normalize.items():
-            if (
-                normalization == "kind"
-                and len({template_name(Role(role), category) for category in Category}) == 1
-            ):
-                yield (
-                    f"credit: the {role} reads the same prompt in all kinds of games, and with "
-                    f"selfplay.credit.normalize.{role}=kind its answers about kinds with few "
-                    "mistakes weigh more. batch and mean weigh all answers alike"
-                )
+        if selfplay.credit.normalize.get(Role.ASSESSOR) == "kind":
+            key = "selfplay.credit.normalize.assessor"
+            yield (
+                f"credit: the assessor reads the same prompt in all kinds of games, and {key}=kind "
+                "gives more weight to kinds with few mistakes. batch and mean weigh all alike"
+            )
 
     def __init__(self, roles: Sequence[str]) -> None:
         super().__init__(roles)
@@ -136,31 +132,25 @@ class MedicalView(GameView[MedicalRecord]):
         ]
         if (attack := record.attack) is not None:
             standing = f"invalid: {attack.invalid.value}" if attack.invalid else "valid"
-            note: Pieces = [("", attack.response)]
-            edit = attack.edit
+            edit, note = attack.edit, [("", attack.response)]
             if edit is not None and edit.start is not None:
                 end = edit.start + len(edit.old)
                 changed = marked_changes(edit.old, edit.new)
                 note = [("", seed[: edit.start]), *changed, ("", seed[end:])]
             elif attack.note is not None:
-                note = marked_changes(seed, attack.note)
-            sections = [
-                _turn(Role.ATTACKER, standing, attack, note, _read(record, prompts, Role.ATTACKER))
-            ]
-        for each in (
-            game.assessment for game in record.by_assessment if game.assessment is not None
-        ):
+                note = [*marked_changes(seed, attack.note)]
+            read = _read(record, prompts, Role.ATTACKER)
+            sections = [_turn(Role.ATTACKER, standing, attack, note, read)]
+        read = _read(record, prompts, Role.ASSESSOR)
+        for each in record.assessments:
             verdict = each.verdict.value if each.verdict else "unreadable"
-            read = _read(record, prompts, Role.ASSESSOR)
-            sections.append(
-                _turn(Role.ASSESSOR, verdict, each, marked_quote(presented, each.sentence), read)
-            )
+            text = marked_quote(presented, each.sentence)
+            sections.append(_turn(Role.ASSESSOR, verdict, each, text, read))
         if (judgement := record.judgement) is not None:
             wrong = " | ".join(record.error_sentences)
             facts = {"intended": record.spec.target_label.value, "wrong in this note": wrong}
-            facts |= judgement.model_dump(
-                mode="json", exclude={"judge", "label", "cached", "seconds"}
-            )
+            shown_elsewhere = {"judge", "label", "cached", "seconds"}
+            facts |= judgement.model_dump(mode="json", exclude=shown_elsewhere)
             label = judgement.label.value if judgement.label else "abstains"
             sections.append(Section(f"judge {judgement.judge}: {label}", "judge", facts=facts))
         return sections
@@ -195,17 +185,16 @@ MOST_COMPARED = 25_000_000
 
 def marked_changes(old: str, new: str) -> Pieces:
     """Return ``new`` with its differences from ``old`` marked word by word."""
-    was, now = ([(word, word.strip()) for word in _WORD.findall(note)] for note in (old, new))
+    was, now = _WORD.findall(old), _WORD.findall(new)
     if len(was) * len(now) > MOST_COMPARED:
         return [("", new)]
     pieces, at = [], 0
-    for start, end, new_start, new_end in changed_runs(
-        [word for _, word in was], [word for _, word in now]
-    ):
+    words_was, words_now = ([word.strip() for word in words] for words in (was, now))
+    for start, end, new_start, new_end in changed_runs(words_was, words_now):
         runs = (("", now[at:new_start]), ("del", was[start:end]), ("ins", now[new_start:new_end]))
-        pieces += [(mark, "".join(word for word, _ in words)) for mark, words in runs if words]
+        pieces += [(mark, "".join(words)) for mark, words in runs if words]
         at = new_end
-    return [*pieces, ("", "".join(word for word, _ in now[at:]))]
+    return [*pieces, ("", "".join(now[at:]))]
 
 
 def marked_quote(note: str, quote: str | None) -> Pieces:
