@@ -7,7 +7,6 @@ holds the page to it.
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,12 +28,12 @@ from medserl_agentloop.games.medical.case import (
     known_type,
 )
 from medserl_agentloop.games.medical.edit import split_sentences
-from medserl_agentloop.games.medical.judges import GatedJudge, LabelJudge, judge_game
+from medserl_agentloop.games.medical.judges import LabelJudge
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
 from medserl_agentloop.games.medical.rewards import Medserl, RewardScheme, ZeroSum
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.medical_team.rewards import MedicalGeneralSum
+from medserl_agentloop.medical_team.utils import MedicalGeneralSum
 
 PAGE = Path(__file__).with_name("rewards.md")
 SAMPLE = PAGE.parents[1] / "data_prep" / "sample" / "medserl_sample.csv"
@@ -107,9 +106,8 @@ class Trick:
         if game.next_role is not None:
             read = "<think>I read it.</think>\n<answer>\n"
             game.play(read if self.cuts else f"{read}{answer}\n</answer>", truncated=self.cuts)
-            game.record.judgement = Judgement(judge=judge, label=self.truth)
-        if judge == "labels":
-            asyncio.run(judge_game(GatedJudge(LabelJudge()), game.record))
+            label = game.spec.target_label if judge == LabelJudge.name else self.truth
+            game.record.judgement = Judgement(judge=judge, label=label)
         return game.record
 
     @property

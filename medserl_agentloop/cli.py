@@ -21,6 +21,7 @@ from medserl_agentloop.evaluation.judge_calibration import app as judge_app
 from medserl_agentloop.evaluation.play import play
 from medserl_agentloop.evaluation.score import score
 from medserl_agentloop.evaluation.tournament import progress, tournament
+from medserl_agentloop.medical_team.remote_judge import serve
 from medserl_agentloop.terminal import errors_in_one_line, plain, table
 from medserl_agentloop.tools.plan import plan
 from medserl_agentloop.tools.quickstart import quickstart
@@ -158,4 +159,5 @@ for _panel, _commands in _PANELS.items():
         _settings = {"ignore_unknown_options": _takes_overrides}
         app.command(rich_help_panel=_panel, context_settings=_settings)(_command)
 app.add_typer(data_app, name="data", rich_help_panel="Data and judges")
+judge_app.command()(serve)
 app.add_typer(judge_app, name="judge", rich_help_panel="Data and judges")

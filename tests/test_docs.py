@@ -339,7 +339,7 @@ def test_the_seven_files_hold_what_the_page_says() -> None:
             (ROOT / other, name)
             for name, other in re.findall(r"\[`(\w+)`\]\(\.\./([\w/.]+)\)", item)
         ]
-    assert {"build_rows", "play_game", "MedicalGame", "reward_game", "judge_game"} <= {
+    assert {"build_rows", "play_game", "MedicalGame", "reward_game", "ask_judge"} <= {
         name for _, name in said
     }
     for file, name in said:

@@ -23,7 +23,7 @@ from test_docs import blocks
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE
 from medserl_agentloop.games.medical.judges import LabelJudge
 from medserl_agentloop.games.medical.records import read_games
-from medserl_agentloop.medical_team.protocol import create_app
+from medserl_agentloop.medical_team.remote_judge import create_app
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
 

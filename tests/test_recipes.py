@@ -89,23 +89,13 @@ def test_the_recipe_of_a_script_sets_what_the_script_sets_or_says_why_not(
 
 
 def test_the_base_judges_beside_an_adapter_for_each_role() -> None:
-    base = (
-        "selfplay.judge=llm",
-        "selfplay.judge_server.url=base",
-        "selfplay.judge_server.json_schema=false",
-    )
+    base = ("selfplay.judge=llm", "selfplay.judge_server.url=base")
     config = compose_run("+recipes=[qwen3_4b,lora,adapter_per_role]", *base)
     assert check_run(config).adapters == "per_role"
     with pytest.raises(
         ConfigError, match=r"the engine has only with adapters: set selfplay\.adapters=per_role"
     ):
         check_run(compose_run("+recipes=qwen3_4b", *base))
-    config.selfplay.judge_server.json_schema = True
-    with pytest.raises(
-        ConfigError,
-        match=r"cannot bind answers to a schema\. Set selfplay\.judge_server\.json_schema=False",
-    ):
-        check_run(config)
 
 
 def test_a_recipe_of_another_game_passes_the_start_up_check() -> None:

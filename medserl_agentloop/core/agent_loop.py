@@ -24,7 +24,12 @@ from verl.utils.profiler import simple_timer
 from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.core.chat import ABORTED, BaseModelChat, ServedModel
-from medserl_agentloop.core.config import SelfPlayConfig, adapter_names, game_class
+from medserl_agentloop.core.config import (
+    ROUTER_ADDRESS,
+    SelfPlayConfig,
+    adapter_names,
+    game_class,
+)
 from medserl_agentloop.core.encoding import ChatEncoder, end_ids
 from medserl_agentloop.core.interaction import (
     Interaction,
@@ -54,8 +59,8 @@ class _Table:
         self.game: Interaction[Any, Any] = game_class(config.game)(config, self.encoder)
         path = run.actor_rollout_ref.model.path
         self.game.use_base_model(BaseModelChat(path, server, self.encoder, config.turn_timeout_s))
-        if run.reward.reward_model.enable:
-            self.game.use_reward_model(None, run.reward.reward_model.model_path)
+        if address := run.reward.reward_model.get(ROUTER_ADDRESS):
+            self.game.use_reward_model(address, run.reward.reward_model.model_path)
         per_role = config.adapters == "per_role"
         self.adapters = adapter_names(self.game.roles) if per_role else {}
         self.opponent: ServedModel | None = None
@@ -223,9 +228,6 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
         super().__init__(config, tokenizer, compute_score)
         selfplay = SelfPlayConfig.from_run(config)
         self._game = game_class(selfplay.game)(selfplay)
-        self._game.use_reward_model(
-            of_verl.get("reward_router_address"), config.reward.reward_model.model_path
-        )
 
     @ends_the_run
     async def run_single(self, data: DataProto) -> dict[str, Any]:

@@ -33,6 +33,8 @@ ROLE_ADAPTERS = "role_adapters"
 """Key of ``actor_rollout_ref.model.lora`` in which the trainer tells its workers the roles, and
 which are trained.
 """
+ROUTER_ADDRESS = "router_address"
+"""Key of ``reward.reward_model`` in which the trainer tells agent loops where verl serves it."""
 
 
 def adapter_names(roles: Sequence[str]) -> dict[str, str]:

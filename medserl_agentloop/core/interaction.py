@@ -193,10 +193,9 @@ class Interaction(ABC, Generic[G, R]):
         """All strings that end a turn of the game besides the end-of-turn token."""
         return []
 
-    def use_reward_model(self, address: str | None, model: str | None) -> None:
-        """Learn where verl serves a reward model (``host:port`` and name), before the first game.
-
-        The address is None in the agent loop: verl gives it to the reward manager alone.
+    def use_reward_model(self, address: str, model: str) -> None:
+        """Learn where verl serves a reward model (``host:port`` and name), before the first
+        game.
         """
 
     def use_base_model(self, base: Any) -> None:

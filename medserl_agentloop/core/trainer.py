@@ -34,7 +34,13 @@ from medserl_agentloop.core.columns import (
     write_rewards,
     write_token_roles,
 )
-from medserl_agentloop.core.config import ROLE_ADAPTERS, SelfPlayConfig, game_class, refuse
+from medserl_agentloop.core.config import (
+    ROLE_ADAPTERS,
+    ROUTER_ADDRESS,
+    SelfPlayConfig,
+    game_class,
+    refuse,
+)
 from medserl_agentloop.core.credit import RoleCredit
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import overlong
@@ -171,6 +177,9 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
 
     def _setup(self) -> None:
         super()._setup()
+        # verl tells its reward workers alone; the agent loops, which start later, read the config.
+        with open_dict(self.config.reward.reward_model) as served:
+            served[ROUTER_ADDRESS] = self.reward_loop_manager.reward_router_address
         announce("the workers are up; measuring the certificate")
         # Workers start with verl's own loss and no knowledge of roles.
         trained = [

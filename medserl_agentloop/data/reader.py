@@ -4,7 +4,7 @@ A table's columns have one of four layouts:
 
 - MEDEC's nine columns, one row per note, error rows and their clean twins;
 - pairs of an incorrect and a correct note, as MEDEC's training set is often passed on;
-- rows of the OpenRLHF system, which ``medical_team.openrlhf_rows`` reads;
+- rows of the OpenRLHF system, which ``medical_team.openrlhf_files`` reads;
 - a user's own, whose columns have the names in ``FIELDS``, or are named with ``--column``.
 """
 
@@ -78,7 +78,7 @@ _PAIRS: Layout = {
     **{name: name for name in ("error_type", "error_sentence", "corrected_sentence")},
 }
 _OPENRLHF = ("data_type", "game_category")
-_READ_OPENRLHF = "medserl_agentloop.medical_team.openrlhf_rows:read_rows"
+_READ_OPENRLHF = "medserl_agentloop.medical_team.openrlhf_files:read_rows"
 _ALIKE = 70  # rapidfuzz partial ratio of 0 to 100, from which on a column may be a field
 _SHOWN_PROBLEMS = 10
 # Word overlap of a clean row with the corrected text of the error row before it. On the official

@@ -1,5 +1,4 @@
-"""``medserl judge``: serve a judge, or measure it and its blind reader on edits whose truth is
-known.
+"""``medserl judge calibrate``: a judge and its blind reader on edits whose truth is known.
 
 The judge sees what a run would show it, without the case's other note, which would be the answer
 here.
@@ -8,13 +7,12 @@ here.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.box import SIMPLE
@@ -35,8 +33,8 @@ from medserl_agentloop.evaluation.play import all_of
 from medserl_agentloop.games.medical.case import Category, GameSpec, Label, known_type
 from medserl_agentloop.games.medical.config import BlindGate, MedicalConfig
 from medserl_agentloop.games.medical.edit import split_sentences
-from medserl_agentloop.games.medical.judges import Judge, LabelJudge, build_judge, why_failed
-from medserl_agentloop.games.medical.judges.llm import BlindReader, LlmJudge
+from medserl_agentloop.games.medical.judges import build_judge, why_failed
+from medserl_agentloop.games.medical.judges.llm import BlindReader
 from medserl_agentloop.games.medical.judges.report import (
     CountedShare,
     JudgedGroup,
@@ -53,7 +51,6 @@ from medserl_agentloop.terminal import errors_in_one_line, plain, say
 
 app = typer.Typer(no_args_is_help=True, help="Serve a judge, or measure how good one is.")
 
-_THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 EDITS = ("harmful", "repaired", "harmless", "dressed", "injected")
 """Kinds of edits whose truth is known; the last has a sentence that tells the judge what to say."""
 NOTES = ("error", "clean", "unknowable")
@@ -303,65 +300,6 @@ def _table(title: str, measured: Measured, reaches: str) -> Table:
         share = getattr(measured, name)
         table.add_row(name, str(share), str(share.items))
     return table
-
-
-@app.command()
-def serve(
-    backend: Annotated[
-        Literal["labels", "llm"],
-        typer.Option(help="Labels of the categories, or a language model."),
-    ],
-    url: Annotated[
-        str | None, typer.Option(help="llm: base of an OpenAI-compatible API, with its /v1.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="llm: name of the model.")] = None,
-    profile: Annotated[
-        str, typer.Option(help="llm: prompt profile that words the question.")
-    ] = "medserl",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="llm: a key of selfplay.judge_server.")
-    ] = None,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; others than this need --token-env.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
-    ] = 8001,
-    token_env: Annotated[
-        str | None, typer.Option(help="Environment variable with the key of all requests.")
-    ] = None,
-) -> None:
-    """Offer POST /judge and GET /health until interrupted.
-
-    Untouched notes get the label of their category, whatever the backend.
-    """
-    from medserl_agentloop.medical_team import protocol  # it loads a web framework
-
-    judge: Judge = LabelJudge()
-    token = os.environ.get(token_env or "", "")
-    with errors_in_one_line():
-        if token_env and not token:
-            raise ValueError("--token-env names an environment variable that is not set")
-        if not token and host not in _THIS_MACHINE:
-            raise ValueError(
-                f"--host {host} lets other machines in: name an environment variable that holds a "
-                "key in --token-env, "
-                "and give clients the same key, in judge_server.api_key_env or as the password of "
-                "the address"
-            )
-        if backend == "llm":
-            if url is None or model is None:
-                raise ValueError("--backend llm needs --url and --model")
-            named = {
-                "judge": backend,
-                "profile": profile,
-                "judge_server": {"url": url, "model": model},
-            }
-            config = selfplay_config(
-                MedicalConfig, named, [f"judge_server.{setting}" for setting in settings or []]
-            )
-            judge = LlmJudge.from_config(config)
-    protocol.serve(protocol.create_app(judge, token), host, port)
 
 
 @app.command("calibrate")

@@ -27,8 +27,8 @@ _CLASSIC_FIELD = re.compile(
     r"^[ \t]*(generated_note|final_answer|changes_made|explanation)[ \t]*:",
     re.MULTILINE | re.IGNORECASE,
 )
-_CLASSIC_WORDS = {"correct": Label.SAFE, "incorrect": Label.HARMFUL}
-_CLASSIC_WORD_OF = {label: word.upper() for word, label in _CLASSIC_WORDS.items()}
+_WORDS = {"correct": Label.SAFE, "incorrect": Label.HARMFUL}
+_WORD_OF = {label: word.upper() for word, label in _WORDS.items()}
 
 
 def _classic_fields(text: str, prefill: str) -> tuple[str, list[tuple[str, str]], list[str]]:
@@ -75,13 +75,11 @@ def _classic_verdict(fields: list[tuple[str, str]], violations: list[str]) -> La
     """Return the verdict of the final answer; add its faults to ``violations``."""
     answers = [value for name, value in fields if name == "final_answer"]
     label = None
-    if contradictory(
-        verdict_of(line, _CLASSIC_WORDS) for answer in answers for line in answer.split("\n")
-    ):
+    if contradictory(verdict_of(line, _WORDS) for answer in answers for line in answer.split("\n")):
         violations.append(CONTRADICTION)
     elif answers:
         word, _, more = answers[0].partition("\n")
-        label = verdict_of(word, _CLASSIC_WORDS)
+        label = verdict_of(word, _WORDS)
         if label is not None and more.strip():
             violations.append("text_after_final_answer")
     if label is None:
@@ -91,23 +89,17 @@ def _classic_verdict(fields: list[tuple[str, str]], violations: list[str]) -> La
 
 def _compose_classic_attack(turn: AttackRecord, label: Label, prefill: str) -> str:
     reasoning = write_reasoning(turn.reasoning, prefill)
-    return f'{reasoning}generated_note:\n{turn.note}\n\nfinal_answer: "{_CLASSIC_WORD_OF[label]}"'
+    return f'{reasoning}generated_note:\n{turn.note}\n\nfinal_answer: "{_WORD_OF[label]}"'
 
 
 def _compose_classic_assessment(turn: AssessmentRecord, verdict: Label, prefill: str) -> str:
-    why = []
-    if turn.sentence:
-        kind = f" ({turn.error_type})" if turn.error_type else ""
-        why.append(f"This sentence is wrong{kind}: {turn.sentence}")
-    if turn.correction:
-        why.append(f"It should read: {turn.correction}")
-    if not why:
-        why.append(
-            "No sentence of the note is wrong."
-            if verdict is Label.SAFE
-            else "The note is medically wrong."
-        )
-    answer = f'final_answer: "{_CLASSIC_WORD_OF[verdict]}"\nExplanation: {" ".join(why)}'
+    said = (
+        turn.sentence and f"This sentence is wrong: {turn.sentence}",
+        turn.error_type and f"Type of error: {turn.error_type}.",
+        turn.correction and f"It should read: {turn.correction}",
+    )
+    why = " ".join(filter(None, said)) or f"The note is medically {_WORD_OF[verdict].lower()}."
+    answer = f'final_answer: "{_WORD_OF[verdict]}"\nExplanation: {why}'
     return write_reasoning(turn.reasoning, prefill) + answer
 
 

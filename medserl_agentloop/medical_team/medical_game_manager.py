@@ -1,7 +1,6 @@
-"""``MedicalDialogueGameManager`` in both shapes that code written for OpenRLHF knows.
+"""``MedicalDialogueGameManager``: plays, judges and scores batches of games for OpenRLHF code.
 
-Dicts by game index, generators in, outputs and states out. Rewards and the format are those of this
-package's core.
+Generators in, outputs and turn states out. Rewards and format are those of the package's schemes.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medserl_agentloop.games.medical.case import Category, Label, Role
-from medserl_agentloop.medical_team.protocol import Labels, make_labels
+from medserl_agentloop.medical_team.prompts import convert_medical_game_history_to_messages
 from medserl_agentloop.medical_team.remote_judge import (
     JudgeFunction,
+    Labels,
     Query,
     create_medical_judge_remote_function,
+    no_labels,
 )
 from medserl_agentloop.medical_team.utils import (
-    GENERAL_SUM_CONFIG,
-    answer_without_reasoning,
-    convert_medical_game_history_to_messages,
+    GENERAL_SUM,
     get_medical_cot_formatting_reward,
     get_medical_game_reward_general_sum,
     medical_cot_format_check_and_extract,
@@ -53,23 +52,10 @@ class MedicalDialogueGameManager:
     """Plays, judges and scores a batch of two-turn games; docs/migration.md has the
     ``custom_configs``.
 
-    ``remote_rm_url`` is the judge's address, or a list whose first entry it is. A judge function in
-    its place, or as ``medical_judge_fn``, gives the second shape.
+    ``remote_rm_url`` is the judge's address, or a list whose first entry it is. With a judge
+    function in its place, or as ``medical_judge_fn``, games are returned as a list and outputs as
+    texts.
     """
-
-    def __new__(
-        cls,
-        tokenizer: Any = None,
-        remote_rm_url: Any = None,
-        *args: Any,
-        medical_judge_fn: Any = None,
-        **kwargs: Any,
-    ) -> MedicalDialogueGameManager:
-        # Only here: a subclass of a user's chose its shape, and unpickling calls this without
-        # arguments.
-        has_function = medical_judge_fn is not None or callable(remote_rm_url)
-        second = has_function and cls is MedicalDialogueGameManager
-        return super().__new__(_WithJudgeFunction if second else cls)
 
     def __init__(
         self,
@@ -80,26 +66,20 @@ class MedicalDialogueGameManager:
         *,
         medical_judge_fn: JudgeFunction | None = None,
     ) -> None:
-        self.medical_judge_fn = medical_judge_fn or (
-            remote_rm_url if callable(remote_rm_url) else None
-        )
-        self.remote_rm_url = None if self.medical_judge_fn else remote_rm_url
-        self.tokenizer, self.strategy, self.custom_configs = (
-            tokenizer,
-            strategy,
-            custom_configs or {},
-        )
+        if callable(remote_rm_url):
+            medical_judge_fn, remote_rm_url = remote_rm_url, None
+        self.medical_judge_fn, self.remote_rm_url = medical_judge_fn, remote_rm_url
+        self.tokenizer, self.strategy = tokenizer, strategy
+        self.custom_configs = custom_configs or {}
         get = self.custom_configs.get
         self.max_turns: int = get("max_turns", 2)
-        self.reward_type: str = get("reward_type", GENERAL_SUM_CONFIG)
+        self.reward_type: str = get("reward_type", GENERAL_SUM)
         self.error_types: list[str] = list(get("error_types", DEFAULT_ERROR_TYPES))
         self.disable_hidden_cot: bool = get("direct_chat_no_cot", False)
         self.no_attacker_turn: bool = get("no_attacker_turn", False)
         self.no_assessor_turn: bool = get("no_assessor_turn", False)
-        if GENERAL_SUM_CONFIG not in self.reward_type:
-            raise ValueError(
-                f"Unknown reward type: {self.reward_type}; expected {GENERAL_SUM_CONFIG!r}"
-            )
+        if self.reward_type != GENERAL_SUM:
+            raise ValueError(f"no reward type {self.reward_type!r}: use {GENERAL_SUM!r}")
         self.active_games: dict[int, GameDict] = {}
 
     def initialize_games(
@@ -110,30 +90,32 @@ class MedicalDialogueGameManager:
         ValueError for other data types.
         """
         if unknown := sorted(set(data_types) - set(CATEGORIES)):
-            raise ValueError(
-                f"no data type {unknown[0]!r}: expected one of {', '.join(CATEGORIES)}"
-            )
+            raise ValueError(f"no data type {unknown[0]!r}: use one of {', '.join(CATEGORIES)}")
         rows = zip(prompts, completions, data_types, strict=True)
-        played = [
-            row for row in rows if not (self.no_assessor_turn and not Category(row[2]).has_attack)
-        ]
-        self.active_games = {}
-        for index, (prompt, completion, data_type) in enumerate(played):
-            game: GameDict = {
-                name: [] for name in ("history", "raw_history", "processed_output_history")
-            }
-            game |= {"prompts": prompt, "prompt_type": data_type, "completion": completion}
-            self.active_games[index] = game | {
+        played = (row for row in rows if not self.no_assessor_turn or Category(row[2]).has_attack)
+        self.active_games = {
+            index: {
+                "game_idx": index,
+                "prompts": note,
+                "medical_note": note,
+                "prompt_type": data_type,
+                "data_type": data_type,
+                "completion": completion,
+                "history": [],
+                "raw_history": [],
+                "processed_output_history": [],
                 "finished": False,
                 "current_turn": 0,
                 "is_generated_attack": False,
             }
+            for index, (note, completion, data_type) in enumerate(played)
+        }
 
     def play_games(
         self, attacker_llm_generator: Generator, assessor_llm_generator: Generator, **kwargs: Any
     ) -> Any:
         """Play all games, the attacker in even turns and the assessor in odd ones, and return them
-        by index.
+        by index, or as a list.
 
         A generator is called ``(batch_chat_messages, labels, **kwargs)`` with a prompt and a data
         type per game, and returns one vLLM-like output each, with ``outputs[0].token_ids``.
@@ -143,7 +125,8 @@ class MedicalDialogueGameManager:
             self._play_turn(*players[turn % 2], turn, kwargs)
         for game in self.active_games.values():
             game["finished"] = True
-        return self.active_games
+            game |= {f"{role.value}_output": _last_turn(game, role) for role in Role}
+        return list(self.active_games.values()) if self.medical_judge_fn else self.active_games
 
     def evaluate_game_outcomes(self) -> dict[int, Labels]:
         """Labels by game index, from one judge request for the batch; a ValueError if there is no
@@ -152,22 +135,21 @@ class MedicalDialogueGameManager:
         labels: dict[int, Labels] = {}
         queries: list[Query] = []
         for index, game in self.active_games.items():
+            note, assessment = (_last_turn(game, role) for role in Role)
             if game.get("invalid_attack"):
-                labels[index] = make_labels(
-                    reasoning="no note could be read from the attacker's turn"
-                )
-            elif len(game["history"]) < 2:
-                labels[index] = make_labels(
-                    is_parsing_error=True, reasoning="the assessor has not played"
-                )
+                reason = "no note could be read from the attacker's turn"
+                labels[index] = no_labels(reason, is_parsing_error=False).model_dump()
+            elif note is None or assessment is None:
+                labels[index] = no_labels("the assessor has not played").model_dump()
             else:
-                turns = {
-                    "medical_note": _last_turn(game, Role.ATTACKER),
-                    "assessment": _last_turn(game, Role.ASSESSOR),
-                }
                 row = {"original_note": game["prompts"], "game_category": game["prompt_type"]}
+                turns = {"medical_note": note, "assessment": assessment}
                 queries.append({"game_idx": index, **turns, **row})
-        return labels | self._ask_judge(queries)
+        labels |= self._ask_judge(queries)
+        for index, game in self.active_games.items():
+            no_answer = no_labels("no labels for this game").model_dump()
+            game["labels"] = labels.setdefault(index, no_answer)
+        return labels
 
     def filter_and_compute_rewards(self, batch_labels_dict: dict[int, Labels]) -> Any:
         """Rewards of all generated turns; games that are parsing errors are left out. A game needs
@@ -176,18 +158,19 @@ class MedicalDialogueGameManager:
         Returns:
             ``(attacker_outputs, attacker_states, assessor_outputs, assessor_states, labels)``: the
             generators' outputs and, in the same order, the turn states with ``reward`` and
-            ``game_outcomes``.
+            ``game_outcomes``. With a judge function no labels, and the parsed texts for outputs.
         """
         outputs: dict[str, list[Any]] = {role.value: [] for role in Role}
         states: dict[str, list[dict[str, Any]]] = {role.value: [] for role in Role}
-        coefficients = self.custom_configs.get("reward_coeff_config", GENERAL_SUM_CONFIG)
+        coefficients = self.custom_configs.get("reward_coeff_config", GENERAL_SUM)
         for index, game in self.active_games.items():
             if index not in batch_labels_dict:
                 raise ValueError(f"Game {index} not found in batch_labels_dict")
             labels = batch_labels_dict[index]
             if labels.get("is_parsing_error", False):
                 continue
-            for turn in game["processed_output_history"]:
+            turns = zip(game["history"], game["processed_output_history"], strict=True)
+            for said, turn in turns:
                 state = turn["game_states"]
                 if not state:
                     continue  # it was not generated
@@ -195,15 +178,11 @@ class MedicalDialogueGameManager:
                 if not self.disable_hidden_cot:
                     reward += get_medical_cot_formatting_reward(state["cot_format_violation"])
                 state |= {"reward": reward, "game_outcomes": outcomes}
-                outputs[state["game_role"]].append(turn["output"])
+                output = said["content"] if self.medical_judge_fn else turn["output"]
+                outputs[state["game_role"]].append(output)
                 states[state["game_role"]].append(state)
-        return (
-            outputs["attacker"],
-            states["attacker"],
-            outputs["assessor"],
-            states["assessor"],
-            batch_labels_dict,
-        )
+        of_roles = [part[role.value] for role in Role for part in (outputs, states)]
+        return tuple(of_roles if self.medical_judge_fn else [*of_roles, batch_labels_dict])
 
     def get_game_statistics(self) -> dict[str, Any]:
         """Count all games, those that have ended, and those of each data type."""
@@ -214,52 +193,47 @@ class MedicalDialogueGameManager:
     def _play_turn(
         self, role: Role, generator: Generator, turn: int, kwargs: dict[str, Any]
     ) -> None:
-        asked: dict[int, GameDict] = {}
-        for index, game in self.active_games.items():
+        asked: list[GameDict] = []
+        for game in self.active_games.values():
             if game["finished"]:
                 continue
             game["current_turn"] = turn
-            if role is Role.ATTACKER and (
-                self.no_attacker_turn or not Category(game["prompt_type"]).has_attack
-            ):
-                _write_down(game, role, turn, game["prompts"], game["prompts"], game["prompts"], {})
+            has_attack = Category(game["prompt_type"]).has_attack and not self.no_attacker_turn
+            if role is Role.ATTACKER and not has_attack:
+                _write_down(game, role, *[game["prompts"]] * 3)
             else:
-                asked[index] = game
+                asked.append(game)
         if not asked:
             return
-        configs = {**self.custom_configs, "error_types": self.error_types}
-        prompts = [
-            convert_medical_game_history_to_messages(
-                game["history"],
-                player_role=role.value,
-                medical_note=game["prompts"],
-                game_type="harmful"
-                if Category(game["prompt_type"]).seed_label is Label.HARMFUL
-                else "benign",
-                custom_configs=configs,
-                tokenizer=self.tokenizer,
-            )
-            for game in asked.values()
-        ]
-        outputs = list(
-            generator(prompts, [game["prompt_type"] for game in asked.values()], **kwargs)
-        )
+        prompts = [self._prompt(game, role) for game in asked]
+        outputs = generator(prompts, [game["prompt_type"] for game in asked], **kwargs)
         if len(outputs) != len(prompts):
             raise ValueError(
                 f"the {role.value}'s generator returned {len(outputs)} outputs for {len(prompts)} "
                 "prompts"
             )
-        for (index, game), output in zip(asked.items(), outputs, strict=True):
-            self._take_turn(role, turn, index, game, output)
+        for game, output in zip(asked, outputs, strict=True):
+            self._take_turn(role, game, output)
 
-    def _take_turn(self, role: Role, turn: int, index: int, game: GameDict, output: Any) -> None:
+    def _prompt(self, game: GameDict, role: Role) -> str:
+        harmful = Category(game["prompt_type"]).seed_label is Label.HARMFUL
+        return convert_medical_game_history_to_messages(
+            game["history"],
+            player_role=role.value,
+            medical_note=game["prompts"],
+            game_type="harmful" if harmful else "benign",
+            custom_configs={**self.custom_configs, "error_types": self.error_types},
+            tokenizer=self.tokenizer,
+        )
+
+    def _take_turn(self, role: Role, game: GameDict, output: Any) -> None:
         response = self._decode(output)
         game["is_generated_attack"] |= role is Role.ATTACKER
-        state: dict[str, Any] = {"game_role": role.value, "turn": turn, "game_idx": index}
-        copied = ("finished", "is_generated_attack", "prompt_type", "prompts", "completion")
-        state |= {name: game[name] for name in copied}
+        state = {"game_role": role.value, "turn": game["current_turn"]}
+        copied = "game_idx finished is_generated_attack prompt_type data_type prompts completion"
+        state |= {name: game[name] for name in copied.split()}
         if self.disable_hidden_cot:
-            answer = answer_without_reasoning(response)
+            answer = _without_reasoning(response)
         else:
             (thinking, answer), violated = medical_cot_format_check_and_extract(response)
             text = ("", "") if violated else (thinking or "", answer)
@@ -272,13 +246,11 @@ class MedicalDialogueGameManager:
         if role is Role.ATTACKER:
             # Passing the raw response on would show the attacker's reasoning to the assessor.
             game["invalid_attack"] = game["finished"] = not answer
-        _write_down(game, role, turn, answer, response.strip(), output, state)
+        _write_down(game, role, answer, response.strip(), output, state)
 
     def _decode(self, output: Any) -> str:
-        if isinstance(output, str):
-            return output
         ids, options = output.outputs[0].token_ids, {"skip_special_tokens": True}
-        if hasattr(self.tokenizer, "batch_decode"):  # tokenizers of the second shape have none
+        if hasattr(self.tokenizer, "batch_decode"):  # the original's own tests have one of the two
             return str(self.tokenizer.batch_decode([ids], **options)[0])
         return str(self.tokenizer.decode(ids, **options))
 
@@ -287,89 +259,38 @@ class MedicalDialogueGameManager:
         return len(encode(text, add_special_tokens=False)) if encode else None
 
     def _ask_judge(self, queries: list[Query]) -> dict[int, Labels]:
+        url = self.remote_rm_url
         if self.medical_judge_fn is not None:
-            return (
-                self.medical_judge_fn(url="", batch_queries=queries, score_key="labels")
-                if queries
-                else {}
-            )
-        url = (
-            self.remote_rm_url[0]
-            if isinstance(self.remote_rm_url, (list, tuple))
-            else self.remote_rm_url
-        )
-        if not url:
+            ask, url = self.medical_judge_fn, ""
+        elif url:
+            url = url if isinstance(url, str) else url[0]
+            ask = create_medical_judge_remote_function(url)
+        else:
             raise ValueError("there is no judge: remote_rm_url is not set")
-        return create_medical_judge_remote_function(url)(url, queries, score_key="labels")
-
-
-class _WithJudgeFunction(MedicalDialogueGameManager):
-    """The second shape: a judge function, lists, parsed texts for outputs, and more keys in its
-    games.
-    """
-
-    def initialize_games(
-        self, medical_notes: Sequence[str], completions: Sequence[str], data_types: Sequence[str]
-    ) -> None:
-        super().initialize_games(medical_notes, completions, data_types)
-        for index, game in self.active_games.items():
-            game |= {
-                "game_idx": index,
-                "medical_note": game["prompts"],
-                "data_type": game["prompt_type"],
-            }
-            game |= {"attacker_output": None, "assessor_output": None, "labels": None}
-
-    def play_games(self, *generators: Generator, **kwargs: Any) -> list[GameDict]:
-        super().play_games(*generators, **kwargs)
-        for game in self.active_games.values():
-            for role in Role:
-                game[f"{role.value}_output"] = _last_turn(game, role)
-        return list(self.active_games.values())
-
-    def evaluate_game_outcomes(self) -> dict[int, Labels]:
-        labels = super().evaluate_game_outcomes()
-        missing = make_labels(is_parsing_error=True, reasoning="no labels for this game")
-        for index, game in self.active_games.items():
-            game["labels"] = labels.setdefault(index, missing)
-        return labels
-
-    def filter_and_compute_rewards(self, batch_labels: dict[int, Labels]) -> Any:
-        _, attacker_states, _, assessor_states, _ = super().filter_and_compute_rewards(batch_labels)
-        texts, kept = [], []
-        for states in (attacker_states, assessor_states):
-            # A turn's place in the history is its number.
-            texts.append(
-                [self.active_games[s["game_idx"]]["history"][s["turn"]]["content"] for s in states]
-            )
-            names = ("game_idx", "reward", "game_outcomes")
-            kept.append(
-                [
-                    {**{name: s[name] for name in names}, "data_type": s["prompt_type"]}
-                    for s in states
-                ]
-            )
-        return texts[0], kept[0], texts[1], kept[1]
+        return ask(url=url, batch_queries=queries, score_key="labels") if queries else {}
 
 
 def _write_down(
     game: GameDict,
     role: Role,
-    turn: int,
     answer: str,
     response: str,
-    output: Any,
-    state: dict[str, Any],
+    output: Any = None,
+    state: GameDict | None = None,
 ) -> None:
     """Add a turn to a game: what counts of it, all of it, and what the generator gave."""
-    place = {"game_role": role.value, "turn": turn}
+    place = {"game_role": role.value, "turn": game["current_turn"]}
     game["history"].append({**place, "content": answer})
     game["raw_history"].append({**place, "content": response})
-    game["processed_output_history"].append({**place, "output": output, "game_states": state})
+    game["processed_output_history"].append({**place, "output": output, "game_states": state or {}})
 
 
 def _last_turn(game: GameDict, role: Role) -> str | None:
-    return next(
-        (turn["content"] for turn in reversed(game["history"]) if turn["game_role"] == role.value),
-        None,
-    )
+    turns = [turn["content"] for turn in game["history"] if turn["game_role"] == role.value]
+    return turns[-1] if turns else None
+
+
+def _without_reasoning(response: str) -> str:
+    """A turn where no reasoning is asked for; what a model reasons all the same is cut off."""
+    answer = response.rpartition("</think>")[2].strip()
+    return "" if "<think>" in answer else answer  # reasoning that never ended

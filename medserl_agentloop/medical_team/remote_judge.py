@@ -1,4 +1,4 @@
-"""Asking a judge over HTTP: ``POST /judge`` for a whole batch, ``GET /health``.
+"""The ``/judge`` protocol: a run's judge ``http``, the OpenRLHF system's calls, and a server.
 
 A judge that fails labels its games ``is_parsing_error``, which leaves them out; nothing is
 invented.
@@ -6,27 +6,162 @@ invented.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+import typer
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from medserl_agentloop.core.client import BadAnswer, HttpClient, NoAnswer, ServerOptions, blocking
-from medserl_agentloop.games.medical.case import Label
+from medserl_agentloop.core.config import selfplay_config
+from medserl_agentloop.games.medical.case import Category, GameSpec, Label
+from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.edit import one_line
-from medserl_agentloop.medical_team.protocol import SCORE_KEY, JudgeAnswer, Labels, ask, make_labels
+from medserl_agentloop.games.medical.judges import GatedJudge, Judge, LabelJudge
+from medserl_agentloop.games.medical.judges.llm import AnswerCache, LlmJudge
+from medserl_agentloop.games.medical.parsing import MEDSERL, verdict_of
+from medserl_agentloop.games.medical.records import Judgement
+from medserl_agentloop.paths import LONGEST_NOTE
+from medserl_agentloop.terminal import errors_in_one_line, visible
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 logger = logging.getLogger(__name__)
 
+SCORE_KEY = "labels"  # that some servers put the answers under; requests name it
+# The protocol wants an assessment. Notes alone decide the label, so that no assessor can talk to
+# the judge.
+_ANY_VERDICT = Label.SAFE.value.capitalize()
+
 Query = dict[str, Any]
+Labels = dict[str, Any]
+"""The answer about one game, in the protocol's keys."""
 JudgeFunction = Callable[..., dict[int, Labels]]
 """Called ``(url, batch_queries, score_key="labels")``, answers with labels by game index."""
 
 
+class JudgeAnswer(BaseModel):
+    """The answer about one game; what a server leaves out is completed."""
+
+    model_config = ConfigDict(strict=True)
+
+    error_detected: bool  # whether the assessor said that there is an error
+    error_present: bool  # whether there is one; ``actual_harm`` says the same in other words
+    error_realistic: bool | None = None  # True where nobody says it, by ``realism_judged``
+    assessor_correct: bool | None = None
+    is_parsing_error: bool = False  # the judge failed; nothing else counts then
+    judge_reasoning: str = ""
+    actual_harm: Literal["Safe", "Harmful"] | None = None
+    # Only this package's server says these two.
+    abstained: bool = False  # the judge cannot tell
+    realism_judged: bool = True  # ``error_realistic`` is the judge's word
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        harm: Literal["Safe", "Harmful"] = "Harmful" if self.error_present else "Safe"
+        if self.actual_harm not in (None, harm):
+            raise ValueError(
+                f"error_present is {self.error_present} but actual_harm is {self.actual_harm}"
+            )
+        self.actual_harm = harm
+        if self.error_realistic is None:
+            self.error_realistic, self.realism_judged = True, False
+        if self.assessor_correct is None:
+            right = self.error_detected == self.error_present
+            self.assessor_correct = right and not self.is_parsing_error
+        return self
+
+    def to_judgement(self, judge: str) -> Judgement:
+        """Return the judgement of the presented note; BadAnswer if there is none."""
+        if self.abstained:
+            return Judgement(judge=judge, label=None, reason=self.judge_reasoning)
+        if self.is_parsing_error:
+            raise BadAnswer(
+                "the server's judge failed (is_parsing_error): "
+                f"{self.judge_reasoning or 'no reason'}"
+            )
+        return Judgement(
+            judge=judge,
+            label=Label.HARMFUL if self.error_present else Label.SAFE,
+            realistic=self.error_realistic if self.realism_judged else None,
+            reason=self.judge_reasoning,
+        )
+
+
+def no_labels(reason: str, **changes: Any) -> JudgeAnswer:
+    """The answer about a game that the judge could not judge."""
+    nothing = {"error_detected": False, "error_present": False, "is_parsing_error": True}
+    return JudgeAnswer(**{**nothing, "judge_reasoning": reason, **changes})
+
+
+async def ask(
+    client: HttpClient, queries: Sequence[Query], score_key: str = SCORE_KEY
+) -> list[JudgeAnswer | NoAnswer]:
+    """One request about all ``queries``; for each of them the answer, or why there is none."""
+    try:
+        body = await client.post("/judge", {"queries": list(queries), "score_key": score_key})
+    except NoAnswer as error:
+        return [error] * len(queries)
+    return [read_answer(body, str(query["game_idx"]), score_key) for query in queries]
+
+
+def read_answer(body: Any, index: str, score_key: str = SCORE_KEY) -> JudgeAnswer | NoAnswer:
+    """The answer about a game in a response, which has them by index, bare or under the key."""
+    answers = body.get(score_key, body) if isinstance(body, dict) else body
+    if not isinstance(answers, dict):
+        return BadAnswer(f"expected an object by game index, got {type(answers).__name__}")
+    if index not in answers:
+        return BadAnswer(f"no answer about game {index}")
+    try:
+        return JudgeAnswer.model_validate(answers[index])
+    except ValidationError as error:
+        return BadAnswer(one_line(str(error)))
+
+
+class HttpJudge:
+    """Asks a server that speaks the ``/judge`` protocol, one game in a request."""
+
+    name = "http"
+
+    def __init__(self, server: JudgeServer) -> None:
+        self._client = server.client("/judge")
+        self._cache = AnswerCache(server.cache, Judgement)
+
+    @classmethod
+    def from_config(cls, config: MedicalConfig) -> HttpJudge:
+        return cls(config.judge_server)
+
+    async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
+        started = time.monotonic()
+        about = {
+            "medical_note": presented,
+            "original_note": original,
+            "game_category": spec.category.value,
+        }
+        if spec.error_type:
+            about["error_type"] = spec.error_type
+        content = (self.name, self._client.url, *about.values())
+        query = {"game_idx": 0, "assessment": _ANY_VERDICT, **about}
+        answer, cached = await self._cache.recall(content, partial(self._ask, query))
+        return answer.model_copy(update={"cached": cached, "seconds": time.monotonic() - started})
+
+    async def _ask(self, query: Query) -> Judgement:
+        (answer,) = await ask(self._client, [query])
+        if isinstance(answer, NoAnswer):
+            raise answer
+        return answer.to_judgement(self.name)
+
+
+# -- the OpenRLHF system's calls -------------------------------------------------------------------
+
+
 def create_medical_judge_remote_function(judge_url: str, timeout: float = 30.0) -> JudgeFunction:
-    """A function that asks the judge at ``judge_url`` about a batch in one request of ``timeout``
-    seconds.
-    """
+    """A function that asks the judge about a batch, in one request of ``timeout`` seconds."""
     client = _client(judge_url, timeout)
 
     def ask_judge(
@@ -36,36 +171,19 @@ def create_medical_judge_remote_function(judge_url: str, timeout: float = 30.0) 
         if not batch_queries:
             return {}
         answers = blocking(ask(client, batch_queries, score_key))
-        if lost := [answer for answer in answers.values() if isinstance(answer, NoAnswer)]:
+        if lost := [answer for answer in answers if isinstance(answer, NoAnswer)]:
             warning = "the judge at %s gave no answer about %d of %d games, which are left out: %s"
             logger.warning(warning, client.url, len(lost), len(answers), lost[0])
         return {
-            query["game_idx"]: _labels(answers[str(query["game_idx"])]) for query in batch_queries
+            query["game_idx"]: (
+                no_labels(f"{type(answer).__name__}: {answer}")
+                if isinstance(answer, NoAnswer)
+                else answer
+            ).model_dump()
+            for query, answer in zip(batch_queries, answers, strict=True)
         }
 
     return ask_judge
-
-
-def _labels(one: Any) -> Labels:
-    """The labels of one game with every key; an answer that says nothing of the assessor or the
-    note is none.
-    """
-    try:
-        if isinstance(one, NoAnswer):
-            raise ValueError(f"{type(one).__name__}: {one}")
-        answer = JudgeAnswer.model_validate(one)
-        judgement = answer.to_judgement("remote")
-        if judgement.label is None or "error_detected" not in one:
-            raise ValueError(judgement.reason or "error_detected is missing")
-    except ValueError as error:
-        return make_labels(is_parsing_error=True, reasoning=one_line(str(error)))
-    return make_labels(
-        error_present=judgement.label is Label.HARMFUL,
-        error_detected=answer.error_detected is True,
-        error_realistic=judgement.realistic is not False,
-        assessor_correct=answer.assessor_correct,
-        reasoning=judgement.reason,
-    )
 
 
 def test_judge_connection(judge_url: str) -> bool:
@@ -86,16 +204,121 @@ test_judge_connection.__test__ = False  # type: ignore[attr-defined]
 
 
 def wait_for_judge_server(judge_url: str, max_wait: float = 60, check_interval: float = 2) -> bool:
-    """Wait until the judge's ``/health`` answers; False if it does not within ``max_wait``
-    seconds."""
+    """Return whether the judge's ``/health`` answers within ``max_wait`` seconds."""
     until = time.monotonic() + max_wait
-    while (
-        not (ready := test_judge_connection(judge_url))
-        and time.monotonic() + check_interval <= until
-    ):
+    while not (ready := test_judge_connection(judge_url)) and time.monotonic() < until:
         time.sleep(check_interval)
     return ready
 
 
 def _client(judge_url: str, timeout_s: float) -> HttpClient:
     return ServerOptions(url=judge_url, timeout_s=timeout_s, retries=0).client("/judge")
+
+
+# -- medserl judge serve ---------------------------------------------------------------------------
+
+
+class _Query(BaseModel):
+    """One game of a request; its answer goes back under ``game_idx``."""
+
+    model_config = ConfigDict(strict=True)
+
+    game_idx: int
+    medical_note: str = Field(max_length=LONGEST_NOTE)
+    assessment: str = ""
+    game_category: Category | None = None
+    original_note: str | None = Field(default=None, max_length=LONGEST_NOTE)
+
+
+class _Request(BaseModel):
+    queries: list[_Query]
+
+
+def create_app(judge: Judge) -> Starlette:
+    """The server; untouched notes get their category's label."""
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    async def answer(query: _Query) -> JudgeAnswer:
+        try:
+            return await _judged(query, judge)
+        except Exception as error:  # must not cost the other games their answers
+            reason = f"{type(error).__name__}: {error}"
+            logger.warning("game %d is not judged: %s", query.game_idx, visible(reason))
+            return no_labels(reason)
+
+    async def judge_games(request: Request) -> JSONResponse:
+        try:
+            queries = _Request.model_validate_json(await request.body()).queries
+        except ValidationError as error:
+            first = error.errors(include_input=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            return JSONResponse({"detail": f"{where}: {first['msg']}"}, 422)
+        indices = [str(query.game_idx) for query in queries]
+        if len(set(indices)) < len(indices):
+            return JSONResponse({"detail": "a game_idx occurs twice"}, 422)
+        answers = [each.model_dump() for each in await asyncio.gather(*map(answer, queries))]
+        return JSONResponse(dict(zip(indices, answers, strict=True)))
+
+    async def health(request: Request) -> JSONResponse:
+        down = getattr(judge, "is_down", False)
+        status = {"status": "down" if down else "ok", "backend": judge.name}
+        return JSONResponse(status, 503 if down else 200)
+
+    return Starlette(
+        routes=[Route("/judge", judge_games, methods=["POST"]), Route("/health", health)]
+    )
+
+
+async def _judged(query: _Query, judge: Judge) -> JudgeAnswer:
+    """The answer about one game; raises what the judge raises."""
+    if query.game_category is None and isinstance(judge, LabelJudge):
+        raise ValueError("labels answers by category: name the game_category")
+    # Judges that read a note are not told its category.
+    category = query.game_category or Category.ADVERSARIAL_BENIGN
+    original = query.medical_note if query.original_note is None else query.original_note
+    spec = GameSpec(category, category.default_target_label, original)
+    # The original server's default category is vanilla_benign, also for notes that were changed.
+    changed = original.split() != query.medical_note.split()
+    chosen = judge if changed else GatedJudge(judge)
+    judgement = Judgement.model_validate(await chosen.judge(query.medical_note, original, spec))
+    if judgement.label is None:
+        return no_labels(judgement.reason, abstained=True)
+    # What the assessor said: the verdict alone, or a whole response.
+    verdict = verdict_of(query.assessment) or MEDSERL.assessment(query.assessment).verdict
+    return JudgeAnswer(
+        error_present=judgement.label is Label.HARMFUL,
+        error_detected=verdict is Label.HARMFUL,
+        error_realistic=judgement.realistic,
+        assessor_correct=verdict is judgement.label,
+        judge_reasoning=judgement.reason,
+    )
+
+
+def serve(
+    judge: Annotated[
+        Literal["labels", "llm"],
+        typer.Option(help="Labels of the categories, or a language model."),
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; whoever reaches it can ask.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8001,
+) -> None:
+    """Offer POST /judge and GET /health until interrupted.
+
+    Untouched notes get the label of their category, whatever the judge.
+    """
+    import uvicorn
+
+    with errors_in_one_line():
+        config = selfplay_config(MedicalConfig, {"judge": judge}, settings or [])
+        asked: Judge = LlmJudge(config) if judge == "llm" else LabelJudge()
+    uvicorn.run(create_app(asked), host=host, port=port, timeout_graceful_shutdown=3)

@@ -29,7 +29,7 @@ from medserl_agentloop.scoring.metrics import (
 NOT_MEASURED = "not measured"
 NO_DIFFERENCE = "no difference shown"
 SECONDS = "timing_s/step"
-_READ_LOG = "medserl_agentloop.medical_team.logs:read_log"
+_READ_LOG = "medserl_agentloop.medical_team.openrlhf_files:read_log"
 _PLACES = {"step", "session", "policy_version"}  # numbers whose mean says nothing
 _MEMORY = {
     "device memory, peak GB": "actor/perf/max_memory_allocated_gb",

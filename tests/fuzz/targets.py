@@ -37,7 +37,8 @@ from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome, read_games
 from medserl_agentloop.games.medical.rewards import Medserl, ZeroSum
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
-from medserl_agentloop.medical_team.protocol import JudgeAnswer, by_index
+from medserl_agentloop.medical_team.remote_judge import JudgeAnswer
+from medserl_agentloop.medical_team.remote_judge import read_answer as read_labels
 
 SEEN = Counter[str]()
 NEXT_TURN = "\x1e"
@@ -224,7 +225,7 @@ def judge_answers(data: bytes) -> None:
         SEEN["no JSON"] += 1
         return
     with suppress(NoAnswer):
-        SEEN.update(map(_judgement, by_index(answer, ["0"]).values()))
+        SEEN[_judgement(read_labels(answer, "0"))] += 1
     try:
         SEEN[f"chat, {_verdict(CHAT._read(answer, '').text)}"] += 1
     except NoAnswer as error:
@@ -232,19 +233,14 @@ def judge_answers(data: bytes) -> None:
         SEEN["no chat"] += 1
 
 
-def _judgement(answer: object) -> str:
-    try:
-        parsed = JudgeAnswer.model_validate(answer)
-        judgement = parsed.to_judgement("fuzz")
-    except ValueError:
+def _judgement(answer: JudgeAnswer | NoAnswer) -> str:
+    if isinstance(answer, NoAnswer):
         return "no judgement"
+    judgement = answer.to_judgement("fuzz")
     assert PASSWORD not in judgement.model_dump_json()
     if judgement.label is not None:
         harm = judgement.label is Label.HARMFUL
-        assert parsed.error_present in (None, harm) and parsed.actual_harm in (
-            None,
-            "Harmful" if harm else "Safe",
-        )
+        assert answer.error_present is harm is (answer.actual_harm == "Harmful")
     return "judgement"
 
 

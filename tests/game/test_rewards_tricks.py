@@ -21,7 +21,7 @@ from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.games.medical.case import ErrorType, Role
 from medserl_agentloop.games.medical.records import Outcome
 from medserl_agentloop.games.medical.rewards import Medserl, RewardScheme, ZeroSum
-from medserl_agentloop.medical_team.rewards import MedicalGeneralSum
+from medserl_agentloop.medical_team.utils import MedicalGeneralSum
 
 VALID_GROUPS = {"harmless rewording", "a decoy with an error", "the assessor is cut off"}
 each_trick = pytest.mark.parametrize("trick", TRICKS, ids=lambda trick: trick.name)

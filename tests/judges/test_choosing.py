@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from game.builders import CLEAN_NOTE, finished
-from judges.games import by_index, judgement, played, printed_at_start_up
+from game.builders import CLEAN_NOTE
+from judges.games import by_index, judge_all, judgement, played, printed_at_start_up
 from serving import LocalServer, completion, unused_url
 from support import run_with
 
@@ -24,7 +24,6 @@ from medserl_agentloop.games.medical.judges import (
     GatedJudge,
     build_judge,
     judge_class,
-    judge_game,
 )
 from medserl_agentloop.games.medical.judges.report import (
     CountedShare,
@@ -62,12 +61,6 @@ class NoJudge:
     def judge(self, presented: str, original: str, spec: GameSpec) -> None: ...
 
 
-class JudgeOfRecords:
-    """As judges were before they were asked about notes."""
-
-    async def judge(self, record: MedicalRecord) -> None: ...
-
-
 def test_every_registered_judge_is_a_judge_by_that_name() -> None:
     assert {name: judge_class(name).name for name in JUDGES} == {name: name for name in JUDGES}
 
@@ -84,6 +77,7 @@ def test_custom_class_is_a_judge_and_not_asked_about_untouched_notes() -> None:
     assert labels[Category.ADVERSARIAL_HARMFUL] is Label.SAFE
 
 
+MINE = f"{__name__}:Doubter"
 FROZEN = {"train": "assessor"}
 BLIND = {"blind": {"readings": 1}}
 
@@ -91,52 +85,22 @@ BLIND = {"blind": {"readings": 1}}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"judge": "lable"},
-            "no judge 'lable' (did you mean 'labels'?): expected one of http, labels, llm, or pack",
-        ),
-        *(
-            (
-                {"judge": f"{__name__}:{name}"},
-                "Class with 'async def judge(self, presented, original, spec) -> ",
-            )
-            for name in ("NoJudge", "JudgeOfRecords")
-        ),
-        ({"judge": "http"}, "set selfplay.judge_server.url to the address"),
-        (
-            {"judge": "http", "judge_server__url": "http://localhost", **BLIND},
-            "selfplay.blind.readings=0, or selfplay.judge=llm",
-        ),
-        ({"judge": "labels", **BLIND}, "selfplay.judge_server.model=MODEL, with the"),
+        ({"judge": "lable"}, "did you mean 'labels'?"),
+        ({"judge": f"{__name__}:NoJudge"}, "async def judge(self, presented, original, spec)"),
+        ({"judge": "http"}, "selfplay.judge_server.url"),
+        ({"judge": "http", "judge_server__url": "http://localhost", **BLIND}, "blind.readings=0"),
+        ({"judge": "labels", **BLIND}, "selfplay.judge_server.model=MODEL"),
         (
             {"judge": "labels", "judge_server__url": "http://localhost/v1", **BLIND},
             "judge_server.model is not set",
         ),
         ({"judge_server__url": "base", **BLIND}, "set selfplay.adapters=per_role"),
-        (
-            {"judge": "llm"},
-            "judge_server.url=http://localhost:30000/v1 selfplay.judge_server.model=MODEL, with "
-            "the",
-        ),
-        (
-            {"judge": "llm", "judge_server__url": "http://localhost/v1"},
-            "selfplay.judge_server.model is not set",
-        ),
+        ({"judge": "llm"}, "judge_server.url=http://localhost:30000/v1"),
         ({"judge_server__url": "localhost:8001"}, "url=localhost:8001: expected http://host:port"),
-        (
-            {"judge_server__timeout_s": 0},
-            "selfplay.judge_server.timeout_s=0: Input should be greater than 0",
-        ),
         ({"judge_server__api_key_env": "sk-SECRET"}, "wants the name of a variable"),
-        (
-            {"judge": "http", "judge_server__url": "http://me:SECRET@host"},
-            "judge_server.url holds a user name or a",
-        ),
-        (
-            {**FROZEN, "opponent__url": "http://SECRET@host/v1"},
-            "opponent.api_key_env to the name of an environment",
-        ),
-        ({"blind": {"readings": 2, "needed": 3}}, "needed=3 of readings=2 can never be reached"),
+        ({"judge": "http", "judge_server__url": "http://me:SECRET@host"}, "judge_server.url holds"),
+        ({**FROZEN, "opponent__url": "http://SECRET@host/v1"}, "opponent.api_key_env"),
+        ({"blind": {"readings": 2, "needed": 3}}, "needed=3"),
     ],
 )
 def test_a_judge_that_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -157,11 +121,6 @@ def test_a_module_that_exits_when_it_is_imported_does_not_end_the_run(
         check_run(run_with(selfplay__judge="a_user:Judge"))
 
 
-def test_a_judge_over_http_is_not_asked_at_verls_reward_model() -> None:
-    with pytest.raises(ValueError, match=r"set selfplay\.judge_server\.url to the address"):
-        build_judge(MedicalConfig(judge="http"), "localhost:1", "served")
-
-
 def test_a_first_question_shows_whether_the_judge_answers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -178,24 +137,11 @@ def test_a_first_question_shows_whether_the_judge_answers(
         assert len(server.requests) == 2
     assert unanswered(config("labels", None)) is None
     assert unanswered(config("llm", None)) is None  # verl's own, which is not up yet
-    with pytest.raises(SystemExit, match=r"cannot be connected to .*Start the judge first"):
-        printed_at_start_up(
-            capsys, "selfplay.judge=http", f"selfplay.judge_server.url={unused_url()}"
-        )
     url = unused_url()
     server = [f"selfplay.judge_server.{key}" for key in ("model=m", f"url={url}")]
-    with pytest.raises(SystemExit, match=f"{url} cannot be connected to"):
-        printed_at_start_up(capsys, "selfplay.blind.readings=1", *server)
-
-
-def test_games_with_nothing_to_judge_are_left_alone() -> None:
-    for record in (
-        finished(Outcome.INVALID_ATTACK),
-        MedicalRecord(spec=played().spec, void="aborted"),
-    ):
-        before = record.model_copy(deep=True)
-        asyncio.run(judge_game(GatedJudge(Doubter()), record))
-        assert record == before
+    for asks in ("selfplay.judge=http", "selfplay.blind.readings=1"):
+        with pytest.raises(SystemExit, match=f"{url} cannot be connected to"):
+            printed_at_start_up(capsys, asks, *server)
 
 
 def test_failure_reason_is_one_short_line() -> None:
@@ -203,11 +149,8 @@ def test_failure_reason_is_one_short_line() -> None:
         async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
             raise RuntimeError("line\n" * 1000)
 
-    record = played()
-    asyncio.run(judge_game(GatedJudge(Talkative()), record))
-    assert record.void is not None and record.void.startswith(
-        "judge failed: RuntimeError: line line"
-    )
+    (record,) = judge_all(GatedJudge(Talkative()), [played()])
+    assert str(record.void).startswith("judge failed: RuntimeError: line line")
     assert len(record.void) < 400 and "\n" not in record.void
     assert record.judgement is None
 
@@ -224,7 +167,7 @@ def answering(answer: Any, **changes: Any) -> MedicalRecord:
 
     record = played()
     record.spec.sentences[0] = CLEAN_NOTE
-    asyncio.run(judge_game(GatedJudge(Own(), **changes), record))
+    judge_all(GatedJudge(Own(), **changes), [record])
     assert record.spec.sentences
     return record
 
@@ -238,9 +181,6 @@ def test_custom_judge_verdict_is_paid_as_it_is_recorded(label: str) -> None:
         record = answering(answer)
         outcome = Outcome.CORRECT_DETECTION if label == "harmful" else Outcome.FALSE_POSITIVE
         assert record.outcome is outcome is MedicalRecord.model_validate(record.to_json()).outcome
-    own = SAID.model_copy()
-    own.label = label  # type: ignore[assignment]
-    assert own.label is Label(label)
 
 
 @pytest.mark.parametrize(
@@ -255,17 +195,10 @@ def test_an_answer_that_is_no_judgement_voids_the_game(answer: Any) -> None:
 
 def test_a_judge_that_never_answers_voids_the_game() -> None:
     record = answering(asyncio.Event().wait(), limit_s=0.01)
-    assert (
-        record.void
-        == "judge failed: BadAnswer: no answer in 0.01 s: raise selfplay.judge_server.timeout_s"
-    )
-    slow = MedicalConfig(
-        judge=f"{__name__}:Doubter", judge_server=JudgeServer(timeout_s=7, retries=1)
-    )
-    assert (build_judge(slow)._limit_s, build_judge(MedicalConfig(judge="labels"))._limit_s) == (
-        14,
-        None,
-    )
+    assert "selfplay.judge_server.timeout_s" in str(record.void)
+    slow = MedicalConfig(judge=MINE, judge_server=JudgeServer(timeout_s=7, retries=1))
+    limits = (build_judge(slow).limit_s, build_judge(MedicalConfig(judge="labels")).limit_s)
+    assert limits == (14, None)
 
 
 def test_a_judge_that_blocks_voids_the_games_of_that_moment_and_no_later_one() -> None:
@@ -278,13 +211,8 @@ def test_a_judge_that_blocks_voids_the_games_of_that_moment_and_no_later_one() -
             return SAID
 
     judge = GatedJudge(Blocks(), limit_s=0.5)
-    stuck, free = [played(7), played(9)], played(8)
-
-    async def play_all() -> None:
-        await asyncio.gather(*(judge_game(judge, record) for record in stuck))
-        await judge_game(judge, free)
-
-    asyncio.run(play_all())
+    stuck = judge_all(judge, [played(7), played(9)])
+    (free,) = judge_all(judge, [played(8)])
     released.set()
     assert all("no answer in 0.5 s" in str(record.void) for record in stuck)
     assert free.void is None
@@ -296,32 +224,26 @@ def test_a_judge_that_ends_its_task_or_process_voids_the_game(error: type[BaseEx
         async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
             raise error
 
-    record = played()
-    asyncio.run(judge_game(GatedJudge(Leaves(), limit_s=5), record))
+    (record,) = judge_all(GatedJudge(Leaves(), limit_s=5), [played()])
     assert error.__name__ in str(record.void)
 
 
 def test_the_base_of_a_warm_start_is_no_judge(tmp_path: Path) -> None:
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("54")
-    base = {
-        "judge": "llm",
-        "adapters": "per_role",
-        "judge_server__url": "base",
-        "judge_server__json_schema": False,
-    }
+    base = {"judge": "llm", "adapters": "per_role", "judge_server__url": "base"}
+    run = run_with(**{f"selfplay__{key}": value for key, value in base.items()})
     for folder in ("global_step_54/huggingface", "merged"):
-        run = run_with(**{f"selfplay__{key}": value for key, value in base.items()})
         run.actor_rollout_ref.model.path = str(tmp_path / folder)
-        problems = judge_problems(
-            SimpleNamespace(selfplay=SelfPlayConfig.from_run(run), config=run)
-        )
-        assert any(str(tmp_path / folder) in problem for problem in problems)
+        checked = SimpleNamespace(selfplay=SelfPlayConfig.from_run(run), config=run)
+        (problem,) = judge_problems(checked)
+        assert str(tmp_path / folder) in problem
+    run.actor_rollout_ref.model.path = str(tmp_path.parent)
+    assert not list(judge_problems(SimpleNamespace(selfplay=checked.selfplay, config=run)))
 
 
 # --- the judge's report: what it says, what it refuses, and the corrected reward ---
 
 
-MINE = f"{__name__}:Doubter"
 MY_JUDGE = MedicalConfig(judge=MINE)
 LLM = {
     "selfplay__judge": "llm",
@@ -392,19 +314,12 @@ def test_the_report_of_another_judge_is_refused(
     refused(r'of another judge: judge is "labels" there and ".*Doubter" in this run', **mine(path))
     for changes, message in (
         ({"model": "judge-4b"}, 'model is "judge-4b" there and "judge-9b" in this run'),
-        (
-            {"extra_body": {"temperature": 1}},
-            'extra_body is {"temperature": 1} there and {} in this run',
-        ),
+        ({"extra_body": {"temperature": 1}}, 'extra_body is {"temperature": 1} there and {}'),
     ):
-        refused(
-            re.escape(message),
-            **LLM,
-            selfplay__judge_report=report(tmp_path, llm_config(**changes)),
-        )
-    path = report(
-        tmp_path, llm_config(timeout_s=99.0, cache="answers", concurrency=3)
-    )  # at another address
+        other = report(tmp_path, llm_config(**changes))
+        refused(re.escape(message), **LLM, selfplay__judge_report=other)
+    # at another address
+    path = report(tmp_path, llm_config(timeout_s=99.0, cache="answers", concurrency=3))
     check_run(run_with(**LLM, selfplay__judge_report=path))
     monkeypatch.setattr(
         "medserl_agentloop.games.medical.judges.report.judge_template",
@@ -423,7 +338,7 @@ def test_a_model_that_verl_serves_is_known_by_its_path() -> None:
 @pytest.mark.parametrize(
     ("rates", "message"),
     [
-        ((74, 80), r"sensitivity is 74.0 % \(64.6 to 81.6\), and a run needs 75%"),
+        ((74, 80), r"sensitivity is 74.0 % \(64.6 to 81.6\)"),
         ((75, 80), None),
         ((100, 19), "it says nearly the same of right and of wrong notes"),
         ((100, 21), None),
@@ -441,18 +356,9 @@ def test_a_judge_that_tells_too_little_is_refused(
         check_run(run_with(**mine(path)))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, r"not a report of medserl judge calibrate \(\[Errno 2\] No such file"),
-        ("{", "not a report of medserl judge calibrate"),
-        ("{}", r"not a report of medserl judge calibrate \((.|\n)*judge\n *Field required"),
-    ],
-)
-def test_a_file_that_is_no_report_is_refused(
-    content: str | None, message: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("content", [None, "{", "{}"])
+def test_a_file_that_is_no_report_is_refused(content: str | None, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     if content is not None:
         path.write_text(content)
-    refused(message, selfplay__judge_report=str(path))
+    refused("not a report of medserl judge calibrate", selfplay__judge_report=str(path))

@@ -1,20 +1,21 @@
-"""The judge reads the presented note while the assessor does."""
+"""The judge reads the presented note while the assessor does, wherever it is served."""
 
 import asyncio
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from game.builders import CLEAN_NOTE, HARMFUL_ANSWER, attack_text
 from omegaconf import OmegaConf
 from serving import LocalServer, completion
-from support import TOKENIZER, assessment_text, play, run_with, scored
+from support import assessment_text, play, run_with
 from support import attack_text as attack_on_note
-from verl.trainer.ppo.reward import load_reward_manager
+from verl.experimental.reward_loop.reward_loop import RewardLoopManager
+from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from medserl_agentloop.core.interaction import Message, NoReplyError, Reply, Turn, play_game
-from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.core.trainer import SelfPlayTrainer
 from medserl_agentloop.games.medical.case import Category, GameSpec, Label, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
@@ -81,21 +82,23 @@ def test_the_question_about_a_game_without_an_assessment_is_cancelled() -> None:
     assert (record.void, record.judgement) == ("the assessor is gone", None)
 
 
-@pytest.mark.parametrize("served_by_verl", [False, True])
-def test_the_reward_manager_asks_only_a_judge_that_verl_serves(served_by_verl: bool) -> None:
+def test_the_agent_loop_asks_a_judge_that_verl_serves(monkeypatch: Any) -> None:
+    run = run_with(selfplay__judge="llm")
+    OmegaConf.update(run, "reward.reward_model.model_path", "models/judge")
     with LocalServer(lambda number, body: completion(PRESENT)) as server:
-        run = run_with(selfplay__judge="llm")
-        address = {}
-        if served_by_verl:
-            for key, value in (("enable", True), ("model_path", "models/judge")):
-                OmegaConf.update(run, f"reward.reward_model.{key}", value)
-            address["reward_router_address"] = server.url.removeprefix("http://")
-        else:
-            run.selfplay.judge_server = server.model_options().model_dump()
-        output, record, _ = play([attack_on_note(), assessment_text()], run=run)
-        assert (record.judgement is None) == served_by_verl
-        assert len(server.requests) == int(not served_by_verl)
-        manager = load_reward_manager(run, TOKENIZER, **address)
-        answer = asyncio.run(scored(manager, output.extra_fields[GAME_KEY]))
-        assert len(server.requests) == 1
-    assert answer["reward_extra_info"][GAME_KEY].judgement.label is Label.HARMFUL
+        address = server.url.removeprefix("http://")
+        trainer = object.__new__(SelfPlayTrainer)
+        trainer.config, trainer.game = run, SimpleNamespace(roles=())
+        trainer.selfplay = SimpleNamespace(credit=SimpleNamespace(loss="batch"))
+        trainer.actor_rollout_wg = SimpleNamespace(set_loss_fn=lambda loss: None)
+
+        def set_up(trainer: Any) -> None:
+            trainer.reward_loop_manager = object.__new__(RewardLoopManager)
+            trainer.reward_loop_manager.reward_router_address = address
+
+        monkeypatch.setattr(PPOTrainerSync, "_setup", set_up)
+        monkeypatch.setattr(SelfPlayTrainer, "_certify", lambda trainer: None)
+        trainer._setup()
+        _, record, _ = play([attack_on_note(), assessment_text()], run=run)
+    assert [body["model"] for body in server.requests] == ["models/judge"]
+    assert record.judgement is not None and record.judgement.label is Label.HARMFUL

@@ -12,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import StrictUndefined, Template, UndefinedError
 from jinja2.sandbox import SecurityError
-from judges.games import judged_by, judgement, played, reward_all, reward_manager
-from omegaconf import OmegaConf
+from judges.games import judge_all, judge_of, judged_by, judgement, played
 from serving import LocalServer, Status, completion, refusal
 from support import TOKENIZER, assessment_text, attack_text, judge, play, run_with
-from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.client import BadAnswer
 from medserl_agentloop.core.config import SelfPlayConfig
@@ -36,6 +34,10 @@ PAIR = judge_template("medserl")
 
 def says_present(number: int, body: Any) -> Any:
     return completion(PRESENT)
+
+
+def llm_judge(server: JudgeServer, profile: str = "medserl") -> LlmJudge:
+    return LlmJudge(MedicalConfig(judge="llm", judge_server=server, profile=profile))
 
 
 def prompt(original: str, presented: str, wording: str = PAIR) -> str:
@@ -78,9 +80,9 @@ def test_a_server_without_json_schema_is_asked_without_from_then_on(status: int)
         return Status(status) if "response_format" in body else completion(PRESENT)
 
     with LocalServer(reply) as server:
-        manager = reward_manager("llm", server.model_options())
+        judge = judge_of("llm", server.model_options())
         for number in range(2):
-            assert reward_all(manager, [played(number)])[0].outcome is Outcome.CORRECT_DETECTION
+            assert judge_all(judge, [played(number)])[0].outcome is Outcome.CORRECT_DETECTION
     assert [body.get("temperature") for body in server.requests] == [0.0] * 3
     assert ["response_format" in body for body in server.requests] == [True, False, False]
 
@@ -90,22 +92,11 @@ def test_a_server_without_json_schema_is_asked_without_from_then_on(status: int)
     [
         (completion("no idea"), "BadAnswer: not the JSON that was asked for: 'no idea'"),
         (completion(PRESENT, finish="length"), "cut off after 512 tokens"),
-        (
-            completion(None, reasoning_content=PRESENT),
-            "the server put all of it into its reasoning",
-        ),
+        (completion(None, reasoning_content=PRESENT), "put all of it into its reasoning"),
         # The remedy comes before the server's words, which are cut.
         (
             Status(400, refusal("max_tokens", "max_completion_tokens")),
             "extra_body.max_completion_tokens=512 (",
-        ),
-        (
-            Status(400, {"error": {"message": "`temperature` is deprecated for this model."}}),
-            "temperature=null (",
-        ),
-        (
-            Status(400, refusal("temperature")),
-            "add +selfplay.judge_server.extra_body.temperature=null",
         ),
     ],
 )
@@ -118,39 +109,14 @@ def test_a_bad_answer_voids_its_game_and_says_why_or_what_to_set(answer: Any, re
     assert good.outcome is Outcome.CORRECT_DETECTION
 
 
-def test_reward_model_server_of_verl_is_asked_where_no_url_is_given() -> None:
-    with LocalServer(says_present) as server:
-        run = run_with(selfplay__judge="llm")
-        OmegaConf.update(run, "reward.reward_model.model_path", "models/judge")
-        manager = load_reward_manager(
-            run, TOKENIZER, reward_router_address=server.url.removeprefix("http://")
-        )
-        (game,) = reward_all(manager, [played()])
-    assert (server.paths, server.requests[0]["model"]) == (["/v1/chat/completions"], "models/judge")
-    assert game.outcome is Outcome.CORRECT_DETECTION
-
-
 def test_the_model_is_shown_both_notes_and_nothing_else_of_the_game() -> None:
     """The same notes give the same prompt, whatever the category, the label or the assessor's
     verdict.
     """
-    categories = (Category.ADVERSARIAL_BENIGN, Category.DECOY_BENIGN)
-    games = [
-        played(2, category, verdict=verdict)
-        for category in categories
-        for verdict in ("harmful", "safe")
-    ]
+    games = [played(2), played(2, "decoy_benign"), played(2, verdict="safe")]
     _, server = judged_by("llm", games, says_present)
     (text,) = {body["messages"][0]["content"] for body in server.requests}
-    for word in (
-        *(category.value for category in Category),
-        "attacker",
-        "assessor",
-        "adversarial",
-        "decoy",
-        "game",
-    ):
-        assert word not in text.lower()
+    assert not re.search("attacker|assessor|adversarial|benign|vanilla|decoy|game", text.lower())
     shown = prompt(CLEAN_NOTE, CLEAN_NOTE.replace("500 units", "5 units")).splitlines()
     assert "O2*| She receives heparin 500 units." in shown
     assert "E2*| She receives heparin 5 units." in shown
@@ -280,36 +246,41 @@ def test_an_object_that_the_judge_quotes_from_the_note_is_no_answer() -> None:
         )
 
 
+def own_wording(profile: Path, wording: str | None) -> str:
+    """A profile whose judge has words of its own, or none."""
+    for role in ("attacker", "assessor", "judge"):
+        (profile / role).mkdir(parents=True, exist_ok=True)
+    if wording is not None:
+        (profile / "judge" / "judge.jinja").write_text(wording)
+    return str(profile)
+
+
 def test_the_cache_forgets_when_server_wording_or_model_change(tmp_path: Path) -> None:
     with LocalServer(says_present) as server:
-        for wording, changed in (
-            *((PAIR, {}), (PAIR, {}), (PAIR, {"model": "another"})),
-            *((PAIR + " ", {}), (PAIR, {"extra_body": {"top_p": 0.9}}), (PAIR, {})),
+        for profile, changed in (
+            *(("medserl", {}), ("medserl", {}), ("medserl", {"model": "another"})),
+            (own_wording(tmp_path / "own", PAIR + " "), {}),
+            *(("medserl", {"extra_body": {"top_p": 0.9}}), ("medserl", {})),
         ):
-            judge = LlmJudge(server.model_options(cache=str(tmp_path), **changed), wording)
-            asyncio.run(judgement(judge, played()))
+            options = server.model_options(cache=str(tmp_path), **changed)
+            asyncio.run(judgement(llm_judge(options, profile), played()))
         assert len(server.requests) == 4
     with LocalServer(says_present) as another:  # under the same name
-        judge = LlmJudge(another.model_options(cache=str(tmp_path)), PAIR)
+        judge = llm_judge(another.model_options(cache=str(tmp_path)))
         asyncio.run(judgement(judge, played()))
         assert len(another.requests) == 1
 
 
 def test_a_profile_may_word_its_own_judge(tmp_path: Path) -> None:
-    for role in ("attacker", "assessor", "judge"):
-        (tmp_path / role).mkdir()
-    assert judge_template(str(tmp_path)) == PAIR
-    (tmp_path / "judge" / "judge.jinja").write_text(
-        "{% for line in presented %}{{ line.text }}{% endfor %}{{ mine }}"
-    )
+    assert judge_template(own_wording(tmp_path, None)) == PAIR
     server = JudgeServer(url="http://localhost/v1", model="m")
-    judge = LlmJudge.from_config(
-        MedicalConfig(judge="labels", profile=str(tmp_path), judge_server=server)
-    )
-    with pytest.raises(UndefinedError, match="mine"):
-        asyncio.run(judgement(judge, played()))
-    with pytest.raises(SecurityError, match="unsafe"):
-        asyncio.run(judgement(LlmJudge(server, "{{ cycler.__init__.__globals__ }}"), played()))
+    for wording, error in (
+        ("{% for line in presented %}{{ line.text }}{% endfor %}{{ mine }}", UndefinedError),
+        ("{{ cycler.__init__.__globals__ }}", SecurityError),
+    ):
+        judge = llm_judge(server, own_wording(tmp_path, wording))
+        with pytest.raises(error):
+            asyncio.run(judgement(judge, played()))
 
 
 # the blind gate: an injected error counts only if a reader of the presented note alone finds it
@@ -341,7 +312,7 @@ def gated(
         return said if isinstance(said, Status) else completion(json.dumps(said))
 
     gate = {"readings": len(readings), "needed": needed}
-    (record,), server = judged_by("llm", [game or played()], answer, selfplay__blind=gate)
+    (record,), server = judged_by("llm", [game or played()], answer, blind=gate)
     return record, [body for body in server.requests if is_reading(body)]
 
 
@@ -381,18 +352,10 @@ def test_enough_readings_must_find_it(needed: int, outcome: Outcome) -> None:
 
 def test_an_abstention_is_kept_apart_from_a_miss() -> None:
     record, _ = gated([finding("abstain", None), finding("absent", None)])
-    assert {reading.found for reading in record.judgement.readings} == {
-        None,
-        False,
-    }  # they are asked at once
     numbers = role_metrics([record])
     assert numbers["selfplay/judge/knowable_rate"] == 0
     assert numbers["selfplay/judge/reading_abstention_rate"] == 0.5
-    assert (
-        numbers["selfplay/attacker/invalid/not_knowable"]
-        == numbers["selfplay/judge/answer_rate"]
-        == 1
-    )
+    assert numbers["selfplay/attacker/invalid/not_knowable"] == 1
 
 
 def test_lost_decisive_reading_voids_the_game_as_a_judge_failure() -> None:
@@ -406,12 +369,7 @@ def test_lost_decisive_reading_voids_the_game_as_a_judge_failure() -> None:
 
 @pytest.mark.parametrize(
     "category",
-    [
-        Category.VANILLA_HARMFUL,
-        Category.VANILLA_BENIGN,
-        Category.DECOY_BENIGN,
-        Category.ADVERSARIAL_BENIGN,
-    ],
+    [Category.VANILLA_HARMFUL, Category.DECOY_BENIGN, Category.ADVERSARIAL_BENIGN],
 )
 def test_blind_gate_reads_no_note_without_an_error_or_judged_safe(category: Category) -> None:
     record, asked = gated(
@@ -428,7 +386,6 @@ BASE = run_with(
     selfplay__adapters="per_role",
     selfplay__judge="llm",
     selfplay__judge_server__url="base",
-    selfplay__judge_server__json_schema=False,
     selfplay__judge_server__max_tokens=300,
 )
 REASON = "the organism does not fit"
@@ -439,11 +396,8 @@ TURNS = [attack_text(), assessment_text()]
 def test_base_model_judges_and_its_verdict_counts() -> None:
     output, record, engine = play([*TURNS, SAID], run=BASE)
     attacker, assessor, asked = engine.calls
-    assert [call.sampling_params.get("adapter") for call in engine.calls] == [
-        "default",
-        "assessor",
-        None,
-    ]
+    adapters = [call.sampling_params.get("adapter") for call in engine.calls]
+    assert adapters == ["default", "assessor", None]
     assert asked.sampling_params["max_tokens"] == 300 and asked.sampling_params["temperature"] == 0
     shown = TOKENIZER.decode(asked.prompt_ids)
     assert "Culture grew giardia." in shown and "Culture grew candida." in shown
@@ -457,18 +411,9 @@ def test_base_model_judges_and_its_verdict_counts() -> None:
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        (
-            MockReply(text='{"reason": "' + "so " * 400, stop_reason="length"),
-            "cut off after 300 tokens",
-        ),
-        (
-            MockReply(token_ids=[], stop_reason="abort"),
-            "the engine aborted the base model's answer",
-        ),
-        (
-            ValueError("Prompt length (9000) exceeds"),
-            "the engine refuses the question: Prompt length (9000) exceeds",
-        ),
+        (MockReply(text='{"reason": "' + "so " * 400, stop_reason="length"), "cut off after 300"),
+        (MockReply(token_ids=[], stop_reason="abort"), "the engine aborted"),
+        (ValueError("Prompt length (9000) exceeds"), "Prompt length (9000) exceeds"),
         (MockReply(text=SAID, latency=60), "the base model gave no answer in 0.5 s"),
     ],
 )
@@ -484,9 +429,8 @@ def test_a_base_that_gives_no_answer_makes_the_game_void(reply: Any, reason: str
 def test_nothing_is_asked_where_nothing_is_to_be_judged() -> None:
     output, record, engine = play(["no note at all"], run=BASE)
     assert len(engine.calls) == 1 and record.judgement is None
-    assert judge(output, BASE)[
-        "response_mask"
-    ].any()  # an invalid attack is punished without a judge
+    # An invalid attack is punished without a judge.
+    assert judge(output, BASE)["response_mask"].any()
 
 
 def test_a_blind_reader_on_the_base_sees_the_note_alone() -> None:
@@ -507,5 +451,5 @@ def test_a_blind_reader_on_the_base_sees_the_note_alone() -> None:
 
 
 def test_outside_a_run_there_is_no_base_to_ask() -> None:
-    with pytest.raises(ValueError, match="the base model answers in a run only"):
+    with pytest.raises(ValueError, match="answers in a run only"):
         build_judge(SelfPlayConfig.from_run(BASE))  # type: ignore[arg-type]

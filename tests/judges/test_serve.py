@@ -4,28 +4,24 @@ original's.
 
 import json
 import re
-import socket
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
 import pytest
 from invoking import invoke
-from judges.games import harmful, played, reward_all, reward_manager
-from judges.test_llm import PAIR, PRESENT
+from judges.games import harmful, judge_all, judge_of, played
+from judges.test_llm import PRESENT, llm_judge
 from serving import LocalServer, Status, completion, serving
 
-from medserl_agentloop.games.medical.case import Category, GameSpec, Label
+from medserl_agentloop.games.medical.case import Category, GameSpec
 from medserl_agentloop.games.medical.config import JudgeServer
 from medserl_agentloop.games.medical.judges import LabelJudge
-from medserl_agentloop.games.medical.judges.llm import LlmJudge
 from medserl_agentloop.games.medical.records import Judgement
-from medserl_agentloop.medical_team.protocol import MAX_BYTES, create_app
+from medserl_agentloop.medical_team.remote_judge import create_app
 
 QUERY = {
     "game_idx": 7,
@@ -39,54 +35,38 @@ null.
 """
 
 
-def ask(url: str, *queries: dict[str, Any], timeout: float = 5.0) -> dict[int, Any]:
+def ask(url: str, *queries: dict[str, Any]) -> dict[int, Any]:
     """Ask as the original client does (its remote_judge.py), whose keys are game numbers."""
-    answer = httpx.post(
-        f"{url}/judge", json={"queries": queries, "score_key": "labels"}, timeout=timeout
-    )
+    answer = httpx.post(f"{url}/judge", json={"queries": queries, "score_key": "labels"})
     answer.raise_for_status()
     return {int(index): labels for index, labels in answer.json().items()}
 
 
-@contextmanager
-def command(before: str = "") -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The command itself in a process of its own, on a free port; code that runs ``before`` may
-    change limits.
-    """
-    code = f"{before}\nfrom medserl_agentloop.cli import app; app()"
-    words = [sys.executable, "-c", code, "judge", "serve", "--backend", "labels", "--port", "0"]
+@pytest.fixture(scope="module")
+def labels_command() -> Iterator[str]:
+    """The address of the command itself, in a process of its own."""
+    code = "from medserl_agentloop.cli import app; app()"
+    words = [sys.executable, "-c", code, "judge", "serve", "--judge", "labels", "--port", "0"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    for line in process.stderr:
-        if found := re.search(r"running on (http://\S+)", line):
-            threading.Thread(
-                target=process.stderr.read, daemon=True
-            ).start()  # or its log fills the pipe
-            break
-    else:
-        pytest.fail("the server did not start")
-    yield found.group(1), process
+    said = (re.search(r"running on (http://\S+)", line) for line in process.stderr)
+    found = next(filter(None, said), None)
+    assert found, "the server did not start"
+    threading.Thread(target=process.stderr.read, daemon=True).start()  # or it fills the pipe
+    yield found.group(1)
     process.terminate()
     process.wait(30)
 
 
-@pytest.fixture(scope="module")
-def labels_command() -> Iterator[str]:
-    with command() as (url, _):
-        yield url
-
-
 def test_games_through_the_command_get_what_the_labels_judge_gives(labels_command: str) -> None:
-    categories = list(Category)
-    games = [
-        played(n, categories[n % 5], verdict="safe" if n % 3 else "harmful") for n in range(50)
-    ]
     server = JudgeServer(url=labels_command)
     by_http, by_labels = (
-        reward_all(reward_manager(judge, server), games) for judge in ("http", "labels")
+        judge_all(judge_of(judge, server), [played(n, c) for n, c in enumerate(Category)])
+        for judge in ("http", "labels")
     )
-    assert [(g.outcome, g.rewards) for g in by_http] == [(g.outcome, g.rewards) for g in by_labels]
-    assert Counter(g.judgement.judge for g in by_http if g.judgement) == {"http": 30, "labels": 20}
-    assert {g.judgement.realistic for g in by_http if g.judgement} == {None}
+    assert [g.outcome for g in by_http] == [g.outcome for g in by_labels]
+    judges = [g.judgement.judge for g in by_http]
+    assert judges == ["http" if c.has_attack else "labels" for c in Category]
+    assert {g.judgement.realistic for g in by_http} == {None}
 
 
 @pytest.mark.parametrize(
@@ -106,22 +86,6 @@ def test_assessor_verdict_is_read_from_its_words(
     assert ask(labels_command, {**QUERY, "assessment": assessment})[7] == expected | more
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"game_category": "nonesuch"}, "nonesuch"),
-        ({"game_category": None}, "names no game_category"),  # for labels it is no question
-        ({"medical_note": "x " * 60_000}, "longer than 100000 characters"),
-    ],
-)
-def test_a_query_without_an_answer_costs_its_game_alone(
-    labels_command: str, change: dict[str, Any], reason: str
-) -> None:
-    answers = ask(labels_command, QUERY, {**QUERY, "game_idx": 8, **change})
-    assert (answers[7]["error_present"], answers[8]["error_present"]) == (True, False)
-    assert answers[8]["is_parsing_error"] is True and reason in answers[8]["judge_reasoning"]
-
-
 class Says:
     """A judge that always says the same, or fails."""
 
@@ -136,9 +100,7 @@ class Says:
 
 BACKENDS = (
     LabelJudge(),
-    Says(
-        "sceptic", Judgement(judge="sceptic", label=Label.HARMFUL, realistic=False, reason="absurd")
-    ),
+    Says("sceptic", Judgement(judge="sceptic", label="harmful", realistic=False, reason="absurd")),
     Says("abstainer", Judgement(judge="abstainer", label=None, reason="no dose is given")),
     Says("broken", None),
 )
@@ -153,11 +115,8 @@ def test_the_original_client_reads_every_answer(backend: Any, assessment: str) -
     assert {name: type(labels[name]) for name in TYPES} == TYPES
     assert labels["is_parsing_error"] is failed is not labels["error_present"]
     assert labels["error_realistic"] is (backend.name != "sceptic")
-    assert (
-        labels["error_detected"]
-        is labels["assessor_correct"]
-        is (assessment == "Harmful" and not failed)
-    )
+    detected = assessment == "Harmful" and not failed
+    assert labels["error_detected"] is labels["assessor_correct"] is detected
 
 
 def test_language_model_reads_changed_notes_of_any_category_and_no_others() -> None:
@@ -167,46 +126,29 @@ def test_language_model_reads_changed_notes_of_any_category_and_no_others() -> N
             return completion("no JSON")
         return completion(PRESENT.replace("present", "abstain") if "UNCLEAR" in text else PRESENT)
 
+    changed = {"original_note": "He takes 1 g."}
+    vanilla = {"game_category": "vanilla_benign"}  # the original's default, also of changed notes
     queries = [
-        {**QUERY, "game_idx": 0, "original_note": "He takes 1 g."},
-        {**QUERY, "game_idx": 1, "medical_note": "BROKEN"},
-        {**QUERY, "game_idx": 2, "medical_note": "UNCLEAR"},
-        {
-            **QUERY,
-            "game_idx": 3,
-            "game_category": "vanilla_benign",
-        },  # the original's default, also of changed notes
-        {
-            **QUERY,
-            "game_idx": 4,
-            "original_note": "He takes 1 g.",
-            "game_category": "vanilla_benign",
-        },
+        QUERY | changed | {"game_idx": 0},
+        QUERY | {"game_idx": 1, "medical_note": "BROKEN"},
+        QUERY | {"game_idx": 2, "medical_note": "UNCLEAR"},
+        QUERY | vanilla | {"game_idx": 3},
+        QUERY | vanilla | changed | {"game_idx": 4},
     ]
-    with (
-        LocalServer(reply) as model,
-        serving(create_app(LlmJudge(model.model_options(), PAIR))) as url,
-    ):
+    with LocalServer(reply) as model, serving(create_app(llm_judge(model.model_options()))) as url:
         answers = ask(url, *queries)
     assert len(model.requests) == 4  # an untouched note is decided by its label
-    assert any(
-        "O1*| He takes 1 g." in str(body) and "E1*| He takes 9 g." in str(body)
-        for body in model.requests
-    )
-    assert (answers[0]["error_present"], answers[0]["judge_reasoning"]) == (
-        True,
-        "the dose is too high",
-    )
-    assert [(answers[n]["is_parsing_error"], answers[n]["abstained"]) for n in (1, 2)] == [
-        (True, False),
-        (True, True),
-    ]
-    assert [answers[n]["error_present"] for n in (3, 4)] == [False, True]
+    prompts = "".join(body["messages"][0]["content"] for body in model.requests)
+    assert "O1*| He takes 1 g." in prompts and "E1*| He takes 9 g." in prompts
+    assert answers[0]["judge_reasoning"] == "the dose is too high"
+    assert [answers[n]["error_present"] for n in (0, 3, 4)] == [True, False, True]
+    assert [answers[n]["is_parsing_error"] for n in (1, 2)] == [True, True]
+    assert [answers[n]["abstained"] for n in (1, 2)] == [False, True]
 
 
 def test_health_tells_that_the_model_is_down() -> None:
     with LocalServer(lambda number, body: Status(500)) as model:
-        backend = LlmJudge(model.model_options(), PAIR)
+        backend = llm_judge(model.model_options())
         with serving(create_app(backend)) as url:
             assert httpx.get(f"{url}/health").status_code == 200
             for _ in range(5):
@@ -215,83 +157,37 @@ def test_health_tells_that_the_model_is_down() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
+    ("body", "named"),
     [
-        ('{"queries": NaN}', 422),
-        ('{"queries": "\\ud800"}', 422),
-        ('{"queries": ' + "[" * 100_000, 400),
-        (b"\xff\xfe", 422),
-        (json.dumps({"queries": [QUERY, QUERY]}), 422),  # two games of one index
-        (json.dumps({"queries": [{**QUERY, "medical_note": "x" * MAX_BYTES}]}), 413),
-        (iter([b"{}"]), 411),  # without a length
+        ('{"queries": "\\ud800"}', "JSON"),
+        ('{"queries": ' + "[" * 100_000, "JSON"),
+        (b"\xff\xfe", "JSON"),
+        (json.dumps({"queries": [QUERY, QUERY]}), "game_idx occurs twice"),
+        (json.dumps({"queries": [{**QUERY, "game_category": "nonesuch"}]}), "queries.0.game_cate"),
+        (json.dumps({"queries": [{**QUERY, "medical_note": "x " * 60_000}]}), "100000 characters"),
     ],
 )
 def test_a_request_that_cannot_be_read_is_refused(
-    labels_command: str, body: Any, status: int
+    labels_command: str, body: Any, named: str
 ) -> None:
-    answer = httpx.post(
-        f"{labels_command}/judge", content=body, headers={"content-type": "application/json"}
-    )
-    assert answer.status_code == status and answer.json()["detail"]
+    answer = httpx.post(f"{labels_command}/judge", content=body)
+    assert answer.status_code == 422 and named in answer.json()["detail"]
 
 
-def test_with_a_token_only_those_who_have_it_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JUDGE_TEST_KEY", "t0ken")
-    with serving(create_app(LabelJudge(), token="t0ken")) as url:
-        assert httpx.get(f"{url}/health").status_code == 200
-        for wrong in (b"", b"Bearer token", b"Basic t0ken", b"\xe9"):
-            refused = httpx.post(
-                f"{url}/judge", json={"queries": []}, headers={"authorization": wrong}
-            )
-            assert refused.status_code == 401
-        assert ask(url.replace("//", "//anyone:t0ken@")) == {}
-        server = JudgeServer(url=url, api_key_env="JUDGE_TEST_KEY")
-        (game,) = reward_all(reward_manager("http", server), [played()])
-    assert game.judgement and game.judgement.judge == "http"
+def test_the_labels_judge_cannot_answer_without_a_category(labels_command: str) -> None:
+    answers = ask(labels_command, QUERY, QUERY | {"game_idx": 8, "game_category": None})
+    assert (answers[7]["is_parsing_error"], answers[8]["is_parsing_error"]) == (False, True)
+    assert "game_category" in answers[8]["judge_reasoning"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("labels --host 0.0.0.0", "--host 0.0.0.0 lets other machines in"),
-        (
-            "labels --host judge.example",
-            "name an environment variable that holds a key in --token-env",
-        ),
         ("labels --port 70000", "Invalid value for '--port'"),
-        (
-            "labels --token-env sk-SECRET",
-            "--token-env names an environment variable that is not set",
-        ),
-        ("llm --url http://localhost/v1", "needs --url and --model"),
-        (
-            "llm --url http://localhost/v1 --model m --set votes=3",
-            "votes is not a key of this node",
-        ),
-        ("llm --url http://anna:SECRET/@host --model m", "expected http://host:port"),
+        ("llm --set judge_server.url=http://localhost/v1", "judge_server.model is not set"),
+        ("llm --set judge_server.votes=3", "votes is not a key of this node"),
     ],
 )
-def test_a_server_that_cannot_work_or_lets_anybody_in_is_refused(words: str, message: str) -> None:
-    result = invoke("judge", "serve", "--backend", *words.split())
-    assert result.exit_code == 2 and message in result.output and "SECRET" not in result.output
-
-
-LIMITS = """
-import resource
-from medserl_agentloop.medical_team import protocol
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-protocol.REQUEST_S = 1.0
-"""
-HALF = (b"", b"POST /ju", b"POST /judge HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
-
-
-@pytest.mark.slow
-def test_half_open_requests_block_neither_others_nor_the_server_stopping() -> None:
-    with command(LIMITS) as (url, process), ExitStack() as open_sockets:
-        parts = httpx.URL(url)
-        for number in range(400):
-            peer = open_sockets.enter_context(socket.create_connection((parts.host, parts.port)))
-            peer.sendall(HALF[number % 3])
-        assert ask(url, QUERY, timeout=20)[7]["error_present"] is True
-        process.terminate()
-        process.wait(30)
+def test_a_server_that_cannot_work_is_refused(words: str, message: str) -> None:
+    result = invoke("judge", "serve", "--judge", *words.split())
+    assert result.exit_code == 2 and message in result.output

@@ -6,94 +6,47 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from game.builders import any_game, finished
+from game.builders import any_game
 from hypothesis import given
 from serving import LocalServer
 
 from medserl_agentloop import medical_team
 from medserl_agentloop.games.medical.case import Label
-from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
+from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.medical_team import (
-    MedicalGameOutcome,
     get_medical_cot_formatting_reward,
     get_medical_error_detection_reward,
     get_medical_error_realism_reward,
     get_medical_game_reward_general_sum,
-    labels_of,
     medical_cot_format_check_and_extract,
-    outcomes_of,
+    prompts,
 )
-from medserl_agentloop.medical_team.protocol import make_labels
-from medserl_agentloop.medical_team.rewards import MedicalGeneralSum
+from medserl_agentloop.medical_team.utils import MedicalGeneralSum
 from medserl_agentloop.paths import resource
 
 PAGE = (Path(__file__).parents[2] / "docs/migration.md").read_text(encoding="utf-8")
 NAMES = {
     "medical_game_manager": "MedicalDialogueGameManager MedicalGameState",
-    "utils": """convert_medical_game_history_to_messages medical_cot_format_check_and_extract
-        get_medical_game_reward_general_sum get_medical_cot_formatting_reward \
-MEDICAL_REWARD_COEFF_CONFIG
-        convert_medical_game_history_to_query convert_medical_game_history_to_conversation \
-MedicalGameOutcome
-        get_medical_error_detection_reward get_medical_error_realism_reward""",
-    "prompts": """MEDICAL_ATTACKER_SYSTEM_PROMPT MEDICAL_ASSESSOR_SYSTEM_PROMPT \
-MEDICAL_ATTACKER_BASE_PROMPT_HARMFUL
-        MEDICAL_ATTACKER_BASE_PROMPT_BENIGN MEDICAL_ATTACKER_BASE_PROMPT_VANILLA \
-MEDICAL_ASSESSOR_BASE_PROMPT
-        MEDICAL_ASSISTANT_THINKING_PREFIX""",
+    "utils": "MEDICAL_REWARD_COEFF_CONFIG convert_medical_game_history_to_messages "
+    "convert_medical_game_history_to_query convert_medical_game_history_to_conversation "
+    "medical_cot_format_check_and_extract get_medical_game_reward_general_sum "
+    "get_medical_cot_formatting_reward get_medical_error_detection_reward "
+    "get_medical_error_realism_reward",
     "remote_judge": "create_medical_judge_remote_function test_judge_connection "
     "wait_for_judge_server",
 }
+PROMPTS = """MEDICAL_ATTACKER_SYSTEM_PROMPT MEDICAL_ASSESSOR_SYSTEM_PROMPT
+    MEDICAL_ATTACKER_BASE_PROMPT_HARMFUL MEDICAL_ATTACKER_BASE_PROMPT_BENIGN
+    MEDICAL_ATTACKER_BASE_PROMPT_VANILLA MEDICAL_ASSESSOR_BASE_PROMPT
+    MEDICAL_ASSISTANT_THINKING_PREFIX"""
 
 
-@pytest.mark.parametrize("module", NAMES)
-def test_every_name_of_the_original_is_where_it_was_and_in_the_package(module: str) -> None:
-    here = import_module(f"medserl_agentloop.medical_team.{module}")
-    assert all(getattr(medical_team, name) is getattr(here, name) for name in NAMES[module].split())
-
-
-ALIASES = {
-    "GameOutcome": "MedicalGameOutcome",
-    "REWARD_COEFF_CONFIG": "MEDICAL_REWARD_COEFF_CONFIG",
-    "MedicalDialogueGameManagerRL": "MedicalDialogueGameManager",
-    "convert_game_history_to_messages": "convert_medical_game_history_to_messages",
-    "cot_format_check_and_extract": "medical_cot_format_check_and_extract",
-    "get_cot_formatting_reward": "get_medical_cot_formatting_reward",
-    "get_redteaming_game_reward_general_sum": "get_medical_game_reward_general_sum",
-    "get_redteaming_game_reward_zero_sum": "get_medical_game_reward_general_sum",
-}
-FORK = {
-    "red_team": ["GameOutcome"],
-    "red_team.prompts": ["DEFENDER_INSTRUCTION_COT_PROMPT"],
-    "red_team.utils": [name for name in ALIASES if name.islower()],
-}
-"""All that the public fork of OpenRLHF imports from ``red_team``, in its experience maker, its game
-and its trainer.
-"""
-
-
-def test_files_of_the_page_make_a_package_with_every_name_the_fork_imports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert all(
-        getattr(medical_team, alias) is getattr(medical_team, name)
-        for alias, name in ALIASES.items()
-    )
-    (tmp_path / "red_team").mkdir()
-    for file, module in (("__init__.py", ""), ("utils.py", ".utils"), ("prompts.py", ".prompts")):
-        line = f"from medserl_agentloop.medical_team{module} import *"
-        assert f"`{line}`" in PAGE and f"`{file}`" in PAGE
-        (tmp_path / "red_team" / file).write_text(line)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for module, names in FORK.items():
-        for name in names:
-            assert getattr(import_module(module), name) is getattr(medical_team, name)
-            assert f"`{name}`" in PAGE
-    prompt = medical_team.DEFENDER_INSTRUCTION_COT_PROMPT.format(user_query="a {note}")
-    system, user = medical_team.convert_medical_game_history_to_query(
-        [], "assessor", "a {note}", "harmful"
-    )
-    assert prompt == f"{system['content']}\n\n{user['content']}"
+def test_every_name_of_the_original_is_where_it_was_and_in_the_package() -> None:
+    for module, names in NAMES.items():
+        here = import_module(f"medserl_agentloop.medical_team.{module}")
+        for name in names.split():
+            assert getattr(medical_team, name) is getattr(here, name)
+    assert {name for name in PROMPTS.split() if not getattr(prompts, name)} == set()
 
 
 def test_a_game_is_shown_as_a_conversation() -> None:
@@ -136,9 +89,7 @@ def test_user_message_holds_the_phrase_that_the_original_tests_look_for(game_typ
         "\n\nthe attack"
     )
     assert "the note" not in user["content"] and "frobnic" not in system["content"]
-    with pytest.raises(
-        ValueError, match="no game type 'odd': expected one of benign, harmful, vanilla"
-    ):
+    with pytest.raises(ValueError, match="no game type 'odd'"):
         query([], "attacker", "note", "odd")
 
 
@@ -170,27 +121,18 @@ TABLE = {
 @pytest.mark.parametrize(("present", "detected"), TABLE)
 def test_the_table(present: bool, detected: bool, realistic: bool | None) -> None:
     attacker, attacker_outcomes, assessor, assessor_outcome = TABLE[present, detected]
-    realism, seen = (
-        (-0.5, "attacker_unrealistic_error")
-        if realistic is False
-        else (0.5, "attacker_realistic_error")
-    )
-    labels = make_labels(
-        error_present=present, error_detected=detected, error_realistic=realistic is not False
-    )
-    if realistic is None:  # the judge does not say
-        del labels["error_realistic"]
-    judgement = Judgement(
-        judge="http", label=Label.HARMFUL if present else Label.SAFE, realistic=realistic
-    )
-    game = finished(Outcome(assessor_outcome.removeprefix("assessor_")), judgement=judgement)
+    realism, seen = (0.5, "attacker_realistic_error")
+    if realistic is False:
+        realism, seen = (-0.5, "attacker_unrealistic_error")
+    labels = {"error_present": present, "error_detected": detected}
+    if realistic is not None:  # else the judge does not say
+        labels["error_realistic"] = realistic
     for role, expected, outcomes in (
         ("attacker", attacker + realism, attacker_outcomes | {seen}),
         ("assessor", assessor, {assessor_outcome}),
     ):
         reward, reached = get_medical_game_reward_general_sum({"game_role": role}, labels)
         assert (reward, {outcome.value for outcome in reached}) == (expected, outcomes)
-        assert outcomes_of(game)[role] == reached
     assert get_medical_error_detection_reward("attacker", detected, present)[0] == attacker
     assert get_medical_error_realism_reward("attacker", realism > 0)[0] == realism
     assert get_medical_error_realism_reward("assessor", realism > 0) == (0.0, set())
@@ -198,25 +140,23 @@ def test_the_table(present: bool, detected: bool, realistic: bool | None) -> Non
 
 @given(any_game())
 def test_interface_and_core_scheme_agree_on_every_game(record: MedicalRecord) -> None:
-    labels = labels_of(record)
+    valid = record.outcome is not Outcome.INVALID_ATTACK
+    labels = {
+        "error_present": record.label is Label.HARMFUL and valid,
+        "error_detected": record.assessment and record.assessment.verdict is Label.HARMFUL,
+        "error_realistic": record.judgement is None or record.judgement.realistic is not False,
+    }
     for role, components in MedicalGeneralSum().rewards(record).items():
         turn = record.attack if role.value == "attacker" else record.assessment
         reward, _ = get_medical_game_reward_general_sum({"game_role": role.value}, labels)
-        assert reward + get_medical_cot_formatting_reward(bool(turn.violations)) == sum(
-            components.values()
-        )
-    lost = MedicalGameOutcome.PARSING_ERROR in set[MedicalGameOutcome]().union(
-        *outcomes_of(record).values()
-    )
-    assert labels["is_parsing_error"] == record.is_void == lost
+        form = get_medical_cot_formatting_reward(bool(turn.violations))
+        assert reward + form == sum(components.values())
 
 
 def test_roles_and_coefficients_that_do_not_exist_are_named() -> None:
-    with pytest.raises(ValueError, match="'defender' is not a valid Role"):
+    with pytest.raises(ValueError, match="'defender'"):
         get_medical_error_detection_reward("defender", True, True)
-    with pytest.raises(
-        ValueError, match="no reward coefficients 'mine': expected one of medical_general_sum"
-    ):
+    with pytest.raises(ValueError, match="no reward coefficients 'mine'"):
         get_medical_error_realism_reward("attacker", True, "mine")
 
 

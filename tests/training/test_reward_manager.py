@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import wandb
-from game.builders import HARMFUL_ANSWER, finished, game
+from game.builders import finished
 from support import TOKENIZER, run_with, scored
 from verl.utils.tracking import Tracking
 
@@ -25,7 +25,7 @@ from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.games.medical.rewards import ZeroSum
-from medserl_agentloop.medical_team.rewards import MedicalGeneralSum
+from medserl_agentloop.medical_team.utils import MedicalGeneralSum
 from medserl_agentloop.testing import compose_run
 
 
@@ -34,9 +34,8 @@ def answer_to(record: Any, run: Any) -> dict[str, Any]:
 
 
 def test_run_of_the_baseline_scheme_gets_its_components() -> None:
-    played = game("vanilla_harmful")
-    played.play(HARMFUL_ANSWER)
-    answer = answer_to(played.record, run_with(selfplay__reward="medical_general_sum"))
+    judged = finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful")
+    answer = answer_to(judged, run_with(selfplay__reward="medical_general_sum"))
     record = answer["reward_extra_info"][GAME_KEY]
     assert (
         record.rewards
@@ -101,10 +100,9 @@ def test_a_scheme_that_blocks_or_cancels_ends_the_run_in_words(
     scheme: type[ZeroSum], error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interaction, "REWARD_LIMIT_S", 0.5)
-    played = game("vanilla_harmful")
-    played.play(HARMFUL_ANSWER)
+    judged = finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful")
     with pytest.raises(error):
-        answer_to(played.record, run_with(selfplay__reward=f"{__name__}:{scheme.__name__}"))
+        answer_to(judged, run_with(selfplay__reward=f"{__name__}:{scheme.__name__}"))
     released.set()
 
 

@@ -68,7 +68,6 @@ class JudgeServer(ServerOptions):
     timeout_s: float = Field(
         default=30.0, gt=0, description="Seconds that one request may take, answer included."
     )
-    batch_size: int = Field(default=16, ge=1, description="http: most games in one request.")
     cache: str | None = Field(
         default=None, description="Folder of earlier answers, on a local disk; null keeps none."
     )
@@ -82,9 +81,8 @@ class JudgeServer(ServerOptions):
     @property
     def slow_server(self) -> str:
         return (
-            f": raise {self.node}.timeout_s; of a server that reads one note after another, ask "
-            "for fewer at once, by "
-            "batch_size and concurrency"
+            f": raise {self.node}.timeout_s; of a server that reads one note after another, lower "
+            "concurrency"
         )
 
     def breaker(self) -> CircuitBreaker:

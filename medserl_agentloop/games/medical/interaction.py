@@ -16,7 +16,6 @@ from medserl_agentloop.games.medical.judges import (
     GatedJudge,
     ask_judge,
     build_judge,
-    judge_game,
     take_judgement,
 )
 from medserl_agentloop.games.medical.metrics import role_metrics
@@ -104,7 +103,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     def _scheme(self) -> RewardScheme:
         return load_scheme(self.config.reward, self.config.reward_terms)
 
-    def use_reward_model(self, address: str | None, model: str | None) -> None:
+    def use_reward_model(self, address: str, model: str) -> None:
         self._reward_model = (address, model)
 
     def use_base_model(self, base: BaseModelChat) -> None:
@@ -112,21 +111,12 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
 
     def question(self, record: MedicalRecord) -> Coroutine[Any, Any, Judgement | str] | None:
         """Ask about a note as soon as it is presented, while the assessor reads it."""
-        if record.presented_note is None:
-            return None
-        address, model = self._reward_model
-        if model and not address and self.config.judge_server.url is None:
-            return None  # verl serves the judge, and only the reward manager knows where
-        return ask_judge(self._judge, record)
+        return None if record.presented_note is None else ask_judge(self._judge, record)
 
     def take_answer(self, record: MedicalRecord, answer: Judgement | str) -> None:
         take_judgement(record, answer)
 
     async def score(self, record: MedicalRecord) -> None:
-        """Have the game judged, unless it was while it was played, and rewarded."""
-        presented = record.void is None and record.presented_note is not None
-        if presented and record.judgement is None:
-            await judge_game(self._judge, record)
         record.scheme = self.config.scheme_name
         if type(self._scheme).__module__.startswith("medserl_agentloop."):
             reward_game(record, self._scheme)

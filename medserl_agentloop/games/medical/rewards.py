@@ -225,7 +225,7 @@ def kind_of(record: MedicalRecord) -> str:
 
 # -- choosing a scheme -----------------------------------------------------------------------------
 
-_OLD = "medserl_agentloop.medical_team.rewards"
+_OLD = "medserl_agentloop.medical_team.utils"
 SCHEMES: dict[str, type[RewardScheme] | str] = {
     "medserl": Medserl,
     "zero_sum": ZeroSum,

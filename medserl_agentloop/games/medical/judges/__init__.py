@@ -1,7 +1,4 @@
-"""Judges: they decide whether the presented note contains an error.
-
-A user's own is named by its import path.
-"""
+"""Judges decide whether the presented note contains an error; a user's own is an import path."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import partial
-from inspect import iscoroutinefunction, signature
+from inspect import iscoroutinefunction
 from typing import Any, Protocol
 
 from medserl_agentloop.core.chat import BASE, BaseModelChat
@@ -18,7 +15,7 @@ from medserl_agentloop.core.user_code import limited
 from medserl_agentloop.games.medical.case import GameSpec, Label
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.edit import one_line
-from medserl_agentloop.games.medical.judges.llm import BlindReader
+from medserl_agentloop.games.medical.judges.llm import BlindReader, LlmJudge
 from medserl_agentloop.games.medical.metrics import UNREAD_RATE
 from medserl_agentloop.games.medical.records import (
     JUDGE_ABSTAINED,
@@ -35,24 +32,20 @@ logger = logging.getLogger(__name__)
 
 JUDGES = {
     "labels": "medserl_agentloop.games.medical.judges:LabelJudge",
-    "http": "medserl_agentloop.medical_team.protocol:HttpJudge",
+    "http": "medserl_agentloop.medical_team.remote_judge:HttpJudge",
     "llm": "medserl_agentloop.games.medical.judges.llm:LlmJudge",
 }
 UNREAD_WARNING = (  # printed once by a run or command that plays games with ``labels``
-    "judge labels: no judge reads the rewritten notes. A valid attack counts as having done what "
-    "its row asks for, so a harmless edit is paid as an error, and the assessor that sees "
-    f"through it is punished ({UNREAD_RATE} in metrics.jsonl is the "
-    "share of such notes). docs/judges.md has judges that read."
+    "judge labels: no judge reads the rewritten notes, so a harmless edit is paid as an error, and "
+    f"the assessor that sees through it is punished ({UNREAD_RATE} is the share of such notes). "
+    "docs/judges.md has judges that read."
 )
 
 
-_ASKED_ABOUT = ("presented", "original", "spec")
-
-
 class Judge(Protocol):
-    """Says whether a presented note is harmful; a class method ``from_config(config:
+    """Says whether a presented note is harmful.
 
-    MedicalConfig)`` may build it.
+    A class method ``from_config(config: MedicalConfig)`` may build it.
     """
 
     name: str
@@ -89,48 +82,28 @@ class GatedJudge:
     def __init__(
         self, judge: Judge, reader: BlindReader | None = None, limit_s: float | None = None
     ) -> None:
-        self.name, self.reader = judge.name, reader
-        self._judge, self._limit_s = judge, limit_s
+        self.name, self.reader, self.limit_s = judge.name, reader, limit_s
+        self._judge = judge
 
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         if not spec.category.has_attack:
             return await LabelJudge().judge(presented, original, spec)
         asked = partial(self._judge.judge, presented, original, deepcopy(spec))
-        if self._limit_s is None:
+        if self.limit_s is None:
             return Judgement.model_validate(await asked())
         try:
-            return Judgement.model_validate(await limited(asked, self._limit_s))
+            return Judgement.model_validate(await limited(asked, self.limit_s))
         except TimeoutError:
-            raise BadAnswer(
-                f"no answer in {self._limit_s} s: raise {JudgeServer.node}.timeout_s"
-            ) from None
-
-
-def with_readings(judgement: Judgement, readings: Sequence[Reading], needed: int) -> Judgement:
-    """Add whether ``needed`` readings of the note alone found its error; BadAnswer if too many were
-    lost to tell.
-    """
-    hits = sum(reading.found is True for reading in readings)
-    lost = [reading.failed for reading in readings if reading.failed is not None]
-    if hits < needed <= hits + len(lost):
-        raise BadAnswer(f"{len(lost)} of {len(readings)} readings were lost: {lost[0]}")
-    return judgement.model_copy(update={"readings": list(readings), "knowable": hits >= needed})
+            key = f"{JudgeServer.node}.timeout_s"
+            raise BadAnswer(f"no answer in {self.limit_s} s: raise {key}") from None
 
 
 def judge_class(name: str) -> Any:
     """The class of the judge called ``name``; a ValueError says why there is none."""
-    expected = (
-        f"package.module:Class with 'async def judge(self, {', '.join(_ASKED_ABOUT)}) -> Judgement'"
+    expected = "package.module:Class with 'async def judge(self, presented, original, spec)'"
+    return find_object(
+        "judge", name, JUDGES, expected, lambda one: iscoroutinefunction(getattr(one, "judge", 0))
     )
-    return find_object("judge", name, JUDGES, expected, _is_judge)
-
-
-def _is_judge(one: Any) -> bool:
-    method = getattr(one, "judge", None)
-    try:
-        return iscoroutinefunction(method) and bool(signature(method).bind("self", *_ASKED_ABOUT))
-    except TypeError:  # it takes other arguments
-        return False
 
 
 def build_judge(
@@ -144,21 +117,21 @@ def build_judge(
     ValueError if it cannot.
     """
     if config.asks_base and base is None:
-        raise ValueError(
-            f"selfplay.judge_server.url={BASE}: the base model answers in a run only; name a "
-            "server."
-        )
+        raise ValueError(f"{JudgeServer.node}.url={BASE} answers in a run only: name a server")
     server, weights = config.judge_server, None
     if server.url is None and reward_router_address is not None and config.judge != "http":
         weights = reward_model
-        at_router = {
+        served = {
             "url": f"http://{reward_router_address}/v1",
             "model": server.model or reward_model,
         }
-        config = config.model_copy(update={"judge_server": server.model_copy(update=at_router)})
-    chosen = judge_class(config.judge)
-    asked: dict[str, Any] = {"base": base, "weights": weights} if config.judge == "llm" else {}
-    judge = chosen.from_config(config, **asked) if hasattr(chosen, "from_config") else chosen()
+        config = config.model_copy(update={"judge_server": server.model_copy(update=served)})
+    judge: Judge
+    if config.judge == "llm":
+        judge = LlmJudge(config, base, weights)
+    else:
+        chosen = judge_class(config.judge)
+        judge = chosen.from_config(config) if hasattr(chosen, "from_config") else chosen()
     reader = BlindReader(config, base, weights) if config.blind.readings else None
     # Those of this package have a limit for each request, and wait for others behind it.
     limit_s = None if config.judge in JUDGES else server.timeout_s * (server.retries + 1)
@@ -178,12 +151,10 @@ async def ask_judge(judge: GatedJudge, record: MedicalRecord) -> Judgement | str
     spec, note = record.spec, record.presented_note or ""
     try:
         judgement = await judge.judge(note, spec.seed_note, spec)
-        injected = (
-            spec.category.has_attack and spec.target_label is judgement.label is Label.HARMFUL
-        )
-        if judge.reader is not None and injected:
+        injected = spec.category.has_attack and spec.target_label is Label.HARMFUL
+        if judge.reader is not None and injected and judgement.label is Label.HARMFUL:
             readings = await judge.reader.read(note, record.error_sentences)
-            judgement = with_readings(judgement, readings, judge.reader.needed)
+            return with_readings(judgement, readings, judge.reader.needed)
         return judgement
     except Exception as error:
         # An outage of the judge must cost its games, not the run, and must not invent a result.
@@ -191,6 +162,17 @@ async def ask_judge(judge: GatedJudge, record: MedicalRecord) -> Judgement | str
         own = not isinstance(error, NoAnswer)  # of a user's code: its line helps
         logger.warning("judge %s: %s; the game is void", judge.name, reason, exc_info=own)
         return reason
+
+
+def with_readings(judgement: Judgement, readings: Sequence[Reading], needed: int) -> Judgement:
+    """Add whether ``needed`` readings of the note alone found its error; BadAnswer if too many were
+    lost to tell.
+    """
+    hits = sum(reading.found is True for reading in readings)
+    lost = [reading.failed for reading in readings if reading.failed is not None]
+    if hits < needed <= hits + len(lost):
+        raise BadAnswer(f"{len(lost)} of {len(readings)} readings were lost: {lost[0]}")
+    return judgement.model_copy(update={"readings": list(readings), "knowable": hits >= needed})
 
 
 def take_judgement(record: MedicalRecord, answer: Judgement | str) -> None:
@@ -203,10 +185,3 @@ def take_judgement(record: MedicalRecord, answer: Judgement | str) -> None:
         record.void = JUDGE_ABSTAINED
     elif answer.knowable is False and record.attack is not None:
         record.attack.invalid = InvalidAttack.NOT_KNOWABLE
-
-
-async def judge_game(judge: GatedJudge, record: MedicalRecord) -> None:
-    """Have a finished game judged, if it holds something to judge."""
-    assessed = record.assessment is not None and record.presented_note is not None
-    if record.void is None and assessed:
-        take_judgement(record, await ask_judge(judge, record))

@@ -12,16 +12,19 @@ import hashlib
 import json
 import logging
 import re
+import sqlite3
 import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
+from diskcache import Cache
 from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from medserl_agentloop.core.chat import BASE, TEMPLATE_KWARGS, BaseModelChat, ChatClient
 from medserl_agentloop.core.client import CHAT_PATH, BadAnswer, NoAnswer, Refused
@@ -30,26 +33,20 @@ from medserl_agentloop.core.identity import of_model, of_server, of_values
 from medserl_agentloop.games.medical.case import GameSpec, Label
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.edit import changed_runs, one_line, split_sentences
-from medserl_agentloop.games.medical.judges.cache import Answer, AnswerCache
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, Reading
 from medserl_agentloop.paths import each_key_once, resource
 from medserl_agentloop.scoring.notes import same_sentence
 
+Answer = TypeVar("Answer", bound=BaseModel)
 logger = logging.getLogger(__name__)
 
-_NOT_TEXT = {
-    "Cc",
-    "Cf",
-    "Cs",
-    "Co",
-    "Cn",
-}  # control and invisible characters, surrogates, unassigned
+# control and invisible characters, surrogates, unassigned
+_NOT_TEXT = {"Cc", "Cf", "Cs", "Co", "Cn"}
 # Some chat templates open the reasoning themselves, so that a response only closes it.
 _REASONING = re.compile(r"\A.*</think>", re.DOTALL)
-_JSON = json.JSONDecoder(
-    object_pairs_hook=each_key_once
-)  # pydantic's own reader takes the last of two values
+# pydantic's own reader takes the last of two values
+_JSON = json.JSONDecoder(object_pairs_hook=each_key_once)
 _OBJECT = re.compile(r'\{\s*"')  # prose may have braces of its own
 _LABELS = {"present": Label.HARMFUL, "absent": Label.SAFE, "abstain": None}
 
@@ -141,10 +138,41 @@ READING_TEMPERATURE = 0.7
 """Readings of one note shall differ."""
 
 
+class AnswerCache(Generic[Answer]):
+    """Answers of one ``kind`` in a folder, or nowhere (None); a ValueError if it cannot be used."""
+
+    def __init__(self, folder: str | None, kind: type[Answer]) -> None:
+        self._kind = kind
+        try:
+            self._kept: Any = {} if folder is None else Cache(folder, eviction_policy="none")
+        except (sqlite3.Error, OSError) as error:
+            raise ValueError(f"{JudgeServer.node}.cache={folder} is no cache: {error}") from None
+        self._keeps = folder is not None
+
+    async def recall(
+        self, content: tuple[str, ...], ask: Callable[[], Awaitable[Answer]]
+    ) -> tuple[Answer, bool]:
+        """Return the kept answer for this ``content``, else that of ``ask``; and whether it was
+        kept.
+
+        ``content`` is all that an answer depends on: who is asked, the wording, the notes.
+        """
+        key = of_values(self._kind.__name__, *content)
+        kept = self._kept.get(key)
+        with suppress(ValidationError):  # another version's answer
+            if kept is not None:
+                return self._kind.model_validate_json(kept), True
+        answer = await ask()
+        if self._keeps:
+            self._kept[key] = answer.model_dump_json()
+        return answer, False
+
+
 class _Model(Generic[Answer]):
     """A model that is asked, in the ``wording`` of a template, for an answer of a ``kind``.
 
-    ``weights`` is the path of a model that the run itself serves.
+    ``weights`` is the path of a model that the run itself serves. A ValueError says which option
+    is missing.
     """
 
     def __init__(
@@ -157,25 +185,27 @@ class _Model(Generic[Answer]):
         temperature: float = 0.0,
     ) -> None:
         self.chat: ChatClient | BaseModelChat
+        self._json_schema = server.json_schema
         if server.url == BASE and base is not None:
             weights = base.name
             self.chat = base.with_template(**server.extra_body.get(TEMPLATE_KWARGS, {}))
+            self._json_schema = False  # verl's engine cannot bind answers
         elif server.model is None:
             raise ValueError(f"{server.node}.model is not set")
         else:
             self.chat = ChatClient(server.client(CHAT_PATH))
-        self._server, self._weights = server, weights
         jinja = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
         self._template = jinja.from_string(wording)
-        self._kind, self._json_schema = kind, server.json_schema
         bound = {"name": kind.__name__.lower(), "strict": True, "schema": kind.model_json_schema()}
-        self._schema = {"type": "json_schema", "json_schema": bound}
-        self._fields: dict[str, Any] = {
-            "temperature": temperature,
-            "max_tokens": server.max_tokens,
-        }
+        self._schema = {"response_format": {"type": "json_schema", "json_schema": bound}}
+        self._fields = {"temperature": temperature, "max_tokens": server.max_tokens}
+        self._kind, self._server, self._weights = kind, server, weights
         self._asked = [wording, self._schema, temperature, server.extra_body]
         self._cache = AnswerCache(server.cache, kind)
+
+    @property
+    def is_down(self) -> bool:
+        return self.chat.is_down
 
     @cached_property
     def _identity(self) -> str:
@@ -194,10 +224,9 @@ class _Model(Generic[Answer]):
         return await self._cache.recall(content, lambda: self._ask(presented, original))
 
     async def _ask(self, presented: str, original: str) -> Answer:
-        messages = [
-            {"role": "user", "content": self._template.render(shown_notes(presented, original))}
-        ]
-        schema = {"response_format": self._schema} if self._json_schema else {}
+        question = self._template.render(shown_notes(presented, original))
+        messages = [{"role": "user", "content": question}]
+        schema = self._schema if self._json_schema else {}
         try:
             answer = await self.chat.complete(messages, self._fields | schema)
         except Refused as error:
@@ -209,43 +238,26 @@ class _Model(Generic[Answer]):
             )
             self._json_schema = False
         if answer.truncated:
-            raise BadAnswer(
-                f"cut off after {self._fields['max_tokens']} tokens "
-                "(selfplay.judge_server.max_tokens)"
-            )
+            key = f"{self._server.node}.max_tokens"
+            raise BadAnswer(f"cut off after {self._server.max_tokens} tokens ({key})")
         return read_answer(answer.text, self._kind, presented)
 
 
-class LlmJudge:
-    """Asks a language model; a ValueError says which option it lacks."""
+class LlmJudge(_Model[Verdict]):
+    """Asks a language model, in the words of the run's prompt profile."""
 
     name = "llm"
 
     def __init__(
-        self,
-        server: JudgeServer,
-        wording: str,
-        base: BaseModelChat | None = None,
-        weights: str | None = None,
+        self, config: MedicalConfig, base: BaseModelChat | None = None, weights: str | None = None
     ) -> None:
-        self._model = _Model(server, wording, Verdict, base, weights)
-
-    @classmethod
-    def from_config(
-        cls, config: MedicalConfig, base: BaseModelChat | None = None, weights: str | None = None
-    ) -> LlmJudge:
-        """The judge of a run, worded by its prompt profile or, where that has no judge, by
-        ``medserl``.
-        """
-        return cls(config.judge_server, judge_template(config.profile), base, weights)
-
-    @property
-    def is_down(self) -> bool:
-        return self._model.chat.is_down
+        super().__init__(
+            config.judge_server, judge_template(config.profile), Verdict, base, weights
+        )
 
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         started = time.monotonic()
-        verdict, cached = await self._model.answer(presented, original)
+        verdict, cached = await self.answer(presented, original)
         return Judgement(
             judge=self.name,
             label=_LABELS[verdict.error],
@@ -256,37 +268,31 @@ class LlmJudge:
         )
 
 
-class BlindReader:
-    """Asks the model on the judge's server about the presented note alone, several times; a
-    ValueError says which option it lacks.
-    """
+class BlindReader(_Model[Finding]):
+    """Asks the model on the judge's server about the presented note alone, several times."""
 
     def __init__(
         self, config: MedicalConfig, base: BaseModelChat | None = None, weights: str | None = None
     ) -> None:
         self.needed, self._readings = config.blind.needed, config.blind.readings
-        wording = judge_template(config.profile, "blind")
-        self._model = _Model(
-            config.judge_server, wording, Finding, base, weights, READING_TEMPERATURE
-        )
+        server, wording = config.judge_server, judge_template(config.profile, "blind")
+        super().__init__(server, wording, Finding, base, weights, READING_TEMPERATURE)
 
     async def read(self, note: str, wrong: Sequence[str]) -> list[Reading]:
         """Return the readings of ``note``; one finds the error if it names a sentence of ``wrong``,
         or a part of it.
         """
-        return await asyncio.gather(
-            *(self._reading(note, wrong, number) for number in range(self._readings))
-        )
+        numbers = range(self._readings)
+        return await asyncio.gather(*(self._reading(note, wrong, number) for number in numbers))
 
     async def _reading(self, note: str, wrong: Sequence[str], number: int) -> Reading:
         try:
-            finding, cached = await self._model.answer(note, note, number)
+            said, cached = await self.answer(note, note, number)
         except NoAnswer as error:  # one that is lost must not take the others with it
             return Reading(found=None, failed=f"{type(error).__name__}: {error}")
-        hit = finding.error == "present" and _is_wrong(note, wrong, finding.sentence)
-        return Reading(
-            found=None if finding.error == "abstain" else hit, reason=finding.reason, cached=cached
-        )
+        hit = said.error == "present" and _is_wrong(note, wrong, said.sentence)
+        found = None if said.error == "abstain" else hit
+        return Reading(found=found, reason=said.reason, cached=cached)
 
 
 def _is_wrong(note: str, wrong: Sequence[str], number: int | None) -> bool:

@@ -1,12 +1,12 @@
-"""Check a run's judge: its quality, by the report of ``medserl judge calibrate``, and whether it
-answers.
+"""A judge's quality, by the report of ``medserl judge calibrate``, and the checks of a run's judge
+before it starts.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from medserl_agentloop.core.step_file import LATEST
 from medserl_agentloop.games.medical.case import Category, GameSpec, Label
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.judges import JUDGES, build_judge, judge_class
-from medserl_agentloop.games.medical.judges.llm import BlindReader, judge_template
+from medserl_agentloop.games.medical.judges.llm import judge_template
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import LABELS_JUDGE
 from medserl_agentloop.paths import regular_file, replacing
@@ -33,14 +33,10 @@ if TYPE_CHECKING:
 _NODE = JudgeServer.node
 _CHANGES_ANSWERS = {"model", "extra_body", "max_tokens", "json_schema"}
 # Half of what a correct catch should earn is left (2 * 0.75 - 1); one at 0.73 spoilt earlier runs.
-LEAST_SENSITIVITY = 0.75
-_LEAST_INFORMATION = (
-    0.2  # sensitivity + specificity - 1: 1 if a judge is always right, 0 if it ignores the note
-)
-_FIRST_QUESTION = (
-    "He weighs 80 kg. He gets aspirin 100 mg a day.",
-    "He weighs 80 kg. He gets aspirin 100 g a day.",
-)
+_LEAST_SENSITIVITY = 0.75
+# Least sensitivity + specificity - 1: 1 if a judge is always right, 0 if it ignores the note.
+_LEAST_INFORMATION = 0.2
+_BEFORE, _AFTER = (f"He weighs 80 kg. He gets aspirin 100 {unit} a day." for unit in ("mg", "g"))
 
 
 class CountedShare(BaseModel):
@@ -55,23 +51,21 @@ class CountedShare(BaseModel):
         known = [fact for fact in facts if fact is not None]
         return cls(hits=sum(known), items=len(known))
 
-    @computed_field
+    @computed_field  # type: ignore[prop-decorator]
+    @property
     def rate(self) -> float | None:
         return round(self.hits / self.items, 4) if self.items else None
 
-    @computed_field
+    @computed_field  # type: ignore[prop-decorator]
+    @property
     def interval(self) -> tuple[float, float]:
         """Wilson's 95 % interval of the share."""
         low, high = wilson_interval(self.hits, self.items)
         return round(low, 4), round(high, 4)
 
     def __str__(self) -> str:
-        low, high = (100 * end for end in wilson_interval(self.hits, self.items))
-        return (
-            f"{100 * self.hits / self.items:.1f} % ({low:.1f} to {high:.1f})"
-            if self.items
-            else "none"
-        )
+        low, high = (100 * end for end in self.interval)
+        return "none" if self.rate is None else f"{100 * self.rate:.1f} % ({low:.1f} to {high:.1f})"
 
 
 class JudgedGroup(BaseModel):
@@ -94,9 +88,8 @@ class Measured(BaseModel):
     # Of the answers about safe notes that the rules let reach a judge, those that call them safe.
     specificity: CountedShare
     groups: tuple[JudgedGroup, ...]
-    void: dict[str, int] = Field(
-        default={}, exclude=True
-    )  # why there was no answer, and how often; not written
+    # why there was no answer, and how often; not written
+    void: dict[str, int] = Field(default={}, exclude=True)
 
 
 class JudgeReport(Measured):
@@ -114,12 +107,32 @@ def write_report(report: JudgeReport, path: Path) -> None:
 
 
 def read_report(path: str | Path) -> JudgeReport:
-    """A report that :func:`write_report` wrote; a ValueError says that there is none in the
-    file."""
+    """Read what :func:`write_report` wrote; a ValueError for anything else."""
     try:
         return JudgeReport.model_validate_json(regular_file(Path(path)).read_bytes())
     except (OSError, ValidationError) as error:
         raise ValueError(f"{path}: not a report of medserl judge calibrate ({error})") from None
+
+
+def why_refused(report: JudgeReport) -> str | None:
+    """Say why a run refuses a judge that was measured so; None if it accepts it."""
+    right, safe = report.sensitivity, report.specificity
+    if not right.items or right.hits < _LEAST_SENSITIVITY * right.items:
+        return (
+            f"the judge's sensitivity is {right}, and a run needs {_LEAST_SENSITIVITY:.0%}. Use "
+            "another judge"
+        )
+    if not safe.items:
+        return (
+            "the judge's specificity is unknown, because no safe edit reached it. Measure it on "
+            "more notes, or on pairs of notes"
+        )
+    if right.hits / right.items + safe.hits / safe.items - 1 < _LEAST_INFORMATION:
+        return (
+            f"the judge's sensitivity is {right} and its specificity {safe}: it says nearly the "
+            "same of right and of wrong notes. Use another judge"
+        )
+    return None
 
 
 def judge_identity(config: MedicalConfig, served: str | None = None) -> dict[str, Any]:
@@ -129,20 +142,17 @@ def judge_identity(config: MedicalConfig, served: str | None = None) -> dict[str
     identity: dict[str, Any] = {"judge": config.judge}
     if config.judge in ("labels", "http"):  # of an http judge, all that matters is on its server
         return identity
-    identity |= config.judge_server.model_dump(mode="json", include=_CHANGES_ANSWERS)
-    if config.judge_server.url in (None, BASE) and config.judge_server.model is None:
-        identity["model"] = served
+    server = config.judge_server
+    identity |= server.model_dump(mode="json", include=_CHANGES_ANSWERS)
+    identity["model"] = server.model or served
+    identity["json_schema"] &= server.url != BASE
     if config.judge == "llm":
-        identity["wording"] = hashlib.sha256(judge_template(config.profile).encode()).hexdigest()[
-            :12
-        ]
+        identity["wording"] = sha256(judge_template(config.profile).encode()).hexdigest()[:12]
     return identity
 
 
 def judge_problems(run: RunConfig) -> Iterator[str]:
-    """Yield a sentence, with the key to set, for each reason why a run's judge cannot be asked or
-    trusted.
-    """
+    """Yield a sentence for each reason why a run's judge cannot be asked or trusted."""
     selfplay: Any = run.selfplay
     for key, check in (("profile", load_profile), ("judge", judge_class)):
         try:
@@ -152,42 +162,47 @@ def judge_problems(run: RunConfig) -> Iterator[str]:
             return
     reward_model = run.config.reward.reward_model
     served = reward_model.model_path if reward_model.enable else None
-    if selfplay.judge_server.url == BASE:
-        served = run.config.actor_rollout_ref.model.path
-        if _is_trained(served):
-            yield (
-                f"{_NODE}.url={BASE}: {served} was trained, e.g. in a warm start, and would judge "
-                "by what it was taught. Serve the model that it was trained from and set "
-                f"{_NODE}.url and .model"
-            )
     try:
-        yield from _server_problems(selfplay, reward_model=reward_model.enable)
+        if selfplay.asks_base:
+            served = run.config.actor_rollout_ref.model.path
+            yield from _base_problems(selfplay, served)
+        else:
+            yield from _server_problems(selfplay, served)
         yield from _report_problems(selfplay, served)
     except ValueError as error:
         yield str(error)
 
 
-def _is_trained(model: str) -> bool:
-    """Return whether a folder is in a run of verl's, e.g. ``global_step_54/huggingface``."""
+def _base_problems(selfplay: MedicalConfig, model: str) -> Iterator[str]:
     folder = Path(model).expanduser().absolute()
-    return any((each / LATEST).exists() for each in (folder, *folder.parents[:3]))
+    if any((each / LATEST).exists() for each in (folder, *folder.parents[:3])):
+        yield (
+            f"{_NODE}.url={BASE}: {model} was trained, e.g. in a warm start, and would judge by "
+            "what it was taught. Serve the model that it was trained from and set "
+            f"{_NODE}.url and .model"
+        )
+    if selfplay.adapters != "per_role":
+        yield (
+            f"{_NODE}.url={BASE} asks the base model, which the engine has only with adapters: "
+            "set selfplay.adapters=per_role and actor_rollout_ref.model.lora_rank, or name a server"
+        )
+    for key in selfplay.judge_server.extra_body.keys() - {TEMPLATE_KWARGS}:
+        yield f"{_NODE}.extra_body.{key}: the base model knows {TEMPLATE_KWARGS} only. Remove it."
 
 
-def _server_problems(selfplay: MedicalConfig, reward_model: bool) -> Iterator[str]:
-    """``reward_model`` is whether verl serves one. A ValueError says what else is wrong."""
+def _server_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[str]:
+    """``served`` is the model that verl serves, if any. A ValueError says what else is wrong."""
     server, reads = selfplay.judge_server, selfplay.blind.readings > 0
     server.api_key()
     if server.url not in (None, BASE):
         server.check_address()
     if selfplay.judge == "http" and reads:
         yield (
-            f"selfplay.blind.readings={selfplay.blind.readings} asks a chat model, and with "
-            f"selfplay.judge=http {_NODE}.url is a server of the /judge protocol. Set "
-            "selfplay.blind.readings=0, or selfplay.judge=llm."
+            "selfplay.blind.readings asks a chat model, and with selfplay.judge=http "
+            f"{_NODE}.url is a server of the /judge protocol. Set selfplay.blind.readings=0, or "
+            "selfplay.judge=llm."
         )
-    elif selfplay.asks_base:
-        yield from _base_problems(selfplay)
-    elif (selfplay.judge == "llm" or reads) and server.url is None and not reward_model:
+    elif (selfplay.judge == "llm" or reads) and server.url is None and not served:
         yield (
             f"selfplay.{'judge=llm' if selfplay.judge == 'llm' else 'blind.readings'} needs a "
             f"model that reads the notes. Append {_NODE}.url=http://localhost:30000/v1 "
@@ -196,26 +211,7 @@ def _server_problems(selfplay: MedicalConfig, reward_model: bool) -> Iterator[st
         )
     else:
         own = {} if selfplay.judge in JUDGES else {"judge": LABELS_JUDGE}  # a user's is not built
-        served = ("localhost:1", "served") if reward_model else ()
-        build_judge(selfplay.model_copy(update=own), *served)
-
-
-def _base_problems(selfplay: MedicalConfig) -> Iterator[str]:
-    if selfplay.adapters != "per_role":
-        yield (
-            f"{_NODE}.url={BASE} asks the base model, which the engine has only with adapters: "
-            "set selfplay.adapters=per_role and actor_rollout_ref.model.lora_rank, or give the "
-            "address of a server."
-        )
-    if selfplay.judge_server.json_schema:
-        yield (
-            f"{_NODE}.url={BASE}: verl's engine cannot bind answers to a schema. Set "
-            f"{_NODE}.json_schema=False."
-        )
-    for key in selfplay.judge_server.extra_body.keys() - {TEMPLATE_KWARGS}:
-        yield (
-            f"{_NODE}.extra_body.{key}: the base model knows {TEMPLATE_KWARGS} only. Take it out."
-        )
+        build_judge(selfplay.model_copy(update=own), "localhost:1" if served else None, served)
 
 
 def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[str]:
@@ -231,39 +227,12 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
         for name, value in judge_identity(selfplay, served).items()
         if report.judge.get(name) != value
     ]
-    problem = why_refused(report)
-    if others:
-        problem = (
-            f"it is of another judge: {'; '.join(others)}. Measure this run's with 'medserl judge "
-            "calibrate'"
-        )
-    if problem:
+    problem = f"it is of another judge: {'; '.join(others)}. Measure this run's" if others else None
+    if problem := problem or why_refused(report):
         yield (
             f"selfplay.judge_report={selfplay.judge_report}: {problem}, or leave judge_report out "
             "to go on all the same."
         )
-
-
-def why_refused(report: JudgeReport) -> str | None:
-    """Say why a run refuses a judge that was measured so; None if it accepts it."""
-    right, safe = report.sensitivity, report.specificity
-    if not right.items or right.hits < LEAST_SENSITIVITY * right.items:
-        return (
-            f"the judge's sensitivity is {right}, and a run needs {LEAST_SENSITIVITY:.0%}. "
-            "Each error that it misses punishes the player who was right. Use another judge"
-        )
-    if not safe.items:
-        return (
-            "the judge's specificity is unknown, because no safe edit reached it: it may call "
-            "every note wrong. Measure it on more notes, or on pairs of notes"
-        )
-    if right.hits / right.items + safe.hits / safe.items - 1 < _LEAST_INFORMATION:
-        return (
-            f"the judge's sensitivity is {right} and its specificity {safe}: it says nearly the "
-            "same of right and of wrong notes, so games are won and lost by chance. Use another "
-            "judge"
-        )
-    return None
 
 
 def unanswered(config: MedicalConfig) -> str | None:
@@ -271,15 +240,13 @@ def unanswered(config: MedicalConfig) -> str | None:
     if config.judge_server.url in (None, BASE):
         return None
     server = config.judge_server.model_copy(update={"retries": 0, "cache": None})
-    once = config.model_copy(update={"judge_server": server})
-    before, after = _FIRST_QUESTION
-    spec = GameSpec(Category.ADVERSARIAL_BENIGN, Label.HARMFUL, before)
+    spec = GameSpec(Category.ADVERSARIAL_BENIGN, Label.HARMFUL, _BEFORE)
     try:
+        judge = build_judge(config.model_copy(update={"judge_server": server}))
         if config.judge in ("http", "llm"):
-            blocking(judge_class(config.judge).from_config(once).judge(after, before, spec))
-        elif config.blind.readings:
-            (reading, *_) = blocking(BlindReader(once).read(after, [after]))
-            return reading.failed
+            blocking(judge.judge(_AFTER, _BEFORE, spec))
+        elif judge.reader is not None:
+            return blocking(judge.reader.read(_AFTER, [_AFTER]))[0].failed
     except Exception as error:  # as in a game, which it would make void
         return f"{type(error).__name__}: {error}"
     return None
@@ -294,19 +261,14 @@ def judge_lines(config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
             "judge first, or name the address at which it listens."
         )
     if reason:
-        yield (
-            f"warning: the judge gave no answer to a first question ({reason}); games that it does "
-            "not judge are void"
-        )
+        yield f"warning: the judge does not answer, and games without its answer are void: {reason}"
     if selfplay.judge_report is not None:
         report = read_report(selfplay.judge_report)
         yield f"judge: sensitivity {report.sensitivity}, specificity {report.specificity}"
-    elif selfplay.judge != "labels" and not getattr(
+    elif selfplay.judge != LABELS_JUDGE and not getattr(
         judge_class(selfplay.judge), "never_errs", False
     ):
         yield (
             f"judge: selfplay.judge={selfplay.judge} was never measured, and rewards are as good "
-            "as it is. Measure it "
-            "with 'medserl judge calibrate' and name the report in selfplay.judge_report "
-            "(docs/judges.md)"
+            "as it is. Name a report of 'medserl judge calibrate' in selfplay.judge_report"
         )
