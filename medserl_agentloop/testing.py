@@ -1,5 +1,5 @@
-"""Small real things for tests, and one fake: tokenizers of two chat families, a random model, a
-composed run, and an engine that plays back scripted replies. No network.
+"""Small real things for tests, and one fake: a tokenizer, a random model, a composed run, and an
+engine that plays back scripted replies. No network.
 
 Users' tests of their own games may import them.
 """
@@ -25,22 +25,16 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-LLAMA3 = (
-    "<|begin_of_text|>{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>"
-    "\n\n{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-HEADERS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-FAMILIES = {
-    "chatml": (CHATML, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]),
-    "llama3": (LLAMA3, ["<|endoftext|>", *HEADERS]),
-}
-"""Chat template and special tokens, of which the last ends a turn."""
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def tiny_tokenizer(family: str = "chatml") -> PreTrainedTokenizerFast:
-    """Make a byte-level tokenizer of a family; ``<think>`` is an added token, as Qwen3's."""
-    template, special = FAMILIES[family]
+def tiny_tokenizer(
+    template: str = CHATML, special: Sequence[str] = SPECIAL
+) -> PreTrainedTokenizerFast:
+    """Make a byte-level tokenizer; the last special token ends a turn, and the first pads.
+
+    ``<think>`` is an added token that is not special, as Qwen3's.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -52,7 +46,7 @@ def tiny_tokenizer(family: str = "chatml") -> PreTrainedTokenizerFast:
     tags = [AddedToken(tag, special=False, normalized=False) for tag in ("<think>", "</think>")]
     backend.add_tokens(tags)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token=special[-1], pad_token="<|endoftext|>"
+        tokenizer_object=backend, eos_token=special[-1], pad_token=special[0]
     )
     tokenizer.chat_template = template
     return tokenizer

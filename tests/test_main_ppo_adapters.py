@@ -9,7 +9,7 @@ import torch
 from real_runs import ADAPTERS, AGREEMENT, CERTIFIED, GAMES_PER_STEP, Run
 from safetensors.torch import load_file
 
-from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
+from medserl_agentloop.core.config import ADAPTERS_FOLDER
 from medserl_agentloop.core.step_file import GAMES_FILE
 from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.games.medical.records import read_games

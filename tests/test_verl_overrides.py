@@ -11,7 +11,7 @@ from pathlib import Path
 CONTRACT = Path(__file__).parent / "golden" / "verl_overrides.txt"
 MODULES = (
     *(f"core.{name}" for name in ("agent_loop", "trainer", "trajectory")),
-    *(f"backends.{name}" for name in ("cpu_platform", "cpu_rollout", "engines", "role_adapters")),
+    *(f"backends.{name}" for name in ("cpu_platform", "cpu_rollout", "engines")),
 )
 
 

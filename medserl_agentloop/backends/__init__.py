@@ -1,8 +1,7 @@
-"""The backend for machines without an accelerator: verl's platform, engine and rollout on the CPU.
+"""verl's platform, engines and rollouts: on the CPU, and on GPUs with an adapter for each role.
 
-The plugin calls :func:`register` in every process at ``import verl``. What becomes active is
-decided by the environment alone, so a GPU cluster with this package installed behaves as if the
-backend did not exist.
+The plugin registers them in every process at ``import verl``. The environment alone decides what
+becomes active, so a GPU cluster behaves as if the CPU backend did not exist.
 """
 
 from __future__ import annotations
@@ -13,38 +12,31 @@ from importlib import import_module
 from pkgutil import resolve_name
 from typing import Any
 
-ROLLOUT_NAME = "cpu_hf"
-PLATFORM_NAME = "cpu"
 SGLANG = "medserl_agentloop.backends.sglang_adapters"
 
 
 def register() -> None:
-    """Register the platform ``cpu`` and, with ``VERL_PLATFORM=cpu``, its engines, whose import
-    takes a second.
-    """
+    """Register the platform ``cpu``, and with ``VERL_PLATFORM=cpu`` its engines and rollout."""
     # By name: each module registers itself while it is first executed.
     platform = import_module("medserl_agentloop.backends.cpu_platform")
     import_module("medserl_agentloop.backends.sglang_cpu").register()
-    if os.environ.get("VERL_PLATFORM", "").strip().lower() != PLATFORM_NAME:
+    if os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":
         return
     platform.register_gloo()
-    import_module("medserl_agentloop.backends.engines")
+    import_module("medserl_agentloop.backends.engines")  # takes a second
     from verl.workers.rollout.base import _ROLLOUT_REGISTRY
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     # base.py has no registering function in verl 0.9.1; the dict holds names, so nothing is
     # imported yet.
-    _ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = (
-        "medserl_agentloop.backends.cpu_rollout.ServerAdapter"
-    )
-    replica = "medserl_agentloop.backends.cpu_rollout:CpuRolloutReplica"
-    RolloutReplicaRegistry.register(ROLLOUT_NAME, partial(resolve_name, replica))
+    rollout = "medserl_agentloop.backends.cpu_rollout"
+    _ROLLOUT_REGISTRY[("cpu_hf", "async")] = f"{rollout}.ServerAdapter"
+    replica = partial(resolve_name, f"{rollout}:CpuRolloutReplica")
+    RolloutReplicaRegistry.register("cpu_hf", replica)
 
 
 def register_adapters() -> None:
-    """Make verl's FSDP2 engine and SGLang rollout train and serve an adapter for each role, in a
-    run that wants it.
-    """
+    """Register an FSDP2 engine and an SGLang rollout that know an adapter for each role."""
     from verl.workers.rollout.base import _ROLLOUT_REGISTRY
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 

@@ -2,8 +2,7 @@
 
 verl trains on packs: many trajectories in one row, and a context starts where positions restart.
 With ``sdpa`` Transformers lets every token look at every other one behind a mask, so time and
-memory grow with the square of the pack; here they grow with the square of a context. The engines
-(``engines.py``) and the benchmarks switch a model to it with :func:`attend_within_contexts`.
+memory grow with the square of the pack; here they grow with the square of a context.
 """
 
 from __future__ import annotations
@@ -33,22 +32,17 @@ _GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn
 class Pack:
     """The contexts of one packed row of tokens."""
 
-    lengths: list[int]
-    """Tokens of each context."""
-    starts: torch.Tensor
-    """Cumulative lengths, from 0 to the whole: (contexts + 1,), int32, on the row's device."""
+    lengths: list[int]  # tokens of each context
+    starts: torch.Tensor  # cumulative lengths from 0: (contexts + 1,), int32, on the row's device
 
     @classmethod
     def of(cls, position_ids: torch.Tensor) -> Pack:
-        """Find the contexts of positions (1, T): one starts wherever a position does not follow
-        the one before.
-        """
+        """Find the contexts of positions (1, T): one starts where a position does not follow."""
         if position_ids not in _PACKS:
             row = position_ids[0]
             ends = row.new_tensor([0, len(row)])
             starts = torch.cat([ends[:1], torch.nonzero(row.diff() != 1).flatten() + 1, ends[1:]])
-            lengths = starts.diff().tolist()
-            _PACKS[position_ids] = cls(lengths, starts.to(torch.int32))
+            _PACKS[position_ids] = cls(starts.diff().tolist(), starts.to(torch.int32))
         return _PACKS[position_ids]  # type: ignore[no-any-return]
 
 
@@ -77,10 +71,9 @@ def packed_attention(
     """Attend within each context of a row; by plain SDPA where there is a mask, or several rows.
 
     ``query`` is (1, H, T, D), ``key`` and ``value`` are (1, H_kv, T, D), and ``position_ids``
-    (1, T). On a GPU all contexts are one call of PyTorch's flash attention for variable lengths;
-    what its kernel does not take, and everything on a CPU, is one call of SDPA for each context.
-    ``attention_mask`` is what :func:`mask_unless_packed` made. Returns the output (1, T, H, D), and
-    None for the weights.
+    (1, T); ``attention_mask`` is what :func:`mask_unless_packed` made. On a GPU all contexts are
+    one call of PyTorch's kernel; on a CPU, or if the kernel does not take them, each is one of
+    SDPA. Returns the output (1, T, H, D), and None for the weights.
     """
     rows, _, tokens, _ = query.shape
     if attention_mask is not None or rows != 1 or key.shape[2] != tokens:
@@ -103,7 +96,7 @@ def one_by_one(
     sliding_window: int | None = None,
     **options: Any,
 ) -> torch.Tensor:
-    """Attend within each context by a call of SDPA; shapes as in :func:`packed_attention`."""
+    """Attend within each context by a call of SDPA."""
     # Not slices: the gradient of each would be as long as the pack.
     contexts = zip(
         *(torch.split(states, pack.lengths, dim=2) for states in (query, key, value)), strict=True
@@ -123,19 +116,14 @@ def varlen(
     sliding_window: int | None = None,
     scaling: float | None = None,
 ) -> torch.Tensor:
-    """Attend within all contexts in one call of PyTorch's flash attention; shapes as in
-    :func:`packed_attention`.
-    """
+    """Attend within all contexts in one call of PyTorch's flash attention."""
     if query.dtype == torch.float32:  # as SDPA does under autocast
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (states.to(dtype) for states in (query, key, value))
-    query, key, value = (
-        states.squeeze(0).transpose(0, 1) for states in (query, key, value)
-    )  # (T, H, D)
-    longest = max(pack.lengths)
+    query, key, value = (s.squeeze(0).transpose(0, 1) for s in (query, key, value))  # (T, H, D)
+    starts, longest = pack.starts, max(pack.lengths)
     # A window of w tokens is the token itself and w - 1 before it.
     window = (-1 if sliding_window is None else sliding_window - 1, 0)
-    starts = pack.starts
     options: dict[str, Any] = {"scale": scaling, "window_size": window, **_GROUPED}
     output = varlen_attn(query, key, value, starts, starts, longest, longest, **options)
     return output.unsqueeze(0)  # type: ignore[union-attr]  # a pair only if it is asked for
@@ -143,7 +131,6 @@ def varlen(
 
 def mask_unless_packed(**batch: Any) -> torch.Tensor | None:
     """Return SDPA's mask; None for one whole row, where positions and a window say everything."""
-    config = batch["config"]
     one_row = (
         batch["batch_size"] == 1
         and batch.get("attention_mask") is None
@@ -152,7 +139,7 @@ def mask_unless_packed(**batch: Any) -> torch.Tensor | None:
     )
     causal = "allow_is_bidirectional_skip" not in batch
     # Llama 4's chunks come as a local size, too.
-    window = batch.get("local_size") in (None, getattr(config, "sliding_window", None))
+    window = batch.get("local_size") in (None, getattr(batch["config"], "sliding_window", None))
     return None if one_row and causal and window else sdpa_mask(**batch)
 
 
@@ -169,19 +156,18 @@ def kernel_takes(
     module: torch.nn.Module, query: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
 ) -> bool:
     """Return whether the kernel can take these states; if not, say why, once."""
-    size, dtype = query.shape[-1], query.dtype
+    size, dtype, causal = query.shape[-1], query.dtype, options.get("is_causal")
     if dtype == torch.float32 and torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
-    causal = options.get("is_causal")
-    reasons = {
-        f"states are {dtype}": dtype not in (torch.bfloat16, torch.float16),
-        f"heads have {size} numbers": size % 8 != 0 or size > 256 or value.shape[-1] != size,
-        "attention has dropout": bool(options.get("dropout")),
-        "the model is not causal": not (
-            getattr(module, "is_causal", True) if causal is None else causal
-        ),
-    }
-    for reason in (reason for reason, refused in reasons.items() if refused):
-        warnings.warn(f"Attention takes one context at a time: {reason}.", stacklevel=2)
-        return False
-    return True
+    if dtype not in (torch.bfloat16, torch.float16):
+        reason = f"states are {dtype}"
+    elif size % 8 != 0 or size > 256 or value.shape[-1] != size:
+        reason = f"heads have {size} numbers"
+    elif options.get("dropout"):
+        reason = "attention has dropout"
+    elif not (getattr(module, "is_causal", True) if causal is None else causal):
+        reason = "the model is not causal"
+    else:
+        return True
+    warnings.warn(f"Attention takes one context at a time: {reason}.", stacklevel=2)
+    return False

@@ -16,13 +16,6 @@ import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
-def _always(answer: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: answer
-
-
-_nothing = _always(None)  # a CPU has nothing to select, to wait for or to empty
-
-
 def register_gloo() -> None:
     """Register gloo with torch under the name that verl asks for on this platform. Idempotent.
 
@@ -35,17 +28,26 @@ def register_gloo() -> None:
     )
 
 
+def _always(answer: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: answer
+
+
+_nothing = _always(None)  # a CPU has nothing to select, to wait for or to empty
+_seed = staticmethod(torch.manual_seed)
+
+
 class _CpuDeviceModule(types.ModuleType):
     """``torch.cpu`` plus the memory and RNG calls that verl makes on every ``torch.<device>``."""
 
-    set_device = synchronize = empty_cache = ipc_collect = reset_peak_memory_stats = staticmethod(
-        _nothing
-    )
+    set_device = synchronize = empty_cache = staticmethod(_nothing)
+    ipc_collect = reset_peak_memory_stats = staticmethod(_nothing)
+    is_available, get_device_name = staticmethod(_always(True)), staticmethod(_always("CPU"))
+    get_rng_state = staticmethod(torch.get_rng_state)
+    set_rng_state = staticmethod(torch.set_rng_state)
+    manual_seed = manual_seed_all = _seed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
-
-    is_available, get_device_name = staticmethod(_always(True)), staticmethod(_always("CPU"))
 
     @staticmethod
     def memory_allocated(device: Any = None) -> int:
@@ -59,12 +61,6 @@ class _CpuDeviceModule(types.ModuleType):
         memory = psutil.virtual_memory()
         return int(memory.available), int(memory.total)
 
-    get_rng_state, set_rng_state = (
-        staticmethod(torch.get_rng_state),
-        staticmethod(torch.set_rng_state),
-    )
-    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
-
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):  # type: ignore[misc]
@@ -72,27 +68,22 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
 
     device_name = vendor_name = "cpu"
     device_module = _CpuDeviceModule("torch_cpu_for_verl")
-    set_device = synchronize = set_allocator_settings = empty_cache = profiler_start = (
-        profiler_stop
-    ) = cudart = _nothing
-    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    profiler_start = profiler_stop = cudart = _nothing
+    manual_seed = manual_seed_all = _seed
     nvtx_range = staticmethod(nullcontext)
 
     is_available = _always(True)
-    is_platform_available = _always(
-        False
-    )  # never auto-detected: the head node of a GPU cluster often has no GPU
-    current_device = _always(
-        "cpu"
-    )  # for tensor.to() and torch.device(), where an index would mean an accelerator
+    # Never detected: the head node of a GPU cluster often has no GPU.
+    is_platform_available = _always(False)
+    # For tensor.to() and torch.device(), where an index would mean an accelerator.
+    current_device = _always("cpu")
     device_count = _always(1)
     get_device_capability = _always((None, None))
     communication_backend_name = _always("gloo")
     # verl's ResourcePoolManager counts only "GPU" and "NPU"; with ray_kwargs.ray_init.num_gpus=N a
-    # node has some.
+    # node has some, and Ray sets this variable for them.
     ray_resource_name = _always("GPU")
-    visible_devices_envvar = _always(
-        "CUDA_VISIBLE_DEVICES"
-    )  # which Ray sets for these logical GPUs
+    visible_devices_envvar = _always("CUDA_VISIBLE_DEVICES")
     ray_noset_envvars = _always([])
     is_ipc_supported = _always(False)

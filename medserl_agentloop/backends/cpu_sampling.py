@@ -1,10 +1,13 @@
-"""Batched sampling with log-probs on a Transformers model, without Ray or verl: for cpu_rollout's
-server.
+"""Batched sampling with log-probs on a Transformers model, without Ray or verl.
+
+For the rollout server of a run on the CPU, and for players that are folders.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -20,8 +23,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-# Parameters that verl sends and this server does not know, with the values at which they change
-# nothing: log-probs of the sampled tokens are returned in any case.
+GATHER_S = 0.01  # for which the first request of a batch waits for others, sent at the same time
+
+# What verl sends and this engine does not know, with the values at which it changes nothing.
 _NEUTRAL_VALUES = {"repetition_penalty": (1.0,), "logprobs": (True, False, 0, 1)}
 
 
@@ -34,33 +38,26 @@ class SamplingSettings:
     top_k: int = -1  # -1 or 0 means all tokens
     top_p: float = 1.0
     ignore_eos: bool = False
-    stop_token_ids: tuple[
-        int, ...
-    ] = ()  # tokens that end a completion besides the model's own end of sequence
-    stop: tuple[str, ...] = ()
-    """Strings that end a completion; they stay in it, up to the end of the token that completes
-    them.
-    """
+    stop_token_ids: tuple[int, ...] = ()  # end a completion, as the model's own end of sequence
+    stop: tuple[str, ...] = ()  # end it, too, and stay in it, with the token that completes them
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> SamplingSettings:
-        """Read verl's sampling parameters; a ValueError if one asks for something that this server
-        cannot do.
-        """
-        known = {
-            name: params[name] for name in cls.__dataclass_fields__ if params.get(name) is not None
+        """Read verl's sampling parameters; ValueError if one cannot be honored."""
+        given = {
+            name: value
+            for name, value in params.items()
+            if value is not None and value not in _NEUTRAL_VALUES.get(name, ())
         }
-        if isinstance(known.get("stop"), str):
-            known["stop"] = [known["stop"]]
-        known |= {name: tuple(known[name]) for name in ("stop", "stop_token_ids") if name in known}
-        for name, value in params.items():
-            changes_something = value is not None and value not in _NEUTRAL_VALUES.get(name, ())
-            if changes_something and name not in known:
-                raise ValueError(
-                    f"rollout cpu_hf cannot honour the sampling parameter {name}={value!r}; "
-                    f"it knows max_tokens, max_new_tokens and {', '.join(cls.__dataclass_fields__)}"
-                )
-        return cls(**known)
+        if unknown := given.keys() - cls.__dataclass_fields__.keys():
+            raise ValueError(
+                f"rollout cpu_hf cannot honor the sampling parameters {sorted(unknown)}; it knows "
+                f"max_tokens, max_new_tokens and {', '.join(cls.__dataclass_fields__)}"
+            )
+        if isinstance(given.get("stop"), str):
+            given["stop"] = [given["stop"]]
+        lists = ("stop", "stop_token_ids")
+        return cls(**given | {name: tuple(given[name]) for name in lists if name in given})
 
 
 @dataclass(frozen=True)
@@ -74,17 +71,74 @@ class SamplingRequest:
 
 @dataclass
 class Completion:
-    """The tokens sampled for one request."""
+    """The tokens sampled for one request, with log-probs of the distribution they were drawn from
+    (verl's ``logprobs_mode=processed_logprobs``).
+    """
 
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-    """Of the distribution the tokens were drawn from, which is verl's
-    logprobs_mode=processed_logprobs.
+    stop_reason: str = "length"  # or "completed"
+
+
+class Sampler:
+    """Samples with one model, in batches of at most ``most`` requests of equal settings.
+
+    A batch blocks the event loop, so nothing changes the weights in the middle of a completion.
+    ``model`` is a Transformers model, or a ``PeftModel`` whose adapters requests may name.
     """
-    stop_reason: str = "length"
-    """"completed" after an end-of-sequence token or a stop string, "length" when the budget is
-    spent.
-    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, eos_token_ids: frozenset[int], most: int = 64
+    ) -> None:
+        self.model, self.eos_token_ids, self.most = model, eos_token_ids, most
+        self._tokenizer = tokenizer
+        self._waiting: list[
+            tuple[SamplingSettings, SamplingRequest, asyncio.Future[Completion]]
+        ] = []
+        self._serving: asyncio.Task[None] | None = None
+
+    async def sample(self, request: SamplingRequest, settings: SamplingSettings) -> Completion:
+        """Sample a completion in one batch with those that are asked for at the same time."""
+        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting.append((settings, request, answer))
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.create_task(self._serve())
+        return await answer
+
+    async def _serve(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(GATHER_S)
+            settings = self._waiting[0][0]
+            same = [each for each in self._waiting if each[0] == settings]
+            # The shortest prompts first: a batch is padded to its longest one.
+            batch = sorted(same, key=lambda each: len(each[1].prompt_ids))[: self.most]
+            requests, answers = [each[1] for each in batch], [each[2] for each in batch]
+            self._waiting = [each for each in self._waiting if each[2] not in answers]
+            try:
+                completions = self._sample(requests, settings)
+            except Exception as error:
+                for answer in answers:
+                    if not answer.done():
+                        answer.set_exception(error)
+                continue
+            for answer, completion in zip(answers, completions, strict=True):
+                if not answer.done():  # a caller may have given up
+                    answer.set_result(completion)
+
+    def _sample(
+        self, requests: Sequence[SamplingRequest], settings: SamplingSettings
+    ) -> list[Completion]:
+        adapters = getattr(self.model, "peft_config", {})
+        if settings.adapter is not None:
+            if settings.adapter not in adapters:
+                raise ValueError(f"adapter {settings.adapter} is asked for; here are {[*adapters]}")
+            self.model.set_adapter(settings.adapter)
+        with_base = adapters and settings.adapter is None
+        with self.model.disable_adapter() if with_base else nullcontext():
+            ends, tokenizer = self.eos_token_ids, self._tokenizer
+            return sample_batch(
+                self.model, requests, settings, eos_token_ids=ends, tokenizer=tokenizer
+            )
 
 
 class LayerWithRoom(DynamicLayer):  # type: ignore[misc]
@@ -99,9 +153,7 @@ class LayerWithRoom(DynamicLayer):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the states of new tokens, (B, H, new, D) each; returns those of all tokens, (B, H, T,
-        D).
-        """
+        """Add the states of new tokens, (B, H, new, D) each; return those of all, (B, H, T, D)."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.room = key_states[:, :, :0], value_states[:, :, :0]
@@ -130,16 +182,13 @@ def sample_batch(
     eos_token_ids: frozenset[int],
     tokenizer: Any = None,
 ) -> list[Completion]:
-    """Sample one completion per request, all with the same settings; a row that is done leaves the
-    batch.
-    """
+    """Sample one completion per request; a row that is done leaves the batch."""
     completions = [Completion() for _ in requests]
     running = list(range(len(requests)))  # running[b] is the request that batch row b works on
     prompts = [torch.tensor(request.prompt_ids) for request in requests]
-    mask = pad_sequence(
-        [torch.ones_like(prompt) for prompt in prompts], batch_first=True, padding_side="left"
-    )
     input_ids = pad_sequence(prompts, batch_first=True, padding_side="left")
+    ones = [torch.ones_like(prompt) for prompt in prompts]
+    mask = pad_sequence(ones, batch_first=True, padding_side="left")
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     cache = DynamicCache(config=model.config)
     cache.layers = [
@@ -147,11 +196,8 @@ def sample_batch(
     ]
     while True:
         inputs = {"input_ids": input_ids, "attention_mask": mask, "position_ids": positions}
-        logits = (
-            model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            .logits[:, -1]
-            .float()
-        )
+        output = model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        logits = output.logits[:, -1].float()
         if tokenizer is not None:
             logits[:, _unknown_ids(tokenizer, logits.shape[-1])] = -torch.inf
         log_probs = processed_log_probs(logits, settings)  # (B, V)
@@ -171,11 +217,8 @@ def sample_batch(
             completion.token_ids.append(token)
             completion.log_probs.append(log_prob)
             ended = token in eos_token_ids and not settings.ignore_eos
-            if (
-                ended
-                or token in settings.stop_token_ids
-                or _says_stop(completion.token_ids, settings, tokenizer)
-            ):
+            stopped = token in settings.stop_token_ids
+            if ended or stopped or _says_stop(completion.token_ids, settings, tokenizer):
                 completion.stop_reason = "completed"
             elif len(completion.token_ids) < requests[request].max_tokens:
                 unfinished.append(row)
@@ -193,9 +236,7 @@ def sample_batch(
 
 @lru_cache(maxsize=4)
 def _unknown_ids(tokenizer: Any, size: int) -> list[int]:
-    """Ids below ``size`` that the tokenizer has no token for: many a model's vocabulary is padded
-    to a round number.
-    """
+    """Ids without a token: many a model's vocabulary is padded to a round number."""
     return sorted(set(range(size)).difference(tokenizer.get_vocab().values()))
 
 
@@ -209,9 +250,7 @@ def _says_stop(token_ids: list[int], settings: SamplingSettings, tokenizer: Any)
 
 
 def processed_log_probs(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
-    """Log-probs (B, V) after temperature, top-k and top-p, in that order; greedy ones are of the
-    raw logits.
-    """
+    """Log-probs (B, V) after temperature, top-k and top-p; greedy ones are of the raw logits."""
     if settings.temperature == 0:
         return logits.log_softmax(-1)
     warpers = LogitsProcessorList([TemperatureLogitsWarper(float(settings.temperature))])

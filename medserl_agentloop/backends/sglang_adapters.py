@@ -8,23 +8,25 @@ model.
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter as SGLangServerAdapter
 
-from medserl_agentloop.backends.cpu_rollout import NamedWeights, full_weights
-from medserl_agentloop.backends.role_adapters import adapter_states, lora_config, write_adapter
+from medserl_agentloop.backends.cpu_rollout import (
+    NamedWeights,
+    adapter_states,
+    full_weights,
+    lora_config,
+)
+from medserl_agentloop.backends.engines import write_adapter
 from medserl_agentloop.core.config import ROLE_ADAPTERS
 
 GRACE_S = 0.3  # for a batch in flight, which takes milliseconds
-SHARED_MEMORY = Path("/dev/shm")
 
 
 class _ByAdapter:
@@ -44,8 +46,7 @@ class _ByAdapter:
 
 
 class AdapterServer(SGLangHttpServer):  # type: ignore[misc]  # verl is untyped
-    """verl's SGLang server; where it serves adapters, ``sampling_params["adapter"]`` chooses
-    one."""
+    """verl's SGLang server; ``sampling_params["adapter"]`` chooses one if it serves adapters."""
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         await super().launch_server(*args, **kwargs)
@@ -66,15 +67,10 @@ class AdapterServer(SGLangHttpServer):  # type: ignore[misc]  # verl is untyped
 
 
 class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]
-    """verl's way to its SGLang server, and a push of the roles' adapters.
-
-    Trainer and server share a node.
-    """
+    """verl's way to its SGLang server on the same node, and a push of the roles' adapters."""
 
     async def update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
-        """Push the weights as verl does; adapters of roles, where ``peft_config`` names them,
-        replace theirs.
-        """
+        """Push the weights as verl does; the adapters that ``peft_config`` names replace theirs."""
         config = kwargs.get("peft_config") or {}
         if ROLE_ADAPTERS not in config:
             await super().update_weights(weights, *args, **kwargs)
@@ -86,37 +82,34 @@ class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]
         for name, state in states.items():
             await self._push_adapter(name, state, config)
         await self._engine.flush_cache()
-        if kwargs.get("global_steps") is not None:
-            await self.server_actor.set_global_steps.remote(kwargs["global_steps"])
+        await self._tell_step(kwargs.get("global_steps"))
 
-    async def _push_adapter(
-        self, name: str, state: Mapping[str, torch.Tensor], config: Mapping[str, Any]
-    ) -> None:
+    async def _push_adapter(self, name: str, state: Any, config: Any) -> None:
         served = await self._engine.available_models()
         if name in (model["id"] for model in served["data"]):
             await self._ask("unload_lora_adapter", {"lora_name": name})
-        with folder_for(state) as folder:
+        with TemporaryDirectory() as folder:
             write_adapter(Path(folder), state, lora_config(config))
             await self._ask("load_lora_adapter", {"lora_name": name, "lora_path": folder})
 
     async def _ask(self, endpoint: str, request: dict[str, Any]) -> None:
         answer = await self._engine._make_async_request(endpoint, request)
         if not answer.get("success"):
-            raise RuntimeError(
-                f"the SGLang server did not take the weights of the last step: {answer}"
-            )
+            raise RuntimeError(f"the SGLang server did not take the last step's weights: {answer}")
+
+    async def _tell_step(self, step: int | None) -> None:
+        if step is not None:
+            await self.server_actor.set_global_steps.remote(step)
 
 
 class CpuServerAdapter(ServerAdapter):
-    """The same with a push of whole weights through a file: verl's own sends handles of CUDA
-    memory.
-    """
+    """The same; whole weights go through a file, for verl's own sends handles of CUDA memory."""
 
     async def update_weights(
         self,
         weights: NamedWeights,
+        *args: Any,
         global_steps: int | None = None,
-        wire_format: str = "named_tensors",
         **kwargs: Any,
     ) -> None:
         """Load ``weights`` into this rank's server and empty its prefix cache."""
@@ -124,30 +117,14 @@ class CpuServerAdapter(ServerAdapter):
             await super().update_weights(weights, global_steps=global_steps, **kwargs)
             return
         await self._init_server_adapter()
-        state = full_weights(self.config.name, weights, wire_format, **kwargs)
+        state = full_weights(self.config.name, weights, **kwargs)
         if self._engine is None:  # another rank of this replica speaks to the server
             return
-        with folder_for(state) as folder:
+        with TemporaryDirectory() as folder:
             save_file(state, Path(folder) / "model.safetensors")
             # The server was started with verl's load_format, "dummy", which would draw random
             # weights. Its prefix cache holds keys and values of the old policy: a chat template's
             # few tokens are enough to spoil the next step.
             request = {"model_path": folder, "load_format": "auto", "flush_cache": True}
             await self._ask("update_weights_from_disk", request)
-        if global_steps is not None:
-            await self.server_actor.set_global_steps.remote(global_steps)
-
-
-def folder_for(state: Mapping[str, torch.Tensor]) -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(
-        dir=place_for(sum(tensor.nbytes for tensor in state.values()))
-    )
-
-
-def place_for(size: int) -> Path | None:
-    """Shared memory if it has room, else None: a file that outgrows it ends the writer with a bus
-    error.
-    """
-    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * size:
-        return SHARED_MEMORY
-    return None
+        await self._tell_step(global_steps)

@@ -7,7 +7,7 @@ a GPU nothing happens.
 
 ``python -m medserl_agentloop.backends.sglang_cpu --model-path FOLDER --port 30000`` starts SGLang's
 OpenAI-compatible server on the CPU, for a judge, an opponent or an evaluation that asks a server.
-All arguments of ``sglang.launch_server`` are taken; those of ``NEEDS_NO_ACCELERATOR`` come first.
+It takes all arguments of ``sglang.launch_server``, after those of ``NEEDS_NO_ACCELERATOR``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 SWITCH = "SGLANG_USE_CPU_ENGINE"  # SGLang's own switch for its CPU engine; the recipes set it to 1
-SHIM = Path(__file__).parent / "shim"
+SHIM = str(Path(__file__).parent / "shim")
 PINNING = ("layers.logits_processor", "lora.layers", "lora.backend.torch_backend")
 """Modules of ``sglang.srt`` that pin memory."""
 NEEDS_NO_ACCELERATOR = (
@@ -34,28 +34,22 @@ NEEDS_NO_ACCELERATOR = (
     "--sampling-backend=pytorch",
     "--grammar-backend=llguidance",
     "--disable-overlap-schedule",
-    # A small model that is bound to a schema would otherwise write blank lines until its budget is
-    # spent.
+    # Or a small model that is bound to a schema writes blank lines until its budget is spent.
     "--constrained-json-disable-any-whitespace",
 )
 
 
 def register() -> None:
-    """Make ``rollout.name=sglang`` run on the CPU in this process and those it spawns.
-    Idempotent."""
+    """Make ``rollout.name=sglang`` run on the CPU, here and in processes spawned from here."""
     if torch.cuda.is_available():
         return
-    chosen = is_chosen()
     # With a CPU build of torch PyPI's torchvision cannot be imported without the shim, and
     # Transformers tries to wherever it is installed: also in the process that reads the recipe and
     # does not know the choice yet.
     cpu_build = torch.version.cuda is None and torch.version.hip is None
-    first, last = str(SHIM / "first"), str(SHIM / "last")
-    if (chosen or cpu_build) and is_installed() and first not in sys.path:
-        # Before and behind what is installed; what SGLang spawns inherits it.
-        sys.path.insert(0, first)
-        sys.path.append(last)
-    if chosen:
+    if (is_chosen() or cpu_build) and is_installed() and SHIM not in sys.path:
+        sys.path.insert(0, SHIM)  # before what is installed; what SGLang spawns inherits it
+    if is_chosen():
         from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
         _ROLLOUT_REGISTRY[("sglang", "async")] = (
@@ -74,10 +68,7 @@ def is_installed() -> bool:
 
 
 class _TorchWithoutPinning(ModuleType):
-    """A stand-in for ``torch`` in one module.
-
-    ``torch.tensor`` itself is unchanged: models are built with it.
-    """
+    """``torch`` for one module; ``torch.tensor`` itself is unchanged: models are built with it."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)

@@ -36,6 +36,9 @@ which are trained.
 ROUTER_ADDRESS = "router_address"
 """Key of ``reward.reward_model`` in which the trainer tells agent loops where verl serves it."""
 
+ADAPTERS_FOLDER = "lora_adapters"
+"""Folder of a checkpoint that has a folder for each role's adapter, in peft's format."""
+
 
 def adapter_names(roles: Sequence[str]) -> dict[str, str]:
     """The name of each role's adapter. verl and peft look up the first one as ``default``."""

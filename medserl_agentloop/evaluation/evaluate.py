@@ -186,7 +186,7 @@ def _facts(player: play.Model, model: str, concurrency: int) -> dict[str, Any]:
         return {"name": player.name, "server": player.url, **blocking(player.check())}
     from medserl_agentloop.evaluation.local_models import facts_of  # loads verl
 
-    player.batch = concurrency
+    player.sampler.most = concurrency
     return facts_of(Path(model))
 
 

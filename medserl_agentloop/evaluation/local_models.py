@@ -4,13 +4,12 @@ on the CPU.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,10 +24,10 @@ from transformers import logging as transformers_logging
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
-from medserl_agentloop.backends import cpu_sampling
-from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
+from medserl_agentloop.backends.cpu_sampling import Sampler, SamplingRequest, SamplingSettings
 from medserl_agentloop.core import identity
 from medserl_agentloop.core.client import without_credentials
+from medserl_agentloop.core.config import ADAPTERS_FOLDER
 from medserl_agentloop.core.encoding import ChatEncoder, end_ids
 from medserl_agentloop.core.interaction import Message, Reply, Turn, as_untrusted
 from medserl_agentloop.core.step_file import LATEST
@@ -182,19 +181,12 @@ class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
         return merged
 
 
-@dataclass
 class LocalModel:
     """A model on this machine's CPU, in evaluation mode; ``name`` is for tables and records."""
 
-    name: str
-    model: Any
-    tokenizer: Any
-    encoder: ChatEncoder
-    batch: int = 64  # turns that are sampled together
-    _waiting: list[tuple[Any, cpu_sampling.SamplingRequest, asyncio.Future[Any]]] = field(
-        default_factory=list
-    )
-    _sampling: asyncio.Task[None] | None = None
+    def __init__(self, name: str, model: Any, tokenizer: Any, encoder: ChatEncoder) -> None:
+        self.name, self.model, self.tokenizer, self.encoder = name, model, tokenizer, encoder
+        self.sampler = Sampler(model, tokenizer, encoder.ends)
 
     async def check(self) -> None:
         """Nothing to check: a model in a folder is loaded before it plays."""
@@ -221,55 +213,18 @@ class LocalModel:
         room = min(budget, self.model.config.max_position_embeddings - len(prompt.ids))
         if room <= 0:
             return Reply("", truncated=True, prefill=prompt.prefill)
-        request = cpu_sampling.SamplingRequest(
-            prompt.ids, room, torch.Generator().manual_seed(_turn_seed(seed, number, turn))
+        draws = torch.Generator().manual_seed(_turn_seed(seed, number, turn))
+        of_role = turn.role if turn.role in getattr(self.model, "peft_config", ()) else None
+        stop = self.encoder.stop(turn.stop)
+        settings = SamplingSettings.from_params(
+            {"temperature": temperature, "adapter": of_role, **stop}
         )
-        answer = asyncio.get_running_loop().create_future()
-        self._waiting.append(((turn.role, turn.stop, temperature), request, answer))
-        if self._sampling is None or self._sampling.done():
-            self._sampling = asyncio.create_task(self._sample_all())
-        completion = await answer
+        request = SamplingRequest(prompt.ids, room, draws)
+        completion = await self.sampler.sample(request, settings)
         text = self.encoder.decode(completion.token_ids, turn.stop)
         return Reply(
             text, len(completion.token_ids), completion.stop_reason == "length", prompt.prefill
         )
-
-    async def _sample_all(self) -> None:
-        """Answer batch after batch; between two of them whoever has an answer takes it, and others
-        join.
-        """
-        await asyncio.sleep(0)
-        while self._waiting:
-            try:
-                self._sample_batch()
-            except Exception as error:
-                for *_, answer in self._waiting:
-                    if not answer.done():
-                        answer.set_exception(error)
-                self._waiting = []
-            await asyncio.sleep(0)
-
-    def _sample_batch(self) -> None:
-        """Answer the shortest prompts of one kind, as a batch is padded to its longest one."""
-        role, strings, temperature = kind = self._waiting[0][0]
-        same = [waiting for waiting in self._waiting if waiting[0] == kind]
-        batch = sorted(same, key=lambda waiting: len(waiting[1].prompt_ids))[: self.batch]
-        if role in getattr(self.model, "peft_config", ()):
-            self.model.set_adapter(role)
-        stop: dict[str, Any] = {
-            name: tuple(values) for name, values in self.encoder.stop(strings).items()
-        }
-        completions = cpu_sampling.sample_batch(
-            self.model,
-            [request for _, request, _ in batch],
-            cpu_sampling.SamplingSettings(temperature=temperature, **stop),
-            eos_token_ids=self.encoder.ends,
-            tokenizer=self.tokenizer,
-        )
-        for (_, _, answer), completion in zip(batch, completions, strict=True):
-            if not answer.done():  # else its asker has given up
-                answer.set_result(completion)
-        self._waiting = [waiting for waiting in self._waiting if not waiting[2].done()]
 
 
 def _turn_seed(seed: int, number: int, turn: Turn) -> int:

@@ -22,9 +22,8 @@ from verl.workers.config import RolloutConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested
 
-from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
-from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER, adapter_states
-from medserl_agentloop.core.config import ROLE_ADAPTERS
+from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer, adapter_states
+from medserl_agentloop.core.config import ADAPTERS_FOLDER, ROLE_ADAPTERS
 from medserl_agentloop.testing import compose_run
 
 LORA = ("lora_rank=4", "lora_alpha=8", "target_modules=all-linear")

@@ -1,4 +1,4 @@
-"""The platform "cpu" is chosen by VERL_PLATFORM=cpu, in no other way, and leaves other runs alone.
+"""The CPU backend is chosen by the environment, in no other way, and leaves other runs alone.
 
 So does SGLang on a CPU: where it is not installed, where it is not chosen, and where there is a
 GPU.
@@ -20,22 +20,18 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 from medserl_agentloop import backends
-from medserl_agentloop.backends import register, sglang_cpu
+from medserl_agentloop.backends import sglang_cpu
 from medserl_agentloop.backends.attention import PACKED
 from medserl_agentloop.backends.cpu_platform import PlatformCPU
-from medserl_agentloop.backends.role_adapters import RoleAdapters
+from medserl_agentloop.backends.engines import RoleAdapters
 from medserl_agentloop.core.run_check.machine import RESERVED, longest_context, sglang_on_cpu
 from medserl_agentloop.testing import tiny_model
 
 
-def test_the_platform_is_registered_whole_but_never_auto_detected() -> None:
-    register()
+def test_the_platform_is_whole_but_never_detected() -> None:
     assert PlatformRegistry.get("cpu") is PlatformCPU and not PlatformCPU.__abstractmethods__
     platform = PlatformCPU()
-    assert (
-        not platform.is_platform_available(use_smi_check=True)
-        and not platform.is_platform_available()
-    )
+    assert not platform.is_platform_available(use_smi_check=True)
     assert torch.zeros(1).to(platform.current_device()).device.type == "cpu"
     assert platform.ray_resource_options(1) == {"num_gpus": 1}
 
@@ -43,9 +39,7 @@ def test_the_platform_is_registered_whole_but_never_auto_detected() -> None:
 def test_the_device_module_has_the_calls_that_verl_makes_on_every_device() -> None:
     device = PlatformCPU().device_module
     free, total = device.mem_get_info()
-    assert 0 < free <= total
-    assert device.memory_allocated() > 0
-    assert device.max_memory_reserved() > 0
+    assert 0 < free <= total and device.max_memory_reserved() > 0
     state = device.get_rng_state()
     first = torch.rand(3)
     device.set_rng_state(state)
@@ -55,9 +49,7 @@ def test_the_device_module_has_the_calls_that_verl_makes_on_every_device() -> No
     assert device.current_stream() is not None  # falls through to torch.cpu
 
 
-def test_a_gpu_run_gets_the_engine_and_the_replica_that_know_adapters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_run_gets_our_engines_and_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     backends.register_adapters()
     monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "nvidia")
@@ -69,10 +61,7 @@ def test_a_gpu_run_gets_the_engine_and_the_replica_that_know_adapters(
         model = tiny_model(100, attention=attention)
         monkeypatch.setattr(FSDPEngineWithLMHead, "_build_module", lambda self, built=model: built)
         assert engine._build_module(object.__new__(engine)).config._attn_implementation == expected
-    assert (
-        _ROLLOUT_REGISTRY[("sglang", "async")]
-        == "medserl_agentloop.backends.sglang_adapters.ServerAdapter"
-    )
+    assert _ROLLOUT_REGISTRY[("sglang", "async")] == f"{backends.SGLANG}.ServerAdapter"
 
 
 def test_sglangs_flag_is_set_before_the_servers_module_is_imported(
@@ -93,72 +82,57 @@ def test_sglangs_flag_is_set_before_the_servers_module_is_imported(
 # --- SGLang on a CPU ---
 
 
-OURS = "medserl_agentloop.backends.sglang_adapters.CpuServerAdapter"
 VERLS = "verl.workers.rollout.sglang_rollout.sglang_rollout.ServerAdapter"
 KEY = ("sglang", "async")
 
 
-@pytest.fixture
-def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process in which nothing is registered, on a machine without a GPU, with SGLang
-    installed."""
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if "shim" not in path])
-    monkeypatch.setitem(_ROLLOUT_REGISTRY, KEY, VERLS)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sglang_cpu, "is_installed", lambda: True)
-    monkeypatch.setenv(sglang_cpu.SWITCH, "1")
-
-
 @pytest.mark.parametrize(
-    ("machine", "push", "shim"),
+    ("machine", "ours", "shim"),
     [
-        ({"chosen", "installed"}, OURS, True),
-        ({"chosen", "installed", "gpu build"}, OURS, True),
-        ({"chosen"}, OURS, False),
-        ({"chosen", "installed", "gpu build", "gpu"}, VERLS, False),
-        ({"installed"}, VERLS, True),  # Transformers imports torchvision all the same
-        ({"installed", "gpu build"}, VERLS, False),  # the head node of a GPU cluster
+        ({"chosen", "installed"}, True, True),
+        ({"chosen", "installed", "gpu build"}, True, True),
+        ({"chosen"}, True, False),
+        ({"chosen", "installed", "gpu build", "gpu"}, False, False),
+        ({"installed"}, False, True),  # Transformers imports torchvision all the same
+        ({"installed", "gpu build"}, False, False),  # the head node of a GPU cluster
     ],
 )
 def test_register_chooses_push_and_shim_by_the_machine(
-    untouched: None, monkeypatch: pytest.MonkeyPatch, machine: set[str], push: str, shim: bool
+    monkeypatch: pytest.MonkeyPatch, machine: set[str], ours: bool, shim: bool
 ) -> None:
+    before = [path for path in sys.path if path != sglang_cpu.SHIM]
+    monkeypatch.setattr(sys, "path", list(before))
+    monkeypatch.setitem(_ROLLOUT_REGISTRY, KEY, VERLS)
     monkeypatch.setenv(sglang_cpu.SWITCH, "1" if "chosen" in machine else "")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: "gpu" in machine)
     monkeypatch.setattr(torch.version, "cuda", "13.0" if "gpu build" in machine else None)
     monkeypatch.setattr(sglang_cpu, "is_installed", lambda: "installed" in machine)
     for _ in range(2):
         sglang_cpu.register()
-    assert _ROLLOUT_REGISTRY[KEY] == push
-    assert [Path(path).name for path in sys.path if "shim" in path] == ["first", "last"] * shim
-    assert not shim or [Path(sys.path[place]).name for place in (0, -1)] == ["first", "last"]
+    assert _ROLLOUT_REGISTRY[KEY] == (f"{backends.SGLANG}.CpuServerAdapter" if ours else VERLS)
+    assert sys.path == [sglang_cpu.SHIM] * shim + before
 
 
-def test_folders_that_are_called_like_the_packages_are_not_taken_for_them(
+def test_an_installed_kernel_package_goes_before_the_stand_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = sglang_cpu.is_installed()
-    (tmp_path / "sglang").mkdir()
-    (tmp_path / "torchvision").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert sglang_cpu.is_installed() is before
+    (tmp_path / "sgl_kernel").mkdir()
+    (tmp_path / "sgl_kernel" / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [sglang_cpu.SHIM, str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "sgl_kernel", raising=False)
+    import sgl_kernel
+
+    assert sgl_kernel.__file__ == str(tmp_path / "sgl_kernel" / "__init__.py")
 
 
 RECIPE = "[quickstart,sglang_cpu]"
 
 
-@pytest.mark.parametrize("recipe", [RECIPE, "cpu_smollm2", "learn_smollm2", "quickstart"])
-def test_the_recipes_leave_every_turn_its_tokens(untouched: None, recipe: str) -> None:
-    assert not list(sglang_on_cpu(run_of({}, recipe)))
-
-
 @pytest.mark.parametrize("key", ["max_model_len", "engine_kwargs.sglang.max_total_tokens"])
-def test_context_that_would_cut_a_turn_is_refused_with_the_number_needed(
-    untouched: None, key: str
-) -> None:
-    needed = longest_context(run_of({}, RECIPE)) + RESERVED
-    assert not list(sglang_on_cpu(run_of({f"actor_rollout_ref.rollout.{key}": needed}, RECIPE)))
-    (problem,) = sglang_on_cpu(run_of({f"actor_rollout_ref.rollout.{key}": needed - 1}, RECIPE))
+def test_context_that_would_cut_a_turn_is_refused_with_the_number_needed(key: str) -> None:
+    key, needed = f"actor_rollout_ref.rollout.{key}", longest_context(run_of({}, RECIPE)) + RESERVED
+    assert not list(sglang_on_cpu(run_of({key: needed}, RECIPE)))
+    (problem,) = sglang_on_cpu(run_of({key: needed - 1}, RECIPE))
     assert f"{key}={needed - 1}" in problem and f"at least {needed}" in problem
 
 

@@ -17,7 +17,7 @@ from real_runs import AGREEMENT, REPOSITORY, answers_of, log_probs, same
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
+from medserl_agentloop.core.config import ADAPTERS_FOLDER
 from medserl_agentloop.paths import resource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -16,8 +16,7 @@ from support import extra_info
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
-from medserl_agentloop.backends import cpu_sampling
-from medserl_agentloop.backends.role_adapters import ADAPTERS_FOLDER
+from medserl_agentloop.core.config import ADAPTERS_FOLDER
 from medserl_agentloop.core.interaction import Message, Prompt, Reply, Turn
 from medserl_agentloop.evaluation.local_models import (
     facts_of,
@@ -223,38 +222,6 @@ def test_checkpoint_with_role_adapters_plays_each_role_with_its_own(tmp_path: Pa
             assert (found - alone[role](ids).logits).abs().max() < 1e-4
             others = [alone[other](ids).logits for other in Role if other is not role]
         assert all((found - other).abs().max() > 1e-2 for other in others)
-
-
-def test_answers_are_taken_between_batches_and_a_fault_reaches_all_who_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    player, taken, at_batch = (
-        replace(load_player(resource("assets/tiny_player")), batch=2),
-        list[int](),
-        list[int](),
-    )
-    sample = cpu_sampling.sample_batch
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        at_batch.append(len(taken))
-        if len(taken) == 6:
-            raise ValueError("no memory")
-        return sample(*arguments, **options)
-
-    async def ask(number: int) -> None:
-        words = (
-            {"role": "user", "content": "word " * (20 - number)},
-        )  # the shortest are answered first, and ask last
-        turn = Turn("first", Prompt(words), 9)
-        await player.sample(turn, words, number=number, budget=2, temperature=0.0, seed=0)
-        taken.append(number)
-
-    async def ask_all() -> list[Any]:
-        return await asyncio.gather(*map(ask, range(6)), return_exceptions=True)
-
-    monkeypatch.setattr(cpu_sampling, "sample_batch", counted)
-    assert asyncio.run(ask_all()) == [None] * 6 and at_batch == [0, 2, 4]
-    assert [str(error) for error in asyncio.run(ask_all())] == ["no memory"] * 6
 
 
 def test_decoded_turn_drops_end_ids_of_the_generation_config(tmp_path: Path) -> None:

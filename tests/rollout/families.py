@@ -38,6 +38,15 @@ GEMMA = (
     "{{ '<start_of_turn>' + role + '\\n' + m['content'] | trim + '<end_of_turn>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
 )
+LLAMA3 = (
+    "<|begin_of_text|>{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>"
+    "\n\n{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+LLAMA3_TOKENS = (
+    *("<|endoftext|>", "<|begin_of_text|>"),
+    *("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+)
 # Mistral's: brackets, and a system message only as part of a user's.
 MISTRAL = (
     "{{ bos_token }}{% for m in messages %}"
@@ -105,7 +114,7 @@ def qwen3(template: str = QWEN3) -> Any:
 
 FAMILIES: dict[str, Any] = {
     "qwen3": qwen3(),
-    "llama3": tiny_tokenizer("llama3"),
+    "llama3": tiny_tokenizer(LLAMA3, LLAMA3_TOKENS),
     "tiny_player": AutoTokenizer.from_pretrained(resource("assets/tiny_player")),
     "gemma": sentencepiece(GEMMA, ["<start_of_turn>", "<end_of_turn>", "\n\n"]),
     "mistral": sentencepiece(MISTRAL, ["[INST]", "[/INST]"]),

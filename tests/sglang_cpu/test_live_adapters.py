@@ -15,7 +15,7 @@ from real_runs import AGREEMENT, log_probs
 from transformers import AutoModelForCausalLM
 from verl.workers.rollout.replica import TokenOutput
 
-from medserl_agentloop.backends.role_adapters import write_adapter
+from medserl_agentloop.backends.engines import write_adapter
 from medserl_agentloop.paths import resource
 from medserl_agentloop.testing import compose_run
 

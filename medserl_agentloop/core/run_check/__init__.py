@@ -32,7 +32,7 @@ from medserl_agentloop.core.config import (
 ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 CORRECTION, SAMPLER = "algorithm.rollout_correction", "trainer.v1.sampler"
-FSDP = ("fsdp", "fsdp2")
+FSDP = ("fsdp2",)
 OWN_MODULES = "pkg://medserl_agentloop."
 
 _OPEN_NODES = (

@@ -9,6 +9,7 @@ never calls; Transformers imports it wherever it is installed.
 
 import os
 import sys
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -16,27 +17,16 @@ from pathlib import Path
 import torch
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-
-
-def _has_native_operators(package: Path) -> bool:
-    try:
-        torch.ops.load_library(package / "_C.so")  # type: ignore[no-untyped-call]  # torch is not
-    except OSError:
-        return False
-    return True
-
-
-_spec = PathFinder.find_spec(
-    "torchvision", [path for path in sys.path if os.path.abspath(path) != _HERE]
-)
+_others = [path for path in sys.path if os.path.abspath(path) != _HERE]
+_spec = PathFinder.find_spec("torchvision", _others)
 if _spec is None or _spec.origin is None or _spec.loader is None:
     raise ModuleNotFoundError("torchvision is not installed", name="torchvision")
-if not _has_native_operators(Path(_spec.origin).parent):
-    for _operator in ("nms", "qnms"):
-        torch.library.define(
-            f"torchvision::{_operator}",
-            "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-        )
+with suppress(OSError):
+    torch.ops.load_library(Path(_spec.origin).with_name("_C.so"))  # type: ignore[no-untyped-call]
+for _name in ("nms", "qnms"):
+    if not hasattr(torch.ops.torchvision, _name):
+        _signature = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        torch.library.define(f"torchvision::{_name}", _signature)
 
 _real = module_from_spec(_spec)
 sys.modules["torchvision"] = _real
