@@ -13,7 +13,6 @@ from medserl_agentloop.medical_team.medical_game_manager import (
     MedicalGameState,
 )
 from medserl_agentloop.medical_team.prompts import (
-    convert_medical_game_history_to_conversation,
     convert_medical_game_history_to_messages,
     convert_medical_game_history_to_query,
 )

@@ -49,8 +49,7 @@ class MedicalGameState:
 
 
 class MedicalDialogueGameManager:
-    """Plays, judges and scores a batch of two-turn games; docs/migration.md has the
-    ``custom_configs``.
+    """Plays, judges and scores a batch of two-turn games; see docs/migration.md.
 
     ``remote_rm_url`` is the judge's address, or a list whose first entry it is. With a judge
     function in its place, or as ``medical_judge_fn``, games are returned as a list and outputs as
@@ -114,8 +113,7 @@ class MedicalDialogueGameManager:
     def play_games(
         self, attacker_llm_generator: Generator, assessor_llm_generator: Generator, **kwargs: Any
     ) -> Any:
-        """Play all games, the attacker in even turns and the assessor in odd ones, and return them
-        by index, or as a list.
+        """Play all games, the attacker in even turns and the assessor in odd ones; return them.
 
         A generator is called ``(batch_chat_messages, labels, **kwargs)`` with a prompt and a data
         type per game, and returns one vLLM-like output each, with ``outputs[0].token_ids``.
@@ -129,36 +127,29 @@ class MedicalDialogueGameManager:
         return list(self.active_games.values()) if self.medical_judge_fn else self.active_games
 
     def evaluate_game_outcomes(self) -> dict[int, Labels]:
-        """Labels by game index, from one judge request for the batch; a ValueError if there is no
-        judge.
-        """
+        """Labels by game index, from one judge request; ValueError without a judge."""
         labels: dict[int, Labels] = {}
         queries: list[Query] = []
         for index, game in self.active_games.items():
             note, assessment = (_last_turn(game, role) for role in Role)
-            if game.get("invalid_attack"):
-                reason = "no note could be read from the attacker's turn"
-                labels[index] = no_labels(reason, is_parsing_error=False).model_dump()
-            elif note is None or assessment is None:
-                labels[index] = no_labels("the assessor has not played").model_dump()
-            else:
+            labels[index] = no_labels("no labels for this game").model_dump()
+            if game.get("invalid_attack"):  # no note could be read from the attacker's turn
+                labels[index]["is_parsing_error"] = False
+            elif note is not None and assessment is not None:
                 row = {"original_note": game["prompts"], "game_category": game["prompt_type"]}
                 turns = {"medical_note": note, "assessment": assessment}
                 queries.append({"game_idx": index, **turns, **row})
         labels |= self._ask_judge(queries)
         for index, game in self.active_games.items():
-            no_answer = no_labels("no labels for this game").model_dump()
-            game["labels"] = labels.setdefault(index, no_answer)
+            game["labels"] = labels[index]
         return labels
 
     def filter_and_compute_rewards(self, batch_labels_dict: dict[int, Labels]) -> Any:
-        """Rewards of all generated turns; games that are parsing errors are left out. A game needs
-        labels.
+        """Rewards of all generated turns; games that are parsing errors are left out.
 
-        Returns:
-            ``(attacker_outputs, attacker_states, assessor_outputs, assessor_states, labels)``: the
-            generators' outputs and, in the same order, the turn states with ``reward`` and
-            ``game_outcomes``. With a judge function no labels, and the parsed texts for outputs.
+        Returns ``(attacker_outputs, attacker_states, assessor_outputs, assessor_states, labels)``:
+        the generators' outputs and, in the same order, the turn states with ``reward`` and
+        ``game_outcomes``. With a judge function no labels, and the parsed texts for outputs.
         """
         outputs: dict[str, list[Any]] = {role.value: [] for role in Role}
         states: dict[str, list[dict[str, Any]]] = {role.value: [] for role in Role}
@@ -169,10 +160,8 @@ class MedicalDialogueGameManager:
             labels = batch_labels_dict[index]
             if labels.get("is_parsing_error", False):
                 continue
-            turns = zip(game["history"], game["processed_output_history"], strict=True)
-            for said, turn in turns:
-                state = turn["game_states"]
-                if not state:
+            for said, turn in zip(game["history"], game["processed_output_history"], strict=True):
+                if not (state := turn["game_states"]):
                     continue  # it was not generated
                 reward, outcomes = get_medical_game_reward_general_sum(state, labels, coefficients)
                 if not self.disable_hidden_cot:
@@ -198,20 +187,18 @@ class MedicalDialogueGameManager:
             if game["finished"]:
                 continue
             game["current_turn"] = turn
-            has_attack = Category(game["prompt_type"]).has_attack and not self.no_attacker_turn
-            if role is Role.ATTACKER and not has_attack:
-                _write_down(game, role, *[game["prompts"]] * 3)
-            else:
+            attacks = Category(game["prompt_type"]).has_attack and not self.no_attacker_turn
+            if attacks or role is Role.ASSESSOR:
                 asked.append(game)
+            else:  # the note stays as it is
+                _write_down(game, role, *[game["prompts"]] * 3)
         if not asked:
             return
         prompts = [self._prompt(game, role) for game in asked]
         outputs = generator(prompts, [game["prompt_type"] for game in asked], **kwargs)
         if len(outputs) != len(prompts):
-            raise ValueError(
-                f"the {role.value}'s generator returned {len(outputs)} outputs for {len(prompts)} "
-                "prompts"
-            )
+            count = f"{len(outputs)} outputs for {len(prompts)} prompts"
+            raise ValueError(f"the {role.value}'s generator returned {count}")
         for game, output in zip(asked, outputs, strict=True):
             self._take_turn(role, game, output)
 

@@ -81,14 +81,3 @@ def convert_medical_game_history_to_query(
         {"role": "system", "content": system},
         {"role": "user", "content": f"{request}\n\n{note}"},
     ]
-
-
-def convert_medical_game_history_to_conversation(
-    history: Sequence[Mapping[str, Any]], error_type: str | None = None
-) -> str:
-    """A game to read, under its error type, with a line of dashes after each turn."""
-    title = f"Error type: {error_type}\n{'=' * 30}\n" if error_type else ""
-    turns = (
-        f"<|{turn['game_role'].title()}|>: {turn['content']}\n{'-' * 30}\n" for turn in history
-    )
-    return title + "".join(turns)

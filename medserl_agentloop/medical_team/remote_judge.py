@@ -137,7 +137,6 @@ class HttpJudge:
         return cls(config.judge_server)
 
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
-        started = time.monotonic()
         about = {
             "medical_note": presented,
             "original_note": original,
@@ -148,7 +147,7 @@ class HttpJudge:
         content = (self.name, self._client.url, *about.values())
         query = {"game_idx": 0, "assessment": _ANY_VERDICT, **about}
         answer, cached = await self._cache.recall(content, partial(self._ask, query))
-        return answer.model_copy(update={"cached": cached, "seconds": time.monotonic() - started})
+        return answer.model_copy(update={"cached": cached})
 
     async def _ask(self, query: Query) -> Judgement:
         (answer,) = await ask(self._client, [query])
@@ -170,31 +169,24 @@ def create_medical_judge_remote_function(judge_url: str, timeout: float = 30.0) 
         """Labels by game index for every query. ``url`` is part of the interface and not used."""
         if not batch_queries:
             return {}
+        labels = {}
         answers = blocking(ask(client, batch_queries, score_key))
-        if lost := [answer for answer in answers if isinstance(answer, NoAnswer)]:
-            warning = "the judge at %s gave no answer about %d of %d games, which are left out: %s"
-            logger.warning(warning, client.url, len(lost), len(answers), lost[0])
-        return {
-            query["game_idx"]: (
-                no_labels(f"{type(answer).__name__}: {answer}")
-                if isinstance(answer, NoAnswer)
-                else answer
-            ).model_dump()
-            for query, answer in zip(batch_queries, answers, strict=True)
-        }
+        for query, answer in zip(batch_queries, answers, strict=True):
+            if isinstance(answer, NoAnswer):
+                logger.warning("game %s is left out: %s", query["game_idx"], answer)
+                answer = no_labels(f"{type(answer).__name__}: {answer}")
+            labels[query["game_idx"]] = answer.model_dump()
+        return labels
 
     return ask_judge
 
 
 def test_judge_connection(judge_url: str) -> bool:
     """Return whether the judge's ``/health`` answers."""
-    client = _client(judge_url, 5.0)
     try:
-        blocking(client.get("/health"))
-    except BadAnswer:  # it answers, in words of its own
-        return True
+        blocking(_client(judge_url, 5.0).get("/health"))
     except NoAnswer as error:
-        logger.info("the judge at %s does not answer: %s", client.url, error)
+        logger.info("the judge does not answer: %s", error)
         return False
     return True
 

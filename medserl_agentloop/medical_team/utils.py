@@ -12,7 +12,6 @@ from medserl_agentloop.games.medical.records import MedicalRecord, Outcome, Rewa
 from medserl_agentloop.games.medical.rewards import RewardScheme
 from medserl_agentloop.medical_team.formats import BASELINE
 from medserl_agentloop.medical_team.prompts import (  # noqa: F401  the original has them here
-    convert_medical_game_history_to_conversation,
     convert_medical_game_history_to_messages,
     convert_medical_game_history_to_query,
 )

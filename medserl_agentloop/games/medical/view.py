@@ -85,7 +85,7 @@ class MedicalView(GameView[MedicalRecord]):
 
     @classmethod
     def startup_lines(cls, config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
-        yield from judge_lines(config, selfplay)
+        yield from judge_lines(selfplay)
         if selfplay.reward == "optimism":
             yield (
                 "reward optimism: the kind of an error is what the judge names; where it names "

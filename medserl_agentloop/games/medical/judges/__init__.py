@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
 from functools import partial
 from inspect import iscoroutinefunction
@@ -88,14 +89,16 @@ class GatedJudge:
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         if not spec.category.has_attack:
             return await LabelJudge().judge(presented, original, spec)
+        started = time.monotonic()
+        asked: Callable[[], Awaitable[Any]]
         asked = partial(self._judge.judge, presented, original, deepcopy(spec))
-        if self.limit_s is None:
-            return Judgement.model_validate(await asked())
         try:
-            return Judgement.model_validate(await limited(asked, self.limit_s))
+            answer = await (asked() if self.limit_s is None else limited(asked, self.limit_s))
         except TimeoutError:
             key = f"{JudgeServer.node}.timeout_s"
             raise BadAnswer(f"no answer in {self.limit_s} s: raise {key}") from None
+        judgement = Judgement.model_validate(answer)
+        return judgement.model_copy(update={"seconds": time.monotonic() - started})
 
 
 def judge_class(name: str) -> Any:

@@ -13,7 +13,6 @@ import json
 import logging
 import re
 import sqlite3
-import time
 import unicodedata
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -256,15 +255,13 @@ class LlmJudge(_Model[Verdict]):
         )
 
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
-        started = time.monotonic()
-        verdict, cached = await self.answer(presented, original)
+        said, cached = await self.answer(presented, original)
         return Judgement(
             judge=self.name,
-            label=_LABELS[verdict.error],
-            realistic=verdict.realistic,
-            reason=verdict.reason,
+            label=_LABELS[said.error],
+            realistic=said.realistic,
+            reason=said.reason,
             cached=cached,
-            seconds=time.monotonic() - started,
         )
 
 

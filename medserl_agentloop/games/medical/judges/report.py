@@ -26,8 +26,6 @@ from medserl_agentloop.paths import regular_file, replacing
 from medserl_agentloop.scoring.metrics import wilson_interval
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from medserl_agentloop.core.run_check import RunConfig
 
 _NODE = JudgeServer.node
@@ -252,22 +250,19 @@ def unanswered(config: MedicalConfig) -> str | None:
     return None
 
 
-def judge_lines(config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
+def judge_lines(selfplay: MedicalConfig) -> Iterator[str]:
     """Yield the lines that a run prints of its judge: whether it answers, and how good it is."""
     reason = unanswered(selfplay) or ""
     if "ConnectError" in reason:
-        raise ConfigError(
-            f"{_NODE}.url={selfplay.judge_server.url} cannot be connected to ({reason}). Start the "
-            "judge first, or name the address at which it listens."
-        )
+        url = f"{_NODE}.url={selfplay.judge_server.url}"
+        raise ConfigError(f"{url} cannot be connected to. Start the judge first ({reason})")
     if reason:
         yield f"warning: the judge does not answer, and games without its answer are void: {reason}"
+    never_errs = getattr(judge_class(selfplay.judge), "never_errs", selfplay.judge == LABELS_JUDGE)
     if selfplay.judge_report is not None:
         report = read_report(selfplay.judge_report)
         yield f"judge: sensitivity {report.sensitivity}, specificity {report.specificity}"
-    elif selfplay.judge != LABELS_JUDGE and not getattr(
-        judge_class(selfplay.judge), "never_errs", False
-    ):
+    elif not never_errs:
         yield (
             f"judge: selfplay.judge={selfplay.judge} was never measured, and rewards are as good "
             "as it is. Name a report of 'medserl judge calibrate' in selfplay.judge_report"
