@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, Protocol
 
@@ -90,10 +89,13 @@ class GatedJudge:
         if not spec.category.has_attack:
             return await LabelJudge().judge(presented, original, spec)
         started = time.monotonic()
-        asked: Callable[[], Awaitable[Any]]
-        asked = partial(self._judge.judge, presented, original, deepcopy(spec))
+        own = deepcopy(spec)  # which a user's judge may change
+
+        async def ask() -> Any:
+            return await self._judge.judge(presented, original, own)
+
         try:
-            answer = await (asked() if self.limit_s is None else limited(asked, self.limit_s))
+            answer = await (ask() if self.limit_s is None else limited(ask, self.limit_s))
         except TimeoutError:
             key = f"{JudgeServer.node}.timeout_s"
             raise BadAnswer(f"no answer in {self.limit_s} s: raise {key}") from None
