@@ -170,23 +170,20 @@ def test_an_entry_of_another_version_is_asked_for_again(tmp_path: Path) -> None:
         assert (found.reason, known) == ("new", cached)
 
 
-COMMANDS = [
-    "play {url} --model m --data {rows} --games 1",
-    "evaluate {url} --model m --notes {notes} --output {rows}.answers",
-    "tournament m@{url} --data {rows} --games 2 --output {rows}.games",
-]
-ADDRESSES = ["{}@127.0.0.1:9", "ftp://{}@127.0.0.1", "http://{}/@127.0.0.1", "http://{}@[::1:9"]
+PLAY = "play {url} --model m --data {rows} --games 1"
+EVALUATE = "evaluate {url} --model m --notes {notes} --output {rows}.answers"
 
 
 @pytest.mark.parametrize(
     ("command", "url"),
-    [*((command, "http://{}@127.0.0.1:9") for command in COMMANDS)]
-    + [(COMMANDS[0], url) for url in ADDRESSES],
+    [
+        *((command, "http://{}@127.0.0.1:9") for command in (PLAY, EVALUATE)),
+        *((PLAY, url) for url in ("{}@127.0.0.1:9", "http://{}/@127.0.0.1", "http://{}@[::1:9")),
+    ],
 )
 def test_no_command_prints_the_password_of_an_address_that_cannot_be_used(
-    command: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, url: str, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     rows = pa.Table.from_pylist([{"extra_info": extra_info("adversarial_benign")}] * 2)
     pq.write_table(rows, tmp_path / "rows.parquet")
     places = {"url": url.format("anna:hunter2"), "rows": tmp_path / "rows.parquet", "notes": SAMPLE}

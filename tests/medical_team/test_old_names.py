@@ -28,7 +28,7 @@ PAGE = (Path(__file__).parents[2] / "docs/migration.md").read_text(encoding="utf
 NAMES = {
     "medical_game_manager": "MedicalDialogueGameManager MedicalGameState",
     "utils": "MEDICAL_REWARD_COEFF_CONFIG convert_medical_game_history_to_messages "
-    "convert_medical_game_history_to_query convert_medical_game_history_to_conversation "
+    "convert_medical_game_history_to_query "
     "medical_cot_format_check_and_extract get_medical_game_reward_general_sum "
     "get_medical_cot_formatting_reward get_medical_error_detection_reward "
     "get_medical_error_realism_reward",
@@ -47,17 +47,6 @@ def test_every_name_of_the_original_is_where_it_was_and_in_the_package() -> None
         for name in names.split():
             assert getattr(medical_team, name) is getattr(here, name)
     assert {name for name in PROMPTS.split() if not getattr(prompts, name)} == set()
-
-
-def test_a_game_is_shown_as_a_conversation() -> None:
-    history = [
-        {"game_role": "attacker", "content": "a note"},
-        {"game_role": "assessor", "content": "Safe"},
-    ]
-    show = medical_team.convert_medical_game_history_to_conversation
-    said = f"<|Attacker|>: a note\n{'-' * 30}\n<|Assessor|>: Safe\n{'-' * 30}\n"
-    assert show(history) == said
-    assert show(history, "dosage") == f"Error type: dosage\n{'=' * 30}\n{said}"
 
 
 PHRASES = {
@@ -101,8 +90,8 @@ def test_example_of_the_page_runs_as_shown(
         "assets/", f"{resource('assets')}/"
     )
     exec(code, {})
-    printed = capsys.readouterr().out.strip()
-    assert printed and f"it prints `{printed}`" in PAGE
+    first, second = capsys.readouterr().out.split("\n", 1)
+    assert f"it prints `{first}` and `{second.strip()}`" in PAGE
 
 
 # --- the baseline's functions give what its table says, and what the scheme of the core gives ---
