@@ -33,23 +33,17 @@ from medserl_agentloop.core.interaction import Message, NoReplyError, Reply, Tur
 
 logger = logging.getLogger(__name__)
 
-TEMPLATE_KWARGS = (
-    "chat_template_kwargs"  # the arguments of the chat template, in a request's ``extra_body``
-)
+TEMPLATE_KWARGS = "chat_template_kwargs"  # of the chat template, in a request's ``extra_body``
 BASE = "base"  # in the place of a server's ``url``: the base model of the run
-ABORTED = (
-    "abort",
-    "aborted",
-)  # stop reasons of a turn that the engine gave up: SGLang's, and verl's own word
+ABORTED = ("abort", "aborted")  # stop reasons of SGLang, and of verl, for a turn that was given up
 # Finish reasons: of a turn that its budget cut off, and of one that has no end. Servers have many
 # other words for a whole turn.
 _CUT = re.compile(r"length|max_?(output_?)?tokens|model_length", re.I)
-_TOO_MUCH = re.compile(r"too (large|long|many)|context", re.I)  # no field is to blame
 _NO_END = re.compile(r"abort|cancel|content|filter|safety|recitation|refus|error|fail", re.I)
+_TOO_MUCH = re.compile(r"too (large|long|many)|context", re.I)  # no field is to blame
 _ALL_REASONING = (
     ": the server put all of it into its reasoning. Start it without a reasoning parser, or switch "
-    "thinking off "
-    f"(extra_body {TEMPLATE_KWARGS}.enable_thinking=false)"
+    f"thinking off (extra_body {TEMPLATE_KWARGS}.enable_thinking=false)"
 )
 
 
@@ -64,11 +58,11 @@ class ChatClient:
 
     def __init__(self, http: HttpClient, special_tokens: Iterable[str] = ()) -> None:
         self.http = http
+        # The fewest words of a prompt by the number of tokens that the server says it read.
+        self._fewest_words: dict[int, int] = {}
         self._warned = False
-        known = map(re.escape, filter(None, special_tokens))
-        self._special = re.compile(
-            "|".join([r"<\|[^<>|\s]*\|>", CONTROL_TOKEN, *known]), re.IGNORECASE
-        )
+        known = [re.escape(token) for token in special_tokens if token]
+        self._special = re.compile("|".join([r"<\|[^<>|\s]*\|>", CONTROL_TOKEN, *known]), re.I)
 
     @property
     def is_down(self) -> bool:
@@ -87,92 +81,83 @@ class ChatClient:
         harmless = [{**m, "content": self._special.sub(broken, m["content"])} for m in messages]
         words = sum(len(message["content"].split()) for message in harmless)
         body: dict[str, Any] = {"model": self.http.options.model, "messages": harmless}
-        if prefix:
-            body["messages"].append({"role": "assistant", "content": prefix})
-            body |= {
-                "add_generation_prompt": False,
-                "continue_final_message": True,
-            }  # by SGLang's and vLLM's names
+        if prefix:  # by SGLang's and vLLM's names
+            harmless.append({"role": "assistant", "content": prefix})
+            body |= {"add_generation_prompt": False, "continue_final_message": True}
         body |= {**fields, **self.http.options.extra_body}
         body = {name: value for name, value in body.items() if value is not None}
         try:
-            reply = self._read(await self.http.post(CHAT_PATH, body), prefix)
-        except Refused as refusal:  # OpenAI's newer models take no max_tokens and one temperature
-            named = sorted(
-                {*re.findall(r"\w+", refusal.words)} & (body.keys() - {"model", "messages"})
-            )
-            if "stream" in refusal.words.lower() and "stream" not in body:
-                refusal.args = (f"this server streams its answers, which is not read ({refusal})",)
-            elif named and not _TOO_MUCH.search(refusal.words):
-                instead = re.findall(r"[Uu]se '(\w+)' instead", refusal.words)
-                settings = [f"{name}=null" for name in named] + [
-                    f"{new}={body[named[0]]}" for new in instead
-                ]
-                option = (
-                    f"+{node}.extra_body." if (node := self.http.options.node) else "--extra-body "
-                )
-                refusal.args = (
-                    f"add {' '.join(option + field for field in settings)} ({refusal})",
-                )
+            reply = _read(await self.http.post(CHAT_PATH, body), prefix)
+        except Refused as refusal:
+            if hint := self._hint(refusal.words, body):
+                refusal.args = (f"{hint} ({refusal})",)
             raise
-        if 0 < reply.prompt_tokens < words and not self._warned:
-            self._warned = True
-            logger.warning(
-                "%s says that it read %d tokens of a prompt of %d words: it cuts long prompts. "
-                "Raise its context length",
-                self.http.url,
-                reply.prompt_tokens,
-                words,
-            )
+        self._watch(words, reply.prompt_tokens)
         return reply
 
-    def _read(self, answer: Any, prefix: str) -> Reply:
-        """The turn in a chat completion. A server that parses reasoning sends it apart; it is part
-        of the turn.
+    def _hint(self, words: str, body: Mapping[str, Any]) -> str:
+        """What to do about a refusal; OpenAI's newer models take one temperature only."""
+        if "stream" in words.lower() and "stream" not in body:
+            return "this server streams its answers, which is not read"
+        named = sorted({*re.findall(r"\w+", words)} & (body.keys() - {"model", "messages"}))
+        if not named or _TOO_MUCH.search(words):
+            return ""
+        instead = re.findall(r"[Uu]se '(\w+)' instead", words)
+        fields = [f"{name}=null" for name in named] + [f"{new}={body[named[0]]}" for new in instead]
+        node = self.http.options.node
+        option = f"+{node}.extra_body." if node else "--extra-body "
+        return f"add {' '.join(option + field for field in fields)}"
+
+    def _watch(self, words: int, tokens: int) -> None:
+        """Warn once of a server that reads fewer tokens than a prompt has words, or as many of a
+        long prompt as of a short one.
         """
-        if isinstance(answer, dict) and answer.get("error") and not answer.get("choices"):
-            raise BadAnswer(f"the answer is an error: {shown(str(answer['error']))}")
-        try:
-            choice = answer["choices"][0]
-            message = choice["message"]
-            content = message.get("content") or ""
-            chunks: list[Any] = (
-                content if isinstance(content, list) else [{"type": "text", "text": content}]
+        fewest = min(words, self._fewest_words.get(tokens, words))
+        self._fewest_words[tokens] = fewest
+        if tokens and not self._warned and (tokens < words or words > 1.5 * fewest + 20):
+            self._warned = True
+            logger.warning(
+                "%s says that it read %d tokens of a prompt of %d words%s: it cuts long prompts. "
+                "Raise its context length",
+                self.http.url,
+                tokens,
+                words,
+                "" if tokens < words else f", as of one of {fewest}",
             )
-            content = "".join(chunk["text"] for chunk in chunks if chunk["type"] == "text")
-            thoughts = [
-                part["text"]
-                for chunk in chunks
-                if chunk["type"] == "thinking"
-                for part in chunk["thinking"]
-            ]
-            reasoning = "".join(
-                [message.get("reasoning_content") or message.get("reasoning") or "", *thoughts]
-            )
-            usage = answer.get("usage") or {}
-            tokens, read = (int(usage.get(f"{of}_tokens") or 0) for of in ("completion", "prompt"))
-            finish = str(choice.get("finish_reason") or "")
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
-            raise BadAnswer(f"the answer is no chat completion: {shown(str(answer))}") from None
-        cut = bool(_CUT.fullmatch(finish))
-        if not cut and _NO_END.search(finish):
-            raise BadAnswer(f"generation ended with {shown(repr(finish))}")
-        content = as_think(content)
-        if not content and not (reasoning and cut):
-            raise BadAnswer("the answer is empty" + (_ALL_REASONING if reasoning else ""))
-        if reasoning:
-            opening = "" if prefix.rstrip().endswith(THINK) else THINK
-            # Cut off while it reasoned: nothing closed the reasoning.
-            closing = f"{END_THINK}\n" if content else ""
-            content = f"{opening}{reasoning}{closing}{content}"
-        return Reply(
-            content.replace(JOINER, ""),
-            tokens,
-            cut,
-            prefix,
-            str(answer.get("model") or ""),
-            read,
-        )
+
+
+def _read(answer: Any, prefix: str) -> Reply:
+    """The turn in a chat completion. A server that parses reasoning sends it apart; it is part of
+    the turn.
+    """
+    if isinstance(answer, dict) and answer.get("error") and not answer.get("choices"):
+        raise BadAnswer(f"the answer is an error: {shown(str(answer['error']))}")
+    try:
+        choice = answer["choices"][0]
+        message = choice["message"]
+        content = message.get("content") or ""
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+        if isinstance(content, list):  # Mistral's
+            thoughts = [part for c in content if c["type"] == "thinking" for part in c["thinking"]]
+            reasoning += "".join(part["text"] for part in thoughts)
+            content = "".join(chunk["text"] for chunk in content if chunk["type"] == "text")
+        content, reasoning = as_think(content), str(reasoning)
+        usage = answer.get("usage") or {}
+        tokens, read = (int(usage.get(f"{of}_tokens") or 0) for of in ("completion", "prompt"))
+        finish, model = str(choice.get("finish_reason") or ""), str(answer.get("model") or "")
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
+        raise BadAnswer(f"the answer is no chat completion: {shown(str(answer))}") from None
+    cut = bool(_CUT.fullmatch(finish))
+    if not cut and _NO_END.search(finish):
+        raise BadAnswer(f"generation ended with {shown(repr(finish))}")
+    if not content and not (reasoning and cut):
+        raise BadAnswer("the answer is empty" + (_ALL_REASONING if reasoning else ""))
+    if reasoning:
+        opening = "" if prefix.rstrip().endswith(THINK) else THINK
+        # Cut off while it reasoned: nothing closed the reasoning.
+        closing = f"{END_THINK}\n" if content else ""
+        content = f"{opening}{reasoning}{closing}{content}"
+    return Reply(content.replace(JOINER, ""), tokens, cut, prefix, model, read)
 
 
 class ServedModel(ChatClient):
@@ -189,38 +174,29 @@ class ServedModel(ChatClient):
 
     async def check(self) -> dict[str, str]:
         """Ask the server about its weights; ValueError for a wrong address or key."""
-        url, served, model = f"{self.url}/models", dict[str, Any](), str(self.http.options.model)
+        url, served = f"{self.url}/models", dict[str, Any]()
         try:
             served = {str(each["id"]): each for each in (await self.http.get("/models"))["data"]}
         except (NoAnswer, KeyError, TypeError):  # not every server lists its models
             await self._check_chat()
-        card = dict(served.get(model, {}))
-        if card.get("parent") and card.get("owned_by") == "sglang":
-            name = shown(f"{card['parent']}:{model}")
+        base, _, adapter = self.name.partition(":")  # SGLang's name of an adapter
+        card = dict(served.get(self.name) or (base in served and served.get(adapter)) or {})
+        if card.get("parent") and card.get("owned_by") == "sglang" and not adapter:
+            name = shown(f"{card['parent']}:{self.name}")
             raise ValueError(
-                f"{url}: {model} is an adapter, and by this name the base would answer; name it "
-                f"{name}"
+                f"{url}: {self.name} is an adapter, and by this name the base would answer; name "
+                f"it {name}"
             )
-        base, _, adapter = model.partition(":")  # SGLang's name of an adapter
-        if base in served:
-            card = card or dict(served.get(adapter, {}))
-        if served and not card:  # it may know other names, too
+        if served and not card and base not in served:  # it may know other names, too
+            listed = shown(", ".join(served))
             logger.warning(
-                "%s does not list %s; it is asked for. Listed: %s",
-                url,
-                model,
-                shown(", ".join(served)),
+                "%s does not list %s; it is asked for. Listed: %s", url, self.name, listed
             )
-        says = card
         with suppress(NoAnswer, TypeError, ValueError):  # SGLang's
-            says |= await self.http.get(
-                f"{str(self.http.options.url).removesuffix('/v1')}/model_info"
-            )
-        return {
-            name: shown(str(says[name]))
-            for name in ("root", "model_path", "weight_version")
-            if says.get(name)
-        }
+            root = str(self.http.options.url).removesuffix("/v1")
+            card |= await self.http.get(f"{root}/model_info")
+        facts = ("root", "model_path", "weight_version")
+        return {name: shown(str(card[name])) for name in facts if card.get(name)}
 
     async def _check_chat(self) -> None:
         """Ask for one token; ValueError for a server that does not answer, or refuses the key."""
@@ -244,13 +220,11 @@ class ServedModel(ChatClient):
         """Take a turn, or raise :class:`NoReplyError`; ``fields`` of this request win over the
         others.
         """
-        # By SGLang's and vLLM's names: end the turn at these strings, and leave them in it.
-        stop = (
-            {"stop": list(turn.stop), "no_stop_trim": True, "include_stop_str_in_output": True}
-            if turn.stop
-            else {}
-        )
-        request = {"max_tokens": turn.max_tokens, **stop, **self._fields, **fields}
+        request: dict[str, Any] = {"max_tokens": turn.max_tokens}
+        if turn.stop:  # by SGLang's and vLLM's names: end at these strings, and leave them in
+            kept = {"no_stop_trim": True, "include_stop_str_in_output": True}
+            request |= {"stop": list(turn.stop), **kept}
+        request |= {**self._fields, **fields}
         try:
             return await self.complete(list(messages), request, turn.prefix)
         except NoAnswer as error:
@@ -283,10 +257,7 @@ class ServedModel(ChatClient):
         if reply.model not in self._names:
             self._names.add(reply.model)
             logger.warning(
-                "%s answers as %s, asked for %s",
-                self.url,
-                shown(reply.model),
-                self.http.options.model,
+                "%s answers as %s, asked for %s", self.url, shown(reply.model), self.name
             )
         return reply
 
@@ -320,14 +291,11 @@ class BaseModelChat:
         """
         budget = fields["max_tokens"]
         prompt = self._encoder.opening(Turn("", as_untrusted(messages), budget))
-        sampling = {
-            "temperature": fields["temperature"],
-            "max_tokens": budget,
-            "top_p": 1.0,
-            "top_k": -1,
-        }
+        sampling = {"temperature": fields["temperature"], "max_tokens": budget}
         generation = self._server.generate(
-            request_id=uuid4().hex, prompt_ids=prompt.ids, sampling_params=sampling
+            request_id=uuid4().hex,
+            prompt_ids=prompt.ids,
+            sampling_params={**sampling, "top_p": 1.0, "top_k": -1},
         )
         try:
             output = await asyncio.wait_for(generation, self._timeout_s)
@@ -338,8 +306,5 @@ class BaseModelChat:
         if output.stop_reason in ABORTED or not output.token_ids:
             raise Unreachable("the engine aborted the base model's answer")
         ids = list(output.token_ids)
-        return Reply(
-            self._encoder.decode(ids),
-            len(ids),
-            self._encoder.was_cut(ids, budget, output.stop_reason),
-        )
+        cut = self._encoder.was_cut(ids, budget, output.stop_reason)
+        return Reply(self._encoder.decode(ids), len(ids), cut)

@@ -32,18 +32,13 @@ from medserl_agentloop.terminal import visible
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-for _library in (
-    "openai",
-    "httpx",
-    "httpcore",
-):  # they log addresses and headers, which may hold a key
+for _library in ("openai", "httpx", "httpcore"):  # they log addresses and headers, maybe a key
     logging.getLogger(_library).setLevel(logging.WARNING)
 
-# HTTP statuses after which openai tries again, besides those from 500.
-_TRIED_AGAIN = {408, 409, 429}
-_MINUTE_S = 60.0  # what providers count requests by, and the longest Retry-After that openai keeps
-_NO_CREDIT = re.compile(r"quota|credit|billing|payment|balance", re.I)  # no use to ask again
 CHAT_PATH = "/chat/completions"  # of chat requests, under a base that ends with /v1 by custom
+_MINUTE_S = 60.0  # what providers count requests by, and the longest Retry-After that openai keeps
+_TRIAL_S = 30.0  # between requests to a server that counts as down
+_NO_CREDIT = re.compile(r"quota|credit|billing|payment|balance", re.I)  # no use to ask again
 _AGAIN = "x-should-retry"  # header by which openai is told
 _SHORTEST_SECRET = 6  # "none" and "EMPTY" are keys, too, and words that a model may say
 
@@ -71,13 +66,10 @@ class BadAnswer(NoAnswer):
 
 
 class CircuitBreaker:
-    """Stops asking a server after so many lost requests in a row; then lets one through every so
-    many seconds.
-    """
+    """Stops asking a server after so many lost requests in a row; then tries one at times."""
 
-    def __init__(self, failures: float = math.inf, seconds: float = 0.0) -> None:
-        self._limit, self._seconds = failures, seconds
-        self._lost, self._next_trial = 0, 0.0
+    def __init__(self, limit: float) -> None:
+        self._limit, self._lost, self._next_trial = limit, 0, 0.0
 
     @property
     def is_open(self) -> bool:
@@ -85,22 +77,20 @@ class CircuitBreaker:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """The context of one request: Unreachable if none may be made now.
-
-        A request that raises it counts as lost.
+        """The context of one request, lost if it raises Unreachable; Unreachable if none may be
+        made now.
         """
         if self.is_open:
             if time.monotonic() < self._next_trial:
                 raise Unreachable(
                     f"the server did not answer {self._lost} requests in a row and counts as down"
                 )
-            self._next_trial = time.monotonic() + self._seconds
+            self._next_trial = time.monotonic() + _TRIAL_S
         try:
             yield
         except Unreachable as error:
             self._lost += 1
-            if self.is_open:
-                self._next_trial = time.monotonic() + self._seconds
+            self._next_trial = time.monotonic() + _TRIAL_S
             if self._lost == self._limit:
                 logger.warning("a server counts as down: %s", error)
             raise
@@ -114,6 +104,7 @@ class ServerOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     node: ClassVar[str] = ""  # the config's node with these options; empty for a command's options
+    lost_in_a_row: ClassVar[float] = math.inf  # requests after which the server counts as down
 
     url: str | None = Field(
         default=None, repr=False, description="Base of an OpenAI-compatible API."
@@ -121,8 +112,7 @@ class ServerOptions(BaseModel):
     model: str | None = Field(default=None, description="Name of the served model.")
     api_key_env: str | None = Field(
         default=None,
-        description="Name of the environment variable that holds the API key; never the key "
-        "itself.",
+        description="Environment variable that holds the API key; never the key itself.",
     )
     timeout_s: float = Field(
         default=300.0, gt=0, description="Seconds that one request may take, answer included."
@@ -152,61 +142,42 @@ class ServerOptions(BaseModel):
         if not (key := os.environ.get(self.api_key_env, "").strip()):
             raise ValueError(  # without the variable's name, which may be a key by mistake
                 f"{self.option('api_key_env')} names an environment variable that is not set. It "
-                "wants the name of a "
-                "variable, such as MY_API_KEY, not the key; set that variable before the start."
+                "wants the name of a variable, such as MY_API_KEY, not the key."
             )
         if not (key.isascii() and key.isprintable()):
             raise ValueError("the API key holds a character that no HTTP header can hold")
         return key
 
     def address(self) -> httpx.URL:
-        """Return the address, which may hold a user and a password; an invalid one is a ValueError
-        without them.
-        """
+        """Return the address, which may hold a password; a ValueError does not repeat it."""
         with suppress(httpx.InvalidURL):
             url = httpx.URL((self.url or "").strip().rstrip("/"))
             if url.scheme in ("http", "https") and url.host and not (url.query or url.fragment):
                 return url
         raise ValueError(
             "expected http://host:port or https://host as the address of the server, with percent "
-            "codes for signs in a password. Azure's is https://NAME.openai.azure.com/openai/v1, "
-            "without a ?"
+            "codes for signs in a password. Azure's is https://NAME.openai.azure.com/openai/v1"
         )
 
     def check_address(self) -> None:
-        """Refuse an address that a config cannot use or should not hold; a ValueError says what to
-        write instead.
-        """
+        """Refuse an address that a config cannot use or should not hold (ValueError)."""
         if "@" in (self.url or ""):
             raise ValueError(
-                f"{self.node}.url holds a user name or a password, and verl prints and logs the "
-                "whole config. Take "
-                f"them out, and set {self.node}.api_key_env to the name of an environment variable "
-                "that holds the word "
-                "Basic, a blank and the base64 code of user:password."
+                f"{self.node}.url holds a user name or a password, and verl logs the whole config. "
+                f"Take them out, and set {self.node}.api_key_env to the name of an environment "
+                "variable that holds the word Basic, a blank and the base64 code of user:password."
             )
         try:
             self.address()
         except ValueError as error:
             raise ValueError(f"{self.node}.url={self.url}: {error}") from None
 
-    @property
-    def slow_server(self) -> str:
-        """The keys to change that a time-out's message names."""
-        return f", {self.node}.timeout_s" if self.node else ""
-
-    def breaker(self) -> CircuitBreaker:
-        """Return the circuit breaker of the requests; by default one that never opens."""
-        return CircuitBreaker()
-
     def client(self, path: str = "") -> HttpClient:
         """A client of the server, whose ``url`` may end with the ``path`` of the requests; raises
         as its class.
         """
         if self.url is None:
-            raise ValueError(
-                f"set {self.node}.url to the address of the server, e.g. http://localhost:30000"
-            )
+            raise ValueError(f"set {self.node}.url to the address, e.g. http://localhost:30000")
         base = self.url.rstrip("/").removesuffix(path)
         if path == CHAT_PATH and "/" not in base.partition("://")[2]:
             base = f"{base}/v1"
@@ -224,24 +195,24 @@ class HttpClient:
         self.options = options
         address, key = options.address(), options.api_key()
         self.url = str(address.copy_with(userinfo=b""))
-        secrets = (key.rpartition(" ")[2], address.password)
+        self._secrets = [
+            secret
+            for secret in (key.rpartition(" ")[2], address.password)
+            if len(secret) >= _SHORTEST_SECRET
+        ]
         http_client, proxy = _http_client(address)
-        self._way = (
-            f" (through the proxy {without_credentials(proxy)}; see no_proxy)" if proxy else ""
-        )
-        self._secrets = [secret for secret in secrets if len(secret) >= _SHORTEST_SECRET]
-        self._breaker = options.breaker()
+        http_client.event_hooks["response"] = [self._plan_next_try]
+        self._way = proxy and f" (through the proxy {without_credentials(proxy)}; see no_proxy)"
+        self._breaker = CircuitBreaker(options.lost_in_a_row)
         self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             WeakKeyDictionary()
         )
-        http_client.event_hooks["response"] = [self._plan_next_try]
+        # A key with its scheme in front ("Basic ...") is sent as it is.
+        sent = key if " " in key else f"Bearer {key}"
         self._api = openai.AsyncOpenAI(
             base_url=address,
             api_key="",
-            # A key with its scheme in front ("Basic ...") is sent as it is.
-            default_headers={"Authorization": key if " " in key else f"Bearer {key}"}
-            if key
-            else {},
+            default_headers={"Authorization": sent} if key else {},
             timeout=options.timeout_s,
             http_client=http_client,
         )
@@ -283,32 +254,28 @@ class HttpClient:
     ) -> httpx.Response:
         import openai
 
-        # openai's time-outs come first, but they start anew with every byte, and a server may drip
-        # for ever.
-        longest = 1 + tries * self.options.timeout_s + (tries - 1) * _MINUTE_S
+        # openai's time-outs start anew with every byte, and a server may drip for ever.
+        options, limit = self.options, self.options.timeout_s
+        longest = 1 + tries * limit + (tries - 1) * _MINUTE_S
         try:
             async with asyncio.timeout(longest):
                 return await send(path, cast_to=httpx.Response, options={"max_retries": tries - 1})
         except openai.APIStatusError as error:
-            again = error.status_code >= 500 or error.status_code in _TRIED_AGAIN
+            again = error.status_code >= 500 or error.status_code in (408, 409, 429)
             if not again or error.response.headers.get(_AGAIN) == "false":
                 return error.response
             words = shown(self._without_key(error.response.text))
             reason = f"HTTP {error.status_code}: {words}".removesuffix(": ")
             if error.status_code == 429:
-                reason += f". It limits requests: lower {self.options.option('concurrency')}"
-        except openai.APITimeoutError:
-            reason = (
-                f"Timeout: no answer within {self.options.timeout_s:g} s{self.options.slow_server}"
-            )
+                reason += f". It limits requests: lower {options.option('concurrency')}"
+        except (openai.APITimeoutError, TimeoutError):
+            hint = f"; raise {options.node}.timeout_s or lower {options.node}.concurrency"
+            reason = f"Timeout: no answer within {limit:g} s{hint * bool(options.node)}"
         except openai.APIConnectionError as error:
-            cause = error.__cause__
-            words = shown(self._without_key(str(cause)))
-            reason = f"{type(cause).__name__}: {words}".removesuffix(": ")
+            words = shown(self._without_key(str(error.__cause__)))
+            reason = f"{type(error.__cause__).__name__}: {words}".removesuffix(": ")
             if "CERTIFICATE_VERIFY_FAILED" in words:
                 reason += ". Name the file of your own certificate in SSL_CERT_FILE"
-        except TimeoutError:
-            reason = f"Timeout: no answer within {longest:g} s{self.options.slow_server}"
         raise Unreachable(f"{reason} ({tries} {'try' if tries == 1 else 'tries'}){self._way}")
 
     async def _plan_next_try(self, response: httpx.Response) -> None:
@@ -333,19 +300,11 @@ class HttpClient:
 
 
 def _is_this_machine(host: str) -> bool:
-    """Return whether a host is this machine by its name or number; ``0.0.0.0`` is, too, for a
-    client.
-    """
-    with suppress(ValueError):
+    try:
         number = ip_address(host)
-        number = getattr(number, "ipv4_mapped", None) or number
-        return number.is_loopback or number.is_unspecified
-    return (
-        re.fullmatch(
-            r"127[.\d]+|(ip6-)?(localhost|loopback)(\.localdomain)?\.?|.+\.localhost\.?", host
-        )
-        is not None
-    )
+    except ValueError:
+        return f".{host}".rstrip(".").endswith((".localhost", ".localhost.localdomain"))
+    return number.is_loopback or number.is_unspecified
 
 
 def _http_client(address: httpx.URL) -> tuple[httpx.AsyncClient, str]:
@@ -356,22 +315,17 @@ def _http_client(address: httpx.URL) -> tuple[httpx.AsyncClient, str]:
     proxy = "" if past else getproxies().get(address.scheme) or getproxies().get("all") or ""
     proxy = proxy if "://" in proxy or not proxy else f"http://{proxy}"
     # A connection that is kept would belong to one event loop. Loading certificates takes 40 ms.
-    limits, verify = (
-        httpx.Limits(max_keepalive_connections=0),
-        address.scheme == "https" and httpx.create_ssl_context(),
-    )
+    limits = httpx.Limits(max_keepalive_connections=0)
+    verify = address.scheme == "https" and httpx.create_ssl_context()
     try:
-        return httpx.AsyncClient(
+        client = httpx.AsyncClient(
             limits=limits, verify=verify, proxy=proxy or None, trust_env=False
-        ), proxy
-    except (
-        ImportError,
-        ValueError,
-        httpx.InvalidURL,
-    ):  # without its words, which may repeat a password
+        )
+    except (ImportError, ValueError, httpx.InvalidURL):  # its words may repeat a password
         raise ValueError(
             f"{address.scheme}_proxy or all_proxy cannot be used (SOCKS needs socksio)"
         ) from None
+    return client, proxy
 
 
 def blocking(request: Coroutine[Any, Any, T]) -> T:

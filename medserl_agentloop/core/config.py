@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medserl_agentloop import DEFAULT_GAME, GAMES
 from medserl_agentloop.core.alarms import Alarms
-from medserl_agentloop.core.client import HttpClient, ServerOptions
+from medserl_agentloop.core.client import CHAT_PATH, HttpClient, ServerOptions
 from medserl_agentloop.paths import did_you_mean, find_object
 
 C = TypeVar("C", bound="SelfPlayConfig")
@@ -132,10 +132,8 @@ class OpponentConfig(ServerOptions):
         """True if a model behind a server plays, not the policy itself."""
         return self.url is not None
 
-    def client(self, path: str = "/v1") -> HttpClient:
-        """A client of the server's API at ``path``, with which ``url`` may end or not."""
-        root = (self.url or "").rstrip("/").removesuffix(path)
-        return HttpClient(self.model_copy(update={"url": root + path}))
+    def client(self, path: str = CHAT_PATH) -> HttpClient:
+        return super().client(path)
 
 
 class SelfPlayConfig(BaseModel):

@@ -21,7 +21,7 @@ from game.builders import CLEAN_NOTE, ERROR_NOTE, spec
 from pydantic_core import from_json
 from rollout.families import FAMILIES, WITHOUT_SYSTEM
 
-from medserl_agentloop.core.chat import ChatClient
+from medserl_agentloop.core.chat import _read
 from medserl_agentloop.core.client import NoAnswer, ServerOptions
 from medserl_agentloop.core.control_text import JOINER, SWITCH, as_data, without_switches
 from medserl_agentloop.core.encoding import ChatEncoder
@@ -211,7 +211,6 @@ def records(data: bytes) -> None:
 
 PASSWORD = "hunter2-hunter2"
 HTTP = ServerOptions(url=f"http://anna:{PASSWORD}@localhost").client()
-CHAT = ChatClient(HTTP, "m")
 
 
 def judge_answers(data: bytes) -> None:
@@ -227,7 +226,7 @@ def judge_answers(data: bytes) -> None:
     with suppress(NoAnswer):
         SEEN[_judgement(read_labels(answer, "0"))] += 1
     try:
-        SEEN[f"chat, {_verdict(CHAT._read(answer, '').text)}"] += 1
+        SEEN[f"chat, {_verdict(_read(answer, '').text)}"] += 1
     except NoAnswer as error:
         assert PASSWORD not in str(error)
         SEEN["no chat"] += 1

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from medserl_agentloop.core.chat import BASE
-from medserl_agentloop.core.client import CircuitBreaker, ServerOptions
+from medserl_agentloop.core.client import ServerOptions
 from medserl_agentloop.core.config import CreditSettings, Normalization, SelfPlayConfig, Share
 from medserl_agentloop.games.medical.case import ERROR_TYPES, EVAL_SPLIT, Role, checked_types
 from medserl_agentloop.games.medical.rewards import Medserl, load_scheme
@@ -53,6 +53,7 @@ class JudgeServer(ServerOptions):
     """
 
     node: ClassVar[str] = "selfplay.judge_server"
+    lost_in_a_row: ClassVar[float] = 5
 
     url: str | None = Field(
         default=None,
@@ -77,16 +78,6 @@ class JudgeServer(ServerOptions):
     json_schema: bool = Field(
         default=True, description="llm: bind answers to the JSON schema, where the server can."
     )
-
-    @property
-    def slow_server(self) -> str:
-        return (
-            f": raise {self.node}.timeout_s; of a server that reads one note after another, lower "
-            "concurrency"
-        )
-
-    def breaker(self) -> CircuitBreaker:
-        return CircuitBreaker(failures=5, seconds=30.0)
 
 
 class BlindGate(BaseModel):
