@@ -108,44 +108,15 @@ def test_a_small_shared_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     assert "--shm-size=10g" in lines(doctor._shared_memory, "cuda")
 
 
-@pytest.mark.parametrize(
-    ("nvcc", "gcc", "ccbin", "answers"),
-    [
-        ("release 13.0, V13.0.88", "11.4.0", "", []),
-        ("release 12.8, V12.8.9", "13.3.0", "", ["nvcc is 12.8, and torch is built for CUDA 13.0"]),
-        ("", "12.2.0", "", ["nvcc is missing, and torch is built for CUDA 13.0", "g++ is 12.2.0"]),
-        ("release 13.0, V13.0.88", "12.2.0", "-ccbin g++-11", ["g++-11 is missing"]),
-    ],
-)
-def test_compilers_that_the_first_start_lacks_are_named_with_a_command(
-    nvcc: str,
-    gcc: str,
-    ccbin: str,
-    answers: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    wheels: Path,
-) -> None:
-    monkeypatch.delenv("FLASHINFER_CUDA_ARCH_LIST", raising=False)
+def test_the_wheels_compiler_is_named_unless_another_one_is(wheels: Path) -> None:
     for named in ("/opt/cuda", "", ""):  # what is named stays, and a second process finds all done
         os.environ["CUDA_HOME"] = named
         compiler.use_wheels()
         assert os.environ["CUDA_HOME"] == (named or str(wheels))
         assert os.environ["LD_LIBRARY_PATH"] == f"/usr/lib/own:{wheels}/lib"
         assert (wheels / "lib64" / "stubs" / "libcuda.so").exists() != bool(named)
-    said = {f"{wheels}/bin/nvcc": nvcc, "g++": gcc}
-    monkeypatch.setattr(doctor, "_output", lambda command, *options: said.get(command, ""))
-    monkeypatch.setattr(shutil, "which", lambda name: name)
-    monkeypatch.setattr(doctor.sysconfig, "get_paths", lambda: {"include": "/nowhere"})
-    monkeypatch.setenv("NVCC_PREPEND_FLAGS", ccbin)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    found = lines(doctor._compilers, run_of({}, "qwen3_4b")).splitlines()
-    expected = [*answers, "there is no Python.h. Run: apt-get install python3"]
-    assert len(found) == len(expected) and all(
-        text in line for text, line in zip(expected, found, strict=True)
-    )
-    assert "export FLASHINFER_CUDA_ARCH_LIST=9.0" in lines(
-        doctor._kernels, run_of({}, "qwen3_4b"), Console()
-    )
+    found = doctor._kernels(run_of({}, "qwen3_4b"), Console())
+    assert "export FLASHINFER_CUDA_ARCH_LIST=9.0" in next(iter(found))
 
 
 @pytest.fixture
@@ -219,7 +190,7 @@ def test_a_check_that_breaks_does_not_hide_the_others(monkeypatch: pytest.Monkey
     monkeypatch.setattr(doctor, "_versions", Mock(side_effect=RuntimeError("odd machine")))
     first, *others = diagnose(None, schema())
     assert first[:2] == ("versions", "fail") and "odd machine" in first.text
-    assert {finding.check for finding in others} >= {"cards", "network"}
+    assert {finding.check for finding in others} >= {"cards", "shared memory"}
 
 
 @pytest.mark.parametrize(("status", "code"), [("warn", 0), ("fail", 1)])

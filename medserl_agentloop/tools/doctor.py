@@ -11,15 +11,12 @@ import os
 import re
 import shutil
 import subprocess
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NamedTuple
-from urllib.request import getproxies, proxy_bypass
 
 import torch
 import verl  # noqa: F401  first: its plugin imports the trainer, which imports what follows here
@@ -47,7 +44,7 @@ class CheckResult(NamedTuple):
 
 
 def diagnose(
-    config: DictConfig | None, schema: DictConfig, *, compile_on: Console | None = None
+    config: DictConfig | None, schema: DictConfig | None, *, compile_on: Console | None = None
 ) -> Iterator[CheckResult]:
     """The findings of all checks, as they come; without a config only the machine's. The console
     shows progress.
@@ -55,7 +52,7 @@ def diagnose(
     here = "cuda" if torch.cuda.is_available() else "cpu"
     device = here if config is None else config.trainer.device
     checks = {"versions": _versions, "cards": _cards, "shared memory": _shared_memory}
-    yield from _asked(checks | {"network": _network}, device)
+    yield from _asked(checks, device)
     if config is None or "selfplay" not in config:
         if compile_on:
             yield CheckResult("kernels", "fail", "--compile needs the recipe of a run.")
@@ -68,9 +65,9 @@ def diagnose(
     at_start = list(_asked(machine.CHECKS, run))
     yield from at_start
     if device == "cuda" and machine.stays_here(run):
-        yield from _asked({"compilers": _compilers, "memory": _memory}, run)
+        yield from _asked({"memory": _memory}, run)
     if compile_on is not None:
-        yield from _asked({"kernels": partial(_kernels, console=compile_on)}, run)
+        yield from _asked({"kernels": _kernels}, run, compile_on)
     if all(finding.status != "fail" for finding in at_start):
         yield from _asked({"game": _game, "disk": _disk, "dry run": _dry_run}, run)
 
@@ -78,11 +75,10 @@ def diagnose(
 def _asked(checks: Mapping[str, Callable[..., Findings]], *arguments: Any) -> Iterator[CheckResult]:
     for name, check in checks.items():
         try:
-            for finding in list(check(*arguments)) or [
-                ("ok", (check.__doc__ or "").split("\n")[0])
-            ]:
-                found = ("fail", finding) if isinstance(finding, str) else finding
-                yield CheckResult(name, *found)  # type: ignore[arg-type]
+            holds = (check.__doc__ or "").split("\n")[0]
+            for finding in list(check(*arguments)) or [("ok", holds)]:
+                status, text = ("fail", finding) if isinstance(finding, str) else finding
+                yield CheckResult(name, status, text)  # type: ignore[arg-type]
         except Exception as error:  # a broken machine breaks in its own ways; other checks go on
             known = isinstance(error, ConfigError)
             text = str(error) if known else f"the check failed: {type(error).__name__}: {error}"
@@ -101,13 +97,10 @@ def _versions(device: str) -> Findings:
     # PyPI's torch is a CUDA build on any machine.
     gpu = torch.version.cuda and (torch.cuda.is_available() or _driver() or find_spec("flashinfer"))
     of_verl = ("", "verl-core", "sglang", "fsdp") if gpu else ("",)
-    for package, extras in (
-        ("medserl-agentloop", ("", "gpu" if gpu else "cpu")),
-        ("verl", of_verl),
-    ):
+    for package, names in (("medserl-agentloop", ("", "gpu" if gpu else "cpu")), ("verl", of_verl)):
         for needed in map(Requirement, requires(package) or ()):
             marker = needed.marker
-            if marker and not any(marker.evaluate({"extra": name}) for name in extras):
+            if marker and not any(marker.evaluate({"extra": name}) for name in names):
                 continue
             try:
                 installed = version(needed.name)
@@ -115,12 +108,10 @@ def _versions(device: str) -> Findings:
                 installed = "missing"
             if installed == "missing" or not needed.specifier.contains(installed, prereleases=True):
                 right = f"{needed.name}{needed.specifier}"
-                yield (
-                    f"{needed.name} is {installed}, and {package} needs {right}. Run: pip install "
-                    f"'{right}'"
-                )
-    names = ("medserl-agentloop", "verl", "torch")
-    yield "ok", ", ".join(f"{name} {version(name)}" for name in names)
+                said = f"{needed.name} is {installed}, and {package} needs {right}"
+                yield f"{said}. Run: pip install '{right}'"
+    shown = ("medserl-agentloop", "verl", "torch")
+    yield "ok", ", ".join(f"{name} {version(name)}" for name in shown)
 
 
 def _cards(device: str) -> Findings:
@@ -154,17 +145,12 @@ def _cards(device: str) -> Findings:
 
 def _driver() -> str | None:
     """Version of NVIDIA's driver; None without one."""
-    found = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split()
-    return found[0] if found else None
-
-
-def _output(*command: str) -> str:
-    """The output of a command; empty if it cannot be run."""
+    command = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout
+        return None
+    return next(iter(done.stdout.split()), None)
 
 
 def _shared_memory(device: str) -> Findings:
@@ -173,49 +159,9 @@ def _shared_memory(device: str) -> Findings:
     """
     free, needed = shutil.disk_usage("/dev/shm").free / GIB, 10 if device == "cuda" else 1
     if free < needed:
-        yield (
-            "warn",
-            f"/dev/shm has {free:.1f} GiB free, and a run on {device} should have {needed}. In a "
-            f"container, start it with --shm-size={needed}g; elsewhere, remove what `ls -l "
-            "/dev/shm` shows of processes that are gone.",
-        )
-
-
-def _network(device: str) -> Findings:
-    """Processes of a run reach each other past any proxy."""
-    if "http" in getproxies() and not proxy_bypass("localhost"):
-        yield "warn", "http_proxy hides localhost. Run: export no_proxy=localhost,127.0.0.1"
-
-
-def _compilers(run: RunConfig) -> Findings:
-    """The compilers that SGLang, flashinfer and Triton need at a first start are here."""
-    cuda, sglang = torch.version.cuda or "13.0", run[f"{ROLLOUT}.name"] == "sglang"
-    # The plugin has set CUDA_HOME, if the lock's compiler is installed.
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    nvcc = shutil.which(f"{home}/bin/nvcc" if home else "nvcc") or "/usr/local/cuda/bin/nvcc"
-    release = re.search(r"release ([\d.]+)", _output(nvcc, "--version"))
-    if sglang and (release is None or release[1].split(".")[0] != cuda.split(".")[0]):
-        yield (
-            f"{nvcc} is {release[1] if release else 'missing'}, and torch is built for CUDA "
-            f"{cuda}. The GPU packages have its compiler. Run: unset CUDA_HOME CUDA_PATH; "
-            "pip install --no-deps --requirement constraints-gpu.txt"
-        )
-    # nvcc calls g++, unless a variable names another.
-    chosen = re.search(r"-ccbin[ =](\S+)", os.environ.get("NVCC_PREPEND_FLAGS", ""))
-    host = chosen[1] if chosen else os.environ.get("NVCC_CCBIN") or "g++"
-    compiler = _output(host, "-dumpfullversion").strip()
-    # 12 refuses a template in SGLang 0.5.12's activation.cuh.
-    if sglang and compiler.split(".")[0] in ("", "12"):
-        yield (
-            f"{host} is {compiler or 'missing'}, and SGLang's kernels need one that compiles them, "
-            "as 11, 13 and 14 do and 12 does not. Run: apt-get install g++-11; export "
-            "NVCC_PREPEND_FLAGS='-ccbin g++-11'"
-        )
-    if not shutil.which("ninja"):
-        yield "there is no ninja. Run: pip install ninja"
-    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
-        python = sysconfig.get_python_version()
-        yield f"there is no Python.h. Run: apt-get install python{python}-dev"
+        text = f"/dev/shm has {free:.1f} GiB free, and a run on {device} should have {needed}"
+        remedy = f"Start a container with --shm-size={needed}g, or remove what dead processes left"
+        yield "warn", f"{text}. {remedy}."
 
 
 def _kernels(run: RunConfig, console: Console) -> Findings:
@@ -273,8 +219,7 @@ def _memory(run: RunConfig) -> Findings:
         return
     here = get_system_memory() / GIB
     text = f"this machine has {here:.0f} GiB, and a run needs {needed:.0f} (medserl plan)"
-    advice = ". Take a machine with more, or less of it: without offload, or with lora."
-    yield ("ok", text) if here >= needed else ("warn", text + advice)
+    yield ("ok", text) if here >= needed else ("warn", f"{text}: train without offload, or lora.")
 
 
 def _game(run: RunConfig) -> Findings:
@@ -295,15 +240,11 @@ def _disk(run: RunConfig) -> Findings:
     keep, saves = run["trainer.max_actor_ckpt_to_keep"], run["trainer.save_freq"] > 0
     needed = saves * size * max(keep or 1, 2)  # one stays whole until another is written
     free = shutil.disk_usage(exists).free / GIB
-    text = (
-        f"{folder}: {free:.0f} GiB free; checkpoints of {size:.1f} GiB, {keep or 'all'} kept, need "
-        f"{needed:.1f}"
-    )
+    text = f"{folder}: {free:.0f} GiB free; checkpoints of {size:.1f} GiB, {keep or 'all'} kept"
+    text = f"{text}, need {needed:.1f}"
+    remedy = "trainer.default_local_dir to another disk, or trainer.max_actor_ckpt_to_keep to fewer"
     if free < needed:
-        yield (
-            f"{text}. Set trainer.default_local_dir to another disk, or "
-            "trainer.max_actor_ckpt_to_keep to fewer."
-        )
+        yield f"{text}. Set {remedy}."
     else:
         yield "warn" if saves and not keep else "ok", text
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
-from medserl_agentloop.terminal import errors_in_one_line, visible
+from medserl_agentloop.terminal import errors_in_one_line, table, visible
 
 if TYPE_CHECKING:
     from medserl_agentloop.core.run_check import RunConfig
@@ -23,8 +24,7 @@ Parts = dict[str, float]
 """Bytes by name."""
 
 GIB = 2**30
-USABLE, FULL, TIGHT = 0.985, 0.95, 0.9
-"""Assumed shares: of a card that programs get; of that, how much a plan may fill, what is tight."""
+USABLE, FULL = 0.985, 0.95  # assumed shares: of a card that programs get, and that a plan may fill
 CONTEXTS, GRAPHS, PREFILL_GRAPHS = 1.0 * GIB, 2.5 * GIB, 1.5 * GIB
 """Assumed: CUDA contexts of trainer and server; SGLang's graphs for decoding with its workspace;
 its graphs for prefill, which it does without where it serves adapters.
@@ -85,12 +85,6 @@ class Shape:
         return 12 + 2 * self.head_dim * dtype + self.hidden * (4 + 2 * dtype)
 
 
-@cache
-def read_shape(path: str) -> Shape:
-    """Shape of the model at ``path``; ValueError where it is unknown or of another family."""
-    return Shape(model_config(path))
-
-
 def model_config(path: str) -> Any:
     """Transformers' config of the model at ``path``: that of its folder, or as published."""
     from transformers import AutoConfig, Qwen3Config
@@ -99,19 +93,23 @@ def model_config(path: str) -> Any:
     if (folder / "config.json").is_file():
         config: Any = AutoConfig.from_pretrained(folder).get_text_config()
         if config.model_type not in FAMILIES:
-            known = ", ".join(FAMILIES)
-            raise ValueError(f"{path} is a {config.model_type}: medserl plan knows {known} only.")
+            raise ValueError(f"{path} is a {config.model_type}: known are {', '.join(FAMILIES)}.")
         return config
     name = next((name for name in QWEN3 if folder.name.lower().startswith(name)), None)
     if name is None:
         raise ValueError(
-            f"the model {path}: there is no {folder / 'config.json'}, and it is none of "
-            f"{', '.join(QWEN3)}. Set the model's path to a folder with its config.json."
+            f"the model {path} has no {folder / 'config.json'}, and is none of {', '.join(QWEN3)}"
         )
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     *sizes, tied = QWEN3[name]
     given = dict(zip(names, sizes, strict=True)) | {"num_key_value_heads": 8, "head_dim": 128}
     return Qwen3Config(vocab_size=151936, tie_word_embeddings=tied, **given)
+
+
+@cache
+def read_shape(path: str) -> Shape:
+    """Shape of the model at ``path``; ValueError where it is unknown or of another family."""
+    return Shape(model_config(path))
 
 
 @dataclass(eq=False)
@@ -223,26 +221,25 @@ class Plan:
     checkpoint: float
     longest_game: float = 0.0  # of the KV cache
 
-    def __post_init__(self) -> None:
-        sums = {phase: sum(parts.values()) for phase, parts in self.phases.items()}
-        self.worst = max(sums, key=lambda phase: sums[phase])
-        self.peak = sums[self.worst]
-        self.cache = self.phases.get("generation", {}).get("KV cache", self.longest_game)
-        self.fits = self.cache >= self.longest_game and self.peak <= FULL * self.usable
+    @property
+    def peak(self) -> float:
+        return max(sum(parts.values()) for parts in self.phases.values())
+
+    @property
+    def cache(self) -> float:
+        return self.phases.get("generation", {}).get("KV cache", self.longest_game)
+
+    @property
+    def fits(self) -> bool:
+        return self.cache >= self.longest_game and self.peak <= FULL * self.usable
 
 
-def plan_run(run: RunConfig, gpu_gb: float, beside: float = 0) -> Plan:
-    """Plan a composed run on cards of ``gpu_gb`` GB, of which others hold ``beside`` GiB;
-    ValueError for a model that it does not know, or a card of which nothing is left.
-    """
-    usable = (gpu_gb * USABLE - beside) * GIB
-    if usable <= 0:
-        raise ValueError(
-            f"--beside {beside:g} leaves nothing of --gpu {gpu_gb:g}: name a larger card."
-        )
+def plan_run(run: RunConfig, gpu_gb: float) -> Plan:
+    """Plan a composed run on cards of ``gpu_gb`` GB; ValueError for a model that is unknown."""
+    usable = gpu_gb * USABLE * GIB
     if SFT in run.config:
         engine = _engine(run, SFT, "model", run["model.lora_rank"])
-        phases = _phases({"actor": engine}, {}, {}, set(), usable)
+        phases = _phases({"actor": engine}, {}, {}, set())
         return Plan(usable, phases, _host(run, [engine], 0), engine.checkpoint)
     rank = run.lora_rank * (2 if run.selfplay.adapters == "per_role" else 1)
     engines = {
@@ -270,7 +267,7 @@ def plan_run(run: RunConfig, gpu_gb: float, beside: float = 0) -> Plan:
     longest = run["data.max_prompt_length"] + run["data.max_response_length"]
     return Plan(
         usable,
-        _phases(trained, reads, server if served else {}, kept, usable),
+        _phases(trained, reads, server if served else {}, kept),
         # SGLang keeps its weights on the host while it sleeps.
         host=_host(run, list(engines.values()), 2 / sharing * served),
         checkpoint=sum(engine.checkpoint for engine in trained.values()),
@@ -323,11 +320,7 @@ def _tokens(run: RunConfig, keys: str, packs: bool, longest: int) -> int:
 
 
 def _phases(
-    trained: dict[str, Engine],
-    reads: dict[str, Engine],
-    server: Parts,
-    kept: set[str],
-    usable: float,
+    trained: dict[str, Engine], reads: dict[str, Engine], server: Parts, kept: set[str]
 ) -> dict[str, Parts]:
     """The parts of each phase; ``kept`` is what stays of the server while roles are trained."""
     there = {part: size for part, size in server.items() if part in kept}
@@ -371,30 +364,27 @@ def composed(recipe: str, overrides: list[str]) -> RunConfig:
     config, schema = compose_recipe(recipe, overrides)
     if unknown := unknown_keys(config, schema):
         raise ValueError(f"verl has no key {'; '.join(unknown)}. Correct it, or leave it out.")
-    warm_start = SFT in config
-    return RunConfig(
-        config, SelfPlayConfig(game="") if warm_start else SelfPlayConfig.from_run(config)
-    )
+    selfplay = SelfPlayConfig(game="") if SFT in config else SelfPlayConfig.from_run(config)
+    return RunConfig(config, selfplay)
 
 
-def _that_fit(recipe: str, own: list[str], run: RunConfig, gpu: float, beside: float) -> list[str]:
+def _that_fit(recipe: str, own: list[str], gpu: float) -> list[str]:
     """A line for each usual change with which a run fits, those that change least first."""
-    names, gpus = recipe.strip("[]"), "trainer.n_gpus_per_node=8"
-    if SFT in run.config:
-        fused = "++optim.override_optimizer_config={fused:true}"
+    names, eight = recipe.strip("[]"), "trainer.n_gpus_per_node=8"
+    offload = [f"{ACTOR}.fsdp_config.{what}_offload=true" for what in ("param", "optimizer")]
+    changes = [
+        (names, offload),
+        (f"{names},lora", []),
+        (names, [eight, f"{ROLLOUT}.gpu_memory_utilization=0.6"]),
+    ]
+    if names.startswith("warm_start"):
         lora = ["model.lora_rank=32", "checkpoint.save_contents=[model,optimizer,extra]"]
-        changes = [(names, [fused]), (names, lora), (names, [gpus])]
-    else:
-        offload = [f"{ACTOR}.fsdp_config.{what}_offload=true" for what in ("param", "optimizer")]
-        smaller = f"{ROLLOUT}.gpu_memory_utilization=0.6"
-        changes = [(names, offload)]
-        if "lora" not in names.split(","):
-            changes.append((f"{names},lora", []))
-        changes.append((names, [gpus, smaller]))
+        fused = "++optim.override_optimizer_config={fused:true}"
+        changes = [(names, [fused]), (names, lora), (names, [eight])]
     lines = []
     for name, more in changes:
         try:
-            tried = plan_run(composed(name, [*own, *more]), gpu, beside)
+            tried = plan_run(composed(name, [*own, *more]), gpu)
         except ValueError:  # it does not go with the user's own overrides
             continue
         if tried.fits:
@@ -409,39 +399,28 @@ def plan(
         list[str] | None, typer.Argument(help="Overrides, as for verl's main_ppo.")
     ] = None,
     gpu: Annotated[float, typer.Option(min=1, help="Memory of one GPU, in GB.")] = 96,
-    beside: Annotated[
-        float, typer.Option(min=0, help="GiB of each GPU that something else holds, e.g. a judge.")
-    ] = 0,
 ) -> None:
     """Compute the memory of a run; exit code 1 if it does not fit."""
-    from rich.console import Console
-    from rich.table import Table
-
     with errors_in_one_line():
-        run = composed(recipe, overrides or [])
-        result = plan_run(run, gpu, beside)
-    title = f"Memory of one GPU, {result.usable / GIB:.1f} GiB usable, from the second step on"
-    table = Table("phase", "GiB", "share", "largest parts", box=None, title=title)
+        result = plan_run(composed(recipe, overrides or []), gpu)
+    rows = []
     for phase, parts in result.phases.items():
         total, largest = sum(parts.values()), sorted(parts.items(), key=lambda part: -part[1])[:5]
-        share = total / result.usable
-        style = "red" if share > FULL else "yellow" if share > TIGHT else ""
         text = ", ".join(f"{name} {size / GIB:.1f}" for name, size in largest)
-        table.add_row(phase, f"{total / GIB:.1f}", f"{share:.0%}", text, style=style)
-    Console().print(table, "")
-    tight = " It is tight." * (result.peak > TIGHT * result.usable)
-    fits = f"It fits.{tight}" if result.fits else f"It does not fit: a plan may fill {FULL:.0%}."
+        rows.append((phase, f"{total / GIB:.1f}", f"{total / result.usable:.0%}", text))
+    title = f"Memory of one GPU, {result.usable / GIB:.1f} GiB usable, from the second step on"
+    Console().print(table(title, ("phase", "GiB", "share", "largest parts"), rows, box=None), "")
     typer.echo(
         f"A checkpoint has {result.checkpoint / GIB:.0f} GiB, and the host needs "
-        f"{result.host / GIB:.0f} GiB. Computed; CUDA contexts, graphs and processes are assumed.\n"
-        f"{fits} The peak is {result.peak / GIB:.1f} GiB, in {result.worst}."
+        f"{result.host / GIB:.0f} GiB. Computed; CUDA contexts, graphs and processes are assumed."
     )
+    fits = "It fits" if result.fits else f"It does not fit: a plan may fill {FULL:.0%}"
+    typer.echo(f"{fits}. The peak is {result.peak / GIB:.1f} GiB.")
     if result.cache < result.longest_game:
         typer.echo(
             f"The KV cache has {result.cache / GIB:.1f} GiB, and the longest game needs "
             f"{result.longest_game / GIB:.1f}: raise {ROLLOUT}.gpu_memory_utilization."
         )
-    if not result.fits:
-        for line in _that_fit(recipe, overrides or [], run, gpu, beside):
-            typer.echo(visible(line))
+    for line in [] if result.fits else _that_fit(recipe, overrides or [], gpu):
+        typer.echo(visible(line))
     raise typer.Exit(0 if result.fits else 1)

@@ -63,7 +63,6 @@ def test_a_recipe_starts_and_fits_its_card(recipe: str) -> None:
     [
         (["+trainer.save_frq=10"], "save_frq"),
         (["actor_rollout_ref.model.path=acme/unknown"], "acme/unknown"),
-        (["--gpu", "96", "--beside", "200"], "--beside 200"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_name(overrides: list[str], named: str) -> None:
