@@ -16,7 +16,6 @@ from rich.text import Text
 
 from medserl_agentloop.data.cli import app as data_app
 from medserl_agentloop.evaluation.evaluate import evaluate
-from medserl_agentloop.evaluation.export import export
 from medserl_agentloop.evaluation.judge_calibration import app as judge_app
 from medserl_agentloop.evaluation.play import play
 from medserl_agentloop.evaluation.score import score
@@ -90,6 +89,32 @@ def compare(
         cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
         console.print(f"## {title}", table("", columns, cells, box=box.MARKDOWN), plain(note), "")
     console.print(plain(verdict), soft_wrap=True)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, as trainer.default_local_dir.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="New folder; else RUN/export/STEP.")
+    ] = None,
+    step: Annotated[
+        str, typer.Option(help="best (by validation), newest, or the number of a step.")
+    ] = "best",
+    role: Annotated[
+        str, typer.Option(help="Whose adapter is merged, in a run with an adapter for each role.")
+    ] = "assessor",
+) -> None:
+    """Write a checkpoint as a Hugging Face folder, with a model card."""
+    from medserl_agentloop.core.checkpoints import choose
+
+    with errors_in_one_line():
+        checkpoint = choose(run, step)
+        target = output or run / "export" / f"step_{checkpoint.step}"
+        if target.exists() and any(target.iterdir()):
+            raise ValueError(f"{target} is not empty: name a new folder with --output")
+        from medserl_agentloop.evaluation import local_models  # loads verl
+
+        local_models.export(run, checkpoint, target, role)
+    typer.echo(f"{checkpoint}: {target}")
 
 
 def doctor(

@@ -235,7 +235,7 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
         folder = config.selfplay.records
         played = config.selfplay.get("certify") != "only"
         if self.hints and played and job_return.status is JobStatus.COMPLETED:
-            from medserl_agentloop.report.headline import headline
+            from medserl_agentloop.report import headline
 
             place = quote(folder)
             announce(

@@ -1,5 +1,5 @@
 """A model's folder (Hugging Face's, a LoRA adapter's, verl's run or checkpoint) -> a player in fp32
-on the CPU.
+on the CPU, or a Hugging Face folder.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import verl  # noqa: F401  (its plugin makes torchvision importable, which peft needs where SGLang is installed)
+from omegaconf import OmegaConf
 from peft import PeftModel
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -26,11 +27,12 @@ from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtens
 
 from medserl_agentloop.backends.cpu_sampling import Sampler, SamplingRequest, SamplingSettings
 from medserl_agentloop.core import identity
+from medserl_agentloop.core.checkpoints import Checkpoint
 from medserl_agentloop.core.client import without_credentials
 from medserl_agentloop.core.config import ADAPTERS_FOLDER
 from medserl_agentloop.core.encoding import ChatEncoder, end_ids
 from medserl_agentloop.core.interaction import Message, Reply, Turn, as_untrusted
-from medserl_agentloop.core.step_file import LATEST
+from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, METRICS_FILE, StepFile
 from medserl_agentloop.games.medical.case import Role
 
 logger = logging.getLogger(__name__)
@@ -270,3 +272,75 @@ def load_for_command(folder: str, template_kwargs: Mapping[str, Any]) -> LocalMo
     if player.model.num_parameters() < _WORTH_THREADS:
         torch.set_num_threads(1)
     return player
+
+
+# --- ``medserl export`` ---
+
+_CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [medserl, self-play, medical-error-detection]
+---
+
+# {title}
+
+Step {step} of the self-play run `{run}`, trained from `{base}` with medserl-agentloop to find
+errors in clinical notes. For research: not tested in care, and no substitute for a clinician.
+
+| validation | before training | this checkpoint |
+|---|---:|---:|
+{rows}
+
+Prompts: profile `{profile}` of medserl-agentloop. Weights: {dtype}. To score it on notes of yours:
+
+```bash
+medserl evaluate {folder} --profile {profile} --notes NOTES.csv
+```
+"""
+
+
+def export(run: Path, checkpoint: Checkpoint, target: Path, role: str) -> None:
+    """Write a checkpoint as a Hugging Face folder, with its scores, in its run's number format.
+
+    A ``role``'s adapter is merged. ValueError if the checkpoint cannot be loaded, or lacks it.
+    """
+    model, tokenizer = load_model(find_weights(checkpoint.folder))
+    if adapters := getattr(model, "peft_config", None):
+        if role not in adapters:
+            raise ValueError(f"--role {role}: the run has adapters of {', '.join(adapters)}")
+        model.set_adapter(role)
+        model = model.merge_and_unload()
+    config: Any = (
+        OmegaConf.load(run / CONFIG_FILE) if (run / CONFIG_FILE).is_file() else OmegaConf.create()
+    )
+    dtype = str(OmegaConf.select(config, "actor_rollout_ref.rollout.dtype", default="bfloat16"))
+    model.to(getattr(torch, dtype)).save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    card = _CARD.format(
+        title=f"{run.resolve().name}, step {checkpoint.step}",
+        step=checkpoint.step,
+        run=run.resolve().name,
+        base=OmegaConf.select(config, "actor_rollout_ref.model.path", default="an unknown model"),
+        rows="\n".join(_score_rows(run, checkpoint.step)) or "| none in this step | | |",
+        profile=OmegaConf.select(config, "selfplay.profile", default="medserl"),
+        dtype=dtype,
+        folder=target.name,
+    )
+    (target / "README.md").write_text(card, encoding="utf-8")
+
+
+def _score_rows(run: Path, step: int) -> list[str]:
+    """Rows of the card: the validation scores of a step and those before training."""
+    file = StepFile(run / METRICS_FILE)
+    found: dict[int, dict[str, float]] = {0: {}, step: {}}
+    for row in file.read() if file.path.is_file() else ():
+        if row["step"] in found:
+            scores = {name: row[name] for name in row if name.startswith("val-core/")}
+            found[row["step"]] |= scores
+    return [
+        f"| {name.removeprefix('val-core/')} | "
+        + (f"{found[0][name]:.3f}" if name in found[0] else "")
+        + f" | {value:.3f} |"
+        for name, value in sorted(found[step].items())
+    ]

@@ -1,20 +1,21 @@
-"""Looking at runs: a page for the browser, and here frames for notebooks and text for the terminal.
+"""Looking at runs: frames for notebooks, what a run has gained, and games as text.
 
     from medserl_agentloop.report import games
     games("runs/quickstart").groupby("step")["assessor_reward"].mean()
 
-What a game adds to the fields of every record, its own class says: ``columns`` and ``sections`` of
-:class:`medserl_agentloop.core.interaction.Interaction`.
+What a game adds to the fields of every record, its view says (``core.view.GameView``).
 """
 
 from __future__ import annotations
 
+import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 from omegaconf import OmegaConf
@@ -28,12 +29,12 @@ from medserl_agentloop.core.checkpoints import checkpoints
 from medserl_agentloop.core.config import ConfigError, game_class
 from medserl_agentloop.core.interaction import Interaction
 from medserl_agentloop.core.metrics import storable
-from medserl_agentloop.core.records import LARGEST_REWARD, Column, GameRecord, Rewards, read_games
+from medserl_agentloop.core.records import Column, GameRecord, Rewards, read_games
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.terminal import plain, table, visible
 
-# games that are held at a time where a frame is made, besides those that complete a step
 PART = 1000
+"""Games that are held at a time where a frame is made, besides those that complete a step."""
 
 GameClass: TypeAlias = Any  # a class of games, which is not made here: a ``type[Interaction]``
 
@@ -44,9 +45,7 @@ def games(run: str | Path) -> pd.DataFrame:
     A ValueError names a wrong line.
     """
     game, records = read_run(run)
-    return with_signal(
-        pd.concat([games_frame(part, game) for part in parts(records)], ignore_index=True)
-    )
+    return pd.concat([games_frame(part, game) for part in parts(records)], ignore_index=True)
 
 
 def metrics(run: str | Path) -> pd.DataFrame:
@@ -60,26 +59,13 @@ def metrics(run: str | Path) -> pd.DataFrame:
     if not rows:
         raise ValueError(f"{path} holds no metrics yet")
     for number, row in enumerate(rows, start=1):
-        if "step" not in row or not all(
-            isinstance(value, int | float | None) for value in row.values()
-        ):
+        if "step" not in row or not all(isinstance(v, int | float | None) for v in row.values()):
             raise ValueError(f"{path}, line {number} has no step, or something else than numbers")
     by_step = pd.DataFrame(rows).groupby("step").last().astype("Float64", errors="ignore")
     return by_step.drop(columns="steps", errors="ignore")  # of the whole run, not of a step
 
 
-def parts(records: Iterable[GameRecord]) -> Iterator[list[GameRecord]]:
-    """The games in lists of whole steps, and so of whole prompt groups, of :data:`PART` games or a
-    little more.
-    """
-    part: list[GameRecord] = []
-    for _, step in groupby(records, key=lambda game: game.step):
-        part += step
-        if len(part) >= PART:
-            yield part
-            part = []
-    if part:
-        yield part
+# --- a run's games ---
 
 
 def games_file(run: str | Path) -> Path:
@@ -114,13 +100,7 @@ def read_run(run: str | Path) -> tuple[GameClass, Iterator[Any]]:
     :func:`games`.
     """
     file = games_file(run)
-    config = file.with_name(CONFIG_FILE)
-    try:
-        name = (
-            OmegaConf.select(OmegaConf.load(config), "selfplay.game") if config.is_file() else None
-        )
-    except Exception as error:  # YAML and OmegaConf have errors of their own
-        raise ValueError(f"{config} is no config of a run: {error}") from None
+    name = _game_of(file.parent)
     try:
         game: GameClass = game_class(name or DEFAULT_GAME)
     except ConfigError as error:
@@ -130,57 +110,61 @@ def read_run(run: str | Path) -> tuple[GameClass, Iterator[Any]]:
     needed = {field for field, info in game.Record.model_fields.items() if info.is_required()}
     if name is None and not needed <= next(StepFile(file).read()).keys():
         game = _AnyGame
-    return game, _addable(file, read_games(file, game.Record))
+    return game, read_games(file, game.Record)
 
 
-def _addable(file: Path, records: Iterable[GameRecord]) -> Iterator[GameRecord]:
-    """The records; a ValueError names the line where rewards add up to no number."""
-    for number, record in enumerate(records, start=1):
-        if not all(
-            abs(part) <= LARGEST_REWARD
-            for parts in record.rewards.values()
-            for part in parts.values()
-        ):
-            raise ValueError(
-                f"{file}, line {number} holds a reward that is no number within {LARGEST_REWARD:g}"
-            )
-        yield record
+def _game_of(run: Path) -> str | None:
+    """The name of a run's game; None without a config."""
+    config = run / CONFIG_FILE
+    try:
+        loaded = OmegaConf.load(config) if config.is_file() else OmegaConf.create()
+        name: str | None = OmegaConf.select(loaded, "selfplay.game")
+    except Exception as error:  # YAML and OmegaConf have errors of their own
+        raise ValueError(f"{config} is no config of a run: {error}") from None
+    return name
+
+
+def parts(records: Iterable[GameRecord]) -> Iterator[list[GameRecord]]:
+    """The games in lists of whole steps, and so of whole prompt groups, of :data:`PART` games or a
+    little more.
+    """
+    part: list[GameRecord] = []
+    for _, step in groupby(records, key=lambda game: game.step):
+        part += step
+        if len(part) >= PART:
+            yield part
+            part = []
+    if part:
+        yield part
 
 
 def games_frame(records: Sequence[GameRecord], game: GameClass) -> pd.DataFrame:
-    """The frame of these games: the ``columns`` of their class, and of each role its reward,
-    components and tokens.
+    """The frame of these games, whole prompt groups: the ``columns`` of their class, and of each
+    role its reward, components and tokens.
     """
-    roles = dict.fromkeys(
-        [*game.roles, *(str(role) for record in records for role in record.rewards)]
-    )
+    roles = [*game.roles, *(str(role) for record in records for role in record.rewards)]
+    roles = list(dict.fromkeys(roles))
     own = {"reward": "Float64", "tokens": "Int64", "truncated": "boolean"}
-    of_roles = {
-        f"{role}_{name}": Column(dtype, "") for role in roles for name, dtype in own.items()
-    }
+    schema = {f"{role}_{name}": Column(dtype, "") for role in roles for name, dtype in own.items()}
+    schema |= game.View.columns
     rows = []
     for record in records:
         row: dict[str, Any] = {f"{role}_reward": record.reward(role) for role in roles}
         for turn in record.turns:
             tokens, truncated = f"{turn.role}_tokens", f"{turn.role}_truncated"
-            row |= {
-                tokens: row.get(tokens, 0) + turn.tokens,
-                truncated: row.get(truncated, False) or turn.truncated,
-            }
-        rows.append(
-            row | {name: column.value(record) for name, column in game.View.columns.items()}
-        )
-    frame = typed_frame(rows, {**of_roles, **game.View.columns})
-    components = {
-        (str(role), part)
-        for record in records
-        for role in record.rewards
-        for part in record.rewards[role]
-    }
+            row[tokens] = row.get(tokens, 0) + turn.tokens
+            row[truncated] = row.get(truncated, False) or turn.truncated
+        row |= {name: column.value(record) for name, column in game.View.columns.items()}
+        rows.append(row)
+    frame = typed_frame(rows, schema)
+    components = {(str(r), part) for one in records for r in one.rewards for part in one.rewards[r]}
     for role, part in sorted(components):
         values = [record.rewards.get(role, {}).get(part) for record in records]
         frame[f"reward/{role}/{storable(part)}"] = pd.array(values, dtype="Float64")
-    return with_signal(frame)
+    rewards = frame[reward_columns(frame)].astype(float).round(9)
+    by_group = rewards.groupby([frame["step"], frame["uid"]], dropna=False)
+    frame["signal"] = (by_group.transform("nunique") > 1).any(axis=1).astype("boolean")
+    return frame
 
 
 def reward_columns(frame: pd.DataFrame) -> list[str]:
@@ -190,30 +174,84 @@ def reward_columns(frame: pd.DataFrame) -> list[str]:
     return [name for name in frame if name.endswith("_reward") and not name.startswith("reward/")]
 
 
-def with_signal(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with its column ``signal`` filled in, which needs whole prompt groups."""
-    rewards = frame[reward_columns(frame)].astype(float).round(9)
-    different = (
-        rewards.groupby([frame["step"], frame["uid"]], dropna=False).transform("nunique") > 1
-    )
-    frame["signal"] = different.any(axis=1).astype("boolean")
-    return frame
-
-
 def typed_frame(rows: list[dict[str, Any]], schema: Mapping[str, Column]) -> pd.DataFrame:
-    """Return a frame with the columns of a schema; absent values of a row are missing."""
+    """A frame with the columns of a schema; absent values of a row are missing."""
     values = {name: [storable(row.get(name)) for row in rows] for name in schema}
     return pd.DataFrame(
         {name: pd.array(values[name], dtype=column.dtype) for name, column in schema.items()}
     )
 
 
-# -- `medserl show` --------------------------------------------------------------------------------
+# --- what was gained, from the validations in metrics.jsonl ---
+
+
+class Curve(NamedTuple):
+    """One measure on one data set, by step; step 0 is before training."""
+
+    data_set: str
+    label: str
+    values: dict[int, float]  # shares, 0 to 1
+
+    def __str__(self) -> str:
+        """E.g. ``errors found 55 → 89 %``; one number if there is one validation."""
+        steps = sorted(self.values)
+        ends = dict.fromkeys([steps[0], steps[-1]])
+        return f"{self.label} {' → '.join(f'{100 * self.values[step]:.0f}' for step in ends)} %"
+
+
+def curves(run: str | Path) -> list[Curve]:
+    """The curves of a run's validations, by data set and then in the order of its game's gains."""
+    return _curves(Path(run))[0]
+
+
+def headline(run: str | Path) -> str | None:
+    """Say what was gained from the first validation to the last; None without a validation.
+
+    E.g. ``errors found 55 → 89 %, false alarms 15 → 0 %, 200 held-out notes``. Each of several data
+    sets has its own part.
+    """
+    found, notes = _curves(Path(run))
+    by_set: dict[str, list[Curve]] = defaultdict(list)
+    for curve in found:
+        by_set[curve.data_set].append(curve)
+    said = []
+    for name, of_set in by_set.items():
+        counted = f"{notes[name]:.0f} held-out notes" if name in notes else "held-out rows"
+        which = f"{name}: " if len(by_set) > 1 else ""
+        said.append(f"{which}{', '.join(map(str, of_set))}, {counted}")
+    return "; ".join(said) or None
+
+
+def _curves(run: Path) -> tuple[list[Curve], dict[str, float]]:
+    """The curves, and the number of notes of each data set."""
+    try:
+        gains = game_class(_game_of(run) or DEFAULT_GAME).View.gains
+    except ConfigError:  # of a class that is not here
+        gains = ()
+    file, found = run / METRICS_FILE, dict[tuple[str, str], dict[int, float]]()
+    if gains and file.is_file() and file.stat().st_size:
+        for name, values in metrics(run).items():
+            if named := re.fullmatch(r"val-(?:core|aux)/([^/]+)/([^/]+)", str(name)):
+                known = values.dropna().items()
+                found[named[1], named[2]] = {int(step): float(v) for step, v in known}
+    sets = dict.fromkeys(data_set for data_set, _ in found)
+    shown = [
+        Curve(data_set, label, found[data_set, measure])
+        for data_set in sets
+        for label, measure in gains
+        if (data_set, measure) in found
+    ]
+    notes = {of: [*v.values()][-1] for (of, measure), v in found.items() if measure == "notes"}
+    return shown, notes
+
+
+# --- ``medserl show`` ---
 
 _COLOURS = ("red", "blue", "green", "magenta")
 
 
 def headline_metrics(game: GameClass, roles: Iterable[str]) -> list[str]:
+    """The metrics that ``medserl show`` prints."""
     rewards = (f"selfplay/{role}/{name}" for role in roles for name in ("reward", "reward_std"))
     own = (*rewards, *(name for _, name in game.View.shown), *game.View.headline)
     last = ("actor/grad_norm", "training/rollout_probs_diff_max", "timing_s/step")
@@ -247,16 +285,12 @@ def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
             known = by_step.filter(names).dropna(how="all").dropna(axis="columns", how="all")
             ends = known.iloc[[0, -1] if len(known) > 1 else [0] * len(known)]
             rows = [
-                [
-                    name + words.get(name, ""),
-                    *("" if pd.isna(value) else f"{value:.4g}" for value in ends[name]),
-                ]
-                for name in ends
+                [n + words.get(n, ""), *("" if pd.isna(v) else f"{v:.4g}" for v in ends[n])]
+                for n in ends
             ]
             if rows:
-                console.print(
-                    table(title, ["metric", *(f"step {step}" for step in ends.index)], rows)
-                )
+                steps = (f"step {step}" for step in ends.index)
+                console.print(table(title, ["metric", *steps], rows))
         console.print(plain(f"all metrics: {run / METRICS_FILE}"))
     console.print(plain(f"all games: {games_file(run)}"))
 
@@ -266,21 +300,15 @@ def list_runs(folder: Path, console: Console) -> None:
 
     A run is a folder with a config and metrics.
     """
-    from medserl_agentloop.report.headline import headline
-
-    found = [
-        path.parent
-        for depth in range(1, 4)
-        for path in folder.glob("*/" * depth + METRICS_FILE)
-        if (path.parent / CONFIG_FILE).is_file()
-    ]
+    files = [file for depth in (1, 2, 3) for file in folder.glob("*/" * depth + METRICS_FILE)]
+    found = {f.parent: f.stat().st_mtime for f in files if f.with_name(CONFIG_FILE).is_file()}
     if not found:
         raise ValueError(f"{folder}/ holds no run; give the folder of a run, or start one")
     rows = []
-    for run in sorted(found, key=lambda run: (run / METRICS_FILE).stat().st_mtime, reverse=True):
-        written = datetime.fromtimestamp((run / METRICS_FILE).stat().st_mtime)
+    for run in sorted(found, key=lambda run: found[run], reverse=True):
+        written = f"{datetime.fromtimestamp(found[run]):%Y-%m-%d %H:%M}"
         steps = max((int(row["step"]) for row in StepFile(run / METRICS_FILE).read()), default=0)
-        rows.append([run, f"{written:%Y-%m-%d %H:%M}", steps, headline(run) or "-"])
+        rows.append([run, written, steps, headline(run) or "-"])
     console.print(table("", ["run", "date", "steps", "gained"], rows))
 
 
@@ -290,36 +318,25 @@ def outcome_words(outcome: str) -> str:
 
 
 def render_game(record: GameRecord, game: GameClass, title: str) -> RenderableType:
+    """A game's turns, judge and rewards as panels."""
     why = f" ({record.void})" if record.void else ""
     outcome = f"outcome: {outcome_words(game.View.columns['outcome'].value(record))}{why}"
-    parts: list[RenderableType] = [
+    lines: list[RenderableType] = [
         plain("; ".join(filter(None, (record.kind, outcome))), style="bold")
     ]
     others = [f"{role}: {name}" for role, name in record.players.items()]
-    if record.opponent is not None:
-        others.append(
-            f"{record.opponent.role}: {record.opponent.version or 'no answer'} "
-            f"({record.opponent.kind})"
-        )
+    if (opponent := record.opponent) is not None:
+        others.append(f"{opponent.role}: {opponent.version or 'no answer'} ({opponent.kind})")
     if others:
-        parts.append(plain(f"played by {', '.join(others)}"))
+        lines.append(plain(f"played by {', '.join(others)}"))
+    colours = dict(zip(game.roles, _COLOURS, strict=False))
     for section in game.View.sections(record):
-        colour = (
-            _COLOURS[game.roles.index(section.owner) % len(_COLOURS)]
-            if section.owner in game.roles
-            else "none"
-        )
-        panel = Panel(
-            Text(section.as_text()),
-            title=plain(section.title),
-            title_align="left",
-            border_style=colour,
-        )
-        parts.append(panel)
+        style, text = colours.get(section.owner, "none"), Text(section.as_text())
+        heading = plain(section.title)
+        lines.append(Panel(text, title=heading, title_align="left", border_style=style))
     for role, components in record.rewards.items():
         terms = "  ".join(f"{name} {value:+.2f}" for name, value in components.items())
-        parts.append(plain(f"{role} {sum(components.values()):+.2f} = {terms}"))
+        lines.append(plain(f"{role} {sum(components.values()):+.2f} = {terms}"))
     played = f", {record.finished:%Y-%m-%d %H:%M:%S} UTC" if record.finished else ""
-    return Panel(
-        Group(*parts), title=plain(f"{title}, step {record.step}{played}"), title_align="left"
-    )
+    heading = plain(f"{title}, step {record.step}{played}")
+    return Panel(Group(*lines), title=heading, title_align="left")

@@ -6,8 +6,7 @@ every number has one definition. What a side did not write down is "not measured
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from glob import glob
 from pathlib import Path
 from pkgutil import resolve_name
@@ -20,11 +19,7 @@ import pandas as pd
 from medserl_agentloop import report
 from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE
 from medserl_agentloop.paths import regular_file
-from medserl_agentloop.scoring.metrics import (
-    share_difference,
-    student_quantile,
-    wilson_interval,
-)
+from medserl_agentloop.scoring.metrics import share_difference, student_quantile, wilson_interval
 
 NOT_MEASURED = "not measured"
 NO_DIFFERENCE = "no difference shown"
@@ -38,8 +33,7 @@ _MEMORY = {
 _HEADLINES = ("error found", "note cleared")  # of a medical game; of others, the rewards
 
 
-@dataclass(frozen=True)
-class _MeasuredRun:
+class _Run(NamedTuple):
     """One run, or one log of the OpenRLHF system, which does not record everything."""
 
     name: str  # its path
@@ -53,18 +47,8 @@ class _MeasuredRun:
         steps = self.games["step"].dropna()
         return None if steps.empty else (int(steps.min()), int(steps.max()))
 
-    def within(self, first: int, last: int) -> _MeasuredRun:
-        """The run without its games and metrics of other steps."""
-        games = self.games[self.games["step"].between(first, last).fillna(False)]
-        if games.empty:
-            raise ValueError(
-                f"{self.name} has no games of steps {first} to {last}: give --steps that both "
-                "sides have"
-            )
-        return replace(self, games=games, metrics=self.metrics.loc[first:last])
 
-
-Side = Sequence[_MeasuredRun]
+Side = Sequence[_Run]
 
 
 class _Section(NamedTuple):
@@ -93,15 +77,25 @@ def read_side(side: str, steps: tuple[int, int] | None = None) -> Side:
             raise ValueError(f"{path} is no run: neither it nor a folder in it holds {GAMES_FILE}")
         # A run's folder also holds the games of medserl tournament and progress, which are no runs.
         runs += sorted(folder for folder in found if found.isdisjoint(folder.parents))
-    measured = (_read(run) for run in runs)
-    return [run.within(*steps) if steps else run for run in measured]
+    read = [_read(run) for run in runs]
+    return [_within(run, *steps) for run in read] if steps else read
 
 
-def _read(path: Path) -> _MeasuredRun:
+def _within(run: _Run, first: int, last: int) -> _Run:
+    """The run without its games and metrics of other steps."""
+    games = run.games[run.games["step"].between(first, last).fillna(False)]
+    if games.empty:
+        raise ValueError(
+            f"{run.name} has no games of steps {first} to {last}: give --steps that both sides have"
+        )
+    return run._replace(games=games, metrics=run.metrics.loc[first:last])
+
+
+def _read(path: Path) -> _Run:
     if path.is_file() and path.name != GAMES_FILE:
         with regular_file(path).open("rb") as file:
             if b'"rewards"' not in file.readline():  # every game record has them
-                return _MeasuredRun(str(path), "", *resolve_name(_READ_LOG)(path))
+                return _Run(str(path), "", *resolve_name(_READ_LOG)(path))
     games, schemes = [], set()
     game, records = report.read_run(path)
     for part in report.parts(records):
@@ -110,12 +104,9 @@ def _read(path: Path) -> _MeasuredRun:
         kept = ("boolean", "Int64", "Float64")
         games.append(frame[[n for n in frame if n == "outcome" or frame[n].dtype in kept]])
         schemes |= {getattr(record, "scheme", "") for record in part}
-    return _MeasuredRun(
-        str(path),
-        "; ".join(sorted(schemes - {""})),
-        pd.concat(games, ignore_index=True),
-        report.metrics(path) if (path / METRICS_FILE).exists() else pd.DataFrame(),
-    )
+    metrics = report.metrics(path) if (path / METRICS_FILE).exists() else pd.DataFrame()
+    whole = pd.concat(games, ignore_index=True)
+    return _Run(str(path), "; ".join(sorted(schemes - {""})), whole, metrics)
 
 
 Runs = Sequence["pd.Series[Any]"]
@@ -128,12 +119,8 @@ Difference = tuple[float, float, float]
 def compare(a: Side, b: Side) -> tuple[list[_Section], str]:
     """The tables of a comparison, and in a sentence what differs between the two sides."""
     outcomes = sorted({word for run in (*a, *b) for word in run.games["outcome"].dropna()})
-    sides = [[_numbers(run, outcomes) for run in side] for side in (a, b)]
     rows, said = [], {}
-    for title in dict.fromkeys(name for side in sides for run in side for name in run):
-        first, second = ([run[title] for run in side if len(run.get(title, ()))] for side in sides)
-        if not (first or second):
-            continue
+    for title, first, second in _paired(a, b, lambda run: _numbers(run, outcomes)):
         difference = _difference(first, second) if first and second else None
         rows.append((title, _cell(first), _cell(second), _moved(difference, first)))
         if difference:
@@ -149,24 +136,35 @@ def compare(a: Side, b: Side) -> tuple[list[_Section], str]:
         "interval of a difference is over runs (Student's t), else over games, taken for "
         "independent. Games of one prompt group are not, so such intervals are too short."
     )
-    tables = [
-        _runs(a, b),
-        _Section("Games", ["", "A", "B", "B - A [95 % interval]"], rows, note),
-        _speed(a, b),
-    ]
-    return tables, "; ".join(headlines) or "no number in common from which to say who is better"
+    games = _Section("Games", ["", "A", "B", "B - A [95 % interval]"], rows, note)
+    verdict = "; ".join(headlines) or "no number in common from which to say who is better"
+    return [_runs(a, b), games, _speed(a, b)], verdict
 
 
-def _numbers(run: _MeasuredRun, outcomes: Sequence[str]) -> dict[str, pd.Series[Any]]:
+def _paired(
+    a: Side, b: Side, numbers_of: Callable[[_Run], dict[str, Any]]
+) -> list[tuple[str, list[Any], list[Any]]]:
+    """The title of each number, and its values in the runs of both sides that have it."""
+    sides = [[numbers_of(run) for run in side] for side in (a, b)]
+    found = []
+    for title in dict.fromkeys(name for side in sides for numbers in side for name in numbers):
+        of_a, of_b = ([run[title] for run in side if title in run] for side in sides)
+        found.append((title, of_a, of_b))
+    return found
+
+
+def _numbers(run: _Run, outcomes: Sequence[str]) -> dict[str, pd.Series[Any]]:
     """The numbers of a run's games by title; yes and no are of the type ``boolean``."""
     numbers = {}
     for name in run.games:
         known = run.games[name].dropna()
+        if not len(known) or name in _PLACES:
+            continue
         if name == "outcome":
-            for word in outcomes if len(known) else ():
+            for word in outcomes:
                 title = f"outcome: {report.outcome_words(word)}"
                 numbers[title] = (known == word).astype("boolean")
-        elif name not in _PLACES:
+        else:
             title = name.removeprefix("reward/").replace("/", ": ").replace("_", " ")
             numbers[title] = known
     return numbers
@@ -175,15 +173,15 @@ def _numbers(run: _MeasuredRun, outcomes: Sequence[str]) -> dict[str, pd.Series[
 def _difference(first: Runs, second: Runs) -> Difference | None:
     """B minus A with its interval, over runs where both sides have several, else over games."""
     pooled = [pd.concat(runs) for runs in (first, second)]
-    samples: Any = pooled
+    samples: Any = [games.astype(float) for games in pooled]
     if len(first) > 1 and len(second) > 1:
-        samples = [np.array([run.mean() for run in runs]) for runs in (first, second)]
+        samples = [np.array([float(run.mean()) for run in runs]) for runs in (first, second)]
     elif _is_share(first):
-        counts = [(int(games.sum()), len(games)) for games in pooled]
-        return share_difference(*counts)
-    if min(map(len, samples)) < 2:
+        a, b = ((int(games.sum()), len(games)) for games in pooled)
+        return share_difference(a, b)
+    x, y = samples
+    if min(len(x), len(y)) < 2:
         return None
-    x, y = (sample.astype(float) for sample in samples)
     error = (x.var(ddof=1) / len(x) + y.var(ddof=1) / len(y)) ** 0.5
     half = float(error * student_quantile(len(x) + len(y) - 2))
     difference = float(y.mean() - x.mean())
@@ -219,17 +217,10 @@ def _moved(difference: Difference | None, runs: Runs) -> str:
 
 
 def _runs(a: Side, b: Side) -> _Section:
-    rows = [
-        (
-            side,
-            run.name,
-            " to ".join(map(str, run.steps or ["?"])),
-            str(len(run.games)),
-            run.schemes or "not recorded",
-        )
-        for side, runs in (("A", a), ("B", b))
-        for run in runs
-    ]
+    rows = []
+    for side, run in (*(("A", run) for run in a), *(("B", run) for run in b)):
+        played = " to ".join(map(str, run.steps or ["?"]))
+        rows.append((side, run.name, played, str(len(run.games)), run.schemes or "not recorded"))
     notes = []
     if len({run.schemes for run in (*a, *b)}) > 1:
         notes.append("The reward schemes differ or are not recorded: rewards do not compare.")
@@ -243,10 +234,8 @@ def _runs(a: Side, b: Side) -> _Section:
 
 
 def _speed(a: Side, b: Side) -> _Section:
-    sides = [[_speeds(run) for run in runs] for runs in (a, b)]
     rows = []
-    for title in dict.fromkeys(name for side in sides for speeds in side for name in speeds):
-        first, second = ([speeds[title] for speeds in side if title in speeds] for side in sides)
+    for title, first, second in _paired(a, b, _speeds):
         ratio = f"{mean(second) / mean(first):.3g}" if first and second and mean(first) else ""
         rows.append((title, _spread(first), _spread(second), ratio))
     note = (
@@ -256,26 +245,26 @@ def _speed(a: Side, b: Side) -> _Section:
     return _Section("Speed and memory", ["", "A", "B", "B / A"], rows, note)
 
 
-def _speeds(run: _MeasuredRun) -> dict[str, float]:
-    speeds = {}
-    if SECONDS in run.metrics:
-        seconds = run.metrics[SECONDS].dropna().astype(float)
-        games = run.games[run.games["step"].isin(seconds.index)]
-        speeds["seconds per step, median"] = float(seconds.median())
-        if len(games):
-            speeds["games per second"] = len(games) / float(seconds.sum())
-            roles = [name.removesuffix("_reward") for name in report.reward_columns(run.games)]
-            # Missing as soon as one turn's length is: a sum of the others would be too small.
-            tokens = sum(
-                games.loc[games[f"{role}_reward"].notna(), f"{role}_tokens"].sum(skipna=False)
-                for role in roles
-            )
-            if not pd.isna(tokens):
-                speeds["generated tokens per second"] = float(tokens / seconds.sum())
+def _speeds(run: _Run) -> dict[str, float]:
     peaks = {
         title: run.metrics[name].max() for title, name in _MEMORY.items() if name in run.metrics
     }
-    return speeds | {title: float(peak) for title, peak in peaks.items() if not pd.isna(peak)}
+    memory = {title: float(peak) for title, peak in peaks.items() if not pd.isna(peak)}
+    if SECONDS not in run.metrics:
+        return memory
+    seconds = run.metrics[SECONDS].dropna().astype(float)
+    speeds = {"seconds per step, median": float(seconds.median())}
+    games = run.games[run.games["step"].isin(seconds.index)]
+    if len(games):
+        speeds["games per second"] = len(games) / float(seconds.sum())
+        # Missing as soon as one turn's length is: a sum of the others would be too small.
+        tokens = sum(
+            games.loc[games[reward].notna(), reward.replace("_reward", "_tokens")].sum(skipna=False)
+            for reward in report.reward_columns(run.games)
+        )
+        if not pd.isna(tokens):
+            speeds["generated tokens per second"] = float(tokens / seconds.sum())
+    return speeds | memory
 
 
 def _spread(values: Sequence[float]) -> str:

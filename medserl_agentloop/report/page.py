@@ -34,13 +34,14 @@ from medserl_agentloop.core.step_file import CONFIG_FILE, METRICS_FILE, PROMPTS_
 from medserl_agentloop.paths import PACKAGE, regular_file, replacing
 from medserl_agentloop.report import (
     GameClass,
+    curves,
     games_file,
     games_frame,
+    headline,
     metrics,
     read_run,
     reward_columns,
 )
-from medserl_agentloop.report.headline import curves, headline
 
 # more games than this are drawn as a sample: a browser holds about so many texts
 MOST_GAMES = 20_000
@@ -68,40 +69,25 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
     names = run_names(runs)
     played = sum(_lines(games_file(run)) for run in runs)
     sampled = [sample(run, MOST_GAMES / played) for run in runs]
-    frame = pd.concat(
-        [games_frame(records, game) for game, records in sampled if records], ignore_index=True
-    )
+    frames = [games_frame(records, game) for game, records in sampled if records]
+    frame = pd.concat(frames, ignore_index=True)
     shown = [(place, record) for place, (_, records) in enumerate(sampled) for record in records]
-    words = {
-        name: _coded(frame[name])
-        for kind in ("string", "boolean")
-        for name in frame.select_dtypes(kind)
-    }
-    runs_coded = {
-        "words": names,
-        "codes": [place for place, _ in shown],
-    }  # by place, for page.js draws them in order
+    kinds = [*frame.select_dtypes("string"), *frame.select_dtypes("boolean")]
+    words = {name: _coded(frame[name]) for name in kinds}
+    # By place, for page.js draws the runs in order.
+    run_column = {"words": names, "codes": [place for place, _ in shown]}
     numbers = frame.select_dtypes("number").round(4)
-    values = {
-        name: {"values": [None if pd.isna(x) else float(x) for x in numbers[name]]}
-        for name in numbers
-    }
+    values = {name: {"values": [*map(_number, numbers[name])]} for name in numbers}
     columns = {
         "played": played,
         "games": len(shown),
         "chunk": CHUNK,
         "first": max(range(len(shown)), key=lambda n: (shown[n][1].reading_rank, n)),
-        "columns": {**values, **words, "run": runs_coded},
-        "meanings": {
-            name: column.meaning
-            for game, _ in sampled
-            for name, column in game.View.columns.items()
-        },
+        "columns": {**values, **words, "run": run_column},
+        "meanings": {n: c.meaning for game, _ in sampled for n, c in game.View.columns.items()},
         "filters": ["run", *(name for name in words if _is_filter(name, words[name]["words"]))],
         "shares": list(frame.select_dtypes("boolean")),
-        "numbers": [
-            name for name in numbers if name not in ("step", "session") and "reward" not in name
-        ],
+        "numbers": [n for n in numbers if n not in ("step", "session") and "reward" not in n],
         "rewards": reward_columns(frame),
         "components": [name for name in frame if name.startswith("reward/")],
         "metrics": {name: _by_step(run) for name, run in zip(names, runs, strict=True)},
@@ -110,9 +96,8 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
     blocks = [("columns", _packed(json.dumps(columns, separators=(",", ":"), allow_nan=False)))]
     prompts = [prompts_of(run) for run in runs]
     starts = range(0, len(shown), CHUNK)
-    for number, start in enumerate(
-        track(starts, "packing the games", console=console, transient=True)
-    ):
+    packing = track(starts, "packing the games", console=console, transient=True)
+    for number, start in enumerate(packing):
         lines = [
             _line(record, sampled[place][0], prompts[place])
             for place, record in shown[start : start + CHUNK]
@@ -202,22 +187,16 @@ def _render(blocks: Sequence[tuple[str, str]]) -> str:
 
 
 def _packed(text: str) -> str:
-    # A model may write half of a surrogate pair, which UTF-8 cannot hold; in JSON, its escape can
-    # stand for it.
-    return base64.b64encode(
-        gzip.compress(text.encode("utf-8", errors="backslashreplace"), 6, mtime=0)
-    ).decode("ascii")
+    # A model may write half of a surrogate pair, which UTF-8 cannot hold, but a JSON escape can.
+    packed = gzip.compress(text.encode("utf-8", errors="backslashreplace"), 6, mtime=0)
+    return base64.b64encode(packed).decode("ascii")
 
 
 def _line(record: GameRecord, game: GameClass, prompts: list[dict[str, Any]]) -> str:
-    sections = [
-        {**each._asdict(), "facts": each.known()} for each in game.View.sections(record, prompts)
-    ]
-    return (
-        json.dumps(record.to_json(), ensure_ascii=False)
-        + "\t"
-        + json.dumps(sections, ensure_ascii=False)
-    )
+    shown = game.View.sections(record, prompts)
+    sections = [section._asdict() | {"facts": section.known()} for section in shown]
+    parts = (json.dumps(part, ensure_ascii=False) for part in (record.to_json(), sections))
+    return "\t".join(parts)
 
 
 def prompts_of(run: Path) -> list[dict[str, Any]]:
@@ -231,30 +210,23 @@ def run_names(runs: Sequence[Path]) -> list[str]:
     folders = [run.resolve() if run.is_dir() else run.resolve().parent for run in runs]
     for depth in range(1, max(len(folder.parts) for folder in folders)):
         names = ["/".join(folder.parts[-depth:]) for folder in folders]
-        if len(set(names)) == len(names) and not any(
-            name.isdigit() for name in names
-        ):  # a seed alone says little
+        # A seed alone says little.
+        if len(set(names)) == len(names) and not any(map(str.isdigit, names)):
             return names
     raise ValueError("a run is named twice: name each run once")
 
 
 def _lines(file: Path) -> int:
-    with regular_file(file).open("rb") as lines:
-        return max(
-            1, sum(line.endswith(b"\n") for line in lines)
-        )  # a line without its end may be whole: read it
+    with regular_file(file).open("rb") as lines:  # one without its end may be whole: it is read
+        return max(1, sum(line.endswith(b"\n") for line in lines))
 
 
 def sample(run: Path, share: float) -> tuple[GameClass, list[GameRecord]]:
-    """About this share of a run's games, prompt groups whole, in their order; always the same
-    ones."""
+    """About this share of a run's games, prompt groups whole, in order; always the same ones."""
     game, records = read_run(run)
-    keys = (
-        (record, f"{record.step} {record.uid or number}") for number, record in enumerate(records)
-    )
-    return game, [
-        record for record, key in keys if zlib.crc32(key.encode(errors="replace")) < share * 2**32
-    ]
+    groups = ((f"{one.step} {one.uid or number}", one) for number, one in enumerate(records))
+    most = share * 2**32
+    return game, [one for key, one in groups if zlib.crc32(key.encode(errors="replace")) < most]
 
 
 def _coded(values: pd.Series) -> dict[str, Any]:
@@ -264,6 +236,10 @@ def _coded(values: pd.Series) -> dict[str, Any]:
         "words": [None if pd.isna(word) else str(word) for word in words],
         "codes": codes.tolist(),
     }
+
+
+def _number(value: Any, form: str = "") -> float | None:
+    return None if pd.isna(value) else float(f"{value:{form}}")
 
 
 def _is_filter(name: str, words: Sequence[str | None]) -> bool:
@@ -278,17 +254,14 @@ def _by_step(run: Path) -> dict[str, Any]:
     """Metrics, alarms and checkpoints of a run, as far as it has them."""
     file = run / METRICS_FILE
     frame = metrics(run) if file.is_file() and file.stat().st_size else pd.DataFrame()
-    alarms = {
-        n.removeprefix(METRIC_PREFIX): frame[n].dropna().index
-        for n in frame
-        if n.startswith(METRIC_PREFIX)
-    }
+    fired = {n.removeprefix(METRIC_PREFIX): frame[n] for n in frame if n.startswith(METRIC_PREFIX)}
     saved = (path.name.removeprefix("global_step_") for path in run.glob("global_step_*"))
     return {
         "steps": [int(step) for step in frame.index],
-        "names": {n: [None if pd.isna(x) else float(f"{x:.5g}") for x in frame[n]] for n in frame},
+        "names": {name: [_number(value, ".5g") for value in frame[name]] for name in frame},
         "alarms": {
-            int(step): [n for n, steps in alarms.items() if step in steps] for step in frame.index
+            int(step): [name for name, alarm in fired.items() if pd.notna(alarm[step])]
+            for step in frame.index
         },
         "checkpoints": sorted(int(step) for step in saved if step.isdecimal()),
     }

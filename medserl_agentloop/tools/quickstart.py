@@ -105,7 +105,7 @@ def _train(folder: Path, recipe: str, overrides: list[str]) -> None:
 
 
 def _conclude(folder: Path) -> None:
-    from medserl_agentloop.report.headline import headline
+    from medserl_agentloop.report import headline
     from medserl_agentloop.report.page import write_page
 
     page = folder / "report.html"

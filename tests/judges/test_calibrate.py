@@ -21,11 +21,11 @@ from serving import LocalServer, completion
 
 from medserl_agentloop.data.cases import Case
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.evaluation.edit_rules import DRESSED, HARMLESS, UNKNOWABLE
-from medserl_agentloop.evaluation.judge_calibration import (
-    EDITS,
-    NOTES,
-    calibrate,
+from medserl_agentloop.evaluation.judge_calibration import calibrate
+from medserl_agentloop.evaluation.known_edits import (
+    DRESSED,
+    HARMLESS,
+    UNKNOWABLE,
     known_edits,
     known_notes,
 )
@@ -41,6 +41,8 @@ from medserl_agentloop.games.medical.edit import (
 from medserl_agentloop.games.medical.judges.report import JudgedGroup, JudgeReport, read_report
 from medserl_agentloop.games.medical.records import Judgement
 
+EDITS = ("harmful", "repaired", "harmless", "dressed", "injected")
+NOTES = ("error", "clean", "unknowable")
 ORACLE = "medserl_agentloop.games.clinic:OracleJudge"
 LIAR = f"{__name__}:Liar"
 
@@ -160,9 +162,8 @@ def test_injected_sentences_show_that_a_credulous_verdict_moves(cases: list[Case
 def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(
     cases: list[Case],
 ) -> None:
-    edits, notes = known_edits(cases, 100), known_notes(cases, 7, 3)
-    assert edits == known_edits(cases, 100) != known_edits(cases, 100, 1)
-    assert notes == known_notes(cases, 7, 3)
+    edits, notes = known_edits(cases, 100), known_notes(cases, 7)
+    assert edits == known_edits(cases, 100) and notes == known_notes(cases, 7)
     assert Counter(known.kind for known in edits) == dict.fromkeys(EDITS, 100)
     assert Counter(known.kind for known in notes) == dict.fromkeys(NOTES, 7)
     assert all(set(known.wrong) <= set(split_sentences(known.after)) for known in notes)

@@ -3,7 +3,6 @@ their number.
 """
 
 import ast
-import random
 import re
 import shutil
 import tracemalloc
@@ -179,14 +178,9 @@ def test_ten_times_the_games_take_little_more_memory(
     assert peaks[2] < 2 * peaks[1], peaks  # the texts are 10 times as many, and 12 MB
 
 
-@pytest.mark.parametrize("mixed", [False, True])
 def test_frames_made_in_parts_are_those_made_at_once(
-    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mixed: bool
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = (runs[0] / GAMES_FILE).read_bytes().splitlines(keepends=True)
-    if mixed:  # files of several runs put together
-        random.Random(0).shuffle(lines)
-    (tmp_path / GAMES_FILE).write_bytes(b"".join(lines))
-    in_parts = games(tmp_path)
+    in_parts = games(runs[0])
     monkeypatch.setattr(report, "PART", 10**9)
-    pd.testing.assert_frame_equal(in_parts, games(tmp_path), check_like=True)
+    pd.testing.assert_frame_equal(in_parts, games(runs[0]), check_like=True)

@@ -7,7 +7,7 @@ import pytest
 from invoking import invoke
 
 from medserl_agentloop.core.step_file import CONFIG_FILE, METRICS_FILE, StepFile
-from medserl_agentloop.report.headline import curves, headline
+from medserl_agentloop.report import curves, headline
 
 
 def run_at(folder: Path, *validations: dict[str, float], game: str = "medical") -> Path:
