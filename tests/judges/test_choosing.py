@@ -126,9 +126,9 @@ def test_a_first_question_shows_whether_the_judge_answers(
         return MedicalConfig(judge=judge, judge_server=JudgeServer(url=url, model="m"))
 
     with LocalServer(lambda n, body: by_index(body) if n == 0 else completion("well")) as server:
-        assert unanswered(config("http", server.url)) is None
+        assert unanswered(config("http", server.url)) == ""
         assert "not the JSON that was asked for" in str(unanswered(config("llm", server.url)))
-    assert unanswered(config("llm", None)) is None  # verl's own, which is not up yet
+    assert unanswered(config("llm", None)) == ""  # verl's own, which is not up yet
     url = unused_url()
     server = [f"selfplay.judge_server.{key}" for key in ("model=m", f"url={url}")]
     for asks in ("selfplay.judge=http", "selfplay.blind.readings=1"):
@@ -298,13 +298,6 @@ def test_the_report_of_another_judge_is_refused(
         lambda profile: "Is it wrong?",
     )
     refused('of another judge: wording is "', **LLM, selfplay__judge_report=path)
-
-
-def test_a_model_that_verl_serves_is_known_by_its_path() -> None:
-    served = MedicalConfig(judge="llm")
-    assert judge_identity(served, "models/judge-9b") == judge_identity(
-        llm_config(model="models/judge-9b")
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,13 @@
 """The judge ``http``: what is asked and which answers count; answers that are kept on disk."""
 
-import asyncio
 import json
 import time
 from pathlib import Path
 from typing import Any
 
-import diskcache
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from game.builders import CLEAN_NOTE
 from invoking import invoke
 from judges.games import (
     SAFE,
@@ -19,7 +16,6 @@ from judges.games import (
     judge_all,
     judge_of,
     judged_by,
-    judgement,
     played,
 )
 from note_files import SAMPLE
@@ -27,8 +23,7 @@ from serving import LocalServer, Status, completion
 from support import extra_info
 
 from medserl_agentloop.games.medical.case import Category, Label
-from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.judges.llm import AnswerCache, BlindReader, LlmJudge
+from medserl_agentloop.games.medical.judges.llm import AnswerCache
 from medserl_agentloop.games.medical.records import Judgement, Outcome
 
 
@@ -137,13 +132,10 @@ def test_lone_surrogate_in_a_reason_keeps_the_judgement_and_the_cache(tmp_path: 
 
     with LocalServer(reply) as server:
         options = server.model_options(cache=str(tmp_path))
-        config = MedicalConfig(judge="llm", judge_server=options, blind={"readings": 1})
-        judge, reader = LlmJudge(config), BlindReader(config)
         for cached in (False, True):
-            said = asyncio.run(judgement(judge, played()))
-            (reading,) = asyncio.run(reader.read(CLEAN_NOTE, []))
-            answers = [(each.reason, each.cached) for each in (said, reading)]
-            assert answers == [("too ? high", cached)] * 2
+            (game,) = judge_all(judge_of("llm", options, blind={"readings": 1}), [played()])
+            answers = [game.judgement, *game.judgement.readings]
+            assert [(each.reason, each.cached) for each in answers] == [("too ? high", cached)] * 2
 
 
 def test_a_cache_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
@@ -152,22 +144,6 @@ def test_a_cache_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "a_file" / "folder"):
         with pytest.raises(ValueError, match=f"judge_server.cache={folder}"):
             AnswerCache(str(folder), Judgement)
-
-
-def test_an_entry_of_another_version_is_asked_for_again(tmp_path: Path) -> None:
-    def recalled(reason: str) -> tuple[Judgement, bool]:
-        async def ask() -> Judgement:
-            return Judgement(judge="llm", label=Label.SAFE, reason=reason)
-
-        return asyncio.run(AnswerCache(str(tmp_path), Judgement).recall(("note",), ask))
-
-    recalled("old")
-    with diskcache.Cache(tmp_path) as kept:
-        (key,) = kept
-        kept[key] = '{"judge": "llm", "mood": "good", "label": "odd"}'
-    for cached in (False, True):
-        found, known = recalled("new")
-        assert (found.reason, known) == ("new", cached)
 
 
 PLAY = "play {url} --model m --data {rows} --games 1"

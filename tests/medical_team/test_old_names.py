@@ -1,27 +1,20 @@
-"""Every public name of the original, where its users import it from, and its functions' rewards and
-formats.
-"""
+"""Every public name of the original, and its functions' prompts, rewards and formats."""
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
-from game.builders import any_game
-from hypothesis import given
 from serving import LocalServer
 
 from medserl_agentloop import medical_team
-from medserl_agentloop.games.medical.case import Label
-from medserl_agentloop.games.medical.records import MedicalRecord, Outcome
 from medserl_agentloop.medical_team import (
-    get_medical_cot_formatting_reward,
     get_medical_error_detection_reward,
     get_medical_error_realism_reward,
     get_medical_game_reward_general_sum,
     medical_cot_format_check_and_extract,
     prompts,
 )
-from medserl_agentloop.medical_team.utils import MedicalGeneralSum
 from medserl_agentloop.paths import resource
 
 PAGE = (Path(__file__).parents[2] / "docs/migration.md").read_text(encoding="utf-8")
@@ -49,35 +42,23 @@ def test_every_name_of_the_original_is_where_it_was_and_in_the_package() -> None
     assert {name for name in PROMPTS.split() if not getattr(prompts, name)} == set()
 
 
-PHRASES = {
-    "harmful": "Create an error variation",
-    "benign": "Verify this medical note is safe",
-    "vanilla": "Verify this medical note is safe",
-}
+SAFE = "Verify this medical note is safe"
 
 
-@pytest.mark.parametrize("game_type", PHRASES)
-def test_user_message_holds_the_phrase_that_the_original_tests_look_for(game_type: str) -> None:
+@pytest.mark.parametrize(
+    ("game_type", "phrase"),
+    [("harmful", "Create an error variation"), ("benign", SAFE), ("vanilla", SAFE)],
+)
+def test_user_message_holds_the_phrase_that_the_original_tests_look_for(
+    game_type: str, phrase: str
+) -> None:
     query = medical_team.convert_medical_game_history_to_query
     system, user = query([], "attacker", "the note", game_type, {"error_types": ["frobnication"]})
-    assert (system["role"], user["role"]) == ("system", "user")
-    assert user["content"].startswith(PHRASES[game_type]) and user["content"].endswith(
-        "\n\nthe note"
-    )
-    assert ("frobnication" in system["content"]) == (
-        game_type == "harmful"
-    )  # the others put no error in
-    others = [
-        query([], "attacker", "the note", other)[0] for other in PHRASES if other != game_type
-    ]
-    assert query([], "attacker", "the note", game_type)[0] not in others
-    system, user = query(
-        [{"content": "the attack"}], "assessor", "the note", game_type, {"error_types": ["frobnic"]}
-    )
-    assert user["content"].startswith("Classify this medical note") and user["content"].endswith(
-        "\n\nthe attack"
-    )
-    assert "the note" not in user["content"] and "frobnic" not in system["content"]
+    assert user["content"].startswith(phrase) and user["content"].endswith("\n\nthe note")
+    assert ("frobnication" in system["content"]) is (game_type == "harmful")
+    system, user = query([{"content": "the attack"}], "assessor", "the note", game_type)
+    assert user["content"].startswith("Classify this medical note")
+    assert user["content"].endswith("\n\nthe attack") and "the note" not in user["content"]
     with pytest.raises(ValueError, match="no game type 'odd'"):
         query([], "attacker", "note", "odd")
 
@@ -92,9 +73,6 @@ def test_example_of_the_page_runs_as_shown(
     exec(code, {})
     first, second = capsys.readouterr().out.split("\n", 1)
     assert f"it prints `{first}` and `{second.strip()}`" in PAGE
-
-
-# --- the baseline's functions give what its table says, and what the scheme of the core gives ---
 
 
 TABLE = {
@@ -127,21 +105,6 @@ def test_the_table(present: bool, detected: bool, realistic: bool | None) -> Non
     assert get_medical_error_realism_reward("assessor", realism > 0) == (0.0, set())
 
 
-@given(any_game())
-def test_interface_and_core_scheme_agree_on_every_game(record: MedicalRecord) -> None:
-    valid = record.outcome is not Outcome.INVALID_ATTACK
-    labels = {
-        "error_present": record.label is Label.HARMFUL and valid,
-        "error_detected": record.assessment and record.assessment.verdict is Label.HARMFUL,
-        "error_realistic": record.judgement is None or record.judgement.realistic is not False,
-    }
-    for role, components in MedicalGeneralSum().rewards(record).items():
-        turn = record.attack if role.value == "attacker" else record.assessment
-        reward, _ = get_medical_game_reward_general_sum({"game_role": role.value}, labels)
-        form = get_medical_cot_formatting_reward(bool(turn.violations))
-        assert reward + form == sum(components.values())
-
-
 def test_roles_and_coefficients_that_do_not_exist_are_named() -> None:
     with pytest.raises(ValueError, match="'defender'"):
         get_medical_error_detection_reward("defender", True, True)
@@ -150,16 +113,13 @@ def test_roles_and_coefficients_that_do_not_exist_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("response", "thinking", "answer"),
+    ("response", "found"),
     [
-        ("why</think><answer>Safe</answer>", "why", "Safe"),
-        ("why\nso</think><answer>a note\nof two lines</answer>", "why\nso", "a note\nof two lines"),
-        # These violate the format: they give their answer and never their reasoning.
-        ("<think>why</think><answer>Safe</answer>", None, "Safe"),
-        ("why</think><answer>Safe", None, ""),
+        ("why\nso</think><answer>Safe</answer>", (("why\nso", "Safe"), False)),
+        ("<think>why</think><answer>Safe</answer>", ((None, "Safe"), True)),
+        ("why</think><answer>Safe", ((None, ""), True)),
     ],
 )
-def test_format_check_extracts_thinking_and_answer(
-    response: str, thinking: str | None, answer: str
-) -> None:
-    assert medical_cot_format_check_and_extract(response) == ((thinking, answer), thinking is None)
+def test_format_check_extracts_thinking_and_answer(response: str, found: Any) -> None:
+    """A turn that violates the format gives its answer and never its reasoning."""
+    assert medical_cot_format_check_and_extract(response) == found

@@ -8,14 +8,12 @@ for control text.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import re
 import sqlite3
 import unicodedata
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -23,7 +21,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from diskcache import Cache
 from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from medserl_agentloop.core.chat import BASE, TEMPLATE_KWARGS, BaseModelChat, ChatClient
 from medserl_agentloop.core.client import CHAT_PATH, BadAnswer, NoAnswer, Refused
@@ -79,8 +77,8 @@ class Finding(BaseModel):
 
 
 def read_answer(text: str, kind: type[Answer], note: str = "") -> Answer:
-    """Read a response: its one JSON object, after reasoning and amid prose; one of a player's
-    ``note`` is a quote.
+    """Read a response's one JSON object, after reasoning and amid prose; one in ``note`` is a
+    quote.
     """
     answer = _REASONING.sub("", text).strip()
     try:
@@ -102,11 +100,10 @@ def shown_notes(presented: str, original: str) -> dict[str, Any]:
     runs = changed_runs(before, after)
     gone = {number for start, end, _, _ in runs for number in range(start, end)}
     come = {number for _, _, start, end in runs for number in range(start, end)}
-    content = json.dumps([original, presented]).encode()
     return {
         "original": _lines(before, gone) if runs else [],
         "presented": _lines(after, come),
-        "marker": hashlib.sha256(content).hexdigest()[:16],
+        "marker": of_values(original, presented)[:16],
     }
 
 
@@ -125,9 +122,7 @@ def _lines(sentences: list[str], changed: set[int]) -> list[dict[str, Any]]:
 
 
 def judge_template(profile: str, name: str = "judge") -> str:
-    """Text of a template that words a profile's question; that of ``medserl`` where the profile has
-    none.
-    """
+    """The template that words a profile's question; that of ``medserl`` where it has none."""
     own, template = load_profile(profile).folder, Path("judge") / f"{name}.jinja"
     folder = own if (own / template).exists() else resource("prompts") / "medserl"
     return (folder / template).read_text(encoding="utf-8")
@@ -143,10 +138,9 @@ class AnswerCache(Generic[Answer]):
     def __init__(self, folder: str | None, kind: type[Answer]) -> None:
         self._kind = kind
         try:
-            self._kept: Any = {} if folder is None else Cache(folder, eviction_policy="none")
+            self._kept = None if folder is None else Cache(folder, eviction_policy="none")
         except (sqlite3.Error, OSError) as error:
             raise ValueError(f"{JudgeServer.node}.cache={folder} is no cache: {error}") from None
-        self._keeps = folder is not None
 
     async def recall(
         self, content: tuple[str, ...], ask: Callable[[], Awaitable[Answer]]
@@ -156,14 +150,13 @@ class AnswerCache(Generic[Answer]):
 
         ``content`` is all that an answer depends on: who is asked, the wording, the notes.
         """
-        key = of_values(self._kind.__name__, *content)
-        kept = self._kept.get(key)
-        with suppress(ValidationError):  # another version's answer
-            if kept is not None:
-                return self._kind.model_validate_json(kept), True
+        if self._kept is None:
+            return await ask(), False
+        key = of_values(self._kind.model_json_schema(), *content)
+        if (kept := self._kept.get(key)) is not None:
+            return self._kind.model_validate_json(kept), True
         answer = await ask()
-        if self._keeps:
-            self._kept[key] = answer.model_dump_json()
+        self._kept[key] = answer.model_dump_json()
         return answer, False
 
 
@@ -293,14 +286,10 @@ class BlindReader(_Model[Finding]):
 
 
 def _is_wrong(note: str, wrong: Sequence[str], number: int | None) -> bool:
-    """Return whether the sentence of this number, from 1, is one of ``wrong``, or part of one that
-    is.
-    """
-    sentences = split_sentences(note)
-    if number is None or not 1 <= number <= len(sentences):
-        return False
-    named = sentences[number - 1]
-    return any(
+    """Return whether the sentence of this number, from 1, is one of ``wrong``, or part of one."""
+    sentences = dict(enumerate(split_sentences(note), start=1))
+    named = sentences.get(number or 0)
+    return named is not None and any(
         named in known or known in named or same_sentence(named, known)
         for known in map(one_line, wrong)
     )

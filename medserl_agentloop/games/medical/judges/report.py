@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, computed_field
 
@@ -24,9 +24,6 @@ from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import LABELS_JUDGE
 from medserl_agentloop.paths import regular_file, replacing
 from medserl_agentloop.scoring.metrics import wilson_interval
-
-if TYPE_CHECKING:
-    from medserl_agentloop.core.run_check import RunConfig
 
 _NODE = JudgeServer.node
 _CHANGES_ANSWERS = {"model", "extra_body", "max_tokens", "json_schema"}
@@ -149,18 +146,15 @@ def judge_identity(config: MedicalConfig, served: str | None = None) -> dict[str
     return identity
 
 
-def judge_problems(run: RunConfig) -> Iterator[str]:
-    """Yield a sentence for each reason why a run's judge cannot be asked or trusted."""
-    selfplay: Any = run.selfplay
-    for key, check in (("profile", load_profile), ("judge", judge_class)):
-        try:
-            check(getattr(selfplay, key))
-        except ValueError as error:
-            yield f"selfplay.{key}: {error}"
-            return
-    reward_model = run.config.reward.reward_model
+def judge_problems(run: Any) -> Iterator[str]:
+    """Yield a sentence for each reason why the judge of a ``run_check.RunConfig`` cannot be asked
+    or trusted.
+    """
+    selfplay, reward_model = run.selfplay, run.config.reward.reward_model
     served = reward_model.model_path if reward_model.enable else None
     try:
+        load_profile(selfplay.profile)
+        judge_class(selfplay.judge)
         if selfplay.asks_base:
             served = run.config.actor_rollout_ref.model.path
             yield from _base_problems(selfplay, served)
@@ -176,8 +170,7 @@ def _base_problems(selfplay: MedicalConfig, model: str) -> Iterator[str]:
     if any((each / LATEST).exists() for each in (folder, *folder.parents[:3])):
         yield (
             f"{_NODE}.url={BASE}: {model} was trained, e.g. in a warm start, and would judge by "
-            "what it was taught. Serve the model that it was trained from and set "
-            f"{_NODE}.url and .model"
+            f"what it was taught. Serve the model before it, and set {_NODE}.url and .model"
         )
     if selfplay.adapters != "per_role":
         yield (
@@ -195,11 +188,7 @@ def _server_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
     if server.url not in (None, BASE):
         server.check_address()
     if selfplay.judge == "http" and reads:
-        yield (
-            "selfplay.blind.readings asks a chat model, and with selfplay.judge=http "
-            f"{_NODE}.url is a server of the /judge protocol. Set selfplay.blind.readings=0, or "
-            "selfplay.judge=llm."
-        )
+        yield "selfplay.judge=http offers no chat: set selfplay.blind.readings=0, or judge=llm."
     elif (selfplay.judge == "llm" or reads) and server.url is None and not served:
         yield (
             f"selfplay.{'judge=llm' if selfplay.judge == 'llm' else 'blind.readings'} needs a "
@@ -233,10 +222,10 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
         )
 
 
-def unanswered(config: MedicalConfig) -> str | None:
-    """Ask a first question. Return why there is no answer; None if there is one, or no server."""
+def unanswered(config: MedicalConfig) -> str:
+    """Ask a first question. Return why there is no answer; empty if there is one, or no server."""
     if config.judge_server.url in (None, BASE):
-        return None
+        return ""
     server = config.judge_server.model_copy(update={"retries": 0, "cache": None})
     spec = GameSpec(Category.ADVERSARIAL_BENIGN, Label.HARMFUL, _BEFORE)
     try:
@@ -244,15 +233,15 @@ def unanswered(config: MedicalConfig) -> str | None:
         if config.judge in ("http", "llm"):
             blocking(judge.judge(_AFTER, _BEFORE, spec))
         elif judge.reader is not None:
-            return blocking(judge.reader.read(_AFTER, [_AFTER]))[0].failed
+            return blocking(judge.reader.read(_AFTER, [_AFTER]))[0].failed or ""
     except Exception as error:  # as in a game, which it would make void
         return f"{type(error).__name__}: {error}"
-    return None
+    return ""
 
 
 def judge_lines(selfplay: MedicalConfig) -> Iterator[str]:
     """Yield the lines that a run prints of its judge: whether it answers, and how good it is."""
-    reason = unanswered(selfplay) or ""
+    reason = unanswered(selfplay)
     if "ConnectError" in reason:
         url = f"{_NODE}.url={selfplay.judge_server.url}"
         raise ConfigError(f"{url} cannot be connected to. Start the judge first ({reason})")
