@@ -5,10 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from invoking import invoke
 from judges.games import (
     SAFE,
     by_index,
@@ -18,9 +15,7 @@ from judges.games import (
     judged_by,
     played,
 )
-from note_files import SAMPLE
 from serving import LocalServer, Status, completion
-from support import extra_info
 
 from medserl_agentloop.games.medical.case import Category, Label
 from medserl_agentloop.games.medical.judges.llm import AnswerCache
@@ -144,25 +139,3 @@ def test_a_cache_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "a_file" / "folder"):
         with pytest.raises(ValueError, match=f"judge_server.cache={folder}"):
             AnswerCache(str(folder), Judgement)
-
-
-PLAY = "play {url} --model m --data {rows} --games 1"
-EVALUATE = "evaluate {url} --model m --notes {notes} --output {rows}.answers"
-
-
-@pytest.mark.parametrize(
-    ("command", "url"),
-    [
-        *((command, "http://{}@127.0.0.1:9") for command in (PLAY, EVALUATE)),
-        *((PLAY, url) for url in ("{}@127.0.0.1:9", "http://{}/@127.0.0.1", "http://{}@[::1:9")),
-    ],
-)
-def test_no_command_prints_the_password_of_an_address_that_cannot_be_used(
-    command: str, url: str, tmp_path: Path
-) -> None:
-    rows = pa.Table.from_pylist([{"extra_info": extra_info("adversarial_benign")}] * 2)
-    pq.write_table(rows, tmp_path / "rows.parquet")
-    places = {"url": url.format("anna:hunter2"), "rows": tmp_path / "rows.parquet", "notes": SAMPLE}
-    result = invoke(*command.format(**places).split())
-    assert result.exit_code == 2 and isinstance(result.exception, SystemExit), result.output
-    assert "hunter2" not in result.output

@@ -181,7 +181,6 @@ ORIGINAL = "She has a cough. BP is <140/90. She takes heparin. Follow-up in a we
         (ORIGINAL.replace("heparin", "warfarin"), [3], [3]),
         (ORIGINAL.replace("She takes heparin. ", ""), [3], []),
         (ORIGINAL.replace("Follow-up", "He smokes. Follow-up"), [], [4]),
-        ("", [1, 2, 3, 4], []),
     ],
 )
 def test_changed_sentences_are_marked_in_both_notes(
@@ -201,7 +200,6 @@ def test_changed_sentences_are_marked_in_both_notes(
         PRESENT,
         f"  \n<think>the note says {{}} and ``` </ok></think>\n{PRESENT}\n",
         f"the template opened the reasoning</think>{PRESENT}",
-        f"Sure! {PRESENT}",
         f"The set {{E3}} changed: {PRESENT}",
         f"Here it is:\n```json\n{PRESENT}\n```\nI hope this helps.",
     ],
@@ -218,7 +216,6 @@ def test_reasoning_prose_and_a_fence_around_the_json_are_tolerated(text: str) ->
         f"[{PRESENT}]",
         f"{PRESENT} or rather {PRESENT}",
         PRESENT.replace("present", "maybe"),
-        PRESENT.replace("true", "1"),
         PRESENT.replace('"realistic": true', '"other": true'),
         PRESENT.replace("}", ', "label": "safe"}'),
         PRESENT.replace("}", ', "error": "absent"}'),

@@ -39,11 +39,10 @@ def verdicts(body: Any) -> dict[str, Any]:
         labels = {
             "error_present": present,
             "error_detected": detected,
-            "assessor_correct": present == detected,
+            "judge_reasoning": "read it",
         }
-        return harmful(
-            **labels, actual_harm="Harmful" if present else "Safe", judge_reasoning="read it"
-        )
+        harm = "Harmful" if present else "Safe"
+        return harmful(**labels, assessor_correct=present == detected, actual_harm=harm)
 
     return by_index(body, verdict)
 
