@@ -51,28 +51,28 @@ Words = Annotated[str, AfterValidator(lambda text: text.encode(errors="replace")
 """Text without the lone surrogates that JSON may hold, and no cache."""
 
 
-class Verdict(BaseModel):
+class _Said(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    reason: Words  # first, so that it is written before the verdict
+    error: Literal["present", "absent", "abstain"]
+
+
+# Servers get these docstrings with the schema.
+
+
+class Verdict(_Said):
     """The answer that the model is asked for.
 
     The reason comes first, so that it is written before the verdict.
     """
 
-    # Servers get this docstring with the schema, and it is part of the keys of judge_server.cache.
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    reason: Words
-    error: Literal["present", "absent", "abstain"]
     realistic: bool | None
 
 
-class Finding(BaseModel):
+class Finding(_Said):
     """All that a reader of the note alone is asked to write."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    reason: Words
-    error: Literal["present", "absent", "abstain"]
     sentence: int | None
 
 

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError, computed_field
+from pydantic import BaseModel, Field, ValidationError
 
 from medserl_agentloop.core.chat import BASE, TEMPLATE_KWARGS
 from medserl_agentloop.core.client import blocking
@@ -35,7 +35,7 @@ _BEFORE, _AFTER = (f"He weighs 80 kg. He gets aspirin 100 {unit} a day." for uni
 
 
 class CountedShare(BaseModel):
-    """``hits`` of ``items``. Rate and interval are written for people, and not read."""
+    """``hits`` of ``items``."""
 
     hits: int = Field(ge=0)
     items: int = Field(ge=0)
@@ -46,12 +46,10 @@ class CountedShare(BaseModel):
         known = [fact for fact in facts if fact is not None]
         return cls(hits=sum(known), items=len(known))
 
-    @computed_field  # type: ignore[prop-decorator]
     @property
     def rate(self) -> float | None:
         return round(self.hits / self.items, 4) if self.items else None
 
-    @computed_field  # type: ignore[prop-decorator]
     @property
     def interval(self) -> tuple[float, float]:
         """Wilson's 95 % interval of the share."""
