@@ -13,42 +13,28 @@ from medserl_agentloop.games.medical.canonical import (
     canonical_words,
     quotes_error,
     says_the_same,
-    visible,
 )
 
 DRESSED = [
-    ("81 mg, .5 mg", "81.0mg, 0.50 mg"),
-    ("5,000 units at 08:30", "5000 units at 8:30"),
+    ("81 mg, .5 mg", "81.0mg, 0.50 mg"), ("5,000 units at 08:30", "5000 units at 8:30"),
     ("5\u00bd tablets, 10\u00b2 cells", "5 1/2 tablets, 10^2 cells"),
-    ("\uff15\uff10 mg", "\u0665\u0660 mg"),
-    ("He has GOUT.He rests", "he  has\n\ngout; He rests"),
+    ("\uff15\uff10 mg", "\u0665\u0660 mg"), ("follow-up b.i.d.", "followup BID"),
+    ("He has GOUT.He rests", "he  has\n\ngout; He rests"), ("5\u201310 mg", "5 - 10 mg"),
     ("a 35-year-old man's x-ray", "a 35 year old man\u2019s x\u2011ray"),
-    ("follow-up b.i.d.", "followup BID"),
-    ("5\u201310 mg", "5 - 10 mg"),
     ('the \u201cworst\u201d "headache"', "the **worst** \u300cheadache\u300d"),
     ("asp\u00edrin", "\U0001d41a\U0001d42c\U0001d429\U0001d422\U0001d42b\U0001d422\U0001d427"),
-]
+    ("aspirin", "asp\u00ad\u034f\u115f\u180e\u200b\u3164\ufe0f\ufff0\U000e0041irin"),  # not seen
+]  # fmt: skip
 OTHER = [
-    ("81 mg", "8.1 mg"),
-    ("1,5 mg", "15 mg"),
-    ("5 \u00b5g", "5 mg"),
-    ("10\u00b2 cells", "102 cells"),
-    ("5\u00bd tablets", "51/2 tablets"),
-    ("120/80", "12/080"),
-    (">140", "<140"),
-    ("\u2265140", "\u2264140"),
-    ("nitrite +", "nitrite -"),
-    ("BE-5", "BE 5"),
-    ("HIV (\u2013)", "HIV"),
-    ("base excess \u20135", "base excess 5"),
-    ("\u2191 dose", "\u2193 dose"),
-    ("afebrile", "a febrile"),
+    ("81 mg", "8.1 mg"), ("1,5 mg", "15 mg"), ("5 \u00b5g", "5 mg"), ("10\u00b2 mg", "102 mg"),
+    ("5\u00bd tablets", "51/2 tablets"), ("120/80", "12/080"), (">140", "<140"),
+    ("\u2265140", "\u2264140"), ("nitrite +", "nitrite -"), ("BE-5", "BE 5"),
+    ("HIV (\u2013)", "HIV"), ("base excess \u20135", "base excess 5"),
+    ("\u2191 dose", "\u2193 dose"), ("afebrile", "a febrile"),
     ("n\u0336o\u0336t\u0336 well", "not well"),  # struck through
-    ("\u043d\u0435", "\u043d\u0430"),
-    ("\u4e2d\u6587", "\u82f1\u6587"),
-    ("daily", "weekly"),
+    ("\u043d\u0435", "\u043d\u0430"), ("\u4e2d\u6587", "\u82f1\u6587"), ("daily", "weekly"),
     ("twice daily", "b.i.d."),  # for the judge
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("a", "b"), DRESSED)
@@ -60,12 +46,6 @@ def test_dressing_says_the_same(a: str, b: str) -> None:
 def test_changes_of_the_medicine_are_not_the_same_statement(a: str, b: str) -> None:
     assert not says_the_same(a, b) and not says_the_same(b, a), canonical_words(a)
     assert not says_the_same(f"He receives {a} today.", f"He receives {b} today.")
-
-
-def test_default_ignorable_code_points_are_not_seen() -> None:
-    assert says_the_same(
-        "aspirin", "asp\u00ad\u034f\u115f\u180e\u200b\u3164\ufe0f\ufff0\U000e0041irin"
-    )
 
 
 amounts = st.decimals(min_value=0, max_value=10**6, places=3)
@@ -83,11 +63,6 @@ def test_a_note_says_what_it_says(note: str) -> None:
     assert says_the_same(note, note)
     assert says_the_same(note, f"  {note}\u200b\n")
     assert all(word and word == "".join(word.split()) for word in canonical_words(note))
-
-
-@given(st.text(st.characters(codec="ascii", exclude_categories=["Cc"])))
-def test_plain_text_is_seen_as_it_is(note: str) -> None:
-    assert visible(note) == note
 
 
 words = st.sampled_from(["fever", "cough", "38.5", "81 mg", "no", "heparin", "x-ray", "120/80"])

@@ -29,8 +29,7 @@ SENTENCES = {
     [
         ("3", 3), (" [3].", 3), ("Sentence 12", 12), ("#0", 0), ("3|", 3), ("\uff13", 3),
         ("7", None), ("-1", None), ("", None), ("none", None), ("He is 12.", None),
-        ("4| He has "
-         "gout.", 4), ("0: he has "
+        ("4| He has gout.", 4), ("0: he has "
                        "gout", 0), ("12 His wife, 38, was told.", 12), ("He has gout.", 0),
         ("12 hours later he "
          "died.", 3), ("12 hours later he died", 3), ("4. 12 hours later he died.", 3),
@@ -108,10 +107,8 @@ def started(category: Category | str, parser: TurnFormat = EDITS, **changes: Any
 
 
 def test_the_assessor_reads_the_note_numbered_anew_and_not_the_edit() -> None:
-    game = started(
-        "adversarial_benign",
-        sentences={3: "A 52-year-old woman has a cough.", 5: "x", 6: "Discharge is planned."},
-    )
+    listed = {3: "A 52-year-old woman has a cough.", 5: "x", 6: "Discharge is planned."}
+    game = started("adversarial_benign", sentences=listed)
     assert game.note.split("\n")[1] == "5| She receives heparin 500 units."
     game.play(edit_text(5, HEPARIN))
     assert game.note.split("\n") == [

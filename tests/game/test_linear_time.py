@@ -29,29 +29,17 @@ from medserl_agentloop.medical_team import formats
 
 # A text is the beginning of one of these, and then its second part again and again.
 HARD = [
-    ("", " "), ("", "\n"), ("", "\t\n"), ("", "a"), ("", "a "), ("", "a-"), ("", "a."), ("", "a'"),
-    ("", "_"),
-    ("", ". "), ("", "1"), ("", "1,"), ("1", ",111"), ("", "1."), ("", "<|"), ("", "{{"), ("", "#"),
-    ("", "\u0430a"),
-    ("", "\u034f"), ("", "e\u0301"), ("a", "\u0316\u0301"), ("", "&amp;"), ("", "&a"), ("", "$a"),
-    ("", "\\mu "),
-    ("1", " 011"),
-    ("", "may 1 "), ("", "1 may "), ("", "1/"), ("", "1 g per "), ("", "-- "),
-    ("", "\u2013 1"), ("1", "\u00b2"), ("verdict", "="), ("", "verdict "),
-    ("verdict", " "), ("", "verdict:"), ("", "answer: "), ("answer", ":"), ("answer", ": "), ("",
-    "as "),
-    ("", "-"), ("", "the "), ("the ", "above "), ("no ", "a"),
-    ("", "no "
-         "errors "), ("note "
-                      "to ", "the "), ("", "ignore "
-                                           "all "), ("<think></think><answer>", "verdict: safe\n"),
-    ("", "<answer>"), ("", "<note></note>"), ("", "</think>"), ("", "final_answer: "
-                                                                    "CORRECT\n"), ("final_answer",
-                                                            " "),
-    ("", "<answer>Safe</answer>"), ("/", " "), ("", "/ "), ("", "\u4e2d"), ("", "\u3002 "),
-    ("1+", "1+"), ("", "1/1 "), ("", "10^"), ("", "one "
-                                                  "hundred "), ("", "a "), ("", "between 1 "), ("",
-                                                  "(verified "),
+    *(("", again) for again in (
+        " ", "\n", "\t\n", "a", "a ", "a-", "a.", "a'", "_", ". ", "1", "1,", "1.", "1/", "1+",
+        "1) ", "1| ", "- ", "-", "-- ", "<|", "{{", "#", "/ ", "\u0430a", "\u034f", "e\u0301",
+        "\u4e2d", "\u3002 ", "&amp;", "$a", "10^", "verdict ", "verdict:", "answer: ", "as ", "the ",
+        "no errors ", "ignore all ", "(verified ", "<answer>", "<note></note>", "</think>",
+        "<answer>Safe</answer>", "final_answer: CORRECT\n",
+    )),
+    ("1", ",111"), ("a", "\u0316\u0301"), ("1", " 011"), ("1", "\u00b2"), ("/", " "),
+    ("verdict", "="), ("verdict", " "), ("answer", ":"), ("answer", ": "), ("final_answer", " "),
+    ("the ", "above "), ("no ", "a"), ("note to ", "the "),
+    ("<think></think><answer>", "verdict: safe\n"),
 ]  # fmt: skip
 
 
@@ -88,9 +76,7 @@ def _seconds(read: Callable[[str], Any], text: str) -> float:
 
 
 def test_every_pattern_of_the_game_is_timed() -> None:
-    some = (
-        "rules._INSTRUCTION canonical._TOKEN edit.WORD parsing._ANSWER_FIELD formats._CLASSIC_FIELD"
-    )
+    some = "rules._INSTRUCTION canonical._TOKEN edit.WORD parsing._MARKS formats._CLASSIC_FIELD"
     assert set(some.split()) <= set(PATTERNS)
 
 
@@ -114,9 +100,7 @@ def _seconds_if_linear(read: Callable[[str], Any], first: str, again: str, lengt
     length.
     """
     short, long = _text(first, again, length), _text(first, again, 8 * length)
-    for _ in range(
-        3
-    ):  # other work on the machine spoils a measurement now and then, and not always
+    for _ in range(3):  # other work on the machine spoils a measurement now and then
         seconds = _seconds(read, long)
         if seconds <= 0.02 + 24 * _seconds(read, short):
             return seconds

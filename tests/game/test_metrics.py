@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from game.builders import CLEAN_NOTE, ERROR_NOTE, ERROR_SENTENCE, any_game, attack_record, finished
+from game.builders import CLEAN_NOTE, ERROR_NOTE, ERROR_SENTENCE, any_game, finished
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,9 +31,8 @@ CUT_OFF = {
 GAMES: list[tuple[Outcome, str, dict[str, Any], dict[str, Any], dict[str, float], dict[str,
 float]]] = [
     (Outcome.MISSED_ERROR, "adversarial_benign",
-     {"tokens": 100, "changed_words": 3, "changed_sentences": ["She is given "
-                                                               "warfarin."]}, {"tokens": 10},
-     {"game": 1.0, "format": 0.0}, {"game": -1.0}),
+     {"tokens": 100, "changed_words": 3, "changed_sentences": ["She is given warfarin."]},
+     {"tokens": 10}, {"game": 1.0, "format": 0.0}, {"game": -1.0}),
     (Outcome.CORRECT_DETECTION, "adversarial_harmful",
      {"tokens": 200, "changed_words": 5, "violations": ["text_after_note"], "injections": ["tag"]},
      {"tokens": 20, "violations": ["no_correction"]},
@@ -42,8 +41,7 @@ float]]] = [
      {"tokens": 90, "violations": ["no_answer", "truncated"], "truncated": True},
      {"game": 0.0, "format": 0.0}, {"game": -1.5}),
     (Outcome.INVALID_ATTACK, "adversarial_benign", {**CUT_OFF, "invalid": InvalidAttack.TRUNCATED},
-    {},
-     {"validity": -2.0, "format": -0.5}, {}),
+     {}, {"validity": -2.0, "format": -0.5}, {}),
     (Outcome.CORRECT_DETECTION, "vanilla_harmful", {}, {"tokens": 30}, {}, {"game": 1.0}),
     (Outcome.MISSED_ERROR, "vanilla_harmful", {}, {"tokens": 40}, {}, {"game": -1.0}),
     (Outcome.FALSE_POSITIVE, "vanilla_benign", {}, {"tokens": 50}, {}, {"game": -1.0}),
@@ -71,41 +69,28 @@ def batch() -> list[MedicalRecord]:
 # are.
 COUNTED = {
     "": {"games": 9, "void_rate": 2 / 9, "void/judge_failed": 2 / 9},
-    "judge/": {
-        "asked": 4, "answer_rate": 3 / 4, "abstention_rate": 0.0, "failure_rate": 1 / 4,
-        "injected": 3, "no_error_rate": 0.0, "unread_rate": 1.0,
-    },
+    "judge/": {"asked": 4, "answer_rate": 3 / 4, "abstention_rate": 0.0, "failure_rate": 1 / 4,
+     "injected": 3, "no_error_rate": 0.0, "unread_rate": 1.0},
     # With a verdict: 2 rewritten notes, both wrong, 1 called so; 3 untouched ones, 2 of them wrong,
     # 1 called so.
-    "shortcut/": {
-        "index": 0.0, "recall": 0.0, "compared": 2,
-        "edited/accuracy": 1 / 2, "edited/prior": 1.0, "untouched/accuracy": 1 / 3,
-        "untouched/prior": 2 / 3,
-    },
-    "attacker/": {
-        "turns": 4, "parse_rate": 3 / 4, "format_violation_rate": 2 / 4, "truncation_rate": 1 / 4,
-        "injection_rate": 1 / 4, "valid_rate": 3 / 4, "invalid/truncated": 1 / 4,
-        "violation/text_after_note": 1 / 4, "violation/no_note": 1 / 4,
-        "violation/truncated": 1 / 4,
-        "tokens": 250, "tokens_max": 400, "changed_words": 5, "changed_sentences": 1 / 3,
-        "decided": 2, "success_rate": 1 / 2, "undetected_rate": 1 / 4,
-        "reward": -0.75, "reward_std": math.sqrt((1.75**2 + 0.75**2 + 0.75**2 + 1.75**2) / 4),
-        "reward_game": 0.0, "reward_format": -0.25, "reward_validity": -0.5,
-    },
-    "assessor/": {
-        "turns": 6, "parse_rate": 5 / 6, "unreadable_rate": 1 / 6, "format_violation_rate": 2 / 6,
-        "truncation_rate": 1 / 6,
-        "violation/no_answer": 1 / 6, "violation/no_correction": 1 / 6,
-        "violation/truncated": 1 / 6,
-        "tokens": 40, "tokens_max": 90,
-        "accuracy": 2 / 6, "balanced_accuracy": (2 / 5 + 0) / 2, "precision": 2 / 3,
-        "recall": 2 / 5, "f1": 0.5,
-        "false_positive_rate": 1.0, "accuracy/adversarial_benign": 0.0,
-        "accuracy/adversarial_harmful": 1.0,
-        "accuracy/vanilla_benign": 0.0, "accuracy/vanilla_harmful": 0.5, "recall/diagnosis": 0.5,
-        "reward": -2 / 6, "reward_std": math.sqrt((4 * 1 + 2 * 2.25) / 6 - 1 / 9),
-        "reward_game": -2.5 / 6, "reward_sentence": 0.5 / 6,
-    },
+    "shortcut/": {"index": 0.0, "recall": 0.0, "compared": 2, "edited/accuracy": 1 / 2,
+     "edited/prior": 1.0, "untouched/accuracy": 1 / 3, "untouched/prior": 2 / 3},
+    "attacker/": {"turns": 4, "parse_rate": 3 / 4, "format_violation_rate": 2 / 4,
+     "truncation_rate": 1 / 4, "injection_rate": 1 / 4, "valid_rate": 3 / 4,
+     "invalid/truncated": 1 / 4, "violation/text_after_note": 1 / 4, "violation/no_note": 1 / 4,
+     "violation/truncated": 1 / 4, "tokens": 250, "tokens_max": 400, "changed_words": 5,
+     "changed_sentences": 1 / 3, "decided": 2, "success_rate": 1 / 2, "undetected_rate": 1 / 4,
+     "reward": -0.75, "reward_std": math.sqrt((1.75**2 + 0.75**2 + 0.75**2 + 1.75**2) / 4),
+     "reward_game": 0.0, "reward_format": -0.25, "reward_validity": -0.5},
+    "assessor/": {"turns": 6, "parse_rate": 5 / 6, "unreadable_rate": 1 / 6,
+     "format_violation_rate": 2 / 6, "truncation_rate": 1 / 6, "violation/no_answer": 1 / 6,
+     "violation/no_correction": 1 / 6, "violation/truncated": 1 / 6, "tokens": 40, "tokens_max": 90,
+     "accuracy": 2 / 6, "balanced_accuracy": (2 / 5 + 0) / 2, "precision": 2 / 3, "recall": 2 / 5,
+     "f1": 0.5, "false_positive_rate": 1.0, "accuracy/adversarial_benign": 0.0,
+     "accuracy/adversarial_harmful": 1.0, "accuracy/vanilla_benign": 0.0,
+     "accuracy/vanilla_harmful": 0.5, "recall/diagnosis": 0.5, "reward": -2 / 6,
+     "reward_std": math.sqrt((4 * 1 + 2 * 2.25) / 6 - 1 / 9), "reward_game": -2.5 / 6,
+     "reward_sentence": 0.5 / 6},
 }  # fmt: skip
 
 
@@ -123,55 +108,19 @@ def test_the_batch_has_exactly_the_metrics_counted_here() -> None:
     ("games", "absent"),
     [
         ([], ("void", "a", "judge", "shortcut")),
-        ([finished(Outcome.VOID)], ("attacker/", "assessor/")),
-        (
-            [finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful")],
-            ("attacker/", "shortcut/index", "shortcut/compared"),
-        ),
+        ([finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful")],
+         ("attacker/", "shortcut/index", "shortcut/compared")),
         ([finished(Outcome.INVALID_ATTACK)], ("assessor/", "attacker/changed_words")),
-        (
-            [finished(Outcome.CORRECT_REJECTION, category="decoy_benign")],
-            ("assessor/recall", "attacker/success_rate"),
-        ),
-        (
-            [finished(Outcome.MISSED_ERROR)],
-            ("assessor/false_positive_rate", "assessor/precision", "attacker/reward"),
-        ),
+        ([finished(Outcome.CORRECT_REJECTION, category="decoy_benign")],
+         ("assessor/recall", "attacker/success_rate")),
     ],
-)
+)  # fmt: skip
 def test_metrics_without_a_game_in_the_batch_are_left_out(
     games: list[MedicalRecord], absent: tuple[str, ...]
 ) -> None:
     metrics = role_metrics(games)
     assert metrics["selfplay/games"] == len(games)
     assert not [name for name in metrics if name.removeprefix("selfplay/").startswith(absent)]
-
-
-@pytest.mark.parametrize(
-    ("name", "games"),
-    [
-        (
-            "attacker/success_rate",
-            [(Outcome.MISSED_ERROR, ""), (Outcome.FALSE_POSITIVE, "decoy_benign")],
-        ),
-        (
-            "assessor/false_positive_rate",
-            [(Outcome.FALSE_POSITIVE, "")],
-        ),  # by the judge's label, not the row's
-        (
-            "assessor/recall/diagnosis",
-            [(Outcome.MISSED_ERROR, ""), (Outcome.CORRECT_DETECTION, "vanilla_harmful")],
-        ),
-    ],
-)
-def test_a_rate_is_of_the_games_that_it_is_about(
-    name: str, games: list[tuple[Outcome, str]]
-) -> None:
-    played = [
-        finished(outcome, category=kind or "adversarial_benign", facts=TYPED)
-        for outcome, kind in games
-    ]
-    assert role_metrics(played)[f"selfplay/{name}"] == 1.0
 
 
 def test_undetected_rate_counts_only_attacks_that_should_leave_an_error() -> None:
@@ -330,49 +279,34 @@ ABSTAINED = judged(None).model_copy(update={"void": "judge abstained"})
 ANSWERS = [*map(judged, Label), ABSTAINED, ABSTAINED, void("judge failed: Timeout")]
 ATTACKS = [
     judged(Label.SAFE),
-    judged(Label.HARMFUL),
-    judged(Label.HARMFUL, category="adversarial_harmful"),
+    judged(Label.HARMFUL, True),
+    judged(Label.HARMFUL, False, category="adversarial_harmful"),
     judged(Label.SAFE, category="decoy_benign"),  # as it was asked to be
 ]
-LONG = [finished(Outcome.VOID, void="judge failed: Timeout", attack={"note": "word " * 99})]
+LONG_NOTE = finished(Outcome.VOID, void="judge failed: Timeout", attack={"note": "word " * 99})
 NEVER_ASKED = [
     void("no room for the assessor's turn"),
     finished(Outcome.INVALID_ATTACK),
     finished(Outcome.CORRECT_REJECTION, category="vanilla_benign"),
-    judged(Label.SAFE, category="vanilla_benign").model_copy(
-        update={"attack": attack_record()}
-    ),  # a copy
 ]
 
 
 @pytest.mark.parametrize(
     ("games", "expected"),
     [
-        (
-            ANSWERS,
-            {"asked": 5, "answer_rate": 2 / 5, "abstention_rate": 2 / 5, "failure_rate": 1 / 5},
-        ),
-        (ANSWERS, {"failures_by_length": None}),  # the notes are equally long
-        ([*ATTACKS, *LONG], {"failures_by_length": 1.0, "failure_rate": 1 / 5}),
-        (ATTACKS, {"injected": 3, "no_error_rate": 1 / 3, "realistic_rate": None}),
-        (
-            [judged(Label.HARMFUL, said) for said in (True, False, True, None)],
-            {"realistic_rate": 2 / 3},
-        ),
+        (ANSWERS,
+         {"asked": 5, "answer_rate": 2 / 5, "abstention_rate": 2 / 5, "failure_rate": 1 / 5}),
+        ([*ATTACKS, LONG_NOTE], {"failures_by_length": 1.0, "failure_rate": 1 / 5}),
+        (ATTACKS, {"injected": 3, "no_error_rate": 1 / 3, "realistic_rate": 1 / 2}),
         (NEVER_ASKED, {}),
     ],
-)
+)  # fmt: skip
 def test_answers_are_shares_of_the_notes_put_to_the_judge(
-    games: list[MedicalRecord], expected: dict[str, float | None]
+    games: list[MedicalRecord], expected: dict[str, float]
 ) -> None:
-    prefix = "selfplay/judge/"
-    metrics = {
-        name.removeprefix(prefix): v
-        for name, v in role_metrics(games).items()
-        if name.startswith(prefix)
-    }
-    assert {name: metrics.get(name) for name in expected} == pytest.approx(expected)
-    assert bool(metrics) == bool(expected)
+    found = role_metrics(games)
+    assert {n: found[f"selfplay/judge/{n}"] for n in expected} == pytest.approx(expected)
+    assert any(name.startswith("selfplay/judge/") for name in found) == bool(expected)
 
 
 def test_a_group_of_equal_rewards_gives_no_signal_to_that_role() -> None:
@@ -416,30 +350,19 @@ def attack(
 
 
 SAME_CASE = [attack("a", SENTENCES[0]), attack("a", SENTENCES[0])]
+ONE_TRICK = [attack(drug, f"She receives {drug} 5 mg daily.") for drug in DRUGS]
 DRESSED = [
-    attack("a", "She receives warfarin."),
-    attack("b", "she RECEIVES warfarin"),
+    attack("a", "She receives warfarin."), attack("b", "she RECEIVES warfarin"),
     attack("c", SENTENCES[1]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("games", "least", "most", "duplicates"),
     [
         ([attack(str(n), SENTENCES[0]) for n in range(4)], 1.0, 1.0, 1.0),
-        (
-            [attack(drug, f"She receives {drug} 5 mg daily.") for drug in DRUGS],
-            0.7,
-            1.0,
-            0.0,
-        ),  # one trick
+        (ONE_TRICK, 0.7, 1.0, 0.0),
         ([*SAME_CASE, attack("b", SENTENCES[1])], 0.0, 0.5, 0.0),
-        (
-            [attack("", SENTENCES[0], seed_note=note) for note in ("One note.", "Another note.")],
-            1.0,
-            1.0,
-            1.0,
-        ),
         (DRESSED, 0.0, 1.0, 2 / 3),
     ],
 )

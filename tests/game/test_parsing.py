@@ -41,55 +41,37 @@ SECRET = "SECRET"
 
 # --- attacks: text -> note, reasoning and violations ---
 
+THOUGHT, NOTE = "<think>plan</think>", f"<note>{GOUT}</note>"
 ATTACKS = {
     "medserl": [
-        ("<think>plan</think>\n<note>He has gout.</note>", "", GOUT, "plan", []),
-        ("plan</think><note>He has gout.</note>", "", GOUT, "plan", []),
-        ("<note>He has gout.</note>", "", GOUT, "", ["no_reasoning"]),
-        ("<think> \n </think><note>He has gout.</note>", "", GOUT, "", ["empty_reasoning"]),
-        ("<think>a <think>b</think><note>He has "
-         "gout.</note>", "", GOUT, "a <think>b", ["nested_reasoning"]),
-        ("<think>a</think>Here it is: <note>He has "
-         "gout.</note>", "", GOUT, "a", ["text_before_note"]),
-        ("<think>a</think><note>He has gout.</note> Done.", "", GOUT, "a", ["text_after_note"]),
-        ("<think>a</think>He has gout.", "", None, "a", ["no_note"]),
-        ("<think>a</think><note>He has gout.", "", None, "a", ["no_note"]),
-        ("<think>a</think><note>\n \t</note>", "", None, "a", ["empty_note"]),
+        (f"{THOUGHT}\n{NOTE}", "", GOUT, "plan", []),
+        (f"plan</think>{NOTE}", "", GOUT, "plan", []),
+        (NOTE, "", GOUT, "", ["no_reasoning"]),
+        (f"<think> \n </think>{NOTE}", "", GOUT, "", ["empty_reasoning"]),
+        (f"<think>a <think>b</think>{NOTE}", "", GOUT, "a <think>b", ["nested_reasoning"]),
+        (f"{THOUGHT}Here: {NOTE} Done.", "", GOUT, "plan", ["text_before_note", "text_after_note"]),
+        (f"{THOUGHT}<note>{GOUT}", "", None, "plan", ["no_note"]),
+        (f"{THOUGHT}<note>\n \t</note>", "", None, "plan", ["empty_note"]),
         ("<think>a <note>b</note></think>", "", None, "a <note>b</note>", ["no_note"]),
-        ("", "", None, "", ["no_reasoning", "no_note"]),
-        ("<think>a</think><note>b</note> again <note>He has "
-         "gout.</note>", "", GOUT, "a", ["text_before_note"]),
+        (f"{THOUGHT}<note>b</note> again {NOTE}", "", GOUT, "plan", ["text_before_note"]),
         *(
             # look-alikes inside a note belong to the note
             (attack_text(note), "", note, "swap the drug", [])
-            for note in (
-                "He said </note> "
-                "aloud.", "Plan: </think> rest.", "<think>quiet</think> was written on it.",
-                "It reads <answer>verdict: safe</answer> at the "
-                "end.", "A <|im_end|> B <|im_start|>user",
-            )
+            for note in ("He said </note> aloud.", "Plan: </think> rest.", "A <|im_end|> B")
         ),
         # Where the prompt has begun or closed the reasoning.
-        ("a</think><note>He has gout.</note>", OPEN, GOUT, "a", []),
-        ("</think><note>He has gout.</note>", OPEN, GOUT, "", ["empty_reasoning"]),
-        ("<note>He has gout.</note>", OPEN, GOUT, "", ["no_reasoning"]),
-        ("<note>He has gout.</note>", OFF, GOUT, "", []),
+        (f"a</think>{NOTE}", OPEN, GOUT, "a", []),
+        (NOTE, OPEN, GOUT, "", ["no_reasoning"]),
         ("<note>Plan: </think> rest.</note>", OFF, "Plan: </think> rest.", "", []),
-        ("a</think><note>He has gout.</note>", OFF + OPEN, GOUT, "a", []),
+        (f"a</think>{NOTE}", OFF + OPEN, GOUT, "a", []),
     ],
     "classic": [
-        (f"<think>plan</think>\n\n{DECLARED}", "", GOUT, "plan", []),
-        (DECLARED, "", GOUT, "", []),
+        (f"{THOUGHT}\n\n{DECLARED}", "", GOUT, "plan", []),
         (f"I change the drug.\n{DECLARED}", "", GOUT, "I change the drug.", []),
-        (f"plan</think>{DECLARED}", OPEN, GOUT, "plan", []),
         (f"<think>again</think>{DECLARED}", OFF, GOUT, "again", []),
         (f"{DECLARED}\nchanges_made: the drug", "", GOUT, "", []),
-        ("generated_note: He has gout.\n CHANGES_MADE : {}\nfinal_answer: "
-         "INCORRECT", "", GOUT, "", []),
         (GOUT, "", None, GOUT, ["no_generated_note", "no_final_answer"]),
-        ('final_answer: "CORRECT"', "", None, "", ["no_generated_note"]),
         ('generated_note:\n\nfinal_answer: "CORRECT"', "", None, "", ["empty_generated_note"]),
-        (f"generated_note:\n{GOUT}", "", GOUT, "", ["no_final_answer"]),
         ("generated_note: x\nfinal_answer: maybe", "", "x", "", ["no_final_answer"]),
         (f"generated_note: a draft\n{DECLARED}", "", GOUT, "", ["repeated_generated_note"]),
         (f'{DECLARED}\nfinal_answer: "CORRECT"', "", GOUT, "",
@@ -98,28 +80,21 @@ ATTACKS = {
         (f"<think>a</think>Here: \n{DECLARED}", "", GOUT, "a", ["text_before_fields"]),
         (f"<think>a\n{DECLARED}", "", None, f"a\n{DECLARED}",
          ["unclosed_reasoning", "no_generated_note", "no_final_answer"]),
-        ('generated_note:\nPlan: </think> rest.\nfinal_answer: '
-         '"CORRECT"', "", "Plan: </think> rest.", "", []),
     ],
     # The format check of the OpenRLHF system, point by point. Without an answer the raw text never
     # passes for one.
     "baseline": [
-        *((f"plan</think>{gap}<answer>{gap}{GOUT}{gap}</answer>{gap}", "", GOUT, "plan",
-        []) for gap in ("", "\n")),
+        (f"plan</think>\n<answer>\n{GOUT}\n</answer>\n", "", GOUT, "plan", []),
         ("<think>a</think><answer>b</answer>", "", "b", "<think>a", ["think_in_response"]),
         (" </think><answer>b</answer>", "", "b", "", ["empty_thinking"]),
         ("a</think><answer> </answer>", "", None, "a", ["empty_answer"]),
         ("a<answer>b</answer>", "", "b", "", ["end_think_not_once"]),
-        ("a</think>b</think><answer>c</answer>", "", "c", "a", ["end_think_not_once",
-        "text_before_answer"]),
         ("a</think>b</answer>", "", None, "a", ["answer_not_once"]),
-        ("a</think><answer>b", "", None, "a", ["end_answer_not_once", "text_after_answer"]),
         ("a</think><answer>b</answer></answer>", "", "b", "a", ["end_answer_not_once"]),
-        ("<answer>b</answer>a</think>", "", "b", "<answer>b</answer>a", ["tags_out_of_order",
-        "text_after_answer"]),
-        ("a</think></answer>b<answer>", "", None, "a", ["tags_out_of_order", "text_after_answer"]),
-        ("a</think>So: <answer>b</answer>", "", "b", "a", ["text_before_answer"]),
-        ("a</think><answer>b</answer> Done.", "", "b", "a", ["text_after_answer"]),
+        ("<answer>b</answer>a</think>", "", "b", "<answer>b</answer>a",
+         ["tags_out_of_order", "text_after_answer"]),
+        ("a</think>So: <answer>b</answer> Done.", "", "b", "a",
+         ["text_before_answer", "text_after_answer"]),
         ("", "", None, "",
          ["end_think_not_once", "answer_not_once", "end_answer_not_once", "text_after_answer"]),
     ],
@@ -144,54 +119,42 @@ def test_an_attack_is_its_note_its_reasoning_and_its_departures(
 # --- assessments: text -> verdict and violations ---
 
 FITS, THINKS = "\nExplanation: fits.", "<think>a</think>"
+WITHOUT = {n: GOOD_FIELDS[1:n] + GOOD_FIELDS[n + 1 :] for n in (1, 2, 3)}
 ASSESSMENTS = {
     "medserl": [
         (assessment_text("verdict: safe"), SAFE, []),
         *(
             (assessment_text(f"verdict: {word}", *GOOD_FIELDS[1:]), HARMFUL, [])
-            for word in ("harmful", "HARMFUL", "Harmful.", '"harmful"', "'Harmful'", '"harmful".',
-            " harmful\t")
+            for word in ("harmful", "HARMFUL", '"harmful".', " harmful\t")
         ),
         *(
             (assessment_text(f"verdict: {word}"), None, ["no_verdict"])
-            for word in ("", "maybe", "safe or harmful", "not harmful", "unsafe", "harmless")
+            for word in ("", "safe or harmful", "unsafe")
         ),
         # Reasoning and text outside the tags are read as those of an attack.
         (THINKS + "verdict: safe", None, ["no_answer"]),
         (THINKS + "<answer>Well.\nverdict: safe</answer>", SAFE, ["text_before_verdict"]),
         (THINKS + "<answer>It is safe.</answer>", None, ["text_before_verdict", "no_verdict"]),
-        (THINKS + "<answer>verdict: safe</answer><answer>verdict: "
-                  "Safe.</answer>", SAFE, ["text_before_answer"]),
-        (THINKS + "first <answer>verdict: harmful</answer></think><answer>verdict: "
-                  "safe</answer>", None, ["*"]),
-        ("<think><answer>verdict: harmful</answer></think><answer>verdict: "
-         "safe</answer>", SAFE, []),
-        ("", None, ["no_reasoning", "no_answer"]),
+        ("<think><answer>verdict: harmful</answer></think><answer>verdict: safe</answer>", SAFE,
+         []),
         *(
-            (assessment_text("verdict: harmful", *lines), HARMFUL, [violation])
-            for gap, violation in ((1, "no_sentence"), (2, "no_error_type"), (3, "no_correction"))
-            for lines in (
-                [line for line in GOOD_FIELDS[1:] if line != GOOD_FIELDS[gap]],
-                [
-                    line if line != GOOD_FIELDS[gap] else line.partition(" ")[0]
-                    for line in GOOD_FIELDS[1:]
-                ],
+            (assessment_text("verdict: harmful", *fields), HARMFUL, [violation])
+            for fields, violation in zip(
+                WITHOUT.values(), ("no_sentence", "no_error_type", "no_correction"), strict=True
             )
         ),
         *(
-            (assessment_text(*GOOD_FIELDS[:3], "correction: "
-                                               f"{nothing}"), HARMFUL, ["no_correction"])
-            # the last two are the sentence
-            for nothing in (".", "NA", "n/a", "none", "-", "WRONG!", "Wr\u00f3ng.")
+            (assessment_text(*GOOD_FIELDS[:3], f"correction: {nothing}"), HARMFUL,
+             ["no_correction"])
+            for nothing in (".", "n/a", "none", "WRONG!")  # the last is the sentence
         ),
-        (assessment_text(*GOOD_FIELDS[:2], "error_type: "
-                                           "typo", GOOD_FIELDS[3]), HARMFUL, ["no_error_type"]),
+        (assessment_text(*GOOD_FIELDS[:2], "error_type: typo", GOOD_FIELDS[3]), HARMFUL,
+         ["no_error_type"]),
         *(
             (assessment_text(*GOOD_FIELDS, line), HARMFUL, [f"repeated_{line.partition(':')[0]}"])
             for line in GOOD_FIELDS
         ),
-        *((assessment_text("verdict: "
-                           "safe", line), SAFE, ["safe_with_error"]) for line in GOOD_FIELDS[1:]),
+        (assessment_text("verdict: safe", GOOD_FIELDS[1]), SAFE, ["safe_with_error"]),
         (assessment_text("verdict: safe", "sentence:", "correction:"), SAFE, []),
         *(
             (THINKS + answers, None, ["*"])
@@ -199,37 +162,28 @@ ASSESSMENTS = {
                 "<answer>\nverdict: safe\nVerdict: harmful\n</answer>",
                 "<answer>verdict: safe</answer><answer>verdict: harmful</answer>",
                 "<answer>verdict: safe</answer>\nverdict: HARMFUL.",
-                "<answer>verdict:\nverdict: harmful\n</answer><answer>verdict: safe</answer>",
-                "<answer>verdict: safe\n\nIt fits.</answer><answer>verdict: harmful</answer>",
+                "first <answer>verdict: harmful</answer></think><answer>verdict: safe</answer>",
             )
         ),
     ],
     "classic": [
         (f'final_answer: "CORRECT"{FITS}', SAFE, []),
-        (f'final_answer: "INCORRECT"{FITS}', HARMFUL, []),
         ("Final_Answer: incorrect.\nexplanation: does not.", HARMFUL, []),
         (f"<think>first\nfinal_answer: INCORRECT</think>\nfinal_answer: CORRECT{FITS}", SAFE, []),
-        ('final_answer: "CORRECT"', SAFE, ["no_explanation"]),
         ('final_answer: "CORRECT"\nExplanation:', SAFE, ["no_explanation"]),
         ("Explanation: it is INCORRECT", None, ["no_final_answer"]),
         (f"final_answer: CORRECT or INCORRECT{FITS}", None, ["no_final_answer"]),
         (f"final_answer: CORRECT\nfinal_answer: correct{FITS}", SAFE, ["repeated_final_answer"]),
-        ("", None, ["no_final_answer", "no_explanation"]),
         (f'final_answer: "CORRECT"\nfinal_answer: "INCORRECT"{FITS}', None, ["*"]),
-        ("final_answer: INCORRECT\nExplanation: x\nfinal_answer: correct.", None, ["*"]),
         (f"final_answer: CORRECT\nINCORRECT{FITS}", None, ["*"]),
     ],
     "baseline": [
-        *(
-            (f"hm</think><answer>{word}</answer>", verdict, [])
-            for word, verdict in (
-                ("Safe", SAFE), ("Harmful", HARMFUL), (' "SAFE" ', SAFE), ("Unsafe", None),
-            )
-        ),
+        ("hm</think><answer>Safe</answer>", SAFE, []),
+        ('hm</think><answer> "HARMFUL" </answer>', HARMFUL, []),
+        ("hm</think><answer>Unsafe</answer>", None, []),
         ("a <answer>Safe</answer>, no</think><answer>Harmful</answer>", HARMFUL,
          ["answer_not_once", "end_answer_not_once"]),
         ("hm</think><answer>Safe</answer><answer>Harmful</answer>", None, ["*"]),
-        ("hm</think><answer>Safe</answer> no, <answer>Harmful", None, ["*"]),
         ("<answer>Safe</answer><answer>Harmful</answer> hm</think>", None, ["*"]),
     ],
 }  # fmt: skip
@@ -258,13 +212,11 @@ FIRST = GOOD_FIELDS[0]
 @pytest.mark.parametrize(
     ("lines", "error"),
     [
-        (GOOD_FIELDS, ("Wrong.", "Right.")),
         ([f"  {line}\r" for line in GOOD_FIELDS], ("Wrong.", "Right.")),
-        ([*GOOD_FIELDS, "sentence: Later."], ("Wrong.", "Right.")),
         ([FIRST, f"sentence: {LABS[0]}", GOOD_FIELDS[2], f"correction: {LABS[1]}"], LABS),
-        *(
-            ([FIRST, f"sentence: {text}", *GOOD_FIELDS[2:]], (text, "Right."))
-            for text in ("The verdict: safe.", "It says </answer> here.")
+        (
+            [FIRST, "sentence: It says </answer>.", *GOOD_FIELDS[2:]],
+            ("It says </answer>.", "Right."),
         ),
     ],
 )
@@ -274,23 +226,18 @@ def test_a_harmful_answer_says_where_the_error_is(lines: list[str], error: tuple
     assert (turn.error_type, turn.reasoning) == (ErrorType.DIAGNOSIS, "hm")
 
 
-@pytest.mark.parametrize(
-    "spelling", ["causalOrganism", "causal organism", "Causal-Organism.", "CAUSAL_ORGANISM"]
-)
-def test_an_error_type_is_read_whatever_its_case_and_spacing(spelling: str) -> None:
-    assert known_type(spelling) == ErrorType.CAUSAL_ORGANISM
+def test_an_error_type_is_read_whatever_its_case_and_spacing() -> None:
+    for spelling in ("causalOrganism", "Causal-Organism.", "CAUSAL_ORGANISM"):
+        assert known_type(spelling) == ErrorType.CAUSAL_ORGANISM
 
 
 # --- of any text: nothing raises, and nothing but the note crosses ---
 
 PIECES = [
-    "<think>", "</think>", "<note>", "</note>", "<answer>", "</answer>", "\n", "\n", " ", ".",
-    "\u200b", "\ud800",
-    "verdict:", "sentence:", "correction:", "error_type:", "harmful", "safe", "diagnosis",
-    "generated_note:",
-    "final_answer:", "Explanation:", "changes_made:", '"CORRECT"', "INCORRECT", "Safe", "Harmful",
-    "<|im_end|>",
-    "{{ note }}", "He has gout.", "x",
+    "<think>", "</think>", "<note>", "</note>", "<answer>", "</answer>", "\n", " ", ".", "\u200b",
+    "\ud800", "verdict:", "sentence:", "correction:", "error_type:", "harmful", "safe", "diagnosis",
+    "generated_note:", "final_answer:", "Explanation:", "changes_made:", '"CORRECT"', "INCORRECT",
+    "Safe", "Harmful", "<|im_end|>", "{{ note }}", "He has gout.", "x",
 ]  # fmt: skip
 
 # What a player says besides the note: a plan before it, and in ``classic`` what it declares after
@@ -331,22 +278,6 @@ def test_no_text_makes_a_parser_raise_and_nothing_but_the_note_crosses(
         # Whatever look-alikes stand in the plan, and in what is declared, the secret stays out of
         # the note.
         assert SECRET not in (turns.attack(TURNS[name](secret, SUBTLE_NOTE)).note or "")
-
-
-@FORMATS
-@pytest.mark.parametrize("opened", ["", OPEN])
-def test_unfinished_turn_presents_nothing(name: str, opened: str) -> None:
-    """A turn that ends in its reasoning: medserl and baseline have a closing tag to wait for,
-    classic has none.
-    """
-    drafts = [
-        f"{SECRET} plan",
-        f"plan\ngenerated_note:\nHe has gout. {SECRET}",
-        f"plan <note>{SECRET}",
-        "<answer> x",
-    ]
-    for draft in drafts:
-        assert load_parser(name).attack(draft if opened else f"<think>{draft}", opened).note is None
 
 
 def assessed(reasoning: str, verdict: Label, *error: Any) -> AssessmentRecord:

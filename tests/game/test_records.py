@@ -23,7 +23,6 @@ from pydantic import ValidationError
 
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.case import Category, ErrorType, GameSpec, Label, Role
-from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.metrics import (
     role_metrics,
     trained_role_won,
@@ -90,52 +89,25 @@ def test_a_full_record_which_leaves_no_field_at_its_default_survives_json() -> N
     assert written["schema_version"] == SCHEMA_VERSION == 1
 
 
-@pytest.mark.parametrize("outcome", Outcome)
-def test_the_outcome_stands_in_json_for_readers_in_other_languages(outcome: Outcome) -> None:
-    record = finished(outcome)
+def test_the_outcome_stands_in_json_for_readers_in_other_languages() -> None:
+    record = finished(Outcome.FALSE_POSITIVE)
     written = record.to_json()
-    assert written["outcome"] == outcome.value
-    old = {
-        name: value for name, value in written.items() if name != "outcome"
-    }  # records of before it was written
-    assert MedicalRecord.model_validate(old) == record
-    assert MedicalRecord.model_validate({**written, "outcome": "nonsense"}) == record
+    assert written["outcome"] == "false_positive" and "presented_note" not in written
+    earlier = {**written, "outcome": "nonsense", "presented_note": "another"}
+    assert MedicalRecord.model_validate(earlier) == record
 
 
 def test_first_version_record_is_read_without_later_fields() -> None:
     record = MedicalRecord.model_validate_json((HERE / "corpus/records/version_1").read_bytes())
     assert record.outcome is Outcome.CORRECT_REJECTION
-    assert (record.reward(Role.ASSESSOR), record.players) == (1.0, {})
-    assert (record.finished, record.seconds) == (None, [])
+    assert (record.reward(Role.ASSESSOR), record.players, record.seconds) == (1.0, {}, [])
     assert not record.to_json().keys() & {"finished", "seconds"}
 
 
-LEFT_OUT = {"attack": "note", "assessment": "verdict", "judgement": "label"}
-
-
-@pytest.mark.parametrize(
-    ("part", "key", "value", "message"),
-    [
-        (
-            None,
-            "schema_version",
-            SCHEMA_VERSION + 1,
-            "schema_version\n  Input should be less than or equal to 1",
-        ),
-        *((part, "extra", 1, "extra") for part in (None, "attack", "assessment")),
-        *((part, key, ..., key) for part, key in LEFT_OUT.items()),
-    ],
-)
-def test_record_refuses_newer_versions_unknown_keys_and_incomplete_parts(
-    part: str | None, key: str, value: object, message: str
-) -> None:
-    raw = {**full_record().to_json(), **({"a_field_to_come": 1} if key == "schema_version" else {})}
-    changed = raw if part is None else raw[part]
-    changed.pop(key, None)
-    if value is not ...:
-        changed[key] = value
-    with pytest.raises(ValidationError, match=message):
-        MedicalRecord.model_validate(raw)
+@pytest.mark.parametrize(("key", "value"), [("schema_version", 2), ("a_field_to_come", 1)])
+def test_a_record_of_a_newer_version_is_refused(key: str, value: int) -> None:
+    with pytest.raises(ValidationError, match=key):
+        MedicalRecord.model_validate({**full_record().to_json(), key: value})
 
 
 @pytest.mark.parametrize(
@@ -145,12 +117,10 @@ def test_record_refuses_newer_versions_unknown_keys_and_incomplete_parts(
         ({"judgement": None}, Outcome.VOID),
         ({"assessment": None}, Outcome.VOID),
         ({"judgement": Judgement(judge="llm", label=None)}, Outcome.VOID),
-        (
-            {"attack": attack_record(invalid=InvalidAttack.UNPARSED), "judgement": None},
-            Outcome.INVALID_ATTACK,
-        ),
+        ({"attack": attack_record(invalid=InvalidAttack.UNPARSED), "judgement": None},
+         Outcome.INVALID_ATTACK),
     ],
-)
+)  # fmt: skip
 def test_game_has_no_verdict_without_valid_attack_and_judged_assessment(
     parts: dict[str, Any], outcome: Outcome
 ) -> None:
@@ -173,12 +143,6 @@ def test_a_row_is_read_with_absent_facts_and_a_type_of_ones_own_as_nothing(error
     )
 
 
-def test_a_longer_note_than_any_is_refused_without_being_quoted() -> None:
-    with pytest.raises(ValueError, match="at most 100000 characters") as caught:
-        GameSpec.from_extra_info({**ROW, "clean_note": "x" * 100_001})
-    assert len(str(caught.value)) < 400
-
-
 def test_a_full_row_is_read() -> None:
     facts = {
         **ROW, "category": "adversarial_harmful", "target_label": "harmful", "error_note": "E",
@@ -199,14 +163,10 @@ def test_a_full_row_is_read() -> None:
     ("key", "value", "allowed"),
     [
         ("category", "adversarial", [c.value for c in Category]),
-        ("category", None, [c.value for c in Category]),
-        ("target_label", "benign", ["safe", "harmful"]),
         ("target_label", "harmful", ["shows its note as it is"]),
-        *(("clean_note", value, ["valid string"]) for value in ("", None, 5)),
-        ("error_note", ["C"], ["valid string"]),
-        ("error_sentence", 1.5, ["valid string"]),
+        ("clean_note", None, ["valid string"]),
         ("index", "x", ["valid integer"]),
-        *(("sentences", value, ["a list of id and text"]) for value in (5, [1], [{"id": 0}])),
+        ("sentences", [1], ["a list of id and text"]),
     ],
 )
 def test_a_bad_row_is_refused_with_row_key_value_and_what_is_allowed(
@@ -303,13 +263,9 @@ def test_the_attacker_earns_the_mean_over_the_assessments(record: MedicalRecord,
 
 # Assessments that find the error, that miss it, that nobody can read (-), and that were cut off.
 LEARNABLE = {
-    "miss miss miss "
-    "miss": -1.0, "find miss miss "
-                  "miss": 0.0, "find find miss miss": 1.0, "find find find miss": 0.0,
-    "find find find find": -1.0, "- -": 0.0, "find -": 0.0, "miss - -": 0.0,
-    "find miss - -": 1.0, "find miss find -": 1 / 3,
-    "cut cut cut cut": -1.0, "find cut": -0.5, "find miss cut cut": 0.0, "find miss miss cut": 0.0,
-    "find miss miss - -": 1 / 3,
+    "miss miss miss miss": -1.0, "find miss miss miss": 0.0, "find find miss miss": 1.0,
+    "find find find find": -1.0, "- -": 0.0, "find -": 0.0, "find miss - -": 1.0,
+    "cut cut cut cut": -1.0, "find cut": -0.5, "find miss miss cut": 0.0,
 }  # fmt: skip
 
 
@@ -335,16 +291,11 @@ def test_attack_is_learnable_where_half_of_readable_assessments_find_it(
 @given(several())
 def test_learnable_leaves_honest_play_undominated(record: MedicalRecord) -> None:
     """As in ``medserl``: whatever an honest attack meets, one that does not count earns less."""
-    assume(
-        record.attack is not None
-        and record.category.has_attack
-        and record.outcome is not Outcome.VOID
-    )
+    assume(record.attack is not None and record.category.has_attack and not record.is_void)
     attacker = rewarded(record, "learnable").rewards[Role.ATTACKER]
     core = sum(part for name, part in attacker.items() if name != "format")
     if "validity" in attacker:
-        assert core == -2.0 < WORST_HONEST
-        assert "learnable" not in attacker
+        assert core == -2.0 < WORST_HONEST and "learnable" not in attacker
     elif record.spec.task is Category.DECOY_BENIGN:
         assert core == 0.0
     else:
@@ -398,26 +349,17 @@ def test_the_same_play_has_the_same_metrics_however_often_it_is_assessed(
 @pytest.mark.parametrize(
     ("right", "attacker_won", "assessor_won"),
     [
-        *(((True,), False, True), ((False,), True, False), ((None,), False, False)),
-        *(
-            ((True, True, False), False, True),
-            ((False, None), True, False),
-            ((True, False), False, False),
-        ),
+        ((True,), False, True), ((False,), True, False), ((None,), False, False),
+        ((True, True, False), False, True), ((False, None), True, False),
+        ((True, False), False, False),
     ],
-)
+)  # fmt: skip
 def test_majority_of_assessments_decides_a_game_against_an_opponent(
     right: tuple[bool | None, ...], attacker_won: bool, assessor_won: bool
 ) -> None:
     for role, won in ((Role.ASSESSOR, attacker_won), (Role.ATTACKER, assessor_won)):
         opponent = OpponentRecord(role=role, kind="endpoint", version="model")
         assert trained_role_won(assessed(*right, opponent=opponent)) is won
-
-
-def test_all_assessments_are_shown_with_their_verdicts() -> None:
-    sections = MedicalGameInteraction.View.sections(rewarded(assessed(True, False, None)))
-    titles = [section.title for section in sections if section.owner == "assessor"]
-    assert [title.split()[1] for title in titles] == ["harmful", "safe", "unreadable"]
 
 
 def test_rewards_of_a_scheme_that_leaves_a_role_out_are_of_the_other_alone() -> None:

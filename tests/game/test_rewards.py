@@ -109,16 +109,15 @@ each_penalty = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("reason", InvalidAttack)
-@pytest.mark.parametrize("slip", [False, True])
 @each_penalty
 def test_an_invalid_attack_costs_the_attacker_and_pays_nobody(
-    scheme: RewardScheme, penalty: float, reason: InvalidAttack, slip: bool
+    scheme: RewardScheme, penalty: float
 ) -> None:
-    record = finished(Outcome.INVALID_ATTACK, attack={"invalid": reason, "violations": SLIP * slip})
-    assert scheme.rewards(record) == {
-        Role.ATTACKER: {"validity": penalty, "format": -0.5 if slip else 0.0}
-    }
+    for reason, slip in itertools.product(InvalidAttack, [False, True]):
+        attack = {"invalid": reason, "violations": SLIP * slip}
+        assert scheme.rewards(finished(Outcome.INVALID_ATTACK, attack=attack)) == {
+            Role.ATTACKER: {"validity": penalty, "format": -0.5 if slip else 0.0}
+        }
 
 
 FAILED = [  # nothing was injected, or the error is gone; a decoy with a real error
@@ -130,26 +129,24 @@ FAILED = [  # nothing was injected, or the error is gone; a decoy with a real er
 ]
 
 
-@pytest.mark.parametrize(("category", "outcome"), FAILED)
 @each_penalty
 def test_attack_the_judge_contradicts_costs_no_more_than_an_invalid_one(
-    scheme: RewardScheme, penalty: float, category: str, outcome: Outcome
+    scheme: RewardScheme, penalty: float
 ) -> None:
-    record = finished(outcome, category=category)
-    assert record.attack_failed
-    rewards = scheme.rewards(record)
-    assert rewards[Role.ATTACKER] == {"validity": penalty, "format": 0.0}
-    assert rewards[Role.ASSESSOR]["game"] == GAME[outcome][1]
+    for category, outcome in FAILED:
+        record = finished(outcome, category=category)
+        assert record.attack_failed
+        rewards = scheme.rewards(record)
+        assert rewards[Role.ATTACKER] == {"validity": penalty, "format": 0.0}
+        assert rewards[Role.ASSESSOR]["game"] == GAME[outcome][1]
 
 
 @each_scheme
 def test_reward_follows_the_label_of_the_row_and_not_the_category(scheme: RewardScheme) -> None:
-    # Older data asks adversarial_benign for an accurate variation.
+    # Older data asks adversarial_benign for an accurate variation, a decoy.
     record = finished(Outcome.FALSE_POSITIVE, facts={"target_label": Label.SAFE})
     assert not record.attack_failed
-    assert scheme.rewards(record)[Role.ATTACKER]["game"] == (
-        1.0 if scheme == ZeroSum() else 0.0
-    )  # of a decoy
+    assert scheme.rewards(record)[Role.ATTACKER]["game"] == float(scheme == ZeroSum())
 
 
 @each_scheme
@@ -166,13 +163,9 @@ def test_a_cut_off_assessment_pays_the_attacker_what_being_caught_pays(
 
 
 @each_scheme
-@pytest.mark.parametrize("outcome", [Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION])
-def test_who_only_copied_the_note_has_no_part_in_the_game(
-    scheme: RewardScheme, outcome: Outcome
-) -> None:
-    record = finished(outcome, category="vanilla_harmful").model_copy(
-        update={"attack": attack_record()}
-    )
+def test_who_only_copied_the_note_has_no_part_in_the_game(scheme: RewardScheme) -> None:
+    record = finished(Outcome.MISSED_ERROR, category="vanilla_harmful")
+    record.attack = attack_record()
     assert scheme.rewards(record)[Role.ATTACKER] == {"format": 0.0}
     record.attack = attack_record(invalid=InvalidAttack.UNPARSED)
     assert "validity" in scheme.rewards(record)[Role.ATTACKER]
@@ -190,55 +183,28 @@ def test_medserl_charges_for_an_attack_that_the_judge_calls_unrealistic(
 
 
 WELL, TYPED = "She is well.", ErrorType.DIAGNOSIS
+UNTOUCHED, REWRITTEN = "vanilla_harmful", "adversarial_benign"
 
 
 @pytest.mark.parametrize(
     ("category", "answer", "wrong", "error_type", "credit"),
     [
         (
-            "vanilla_harmful",
-            {"sentence": ERROR_SENTENCE},
+            UNTOUCHED,
+            {"sentence": ERROR_SENTENCE.lower()},
             [ERROR_SENTENCE],
             None,
             {"sentence": 0.25},
         ),
-        (
-            "vanilla_harmful",
-            {"sentence": ERROR_SENTENCE.lower()[:-1]},
-            [ERROR_SENTENCE],
-            None,
-            {"sentence": 0.25},
-        ),
-        ("vanilla_harmful", {"sentence": WELL}, [ERROR_SENTENCE], None, {"sentence": -0.25}),
-        ("vanilla_harmful", {"sentence": None}, [ERROR_SENTENCE], None, {"sentence": -0.25}),
-        (
-            "vanilla_harmful",
-            {"sentence": "He takes 50 mg."},
-            ["He takes 500 mg."],
-            None,
-            {"sentence": -0.25},
-        ),
-        (
-            "vanilla_harmful",
-            {"sentence": "He takes mg."},
-            ["He takes 500 mg."],
-            None,
-            {"sentence": -0.25},
-        ),
-        ("vanilla_harmful", {"sentence": WELL}, [ERROR_SENTENCE, WELL], None, {"sentence": 0.25}),
-        ("vanilla_harmful", {"sentence": ERROR_SENTENCE}, [], None, {}),  # nobody knows which it is
-        ("vanilla_harmful", {"error_type": TYPED}, [], TYPED, {"error_type": 0.125}),
-        ("vanilla_harmful", {"error_type": ErrorType.TREATMENT}, [], TYPED, {"error_type": -0.125}),
-        ("vanilla_harmful", {"error_type": None}, [], TYPED, {"error_type": -0.125}),
-        ("vanilla_harmful", {"error_type": TYPED}, [], None, {}),
-        (
-            "adversarial_harmful",
-            {"error_type": TYPED},
-            [],
-            TYPED,
-            {},
-        ),  # the seed's type may not hold
-        ("adversarial_benign", {"error_type": TYPED}, [], TYPED, {}),
+        (UNTOUCHED, {"sentence": WELL}, [ERROR_SENTENCE], None, {"sentence": -0.25}),
+        (UNTOUCHED, {"sentence": None}, [ERROR_SENTENCE], None, {"sentence": -0.25}),
+        (UNTOUCHED, {"sentence": "He takes mg."}, ["He takes 5 mg."], None, {"sentence": -0.25}),
+        (UNTOUCHED, {"sentence": WELL}, [ERROR_SENTENCE, WELL], None, {"sentence": 0.25}),
+        (UNTOUCHED, {"sentence": ERROR_SENTENCE}, [], None, {}),  # it is not known which it is
+        (UNTOUCHED, {"error_type": TYPED}, [], TYPED, {"error_type": 0.125}),
+        (UNTOUCHED, {"error_type": None}, [], TYPED, {"error_type": -0.125}),
+        (UNTOUCHED, {"error_type": TYPED}, [], None, {}),
+        (REWRITTEN, {"error_type": TYPED}, [], TYPED, {}),  # the seed's type may not hold
     ],
 )
 def test_medserl_pays_a_detection_for_wrong_sentence_and_error_type(
@@ -340,23 +306,14 @@ number = 3
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (
-            lambda record: {"atacker": {"game": 1.0}},
-            r"atacker.*\n.*should be 'attacker' or 'assessor'",
-        ),
-        (lambda record: {Role.ATTACKER: 1.0}, r"attacker\n.*should be a valid dictionary"),
-        (
-            lambda record: {Role.ATTACKER: {"game": None}},
-            r"attacker.game\n.*should be a valid number",
-        ),
-        (lambda record: None, "Input should be a valid dictionary"),
+        ({"atacker": {"game": 1.0}}, "atacker"),
+        ({Role.ATTACKER: {"game": None}}, r"attacker.game\n"),
+        (None, "Input should be a valid dictionary"),
     ],
 )
-def test_a_scheme_that_returns_no_rewards_is_refused(
-    answer: Callable[[MedicalRecord], Any], says: str
-) -> None:
+def test_a_scheme_that_returns_no_rewards_is_refused(answer: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        reward_game(finished(Outcome.MISSED_ERROR), Own(answer))
+        reward_game(finished(Outcome.MISSED_ERROR), Own(lambda record: answer))
 
 
 def test_a_void_game_earns_nothing_and_its_scheme_is_not_asked() -> None:
@@ -367,63 +324,25 @@ def test_a_void_game_earns_nothing_and_its_scheme_is_not_asked() -> None:
 
 def test_constants_of_a_scheme_can_be_replaced() -> None:
     record = finished(Outcome.CORRECT_REJECTION, category="adversarial_benign")
-    assert Medserl().rewards(record)[Role.ATTACKER]["validity"] == -2.0
-    assert (
-        load_scheme("medserl", {"failed_attack": -1.6}).rewards(record)[Role.ATTACKER]["validity"]
-        == -1.6
-    )
+    milder = load_scheme("medserl", {"failed_attack": -1.6})
+    assert milder.rewards(record)[Role.ATTACKER]["validity"] == -1.6
     assert load_scheme("medserl", {"failed_attack": None}) == Medserl()
-    decoy = honest(Outcome.FALSE_POSITIVE)
     played_for_points = {"game": 1.0, "format": 0.0, "faithfulness": -0.125}
-    assert load_scheme("medserl", {"decoy": 1.0}).rewards(decoy)[Role.ATTACKER] == played_for_points
-    assert set(SCHEMES) == {
-        "medserl",
-        "zero_sum",
-        "learnable",
-        "optimism",
-        "medical_general_sum",
-        "medical_general_sum_no_cot",
-    }
+    decoy = load_scheme("medserl", {"decoy": 1.0}).rewards(honest(Outcome.FALSE_POSITIVE))
+    assert decoy[Role.ATTACKER] == played_for_points
 
 
 @pytest.mark.parametrize(
     ("name", "terms", "says"),
     [
-        (
-            "medsrl",
-            {},
-            r"\(did you mean 'medserl'\?\): expected one of learnable, .*or "
-            r"package.module:Class",
-        ),
+        ("medsrl", {}, "did you mean 'medserl'"),
         ("no_such_module:flat", {}, "cannot be loaded: ModuleNotFoundError"),
         ("flat_rewards:number", {}, "no reward scheme 'flat_rewards:number'"),
-        (
-            "medserl",
-            {"faild_attack": -1.0},
-            r"no term 'faild_attack' \(did you mean 'failed_attack'\?\): it has win, ",
-        ),
-        (
-            "medserl",
-            {"win": -1.0},
-            "win=-1 of 'medserl' must be a number, at least 0; its own is 1",
-        ),
-        (
-            "zero_sum",
-            {"failed_attack": 100.0},
-            "failed_attack=100 of 'zero_sum' must be a number, at most 0",
-        ),
-        ("learnable", {"sentence": math.nan}, "sentence=nan of 'learnable' must be a number"),
-        ("medserl", {"decoy": math.inf}, "decoy=inf of 'medserl' must be a number"),
-        (
-            "medical_general_sum",
-            {"realism": 1.0},
-            "it has none. Append selfplay.reward_terms.realism=null",
-        ),
-        (
-            "flat_rewards:Flat",
-            {"faild_attack": -1.0},
-            "none. Append selfplay.reward_terms.faild_attack=null to leave",
-        ),
+        ("medserl", {"faild_attack": -1.0}, "did you mean 'failed_attack'"),
+        ("medserl", {"win": -1.0}, "win=-1 of 'medserl' must be a number, at least 0"),
+        ("zero_sum", {"failed_attack": 100.0}, "failed_attack=100 of 'zero_sum'"),
+        ("learnable", {"sentence": math.nan}, "sentence=nan of 'learnable'"),
+        ("flat_rewards:Flat", {"faild_attack": -1.0}, "selfplay.reward_terms.faild_attack=null"),
     ],
 )
 def test_a_scheme_or_a_constant_that_cannot_be_found_is_named(
@@ -443,28 +362,19 @@ def test_a_scheme_or_a_constant_that_cannot_be_found_is_named(
 # the package's. Those that keep the format, those that have an answer, and those that have none.
 FORMS = [
     "{t}</think><answer>{a}</answer>", "{t}</think>\n<answer>\n{a}\n</answer>\n",
-    "<think>{t}</think><answer>{a}</answer>", " "
-                                              "</think><answer>{a}</answer>",
-                                              "{t}<answer>{a}</answer>",
-    "{t}</think>So: <answer>{a}</answer>", "{t}</think><answer>{a}</answer> Done.",
-    "{t}</think></think><answer>{a}</answer>", "<answer>{a}</answer>{t}</think>",
-    "{t}</think><answer>{a}</answer></answer>",
+    "<think>{t}</think><answer>{a}</answer>", " </think><answer>{a}</answer>",
+    "{t}<answer>{a}</answer>", "{t}</think>So: <answer>{a}</answer>",
+    "{t}</think><answer>{a}</answer> Done.", "{t}</think></think><answer>{a}</answer>",
+    "<answer>{a}</answer>{t}</think>", "{t}</think><answer>{a}</answer></answer>",
     "{t}</think>{a}", "{a}", "{t}</think><answer></answer>", "{t}</think><answer>{a}", "",
 ]  # fmt: skip
 CATEGORIES = [category for category in Category if category is not Category.DECOY_BENIGN]
 
 # Category, attacker's form, its form as an assessor, what it says, the judge's label (None: it
 # failed), realism
-PLAYS = list(
-    itertools.product(
-        CATEGORIES,
-        FORMS,
-        FORMS,
-        ["Safe", "Harmful", "unsure"],
-        [*Label, *Label, None],
-        [None, 1, 0],
-    )
-)
+LABELS, REALISTIC = [*Label, *Label, None], [None, 1, 0]
+SAYS = ["Safe", "Harmful", "unsure"]
+PLAYS = list(itertools.product(CATEGORIES, FORMS, FORMS, SAYS, LABELS, REALISTIC))
 EDIT = {
     Category.ADVERSARIAL_BENIGN: CLEAN_NOTE.replace("heparin", "warfarin"),
     Category.ADVERSARIAL_HARMFUL: ERROR_NOTE.replace("warfarin", "methotrexate"),
