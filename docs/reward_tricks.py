@@ -377,19 +377,22 @@ def table() -> str:
     rows: dict[tuple[str, bool], list[Trick]] = defaultdict(list)
     for trick in TRICKS:
         rows[trick.group, trick.rule == ""].append(trick)
+    refused: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for (group, passes), tricks in rows.items():
-        names = ", ".join(trick.name for trick in tricks[:SHOWN])
-        count = f"{len(tricks)}, e.g. " if len(tricks) > SHOWN else ""
-
         cells = []
         for scheme, judge in product(SCHEMES.values(), judges):
             _, best = max(
                 (trick.best(scheme, judge), number) for number, trick in enumerate(tricks)
             )
             cells.append(_cell(tricks[best], scheme, judge))
-        lines.append(
-            f"| {group}: {count}{names}{'' if passes else ' (refused)'} | {' | '.join(cells)} |"
-        )
+        if passes:
+            names = ", ".join(trick.name for trick in tricks[:SHOWN])
+            count = f"{len(tricks)}, e.g. " if len(tricks) > SHOWN else ""
+            lines.append(f"| {group}: {count}{names} | {' | '.join(cells)} |")
+        else:
+            refused[tuple(cells)].append(f"{group} ({len(tricks)}, e.g. {tricks[0].name})")
+    for paid, groups in refused.items():
+        lines.append(f"| *refused*: {'; '.join(groups)} | {' | '.join(paid)} |")
     for name, rewards in constant_rows():
         cells = [f"{reward:.2f}" for reward in rewards for _ in judges]
         lines.append(f"| *assessor: always {name}* | {' | '.join(cells)} |")
