@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from rapidfuzz.distance import Indel
 
 from medserl_agentloop.games.medical.case import Category
-from medserl_agentloop.games.medical.edit import one_line
+from medserl_agentloop.games.medical.edit import WORD, one_line
 from medserl_agentloop.terminal import shown
 
 NEAR_DUPLICATE = 0.5  # Jaccard similarity of two notes' sets of 4-grams
@@ -173,25 +173,34 @@ def contradictions(cases: Iterable[Case]) -> tuple[dict[str, str], str]:
 
 def conflicts(cases: Iterable[Case]) -> dict[str, str]:
     """Why cases disagree about a note, by their ids: it is the error note of one and a correct note
-    of another.
+    of another, or corrects an error note that is unlike it.
 
     White space and letter case do not count.
     """
-    correct: defaultdict[str, list[str]] = defaultdict(list)
-    of_errors: list[tuple[str, str]] = []
+    correct: defaultdict[str, set[str]] = defaultdict(set)
+    of_errors: list[tuple[str, str, str]] = []
     for case in cases:
-        for note in (case.clean_note, case.twin_note):
-            if note is not None:
-                correct[one_line(note).casefold()].append(case.case_id)
-        if case.error_note is not None:
-            of_errors.append((case.case_id, one_line(case.error_note).casefold()))
+        wrong, *right = (
+            one_line(note or "").casefold()
+            for note in (case.error_note, case.clean_note, case.twin_note)
+        )
+        for note in filter(None, right):
+            correct[note].add(case.case_id)
+        if wrong:
+            of_errors.append((case.case_id, wrong, right[0]))
     found: dict[str, str] = {}
-    for case_id, note in of_errors:
-        for other in correct.get(note, ()):
-            if other != case_id:
-                found[case_id] = "its note with an error is correct in another row"
-                found[other] = "its correct note has an error in another row"
+    for case_id, wrong, right_note in of_errors:
+        for other in correct.get(wrong, set()) - {case_id}:
+            found[case_id] = "its note with an error is correct in another row"
+            found[other] = "its correct note has an error in another row"
+        if correct[right_note] - {case_id} and _unlike(wrong, right_note):
+            found[case_id] = "its corrected note is another row's, and unlike its own"
     return found
+
+
+def _unlike(note: str, other: str) -> bool:
+    """Return whether two notes share less than half of their words."""
+    return Indel.normalized_similarity(WORD.findall(note), WORD.findall(other)) < 0.5
 
 
 # -- similar notes ---------------------------------------------------------------------------------

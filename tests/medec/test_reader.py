@@ -405,6 +405,13 @@ def test_a_note_that_is_wrong_in_one_row_and_correct_in_another_is_left_out(writ
     assert len(published.cases) == 4 and len(published.reports[0].contradictions) == 2
 
 
+def test_a_correction_that_is_of_another_case_is_left_out(write_pairs):
+    note = "Conflict case 77 has gout and is in room 5. He rests and walks daily."
+    other = pair(0)["correct_note"]
+    found = read_files([write_pairs(pair(0), pair(9, incorrect_note=note, correct_note=other))])
+    assert "another row's" in found.reports[0].contradictions[0][1] and len(found.cases) == 1
+
+
 def test_tags_of_html_are_no_marks_of_medec_uw():
     for mark, subset in (("<BR/>", "own"), ("<P/><HR />", "own"), ("<NAME/>", "medec_uw")):
         assert Case("own-1", None, f"Mr. {mark} fell.").subset == subset
