@@ -3,8 +3,7 @@
 ``medserl data convert``.
 """
 
-from medserl_agentloop.data.cli import script
-from medserl_agentloop.data.convert import convert
+from medserl_agentloop.data.cli import convert, script
 
 app = script(convert)
 

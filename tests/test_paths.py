@@ -56,7 +56,6 @@ def test_a_full_disk_leaves_the_old_file_and_names_it(
         "data convert --input {csv} --output out",
         "data convert --input {sample} --val-input {jsonl} --output out",
         "data convert --input {csv} --output out.parquet",
-        "data sft --input {jsonl} --output out",
         "data verify {parquet}",
         "score {csv} --reference {sample}",
         "score {sample} --reference {csv}",

@@ -172,7 +172,10 @@ def test_the_whole_answer_is_learnt_after_the_prompt_that_self_play_gives(
     """With a tokenizer whose own template takes the reasoning out, as Qwen3's does."""
     data = compose_run(f"+recipes={recipe}", **SFT).data
     tokenizer, path = qwen3(), tmp_path / "sft_val.parquet"
-    assert in_this_process("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
+    done = in_this_process("medec_to_parquet", "--input", SAMPLE, "--output", tmp_path)
+    assert done.exit_code == 0, done.output
+    done = in_this_process("sft_to_parquet", "--input", tmp_path, "--output", tmp_path)
+    assert done.exit_code == 0, done.output
     dataset = MultiTurnSFTDataset(str(path), tokenizer, data)
     rows = pq.read_table(path).to_pylist()
     assert len(dataset) == len(rows) > 0

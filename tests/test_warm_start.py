@@ -20,9 +20,10 @@ STEPS = 6
 
 
 def test_a_warm_start_lowers_the_loss_and_leaves_a_model_to_play_with(tmp_path: Path) -> None:
-    done = in_this_process(
-        "sft_to_parquet", "--input", SAMPLE, "--output", tmp_path / "data" / "warm_start"
-    )
+    rows, taught = tmp_path / "data" / "own_notes", tmp_path / "data" / "warm_start"
+    done = in_this_process("medec_to_parquet", "--input", SAMPLE, "--output", rows)
+    assert done.exit_code == 0, done.output
+    done = in_this_process("sft_to_parquet", "--input", rows, "--output", taught)
     assert done.exit_code == 0, done.output
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(tmp_path / "player")

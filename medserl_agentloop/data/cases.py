@@ -1,7 +1,7 @@
-"""A case: its two notes and what is known of the error; contradictions; similar notes; lists of
-sentences.
+"""A case: a note, its correction and the facts of its error; contradictions between cases; similar
+notes; MEDEC's lists of sentences.
 
-``reader.py`` makes cases of files, and ``rows.py`` makes the rows of games of cases.
+``reader.py`` makes cases of the rows of files, and ``rows.py`` makes rows of games of cases.
 """
 
 from __future__ import annotations
@@ -9,44 +9,46 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from enum import Enum
 from functools import cached_property
+from typing import Annotated, Any
 
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 from rapidfuzz.distance import Indel
 
-from medserl_agentloop.games.medical.case import Category
+from medserl_agentloop.games.medical.case import ERROR_TYPES, Category, known_type
 from medserl_agentloop.games.medical.edit import WORD, one_line
-from medserl_agentloop.terminal import shown
+from medserl_agentloop.paths import LONGEST_NOTE
 
 NEAR_DUPLICATE = 0.5  # Jaccard similarity of two notes' sets of 4-grams
 MEDEC_UW = "medec_uw"
+NO_TYPE = "unknown"
 _SUBSETS = {"ms": "medec_ms", "uw": MEDEC_UW}
 _WORDS_PER_GRAM = 4
-# De-identification marks of MEDEC-UW, such as <NAME/>, and not HTML's tags in capitals. No note of
-# MEDEC-MS has one.
-_HTML = (
-    "A ABBR AREA ASIDE B BASE BIG BLOCKQUOTE BODY BR BUTTON CAPTION CENTER CODE COL DD DIV DL DT "
-    "EM FONT FORM H1 H2 H3 H4 H5 H6 HEAD HR HTML I IFRAME IMG INPUT LABEL LI LINK META NOBR OL "
-    "OPTION P PRE Q S SMALL SPAN STRONG STYLE SUB SUP TABLE TBODY TD TFOOT TH THEAD TITLE TR TT U "
-    "UL WBR"
+_LONGEST_TYPE = 40
+# De-identification marks of MEDEC-UW, such as <NAME/>, and not HTML's tags in capitals.
+_MARKS_OF_UW = re.compile(
+    r"<(?!(?:A|B|BR|COL|DIV|EM|FONT|H[1-6R]|I|IMG|INPUT|LI|LINK|META|OL|P|PRE|SPAN|STRONG|SUB|SUP|"
+    r"TABLE|TBODY|TD|TH|THEAD|TR|U|UL|WBR) ?/>)[A-Z][A-Z _-]*/>"
 )
-_MARKS_OF_UW = re.compile(rf"<(?!(?:{'|'.join(_HTML.split())}) ?/>)[A-Z][A-Z _-]*/>")
 # Letters alone: an id such as 17, pat3-1 or a UUID, whose first eight digits may all be letters,
 # would be a collection.
 _COLLECTION = re.compile(r"(?![a-f]{8}-)([^\W\d_]+)[-_]", re.IGNORECASE)
+_ABSENT = ("", "na", "n/a", "nan", "none", "null")  # how MEDEC, pandas and JSON spell no value
+_EXCEL_ERROR = re.compile(r"#(NAME\?|REF!|VALUE!|N/A|DIV/0!|NUM!|NULL!|SPILL!|CALC!)")
+_EXCEL_CELL = 32_767  # characters, at which Excel cuts a longer text
 _NUMBERED_LINE = re.compile(r"[ \t]*([0-9]{1,6})(?:[ \t]+(.*))?$", re.DOTALL)
 _LARGEST_ID_GAP = 3
-_SAME_NOTE = 2 / 3  # share of the words in a list of sentences that are also in the note
+# Word overlap of a clean row with the corrected text of the error row before it. On the official
+# validation set the lowest twin has 0.86, and the highest of two unrelated notes 0.45.
+_TWIN_OVERLAP = 0.7
+_LONGEST_CHANGE = 200  # letters by which a list of sentences may be behind its note
 
 
 class MedecFormatError(ValueError):
-    """An input file is invalid; the message is a sentence that names file, line and column.
-
-    Of several problems the message has the first one and their number, and the exception's notes
-    have the next nine.
-    """
+    """An input file is invalid; the message is a sentence that names file, line and column."""
 
 
 class EditTag(str, Enum):
@@ -59,40 +61,138 @@ class EditTag(str, Enum):
     NO_PAIR = "no_pair"  # only one note is known
 
 
+def cell(value: Any, as_published: bool = False) -> Any:
+    """A value of any kind of file as the text that a CSV would have; None for no value.
+
+    Line ends become LF and outer white space goes: trailing blanks are more frequent on MEDEC's
+    error notes and would give the label away.
+    """
+    if value is None or isinstance(value, dict | list | tuple | bytes):
+        return value
+    text = str(value).replace("\r\n", "\n").replace("\r", "\n").strip()
+    if text.casefold() in _ABSENT:
+        return None
+    return str(value) if as_published else text
+
+
+def _readable(text: Any) -> Any:
+    """Refuse characters that no tokenizer reads, and what Excel made of a text."""
+    if not isinstance(text, str):
+        return text
+    if bad := re.search("[\0\ud800-\udfff]", text):
+        raise ValueError(
+            f"character {bad.start()} is U+{ord(bad[0]):04X}, which no tokenizer can read: write "
+            "the intended character"
+        )
+    if _EXCEL_ERROR.fullmatch(text.strip()):
+        raise ValueError("this is Excel's word for a formula that failed: write the text meant")
+    if len(text) == _EXCEL_CELL:
+        raise ValueError(f"Excel cuts a text at {_EXCEL_CELL:,} characters: give the whole one")
+    return text
+
+
+def _number(value: Any) -> Any:
+    """The whole number that pandas or a spreadsheet wrote as ``1.0`` or ``1.``."""
+    spelled = isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,6}(\.0*)?", value)
+    return float(value) if spelled else value
+
+
+def _known_or_own(kind: Any) -> Any:
+    if not isinstance(kind, str):
+        return kind
+    word = one_line(kind)
+    if len(word) > _LONGEST_TYPE:
+        raise ValueError(f"write {', '.join(ERROR_TYPES)}, a type of your own in few words, or NA")
+    return known_type(word) or (None if word.casefold() in ("", NO_TYPE) else word)
+
+
+Text = Annotated[str, BeforeValidator(_readable), Field(max_length=LONGEST_NOTE)]
+ErrorKind = Annotated[str | None, BeforeValidator(_known_or_own)]
+
+
 @dataclass(frozen=True)
 class Case:
-    """One case: its error note, its clean note, or both. The unit of splitting.
+    """A note with what its source says of it: a row of a file, and its clean twin if it has one.
 
-    ``case_id`` is the id of its error row, else of its only row; files call it ``vignette_id``.
+    The fields above ``source_sha256`` are the columns of a file.
     """
 
-    case_id: str
-    error_note: str | None
-    clean_note: str | None
+    id: Annotated[Text, Field(min_length=1)]
+    note: Text
+    has_error: Annotated[bool, BeforeValidator(_number)]
+    corrected: Text | None = None
+    error_type: ErrorKind = None  # MEDEC's name of one of its five, else the source's word
+    error_sentence: Text | None = None
+    corrected_sentence: Text | None = None
+    sentences: Mapping[int, Text] = field(default_factory=dict)  # of the note, by the source's ids
+    error_sentence_id: Annotated[int, BeforeValidator(_number), Field(ge=-1, le=999_999)] = -1
     source_sha256: str = ""  # of the file it was read from
-    twin_text_id: str | None = None  # the clean row of the same case, where the file has one
-    twin_note: str | None = None  # its text, often with its sentences in another order
-    clean_from_twin: bool = False  # the error row has no corrected text, so the twin's is used
-    error_type: str | None = None  # MEDEC's name of one of its five types, else the source's word
-    error_sentence: str | None = None
-    corrected_sentence: str | None = None
-    error_sentence_id: int = -1  # number of the wrong sentence, from 0; -1 is none
-    sentences: Mapping[int, str] = field(default_factory=dict)  # of ``case_id``, by its numbers
+    twin: Case | None = None  # the clean row of the same case, often with its sentences reordered
+    vignette_id: str = ""  # of the case, where the row is its twin
     categories: tuple[Category, ...] | None = None  # those that the source asks for; None is any
+
+    @field_validator("corrected", "error_type", "error_sentence", "corrected_sentence")
+    @classmethod
+    def _only_of_an_error(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None or info.data.get("has_error") is not False:
+            return value
+        if info.field_name == "corrected" and one_line(value) == one_line(info.data["note"]):
+            return None
+        raise ValueError("the row says that its note has no error: write NA, or mark the error")
+
+    @field_validator("sentences", mode="before")
+    @classmethod
+    def _listed(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, str):
+            return value
+        return sentences_of(_readable(value), info.data["note"]) if "note" in info.data else {}
+
+    @field_validator("error_sentence_id")
+    @classmethod
+    def _none_without_an_error(cls, number: int, info: ValidationInfo) -> int:
+        if number >= 0 and info.data.get("has_error") is False:
+            raise ValueError("the row says that its note has no error: write -1, or flag 1")
+        return number
+
+    @property
+    def case_id(self) -> str:
+        """The id of the error row, else of the only row; parquet rows call it ``vignette_id``."""
+        return self.vignette_id or self.id
+
+    @property
+    def error_note(self) -> str | None:
+        return self.note if self.has_error else None
+
+    @property
+    def clean_note(self) -> str | None:
+        # The corrected text goes before the twin's: it differs from the error note in the error
+        # only, while a twin with reordered sentences would tell the two labels apart.
+        if not self.has_error:
+            return self.note
+        return self.corrected or (self.twin.note if self.twin else None)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return tuple(note for note in (self.error_note, self.clean_note, self.twin_note) if note)
+        twin = self.twin.note if self.twin else None
+        return tuple(note for note in (self.error_note, self.clean_note, twin) if note)
 
     @property
     def text_ids(self) -> tuple[str, ...]:
         """Every source row that belongs to the case."""
-        return (self.case_id, self.twin_text_id) if self.twin_text_id else (self.case_id,)
+        return (self.id, self.twin.id) if self.twin else (self.id,)
+
+    @property
+    def pair_source(self) -> str:
+        """The source of the clean note: the error row (``in_row``) or the ``twin``; ``unpaired``
+        with one note.
+        """
+        if self.error_note is None or self.clean_note is None:
+            return "unpaired"
+        return "in_row" if self.corrected else "twin"
 
     def text_id(self, harmful: bool) -> str:
         """Id of the source row that holds the error note, or the clean one."""
-        of_twin = self.twin_text_id if self.clean_from_twin and not harmful else None
-        return of_twin or self.case_id
+        return self.twin.id if self.twin and self.pair_source == "twin" and not harmful else self.id
 
     @cached_property
     def subset(self) -> str:
@@ -104,15 +204,6 @@ class Case:
         named = _COLLECTION.match(self.case_id)
         prefix = named[1].lower() if named else "unnamed"
         return _SUBSETS.get(prefix, prefix)
-
-    @property
-    def pair_source(self) -> str:
-        """The source of the clean note: the error row (``in_row``) or the ``twin``; ``unpaired``
-        with one note.
-        """
-        if self.error_note is None or self.clean_note is None:
-            return "unpaired"
-        return "twin" if self.clean_from_twin else "in_row"
 
     @cached_property
     def edit_tag(self) -> EditTag:
@@ -131,44 +222,23 @@ class Case:
 
     @property
     def contradiction(self) -> str:
-        """Return why notes and sentences cannot belong together; empty if they can, or if the
-        source names no sentence.
+        """Why notes and sentences cannot belong together; empty if they can, or without a sentence.
 
         White space does not count. A correction that is in neither note is no contradiction:
         MedErrBench words the corrected sentence and the corrected note independently.
         """
         if self.error_note is None or not self.error_sentence:
             return ""
-        wrong, right = one_line(self.error_note), one_line(self.clean_note or "")
+        wrong, right = one_line(self.error_note), one_line(self.corrected or "")
         old, new = one_line(self.error_sentence), one_line(self.corrected_sentence or "")
         if old not in wrong:
             return "the error sentence is not in the error note"
         if right and new and new not in right and (new in wrong or old in right or right in new):
             return "the corrected sentence is not in the corrected note"
-        # Lists drop an apostrophe or a stop that the sentence has.
-        listed, named = (
-            re.sub(r"[\W_]", "", text)
-            for text in (self.sentences.get(self.error_sentence_id, ""), old)
-        )
+        listed, named = _letters(self.sentences.get(self.error_sentence_id, "")), _letters(old)
         if self.sentences and not (listed and (named in listed or listed in named)):
             return "the sentence of that number is another one"
         return ""
-
-
-def contradictions(cases: Iterable[Case]) -> tuple[dict[str, str], str]:
-    """Why each case that contradicts itself does, by its id, and a sentence if most do: columns
-    were exchanged.
-    """
-    compared = [case for case in cases if case.error_note and case.error_sentence is not None]
-    wrong = {case.case_id: why for case in compared if (why := case.contradiction)}
-    if 2 * len(wrong) <= len(compared):
-        return wrong, ""
-    examples = "; ".join(f"{shown(case_id)}: {why}" for case_id, why in list(wrong.items())[:3])
-    return wrong, (
-        f"{len(wrong)} of {len(compared)} error rows contradict themselves ({examples}); this is "
-        "what exchanged columns look like (the two notes, or the two sentences), or sentence "
-        "numbers that are not those of the list"
-    )
 
 
 def conflicts(cases: Iterable[Case]) -> dict[str, str]:
@@ -177,30 +247,63 @@ def conflicts(cases: Iterable[Case]) -> dict[str, str]:
 
     White space and letter case do not count.
     """
+    cases = list(cases)
     correct: defaultdict[str, set[str]] = defaultdict(set)
-    of_errors: list[tuple[str, str, str]] = []
     for case in cases:
-        wrong, *right = (
-            one_line(note or "").casefold()
-            for note in (case.error_note, case.clean_note, case.twin_note)
-        )
-        for note in filter(None, right):
-            correct[note].add(case.case_id)
-        if wrong:
-            of_errors.append((case.case_id, wrong, right[0]))
+        for note in case.notes[1:] if case.has_error else case.notes:
+            correct[one_line(note).casefold()].add(case.case_id)
     found: dict[str, str] = {}
-    for case_id, wrong, right_note in of_errors:
-        for other in correct.get(wrong, set()) - {case_id}:
-            found[case_id] = "its note with an error is correct in another row"
+    for case in cases:
+        if not case.has_error:
+            continue
+        wrong, right = (one_line(n or "").casefold() for n in (case.note, case.clean_note))
+        for other in correct.get(wrong, set()) - {case.case_id}:
+            found[case.case_id] = "its note with an error is correct in another row"
             found[other] = "its correct note has an error in another row"
-        if correct[right_note] - {case_id} and _unlike(wrong, right_note):
-            found[case_id] = "its corrected note is another row's, and unlike its own"
+        if correct.get(right, set()) - {case.case_id} and _unlike(wrong, right):
+            found[case.case_id] = "its corrected note is another row's, and unlike its own"
     return found
 
 
 def _unlike(note: str, other: str) -> bool:
     """Return whether two notes share less than half of their words."""
     return Indel.normalized_similarity(WORD.findall(note), WORD.findall(other)) < 0.5
+
+
+def with_twins(cases: Iterable[Case], as_published: bool) -> Iterator[Case]:
+    """Every error row joined with its clean twin, which may stand before it."""
+    by_id = {row.id: row for row in cases}
+    error_row_of: dict[str, str] = {}
+    for text_id, row in by_id.items():
+        if twin := _twin(row, by_id):
+            error_row_of.setdefault(twin.id, text_id)
+    twin_of = {text_id: by_id[twin_id] for twin_id, text_id in error_row_of.items()}
+    for text_id, row in by_id.items():
+        if as_published:
+            yield replace(row, vignette_id=error_row_of.get(text_id, ""))
+        elif text_id not in error_row_of:
+            yield replace(row, twin=twin_of.get(text_id))
+
+
+def _twin(row: Case, rows: Mapping[str, Case]) -> Case | None:
+    """The clean row of the same case as an error row: the next id of the same series, if the text
+    agrees.
+    """
+    numbered = re.fullmatch(r"(.*?)([0-9]{1,18})", row.id, re.DOTALL)
+    if not row.has_error or not numbered:
+        return None
+    prefix, digits = numbered.groups()
+    twin = rows.get(f"{prefix}{int(digits) + 1:0{len(digits)}d}")
+    if twin is None or twin.has_error:
+        return None
+    # The same words, with the sentences in any order.
+    one, two = (
+        Counter(re.findall(r"\w+", text.casefold()))
+        for text in (twin.note, row.corrected or row.note)
+    )
+    total = one.total() + two.total()
+    overlap = 2 * (one & two).total() / total if total else 1.0  # Dice coefficient, 0 to 1
+    return twin if overlap >= _TWIN_OVERLAP else None
 
 
 # -- similar notes ---------------------------------------------------------------------------------
@@ -216,10 +319,7 @@ def four_grams(text: str) -> frozenset[str]:
 
 
 class NearDuplicateIndex:
-    """Finds the indexed notes that are like another one.
-
-    Exact: no pair of near-duplicates is missed.
-    """
+    """Finds all indexed notes that are like another one."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._sizes: list[int] = []
@@ -266,65 +366,51 @@ def with_numbers(sentences: Iterable[str], first: int = 0) -> str:
 
 
 def sentences_of(listed: str, note: str) -> dict[int, str]:
-    """The sentences of a note by the numbers that a list of them has, each on a line or all on
-    one.
+    """The sentences of a note by the numbers that a list of them has, each on a line or, as in
+    MedErrBench, all on one.
 
-    A ValueError says that a list on one line is not one of this note.
+    On one line, a number opens a sentence if it is the next one and the note has no such word
+    there.
     """
     sentences = numbered_sentences(listed)
-    if list(sentences) != [0] or not re.search(r"\s1\s", listed):
+    if list(sentences) != [0]:
         return sentences
-    of_note = _sentences_on_one_line(listed, note)
-    if not of_note:
-        raise ValueError("write each sentence of the text on a line, behind its number")
-    return of_note if len(of_note) > 1 else sentences
+    letters, at = _letters(note), 0
+    found: dict[int, list[str]] = {}
+    for word in listed.replace("\\n", "\n").split():  # some lists have line breaks spelled out
+        own = _letters(word)
+        if word == str(len(found)) and not letters.startswith(own, at):
+            found[len(found)] = []
+        elif found:
+            found[len(found) - 1].append(word)
+            start = letters.find(own, at, at + _LONGEST_CHANGE)
+            at = start + len(own) if start >= 0 else at
+    return {n: " ".join(words) for n, words in found.items()} if len(found) > 1 else sentences
 
 
-def numbered_sentences(text: str | None) -> dict[int, str]:
+def numbered_sentences(text: str) -> dict[int, str]:
     """MEDEC's ``Sentences`` column by the source's own numbers; -1 is text before the first one.
 
     A line opens a sentence when it carries the next number. A larger one opens a sentence too if
     the numbers between are truly missing; otherwise it is a continuation line that happens to begin
     with a figure ("500 mg twice a day"). Lines without a number belong to the sentence above.
     """
-    lines = [(_NUMBERED_LINE.match(line), line) for line in re.split(r"\r\n?|\n", text or "")]
-    last_line_of = {int(match[1]): at for at, (match, _) in enumerate(lines) if match}
+    lines = re.split(r"\r\n?|\n", text)
+    matches = [_NUMBERED_LINE.match(line) for line in lines]
+    last_line_of = {int(match[1]): at for at, match in enumerate(matches) if match}
     sentences: dict[int, list[str]] = {}
-    current = -1
-    for at, (match, line) in enumerate(lines):
+    for at, (line, match) in enumerate(zip(lines, matches, strict=True)):
+        current = max(sentences, default=-1)
         number = int(match[1]) if match else -1
         skipped = range(current + 1, number)
-        missing = len(skipped) <= _LARGEST_ID_GAP and all(
-            last_line_of.get(n, -1) < at for n in skipped
-        )
-        if match and number > current and missing:
-            current = number
+        missing = all(last_line_of.get(n, -1) < at for n in skipped[: _LARGEST_ID_GAP + 1])
+        if match and number > current and len(skipped) <= _LARGEST_ID_GAP and missing:
             sentences[number] = [match[2] or ""]
-        elif sentences:
-            sentences[current].append(line)
-        elif line.strip():
-            sentences[-1] = [line]
+        elif sentences or line.strip():
+            sentences.setdefault(current, []).append(line)
     return {number: "\n".join(parts).strip() for number, parts in sentences.items()}
 
 
-def _sentences_on_one_line(line: str, note: str) -> dict[int, str]:
-    """Sentences that follow one another as ``0 First one. 1 Second one.``, as MedErrBench has them;
-    none if they are not those of the note.
-
-    A number opens a sentence if it is the next one and the note has no such word there.
-    """
-    words = line.replace("\\n", "\n").split()  # some lists have line breaks spelled out
-    spelled, of_note = (
-        [re.sub(r"[\W_]", "", word) for word in text] for text in (words, note.split())
-    )
-    sentences: dict[int, list[str]] = {}
-    common = 0
-    for edit in Indel.opcodes(of_note, spelled):
-        for word in words[edit.dest_start : edit.dest_end]:
-            if edit.tag != "equal" and word == str(len(sentences)):
-                sentences[len(sentences)] = []
-            elif sentences:
-                sentences[len(sentences) - 1].append(word)
-                common += edit.tag == "equal"
-    alike = common >= _SAME_NOTE * (len(words) - len(sentences))
-    return {number: " ".join(sentence) for number, sentence in sentences.items()} if alike else {}
+def _letters(text: str) -> str:
+    """The letters and digits: lists drop an apostrophe or a stop that a note has."""
+    return re.sub(r"[\W_]", "", text)

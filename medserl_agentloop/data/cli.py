@@ -1,32 +1,50 @@
-"""The ``medserl data`` commands and their output.
-
-The scripts of ``data_prep`` are the same commands.
+"""The ``medserl data`` commands and their output; the scripts of ``data_prep`` are the same
+commands.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+import json
+import platform
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from typer import Argument, Option
 
-from medserl_agentloop.data.convert import COLUMN, convert, named_columns, say_why, show
-from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.data.rows import UW_AGREEMENT, refuse_uw, write_parquet
+from medserl_agentloop.data.cases import NO_TYPE, near_duplicates
+from medserl_agentloop.data.reader import FIELDS, ReadResult, read_files
+from medserl_agentloop.data.rows import (
+    AS_GIVEN,
+    DEFAULT_MIX,
+    UW_AGREEMENT,
+    Exclusions,
+    RowPlan,
+    SplitRows,
+    build_eval_rows,
+    build_rows,
+    format_mix,
+    labels_of,
+    parse_mix,
+    refuse_uw,
+    write_parquet,
+)
+from medserl_agentloop.games.medical.case import Label
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.paths import all_or_none
-from medserl_agentloop.terminal import errors_in_one_line, say
+from medserl_agentloop.paths import MANIFEST, all_or_none, did_you_mean, sha256_of
+from medserl_agentloop.terminal import errors_in_one_line, say, table
 
 if TYPE_CHECKING:
     from medserl_agentloop.data.verify import Report
 
-app = typer.Typer(no_args_is_help=True, help="Make data files from MEDEC's notes, and check them.")
+SHOWN = 3  # ids in a line of the summary
 
-app.command()(convert)
+app = typer.Typer(no_args_is_help=True, help="Make data files from MEDEC's notes, and check them.")
 
 UwAgreement = Annotated[bool, Option("--i-have-the-uw-agreement", help=UW_AGREEMENT)]
 
@@ -36,6 +54,209 @@ def script(command: Callable[..., None]) -> typer.Typer:
     program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     program.command()(command)
     return program
+
+
+@app.command()
+def convert(
+    inputs: Annotated[
+        list[Path],
+        Option(
+            "--input",
+            help=".csv, .jsonl, .xlsx or .parquet, or the folder of a saved Hugging Face data set. "
+            "Repeatable.",
+        ),
+    ],
+    output: Annotated[
+        Path,
+        Option(
+            help="Folder for train.parquet, val.parquet and manifest.json; or a file that ends in "
+            ".parquet, for evaluation rows."
+        ),
+    ],
+    column: Annotated[
+        list[str] | None,
+        Option(help="Which column has what in your own table, such as note=TEXT. Repeatable."),
+    ] = None,
+    val_input: Annotated[
+        list[Path] | None, Option(help="Input whose cases all go to the validation split.")
+    ] = None,
+    join: Annotated[
+        list[Path] | None, Option(help="File to look up the cases of OpenRLHF rows in. Repeatable.")
+    ] = None,
+    exclude_near_duplicates_of: Annotated[
+        list[Path] | None,
+        Option(help="Leave out cases that are nearly the same as one of this file. Repeatable."),
+    ] = None,
+    mix: Annotated[
+        str | None,
+        Option(
+            help=f"Share of each category, by default {DEFAULT_MIX} or what of it the notes can "
+            f"serve; {AS_GIVEN}: every row of an input that names categories."
+        ),
+    ] = None,
+    val_fraction: Annotated[
+        float, Option(help="Share of cases for validation, unless --val-input has them.")
+    ] = 0.1,
+    seed: Annotated[int, Option(help="Seed of the split, the choice and the order.")] = 42,
+    adversarial_benign: Annotated[
+        Label,
+        Option(
+            help="What an adversarial_benign game asks for: a note with an error, or one that is "
+            "reworded and safe, as in the OpenRLHF system."
+        ),
+    ] = Label.HARMFUL,
+    i_have_the_uw_agreement: UwAgreement = False,
+) -> None:
+    """Write training and validation rows for medical-error self-play, or evaluation rows.
+
+    Rows are split by case, so that the two notes of a case are never on both sides. With an output
+    that ends in .parquet, every note becomes a single assessor turn, as it is, for verl's
+    validation.
+    """
+    with errors_in_one_line("error"):
+        plan = RowPlan(
+            mix=mix, val_fraction=val_fraction, seed=seed, adversarial_benign=adversarial_benign
+        )
+        others = {
+            "val_input": val_input or [],
+            "join": join or [],
+            "exclude_near_duplicates_of": exclude_near_duplicates_of or [],
+        }
+        columns = named_columns(column)
+        if output.suffix == ".parquet":
+            if unread := [name for name, files in others.items() if files] + [*plan.changed()]:
+                raise ValueError(
+                    f"--{unread[0].replace('_', '-')} belongs to training rows: leave it out, or "
+                    "give --output a folder."
+                )
+            _evaluation_rows(inputs, output, columns, i_have_the_uw_agreement)
+        else:
+            read, made = convert_files(
+                inputs, output, plan, columns, agreed=i_have_the_uw_agreement, **others
+            )
+            _print_conversion(output, plan, read, made)
+
+
+def named_columns(options: Sequence[str] | None) -> dict[str, str]:
+    """The columns by field, of options such as ``note=TEXT``; a ValueError names a wrong one."""
+    named = dict(each.partition("=")[::2] for each in options or ())
+    for name, column in named.items():
+        if name not in FIELDS or not (column or name == "has_error"):
+            raise ValueError(
+                f"--column {name}={column}{did_you_mean(name, FIELDS)}: write FIELD=COLUMN, with "
+                f"one of the fields {', '.join(FIELDS)}."
+            )
+    return named
+
+
+def _evaluation_rows(
+    inputs: Sequence[Path], output: Path, columns: dict[str, str], agreed: bool
+) -> None:
+    """Write the rows of a set that is validated on to one file; nothing is stripped or left out."""
+    rows, read = build_eval_rows(inputs, columns)
+    refuse_uw(read.uw_rows, agreed)
+    with all_or_none(output.parent) as place:
+        write_parquet(rows, place / output.name)
+    _show("Rows", ["data_source", "rows"], sorted(Counter(r["data_source"] for r in rows).items()))
+    for report in read.reports:
+        _say_why(f"warning: kept as published: {report.file}", report.contradictions)
+    _say(f"{output}: {len(rows)} rows; {read.dropped_empty} empty records dropped")
+
+
+def convert_files(
+    inputs: Sequence[Path],
+    output: Path,
+    plan: RowPlan,
+    columns: dict[str, str] | None = None,
+    *,
+    val_input: Sequence[Path] = (),
+    join: Sequence[Path] = (),
+    exclude_near_duplicates_of: Sequence[Path] = (),
+    agreed: bool = False,
+) -> tuple[ReadResult, SplitRows]:
+    """Write the rows of both splits and their account to a folder; ValueError for an invalid input.
+
+    All three files are written, or none; the same data set gives the same bytes.
+    """
+    read = read_files([*inputs, *val_input], columns=columns, join=join)
+    refuse_uw(read.uw_rows, agreed)
+    cases = read.cases
+    exclusions: Exclusions = defaultdict(list)
+    val_files = {report.sha256 for report in read.reports[len(inputs) :]}
+    val_ids = {case.case_id for case in cases if case.source_sha256 in val_files}
+    if exclude_near_duplicates_of:
+        notes, of_others = (
+            [(case.case_id, note) for case in each for note in case.notes]
+            for each in (cases, read_files(exclude_near_duplicates_of, columns=columns).cases)
+        )
+        matches = sorted(near_duplicates(notes, of_others), key=lambda match: match[2])
+        likest = {name: f"{other} (4-gram Jaccard {like:.2f})" for name, other, like in matches}
+        exclusions["near-duplicate of a case to stay clear of"] += likest.items()
+        cases = [case for case in cases if case.case_id not in likest]
+    made = build_rows(cases, plan, exclusions, val_ids if val_input else None)
+    files = {"input": inputs, "val_input": val_input, "join": join, "column": columns}
+    files["exclude_near_duplicates_of"] = exclude_near_duplicates_of
+    with all_or_none(output) as place:
+        outputs = {}
+        for split, rows in (("train", made.train), ("val", made.val)):
+            path = place / f"{split}.parquet"
+            write_parquet(rows, path)
+            labels = {"rows": len(rows), "labels": labels_of(rows)}
+            outputs[path.name] = labels | {"sha256": sha256_of(path)}
+        packages = ("medserl-agentloop", "pyarrow")
+        account = {
+            "format": 2,
+            "options": {
+                f"--{name.replace('_', '-')}": value
+                for name, value in {**files, **plan.model_dump()}.items()
+            },
+            "mix": format_mix(made.mix),
+            "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
+            "sources": [asdict(source) for source in read.reports],
+            "outputs": outputs,
+            "splits": made.reports,
+            "exclusions": made.exclusions,
+        }
+        text = json.dumps(account, ensure_ascii=False, default=str, indent=1)
+        (place / MANIFEST).write_text(text, "utf-8", errors="backslashreplace", newline="\n")
+    return read, made
+
+
+def _print_conversion(output: Path, plan: RowPlan, read: ReadResult, made: SplitRows) -> None:
+    for report in read.reports:
+        counts = {name: n for name, n in vars(report).items() if isinstance(n, int) and n}
+        named = (f"{name.replace('_', ' ')} {n}" for name, n in counts.items())
+        _say(f"{report.file}: {', '.join(named)}")
+    rows = [
+        [
+            category.value,
+            plan.label_of(category).value,
+            *(f"{s['rows'][category]} ({s['eligible'][category]})" for s in made.reports.values()),
+        ]
+        for category in made.mix
+    ]
+    headings = ["category", "presented note", *made.reports]
+    _show("Rows (in brackets: cases that could serve)", headings, rows)
+    for why, count in made.left_out.items():
+        _say(f"left out: {why} ({count})")
+    for report in read.reports:
+        _say_why(f"left out: {report.file}", report.contradictions)
+        _say_why(f"not joined: {report.file}", report.not_joined)
+        if untyped := report.error_types.get(NO_TYPE):
+            _say(
+                f"{report.file}: {untyped} error notes have no error type; look it up with --join "
+                "and MEDEC's file"
+            )
+    if not made.val:
+        _say("warning: val.parquet has no rows; train with data.val_files=[] or give --val-input")
+    partial = plan.mix is None and made.mix != parse_mix(DEFAULT_MIX)
+    what_of = ": the notes serve no other category of the default mix" * partial
+    _say(f"--mix {format_mix(made.mix)}, --seed {plan.seed}{what_of}")
+    for name, written in (("train", made.train), ("val", made.val)):
+        of = labels_of(written)
+        presented = f"presented notes {of['harmful']} harmful, {of['safe']} safe"
+        _say(f"{output / name}.parquet: {len(written)} rows, {presented}")
+    _say(f"{output / MANIFEST}: the account")
 
 
 @app.command()
@@ -56,83 +277,75 @@ def verify(
 
 @app.command()
 def sft(
-    output: Annotated[Path, Option(help="Folder for sft_train.parquet and sft_val.parquet.")],
-    inputs: Annotated[
-        list[Path], Option("--input", help="Notes with errors, as for convert. Repeatable.")
+    data: Annotated[
+        Path, Option("--input", help="Folder of rows that medserl data convert wrote.")
     ],
-    column: Annotated[list[str], Option(help=COLUMN)] = [],  # noqa: B006
-    val_fraction: Annotated[float, Option(help="Share of cases for validation, 0 to 1.")] = 0.1,
-    seed: Annotated[int, Option(help="Seed of the split and the order.")] = 42,
+    output: Annotated[Path, Option(help="Folder for sft_train.parquet and sft_val.parquet.")],
     profile: Annotated[
         str, Option(help="Prompt profile of the messages: a name or a folder.")
     ] = "medserl",
     error_types: Annotated[
         str | None, Option(help="The run's selfplay.error_types, with commas between them.")
     ] = None,
-    splits_of: Annotated[
-        Path | None,
-        Option(
-            help="Folder written by medserl data convert: every case keeps the split it has there."
-        ),
-    ] = None,
-    i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
-    """Write conversations to imitate: an attack, and an assessment of either note, for every pair
-    of --input.
+    """Write conversations to imitate: an attack, and an assessment of either note, for every pair.
 
-    What self-play validates on must not be taught here. With the same input, --val-fraction and
-    --seed, medserl data convert puts a case on the same side; if it was told to leave cases out, or
-    given files for validation, give its folder with --splits-of.
+    A case stays in the split that it has in self-play, so that nothing is taught that the run
+    validates on.
     """
-    from medserl_agentloop.data.sft import SFT_SCHEMA, build_sft_rows, read_splits
+    from medserl_agentloop.data.sft import SFT_SCHEMA, build_sft_rows
 
     with errors_in_one_line("error"):
-        read = read_files(inputs, columns=named_columns(column))
-        refuse_uw(read.uw_rows, i_have_the_uw_agreement)
-        for report in read.reports:
-            say_why(f"left out: {report.file}", report.contradictions)
-        made = build_sft_rows(
-            read.cases,
-            prompts=load_profile(profile, error_types),
-            split_of=read_splits(splits_of) if splits_of else None,
-            val_fraction=val_fraction,
-            seed=seed,
-        )
-        files = {"sft_train.parquet": made.train, "sft_val.parquet": made.val}
+        made, left_out = build_sft_rows(data, load_profile(profile, error_types))
         with all_or_none(output) as place:
-            for name, rows in files.items():
-                write_parquet(rows, place / name, SFT_SCHEMA)
-    train, val = (
-        Counter((row["game_role"], row["category"]) for row in rows) for rows in files.values()
-    )
-    lessons = [[*lesson, train[lesson], val[lesson]] for lesson in sorted(train | val)]
-    show("Conversations", ["role", "game", "train", "val"], lessons)
-    if made.left_out:
-        show("Left out", ["what and why", "count"], sorted(made.left_out.items()))
-    for name, rows in files.items():
-        _say(f"{output / name}: {len(rows)} conversations")
+            for split, rows in made.items():
+                write_parquet(rows, place / f"sft_{split}.parquet", SFT_SCHEMA)
+    counts = {
+        split: Counter((row["game_role"], row["category"]) for row in rows)
+        for split, rows in made.items()
+    }
+    lessons = sorted({lesson for count in counts.values() for lesson in count})
+    table = [[*lesson, *(count[lesson] for count in counts.values())] for lesson in lessons]
+    _show("Conversations", ["role", "game", *made], table)
+    if left_out:
+        _show("Left out", ["what and why", "count"], sorted(left_out.items()))
+    for split, rows in made.items():
+        _say(f"{output / f'sft_{split}.parquet'}: {len(rows)} conversations")
 
 
 def _print_report(report: Report) -> None:
     from medserl_agentloop.data.verify import Check
 
-    for _, problem in report.problems:
-        _say(problem)
-    if hidden := (report.failures + report.warnings).total() - len(report.problems):
+    told = Counter[tuple[str, str]]()
+    for problem in report.problems:
+        told[problem.check, problem.file] += 1
+        if told[problem.check, problem.file] <= SHOWN:
+            _say(str(problem))
+    if hidden := sum(max(0, count - SHOWN) for count in told.values()):
         _say(f"and {hidden} more of the same kinds")
     numbers = ["rows", "harmful", "safe"]
-    files = [
-        [name, *(counts[number] for number in numbers)] for name, counts in report.files.items()
-    ]
-    show("Files", ["file", *numbers], files)
+    files = [[name, *(counts[n] for n in numbers)] for name, counts in report.files.items()]
+    _show("Files", ["file", *numbers], files)
+    found = Counter((problem.check, problem.warning) for problem in report.problems)
     results = []
     for check in Check:
-        counts = {"failed": report.failures[check], "warnings": report.warnings[check]}
-        result = [f"{name}: {n}" for name, n in counts.items() if n]
-        result += [f"not checked: {why}" for of, why in report.unchecked.items() if of is check]
-        results.append([check.value, ", ".join(result) or "holds"])
-    show("Checks", ["check", "result"], results)
+        counts = {"failed": found[check, False], "warnings": found[check, True]}
+        result = ", ".join(f"{name}: {n}" for name, n in counts.items() if n)
+        results.append([check.value, result or "holds"])
+    _show("Checks", ["check", "result"], results)
+
+
+def _say_why(what: str, rows: Sequence[tuple[str, str]]) -> None:
+    """For each reason how many rows there are, and the first of them; the manifest has all."""
+    for why in dict.fromkeys(why for _, why in rows):
+        ids = [row_id for row_id, of in rows if of == why]
+        more = ", ..." if len(ids) > SHOWN else ""
+        _say(f"{what}, {why} ({len(ids)}): {', '.join(ids[:SHOWN])}{more}")
 
 
 def _say(line: str) -> None:
     say(Console(), line)
+
+
+def _show(title: str, headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    Console().print(table(title, headings, rows))

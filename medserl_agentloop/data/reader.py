@@ -1,123 +1,113 @@
-"""Tables of notes -> cases, with an account of every row.
+"""Files of notes -> cases, with an account of every row.
 
-A table's columns have one of four layouts:
-
-- MEDEC's nine columns, one row per note, error rows and their clean twins;
-- pairs of an incorrect and a correct note, as MEDEC's training set is often passed on;
-- rows of the OpenRLHF system, which ``medical_team.openrlhf_files`` reads;
-- a user's own, whose columns have the names in ``FIELDS``, or are named with ``--column``.
+CSV, JSON lines, Excel, parquet and saved Hugging Face data sets are read. A row is a note of
+MEDEC's nine columns, a pair of an incorrect and a correct note, or a user's own, whose columns have
+the names of ``FIELDS`` or are named with ``--column``. Rows of the OpenRLHF system are read by
+``medical_team.openrlhf_files``.
 """
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rapidfuzz import fuzz, process, utils
+from pydantic import TypeAdapter, ValidationError
 
 from medserl_agentloop.data.cases import (
     MEDEC_UW,
-    Case,
-    EditTag,
-    MedecFormatError,
-    conflicts,
-    contradictions,
-    sentences_of,
-)
-from medserl_agentloop.data.tables import (
-    LARGEST_CELL,
     NO_TYPE,
-    NOTE,
-    NoteRow,
-    Table,
-    error_type,
-    flag,
-    read_table,
-    sentence_number,
+    Case,
+    MedecFormatError,
+    cell,
+    conflicts,
+    with_twins,
 )
 from medserl_agentloop.games.medical.edit import one_line
-from medserl_agentloop.paths import did_you_mean
+from medserl_agentloop.paths import (
+    did_you_mean,
+    each_key_once,
+    read_parquet,
+    regular_file,
+    sha256_of,
+)
 from medserl_agentloop.terminal import shown, visible
 
-COLUMNS = (
-    "Text ID",
-    "Text",
-    "Sentences",
-    "Error Flag",
-    "Error Type",
-    "Error Sentence ID",
-    "Error Sentence",
-    "Corrected Sentence",
-    "Corrected Text",
-)
-FIELDS = (
-    "id",
-    "note",
-    "sentences",
-    "has_error",
-    "error_type",
-    "error_sentence_id",
-    "error_sentence",
-    "corrected_sentence",
-    "corrected",
-)
-"""Values that a column may hold, in the order of MEDEC's ``COLUMNS``."""
-
-Layout = Mapping[str, str]  # field -> the file's column
-_MEDEC: Layout = dict(zip(FIELDS, COLUMNS, strict=True))
-_PAIRS: Layout = {
-    "id": "note_id",
-    "note": "incorrect_note",
-    "corrected": "correct_note",
-    **{name: name for name in ("error_type", "error_sentence", "corrected_sentence")},
+_NAMES = {
+    "id": ("id", "Text ID", "note_id"),
+    "note": ("note", "Text", "incorrect_note"),
+    "sentences": ("sentences", "Sentences"),
+    "has_error": ("has_error", "Error Flag"),
+    "error_type": ("error_type", "Error Type"),
+    "error_sentence_id": ("error_sentence_id", "Error Sentence ID"),
+    "error_sentence": ("error_sentence", "Error Sentence"),
+    "corrected_sentence": ("corrected_sentence", "Corrected Sentence"),
+    "corrected": ("corrected", "Corrected Text", "correct_note"),
 }
+FIELDS = tuple(_NAMES)
+"""What a column may hold, as fields of a ``Case``. The second name of each is MEDEC's."""
+COLUMNS = tuple(names[1] for names in _NAMES.values())
+_WRITE = {
+    "id": "the row's id, such as own-17",
+    "note": "the text of the note",
+    "has_error": "1 for a note with an error, 0 for a correct one",
+    "error_sentence_id": "the number of the wrong sentence (0, 1, ...), or -1 for none",
+}
+Layout = Mapping[str, str]  # field -> the file's column
 _OPENRLHF = ("data_type", "game_category")
 _READ_OPENRLHF = "medserl_agentloop.medical_team.openrlhf_files:read_rows"
-_ALIKE = 70  # rapidfuzz partial ratio of 0 to 100, from which on a column may be a field
-_SHOWN_PROBLEMS = 10
-# Word overlap of a clean row with the corrected text of the error row before it. On the official
-# validation set the lowest twin has 0.86, and the highest of two unrelated notes 0.45.
-_TWIN_OVERLAP = 0.7
+_CASE = TypeAdapter(Case)
 
 NoteJoin = Mapping[str, Case]  # text of a note, white space aside -> the first case that has it
 
 
-def _count(label: str) -> int:
-    return field(default=0, metadata={"label": label})
+Table = tuple[list[str], Sequence[tuple[str, Mapping[str, Any]]]]
+"""A file's columns, and its rows: the place of each, and its values by column."""
 
 
 @dataclass
 class ReadReport:
-    """Counts of one input's records, by the reader's labels.
+    """The account of one input.
 
-    ``records == dropped_empty + pairs + twins + clean_only + error_only + contradicting``: nothing
-    else is lost. OpenRLHF files are the exception: up to four of their rows are about one case.
+    ``records == dropped_empty + pairs + twins + clean_only + error_only + len(contradictions)``:
+    nothing else is lost. OpenRLHF files are the exception: up to four of their rows are about one
+    case.
     """
 
-    file: str = ""
-    sha256: str = ""
-    records: int = _count("records read")
-    dropped_empty: int = _count("= empty records, dropped")
-    pairs: int = _count("+ pairs (error note and clean note)")
-    twins: int = _count("+ clean rows that are a pair's twin")
-    clean_only: int = _count("+ clean notes without an error note")
-    error_only: int = _count("+ error notes without a clean note")
-    contradicting: int = _count("+ rows that contradict themselves or another row, left out")
-    non_local_edits: int = _count("pairs edited in more than one place")
-    no_op_edits: int = _count("pairs without a real edit (no-op)")
-    joined: int = _count("OpenRLHF rows joined with their case")
-    uw_rows: int = _count("rows of MEDEC-UW")
-    # Of error notes; ``unknown`` where none is given.
-    error_types: dict[str, int] = field(default_factory=dict)
+    file: str
+    sha256: str
+    records: int = 0
+    dropped_empty: int = 0
+    pairs: int = 0  # of an error note and a clean note
+    twins: int = 0  # clean rows of a case that has an error row
+    clean_only: int = 0
+    error_only: int = 0
+    joined: int = 0  # OpenRLHF rows whose case was found
+    uw_rows: int = 0
+    error_types: dict[str, int] = field(default_factory=dict)  # of error notes
     # Id of each of these rows, and why.
     contradictions: list[tuple[str, str]] = field(default_factory=list)
     not_joined: list[tuple[str, str]] = field(default_factory=list)
+
+    def count(self, cases: Sequence[Case]) -> None:
+        """Fill in what the cases of the file say."""
+        wrong = [case for case in cases if case.has_error]
+        self.pairs = sum(case.clean_note is not None for case in wrong)
+        self.twins = sum(case.twin is not None for case in cases)
+        self.clean_only = len(cases) - len(wrong)
+        self.error_only = len(wrong) - self.pairs
+        self.error_types = dict(sorted(Counter(c.error_type or NO_TYPE for c in wrong).items()))
+        self.uw_rows = sum(len(case.text_ids) for case in cases if case.subset == MEDEC_UW)
 
 
 class ReadResult(NamedTuple):
@@ -150,315 +140,309 @@ def read_files(
     texts exactly as in the file, and the id of a clean twin's case is that of its error
     row; rows that contradict each other stay, and the report names them.
     """
-    joined = None
-    if join:  # of a note in several cases the first one counts
-        others = reversed(read_files(join, columns=columns).cases)
-        joined = {one_line(note): case for case in others for note in case.notes}
-    claims: dict[str, str] = {}
-    cases_of: list[list[Case]] = []
+    # Of a note in several cases the first one counts.
+    others = read_files(join, columns=columns).cases[::-1] if join else []
+    joined = {one_line(note): case for case in others for note in case.notes}
+    places: dict[str, str] = {}
     file_of: dict[str, str] = {}
+    cases: list[Case] = []
     reports: list[ReadReport] = []
     for path in paths:
-        table = read_table(path)
-        intake = Intake(claims, as_published, ReadReport(table.file, table.sha256))
-        members = list(_cases(path, table, intake, columns or {}, joined))
-        if problems := [*intake.problems, *table.faults]:
-            raise _refusal(problems)
+        source = Source(path, places, as_published)
+        members = list(_cases(source, columns or {}, joined if join else None))
         if again := [case.case_id for case in members if case.case_id in file_of]:
             raise MedecFormatError(
-                f"{table.file}: {len(again)} of its {len(members)} cases are also in "
+                f"{path.name}: {len(again)} of its {len(members)} cases are also in "
                 f"{file_of[again[0]]} (the first is {again[0]!r}); give every case once, for "
-                "training or for validation, and leave one of the files out."
+                "training or for validation."
             )
-        cases_of.append(members)
-        file_of |= {case.case_id: table.file for case in members}
-        reports.append(intake.report)
-    disagreeing = conflicts(case for members in cases_of for case in members)
-    for report, members in zip(reports, cases_of, strict=True):
-        for case in members:
-            if why := disagreeing.get(case.case_id):
-                ids = case.text_ids if not as_published else (case.twin_text_id or case.case_id,)
-                report.contradictions += [(text_id, why) for text_id in ids]
-        if not as_published:  # published figures are about every row of a set
-            members[:] = [case for case in members if case.case_id not in disagreeing]
-        _count_cases(report, members)
-    cases = [case for members in cases_of for case in members]
-    if not cases:
-        left_out = sum(report.contradicting for report in reports)
+        cases += members
+        file_of |= {case.case_id: path.name for case in members}
+        reports.append(source.report)
+    disagreeing = conflicts(cases)
+    kept = [case for case in cases if as_published or case.case_id not in disagreeing]
+    for report in reports:
+        report.contradictions += [
+            (text_id, disagreeing[case.case_id])
+            for case in cases
+            if case.source_sha256 == report.sha256 and case.case_id in disagreeing
+            for text_id in case.text_ids
+        ]
+        report.count([case for case in kept if case.source_sha256 == report.sha256])
+    if not kept:
+        wrong = [": ".join(each) for report in reports for each in report.contradictions]
         raise MedecFormatError(
-            f"every row of the input contradicts another one ({left_out} rows)."
-            if left_out
-            else "the input has no notes: give a file with at least one row."
+            "the input has no notes that can be used: give a file with at least one row that does "
+            f"not contradict itself or another one ({(*wrong, 'there are no rows')[0]})."
         )
-    return ReadResult(cases, reports)
+    return ReadResult(kept, reports)
 
 
-def _refusal(problems: Sequence[str]) -> MedecFormatError:
-    count = f" There are {len(problems)} such problems." if len(problems) > 1 else ""
-    error = MedecFormatError(problems[0] + count)
-    for problem in problems[1:_SHOWN_PROBLEMS]:
-        error.add_note(problem)
-    return error
+# -- files -----------------------------------------------------------------------------------------
 
 
-def _count_cases(report: ReadReport, cases: list[Case]) -> None:
-    report.records += report.dropped_empty
-    wrong = [case for case in cases if case.error_note is not None]
-    pairs = [case for case in wrong if case.clean_note is not None]
-    report.pairs = len(pairs)
-    report.twins = sum(case.twin_text_id is not None for case in cases)
-    report.clean_only = len(cases) - len(wrong)
-    report.error_only = len(wrong) - len(pairs)
-    report.contradicting = len(report.contradictions)
-    report.no_op_edits = sum(case.edit_tag is EditTag.NO_OP for case in cases)
-    report.non_local_edits = sum(case.edit_tag is EditTag.NON_LOCAL for case in cases)
-    report.error_types = dict(sorted(Counter(case.error_type or NO_TYPE for case in wrong).items()))
-    report.uw_rows = len(
-        {text_id for case in cases if case.subset == MEDEC_UW for text_id in case.text_ids}
-    )
+def read_table(path: Path) -> Table:
+    """The table of a file or of a saved data set's folder; a ValueError names what cannot be
+    read.
+    """
+    if path.is_dir():
+        return _saved_dataset(path)
+    if path.suffix.lower() not in _READERS:
+        raise MedecFormatError(
+            f"{path}: files that end in {path.suffix!r} are not known; give a file that ends in "
+            f"{', '.join(_READERS)}, or the folder of a saved Hugging Face data set."
+        )
+    return _READERS[path.suffix.lower()](regular_file(path))
+
+
+def _text(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        return content.decode().lstrip("\ufeff")  # Excel adds a second mark to a file that had one
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        byte = error.start - content.rfind(b"\n", 0, error.start)
+        raise MedecFormatError(
+            f"{path.name}, line {line}, byte {byte}: 0x{content[error.start]:02x} is not UTF-8; "
+            "save the file as UTF-8."
+        ) from None
+
+
+def _csv(path: Path) -> Table:
+    text = _text(path)
+    # Excel writes such a first line to name the delimiter.
+    named = re.match(r'"?sep=([,;|\t])"?\r?\n', text, re.IGNORECASE)
+    text = text[named.end() :] if named else text
+    delimiter = named[1] if named else max(",;\t|", key=text.partition("\n")[0].count)
+    # newline="" leaves the line ends inside quoted cells to the parser; strict finds open quotes.
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    header: list[str] = []
+    rows: list[tuple[str, dict[str, str]]] = []
+    place = f"{path.name}, header"
+    try:
+        for cells in reader:
+            header = header or [name.strip() for name in cells]
+            if any(map(str.strip, cells)) and len(cells) != len(header):
+                raise csv.Error(f"{len(cells)} cells under a header of {len(header)} columns")
+            rows.append((place, dict(zip(header, cells, strict=False))))
+            place = f"{path.name}, line {1 + bool(named) + reader.line_num}"
+    except csv.Error as error:
+        raise MedecFormatError(
+            f"{place}: not valid CSV ({error}); put cells that contain {delimiter!r}, quotes or "
+            'line breaks in double quotes, and write a quote inside them as "".'
+        ) from None
+    if twice := [name for name in header if name and header.count(name) > 1]:
+        raise MedecFormatError(
+            f"{path.name}, header: column {shown(twice[0])} occurs twice; rename one of them."
+        )
+    return header, rows[1:]
+
+
+def _json_lines(path: Path) -> Table:
+    rows: list[tuple[str, dict[str, Any]]] = []
+    # Split at LF only: U+2028 and U+0085, where str.splitlines splits, are valid inside JSON
+    # strings.
+    for number, line in enumerate(_text(path).removesuffix("\n").split("\n"), start=1):
+        place = f"{path.name}, line {number}"
+        try:
+            values = json.loads(line, object_pairs_hook=each_key_once) if line.strip() else {}
+            if not isinstance(values, dict):
+                raise ValueError(f"found a JSON {type(values).__name__}")
+        except (ValueError, RecursionError) as error:
+            raise MedecFormatError(
+                f"{place}: not a JSON object ({error}); write one on every line."
+            ) from None
+        rows.append((place, values))
+    return list(dict.fromkeys(key for _, values in rows for key in values)), rows
+
+
+def _excel(path: Path) -> Table:
+    import pandas as pd
+
+    try:
+        sheets = pd.read_excel(path, sheet_name=None, dtype=object, na_filter=False)
+    except Exception as error:  # openpyxl, which may be missing, raises anything on a damaged file
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise MedecFormatError(f"{path}: cannot be read as an Excel file ({reason}).") from error
+    name, frame = next(iter(sheets.items()))
+    if len(sheets) > 1:
+        print(visible(f"{path.name}: only its first sheet, {name}, is read"), file=sys.stderr)
+    # An empty cell is "" here; a formula that failed is no value, and must not be read as none.
+    frame = frame.where(frame.notna(), "#VALUE!")
+    return _table(path, [str(column) for column in frame], frame.to_dict("records"), first=2)
+
+
+def _parquet(path: Path) -> Table:
+    found = read_parquet(path)
+    return _table(path, found.column_names, found.to_pylist())
+
+
+def _saved_dataset(path: Path) -> Table:
+    """The table of a folder that ``Dataset.save_to_disk`` wrote."""
+    import datasets
+
+    try:
+        found = datasets.load_from_disk(str(path))
+    except (OSError, ValueError) as error:
+        raise MedecFormatError(
+            f"{path}: is no folder of a saved Hugging Face data set; give a file of notes, or a "
+            "folder that save_to_disk wrote."
+        ) from error
+    if isinstance(found, datasets.DatasetDict):
+        raise MedecFormatError(
+            f"{path}: has the splits {', '.join(found)}; give the folder of one of them."
+        )
+    return _table(path, found.column_names, found)
+
+
+def _table(path: Path, header: list[str], rows: Iterable[dict[str, Any]], first: int = 1) -> Table:
+    return header, [(f"{path.name}, row {n}", row) for n, row in enumerate(rows, first)]
+
+
+_READERS: dict[str, Callable[[Path], Table]] = {
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".jsonl": _json_lines,
+    ".xlsx": _excel,
+    ".parquet": _parquet,
+}
 
 
 # -- rows ------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Intake:
-    """An input while it is read: the place of every text id in all inputs so far, its report and
-    its problems.
+class Source:
+    """A file while its cases are made.
+
+    ``places`` has the place of every text id in all inputs so far.
     """
 
-    claims: dict[str, str]
-    as_published: bool
-    report: ReadReport
-    problems: list[str] = field(default_factory=list)
+    def __init__(self, path: Path, places: dict[str, str], as_published: bool = False) -> None:
+        self.path, (self.header, self.table) = path, read_table(path)
+        files = sorted(path.glob("*.arrow")) if path.is_dir() else [path]
+        self.report = ReadReport(path.name, "+".join(map(sha256_of, files)))
+        self.as_published = as_published
+        self.places = places
 
-    def rows(self, table: Table) -> Iterator[NoteRow]:
-        """The table's rows that are not empty."""
-        for place, values in table.rows:
+    def rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Place and values of the rows that are not empty."""
+        for place, values in self.table:
+            self.report.records += 1
             if any(value is not None and str(value).strip() for value in values.values()):
-                yield NoteRow(place, values, self.as_published)
+                yield place, values
             else:
                 self.report.dropped_empty += 1
 
-    def accepts(self, row: NoteRow, text_id: str) -> bool:
-        """Count a row; return whether it has no fault."""
-        self.report.records += 1
-        if first := text_id and self.claims.get(text_id):
-            row.problems.append(
-                f"{row.place}: its text id {shown(text_id)} is already that of {first}; "
-                "give every row its own id, and do not pass the same notes twice."
+    def claim(self, text_id: str, place: str) -> None:
+        """Take a text id for the row at ``place``; a MedecFormatError if another row has it."""
+        if (first := self.places.setdefault(text_id, place)) != place:
+            raise MedecFormatError(
+                f"{place}: its text id {shown(text_id)} is already that of {first}; give every "
+                "row its own id, and do not pass the same notes twice."
             )
-        self.claims.setdefault(text_id, row.place)
-        self.problems += row.problems
-        return not row.problems
 
-    def cases(self, read: Iterable[tuple[NoteRow, Case]]) -> list[Case]:
-        """The cases of the rows without a fault that do not contradict themselves; a
-        MedecFormatError if most do.
-        """
-        cases = [case for row, case in read if self.accepts(row, case.case_id)]
-        wrong, refusal = contradictions(cases)
-        if refusal:
-            raise MedecFormatError(f"{self.report.file}: {refusal}; put the columns right.")
-        self.report.contradictions += wrong.items()
-        # Published figures are about every row of a set.
-        return cases if self.as_published else [case for case in cases if case.case_id not in wrong]
+    def case(self, place: str, facts: Mapping[str, Any], columns: Layout) -> Case:
+        """The case of a row's facts; a MedecFormatError names the column that is wrong."""
+        known = {name: value for name, value in facts.items() if value is not None}
+        try:
+            case: Case = _CASE.validate_python({**known, "source_sha256": self.report.sha256})
+        except ValidationError as found:
+            error = found.errors()[0]
+            name = str(error["loc"][0])
+            why = str(error.get("ctx", {}).get("error") or error["msg"])
+            if error["type"] != "value_error" and name in _WRITE:
+                why += f"; write {_WRITE[name]}"
+            raise refusal(place, columns.get(name, name), facts.get(name), why) from None
+        return case
+
+
+def refusal(place: str, column: str, found: Any, why: str) -> MedecFormatError:
+    """The error for what is found in a row's column."""
+    value = shown("" if found is None else str(found))
+    return MedecFormatError(f"{place}, column {column!r}: found {value}; {why}.")
+
+
+def _cases(source: Source, columns: Layout, joined: NoteJoin | None) -> Iterator[Case]:
+    """The cases of an input, by the layout of its columns."""
+    header = source.header
+    if not {*columns.values()}.intersection(header) and {*_OPENRLHF}.intersection(header):
+        read_rows: Callable[..., Iterator[Case]] = resolve_name(_READ_OPENRLHF)
+        return read_rows(source, joined)
+    layout = _layout(source.path.name, header, columns)
+    stem = re.sub(r"[^0-9A-Za-z]+", "_", source.path.stem).strip("_") or "note"
+    cases = []
+    for number, (place, values) in enumerate(source.rows(), start=1):
+        read = partial(cell, as_published=source.as_published)
+        facts = {name: read(values.get(column)) for name, column in layout.items()}
+        if "id" not in layout:
+            facts["id"] = f"{stem}-{number}"
+        elif isinstance(facts["id"], str):
+            facts["id"] = facts["id"].strip()
+            place += f" ({shown(facts['id'])})"
+        if "has_error" not in layout:
+            note, corrected = str(facts["note"]), str(facts.get("corrected") or facts["note"])
+            paired = layout["note"] == "incorrect_note"
+            facts["has_error"] = paired or one_line(corrected) != one_line(note)
+        case = source.case(place, facts, layout)
+        located = case.sentences or case.error_sentence or case.corrected_sentence
+        column = layout.get("error_sentence_id")
+        if column and case.has_error and located and case.error_sentence_id < 0:
+            why = "the row says that its note has an error: write its number, or flag 0"
+            raise refusal(place, column, values.get(column), why)
+        source.claim(case.id, place)
+        cases.append(case)
+    source.report.contradictions += [
+        (case.id, why) for case in cases if (why := case.contradiction)
+    ]
+    if not source.as_published:  # published figures are about every row of a set
+        cases = [case for case in cases if not case.contradiction]
+    return with_twins(cases, source.as_published) if "id" in layout else iter(cases)
 
 
 # -- columns ---------------------------------------------------------------------------------------
 
 
-def _cases(
-    path: Path, table: Table, intake: Intake, columns: Layout, joined: NoteJoin | None
-) -> Iterator[Case]:
-    """The cases of an input, by the layout of its columns."""
-    has = set(table.header)
-    chosen = bool(columns) and has.issuperset(columns.values())
-    if not chosen and has.intersection(_OPENRLHF):
-        read: Callable[..., Iterator[Case]] = resolve_name(_READ_OPENRLHF)
-        return read(path, table, intake, joined)
-    if not table.header:  # such as a file of blank lines
-        layout: Layout = _PAIRS
-    elif not chosen and has.issuperset(COLUMNS[:2]):
-        if absent := [name for name in COLUMNS if name not in has]:
-            raise MedecFormatError(
-                f"{table.file}, header: column {absent[0]!r} is missing; besides Text ID and Text, "
-                f"a file of MEDEC's has {', '.join(COLUMNS[2:])}. For notes of your own, rename "
-                "the columns, or name them with --column note=Text."
-            )
-        layout = _MEDEC
-    elif not chosen and has.issuperset((_PAIRS["note"], _PAIRS["corrected"])):
-        layout = {name: column for name, column in _PAIRS.items() if column in has}
-    else:
-        layout = _own_layout(table, columns)
-    stem = re.sub(r"[^0-9A-Za-z]+", "_", path.stem).strip("_") or "note"
-    rows = enumerate(intake.rows(table), start=1)
-    made = ((row, _case_of(row, layout, f"{stem}-{n}", intake.report.sha256)) for n, row in rows)
-    cases = intake.cases(made)
-    return _with_twins(cases, intake.as_published) if "id" in layout else iter(cases)
+def _layout(file: str, header: Sequence[str], columns: Layout) -> Layout:
+    """The file's columns by field.
 
-
-def _own_layout(table: Table, columns: Layout) -> Layout:
-    """The columns of a user's own table, by field; a MedecFormatError lists those that there are.
-
-    Without a corrected note and a flag every note counts as correct, so a column that may be one
-    of them is not passed over.
+    Without a corrected note and a flag every note counts as correct: the user must say so of a
+    table that has other columns, because one of them may tell which notes are wrong.
     """
-    there = f"the file has {', '.join(map(shown, filter(None, table.header)))}"
-    for name, column in columns.items():
-        if column not in table.header:
+    where, there = f"{file}, header", f"the file has {', '.join(map(shown, filter(None, header)))}"
+    named = {name: column for name, column in columns.items() if column}
+    known = {name: next((n for n in names if n in header), "") for name, names in _NAMES.items()}
+    if known["note"] in _NAMES["note"][1:] and not {*header}.issuperset(named.values()):
+        named = {}  # they are of another input
+    layout = {name: column for name, column in (known | named).items() if column}
+    for name, column in named.items():
+        if column not in header:
             raise MedecFormatError(
-                f"{table.file}, header: no column {column!r}, which --column {name}={column} "
-                f"names{did_you_mean(column, table.header)}; {there}."
+                f"{where}: no column {column!r}, which --column {name}={column} names"
+                f"{did_you_mean(column, header)}; {there}."
             )
-    layout = {name: name for name in FIELDS if name in table.header} | dict(columns)
-    unread = [name for name in table.header if name and name not in layout.values()]
     if "note" not in layout:
         raise MedecFormatError(
-            f"{table.file}, header: no column 'note'{_nearest('note', unread)}; {there}. Name the "
-            "columns that you have, such as --column note=TEXT --column corrected=FIXED (fields: "
-            f"{', '.join(FIELDS)})."
+            f"{where}: no column 'note'; {there}. Name the columns that you have, such as --column "
+            f"note=TEXT --column corrected=FIXED (fields: {', '.join(FIELDS)})."
         )
+    absent = [name for name in COLUMNS if name not in header]
+    if not named and absent and set(COLUMNS[:2]) <= set(header):
+        raise MedecFormatError(
+            f"{where}: column {absent[0]!r} of MEDEC's {', '.join(COLUMNS)} is missing; for notes "
+            "of your own, rename the columns, or name them with --column note=Text."
+        )
+    said = [f"{name} is {column}" for name, column in named.items()]
+    unread = [name for name in header if name and name not in layout.values()]
     if not {"corrected", "has_error"} & layout.keys():
-        of_errors = [name for name in layout if name.startswith(("error_", "corrected_"))]
-        for name in ("corrected", "has_error"):
-            if near := _like(name, unread):
-                raise MedecFormatError(
-                    f"{table.file}, header: {shown(near)} is like {name!r}: write "
-                    f"--column {name}={near}, or leave the column out of the file. Without "
-                    f"'corrected' and 'has_error' every note counts as correct; {there}."
-                )
-        if of_errors:
+        if (unread or layout.keys() - {"id", "note", "sentences"}) and "has_error" not in columns:
+            near = get_close_matches("corrected", unread, n=1)
             raise MedecFormatError(
-                f"{table.file}, header: column {shown(layout[of_errors[0]])} is about errors, and "
-                "no column has the corrected notes: name it with --column corrected=COLUMN, or "
-                f"--column has_error=COLUMN; {there}."
+                f"{where}: no column 'corrected' or 'has_error' says which notes are wrong; "
+                f"{there}. Name it with --column corrected={(*near, 'COLUMN')[0]} or --column "
+                "has_error=COLUMN, or write --column has_error= if all notes are correct."
             )
-    said = [f"{name} is {column}" for name, column in layout.items() if name != column]
-    if not {"corrected", "has_error"} & layout.keys():
         said.append("no corrected and no has_error, so every note counts as correct")
     said += [f"not read: {', '.join(unread)}"] if unread else []
-    if said:
-        print(visible(f"{table.file}: {'; '.join(said)}"), file=sys.stderr)
+    if said and (named or layout["note"] == "note"):
+        print(visible(f"{file}: {'; '.join(said)}"), file=sys.stderr)
     return layout
-
-
-def _like(name: str, columns: Sequence[str]) -> str | None:
-    """The column whose name is most like ``name``, if one is."""
-    found = process.extractOne(
-        name,
-        columns,
-        scorer=fuzz.partial_ratio,
-        processor=utils.default_process,
-        score_cutoff=_ALIKE,
-    )
-    return str(found[0]) if found else None
-
-
-def _nearest(name: str, columns: Sequence[str]) -> str:
-    near = _like(name, columns)
-    return f" (nearest: {near!r})" if near else ""
-
-
-def _case_of(row: NoteRow, layout: Layout, default_id: str, sha256: str) -> Case:
-    """One row as a case of its own, its twin aside."""
-    column = layout.get
-    text_id: str = default_id
-    if "id" in layout:
-        text_id = (row.text(layout["id"], "the row's id, such as own-17") or "").strip()
-        row.place += f" ({shown(text_id)})" if text_id else ""
-    note = row.text(column("note"), NOTE) or ""
-    paired = layout.get("note") == _PAIRS["note"]
-    corrected = row.text(column("corrected"), NOTE * paired)
-    same = one_line(corrected or note) == one_line(note)
-    if "has_error" in layout:
-        has_error = bool(row.read(column("has_error"), flag))
-    else:
-        has_error = paired or not same
-    listed = row.text(column("sentences"), longest=LARGEST_CELL) or ""
-    sentences = row.read(column("sentences"), lambda _: sentences_of(listed, note)) or {}
-    kind = row.read(column("error_type"), error_type)
-    number = row.read(column("error_sentence_id"), sentence_number)
-    error_sentence = row.text(column("error_sentence"))
-    corrected_sentence = row.text(column("corrected_sentence"))
-    if number is not None and has_error != (number >= 0) and not row.problems:
-        placed = sentences or error_sentence or corrected_sentence
-        if "error_sentence_id" in layout and (placed or not has_error):
-            what = "an error: write the number of the wrong sentence, or flag 0"
-            row.refuse(
-                layout["error_sentence_id"],
-                "the row says that its note has "
-                f"{what if has_error else 'no error: write -1, or flag 1'}",
-            )
-    of_error = {
-        "error_type": kind,
-        "error_sentence": error_sentence,
-        "corrected_sentence": corrected_sentence,
-        "corrected": None if same else corrected,
-    }
-    for name, value in of_error.items():
-        if not has_error and value is not None and not row.problems:
-            row.refuse(
-                layout[name], "the row says that its note has no error: write NA, or mark the error"
-            )
-    # The corrected text goes before the twin's: it differs from the error note in the error only,
-    # while a twin often has its sentences in another order, which would tell the two labels apart.
-    return Case(
-        case_id=text_id,
-        error_note=note if has_error else None,
-        clean_note=corrected if has_error else note,
-        source_sha256=sha256,
-        error_type=kind,
-        error_sentence=error_sentence,
-        corrected_sentence=corrected_sentence,
-        error_sentence_id=-1 if number is None else number,
-        sentences=sentences,
-    )
-
-
-# -- twins -----------------------------------------------------------------------------------------
-
-
-def _with_twins(cases: Iterable[Case], as_published: bool) -> Iterator[Case]:
-    """Every error row joined with its clean twin, which may stand before it."""
-    by_id = {row.case_id: row for row in cases}
-    error_row_of: dict[str, str] = {}
-    for text_id, row in by_id.items():
-        if twin := _twin(row, by_id):
-            error_row_of.setdefault(twin.case_id, text_id)
-    twin_of = {text_id: by_id[twin_id] for twin_id, text_id in error_row_of.items()}
-    for text_id, row in by_id.items():
-        if as_published:
-            case_id = error_row_of.get(text_id)
-            yield (
-                replace(row, case_id=case_id, twin_text_id=text_id, clean_from_twin=True)
-                if case_id
-                else row
-            )
-        elif text_id not in error_row_of:
-            if twin := twin_of.get(text_id):
-                row = replace(row, twin_text_id=twin.case_id, twin_note=twin.clean_note)
-                if row.clean_note is None:
-                    row = replace(row, clean_note=twin.clean_note, clean_from_twin=True)
-            yield row
-
-
-def _twin(row: Case, rows: Mapping[str, Case]) -> Case | None:
-    """The clean row of the same case as an error row: the next id of the same series, if the text
-    agrees.
-    """
-    numbered = re.fullmatch(r"(.*?)([0-9]{1,18})", row.case_id, re.DOTALL)
-    if row.error_note is None or not numbered:
-        return None
-    prefix, digits = numbered.groups()
-    twin = rows.get(f"{prefix}{int(digits) + 1:0{len(digits)}d}")
-    if twin is None or twin.error_note is not None or twin.clean_note is None:
-        return None
-    # The same words, with the sentences in any order.
-    one, two = (
-        Counter(re.findall(r"\w+", text.casefold()))
-        for text in (twin.clean_note, row.clean_note or row.error_note)
-    )
-    total = one.total() + two.total()
-    overlap = 2 * (one & two).total() / total if total else 1.0  # Dice coefficient, 0 to 1
-    return twin if overlap >= _TWIN_OVERLAP else None

@@ -1,6 +1,6 @@
 """Cases -> the rows of ``train.parquet`` and ``val.parquet``; official sets -> evaluation rows.
 
-Called by ``convert.py`` and the warm start, evaluation rows also by scoring. All rows are a
+Called by the commands, evaluation rows also by scoring. All rows are a
 function of the cases and the plan: the same ones give the same rows in the same order.
 """
 
@@ -11,9 +11,8 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
-from math import gcd, lcm
+from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medserl_agentloop.core.interaction import AGENT_NAME as AGENT_NAME
 from medserl_agentloop.data.cases import Case, EditTag, MedecFormatError
-from medserl_agentloop.data.reader import ReadResult, read_files
+from medserl_agentloop.data.reader import Layout, ReadResult, read_files
 from medserl_agentloop.games.medical.case import EVAL_SPLIT, Category, GameSpec, Label
 from medserl_agentloop.games.medical.edit import one_line
 
@@ -37,39 +36,27 @@ NOT_FOR_TRAINING = "not for training: it shares a note with a case that was give
 _ROW_GROUP = 2000
 
 
-def _texts(*names: str) -> dict[str, str]:
-    return dict.fromkeys(names, "string")
-
-
 # Declared, not inferred: inference gives a column that is empty in one file the null type, and
 # files whose types differ cannot be concatenated.
-MESSAGES = pa.list_(pa.struct(_texts("role", "content")))
-CASE_FACTS = (
-    *(
-        "error_note",
-        "clean_note",
-        "error_type",
-        "error_sentence",
-        "corrected_sentence",
-        "error_sentence_id",
-    ),
-    "source_sha256",
+MESSAGES = pa.list_(pa.struct({"role": "string", "content": "string"}))
+_NAMES = (
+    *("index", "split", "subset", "text_id", "vignette_id", "category"),
+    "target_label",  # only where it is not the category's own
+    *("error_note", "clean_note", "error_type", "error_sentence", "corrected_sentence"),
+    *("error_sentence_id", "sentences", "pair_source", "edit_tag", "source_sha256"),
 )
-_FACTS = {
+_FACTS: dict[str, Any] = dict.fromkeys(_NAMES, "string") | {
     "index": "int64",
-    **_texts("split", "subset", "text_id", "vignette_id", "category"),
-    "target_label": "string",  # only where it is not the category's own
-    **_texts("error_note", "clean_note", "error_type", "error_sentence", "corrected_sentence"),
     "error_sentence_id": "int64",
     "sentences": pa.list_(pa.struct({"id": "int64", "text": "string"})),
-    **_texts("pair_source", "edit_tag", "source_sha256"),
 }
 SCHEMA: Any = pa.schema(
     {
-        **_texts("data_source", "agent_name"),
+        "data_source": "string",
+        "agent_name": "string",
         "prompt": MESSAGES,
         "ability": "string",
-        "reward_model": pa.struct(_texts("style")),  # verl's dumps of rollouts ask for the column
+        "reward_model": pa.struct({"style": "string"}),  # verl's dumps of rollouts ask for it
         "extra_info": pa.struct(_FACTS),
     }
 )
@@ -81,31 +68,14 @@ Exclusions = defaultdict[str, list[tuple[str, str | None]]]
 
 
 class RowPlan(BaseModel):
-    """The plan of the rows to make. A ValueError names the option that is wrong."""
+    """The rows to make, by the options of the command. A ValueError names the one that is wrong."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    mix: str | None = Field(
-        None,
-        description=f"Share of each category, by default {DEFAULT_MIX} or what of it the notes can "
-        f"serve; {AS_GIVEN}: every row of an input that names categories.",
-    )
-    rows: int | None = Field(
-        None, ge=1, description="Rows of both splits; default: as many as the mix allows."
-    )
-    val_fraction: float = Field(
-        0.1,
-        ge=0,
-        le=1,
-        allow_inf_nan=False,
-        description="Share of cases for validation, unless --val-input has them.",
-    )
-    seed: int = Field(42, description="Seed of the split, the choice and the order.")
-    adversarial_benign: Label = Field(
-        Label.HARMFUL,
-        description="What an adversarial_benign game asks for: a note with an error, or one that "
-        "is reworded and safe, as in the OpenRLHF system.",
-    )
+    mix: str | None = None
+    val_fraction: float = Field(0.1, ge=0, le=1, allow_inf_nan=False)
+    seed: int = 42
+    adversarial_benign: Label = Label.HARMFUL
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -115,13 +85,15 @@ class RowPlan(BaseModel):
             option = "--" + str(first["loc"][0]).replace("_", "-")
             raise ValueError(f"{option} is {first['input']}: {first['msg']}.") from None
 
+    def changed(self) -> set[str]:
+        """The names of the options that are not the default."""
+        return set(self.model_dump(exclude_defaults=True))
+
     def label_of(self, category: Category) -> Label:
         """Label of the note that a game of ``category`` presents if its attack is valid."""
-        return (
-            self.adversarial_benign
-            if category is Category.ADVERSARIAL_BENIGN
-            else category.default_target_label
-        )
+        if category is Category.ADVERSARIAL_BENIGN:
+            return self.adversarial_benign
+        return category.default_target_label
 
     def shares(self, cases: Sequence[Case]) -> Mix:
         """The share of each category in the rows of these cases."""
@@ -129,11 +101,11 @@ class RowPlan(BaseModel):
             return default_mix(cases)
         if self.mix != AS_GIVEN:
             return parse_mix(self.mix)
-        if self.rows is None and (given := mix_of(cases)):
+        if given := mix_of(cases):
             return given
         raise ValueError(
             f"--mix {AS_GIVEN} keeps every row of an input that names its category: give such an "
-            f"input and no --rows, or write shares such as {DEFAULT_MIX}."
+            f"input, or write shares such as {DEFAULT_MIX}."
         )
 
 
@@ -144,11 +116,8 @@ class SplitRows:
     train: list[Row]
     val: list[Row]
     exclusions: Exclusions
-    # By split, for the manifest: its cases, those without a row, those that can serve a category,
-    # rows made of it.
-    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
-    mix: Mix = field(default_factory=dict)
-    off_mix: list[str] = field(default_factory=list)  # splits with too few cases for the mix
+    reports: dict[str, dict[str, Any]]  # by split: its cases, those for a category, its rows
+    mix: Mix
 
     @property
     def left_out(self) -> dict[str, int]:
@@ -163,34 +132,24 @@ def labels_of(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def parse_mix(text: str) -> dict[Category, int]:
-    """Read ``category=share,...``, or raise ValueError; categories left out, or with share 0, get
-    no rows.
+    """Read ``category=share,...`` in whole numbers, or raise ValueError; a category that is left
+    out, or has share 0, gets no rows.
     """
     known = [category.value for category in Category]
-    shares: dict[str, Fraction] = {}
+    shares: dict[str, int] = {}
     for part in text.split(","):
-        name, _, share = (piece.strip() for piece in part.partition("="))
-        if (
-            name not in known
-            or name in shares
-            or not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", share)
-        ):
+        match = re.fullmatch(r"\s*(\w+)\s*=\s*([0-9]{1,6})\s*", part)
+        if not match or match[1] not in known or match[1] in shares:
             raise ValueError(
                 f"mix: {part!r} is no category with its share, or is given twice; write shares "
-                f"such as {DEFAULT_MIX} "
-                f"(categories: {', '.join(known)})."
+                f"such as {DEFAULT_MIX} (categories: {', '.join(known)})."
             )
-        shares[name] = Fraction(share)
-    if not any(shares.values()):
+        shares[match[1]] = int(match[2])
+    scale = gcd(*shares.values())
+    if not scale:
         raise ValueError(f"mix: every share is 0; write shares such as {DEFAULT_MIX}.")
-    scale = Fraction(
-        lcm(*(s.denominator for s in shares.values())), gcd(*(s.numerator for s in shares.values()))
-    )
-    return {
-        category: int(shares[category.value] * scale)
-        for category in Category
-        if shares.get(category.value)
-    }
+    found = {category: shares.get(category.value, 0) // scale for category in Category}
+    return {category: share for category, share in found.items() if share}
 
 
 def default_mix(cases: Sequence[Case]) -> dict[Category, int]:
@@ -201,12 +160,10 @@ def default_mix(cases: Sequence[Case]) -> dict[Category, int]:
     served = {each for each in mix if any(seed_note(case, each) is not None for case in cases)}
     if len(served) in (0, len(mix)):
         return mix
-    harmful = len(served - {Category.VANILLA_BENIGN})
-    return {
-        each: harmful or 1 if each is Category.VANILLA_BENIGN else 1
-        for each in mix
-        if each in served
-    }
+    shares = dict.fromkeys((each for each in mix if each in served), 1)
+    if Category.VANILLA_BENIGN in served:
+        shares[Category.VANILLA_BENIGN] = max(1, len(served) - 1)
+    return shares
 
 
 def mix_of(cases: Iterable[Case]) -> dict[Category, int]:
@@ -244,55 +201,40 @@ def build_rows(
 ) -> SplitRows:
     """Split the cases, choose those that serve each category, and make their rows.
 
-    More ``exclusions`` are added. ``val_ids`` are the cases that were given for validation: they
-    are the validation split, whatever the plan's fraction. If the plan cannot be met, a ValueError
-    says what to change.
+    There are as many rows as the mix allows. More ``exclusions`` are added. ``val_ids`` are the
+    cases that were given for validation: they are the validation split, whatever the plan's
+    fraction. If the plan cannot be met, a ValueError says what to change.
     """
     mix = plan.shares(cases)
     exclusions = defaultdict(list) if exclusions is None else exclusions
     splits = _split(_usable(cases, mix, exclusions), plan, val_ids, exclusions)
-    val_share = (
-        plan.val_fraction
-        if val_ids is None
-        else len(splits["val"]) / max(1, sum(map(len, splits.values())))
-    )
-    val_rows = int((plan.rows or 0) * val_share + 0.5)
-    rows_of = {"train": (plan.rows or 0) - val_rows, "val": val_rows}
     made: dict[str, list[Row]] = {"train": [], "val": []}
     reports: dict[str, dict[str, Any]] = {}
-    off_mix = []
     for name, members in splits.items():
         eligible = {
             each: sum(seed_note(case, each) is not None for case in members) for each in mix
         }
         counts = eligible
         if plan.mix != AS_GIVEN:
-            counts = _counts(name, mix, eligible, None if plan.rows is None else rows_of[name])
-            off_mix += (
-                [name]
-                if members and plan.rows is None and any(counts[c] < mix[c] for c in mix)
-                else []
-            )
+            # The most at this very mix, or up to its shares where there are too few cases for it.
+            times = min(eligible[each] // share for each, share in mix.items())
+            counts = {each: times * n or min(n, eligible[each]) for each, n in mix.items()}
         chosen = _choose(members, counts, random.Random(f"{plan.seed}/{name}"))
         unused = sorted({case.case_id for case in members} - {case.case_id for case, _ in chosen})
-        exclusions[f"without any row in {name}: the mix has no place for it"] += [
-            (each, None) for each in unused
-        ]
-        reports[name] = {
-            "cases": len(members),
-            "unused_cases": len(unused),
-            "eligible": eligible,
-            "rows": counts,
-        }
+        why = f"without any row in {name}: the mix has no place for it"
+        exclusions[why] += [(each, None) for each in unused]
+        reports[name] = {"cases": len(members), "eligible": eligible, "rows": counts}
         for case, category in chosen:
             index = len(made["train"]) + len(made["val"])
             made[name].append(_parquet_row(case, category, index, name, plan.label_of(category)))
     main = "val" if plan.val_fraction == 1 and val_ids is None else "train"
     if missing := [category.value for category in mix if not reports[main]["eligible"][category]]:
+        left_out = "; ".join(f"{len(ids)} {why}" for why, ids in exclusions.items() if ids)
         raise ValueError(
-            f"no case for {main} can serve {', '.join(missing)}: give more input, or change --mix."
+            f"no case for {main} can serve {', '.join(missing)}: give more or other input, or "
+            f"another --mix (left out: {left_out or 'none'})."
         )
-    return SplitRows(made["train"], made["val"], exclusions, reports, mix, off_mix)
+    return SplitRows(made["train"], made["val"], exclusions, reports, mix)
 
 
 def seed_note(case: Case, category: Category) -> str | None:
@@ -312,25 +254,25 @@ def _parquet_row(
     category's own.
     """
     harmful = category.seed_label is Label.HARMFUL
+    own = label in (None, category.default_target_label)
+    facts = {
+        "index": index,
+        "split": split,
+        "text_id": case.text_id(harmful),
+        "vignette_id": case.case_id,
+        "category": category.value,
+        "target_label": None if own else label,
+        "sentences": [{"id": number, "text": text} for number, text in case.sentences.items()],
+    }
     return {
         "data_source": f"{case.subset}/{category.value}",
         "agent_name": AGENT_NAME,
         # The note alone, for verl: the run renders the prompts of the profile that it has.
-        "prompt": [
-            {"role": "user", "content": (case.error_note if harmful else case.clean_note) or ""}
-        ],
+        "prompt": [{"role": "user", "content": case.error_note if harmful else case.clean_note}],
         "ability": "medical_error_detection",
         "reward_model": {"style": "rule"},
         "extra_info": {
-            "index": index,
-            "split": split,
-            "text_id": case.text_id(harmful),
-            "vignette_id": case.case_id,
-            "category": category.value,
-            "target_label": None if label in (None, category.default_target_label) else label.value,
-            "sentences": [{"id": number, "text": text} for number, text in case.sentences.items()],
-            "edit_tag": case.edit_tag.value,
-            **{name: getattr(case, name) for name in ("subset", "pair_source", *CASE_FACTS)},
+            name: facts[name] if name in facts else getattr(case, name) for name in _FACTS
         },
     }
 
@@ -341,18 +283,16 @@ def _usable(cases: Sequence[Case], mix: Mix, exclusions: Exclusions) -> list[Cas
     """
     labels = {category.seed_label for category in mix}
     for case in cases:
-        if case.twin_text_id and not case.clean_from_twin:
+        if case.twin and case.pair_source == "in_row":
             twin = "twin whose own text is not used: the pair's corrected text is the clean note"
-            exclusions[twin].append((case.twin_text_id, None))
+            exclusions[twin].append((case.twin.id, None))
         if Label.SAFE in labels and case.clean_note is None:
             exclusions["not a benign seed: it has no clean note"].append((case.case_id, None))
-        if Label.HARMFUL in labels and (case.error_note is None or case.edit_tag is EditTag.NO_OP):
-            why = (
-                " has no error note"
-                if case.error_note is None
-                else "s two notes differ in letter case or space only"
-            )
-            exclusions[f"not a harmful seed: it{why}"].append((case.case_id, None))
+        if Label.HARMFUL in labels and case.error_note is None:
+            exclusions["not a harmful seed: it has no error note"].append((case.case_id, None))
+        elif Label.HARMFUL in labels and case.edit_tag is EditTag.NO_OP:
+            why = "not a harmful seed: its two notes differ in letter case or space only"
+            exclusions[why].append((case.case_id, None))
     # The digest as a little-endian number.
     return sorted(
         cases, key=lambda case: hashlib.blake2b(case.case_id.encode(), digest_size=8).digest()[::-1]
@@ -398,40 +338,6 @@ def _sharing_a_note(cases: list[Case]) -> list[list[str]]:
     return [[cases[at].case_id for at in sorted(group)] for group in groups.subsets()]
 
 
-def _counts(
-    split: str, mix: Mix, capacity: Mapping[Category, int], rows: int | None
-) -> dict[Category, int]:
-    """Return the number of rows of each category in a split; ``capacity`` counts the cases that can
-    serve a category.
-
-    Without ``rows`` the most that capacity allows at this very mix, or up to its shares where that
-    is too few for it; else exactly ``rows``, each category within one row of its share (largest
-    remainders).
-    """
-    total = sum(mix.values())
-    if rows is None:
-        times = min(capacity[category] // share for category, share in mix.items())
-        return {
-            category: times * share or min(share, capacity[category])
-            for category, share in mix.items()
-        }
-    counts = {category: rows * share // total for category, share in mix.items()}
-    by_remainder = sorted(mix, key=lambda category: -(rows * mix[category] % total))
-    for category in by_remainder[: rows - sum(counts.values())]:
-        counts[category] += 1
-    for category, count in counts.items():
-        if count > capacity[category]:
-            possible = min(capacity[category] * total // share for category, share in mix.items())
-            raise ValueError(
-                f"split {split}: {sum(counts.values())} rows at the mix {format_mix(mix)} need "
-                f"{count} cases for "
-                f"{category.value} and there are {capacity[category]}; this split can have at most "
-                f"about {possible} "
-                "rows: give more input, or change --rows, --mix or --val-fraction."
-            )
-    return counts
-
-
 def _choose(
     members: list[Case], counts: dict[Category, int], rng: random.Random
 ) -> list[tuple[Case, Category]]:
@@ -450,7 +356,7 @@ def _choose(
 
 
 def build_eval_rows(
-    paths: Sequence[Path], columns: Mapping[str, str] | None = None
+    paths: Sequence[Path], columns: Layout | None = None
 ) -> tuple[list[Row], ReadResult]:
     """One assessor turn for every row of files with MEDEC's facts, in their order, and the account
     of the files.
@@ -464,12 +370,12 @@ def build_eval_rows(
     first = FIRST_INDEX * (1 + int.from_bytes(digest.digest()[:3]))
     rows: list[Row] = []
     for index, case in enumerate(read.cases, start=first):
-        if case.error_note is not None and case.error_sentence_id < 0:
+        if case.has_error and case.error_sentence_id < 0:
             raise MedecFormatError(
                 f"{case.case_id!a} does not say which sentence is wrong, so answers on it cannot "
                 "be scored; fill in its Sentences and Error Sentence ID."
             )
-        category = Category.VANILLA_BENIGN if case.error_note is None else Category.VANILLA_HARMFUL
+        category = Category.VANILLA_HARMFUL if case.has_error else Category.VANILLA_BENIGN
         row = _parquet_row(case, category, index, EVAL_SPLIT)
         row["data_source"] = f"{case.subset}_eval/{category.value}"
         rows.append(row)

@@ -3,15 +3,12 @@
 The columns must be those of ``SCHEMA``, and the facts of every row those of a game. Lengths depend
 on the run: it measures them when it starts.
 
-Does anything but its medical content tell a row's label? No classifier is trained. For each feature
-of a row (white space and length of its note, its place in the file; ids reach no prompt) every rule
-"harmful on this side of a cut, safe on the other" is tried. How many harmful rows lie on one side
-is a hypergeometric count if feature and label are independent, so Fisher's exact test gives the
-chance of a count that far off. It is multiplied by the number of rules tried (Bonferroni); below
+Does anything but its medical content tell a row's label? The features of a row are white space and
+length of its note, and its place in the file (ids reach no prompt). Each is compared between the
+labels by a Mann-Whitney test, and its p-value multiplied by the number of tests (Bonferroni); below
 ``ALPHA`` the feature is a leak. Copies of a row are not independent, so each note counts once per
-label, except for its place. The bound is wide in small files: MEDEC's own leak, trailing blanks on
-60 % of the error notes and 47 % of the clean ones, shows from about 1,000 rows on, a perfect rule
-from about 20.
+label, except for its place. MEDEC's own leak, trailing blanks on 60 % of the error notes and 47 %
+of the clean ones, shows from about 1,000 rows on.
 """
 
 from __future__ import annotations
@@ -20,32 +17,23 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from scipy.stats import hypergeom
+from scipy.stats import mannwhitneyu
 
 from medserl_agentloop.data.cases import near_duplicates
 from medserl_agentloop.data.rows import AGENT_NAME, SCHEMA, Row
 from medserl_agentloop.games.medical.case import GameSpec, Label
 from medserl_agentloop.games.medical.edit import one_line
-from medserl_agentloop.paths import (
-    DIFFERS,
-    MANIFEST,
-    differs_from_manifest,
-    in_manifest,
-    read_parquet,
-)
+from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet
 
-SHOWN_PER_CHECK = 3  # problems kept in words, for each check of each file; the rest is counted
 BALANCE_LIMIT = 0.6
 REMAKE = "write the file again with medserl data convert"
 ALPHA = 1e-3  # chance of one false alarm in a file without leaks
-_MAX_CUTS = 32
-
 _PLACE = "the row's place in the file"
 _STRIP = "strip the notes of both labels alike"
 _REMEDIES = {
@@ -71,98 +59,77 @@ class Check(str, Enum):
     LEAKS = "no label leaks"
 
 
+class Problem(NamedTuple):
+    """What is wrong in a file or in a row of it, counted from 0 as in verl."""
+
+    check: Check
+    file: str
+    row: int | None
+    message: str
+    warning: bool = False
+
+    def __str__(self) -> str:
+        where = self.file if self.row is None else f"{self.file}, row {self.row}"
+        return f"{'warning' if self.warning else 'failed'}: {where}: {self.message}."
+
+
 @dataclass
 class Report:
-    """The files that were read, and the problems by check, in sentences.
-
-    Rows are counted from 0, as in verl.
-    """
+    """Rows and labels of each file, and all problems."""
 
     files: dict[str, Counter[str]] = field(default_factory=dict)
-    problems: list[tuple[Check, str]] = field(default_factory=list)
-    failures: Counter[Check] = field(default_factory=Counter)
-    warnings: Counter[Check] = field(default_factory=Counter)
-    unchecked: dict[Check, str] = field(default_factory=dict)  # why nothing was checked
-    _told: Counter[tuple[Check, str]] = field(default_factory=Counter)
+    problems: list[Problem] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
         """True if every check holds; warnings do not count."""
-        return not self.failures
+        return all(problem.warning for problem in self.problems)
 
     def add(
-        self, check: Check, file: str, row: int | None, message: str, *, warning: bool = False
+        self, check: Check, file: str, row: int | None, message: str, warning: bool = False
     ) -> None:
-        """Count a problem, and keep its words if there are few of its kind so far."""
-        (self.warnings if warning else self.failures)[check] += 1
-        self._told[check, file] += 1
-        if self._told[check, file] <= SHOWN_PER_CHECK:
-            where = file if row is None else f"{file}, row {row}"
-            self.problems.append(
-                (check, f"{'warning' if warning else 'failed'}: {where}: {message}.")
-            )
+        self.problems.append(Problem(check, file, row, message, warning))
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where an index, a case or a note was first."""
-
-    split: str
-    file: str
-    row: int
-
-    def __str__(self) -> str:
-        return f"{self.file}, row {self.row}"
+Seen = dict[tuple[str, str], tuple[str, str]]
+"""What was seen, such as ``("case", id)``, and the split and place where it was first."""
 
 
 def verify_files(paths: Sequence[Path]) -> Report:
     """Check every row of files that are used together, e.g. train, validation and evaluation rows.
 
-    A ValueError says that a file is missing or is not parquet.
+    A ValueError says that a file is missing, is not parquet, or has no rows.
     """
-    report = Report()
-    first: dict[tuple[str, str], _Place] = {}
+    report, seen = Report(), Seen()
     same_name = len({path.name for path in paths}) < len(paths)
     for path in paths:
-        table = _table_of(path)
+        table = read_parquet(path)
+        if not table.num_rows:
+            raise ValueError(f"{path}: has no rows, and verl cannot run on it; leave it out.")
         name = str(path) if same_name else path.name
         report.files[name] = Counter({"rows": table.num_rows})
         if differs_from_manifest(path):
             report.add(Check.MANIFEST, name, None, DIFFERS)
-        specs = []
+        specs, sources = [], set()
         for number, row in enumerate(_rows_of(report, name, table)):
             if message := _wrong_values(row):
                 report.add(Check.SCHEMA, name, number, f"{message}; {REMAKE}")
                 continue
-            facts = row["extra_info"]
             try:
-                spec = GameSpec.from_extra_info(facts)
+                spec = GameSpec.from_extra_info(row["extra_info"])
             except ValueError as error:
                 report.add(Check.FACTS, name, number, str(error).rstrip("."))
                 continue
+            if row["prompt"] != [{"role": "user", "content": spec.seed_note}]:
+                report.add(Check.FACTS, name, number, f"prompt is not the row's note; {REMAKE}")
             specs.append(spec)
-            _check_repetition(report, first, spec, _Place(facts["split"], name, number))
-        _check_labels(report, name, specs, _measures_only(table))
-    _check_near_duplicates(report, first)
-    report.unchecked = _unchecked(report, paths, {place.split for place in first.values()})
+            sources.add(row["data_source"])
+            for check, why in _repeated(seen, spec, row["extra_info"]["split"], name, number):
+                report.add(check, name, number, why)
+        if specs:
+            _check_labels(report, name, specs, only_eval=all("_eval/" in each for each in sources))
+    _check_near_duplicates(report, seen)
     return report
-
-
-def _table_of(path: Path) -> pa.Table:
-    if path.suffix != ".parquet":
-        raise ValueError(f"{path}: verl reads files that end in .parquet; give such a file.")
-    table = read_parquet(path)
-    if not table.num_rows:
-        raise ValueError(
-            f"{path}: the file has no rows, and verl cannot run on it; leave it out or write it "
-            "again."
-        )
-    if "messages" in table.column_names:
-        raise ValueError(
-            f"{path}: the file has conversations for a warm start, which verl's SFT trainer reads "
-            "and nothing here checks; give files that medserl data convert wrote."
-        )
-    return table
 
 
 def _rows_of(report: Report, file: str, table: pa.Table) -> list[Row]:
@@ -170,7 +137,6 @@ def _rows_of(report: Report, file: str, table: pa.Table) -> list[Row]:
 
     verl hands all columns there are to the agent loop, so none may be too much.
     """
-    before = report.failures[Check.SCHEMA]
     columns = {}
     for name in dict.fromkeys((*SCHEMA.names, *table.column_names)):
         found = table.schema.field(name).type if name in table.column_names else "missing"
@@ -180,25 +146,18 @@ def _rows_of(report: Report, file: str, table: pa.Table) -> list[Row]:
         except (KeyError, TypeError, ValueError, pa.ArrowException):
             message = f"column {name!r} is {found}, and it should be {wanted}; {REMAKE}"
             report.add(Check.SCHEMA, file, None, message)
-    rows: list[Row] = pa.table(columns).to_pylist() if columns else []
-    return rows if report.failures[Check.SCHEMA] == before else []
-
-
-def _measures_only(table: pa.Table) -> bool:
-    """Return whether all rows are evaluation rows, on which nothing is trained."""
-    sources = table["data_source"].to_pylist() if "data_source" in table.column_names else []
-    return all("_eval/" in str(source) for source in sources)
+            return []
+    rows: list[Row] = pa.table(columns).to_pylist()
+    return rows
 
 
 def _wrong_values(row: Row) -> str:
     """Return the values that a row lacks, or that another agent loop plays it; empty if neither.
     :class:`GameSpec` checks the facts.
     """
-    missing = [name for name in SCHEMA.names if row[name] is None]
     facts = row["extra_info"] or {}
+    missing = [name for name in SCHEMA.names if row[name] is None]
     missing += [f"extra_info.{name}" for name in _NEEDED if facts and facts[name] is None]
-    if any(None in message.values() for message in row["prompt"] or ()):
-        missing.append("prompt")
     if missing:
         return f"{', '.join(missing)} has no value"
     if row["agent_name"] != AGENT_NAME:
@@ -206,46 +165,46 @@ def _wrong_values(row: Row) -> str:
     return ""
 
 
-def _check_repetition(
-    report: Report, first: dict[tuple[str, str], _Place], spec: GameSpec, here: _Place
-) -> None:
-    """Report an index that an earlier row of any file has, or a case or note of another split;
-    ``first`` remembers them.
+def _repeated(
+    seen: Seen, spec: GameSpec, split: str, file: str, row: int
+) -> Iterator[tuple[Check, str]]:
+    """Yield that an earlier row of any file has the index, or one of another split the case or
+    note.
     """
-    earlier = first.setdefault(("index", str(spec.index)), here)
-    if earlier != here:
-        message = f"index {spec.index} is already that of {earlier}; give every row its own"
-        report.add(Check.INDEX, here.file, here.row, message)
-    case, note = spec.vignette_id, one_line(spec.seed_note).casefold()
-    of_case = first.setdefault(("case", case), here)
-    of_note = first.setdefault(("note", note), here)
-    for who, other in ((f"case {case!a}", of_case), ("its note, under another id,", of_note)):
-        if other.split != here.split:
-            message = f"{who} is in split {here.split!r} here and in {other.split!r} at {other}"
+    here = (split, f"{file}, row {row}")
+    other, place = seen.setdefault(("index", str(spec.index)), here)
+    if (other, place) != here:
+        yield Check.INDEX, f"index {spec.index} is that of {place}, too; give every row its own"
+    note = one_line(spec.seed_note).casefold()
+    for kind, value in (("case", spec.vignette_id), ("note", note)):
+        other, place = seen.setdefault((kind, value), here)
+        if other != split:
+            who = f"case {spec.vignette_id!a}" if kind == "case" else "its note, under another id,"
             remedy = "split by case, or leave one of the files out"
-            report.add(Check.SPLITS, here.file, here.row, f"{message}; {remedy}")
+            yield (
+                Check.SPLITS,
+                f"{who} is in split {split!r} here and {other!r} at {place}; {remedy}",
+            )
             return
 
 
-def _check_near_duplicates(report: Report, first: dict[tuple[str, str], _Place]) -> None:
+def _check_near_duplicates(report: Report, seen: Seen) -> None:
     """Warn of cases in two splits that only their texts give away, because each has an id of its
     own.
     """
     notes: dict[str, list[tuple[str, str]]] = {}
-    file_of = {str(place): place.file for place in first.values()}
-    for (kind, note), place in first.items():
+    for (kind, note), (split, place) in seen.items():
         if kind == "note":
-            notes.setdefault(place.split, []).append((str(place), note))
+            notes.setdefault(split, []).append((place, note))
     for earlier, later in combinations(notes, 2):
         if found := list(near_duplicates(notes[later], notes[earlier])):
-            place_of, other, similarity = found[0]
+            place, other, similarity = found[0]
             message = (
-                f"{len(found)} notes are nearly those of split {earlier!r}, such as {place_of} and "
-                f"{other} (4-gram Jaccard {similarity:.2f}), so what is learned from one is asked "
-                "in the other; leave cases out with --exclude-near-duplicates-of, or keep it in "
-                "mind when you read figures"
+                f"{len(found)} notes are nearly those of split {earlier!r}, such as {place} and "
+                f"{other} (4-gram Jaccard {similarity:.2f}); leave cases out with "
+                "--exclude-near-duplicates-of, or keep it in mind when you read figures"
             )
-            report.add(Check.SPLITS, file_of[place_of], None, message, warning=True)
+            report.add(Check.SPLITS, place.partition(", row ")[0], None, message, warning=True)
 
 
 def _check_labels(report: Report, file: str, specs: Sequence[GameSpec], only_eval: bool) -> None:
@@ -265,52 +224,31 @@ def _check_labels(report: Report, file: str, specs: Sequence[GameSpec], only_eva
         report.add(Check.LEAKS, file, None, message, warning=only_eval)
 
 
-def _unchecked(report: Report, paths: Sequence[Path], splits: set[str]) -> dict[Check, str]:
-    """Return the checks that passed only because they had nothing to look at."""
-    loose = [path.name for path in paths if in_manifest(path) is None]
-    unseen = [name for name, file in report.files.items() if not file["harmful"] + file["safe"]]
-    why = {}
-    if not any(file["harmful"] and file["safe"] for file in report.files.values()):
-        why[Check.LEAKS] = "no file has both labels"
-    if len(splits) < 2:
-        why[Check.SPLITS] = "all rows are of one split"
-    if unseen:
-        reason = f"no row of {', '.join(unseen)} could be looked at"
-        why |= dict.fromkeys(set(Check) - {Check.SCHEMA, *report.failures}, reason)
-    if loose:
-        why[Check.MANIFEST] = f"no {MANIFEST} next to it names {', '.join(loose)}"
-    return why
-
-
 def find_leaks(specs: Sequence[GameSpec]) -> Iterator[str]:
     """A sentence on every feature of a file's rows, in their order, that tells a label better than
     chance.
     """
+    keys = [(spec.seed_note, spec.target_label, spec.category.seed_label) for spec in specs]
+    distinct = list({key: place for place, key in reversed([*enumerate(keys)])}.values())
     features = np.array([_features(place, spec.seed_note) for place, spec in enumerate(specs)])
-    features = features.reshape(-1, len(_REMEDIES))
-    labels = {"target_label": np.array([spec.target_label is Label.HARMFUL for spec in specs])}
-    of_seeds = np.array([spec.category.seed_label is Label.HARMFUL for spec in specs])
-    if (of_seeds != labels["target_label"]).any():
-        labels["seed label"] = of_seeds
-    places = reversed(list(enumerate(specs)))
-    distinct = list(
-        {
-            (s.seed_note, s.target_label, s.category.seed_label): place for place, s in places
-        }.values()
-    )
-    for column, (feature, remedy) in zip(features.T, _REMEDIES.items(), strict=True):
+    labels = {
+        "target_label": np.array([target is Label.HARMFUL for _, target, _ in keys]),
+        "seed label": np.array([seed is Label.HARMFUL for _, _, seed in keys]),
+    }
+    told = set[str]()
+    for (label, harmful), (at, feature) in product(labels.items(), enumerate(_REMEDIES)):
         counted = slice(None) if feature == _PLACE else distinct
-        tests = len(labels) * len(_REMEDIES)
-        rules = [
-            (*_best_rule(column[counted], harmful[counted], tests), label)
-            for label, harmful in labels.items()
-        ]
-        chance, accuracy, label = min(rules, key=lambda rule: rule[0])
+        column, wrong = features[counted, at], harmful[counted]
+        if feature in told or wrong.all() or not wrong.any() or (column == column[0]).all():
+            continue
+        test = mannwhitneyu(column[wrong], column[~wrong])
+        chance = test.pvalue * len(labels) * len(_REMEDIES)
         if chance < ALPHA:
+            told.add(feature)
+            area = test.statistic / (wrong.sum() * (~wrong).sum())
             yield (
-                f"{feature} tells the {label} in {accuracy:.0%} of the rows without reading the "
-                "note "
-                f"(chance: 50%, both labels weighed alike; p = {chance:.1g}); {remedy}"
+                f"{feature} tells the {label} without reading the note (AUC "
+                f"{max(area, 1 - area):.2f}, p = {chance:.1g}); {_REMEDIES[feature]}"
             )
 
 
@@ -319,25 +257,3 @@ def _features(place: int, note: str) -> list[int]:
     before, tail = len(note) - len(note.lstrip()), note[len(note.rstrip()) :]
     broken = int("\n" in tail or "\r" in tail)
     return [before, len(tail), broken, note.strip().count("  "), place, len(note.split())]
-
-
-def _best_rule(column: Any, harmful: Any, tests: int) -> tuple[float, float]:
-    """Of the least likely rule: the chance of one like it in ``tests`` columns if none depended on
-    the label, and the
-    share of right answers, both labels weighing the same."""
-    rows, of_harmful = len(harmful), harmful.sum()
-    cuts = np.unique(column)[:-1]
-    if of_harmful in (0, rows) or not len(cuts):
-        return 1.0, 0.5
-    if len(cuts) > _MAX_CUTS:
-        cuts = np.unique(
-            np.quantile(column, np.linspace(0, 1, _MAX_CUTS + 2)[1:-1], method="lower")
-        )
-    is_below = column[:, None] <= cuts
-    below, hits = is_below.sum(axis=0), is_below[harmful].sum(axis=0)
-    drawn = hypergeom(rows, of_harmful, below)
-    # Two sides: both "more harmful rows below the cut" and "fewer" would count as a leak.
-    chances = 2 * np.minimum(drawn.cdf(hits), drawn.sf(hits - 1))
-    best = chances.argmin()
-    gap = abs(hits[best] / of_harmful - (below[best] - hits[best]) / (rows - of_harmful))
-    return min(1.0, chances[best] * len(cuts) * tests), 0.5 + gap / 2

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,8 @@ from pydantic import AliasChoices, BaseModel, Field
 
 from medserl_agentloop import report
 from medserl_agentloop.core.step_file import StepFile
-from medserl_agentloop.data.cases import Case, NearDuplicateIndex
-from medserl_agentloop.data.reader import Intake, NoteJoin
-from medserl_agentloop.data.tables import NOTE, NoteRow, Table, error_type
+from medserl_agentloop.data.cases import Case, NearDuplicateIndex, cell
+from medserl_agentloop.data.reader import Layout, NoteJoin, Source, refusal
 from medserl_agentloop.games.medical.case import Category, Label, Role
 from medserl_agentloop.games.medical.edit import one_line
 from medserl_agentloop.games.medical.records import CLEARED, FOUND, GAMES, Outcome
@@ -39,85 +38,78 @@ _OF_COLLECTION = re.compile(r"(?:medec[-_ ]?)?(ms|uw)(?:[-_]\S*)?", re.IGNORECAS
 _SAFE = "Safe"  # the completion of a vanilla_benign row; that of all others is empty
 
 
-def read_rows(path: Path, table: Table, intake: Intake, join: NoteJoin | None) -> Iterator[Case]:
+def read_rows(source: Source, join: NoteJoin | None) -> Iterator[Case]:
     """Every row with the case that its note belongs to."""
     joined: dict[str, Case] = {}
-    alone: dict[tuple[str | int, ...], Case] = {}
+    alone: dict[tuple[str, str | int], Case] = {}
     asked: defaultdict[str, set[Category]] = defaultdict(set)
+    path, report = source.path, source.report
     stem = re.sub(r"[^0-9A-Za-z]+", "_", path.stem).strip("_") or "openrlhf"
     of_file = _COLLECTION.findall(f"{path.absolute().parent.name}/{path.name}")
-    for number, row in enumerate(intake.rows(table), start=1):
-        category, error, clean = _category_and_notes(row)
-        kind = row.read("error_type", error_type)
-        if category is None:
-            intake.accepts(row, "")
-            continue
-        case = _case(category, error, clean, join)
-        others = (str(value) for key, value in row.values.items() if key not in _KEYS)
+    for number, (place, values) in enumerate(source.rows(), start=1):
+        others = (str(value) for key, value in values.items() if key not in _KEYS)
         of_row = [match[1] for match in map(_OF_COLLECTION.fullmatch, others) if match]
         # The collection begins an id (Case.subset). In doubt it is the one with a licence.
         named = sorted({collection.lower() for collection in of_file + of_row})[-1:]
+        category, facts, columns = _row(place, {key: cell(value) for key, value in values.items()})
+        facts["id"] = f"{'_'.join([*named, stem])}-{number}"
+        new = source.case(place, facts, columns)
+        case = _case(category, new, join)
         if isinstance(case, Case):
-            if case.categories is not None and not case.subset.startswith(
-                "medec_"
-            ):  # from a file without ids
-                case = replace(case, case_id="_".join([*named, case.case_id]))
-            if intake.accepts(row, f"{case.case_id}/{category.value}"):
-                intake.report.joined += 1
-                joined[case.case_id] = case
+            # from a file without ids
+            if case.categories is not None and not case.subset.startswith("medec_"):
+                case = replace(case, id="_".join([*named, case.id]))
+            source.claim(f"{case.case_id}/{category.value}", place)
+            report.joined += 1
+            joined[case.case_id] = case
         else:
-            name = f"{'_'.join([*named, stem])}-{number}"
-            new = Case(name, error, clean, intake.report.sha256, error_type=kind)
-            intake.accepts(row, name)
-            intake.report.not_joined.append((name, case))
-            key = (one_line(error), one_line(clean)) if error and clean else (number,)
+            source.claim(new.id, place)
+            report.not_joined.append((new.id, case))
+            key = (one_line(new.note), one_line(new.corrected) if new.corrected else number)
             case = alone.setdefault(key, new)
         asked[case.case_id].add(category)
     for case in (*joined.values(), *_paired(list(alone.values()))):
         wanted = set[Category]().union(*(asked[text_id] for text_id in case.text_ids))
         in_order = tuple(category for category in Category if category in wanted)
-        yield replace(case, categories=in_order, source_sha256=intake.report.sha256)
+        yield replace(case, categories=in_order, source_sha256=report.sha256)
 
 
-def _category_and_notes(row: NoteRow) -> tuple[Category | None, str | None, str | None]:
-    """Return a row's category, error note and clean note; no category if the row is wrong."""
-    values = {key: str(row.values.get(key) or "") for key in _KEYS}
-    key = "game_category" if values["game_category"] else "data_type"
-    known = [category.value for category in Category]
-    if values[key] not in known:
-        row.refuse(key, f"write one of {', '.join(known)}")
-        return None, None, None
-    category = Category(values[key])
+def _row(place: str, values: Mapping[str, Any]) -> tuple[Category, dict[str, Any], Layout]:
+    """A row's category, the facts of its case and their columns."""
+    names = {category.value: category for category in Category}
+    key = "game_category" if values.get("game_category") else "data_type"
+    category = names.get(str(values.get(key)))
+    if category is None:
+        raise refusal(place, key, values.get(key), f"write one of {', '.join(names)}")
     harmful = category.seed_label is Label.HARMFUL
-    expected = _SAFE if category is Category.VANILLA_BENIGN else ""
+    error, clean, kind = (values.get(name) for name in ("error_note", "clean_note", "error_type"))
     if key == "game_category":
-        notes = (
-            row.text("error_note", NOTE * harmful),
-            row.text("clean_note", NOTE * (not harmful)),
-        )
-    else:
-        key, other = "prompt", ""
-        if not values["prompt"]:
-            key, other = (
-                ("adversarial", "vanilla") if category.has_attack else ("vanilla", "adversarial")
-            )
-        if other and values[other].strip():
-            row.refuse(other, f"a {category.value} row has its note under {key!r} alone")
-        elif values["completion"].strip() not in ("", expected):
-            row.refuse("completion", f"the completion of a {category.value} row is {expected!r}")
-        note = row.text(key, NOTE)
-        notes = (note, None) if harmful else (None, note)
-    return None if row.problems else category, *notes
+        if harmful or (error and clean):
+            facts = {"note": error, "has_error": True, "corrected": clean, "error_type": kind}
+            return category, facts, {"note": "error_note", "corrected": "clean_note"}
+        return category, {"note": clean, "has_error": False}, {"note": "clean_note"}
+    key, other = "prompt", ""
+    if not values.get("prompt"):
+        key, other = "vanilla", "adversarial"
+        if category.has_attack:
+            key, other = other, key
+    if values.get(other):
+        why = f"a {category.value} row has its note under {key!r} alone"
+        raise refusal(place, other, values[other], why)
+    expected = _SAFE if category is Category.VANILLA_BENIGN else ""
+    if values.get("completion") not in (None, expected):
+        why = f"the completion of a {category.value} row is {expected!r}"
+        raise refusal(place, "completion", values["completion"], why)
+    facts = {"note": values.get(key), "has_error": harmful, "error_type": kind if harmful else None}
+    return category, facts, {"note": key}
 
 
-def _case(
-    category: Category, error: str | None, clean: str | None, join: NoteJoin | None
-) -> Case | str:
+def _case(category: Category, row: Case, join: NoteJoin | None) -> Case | str:
     """The row's case in ``join``, or the reason why there is none."""
     if join is None:
         return "no --join file was given"
     harmful = category.seed_label is Label.HARMFUL
-    note = one_line((error if harmful else clean) or "")
+    note = one_line((row.error_note if harmful else row.clean_note) or "")
     case = join.get(note)
     if case is None:
         return "its note is in no --join file"
@@ -130,28 +122,21 @@ def _paired(cases: list[Case]) -> Iterator[Case]:
     """The cases; a lone error note is paired with the most similar lone clean note, because there
     are no ids.
     """
-    wrong, right = (
-        [c for c in cases if getattr(c, other) is None] for other in ("clean_note", "error_note")
-    )
-    index = NearDuplicateIndex(case.error_note or "" for case in wrong)
+    wrong = [case for case in cases if case.clean_note is None]
+    right = [case for case in cases if not case.has_error]
+    index = NearDuplicateIndex(case.note for case in wrong)
     matches = [
-        (-similar, n, at)
-        for at, c in enumerate(right)
-        for n, similar in index.matches(c.clean_note or "")
+        (-similar, n, at) for at, c in enumerate(right) for n, similar in index.matches(c.note)
     ]
     twin_of: dict[str, Case] = {}
     taken: set[str] = set()
     for _, number, at in sorted(matches):
-        if wrong[number].case_id not in twin_of and right[at].case_id not in taken:
-            twin_of[wrong[number].case_id] = right[at]
-            taken.add(right[at].case_id)
+        if wrong[number].id not in twin_of and right[at].id not in taken:
+            twin_of[wrong[number].id] = right[at]
+            taken.add(right[at].id)
     for case in cases:
-        if twin := twin_of.get(case.case_id):
-            case = replace(
-                case, clean_note=twin.clean_note, twin_text_id=twin.case_id, clean_from_twin=True
-            )
-        if case.case_id not in taken:
-            yield case
+        if case.id not in taken:
+            yield replace(case, twin=twin_of.get(case.id))
 
 
 # -- logs ------------------------------------------------------------------------------------------

@@ -73,9 +73,10 @@ def write_data() -> None:
 
 
 def _convert(csv: Path, folder: Path, **options: Any) -> None:
-    from medserl_agentloop.data.convert import ConvertOptions, convert_files
+    from medserl_agentloop.data.cli import convert_files
+    from medserl_agentloop.data.rows import RowPlan
 
-    convert_files(ConvertOptions.model_validate({"input": [csv], "output": folder, **options}))
+    convert_files([csv], folder, RowPlan(**options))
 
 
 def _finished(folder: Path) -> bool:

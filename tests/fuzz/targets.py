@@ -158,7 +158,7 @@ def readers(data: bytes) -> None:
     (report,) = found.reports
     if not found.cases[0].categories:
         kinds = report.pairs + report.twins + report.clean_only + report.error_only
-        assert report.records == report.dropped_empty + kinds + report.contradicting
+        assert report.records == report.dropped_empty + kinds + len(report.contradictions)
     else:
         SEEN["openrlhf"] += 1
     SEEN["pair"] += report.pairs

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from medserl_agentloop.data.cases import Case, MedecFormatError
 from medserl_agentloop.data.reader import COLUMNS, read_files
 from medserl_agentloop.data.rows import SCHEMA, RowPlan, build_rows
-from medserl_agentloop.data.verify import Check, Report, verify_files
+from medserl_agentloop.data.verify import Check, Report
 
 OPENING = (
     "Patient number {n} came in with a cough and a temperature of 38.{n} degrees since Monday."
@@ -106,7 +106,13 @@ def good_row(
     sentences = {0: opening, 1: wrong}
     notes = f"{opening} {wrong}", f"{opening} {right}"
     case = Case(
-        f"ms-train-{n}", *notes, "0" * 64, error_sentence_id=1, sentences=sentences, **texts
+        id=f"ms-train-{n}",
+        note=notes[0],
+        has_error=True,
+        corrected=notes[1],
+        error_sentence_id=1,
+        sentences=sentences,
+        **texts,
     )
     mix = f"{category or CATEGORIES[n % len(CATEGORIES)]}=1"
     (row,) = build_rows([case], RowPlan(mix=mix, val_fraction=0)).train
@@ -125,14 +131,9 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def verify(*paths: Path) -> Report:
-    return verify_files(paths)
-
-
 def assert_found(report: Report, check: Check, *parts: str) -> None:
     assert not report.ok
-    assert report.failures[check]
-    messages = [sentence for kind, sentence in report.problems if kind is check]
+    messages = [str(problem) for problem in report.problems if problem.check is check]
     assert any(all(part in message for part in parts) for message in messages), messages
 
 

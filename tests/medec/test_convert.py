@@ -24,13 +24,12 @@ from medec.builders import (
     pair,
     read_one,
     run,
-    verify,
     write,
 )
 from note_files import SAMPLE
 
 from medserl_agentloop.data.cases import EditTag
-from medserl_agentloop.data.verify import Check
+from medserl_agentloop.data.verify import Check, verify_files
 from medserl_agentloop.paths import PACKAGE
 
 FILES = ["manifest.json", "train.parquet", "val.parquet"]
@@ -48,16 +47,13 @@ def test_manifest_and_summary_account_for_sources_outputs_and_exclusions(
 ):
     rows = [make(n) for i in range(0, 80, 2) for n, make in ((i, error_row), (i + 1, clean_row))]
     path = write_csv(*rows, tail=",,,,,,,,\r\n , ,,,,,,,\r\n\r\n")
-    result = convert("--input", path, "--rows", 30, "--val-fraction", 0.2)
-    words = " ".join(result.stdout.split())
+    result = convert("--input", path, "--val-fraction", 0.2)
     for part in (
-        "records read │ 83",
-        "twin │ 40",
-        "empty records, dropped │ 3",
-        "left out: without",
+        "records 83, dropped empty 3, pairs 40, twins 40",
+        "left out: twin whose own text",
     ):
-        assert part in words
-    assert "train.parquet: 24 rows, presented notes 12 harmful, 12 safe" in words
+        assert part in result.stdout
+    assert "train.parquet: 60 rows, presented notes 30 harmful, 30 safe" in result.stdout
     manifest = manifest_of(tmp_path / "out")
     (source,) = manifest["sources"]
     assert source["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -71,11 +67,9 @@ def test_manifest_and_summary_account_for_sources_outputs_and_exclusions(
         assert (
             output["sha256"] == hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest()
         )
-    rows_of = {entry["reason"]: entry["rows"] for entry in manifest["exclusions"]}
-    twins = next(rows for reason, rows in rows_of.items() if reason.startswith("twin"))
-    assert sorted(row["id"] for row in twins) == sorted(f"ms-test-{n}" for n in range(1, 80, 2))
-    assert all(entry["count"] == len(entry["rows"]) for entry in manifest["exclusions"])
-    assert (manifest["options"]["--rows"], manifest["options"]["--seed"]) == (30, 42)
+    twins = next(ids for why, ids in manifest["exclusions"].items() if why.startswith("twin"))
+    assert sorted(twins) == sorted([f"ms-test-{n}", None] for n in range(1, 80, 2))
+    assert (manifest["options"]["--input"], manifest["options"]["--seed"]) == ([str(path)], 42)
     assert set(manifest["versions"]) >= {"python", "pyarrow", "medserl-agentloop"}
 
 
@@ -94,8 +88,8 @@ def test_cases_given_for_validation_all_go_there_and_out_of_training(
     assert val and all(text_id.startswith("ms-val") for text_id in val)
     assert len(train) == 39 and "ms-train-3" not in train
     exclusions = manifest_of(tmp_path / "out")["exclusions"]
-    (left_out,) = (entry for entry in exclusions if "given for validation" in entry["reason"])
-    assert left_out["rows"] == [{"id": "ms-train-3", "detail": "ms-val-1003"}]
+    (left_out,) = (ids for why, ids in exclusions.items() if "given for validation" in why)
+    assert left_out == [["ms-train-3", "ms-val-1003"]]
 
 
 def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(
@@ -108,11 +102,9 @@ def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(
     near = write_pairs(changed, name="eval.jsonl")
     assert convert("--input", pairs, "--exclude-near-duplicates-of", near).exit_code == 0
     exclusions = manifest_of(tmp_path / "out")["exclusions"]
-    rows = [
-        row for entry in exclusions if "near-duplicate" in entry["reason"] for row in entry["rows"]
-    ]
-    assert "ms-train-7" in {row["id"] for row in rows}
-    assert all(row["detail"].startswith("ms-eval-1 (4-gram Jaccard") for row in rows)
+    near = dict(exclusions["near-duplicate of a case to stay clear of"])
+    assert "ms-train-7" in near
+    assert all(detail.startswith("ms-eval-1 (4-gram Jaccard") for detail in near.values())
 
 
 # --- what is refused ---
@@ -256,7 +248,7 @@ def test_killed_run_leaves_whole_files_and_names_a_mixture(
     assert sorted(found) == FILES
     assert all(found[name] in (old[name], new[name]) for name in FILES)
     assert sum(found[name] == new[name] for name in FILES) == replaced
-    report = verify(*(tmp_path / "out" / name for name in FILES if name.endswith(".parquet")))
+    report = verify_files([tmp_path / "out" / name for name in FILES[1:]])
     assert report.ok == (replaced in (0, 3))
     if not report.ok:
         assert_found(
@@ -268,22 +260,12 @@ def test_killed_run_leaves_whole_files_and_names_a_mixture(
         assert written(tmp_path, seed=2) == new
 
 
-def test_splits_of_a_mixture_are_refused(convert, pairs, tmp_path):
+def test_conversations_of_a_mixture_are_refused(convert, pairs, tmp_path):
     convert("--input", pairs, output="a")
     convert("--input", pairs, "--seed", 2, output="b")
     shutil.copy(tmp_path / "b/val.parquet", tmp_path / "a/val.parquet")
-    result = run(
-        "sft_to_parquet",
-        "--input",
-        pairs,
-        "--output",
-        tmp_path / "sft",
-        "--splits-of",
-        tmp_path / "a",
-    )
-    assert_one_sentence(
-        result, "a/val.parquet: the file is not the one that manifest.json next to it describes"
-    )
+    result = run("sft_to_parquet", "--input", tmp_path / "a", "--output", tmp_path / "sft")
+    assert_one_sentence(result, "a/val.parquet: the file is not the one that manifest.json")
 
 
 @pytest.mark.parametrize(
@@ -292,4 +274,4 @@ def test_splits_of_a_mixture_are_refused(convert, pairs, tmp_path):
 def test_a_manifest_of_something_else_says_nothing_about_a_file(tmp_path, text):
     path = write(tmp_path / "train.parquet", good_rows(12))
     (tmp_path / "manifest.json").write_text(text)
-    assert verify(path).ok
+    assert verify_files([path]).ok

@@ -95,12 +95,8 @@ def test_balanced_files_of_every_shape_convert_and_hold(
         and "warning" not in report.stdout
     )
     (source,) = manifest_of(tmp_path / "out")["sources"]
-    assert (source["records"], source["pairs"], source["clean_only"], source["error_only"]) == (
-        160,
-        80,
-        0,
-        0,
-    )
+    counts = ("records", "pairs", "clean_only", "error_only")
+    assert [source[name] for name in counts] == [160, 80, 0, 0]
     known = joined or shape is with_both_notes
     facts = facts_of(tmp_path / "out")
     assert {fact["error_type"] for fact in facts} == {"diagnosis" if known else None}
@@ -110,11 +106,9 @@ def test_balanced_files_of_every_shape_convert_and_hold(
     )
 
 
-def test_every_row_is_kept_if_asked_and_the_option_is_printed(convert, old_file, tmp_path):
+def test_every_row_is_kept_if_asked(convert, old_file, tmp_path):
     path = old_file(four_way)
-    assert "--mix as-given keeps all 160 rows" in convert("--input", path).stdout
-    result = convert("--input", path, "--mix", "as-given")
-    assert result.exit_code == 0 and "keeps all" not in result.stdout
+    assert convert("--input", path, "--mix", "as-given").exit_code == 0
     facts = facts_of(tmp_path / "out")
     assert len(facts) == 160 and {fact["category"] for fact in facts} == {
         c.value for c in list(Category)[:4]
@@ -122,14 +116,8 @@ def test_every_row_is_kept_if_asked_and_the_option_is_printed(convert, old_file,
     assert verified(tmp_path / "out").exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"), [(["--rows", 20], "and no --rows"), ([], "names its category")]
-)
-def test_keeping_every_row_where_that_makes_no_sense_is_an_error(
-    convert, old_file, pairs, arguments, part
-):
-    path = old_file(four_way) if arguments else pairs
-    assert_one_sentence(convert("--input", path, "--mix", "as-given", *arguments), part)
+def test_keeping_every_row_where_none_names_a_category_is_an_error(convert, pairs):
+    assert_one_sentence(convert("--input", pairs, "--mix", "as-given"), "names its category")
 
 
 def test_validation_on_the_set_the_rows_were_made_of_names_both_files(
@@ -139,7 +127,7 @@ def test_validation_on_the_set_the_rows_were_made_of_names_both_files(
     arguments = ("--input", old_file(four_way), "--val-input", val)
     result = convert(*arguments)
     assert_one_sentence(
-        result, "no case for train can serve", "80 cases share a note with a case of --val-input"
+        result, "no case for train can serve", "80 not for training: it shares a note with a case"
     )
     result = convert(*arguments, "--join", val)
     assert_one_sentence(
@@ -150,10 +138,8 @@ def test_validation_on_the_set_the_rows_were_made_of_names_both_files(
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
-        *(
-            (f"{name}.jsonl", "x", 1)
-            for name in ("medec_uw_train", "UW", "MEDEC-UW/train", "medecuw")
-        ),
+        ("UW.jsonl", "x", 1),
+        ("MEDEC-UW/train.jsonl", "x", 1),
         ("train.jsonl", "text_id", "uw-train-7"),
         ("ms.jsonl", "subset", "medec_uw"),
         ("train.jsonl", "prompt", "Mr. <NAME/> has a cough."),

@@ -157,7 +157,7 @@ def test_eval_rows_command_names_each_problem_in_one_sentence(
         (["--input", uw, "--output", output], "--i-have-the-uw-agreement"),
         (["--input", write_pairs(pair(0)), "--output", output], "does not say which sentence"),
         (["--input", good, "--output", good / "eval.parquet"], "cannot be written"),
-        (["--input", good, "--output", output, "--rows", "3"], "--rows belongs to training rows"),
+        (["--input", good, "--output", output, "--seed", "3"], "--seed belongs to training rows"),
     ):
         assert_one_sentence(run("medec_to_parquet", *arguments), part)
     assert not list(tmp_path.glob("*.parquet"))

@@ -11,7 +11,7 @@ import pytest
 from medec.builders import assert_one_sentence, clean_row, error_row, manifest_of, message_of, run
 
 from medserl_agentloop.data.cases import Case
-from medserl_agentloop.data.reader import COLUMNS, read_files
+from medserl_agentloop.data.reader import COLUMNS, FIELDS, read_files
 
 WRONG = "Patient {n} of ward {n} has had a fever since Monday. He was given warfarin for it."
 RIGHT = WRONG.replace("warfarin", "amoxicillin")
@@ -80,7 +80,7 @@ def test_columns_of_any_name_can_be_named(convert: Any, tmp_path: Path, name: st
     assert len(categories(tmp_path / "out")) == 4
 
 
-def test_a_name_that_is_nearly_one_of_ours_is_asked_about(convert: Any, tmp_path: Path) -> None:
+def test_a_column_that_may_tell_wrong_notes_is_asked_about(convert: Any, tmp_path: Path) -> None:
     """As correct notes, those with errors would be rewarded as safe."""
     rows = [row | {"error_type": "diagnosis"} for row in pairs_of()]
     path = write_table(tmp_path / "own.csv", renamed(rows, corrected="corrected_note"))
@@ -95,14 +95,26 @@ def test_a_name_that_is_nearly_one_of_ours_is_asked_about(convert: Any, tmp_path
     assert_one_sentence(convert("--input", path, "--column", "fixed=x"), "--column fixed=x", "id")
 
 
+def test_medecs_name_of_the_flag_is_known_in_a_table_of_ones_own(tmp_path: Path) -> None:
+    rows = [{"note": RIGHT.format(n=n), "Error Flag": n % 2} for n in range(4)]
+    found = cases_of(write_table(tmp_path / "own.csv", rows))
+    assert [case.has_error for case in found] == [False, True, False, True]
+
+
+def test_other_columns_need_the_word_that_all_notes_are_correct(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "own.csv", [{"note": RIGHT.format(n=1), "label": "wrong"}])
+    assert "write --column has_error= if all notes are correct" in message_of(path)
+    (case,) = cases_of(path, has_error="")
+    assert not case.has_error
+
+
 @pytest.mark.parametrize(
     ("header", "part"),
     [
-        ("id,note,error_type", "'error_type' is about errors"),
-        ("id,note,Error Flag", "--column has_error=Error Flag"),
+        ("id,note,error_type", "--column has_error="),
         ("id,note,is_corrected", "--column corrected=is_corrected"),
         ("patient,findings", "no column 'note'"),
-        (",".join(COLUMNS[:-1]), "column 'Corrected Text' is missing"),
+        (",".join(COLUMNS[:-1]), "column 'Corrected Text' of MEDEC's"),
         (",".join([*COLUMNS, "Text"]), "column 'Text' occurs twice"),
     ],
 )
@@ -159,40 +171,28 @@ def test_medec_columns_are_read_from_every_kind_of_file(tmp_path: Path, write_cs
         )
     for name in ("notes.jsonl", "notes.parquet", "notes.xlsx", "saved"):
         (case,) = read_files([write_table(tmp_path / name, rows)]).cases
-        assert {**vars(case), "source_sha256": ""} == {**vars(expected), "source_sha256": ""}
+        for found, of in ((case, expected), (case.twin, expected.twin)):
+            assert [getattr(found, name) for name in FIELDS] == [
+                getattr(of, name) for name in FIELDS
+            ]
 
 
 # --- what spreadsheets do to files ---
 
 
-@pytest.mark.parametrize("delimiter", [";", "\t", "|", ","])
-@pytest.mark.parametrize("before", ["", "sep={}\n", "\ufeff", "\ufeff\ufeff", "\ufeffsep={}\r\n"])
+@pytest.mark.parametrize(
+    ("delimiter", "before"),
+    [(";", ""), ("\t", "sep=\t\n"), ("|", "\ufeffsep=|\r\n"), (",", "\ufeff\ufeff")],
+)
 def test_first_lines_of_spreadsheets_are_understood(
     tmp_path: Path, write_csv: Any, delimiter: str, before: str
 ) -> None:
     (expected,) = read_files([write_csv(error_row(0))]).cases
     with (tmp_path / "notes.csv").open("w", newline="") as file:
-        file.write(before.format(delimiter))
+        file.write(before)
         csv.writer(file, delimiter=delimiter).writerows([COLUMNS, error_row(0).values()])
     (case,) = read_files([tmp_path / "notes.csv"]).cases
     assert (case.error_note, case.sentences) == (expected.error_note, expected.sentences)
-
-
-@pytest.mark.parametrize(
-    ("value", "part"),
-    [
-        *((value, "Excel's word for a formula") for value in ("#NAME?", "#REF!", " #VALUE! ")),
-        ("On day 1 all was well. " * 2000, "Excel cuts a text at 32,767 characters"),
-    ],
-)
-@pytest.mark.parametrize("column", ["Text", "Corrected Text"])
-def test_damage_by_a_spreadsheet_is_refused_with_its_line(
-    write_csv: Any, column: str, value: str, part: str
-) -> None:
-    rows = [error_row(0), error_row(2) | {column: value[:32_767]}]
-    message = message_of(write_csv(*rows))
-    assert message.startswith(f"notes.csv, line 4 ('ms-test-2'), column {column!r}: found ")
-    assert part in message
 
 
 def test_a_formula_that_failed_in_an_excel_file_is_refused(tmp_path: Path) -> None:
@@ -212,44 +212,30 @@ def test_a_formula_that_failed_in_an_excel_file_is_refused(tmp_path: Path) -> No
     ("name", "content", "part"),
     [
         ("notes.xls", b"", "files that end in '.xls' are not known"),
-        ("medrect.json", b"[]", "files that end in '.json' are not known"),
-        ("empty.csv", b"", "the file is empty"),
-        ("absent.csv", None, "absent.csv: cannot be read (No such file or directory)"),
-        ("utf16.csv", "Text".encode("utf-16"), "utf16.csv: byte 0 (0xff) is not UTF-8"),
+        ("empty.csv", b"", "no column 'note'"),
+        ("utf16.csv", "Text".encode("utf-16"), "utf16.csv, line 1, byte 1: 0xff is not UTF-8"),
         ("notes.csv", ",".join(COLUMNS).encode(), "the input has no notes"),
-        ("notes.jsonl", "\u00a0\n\u00a0".encode(), "the input has no notes"),
         ("open.csv", f'{",".join(COLUMNS)}\n\nms-test-9,"open'.encode(), "line 3: not valid CSV"),
-        ("ragged.csv", f"{','.join(COLUMNS)}\nms-test-9,text".encode(), "line 2: found 2 cells"),
+        ("ragged.csv", b"note,corrected\ntext", "line 2: not valid CSV (1 cells under a header"),
         ("lines.jsonl", b'{"note": "a"}\n{', "lines.jsonl, line 2: not a JSON object"),
         ("list.jsonl", b'{"note": "a"}\n[1]', "found a JSON list"),
         ("twice.jsonl", b'{"note": "a", "note": "b"}', "key 'note' occurs twice"),
-        ("nested.jsonl", b'{"note": ["a"]}', "column 'note': found \"['a']\"; write a text"),
+        ("nested.jsonl", b'{"note": ["a"]}', "column 'note': found \"['a']\"; Input should be a"),
+        ("lone.jsonl", b'{"note": "a\\ud800"}', "character 1 is U+D800"),
         ("damaged.parquet", b"PAR1 no more", "cannot be read as parquet"),
-        ("damaged.xlsx", b"PK no more", "damaged.xlsx: "),
-        ("folder", {}, "no folder of a saved Hugging Face data set"),
+        ("damaged.xlsx", b"PK no more", "damaged.xlsx: cannot be read as an Excel file"),
     ],
 )
-def test_what_cannot_be_read_says_why(tmp_path: Path, name: str, content: Any, part: str) -> None:
-    path = tmp_path / name
-    if content == {}:
-        path.mkdir()
-    elif content is not None:
-        path.write_bytes(content)
+def test_what_cannot_be_read_says_why(tmp_path: Path, name: str, content: bytes, part: str) -> None:
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError) as caught:
-        read_files([path])
+        read_files([tmp_path / name])
     assert part in str(caught.value)
 
 
-def test_a_data_set_with_splits_names_them(tmp_path: Path) -> None:
+def test_a_folder_is_a_saved_data_set_without_splits(tmp_path: Path) -> None:
+    assert "no folder of a saved Hugging Face data set" in message_of(tmp_path)
     split = datasets.Dataset.from_list(pairs_of(2))
     datasets.DatasetDict(train=split, test=split).save_to_disk(tmp_path / "saved")
     assert "has the splits train, test" in message_of(tmp_path / "saved")
     assert len(cases_of(tmp_path / "saved" / "train")) == 2
-
-
-def test_without_openpyxl_the_package_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "openpyxl", None)
-    (tmp_path / "notes.xlsx").write_bytes(b"PK")
-    assert "pip install openpyxl" in message_of(tmp_path / "notes.xlsx")

@@ -17,14 +17,13 @@ from medec.builders import (
     good_row,
     good_rows,
     run,
-    verify,
     write,
 )
-from note_files import OFFICIAL, PAIRS, SAMPLE, medec_file
+from note_files import OFFICIAL, PAIRS, medec_file
 
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import DEFAULT_MIX, SCHEMA, RowPlan, build_rows
-from medserl_agentloop.data.verify import Check, find_leaks
+from medserl_agentloop.data.verify import Check, find_leaks, verify_files
 from medserl_agentloop.games.medical.case import Category, GameSpec, Label
 from medserl_agentloop.paths import sha256_of
 
@@ -46,7 +45,7 @@ def test_a_column_of_another_type_is_named(tmp_path: Path, column: str, values: 
     pq.write_table(
         table.select(others).append_column(column, pa.array(values)), tmp_path / "train.parquet"
     )
-    report = verify(tmp_path / "train.parquet")
+    report = verify_files([tmp_path / "train.parquet"])
     assert_found(report, Check.SCHEMA, f"train.parquet: column {column!r} is ")
 
 
@@ -60,19 +59,9 @@ def test_types_that_hold_the_same_are_the_same(tmp_path: Path) -> None:
     names = table["agent_name"].dictionary_encode()
     table = table.set_column(5, "extra_info", facts).set_column(1, "agent_name", names)
     pq.write_table(table, tmp_path / "train.parquet")
-    report = verify(tmp_path / "train.parquet")
-    assert (
-        report.ok and not report.warnings and not {Check.FACTS, Check.INDEX} & {*report.unchecked}
-    )
-    assert verify(small, tmp_path / "train.parquet").ok
-
-
-def test_a_check_that_looked_at_no_row_does_not_hold(tmp_path: Path) -> None:
-    table = pa.Table.from_pylist(good_rows(), schema=SCHEMA).drop_columns("ability")
-    pq.write_table(table, tmp_path / "train.parquet")
-    report = verify(tmp_path / "train.parquet")
-    assert [*report.failures] == [Check.SCHEMA] and {*Check} - {Check.SCHEMA} == {*report.unchecked}
-    assert report.unchecked[Check.INDEX] == "no row of train.parquet could be looked at"
+    report = verify_files([tmp_path / "train.parquet"])
+    assert report.problems == []
+    assert verify_files([small, tmp_path / "train.parquet"]).ok
 
 
 @pytest.mark.parametrize(
@@ -101,7 +90,7 @@ def test_a_check_that_looked_at_no_row_does_not_hold(tmp_path: Path) -> None:
         ),
         ("extra_info.clean_note", None, Check.FACTS, "extra_info['clean_note'] is None"),
         ("extra_info", None, Check.SCHEMA, "extra_info"),
-        ("prompt", [{"role": "user", "text": "Play."}], Check.SCHEMA, "prompt has no value"),
+        ("prompt", [{"role": "user", "content": "Play."}], Check.FACTS, "prompt is not the row's"),
     ],
 )
 def test_damaged_value_is_found(
@@ -114,9 +103,9 @@ def test_damaged_value_is_found(
     for parent in parents:
         target = target[parent]
     target[last] = value
-    report = verify(write(tmp_path / "train.parquet", rows))
+    report = verify_files([write(tmp_path / "train.parquet", rows)])
     assert_found(report, check, f"train.parquet, row {number}:", part, "rite the file again with")
-    assert report.failures.total() == 1
+    assert len(report.problems) == 1
 
 
 # --- several rows and files ---
@@ -133,12 +122,10 @@ def test_index_case_and_note_that_two_files_share(tmp_path: Path) -> None:
         "vignette_id": "ms-val-99",
         "text_id": "ms-val-99",
     }
-    report = verify(
-        write(tmp_path / "train.parquet", train), write(tmp_path / "val.parquet", [*val, twin])
+    report = verify_files(
+        [write(tmp_path / "train.parquet", train), write(tmp_path / "val.parquet", [*val, twin])]
     )
-    assert_found(
-        report, Check.INDEX, "val.parquet, row 5: index", "already that of train.parquet, row 2"
-    )
+    assert_found(report, Check.INDEX, "val.parquet, row 5: index", "that of train.parquet, row 2")
     assert_found(
         report,
         Check.SPLITS,
@@ -161,23 +148,20 @@ def test_similar_notes_on_two_sides_under_ids_of_their_own_are_a_warning(tmp_pat
         "error_sentence": None,
     }
     note = twin["extra_info"]["error_note"].replace("He was", "She was")
-    twin["extra_info"]["error_note"] = note
-    report = verify(
-        write(tmp_path / "train.parquet", train), write(tmp_path / "val.parquet", [*val, twin])
+    twin["extra_info"]["error_note"] = twin["prompt"][0]["content"] = note
+    report = verify_files(
+        [write(tmp_path / "train.parquet", train), write(tmp_path / "val.parquet", [*val, twin])]
     )
-    assert report.ok and report.warnings[Check.SPLITS] == 1
-    ((_, warning),) = report.problems
-    assert (
-        "val.parquet: 1 notes are nearly those of split 'train', such as val.parquet, row 12 and "
-        "train" in warning
-    )
+    assert report.ok
+    [warning] = report.problems
+    assert (warning.check, warning.file, warning.warning) == (Check.SPLITS, "val.parquet", True)
+    assert "such as val.parquet, row 12 and train.parquet, row " in warning.message
 
 
 def test_one_label_only_is_a_warning(tmp_path: Path) -> None:
     rows = [good_row(n, category="vanilla_harmful") for n in range(40)]
-    report = verify(write(tmp_path / "train.parquet", rows))
-    assert report.ok and report.warnings == {Check.BALANCE: 1}
-    assert report.unchecked[Check.LEAKS] == "no file has both labels"
+    report = verify_files([write(tmp_path / "train.parquet", rows)])
+    assert report.ok and [problem.check for problem in report.problems] == [Check.BALANCE]
 
 
 # --- leaks ---
@@ -185,7 +169,9 @@ def test_one_label_only_is_a_warning(tmp_path: Path) -> None:
 
 def with_trailing_blanks(rows: list[dict[str, Any]], blank: str) -> list[dict[str, Any]]:
     for row in rows:
+        of_error = row["prompt"][0]["content"] == row["extra_info"]["error_note"]
         row["extra_info"]["error_note"] += blank
+        row["prompt"][0]["content"] += blank * of_error
     return rows
 
 
@@ -194,23 +180,23 @@ def with_trailing_blanks(rows: list[dict[str, Any]], blank: str) -> list[dict[st
 )
 def test_white_space_that_tells_the_label(tmp_path: Path, blank: str, feature: str) -> None:
     rows = with_trailing_blanks(good_rows(), blank)
-    report = verify(write(tmp_path / "train.parquet", rows))
+    report = verify_files([write(tmp_path / "train.parquet", rows)])
     assert_found(
         report,
         Check.LEAKS,
         f"train.parquet: {feature}",
-        "tells the seed label in 100%",
+        "tells the ",
         "strip the notes",
     )
     for row in rows:  # official text stays as published, and nothing is trained on it
         row["data_source"] = row["data_source"].replace("medec_ms", "medec_ms_eval")
-    report = verify(write(tmp_path / "eval.parquet", rows))
-    assert report.ok and report.warnings[Check.LEAKS] >= 1
+    report = verify_files([write(tmp_path / "eval.parquet", rows)])
+    assert report.ok and report.problems[0].check is Check.LEAKS
 
 
 def test_order_that_tells_the_label(tmp_path: Path) -> None:
     rows = sorted(good_rows(), key=lambda row: row["extra_info"]["category"] != "vanilla_benign")
-    report = verify(write(tmp_path / "train.parquet", rows))
+    report = verify_files([write(tmp_path / "train.parquet", rows)])
     assert_found(
         report, Check.LEAKS, "the row's place in the file tells the target_label", "shuffle"
     )
@@ -235,7 +221,7 @@ def test_published_share_of_trailing_blanks_is_found_and_chance_is_not() -> None
             )
         )
     (leak,) = find_leaks(leaky)
-    assert leak.startswith("white space after the note tells the target_label in ")
+    assert leak.startswith("white space after the note tells the target_label ")
     for _ in range(30):
         chance = []
         for n in range(300):
@@ -277,19 +263,18 @@ def test_nothing_tells_the_label_in_converted_rows(files, games):
 # --- the command ---
 
 
-def test_verify_reports_checks_that_hold_and_checks_not_made(tmp_path: Path) -> None:
+def test_verify_reports_checks_that_hold_and_a_file_of_another_manifest(tmp_path: Path) -> None:
     train = write(tmp_path / "train.parquet", good_rows())
     result = run("verify_parquet", train)
     assert result.exit_code == 0, result.output
-    assert result.stdout.count("not checked: ") == 2  # no manifest, one split
-    assert result.stdout.count("holds") == len(Check) - 2
+    assert result.stdout.count("holds") == len(Check)
     val = write(tmp_path / "val.parquet", good_rows(12, 60, "val"))
     outputs = {path.name: {"sha256": sha256_of(path)} for path in (train, val)}
     (tmp_path / "manifest.json").write_text(json.dumps({"outputs": outputs}))
-    result = run("verify_parquet", train, val)
-    assert result.exit_code == 0 and result.stdout.count("holds") == len(Check)
-    report = verify(train, val)
+    report = verify_files([train, val])
     assert report.files[val.name] == {"rows": 12, "harmful": 6, "safe": 6} and not report.problems
+    val.write_bytes(train.read_bytes())
+    assert_found(verify_files([val]), Check.MANIFEST, "val.parquet: the file is not the one that")
 
 
 def test_exit_code_is_1_and_the_first_rows_are_named_for_bad_files(tmp_path: Path) -> None:
@@ -309,15 +294,9 @@ def test_exit_code_is_2_for_what_cannot_be_read(tmp_path: Path) -> None:
     content = bytearray(good.read_bytes())
     content[4:400] = bytes(396)  # the footer is whole, the rows are not
     (tmp_path / "damaged.parquet").write_bytes(content)
-    assert run("sft_to_parquet", "--input", SAMPLE, "--output", tmp_path).exit_code == 0
-    for arguments, part in (
-        ([tmp_path / "none.parquet"], "none.parquet: cannot be read as parquet"),
-        ([tmp_path / "rows.csv"], "verl reads files that end in .parquet"),
-        ([tmp_path / "empty.parquet"], "has no rows"),
-        ([tmp_path / "damaged.parquet"], "damaged.parquet: cannot be read as parquet ("),
-        (
-            [tmp_path / "sft_train.parquet"],
-            "sft_train.parquet: the file has conversations for a warm start",
-        ),
+    for name, part in (
+        ("none.parquet", "none.parquet: cannot be read as parquet"),
+        ("empty.parquet", "has no rows"),
+        ("damaged.parquet", "damaged.parquet: cannot be read as parquet ("),
     ):
-        assert_one_sentence(run("verify_parquet", *arguments), part)
+        assert_one_sentence(run("verify_parquet", tmp_path / name), part)
