@@ -223,7 +223,7 @@ def test_csv_comes_back_unchanged_from_parquet_or_is_refused_with_its_row(
             writer.writerow(COLUMNS)
             for n, (wrong, right) in enumerate(notes):
                 writer.writerow(
-                    [f"t-{2 * n}", f"{wrong}x", "NA", "1", "NA", "0", "NA", "NA", f"{right}y"]
+                    [f"t-{2 * n}", f"{wrong}x{n}", "NA", "1", "NA", "0", "NA", "NA", f"{right}y{n}"]
                 )
         if not last:
             path.write_bytes(path.read_bytes().removesuffix(newline.encode()))
@@ -245,5 +245,5 @@ def test_csv_comes_back_unchanged_from_parquet_or_is_refused_with_its_row(
         return text.replace("\r\n", "\n").replace("\r", "\n").strip()
 
     assert found == {
-        f"t-{2 * n}": (as_read(f"{a}x"), as_read(f"{b}y")) for n, (a, b) in enumerate(notes)
+        f"t-{2 * n}": (as_read(f"{a}x{n}"), as_read(f"{b}y{n}")) for n, (a, b) in enumerate(notes)
     }
