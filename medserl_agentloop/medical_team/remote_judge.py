@@ -29,7 +29,7 @@ from medserl_agentloop.paths import LONGEST_NOTE
 from medserl_agentloop.terminal import errors_in_one_line, visible
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
+    from fastapi import FastAPI
 
 logger = logging.getLogger(__name__)
 
@@ -213,9 +213,7 @@ def _client(judge_url: str, timeout_s: float) -> HttpClient:
 class _Query(BaseModel):
     """One game of a request; its answer goes back under ``game_idx``."""
 
-    model_config = ConfigDict(strict=True)
-
-    game_idx: int
+    game_idx: int = Field(strict=True)
     medical_note: str = Field(max_length=LONGEST_NOTE)
     assessment: str = ""
     game_category: Category | None = None
@@ -226,12 +224,11 @@ class _Request(BaseModel):
     queries: list[_Query]
 
 
-def create_app(judge: Judge) -> Starlette:
+def create_app(judge: Judge) -> FastAPI:
     """The server; untouched notes get their category's label."""
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import JSONResponse
-    from starlette.routing import Route
+    from fastapi import FastAPI, HTTPException
+
+    app = FastAPI(title="medserl judge")
 
     async def answer(query: _Query) -> JudgeAnswer:
         try:
@@ -241,27 +238,21 @@ def create_app(judge: Judge) -> Starlette:
             logger.warning("game %d is not judged: %s", query.game_idx, visible(reason))
             return no_labels(reason)
 
-    async def judge_games(request: Request) -> JSONResponse:
-        try:
-            queries = _Request.model_validate_json(await request.body()).queries
-        except ValidationError as error:
-            first = error.errors(include_input=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            return JSONResponse({"detail": f"{where}: {first['msg']}"}, 422)
-        indices = [str(query.game_idx) for query in queries]
+    @app.post("/judge")
+    async def judge_games(request: _Request) -> dict[int, JudgeAnswer]:
+        indices = [query.game_idx for query in request.queries]
         if len(set(indices)) < len(indices):
-            return JSONResponse({"detail": "a game_idx occurs twice"}, 422)
-        answers = [each.model_dump() for each in await asyncio.gather(*map(answer, queries))]
-        return JSONResponse(dict(zip(indices, answers, strict=True)))
+            raise HTTPException(422, "a game_idx occurs twice: give every game its own")
+        answers = await asyncio.gather(*map(answer, request.queries))
+        return dict(zip(indices, answers, strict=True))
 
-    async def health(request: Request) -> JSONResponse:
-        down = getattr(judge, "is_down", False)
-        status = {"status": "down" if down else "ok", "backend": judge.name}
-        return JSONResponse(status, 503 if down else 200)
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        if getattr(judge, "is_down", False):
+            raise HTTPException(503, f"the model of the judge {judge.name} does not answer")
+        return {"status": "ok", "backend": judge.name}
 
-    return Starlette(
-        routes=[Route("/judge", judge_games, methods=["POST"]), Route("/health", health)]
-    )
+    return app
 
 
 async def _judged(query: _Query, judge: Judge) -> JudgeAnswer:
