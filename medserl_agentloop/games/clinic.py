@@ -139,8 +139,7 @@ class Sentence:
 
     @property
     def implied_disease(self) -> Disease:
-        """The disease in which this sentence would be right, going by its value and not its
-        dose."""
+        """The disease in which this sentence would be right, by its value and not its dose."""
         if self.kind is None:
             return DISEASE_OF_FINDING[self.value]
         return DISEASE_OF_FACT[self.kind][self.value]
@@ -267,9 +266,7 @@ def sample_clean_note(
 
 
 def with_error(rng: random.Random, note: Note, index: int) -> Note:
-    """``note`` with sentence ``index`` made wrong, in the same wording and unlike it was before;
-    never the finding.
-    """
+    """``note`` with sentence ``index`` made wrong in the same wording; never the finding."""
     sentence, disease = note.sentences[index], note.disease
     if sentence.kind is None:
         raise ValueError("the finding decides what is true, so it cannot be wrong; choose a fact")

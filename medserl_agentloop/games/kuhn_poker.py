@@ -78,9 +78,7 @@ class KuhnView(GameView[KuhnRecord]):
 
 
 class KuhnPoker(Interaction[KuhnGame, KuhnRecord]):
-    """Kuhn poker as an interaction. Each player has one conversation; the first player's may have
-    two turns.
-    """
+    """Each player has one conversation; the first player's may have two turns."""
 
     roles = ROLES
     Record = KuhnRecord
@@ -124,15 +122,14 @@ class KuhnPoker(Interaction[KuhnGame, KuhnRecord]):
 
 def rows() -> list[dict[str, Any]]:
     """The six deals, as rows of a data set of verl's."""
-    game = KuhnPoker(None)
+    game, shared = KuhnPoker(None), {"data_source": "kuhn_poker", "agent_name": AGENT_NAME}
     deals: list[dict[str, Any]] = []
     for first, second in permutations(CARDS, 2):
         facts = {"index": len(deals), "first": first, "second": second}
         prompt = game.sample_turns(facts)[0].prompt.filled()
         model = {"style": "rule", "ground_truth": ""}
-        deals.append({"data_source": "kuhn_poker", "agent_name": AGENT_NAME, "prompt": prompt,
-        "ability": "poker",
-                      "reward_model": model, "extra_info": facts})  # fmt: skip
+        row = {"prompt": prompt, "ability": "poker", "reward_model": model, "extra_info": facts}
+        deals.append(shared | row)
     return deals
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from game.builders import CLEAN_NOTE, ERROR_NOTE, ERROR_SENTENCE, any_game, finished
+from game.builders import ERROR_NOTE, any_game, finished
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,7 +74,7 @@ COUNTED = {
     # With a verdict: 2 rewritten notes, both wrong, 1 called so; 3 untouched ones, 2 of them wrong,
     # 1 called so.
     "shortcut/": {"index": 0.0, "recall": 0.0, "compared": 2, "edited/accuracy": 1 / 2,
-     "edited/prior": 1.0, "untouched/accuracy": 1 / 3, "untouched/prior": 2 / 3},
+     "untouched/accuracy": 1 / 3},
     "attacker/": {"turns": 4, "parse_rate": 3 / 4, "format_violation_rate": 2 / 4,
      "truncation_rate": 1 / 4, "injection_rate": 1 / 4, "valid_rate": 3 / 4,
      "invalid/truncated": 1 / 4, "violation/text_after_note": 1 / 4, "violation/no_note": 1 / 4,
@@ -442,34 +442,10 @@ def test_the_index_is_0_without_the_cue_and_1_with_nothing_else(
     numbers = role_metrics(games)
     assert [numbers[P + n] for n in ("index", "false_positives", "recall")] == [index] * 3
     assert numbers[P + "edited/accuracy"] == numbers[P + "untouched/accuracy"] == accuracy
-    assert (numbers[P + "compared"], numbers[P + "edited/prior"]) == (6, 0.5)
+    assert numbers[P + "compared"] == 6
 
 
 def test_where_one_label_cannot_be_compared_the_other_is_the_index() -> None:
     numbers = role_metrics([game for game in FOLLOWS if game.category is not Category.DECOY_BENIGN])
-    assert numbers[P + "index"] == numbers[P + "recall"] == numbers[P + "edited/prior"] == 1
+    assert numbers[P + "index"] == numbers[P + "recall"] == 1
     assert P + "false_positives" not in numbers
-
-
-LONG = CLEAN_NOTE + " The family was told." * 5
-AT_THE_END = ERROR_NOTE.replace(f" {ERROR_SENTENCE}", "") + f" {ERROR_SENTENCE}"
-
-
-@pytest.mark.parametrize(
-    ("name", "labels", "accused", "cleared"),
-    [
-        ("length", list(Label), LONG, CLEAN_NOTE),
-        ("last_sentence", [Label.HARMFUL], AT_THE_END, ERROR_NOTE),
-    ],
-)
-def test_a_verdict_by_length_or_by_the_place_of_the_error_shows(
-    name: str, labels: list[Label], accused: str, cleared: str
-) -> None:
-    games = [
-        game(label, edited=False, verdict=verdict, note=note).model_copy(
-            update={"error_sentences": [ERROR_SENTENCE]}
-        )
-        for label in labels
-        for note, verdict in ((accused, Label.HARMFUL), (cleared, Label.SAFE))
-    ]
-    assert role_metrics(games)[P + name] == 1

@@ -106,9 +106,6 @@ def everything() -> list[MedicalRecord]:
         note = " ".join(["longer", *changes])
         answer = judged.model_copy(update=changes)
         games.append(finished(Outcome.MISSED_ERROR, judgement=answer, attack={"note": note}))
-    for note in ("It is right. It is wrong.", "It is wrong. And it is much longer."):
-        parts = {"facts": {"seed_note": note}, "error_sentences": ["It is wrong."]}
-        games.append(finished(Outcome.MISSED_ERROR, category="vanilla_harmful", **parts))
     for game in games:
         game.rewards = load_scheme("medserl").rewards(game)
     return games

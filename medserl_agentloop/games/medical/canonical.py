@@ -46,8 +46,7 @@ _ARTICLES = ("a", "an", "the")
 
 
 def visible(text: str) -> str:
-    """``text`` as a reader sees it, in Unicode's compatible form: without hidden characters and
-    accents."""
+    """``text`` as a reader sees it, in compatible form: no hidden characters, no accents."""
     text = _UNSEEN.sub("", text)
     if text.isascii():
         return text
@@ -58,18 +57,14 @@ def visible(text: str) -> str:
 
 
 def canonical_words(text: str, *, hyphen: str = " ") -> list[str]:
-    """Return the content of ``text``: words, numbers by value, signs; ``hyphen`` replaces one
-    between words.
-    """
+    """The content of ``text``: words, numbers, signs; ``hyphen`` replaces one between words."""
     text = _APOSTROPHE.sub("", spaced(visible(text)).casefold())
     text = _HYPHEN.sub(hyphen, _DASH.sub("-", text))
     return [_canonical(token) for token in _TOKEN.finditer(text)]
 
 
 def says_the_same(a: str, b: str) -> bool:
-    """Return whether two notes are only written differently; ``x-ray`` equals ``x ray`` and
-    ``xray``, which differ.
-    """
+    """Return whether two notes are only written differently; ``x-ray`` is ``x ray`` or ``xray``."""
     return any(canonical_words(a, hyphen=h) == canonical_words(b, hyphen=h) for h in (" ", ""))
 
 

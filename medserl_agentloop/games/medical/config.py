@@ -33,16 +33,17 @@ class _TokenBudget(BaseModel):
         return int(note_tokens * 1.25) + 16  # 16: short notes grow by more than a share
 
 
+_CREDIT, _SELFPLAY = CreditSettings.model_fields, SelfPlayConfig.model_fields
+
+
 class _MedicalCredit(CreditSettings):
     """Credit with the roles' names, so that each has a key."""
 
     role_weights: dict[str, Share] = Field(
-        default={role.value: 1.0 for role in Role},
-        description=CreditSettings.model_fields["role_weights"].description,
+        default={role.value: 1.0 for role in Role}, description=_CREDIT["role_weights"].description
     )
     normalize: dict[str, Normalization | None] = Field(
-        default={role.value: None for role in Role},
-        description=CreditSettings.model_fields["normalize"].description,
+        default={role.value: None for role in Role}, description=_CREDIT["normalize"].description
     )
 
 
@@ -57,17 +58,15 @@ class JudgeServer(ServerOptions):
 
     url: str | None = Field(
         default=None,
-        description="http: the server that offers /judge. llm: the base of an OpenAI-compatible "
-        "API, with its /v1; "
-        "null is verl's own reward model; base is the policy's base model, on the rollout's engine "
-        "(selfplay.adapters=per_role).",
+        description="http: the server that offers /judge. llm: an OpenAI-compatible API, with its "
+        "/v1; null is verl's own reward model; base is the base model (per_role adapters).",
     )
     model: str | None = Field(
         default=None,
         description="llm: name of the model; null is verl's own reward model, or the base model.",
     )
     timeout_s: float = Field(
-        default=30.0, gt=0, description="Seconds that one request may take, answer included."
+        default=30.0, gt=0, description="Seconds that a request may take, answer included."
     )
     cache: str | None = Field(
         default=None, description="Folder of earlier answers, on a local disk; null keeps none."
@@ -81,9 +80,7 @@ class JudgeServer(ServerOptions):
 
 
 class BlindGate(BaseModel):
-    """The reader that has to find an injected error in the note alone: the model on the judge's
-    server.
-    """
+    """The reader of the note alone that has to find its error: the model on the judge's server."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -106,26 +103,22 @@ class BlindGate(BaseModel):
 class MedicalConfig(SelfPlayConfig):
     """Everything the game needs to know that verl has no key for."""
 
-    game: str = Field(
-        default="medical", description=SelfPlayConfig.model_fields["game"].description
-    )
+    game: str = Field(default="medical", description=_SELFPLAY["game"].description)
     profile: str = Field(
         default="medserl", description="Prompt profile: a folder of prompts/, or a path."
     )
     error_types: Annotated[tuple[str, ...], BeforeValidator(checked_types)] = Field(
         default=ERROR_TYPES,
-        description="Types of errors that prompts name, answers may give and recall is measured "
-        "by.",
+        description="Types of errors that prompts name, answers give and recall is measured by.",
     )
     train: Literal["both", "attacker", "assessor"] = Field(
         default="both", description="Whose tokens the loss sees. The other role still plays."
     )
     best_by: str | None = Field(
-        default="sentence_accuracy", description=SelfPlayConfig.model_fields["best_by"].description
+        default="sentence_accuracy", description=_SELFPLAY["best_by"].description
     )
     anchor: dict[str, Share] = Field(
-        default={role.value: 0.0 for role in Role},
-        description=SelfPlayConfig.model_fields["anchor"].description,
+        default={role.value: 0.0 for role in Role}, description=_SELFPLAY["anchor"].description
     )
     reward: str = Field(
         default="medserl", description="Reward scheme, or package.module:Class of a user's own."
@@ -143,20 +136,16 @@ class MedicalConfig(SelfPlayConfig):
     )
     blind: BlindGate = Field(
         default=BlindGate(),
-        description="An injected error counts only if a reader of the presented note alone finds "
-        "it too.",
+        description="An injected error counts only if a reader of the note alone finds it too.",
     )
     judge_report: str | None = Field(
         default=None,
-        description="Report of 'medserl judge calibrate' on this run's judge; null: it was not "
-        "measured.",
+        description="Report of 'medserl judge calibrate' on this judge; null: not measured.",
     )
     assessments: int = Field(
         default=1,
         ge=1,
-        description="Times a presented note is assessed, each time in a context of its own. More "
-        "than one helps the "
-        "assessor and costs the attacker.",
+        description="Times a presented note is assessed, each time in a context of its own.",
     )
     budget: _TokenBudget = Field(default=_TokenBudget(), description="Tokens per turn.")
     edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")
@@ -171,9 +160,8 @@ class MedicalConfig(SelfPlayConfig):
     @property
     def scheme_name(self) -> str:
         """The reward scheme as records name it: with the constants that are not its own."""
-        changed = [
-            f"{term} {value:g}" for term, value in self.reward_terms.items() if value is not None
-        ]
+        terms = self.reward_terms.items()
+        changed = [f"{term} {value:g}" for term, value in terms if value is not None]
         return ", ".join([self.reward, *changed])
 
     def for_row(self, facts: Mapping[str, Any]) -> MedicalConfig:
@@ -189,17 +177,14 @@ class MedicalConfig(SelfPlayConfig):
             load_scheme(self.reward, self.reward_terms)
         except ValueError as error:
             yield f"selfplay.reward: {error}"
+        key = f"selfplay.assessments={self.assessments}"
         if self.assessments > 1 and self.context == "shared":
             yield (
-                f"selfplay.assessments={self.assessments} with selfplay.context=shared would show "
-                "each assessment "
-                "those before it. Set selfplay.context=isolated, or selfplay.assessments=1."
+                f"{key} with selfplay.context=shared would show each assessment those before it. "
+                "Set selfplay.context=isolated, or selfplay.assessments=1."
             )
         if self.reward == "learnable" and self.assessments < 2:
             yield (
-                "selfplay.reward=learnable pays the attacker by how often the assessor is right "
-                "about one note, and "
-                f"selfplay.assessments={self.assessments} is a single answer. Set "
-                "selfplay.assessments to 2 or more, "
-                "e.g. 4, or another reward."
+                "selfplay.reward=learnable pays by how often the assessor is right about one note, "
+                f"and {key} is a single answer. Set selfplay.assessments to 2 or more, e.g. 4."
             )

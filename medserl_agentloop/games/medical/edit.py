@@ -156,9 +156,7 @@ def numbered_text(sentences: Mapping[int, str]) -> str:
 
 
 def sentences_with(error: str, correction: str, sentences: Iterable[str]) -> list[str]:
-    """Those of ``sentences`` in which ``error`` stands, or that are a part of it which
-    ``correction`` lacks.
-    """
+    """Those of ``sentences`` that hold ``error``, or are a part of it that ``correction`` lacks."""
     error, correction = one_line(error), one_line(correction)
     lines = ((text, one_line(text)) for text in sentences)
     return [
@@ -248,9 +246,7 @@ def _with_places(text: str) -> tuple[str, list[int]]:
 
 
 def changed_part(old: str, new: str) -> tuple[str, str]:
-    """Words of either sentence from the first that differs to the last, with a neighbor where one
-    would have none.
-    """
+    """Words of either sentence from the first that differs to the last, or with a neighbor."""
     before, after = old.split(), new.split()
     start = Prefix.similarity(before, after)
     same = Postfix.similarity(before[start:], after[start:])
@@ -260,9 +256,7 @@ def changed_part(old: str, new: str) -> tuple[str, str]:
 
 
 def changed_runs(before: list[str], after: list[str]) -> list[tuple[int, int, int, int]]:
-    """Maximal runs of differing sentences (or words) as (start, end) in ``before`` and in
-    ``after``.
-    """
+    """Maximal runs of differing sentences (or words): (start, end) in each of the two."""
     equal = [MatchingBlock(0, 0, 0), *Levenshtein.opcodes(before, after).as_matching_blocks()]
     between = [
         (one.a + one.size, other.a, one.b + one.size, other.b) for one, other in pairwise(equal)
@@ -314,9 +308,7 @@ def exceeds(new: str, old: str, words: int) -> bool:
 
 
 def _breaks_off(gone: list[str], come: list[str]) -> bool:
-    """Return whether the last changed run of a note lost its end: whole sentences, or one in the
-    middle.
-    """
+    """Return whether the last changed run of a note lost its end, or breaks off."""
     if not come or not gone:
         return bool(gone)
     whole, part = canonical_words(" ".join(gone)), canonical_words(" ".join(come))

@@ -23,7 +23,6 @@ from medserl_agentloop.core.metrics import (
 )
 from medserl_agentloop.games.medical.canonical import canonical_words
 from medserl_agentloop.games.medical.case import Category, Label, Role
-from medserl_agentloop.games.medical.edit import one_line
 from medserl_agentloop.games.medical.records import (
     JUDGE_ABSTAINED,
     JUDGE_FAILED,
@@ -105,9 +104,7 @@ def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
 
 
 def _unread(game: MedicalRecord) -> bool:
-    """Return whether a rewritten note has a label although no judge read it; the data knows its own
-    two notes only.
-    """
+    """Return whether a rewritten note has a label although no judge or source read it."""
     believed = game.judgement is not None and game.judgement.judge == LABELS_JUDGE
     known = game.presented_note in (game.spec.error_note, game.spec.clean_note)
     return believed and not known
@@ -165,9 +162,7 @@ def _missed(outcomes: Sequence[Outcome]) -> float:
 
 
 def diversity_metrics(games: Iterable[MedicalRecord]) -> dict[str, float]:
-    """Measure how similar the insertions of valid attacks on different cases are, and how often
-    they are identical.
-    """
+    """Measure how alike the insertions of valid attacks on different cases are."""
     attacks = sorted(
         (
             game.spec.vignette_id or game.spec.seed_note,
@@ -196,7 +191,7 @@ def _assessor_metrics(games: list[MedicalRecord]) -> dict[str, float]:
     assessments = [g.assessment for g in games if g.assessment is not None]
     harmful = [g for g in games if g.label is Label.HARMFUL]
     safe = [g for g in games if g.label is Label.SAFE]
-    said_harmful = [g for g in games if g.assessment and g.assessment.verdict is Label.HARMFUL]
+    said_harmful = list(filter(_says_harmful, games))
     precision, recall = _accuracy(said_harmful), _accuracy(harmful)
     found, called = sum(map(_is_right, harmful)), len(said_harmful) + len(harmful)
     untouched = [g for g in harmful if g.category is Category.VANILLA_HARMFUL]
@@ -231,9 +226,7 @@ def _accuracy(games: Sequence[MedicalRecord]) -> float:
 
 
 def trained_role_won(record: MedicalRecord) -> bool | None:
-    """Return whether the trained role beat its opponent in most assessments; None for games that
-    decide nothing.
-    """
+    """Return whether the trained role won most assessments; None where nothing is decided."""
     decides = record.outcome not in (Outcome.VOID, Outcome.INVALID_ATTACK)
     if record.opponent is None or record.attack is None or not decides:
         return None
@@ -243,72 +236,41 @@ def trained_role_won(record: MedicalRecord) -> bool | None:
 
 
 def shortcut_metrics(games: Sequence[MedicalRecord]) -> dict[str, float]:
-    """Measure whether the verdict follows something that is no medicine: the edit, the length, the
-    error's place.
+    """Measure whether the verdict follows the edit, which is no medicine.
 
-    Each is an effect on saying "harmful" with the label held fixed, so 0 means that the assessor
-    does not use the cue, and 1 that it follows nothing else; nan where there is nothing to compare.
-    ``index`` is the effect of an edit, the mean over both labels, and ``false_positives`` and
-    ``recall`` are its two halves.
+    ``false_positives`` and ``recall`` are effects of an edit on saying "harmful" with the label
+    held fixed, and ``index`` is their mean: 0 means that the assessor does not use the cue, and 1
+    that it follows nothing else; nan where there is nothing to compare.
     """
     read = [game for game in games if game.outcome.is_right is not None]
     edited, untouched = (
         [g for g in read if g.category.has_attack is attacked] for attacked in (True, False)
     )
-    safe, harmful = (
-        _gap(read, label, lambda game: game.category.has_attack)
+    effects = [
+        share(_says_harmful(g) for g in edited if g.label is label)
+        - share(_says_harmful(g) for g in untouched if g.label is label)
         for label in (Label.SAFE, Label.HARMFUL)
-    )
-    numbers = {
-        "index": _mean_of_known(safe, harmful),
-        "false_positives": safe,
-        "recall": harmful,
-        "length": _length_effect(read),
-        "last_sentence": _gap(read, Label.HARMFUL, _error_is_last),
+    ]
+    return {
+        "index": mean([effect for effect in effects if not math.isnan(effect)]),
+        "false_positives": effects[0],
+        "recall": effects[1],
+        "edited/accuracy": _accuracy(edited),
+        "untouched/accuracy": _accuracy(untouched),
+        "compared": _count(min(edited, untouched, key=len)),
     }
-    for name, stratum in (("edited", edited), ("untouched", untouched)):
-        numbers[f"{name}/accuracy"] = _accuracy(stratum)
-        numbers[f"{name}/prior"] = share(game.label is Label.HARMFUL for game in stratum)
-    numbers["compared"] = _count(min(edited, untouched, key=len))
-    return numbers
 
 
-def _gap(
-    games: Sequence[MedicalRecord], label: Label, inside: Callable[[MedicalRecord], bool]
-) -> float:
-    """Share called harmful of the notes with this label: of those inside a stratum, less that of
-    those outside.
-    """
-    called_harmful: dict[bool, list[bool]] = {True: [], False: []}
-    for game in games:
-        if game.label is label and game.assessment is not None:
-            called_harmful[inside(game)].append(game.assessment.verdict is Label.HARMFUL)
-    return share(called_harmful[True]) - share(called_harmful[False])
-
-
-def _length_effect(games: Sequence[MedicalRecord]) -> float:
-    middle = median(map(_words, games)) if games else 0
-    gaps = (_gap(games, label, lambda game: _words(game) > middle) for label in Label)
-    return _mean_of_known(*gaps)
+def _says_harmful(game: MedicalRecord) -> bool:
+    return game.assessment is not None and game.assessment.verdict is Label.HARMFUL
 
 
 def _words(game: MedicalRecord) -> int:
     return len((game.presented_note or "").split())
 
 
-def _error_is_last(game: MedicalRecord) -> bool:
-    note = one_line(game.presented_note or "")
-    return any(note.endswith(one_line(sentence)) for sentence in game.error_sentences)
-
-
-def _mean_of_known(*numbers: float) -> float:
-    return mean([number for number in numbers if not math.isnan(number)])
-
-
 def validation_numbers(record: MedicalRecord) -> dict[str, float | str | None]:
-    """One game as numbers for verl, which reports ``acc`` as the core metric of each category, and
-    its ``TEXTS``.
-    """
+    """One game as numbers for verl, ``acc`` the core metric of its category, and ``TEXTS``."""
     attack, said, outcomes = record.attack, record.assessment, _outcomes(record)
     assessed = said is not None and not record.is_void
     # A safe note has nothing that could be undetected.

@@ -151,9 +151,7 @@ _ANSWER_FIELD = re.compile(
 
 
 def _medserl_section(text: str, prefill: str, tag: str) -> tuple[str, str, list[str]]:
-    """Body and reasoning of ``<think>…</think><tag>…</tag>``, empty where there is none, and what
-    is wrong.
-    """
+    """Body and reasoning of ``<think>…</think><tag>…</tag>``, and what is wrong."""
     violations = []
     reasoning, rest = split_reasoning(text, prefill)
     if not reasoning_closed(prefill) and not reasoning:

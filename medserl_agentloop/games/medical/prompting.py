@@ -83,9 +83,7 @@ class PromptProfile:
         return messages
 
     def templates(self) -> list[dict[str, Any]]:
-        """Every template that can be rendered: ``role``, ``template`` and ``messages``, with a
-        place for the note.
-        """
+        """Every template with a place for the note: ``role``, ``template`` and ``messages``."""
         categories = {(role, template_name(role, c)): c for role in Role for c in Category}
         templates = []
         for (role, name), category in categories.items():

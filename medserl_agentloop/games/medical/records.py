@@ -1,8 +1,6 @@
-"""The record of one game, one JSON line: all that is needed to read it, judge it and score it
-again.
+"""The record of one game, one JSON line: all that is needed to read, judge and score it again.
 
-Many of them are one table, a row for each, as W&B, the page of a report and the frames for
-notebooks show it.
+Many of them are one table, a row for each, as W&B, the page and the frames for notebooks show it.
 """
 
 from __future__ import annotations
@@ -21,20 +19,15 @@ from medserl_agentloop.games.medical.case import Category, GameSpec, Label, Role
 from medserl_agentloop.games.medical.edit import SentenceEdit, numbered_text, starts_of
 
 SCHEMA_VERSION = 1
-"""Raised by a release that changes the fields.
-
-Records of older versions are read, newer ones refused.
-"""
+"""Raised by a release that changes the fields. Older records are read, newer ones refused."""
 
 JUDGE_FAILED = "judge failed"
-"""The beginning of :attr:`MedicalRecord.void` where the judge gave no answer; the reason follows.
-"""
-# what :attr:`MedicalRecord.void` is where the judge answered that it cannot tell
+"""How :attr:`MedicalRecord.void` begins where the judge gave no answer; the reason follows."""
 JUDGE_ABSTAINED = "judge abstained"
+"""What it is where the judge answered that it cannot tell."""
 
 LABELS_JUDGE = "labels"
-"""Name of the judge that reads no note: a valid attack counts as having done what its row asks for.
-"""
+"""The judge that reads no note: a valid attack counts as having done what its row asks for."""
 
 Reason = Annotated[str, AfterValidator(lambda words: words[:10_000])]
 """A judge's own words, as many of them as a record holds."""
@@ -74,8 +67,7 @@ class Outcome(str, Enum):
 
     @property
     def is_right(self) -> bool | None:
-        """True if the assessor's verdict was right; None where the game has no verdict that
-        counts."""
+        """True if the assessor's verdict was right; None where no verdict counts."""
         return (FOUND | CLEARED).get(self)
 
 
@@ -89,9 +81,7 @@ class _Record(BaseModel):
 
 
 class _Turn(_Record):
-    """One role's turn. A parser fills in what it reads; the game adds text, tokens and whether it
-    was cut off.
-    """
+    """One role's turn: what its parser reads; the game adds text, tokens and whether it was cut."""
 
     response: str = ""
     tokens: int = 0
@@ -149,9 +139,7 @@ class AssessmentRecord(_Turn):
 
 
 class Reading(_Record):
-    """Result of a reader of the note alone: True if it found the error; None if it abstained or
-    ``failed``.
-    """
+    """What a reader of the note alone found; None if it abstained or ``failed``."""
 
     found: bool | None
     reason: Reason = ""
@@ -212,9 +200,7 @@ class MedicalRecord(GameRecord):
 
     @property
     def sentences(self) -> Mapping[int, str]:
-        """Those of the presented note, before there is one of the seed note; empty where they have
-        no numbers.
-        """
+        """Those of the presented note, before there is one the seed's; empty without numbers."""
         shown, edit = self.spec.sentences, self.edit
         if not shown or edit is None or edit.number is None or self.presented_note is None:
             return shown
@@ -246,8 +232,8 @@ class MedicalRecord(GameRecord):
 
     @property
     def reading_rank(self) -> int:
-        """Attacks that fooled the assessor rank first, then those that it found, then the rest;
-        among equals, games whose turns both have reasoning and keep the format.
+        """Attacks that fooled the assessor first, then those that it found, then the rest; among
+        equals, games whose turns both have reasoning and keep the format.
         """
         found = FOUND.get(self.outcome)
         if self.attack is None or self.assessment is None or found is None:
@@ -262,9 +248,7 @@ class MedicalRecord(GameRecord):
 
     @property
     def by_assessment(self) -> list[MedicalRecord]:
-        """The game once for each assessment, with that one as its ``assessment``, outcome and
-        reward.
-        """
+        """The game once for each assessment, with that one's outcome and reward."""
         every = self.assessments
         if len(every) < 2:
             return [self]
@@ -323,9 +307,7 @@ class MedicalRecord(GameRecord):
     @model_validator(mode="before")
     @classmethod
     def _of_json(cls, fields: Any) -> Any:
-        """JSON has the outcome for its readers, and earlier versions wrote the presented note:
-        both follow from the other fields.
-        """
+        """Leave out what JSON has for its readers and what follows from the other fields."""
         if not isinstance(fields, dict):
             return fields
         derived = ("outcome", "presented_note")
@@ -360,9 +342,7 @@ class MedicalRecord(GameRecord):
 
     @property
     def attack_failed(self) -> bool:
-        """True if the judge contradicts a valid attack: nothing injected, or a decoy with a real
-        error.
-        """
+        """True if the judge contradicts a valid attack: no error, or a decoy with one."""
         valid = self.attack is not None and self.attack.valid and self.category.has_attack
         return valid and self.label not in (None, self.spec.target_label)
 

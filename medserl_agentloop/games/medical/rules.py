@@ -62,8 +62,7 @@ class EditLimits(BaseModel):
     )
     must_touch_error: bool = Field(
         default=True,
-        description="adversarial_harmful: the edit must change the wrong sentence, or one that the "
-        "error depends on.",
+        description="adversarial_harmful: the edit must change a sentence that the error needs.",
     )
 
 
@@ -195,9 +194,7 @@ class MedicalGame:
         yield InvalidAttack.TOO_MANY_TOKENS, self._has_too_many_tokens(note, attack, change)
 
     def _has_too_many_tokens(self, note: str, attack: AttackRecord, change: Difference) -> bool:
-        """Return whether the note, or what its changed sentence grew by, is too long for the
-        assessor.
-        """
+        """Return whether the note, or its changed sentence, is too long for the assessor."""
         if self.count is None:
             return False
         seed, most = self.count(self.spec.seed_note), self.room(self.count(self.rewritten))

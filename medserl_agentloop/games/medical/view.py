@@ -198,9 +198,7 @@ def marked_changes(old: str, new: str) -> Pieces:
 
 
 def marked_quote(note: str, quote: str | None) -> Pieces:
-    """``note`` with the first place marked where it says ``quote``; in one line where only its
-    white space differs.
-    """
+    """``note`` with the first place marked where it says ``quote``, white space aside."""
     quote = (quote or "").strip()
     for text, words in ((note, quote), (one_line(note), one_line(quote))):
         if words and words in text:
