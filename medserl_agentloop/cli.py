@@ -104,7 +104,7 @@ def export(
     ] = "assessor",
 ) -> None:
     """Write a checkpoint as a Hugging Face folder, with a model card."""
-    from medserl_agentloop.core.checkpoints import choose
+    from medserl_agentloop.core.step_file import choose
 
     with errors_in_one_line():
         checkpoint = choose(run, step)

@@ -38,7 +38,7 @@ from experiments.learning.transcripts import Lesson, Transcript
 from experiments.learning.warm_start import PromptCodec, WarmStart, warm_start
 from experiments.shortcuts.clinic import Effect, effect, styled
 from experiments.shortcuts.transcripts import LESSON, styled_transcript
-from medserl_agentloop.core.alarms import Alarms, HealthMonitor
+from medserl_agentloop.core.metrics import Alarms, HealthMonitor
 from medserl_agentloop.data.rows import DEFAULT_MIX
 from medserl_agentloop.evaluation.local_models import LocalModel, load_player
 from medserl_agentloop.evaluation.play import play_match

@@ -1,9 +1,9 @@
-"""Role-separated advantage estimators: each role is credited as if it were alone in the batch.
+"""From rewards to advantages: each role is credited as if it were alone in the batch.
 
 verl's own estimators let rewards cross the border between opposed roles: REINFORCE++ and GAE carry
 a later reward back over masked tokens, GRPO and RLOO sum all rewards of a row. Here returns,
-baselines and normalisation stay within a role. Called by the trainer; registered with verl so that
-``algorithm.adv_estimator`` knows the names.
+baselines and normalisation stay within a role. The trainer calls :class:`RoleCredit`, below the
+estimators; they are registered with verl so that ``algorithm.adv_estimator`` knows the names.
 
 In the formulas, of one role: ``i`` is a conversation, ``t`` one of the role's own tokens in it,
 ``r`` a token's reward, ``R_i`` their sum, ``V`` the critic's value; after the role's last token
@@ -19,11 +19,19 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from transfer_queue import KVBatchMeta
+from verl import DataProto
 from verl.trainer.ppo.core_algos import register_adv_est
+from verl.trainer.ppo.ray_trainer import apply_kl_penalty
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.workers.utils.padding import response_to_nested
 
-from medserl_agentloop.core.config import CreditSettings, Normalization
+from medserl_agentloop.core.columns import context_ids, read_columns, stacked, write_columns
+from medserl_agentloop.core.config import CreditSettings, Normalization, SelfPlayConfig
+from medserl_agentloop.core.metrics import role_token_metrics
 
 VARIANCE_FLOOR = 1e-8
 # signals that differ by less than this share of their mean are equal as far as float32 can tell
@@ -42,12 +50,8 @@ class RoleBatch:
     """
 
     rewards: torch.Tensor  # finite on role tokens; what stands on others is ignored
-    mask: (
-        torch.Tensor
-    )  # 1 on the tokens that are trained on; void games and verl's padding rows are all 0
-    role_ids: (
-        torch.Tensor
-    )  # the number of each token's role in ``roles``, from 1; 0 where there is none
+    mask: torch.Tensor  # 1 on trained tokens; void games and verl's padding rows are all 0
+    role_ids: torch.Tensor  # number of each token's role in ``roles``, from 1; 0: none
     roles: Sequence[str]
     groups: Sequence[str]  # the prompt group of each of the B rows
     kinds: Sequence[str]  # of their games
@@ -75,15 +79,13 @@ class _RoleTokens:
         number = (
             torch.zeros_like(batch.role_ids) if batch.conversations is None else batch.conversations
         )
-        owners = torch.stack(
-            [where.nonzero()[:, 0], number[where]]
-        )  # (2, n) each token's row and conversation
+        # (2, n): each token's row and conversation
+        owners = torch.stack([where.nonzero()[:, 0], number[where]])
         keys, lengths = torch.unique_consecutive(owners, dim=1, return_counts=True)
         self.lengths: list[int] = lengths.tolist()
         self.rewards = batch.rewards[where].double()
-        self.earned = torch.stack(
-            [rewards.sum() for rewards in torch.split(self.rewards, self.lengths)]
-        )
+        of_conversations = torch.split(self.rewards, self.lengths)
+        self.earned = torch.stack([rewards.sum() for rewards in of_conversations])
         games = keys[0].tolist()
         self.groups = [batch.groups[game] for game in games]
         # In the certificate's batch every game has one, and its claim on credit is about whole
@@ -107,22 +109,14 @@ class _RoleTokens:
         return list(members.values())
 
     def comparable(self) -> list[list[int]]:
-        """The conversations of each prompt group and kind whose rewards differ; shares of the
-        others are metrics.
-        """
+        """The conversations of each prompt group and kind whose rewards differ."""
         groups = self.alike(self.groups, self.kinds)
-        small = [group for group in groups if len(group) == 1]
-        differ = [group for group in groups if self.earned[group].min() < self.earned[group].max()]
-        self.metrics["small_groups"] = len(small) / len(groups)
-        self.metrics["constant_groups"] = (len(groups) - len(small) - len(differ)) / len(groups)
-        self.metrics["no_signal_groups"] = 1 - len(differ) / len(groups)
-        return differ
+        return [group for group in groups if self.earned[group].min() < self.earned[group].max()]
 
     def discounted_sums(self, signal: torch.Tensor, discount: float) -> torch.Tensor:
         """``y[t] = signal[t] + discount * y[t + 1]`` within each conversation; (n,) -> (n,)."""
-        sums = pad_sequence(
-            list(torch.split(signal, self.lengths))
-        )  # (longest, C), 0 behind each conversation's end
+        # (longest, C), 0 behind each conversation's end
+        sums = pad_sequence(list(torch.split(signal, self.lengths)))
         for t in range(len(sums) - 2, -1, -1):
             sums[t] += discount * sums[t + 1]
         return torch.cat([own[:length] for own, length in zip(sums.t(), self.lengths, strict=True)])
@@ -314,3 +308,111 @@ def role_gae(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines
     delta = tokens.rewards + batch.gamma * following - values
     advantages = tokens.discounted_sums(delta, batch.gamma * batch.lam)
     return tokens.normalized(advantages), advantages + values
+
+
+# -- a training step -------------------------------------------------------------------------------
+
+_READ = (
+    *("uid", "kind", "response_mask", "role_ids", "context_lengths", "rm_scores"),
+    *("rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "entropy"),
+)
+_WRITTEN = (
+    "advantages",
+    "returns",
+    "response_mask",
+    "loss_mask",
+    "token_level_rewards",
+    "rollout_is_weights",
+)
+
+
+class RoleCredit:
+    """Assigns credit within each role; ``baselines``, which estimators keep between steps, go into
+    checkpoints.
+    """
+
+    def __init__(self, algorithm: Any, selfplay: SelfPlayConfig, roles: Sequence[str]) -> None:
+        self._algorithm, self._selfplay, self._roles = algorithm, selfplay, roles
+        self.baselines: Baselines = {}
+
+    def assign(
+        self, batch: KVBatchMeta, repeated_roles: Sequence[str], kl_controller: Any
+    ) -> tuple[KVBatchMeta, dict[str, float]]:
+        """A batch with its advantages written, and the metrics; ``kl_controller`` is for
+        ``use_kl_in_reward``.
+        """
+        columns = read_columns(batch, *_READ)
+        names = {name: columns.pop(name).tolist() for name in ("uid", "kind")}
+        rows = {name: np.array(values, dtype=object) for name, values in names.items()}
+        role_ids, context_lengths = (
+            columns.pop(name).unbind() for name in ("role_ids", "context_lengths")
+        )
+        contexts = [context_ids(c, len(r)) for c, r in zip(context_lengths, role_ids, strict=True)]
+        lengths = columns["response_mask"]
+        data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch=rows)
+        data.batch["role_ids"] = stacked(role_ids, data.batch["response_mask"])
+        data.batch["contexts"] = stacked(contexts, data.batch["response_mask"])
+        data, metrics = self.credited(data, repeated_roles, kl_controller)
+        written = {
+            name: response_to_nested(data.batch[name], lengths)
+            for name in _WRITTEN
+            if name in data.batch
+        }
+        return write_columns(batch, written), metrics
+
+    def credited(
+        self, data: DataProto, repeated_roles: Sequence[str], kl_controller: Any = None
+    ) -> tuple[DataProto, dict[str, float]]:
+        """As ``assign``, on (B, T) columns of verl's, ``role_ids`` and ``contexts``, and rows'
+        ``uid`` and ``kind``.
+
+        Narrows ``response_mask`` and ``loss_mask`` to the roles that are trained: verl weights its
+        loss by the latter, so other roles leave the token counts as well.
+        """
+        algorithm, selfplay = self._algorithm, self._selfplay
+        metrics: dict[str, float] = {}
+        for number, role in enumerate(self._roles, start=1):
+            if not selfplay.trains(role):
+                data.batch["response_mask"] *= data.batch["role_ids"] != number
+
+        rewards = data.batch["rm_scores"]
+        data.batch["token_level_scores"] = data.batch["token_level_rewards"] = rewards
+        if algorithm.use_kl_in_reward:
+            data, metrics = apply_kl_penalty(data, kl_controller, algorithm.kl_penalty)
+
+        correction = algorithm.get("rollout_correction", None)
+        corrects = correction is not None and not correction.get("bypass_mode", False)
+        known = {"rollout_log_probs", "old_log_probs"} <= set(data.batch.keys())
+        # verl's correction refuses a batch without a trained token, e.g. one whose games are all
+        # void.
+        if corrects and known and data.batch["response_mask"].any():
+            data, correction_metrics = compute_rollout_correction_and_add_to_batch(data, correction)
+            metrics |= correction_metrics
+
+        batch = data.batch
+        mask, role_ids = batch["response_mask"], batch["role_ids"]
+        games = RoleBatch(
+            rewards=batch["token_level_rewards"],
+            mask=mask,
+            role_ids=role_ids,
+            roles=self._roles,
+            groups=data.non_tensor_batch["uid"].tolist(),
+            kinds=data.non_tensor_batch["kind"].tolist(),
+            conversations=batch["contexts"],
+            repeated_roles=repeated_roles,
+            values=batch.get("values", None),
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
+        )
+        settings = selfplay.credit
+        if selfplay.adapters == "per_role":  # its optimizer has the weights
+            settings = settings.model_copy(update={"role_weights": {}})
+        credit = ROLE_ESTIMATORS[algorithm.adv_estimator](games, settings, self.baselines)
+        batch["advantages"], batch["returns"] = credit.advantages, credit.returns
+        batch["loss_mask"] = mask
+        per_token = {"advantage": credit.advantages}
+        if "entropy" in batch:  # not where verl takes the rollout's log-probs as they are
+            per_token["entropy"] = batch["entropy"]
+        per_role = selfplay.credit.loss == "per_role"
+        of_roles = role_token_metrics(per_token, mask, role_ids, self._roles, per_role)
+        return data, metrics | credit.metrics | of_roles

@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medserl_agentloop import DEFAULT_GAME, GAMES
-from medserl_agentloop.core.alarms import Alarms
 from medserl_agentloop.core.client import CHAT_PATH, HttpClient, ServerOptions
+from medserl_agentloop.core.metrics import Alarms
 from medserl_agentloop.paths import did_you_mean, find_object
 
 C = TypeVar("C", bound="SelfPlayConfig")

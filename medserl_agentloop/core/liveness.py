@@ -1,12 +1,12 @@
-"""Watch over the processes that play a run's games, whatever engine they run: are they gone, do
-they lose games?
+"""What would hang a run or spoil it in silence: dead processes, and a user's code that blocks or
+raises.
 
 verl 0.9.1 trains on without the games of a dead rollout server or reward-loop worker and fails
 later on something else; for those of a dead agent-loop worker it waits for ever. Nor does it stop
 where a game's code raises, and lost games are not like the rest: a reward that divides by zero on
-invalid attacks would forgive them. This module runs inside verl's servers too
-(:func:`end_without_engine`), and importing verl's own here would hold up a server's event loop for
-seconds.
+invalid attacks would forgive them. Neither verl nor Ray is imported at the top: games call this
+module, and verl's servers do (:func:`end_without_engine`), whose event loop an import would hold
+up for seconds.
 """
 
 from __future__ import annotations
@@ -18,33 +18,70 @@ import re
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from inspect import isawaitable
 from textwrap import indent
-from typing import Any
+from typing import Any, TypeVar
 
-import ray
-from ray.exceptions import ActorUnavailableError, RayActorError
-
-from medserl_agentloop.core.user_code import is_cancelled
 from medserl_agentloop.terminal import announce, visible
 
-# a living process answers at once; one that is slower is taken for busy, not for dead
-ANSWER_WITHIN_S = 10.0
-# Ray asks a node five times, every three seconds, before it calls it dead
-NODE_DECLARED_DEAD_WITHIN_S = 30.0
+# -- a user's code ---------------------------------------------------------------------------------
 
-Processes = list[
-    tuple[str, Any]
-]  # Ray actors, each with what the run calls it, e.g. "rollout server 0"
+T = TypeVar("T")
 
-
-class ProcessDied(RuntimeError):
-    """A process that plays the run's games is gone; the message says which, why, and how to go
-    on."""
-
-
+_PULSE_S = 1.0  # an event loop that does nothing for so long is blocked
+_loops: list[asyncio.AbstractEventLoop] = []  # the one in use, or none yet
 _failures: list[str] = []  # exceptions of games' code in this process
+
+
+def is_cancelled() -> bool:
+    """Return whether the running task was asked to stop.
+
+    If it was not, a CancelledError is an error of the user's own code.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def limited(work: Callable[[], Awaitable[T] | T], limit_s: float) -> T:
+    """Call ``work`` in the thread of users' code, and return or await what it returns.
+
+    A coroutine may keep connections in the thread's event loop between games. TimeoutError after
+    ``limit_s`` seconds, also if it blocks. An exit or a cancellation that it raises by itself
+    becomes a RuntimeError.
+    """
+
+    async def call() -> Any:
+        try:
+            result = work()
+            return await result if isawaitable(result) else result
+        except (asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
+            if is_cancelled():
+                raise
+            raise RuntimeError(f"it raised {type(error).__name__} {error}".strip()) from error
+
+    async def within(seconds: float, called: Any) -> Any:
+        started = asyncio.run_coroutine_threadsafe(called, loop)
+        return await asyncio.wait_for(asyncio.wrap_future(started), seconds)
+
+    if not _loops:
+        _loops.append(asyncio.new_event_loop())
+        # A daemon: a process may end although a user's code never does.
+        threading.Thread(target=_loops[0].run_forever, name="user code", daemon=True).start()
+    loop = _loops[0]
+    try:
+        answer: T = await within(limit_s, call())
+        return answer
+    except TimeoutError:
+        try:
+            await within(_PULSE_S, asyncio.sleep(0))
+        except TimeoutError:
+            # Blocked, maybe for ever: the next call gets another thread. Other calls notice it,
+            # too.
+            if loop in _loops:
+                _loops.remove(loop)
+        raise
 
 
 def ends_the_run(play: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,24 +109,37 @@ def first_failure(actor: Any) -> str | None:
     return next(iter(_failures), None)
 
 
+# -- processes and nodes ---------------------------------------------------------------------------
+
+# a living process answers at once; one that is slower is taken for busy, not for dead
+ANSWER_WITHIN_S = 10.0
+# Ray asks a node five times, every three seconds, before it calls it dead
+NODE_DECLARED_DEAD_WITHIN_S = 30.0
+
+Processes = list[tuple[str, Any]]  # Ray actors, each with its name in messages
+
+
+class ProcessDied(RuntimeError):
+    """A process that plays the run's games is gone; the message says which, why, and how to go
+    on."""
+
+
 def game_processes(trainer: Any) -> Processes:
     """All processes without which games are lost: the Ray actors of verl's trainer that serve, play
     and score.
     """
-    replicas = trainer.llm_server_manager.get_replicas()
     servers = [
         (f"rollout server {replica.replica_rank}", server)
-        for replica in replicas
+        for replica in trainer.llm_server_manager.get_replicas()
         for server in replica.servers
     ]
     # A user's own manager of agent loops may have no workers.
-    players = enumerate(getattr(trainer.agent_loop_manager, "agent_loop_workers", ()))
-    scorers = enumerate(trainer.reward_loop_manager.reward_loop_workers)
-    own = [(f"agent-loop worker {number}", worker) for number, worker in players]
+    players = getattr(trainer.agent_loop_manager, "agent_loop_workers", ())
+    scorers = trainer.reward_loop_manager.reward_loop_workers
     return [
         *servers,
-        *own,
-        *((f"reward-loop worker {number}", worker) for number, worker in scorers),
+        *((f"agent-loop worker {number}", worker) for number, worker in enumerate(players)),
+        *((f"reward-loop worker {number}", worker) for number, worker in enumerate(scorers)),
     ]
 
 
@@ -104,6 +154,8 @@ class Liveness:
 
     def start(self) -> None:
         """Remember the nodes that the run trains on."""
+        import ray
+
         self._nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
     def check(self, cause: Exception | None = None, within_s: float = ANSWER_WITHIN_S) -> None:
@@ -125,8 +177,11 @@ class Liveness:
 
 def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_S) -> list[str]:
     """Return a line per dead process, with Ray's account of its end; all together have some seconds
-    to answer.
+    to answer. RuntimeError if a game's code raised in one of them.
     """
+    import ray
+    from ray.exceptions import ActorUnavailableError, RayActorError
+
     signs_of_life = {actor.__ray_call__.remote(first_failure): name for name, actor in processes}
     answered, _ = ray.wait(
         list(signs_of_life), num_returns=len(signs_of_life), timeout=answer_within_s
@@ -134,22 +189,33 @@ def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_
     dead = []
     for sign in answered:
         try:
-            if failure := ray.get(sign):
-                raise RuntimeError(
-                    "the code of a game raised an exception, and a run without the games that it "
-                    "loses would learn "
-                    "something else. Mend it: the same command resumes from the last "
-                    f"checkpoint\n{failure}"
-                ) from None
+            failure = ray.get(sign)
         except ActorUnavailableError:  # out of reach, and perhaps not for long
             continue
         except RayActorError as error:
             dead.append(f"{signs_of_life[sign]} died ({_identity(error)})")
+            continue
+        if failure:
+            raise RuntimeError(
+                "the code of a game raised an exception, and a run without the games that it loses "
+                "would learn something else. Mend it: the same command resumes from the last "
+                f"checkpoint\n{failure}"
+            )
     return dead
+
+
+def _identity(error: Exception) -> str:
+    """Class, name and pid of a dead actor, out of Ray's long account of it."""
+    facts = dict(re.findall(r"^\s*(class_name|name|pid): (.+)$", str(error), flags=re.MULTILINE))
+    texts = {"class_name": "class {}", "name": "named {}", "pid": "pid {}"}
+    known = [texts[key].format(facts[key]) for key in texts if key in facts]
+    return ", ".join(known) or " ".join(str(error).split())
 
 
 def lost_nodes(known: Collection[str]) -> list[str]:
     """Return a line for each lost node of the ``known`` ids."""
+    import ray
+
     return [
         f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']}, Ray's id "
         f"{node['NodeID'][:8]}) was lost"
@@ -166,10 +232,8 @@ def watched(replicas: Iterable[Any], every_s: float = 5.0) -> Iterator[None]:
     a Ray actor that one sleeps. So it would live on, and whoever waits for its answer would wait
     for ever.
     """
-    servers, done = (
-        [server for replica in replicas for server in replica.servers],
-        threading.Event(),
-    )
+    servers = [server for replica in replicas for server in replica.servers]
+    done = threading.Event()
 
     def look() -> None:
         while not done.wait(every_s):
@@ -197,12 +261,3 @@ def end_without_engine(server: Any) -> None:
     if crashed:
         announce(f"the engine's process {', '.join(crashed)}; so its server ends")
         os._exit(1)
-
-
-def _identity(error: RayActorError) -> str:
-    """Class, name and pid of a dead actor, out of Ray's long account of it."""
-    facts = dict(re.findall(r"^\s*(class_name|name|pid): (.+)$", str(error), flags=re.MULTILINE))
-    texts = {"class_name": "class {}", "name": "named {}", "pid": "pid {}"}
-    return ", ".join(texts[key].format(facts[key]) for key in texts if key in facts) or " ".join(
-        str(error).split()
-    )

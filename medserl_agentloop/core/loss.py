@@ -104,6 +104,16 @@ def selfplay_loss(
     return loss + anchor, metrics | compared
 
 
+def compared_metrics(metrics: dict[str, Any]) -> dict[str, float]:
+    """What an update tells of rollout and actor, taken out of its metrics; nothing where the old
+    log-probs were written before.
+    """
+    if f"actor/{GAPS[0]}" not in metrics:
+        return {}
+    found = {f"training/{name}": metrics.pop(f"actor/{name}") for name in DIFFS}
+    return found | context_leak_metrics({name: metrics.pop(f"actor/{name}") for name in GAPS})
+
+
 # the smallest mean difference of log-probs that means something in float32
 LOG_PROB_RESOLUTION = 1e-6
 

@@ -1,7 +1,6 @@
-"""The report of a training step of any game: metrics from its records, a row on the screen, a table
-in W&B.
+"""Numbers of a training step of any game, and the alarms on them.
 
-docs/metrics.csv explains every name.
+docs/metrics.csv explains every name, docs/metrics.md lists all alarms.
 """
 
 from __future__ import annotations
@@ -9,9 +8,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.core.records import GameRecord
 
@@ -122,6 +123,37 @@ def turn_metrics(
     return metrics
 
 
+def role_token_metrics(
+    columns: Mapping[str, torch.Tensor],
+    response_mask: torch.Tensor,
+    role_ids: torch.Tensor,
+    roles: Sequence[str],
+    per_role: bool = True,
+) -> dict[str, float]:
+    """Mean and spread of (B, T) columns over a role's trained tokens, their number, their share of
+    the signal, and the largest share that one game has in it.
+
+    The signal is the mean of a role's absolute advantages, or their sum where its loss is not taken
+    ``per_role``.
+    """
+    metrics: dict[str, float] = {}
+    tokens = [(role_ids == number) & (response_mask > 0) for number in range(1, len(roles) + 1)]
+    sizes = [columns["advantage"][own].abs() for own in tokens]
+    signals = [(size.mean() if per_role and len(size) else size.sum()).item() for size in sizes]
+    for role, own, signal in zip(roles, tokens, signals, strict=True):
+        of = f"selfplay/{role}/"
+        metrics[of + "trained_tokens"] = float(own.sum())
+        if any(signals):
+            metrics[of + "signal_share"] = signal / sum(signals)
+        if signal:
+            games = (columns["advantage"].abs() * own).sum(1)
+            metrics[of + "largest_game_share"] = (games.max() / games.sum()).item()
+        for name, column in columns.items() if own.any() else ():
+            metrics[f"{of}{name}_mean"] = column[own].mean().item()
+            metrics[f"{of}{name}_std"] = column[own].std(unbiased=False).item()
+    return metrics
+
+
 def opponent_metrics(records: Iterable[GameRecord], won: Iterable[bool | None]) -> dict[str, float]:
     """Metrics of the opponent, empty without one; ``won`` is whether the trained role won, None if
     undecided.
@@ -171,3 +203,230 @@ def storable(cell: Any) -> Any:
     return (
         cell.encode("utf-8", errors="backslashreplace").decode() if isinstance(cell, str) else cell
     )
+
+
+# -- alarms ----------------------------------------------------------------------------------------
+
+METRIC_PREFIX = "selfplay/alarm/"
+MIN_GAMES = 8  # or prompt groups, before an alarm fires
+
+
+class Alarms(BaseModel):
+    """Settings that decide when a number becomes an alarm."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    patience: int = Field(
+        default=3,
+        ge=1,
+        description="Steps in a row beyond its limit that make a number an alarm: one may be "
+        "chance.",
+    )
+    limits: dict[str, float | None] = Field(
+        default={},
+        description="Limit by alarm, e.g. {void_games: 0.3}, in place of its own; null switches "
+        "the alarm off.",
+    )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One alarm: ``metric`` is beyond ``limit``; ``selfplay.alarms.limits`` may give another
+    limit."""
+
+    name: str
+    metric: str
+    limit: float
+    advice: str  # what to look at first
+    # metric that counts what the number rests on; None: one token is enough
+    games: str | None = "selfplay/games"
+    above: bool = True  # whether it fires above its limit, not below
+    of_first: bool = False  # whether the limit is a share of the number's first value in the run
+    # whether one step is enough, whatever ``patience`` is: no chance explains the number
+    at_once: bool = False
+
+
+_RULES_OF_ROLES = (
+    # Groups of equal rewards give group estimators no gradient; up to half of them is usual in the
+    # quickstart.
+    Rule(
+        "no_signal",
+        "no_signal_rate",
+        0.8,
+        "Raise rollout.n or the temperature, or give the rows of this role more variety.",
+        "groups",
+    ),
+    Rule(
+        "format",
+        "format_violation_rate",
+        0.95,
+        "See violation/<kind> of this role, and read its responses: a special token at their end "
+        "is missing from eos_token_id in the model's generation_config.json; other text is a "
+        "format that the model does not know.",
+        "turns",
+        at_once=True,
+    ),
+    Rule(
+        "one_game",
+        "largest_game_share",
+        0.5,
+        "One game gives more than half of this role's signal: read its turns. "
+        "algorithm.adv_estimator=role_grpo gives games alike weights.",
+        "groups",
+    ),
+)
+"""Rules of each role: ``<role>_<name>``, and metrics ``selfplay/<role>/...``."""
+
+_RULES = (
+    Rule(
+        "void_games",
+        "selfplay/void_rate",
+        0.15,
+        "See selfplay/void/<class>: no_room is a plan of lengths that is too tight, timed_out an "
+        "engine that is stuck or overloaded.",
+    ),
+    Rule(
+        "rollout_mismatch",
+        # The mean: the largest difference over half a million tokens in bf16 says nothing. One
+        # implementation measures 1e-6 in fp32 and 5e-4 in bf16.
+        "training/rollout_probs_diff_mean",
+        0.05,
+        "Rollout and actor see different contexts or weights: train nothing more before you know "
+        "why.",
+        games=None,
+    ),
+    Rule(
+        "context_leak",
+        # 1 in the quickstart, in fp32 and bf16; 200 and more where the contexts leak.
+        "selfplay/context_leak",
+        5.0,
+        "A role is trained on a context that holds the other's turn. Start the run with "
+        "selfplay.certify=only.",
+        games="selfplay/context_leak_games",
+        at_once=True,
+    ),
+    Rule(
+        "no_update",
+        "selfplay/no_update",
+        0.5,
+        "No weight moved in this step: the gradient is zero or not finite (verl then skips the "
+        "update), or the learning rate is 0. Look at actor/grad_norm and actor/lr, and for "
+        "log-probs of the engine that are not finite.",
+        games=None,
+        at_once=True,
+    ),
+    Rule(
+        "lost_metrics",
+        "selfplay/lost_metrics",
+        0.5,
+        "A number of verl's that the first step had is missing or not finite; the log names it.",
+        games=None,
+        at_once=True,
+    ),
+    Rule(
+        "lost_games",
+        "selfplay/lost_rate",
+        0.02,
+        "Search the log for 'Error in _run_prompt': it says why the worker crashed.",
+    ),
+)
+
+
+def common_rules(roles: Sequence[str]) -> tuple[Rule, ...]:
+    """The alarms of any game with these roles."""
+    of_roles = (
+        replace(
+            rule,
+            name=f"{role}_{rule.name}",
+            metric=f"selfplay/{role}/{rule.metric}",
+            games=f"selfplay/{role}/{rule.games}",
+        )
+        for role in roles
+        for rule in _RULES_OF_ROLES
+    )
+    return (*of_roles, *_RULES)
+
+
+@dataclass(frozen=True)
+class _Alarm:
+    """An alarm that fires in a step: its number, its limit, and the count of steps in a row."""
+
+    rule: Rule
+    value: float
+    limit: float
+    steps: int
+
+    def __str__(self) -> str:
+        side = "above" if self.rule.above else "below"
+        side += " its share of the first value," * self.rule.of_first
+        return (
+            f"{self.rule.name}: {self.rule.metric} is {self.value:.3g}, {side} {self.limit:.3g} "
+            f"(selfplay.alarms.limits.{self.rule.name}), steps in a row: {self.steps}. "
+            f"{self.rule.advice}"
+        )
+
+
+@dataclass(frozen=True)
+class HealthReport:
+    """The alarms that fire in a step, and a line for each alarm that begins or ends with it."""
+
+    firing: tuple[_Alarm, ...]
+    lines: tuple[str, ...]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """1.0 for each alarm that fires; the others are left out."""
+        return {METRIC_PREFIX + alarm.rule.name: 1.0 for alarm in self.firing}
+
+
+class HealthError(RuntimeError):
+    """A run with ``selfplay.on_alarm=stop`` has an alarm."""
+
+
+def stop_message(alarms: tuple[_Alarm, ...], step: int) -> str:
+    keys = ", ".join(f"selfplay.alarms.limits.{alarm.rule.name}" for alarm in alarms)
+    return (
+        f"stopped after step {step} (selfplay.on_alarm=stop). {' '.join(map(str, alarms))} To go "
+        "on from the last checkpoint, start the same command with selfplay.on_alarm=warn, or "
+        f"change {keys} (null switches an alarm off)."
+    )
+
+
+class HealthMonitor:
+    """Watches the metrics of a run, step by step.
+
+    An alarm fires from its ``patience``-th step in a row beyond its limit (some at once) to the
+    last of that row. A number that a step lacks, or that rests on too few games, changes nothing.
+    """
+
+    def __init__(self, config: Alarms, rules: Sequence[Rule]) -> None:
+        self._config, self._rules = config, rules
+        # Steps in a row in which the number of an alarm was beyond its limit; from the first step
+        # on that has one, the ``first`` value where a limit is a share of it.
+        self.state: dict[str, dict[str, float]] = {"streaks": {}}
+
+    def observe(self, metrics: Mapping[str, float]) -> HealthReport:
+        firing: list[_Alarm] = []
+        lines: list[str] = []
+        streaks = self.state["streaks"]
+        for rule in self._rules:
+            value, limit = (
+                metrics.get(rule.metric, math.nan),
+                self._config.limits.get(rule.name, rule.limit),
+            )
+            games = math.inf if rule.games is None else metrics.get(rule.games, 0.0)
+            if limit is None or not math.isfinite(value) or games < MIN_GAMES:
+                continue
+            if rule.of_first:
+                limit *= self.state.setdefault("first", {}).setdefault(rule.name, value)
+            patience = 1 if rule.at_once else self._config.patience
+            before = int(streaks.pop(rule.name, 0))
+            if value > limit if rule.above else value < limit:
+                streaks[rule.name] = before + 1
+                if before + 1 >= patience:
+                    firing.append(_Alarm(rule, value, limit, before + 1))
+                if before + 1 == patience:
+                    lines.append(str(firing[-1]))
+            elif before >= patience:
+                lines.append(f"{rule.name} is over: {rule.metric} is {value:.3g}")
+        return HealthReport(tuple(firing), tuple(lines))

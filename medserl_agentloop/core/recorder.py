@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from medserl_agentloop.core.alarms import HealthMonitor, stop_message
 from medserl_agentloop.core.metrics import (
+    HealthMonitor,
     finite,
     lost_games_metrics,
     opponent_metrics,
+    stop_message,
     storable,
     turn_metrics,
 )

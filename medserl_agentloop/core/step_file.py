@@ -1,8 +1,8 @@
-"""Files of a run, written so that a resumed run continues them exactly; used by the trainer.
+"""Files of a run, written so that a resumed run continues them exactly, and its checkpoints.
 
 Games and metrics are files of JSON lines that each belong to a training step. A resumed run cuts
-off the steps it plays again, so a file holds every step once whatever killed the run. Baselines and
-alarms have a little state.
+off the steps it plays again, so a file holds every step once whatever killed the run. Of the
+checkpoints the newest ones are kept, and the best by validation; each has a little state of ours.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import json
 import math
 import os
 import secrets
+import shutil
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from filelock import FileLock, Timeout
+from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
 from medserl_agentloop.paths import regular_file, replacing
@@ -34,6 +37,7 @@ STATE_FILE = "selfplay_state.json"
 LOCK_FILE = ".lock"
 LATEST = "latest_checkpointed_iteration.txt"  # where verl writes the step of the last checkpoint
 WANDB_RUN_FILE = "wandb_run_id"
+_PREFIX = "global_step_"  # of verl's checkpoint folders
 
 
 def lock_folder(folder: str | Path, wait_s: float = 30.0) -> AbstractContextManager[Any]:
@@ -70,55 +74,6 @@ class StepFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
-        """Yield each line and its object, {} if it is half written; ValueError if a step is missing
-        or goes back.
-        """
-        before, remedy = (
-            0,
-            "so the run cannot be resumed with this file: fix the line, or move the file away",
-        )
-        with self.path.open("rb") if self.path.exists() else BytesIO() as file:
-            for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):
-                    yield line, {}
-                    return
-                try:
-                    row = from_line(line)
-                    step = row["step"] = int(row["step"])
-                except (ValueError, TypeError, KeyError, OverflowError):
-                    raise ValueError(f"{self.path}, line {number} has no step, {remedy}") from None
-                if step < before:
-                    raise ValueError(
-                        f"{self.path}, line {number} is of an earlier step than the one before, "
-                        f"{remedy}"
-                    )
-                before = step
-                yield line, row
-
-    def cut_after(self, step: int) -> int:
-        """Remove the lines of steps after ``step``, and a half-written last line; return their
-        number.
-
-        A file of which nothing would be left is moved aside, to the same name with a number. Raises
-        as ``lines``.
-        """
-        kept = removed = 0
-        for line, row in self.lines():
-            if row and row["step"] <= step:
-                kept += len(line)
-            else:
-                removed += 1
-        if kept:
-            os.truncate(self.path, kept)
-        elif removed:
-            names = (
-                self.path.with_name(f"{self.path.name}.{number}") for number in itertools.count(1)
-            )
-            self.path.rename(next(aside for aside in names if not aside.exists()))
-            self.path.touch()
-        return removed
-
     def append(self, objects: Iterable[dict[str, Any]]) -> None:
         """Write one line per object and wait until they are on disk; an OSError names the file."""
         lines = b"".join(map(to_line, objects))
@@ -145,15 +100,55 @@ class StepFile:
                     row = from_line(line)
                 except ValueError as error:
                     if number > 1 and not line.endswith(b"\n"):
-                        print(
-                            visible(f"{self.path} ends within line {number}: it is left out"),
-                            file=sys.stderr,
-                        )
+                        ends = f"{self.path} ends within line {number}: it is left out"
+                        print(visible(ends), file=sys.stderr)
                         return
                     raise ValueError(f"{self.path}, line {number} is not JSON: {error}") from None
                 if not isinstance(row, dict):
                     raise ValueError(f"{self.path}, line {number} is no JSON object")
                 yield row
+
+    def steps(self) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+        """Yield the step of each whole line, the line and its object; ValueError for a line that
+        has none, or one of an earlier step than the line before.
+        """
+        before = 0
+        with self.path.open("rb") if self.path.exists() else BytesIO() as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    row = from_line(line)
+                    step = int(row["step"])
+                    if step < before:
+                        raise ValueError
+                except (ValueError, TypeError, KeyError, OverflowError):
+                    raise ValueError(
+                        f"{self.path}, line {number} has no step, or an earlier one than the line "
+                        "before: fix the line, or move the file away to resume without it"
+                    ) from None
+                before = step
+                yield step, line, row
+
+    def cut_after(self, step: int) -> int:
+        """Remove the lines of steps after ``step``, and a half-written last line; return their
+        number. Raises as ``steps``.
+
+        A file of which nothing would be left is moved aside, to the same name with a number.
+        """
+        kept = [len(line) for of, line, _ in self.steps() if of <= step]
+        if not self.path.exists():
+            return 0
+        with self.path.open("rb") as file:
+            removed = sum(1 for _ in file) - len(kept)
+        if kept:
+            os.truncate(self.path, sum(kept))
+        elif removed:
+            aside = (f"{self.path.name}.{number}" for number in itertools.count(1))
+            free = (path for path in map(self.path.with_name, aside) if not path.exists())
+            self.path.rename(next(free))
+            self.path.touch()
+        return removed
 
 
 def to_line(values: dict[str, Any]) -> bytes:
@@ -184,16 +179,9 @@ def write_prompts(folder: str | Path, step: int, prompts: Iterable[dict[str, Any
     """
     file = StepFile(Path(folder) / PROMPTS_FILE)
     file.cut_after(step - 1)
-    held = (
-        {(row["role"], row["template"]): row["messages"] for row in file.read()}
-        if file.path.exists()
-        else {}
-    )
-    if new := [
-        prompt
-        for prompt in prompts
-        if held.get((prompt["role"], prompt["template"])) != prompt["messages"]
-    ]:
+    held = {(row["role"], row["template"]): row["messages"] for _, _, row in file.steps()}
+    new = [p for p in prompts if held.get((p["role"], p["template"])) != p["messages"]]
+    if new:
         file.append({"step": step, **prompt} for prompt in new)
 
 
@@ -216,44 +204,18 @@ class RunFiles:
             file.write(config.encode())
 
     def resume_after(self, step: int) -> None:
-        """Remove and report lines of steps after the checkpoint of ``step``, and report lines
-        missing before it.
-        """
-        for missing in list(self.missing(step)):
-            announce(f"warning: {missing}")
+        """Remove and report lines of steps after the checkpoint of ``step``."""
         for file in (self.games, self.metrics):
-            if removed := file.cut_after(
-                step or -1
-            ):  # what was measured before the first step is measured anew
+            # What was measured before the first step is measured anew.
+            if removed := file.cut_after(step or -1):
                 done = "removed" if file.path.stat().st_size else "moved aside"
                 announce(f"{file.path}: {done} {removed} lines of steps after {step}")
 
-    def missing(self, step: int) -> Iterator[str]:
-        """Yield a sentence for each gap in the files up to the checkpoint of ``step``; raises as
-        ``lines``.
-        """
-        held = Counter(row["step"] for _, row in self.games.lines() if row)
-        played = Counter[int]()
-        for row in (
-            row for _, row in self.metrics.lines() if row
-        ):  # a step's validation has a line of its own
-            played[row["step"]] += int(row.get("selfplay/games", 0))
-        # The files of a run that began at another one's checkpoint begin later.
-        steps = range(min([*played, *held], default=1), step + 1)
-        if unknown := [str(number) for number in steps if number not in played]:
-            yield f"{self.metrics.path} lacks steps that were trained: {_first(unknown)}"
-        counts = [
-            (n, held[n], count) for n, count in played.items() if n <= step and held[n] < count
-        ]
-        if fewer := [f"{left} of {count} of step {n}" for n, left, count in counts]:
-            yield f"{self.games.path} lacks games that were played: it holds {_first(fewer)}"
+
+# -- checkpoints -----------------------------------------------------------------------------------
 
 
-def _first(texts: Sequence[str]) -> str:
-    return ", ".join([*texts[:5], "..."] if len(texts) > 5 else texts)
-
-
-State = dict[str, dict[str, int | float | dict[str, int]]]
+State = dict[str, dict[str, float]]
 """The state that one part of a run keeps between two steps: numbers by name, in groups."""
 
 
@@ -272,10 +234,103 @@ def load_state(folder: str | Path, parts: Mapping[str, State]) -> list[str]:
         return sorted(parts)
     try:
         states = TypeAdapter(dict[str, State]).validate_json(path.read_bytes())
-        for name in parts.keys() & states.keys():
-            if not parts[name].keys() <= states[name].keys():
-                raise ValueError(f"the {name} lack {', '.join(parts[name])}")
-            parts[name].update(states[name])
     except ValueError as error:
         raise ValueError(f"{path} does not hold the state of a self-play run: {error}") from error
+    for name in parts.keys() & states.keys():
+        parts[name].update(states[name])
     return sorted(parts.keys() - states.keys())
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that can be loaded; ``score`` is of its validation, None without one."""
+
+    step: int
+    folder: Path
+    score: float | None
+    newest: bool
+    best: bool
+
+    def __str__(self) -> str:
+        marks = ["newest"] * self.newest + ["best"] * self.best
+        marks += [] if self.score is None else [f"{self.score:.3f}"]
+        return f"step {self.step}" + (f" ({', '.join(marks)})" if marks else "")
+
+
+def read_scores(records: str | Path, best_by: str | None) -> dict[int, float]:
+    """Validation scores of a run by step, from its ``metrics.jsonl``; 0 is before training.
+
+    A score is the mean of the measure ``best_by`` over the validation's data sets.
+    """
+    scores: dict[int, float] = {}
+    for step, _, row in StepFile(Path(records) / METRICS_FILE).steps() if best_by else ():
+        names = (name for name in row if name.startswith("val-core/"))
+        if found := [row[name] for name in names if name.endswith(f"/{best_by}")]:
+            scores[step] = fmean(found)
+    return scores
+
+
+def best_step(scores: Mapping[int, float]) -> int | None:
+    """The step of the highest score, the earliest of several; None if there is none."""
+    return min(scores, key=lambda step: (-scores[step], step), default=None)
+
+
+def saved_steps(folder: str | Path) -> list[int]:
+    """Steps of verl's checkpoints in a folder that still have weights, in order."""
+    found = (path.parent.name.removeprefix(_PREFIX) for path in Path(folder).glob("*/actor"))
+    return sorted(map(int, filter(str.isdecimal, found)))
+
+
+def latest_step(folder: str | Path) -> int | None:
+    """The step that a run would resume from; None before the first checkpoint."""
+    path = Path(folder) / LATEST
+    text = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+    return int(text) if text.isdecimal() else None
+
+
+def remove_old(
+    folder: str | Path, step: int, keep: int | None, scores: Mapping[int, float]
+) -> None:
+    """Make room for the checkpoint of ``step``: leave ``keep`` with it, and the best by ``scores``.
+
+    None keeps all. As verl does (utils/checkpoint/checkpoint_manager.py), which forgets those of
+    before a resume: weights alone are removed, and one checkpoint stays whole until the new one is.
+    """
+    before = [number for number in saved_steps(folder) if number < step]
+    best = best_step({number: scores[number] for number in before if number in scores})
+    for number in before[: -max(keep - 1, 1)] if keep else ():
+        # The one that a run would resume from may be an older one that was chosen.
+        if number not in (latest_step(folder), best):
+            announce(f"removing the checkpoint of step {number} (trainer.max_actor_ckpt_to_keep)")
+            for engine in ("actor", "critic"):
+                shutil.rmtree(Path(folder) / f"{_PREFIX}{number}" / engine, ignore_errors=True)
+
+
+def checkpoints(run: str | Path) -> list[Checkpoint]:
+    """The checkpoints of a run's folder, in order."""
+    folder = Path(run)
+    path = folder / CONFIG_FILE
+    config = OmegaConf.load(path) if path.is_file() else OmegaConf.create()
+    scores = read_scores(run, OmegaConf.select(config, "selfplay.best_by"))
+    steps, newest = saved_steps(folder), latest_step(folder)
+    best = best_step({step: scores[step] for step in steps if step in scores})
+    return [
+        Checkpoint(
+            step, folder / f"{_PREFIX}{step}", scores.get(step), step == newest, step == best
+        )
+        for step in steps
+    ]
+
+
+def choose(run: str | Path, wanted: str) -> Checkpoint:
+    """The checkpoint that ``best``, ``newest`` or a step's number means; ValueError names those
+    that there are.
+    """
+    found = checkpoints(run)
+    for checkpoint in found:
+        names = (str(checkpoint.step), "newest" * checkpoint.newest, "best" * checkpoint.best)
+        if wanted in names:
+            return checkpoint
+    have = ", ".join(map(str, found)) or "no checkpoint"
+    reason = "; no validation has a score (trainer.test_freq)" if wanted == "best" else ""
+    raise ValueError(f"{run} has no checkpoint '{wanted}'{reason}: it has {have}")

@@ -21,10 +21,9 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from medserl_agentloop.core import checkpoints, step_file
 from medserl_agentloop.core import loss as losses
-from medserl_agentloop.core.advantages import ROLE_ESTIMATORS
-from medserl_agentloop.core.alarms import HealthError
+from medserl_agentloop.core import step_file
+from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, RoleCredit
 from medserl_agentloop.core.certificate import CertificateError, certify
 from medserl_agentloop.core.columns import (
     read_columns,
@@ -41,10 +40,10 @@ from medserl_agentloop.core.config import (
     game_class,
     refuse,
 )
-from medserl_agentloop.core.credit import RoleCredit
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import overlong
 from medserl_agentloop.core.liveness import Liveness, ProcessDied, game_processes, watched
+from medserl_agentloop.core.metrics import HealthError
 from medserl_agentloop.core.recorder import StepRecorder, finish_loggers
 from medserl_agentloop.core.run_check import RunConfig, check_run, machine, resume
 from medserl_agentloop.core.trajectory import GAME_KEY
@@ -68,16 +67,10 @@ class SelfPlayDataset(RLHFDataset):  # type: ignore[misc]  # verl is untyped
         selfplay = SelfPlayConfig.from_run(OmegaConf.select(self.config, ".."))
         game = game_class(selfplay.game)(selfplay, ChatEncoder.of_run(self.tokenizer, self.config))
         rows = list(dataframe["extra_info"])
-        fitting = [
-            number
-            for number, facts in enumerate(rows)
-            if not overlong(game.plan(facts), self.config)
-        ]
-        announce(
-            f"{', '.join(self.data_files)}: data.filter_overlong_prompts leaves out "
-            f"{len(rows) - len(fitting)} of "
-            f"{len(rows)} rows"
-        )
+        plans = map(game.plan, rows)
+        fitting = [number for number, plan in enumerate(plans) if not overlong(plan, self.config)]
+        files, left_out = ", ".join(self.data_files), len(rows) - len(fitting)
+        announce(f"{files}: data.filter_overlong_prompts leaves out {left_out} of {len(rows)} rows")
         return dataframe.select(fitting)
 
 
@@ -108,12 +101,13 @@ class SelfPlayReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is untyp
         repeat itself.
         """
         rows = {uid: number for number, uid in enumerate(self.prompt_global_steps[partition_id])}
-        in_order = sorted(
-            games, key=lambda key: (rows.get(key.split("_")[0], -1), *map(int, key.split("_")[1:]))
-        )
-        return super()._materialize_batch(
-            partition_id, prompts, {key: games[key] for key in in_order}
-        )
+
+        def place(key: str) -> tuple[int, ...]:
+            uid, *session_and_index = key.split("_")
+            return rows.get(uid, -1), *map(int, session_and_index)
+
+        in_order = {key: games[key] for key in sorted(games, key=place)}
+        return super()._materialize_batch(partition_id, prompts, in_order)
 
 
 @register_trainer("selfplay_sync")
@@ -145,10 +139,9 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
         self.recorder = StepRecorder(self.selfplay, self.game, self.files)
         self.liveness = Liveness(partial(game_processes, self), self._where_it_ended)
-        self.counts: dict[str, dict[str, float]] = {}
-        self.run_state: dict[str, Any] = {
+        self.run_state: dict[str, step_file.State] = {
             "baselines": self.credit.baselines,
-            "counts": self.counts,
+            "counts": {},
             "alarms": self.recorder.health.state,
         }
         # verl would remove the best checkpoint, and forgets those of before a resume.
@@ -222,59 +215,46 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
 
     def _stop_if_nothing_got_better(self) -> None:
         """Make this step the last one if the best validation is too long ago."""
-        scores = checkpoints.read_scores(self.selfplay.records, self.selfplay.best_by)
-        patience, since = (
-            self.selfplay.stop_after_evaluations,
-            checkpoints.evaluations_after_best(scores),
-        )
-        if patience and since >= patience and self.global_steps < self.total_training_steps:
+        own, step = self.selfplay, self.global_steps
+        scores = step_file.read_scores(own.records, own.best_by)
+        best, patience = step_file.best_step(scores), own.stop_after_evaluations
+        since = sum(of > best for of in scores) if best is not None else 0
+        if patience and since >= patience and step < self.total_training_steps:
             announce(
-                f"step {self.global_steps} is the last one: {since} validations since the best "
-                f"{self.selfplay.best_by}, in step {checkpoints.best_step(scores)} "
-                "(selfplay.stop_after_evaluations)"
+                f"step {step} is the last one: {since} validations since the best {own.best_by}, "
+                f"in step {best} (selfplay.stop_after_evaluations)"
             )
-            self.total_training_steps = self.global_steps
-
-    def _save_checkpoint(self) -> None:
-        try:
-            own = self.config.trainer
-            scores = checkpoints.read_scores(self.selfplay.records, self.selfplay.best_by)
-            checkpoints.remove_old(
-                own.default_local_dir, self.global_steps, self.kept_checkpoints, scores
-            )
-            step_file.save_state(self._checkpoint_folder(), self.run_state)
-            super()._save_checkpoint()
-        except Exception as error:  # on a full disk torch says "unexpected pos", and names no file
-            free = shutil.disk_usage(self.config.trainer.default_local_dir).free / 2**20
-            raise RuntimeError(
-                f"the checkpoint {self._checkpoint_folder()} cannot be written "
-                f"({type(error).__name__}); {free:.0f} MB "
-                "are free there. Make room if that is too little: the same command resumes from "
-                "the checkpoint before"
-            ) from error
+            self.total_training_steps = step
 
     def _checkpoint_folder(self) -> Path:
         return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
 
+    def _save_checkpoint(self) -> None:
+        folder, own = self._checkpoint_folder(), self.selfplay
+        try:
+            scores = step_file.read_scores(own.records, own.best_by)
+            step_file.remove_old(folder.parent, self.global_steps, self.kept_checkpoints, scores)
+            step_file.save_state(folder, self.run_state)
+            super()._save_checkpoint()
+        except Exception as error:  # on a full disk torch says "unexpected pos", and names no file
+            free = shutil.disk_usage(folder.parent).free / 2**20
+            raise RuntimeError(
+                f"the checkpoint {folder} cannot be written ({type(error).__name__}); {free:.0f} "
+                "MB are free there. Make room if that is too little: the same command resumes from "
+                "the checkpoint before"
+            ) from error
+
     def _load_checkpoint(self) -> None:
         own = self.config.trainer
-        chosen = own.resume_from_path if own.resume_mode == "resume_path" else None
         fresh = self.train_dataloader.state_dict() if self.rows_begin_anew else None
+        chosen = own.resume_from_path if own.resume_mode == "resume_path" else None
         try:
             super()._load_checkpoint()
         except Exception as error:  # torch may raise anything for a damaged file
-            folder, remedy = chosen, "Set trainer.resume_from_path to another one"
-            if not chosen:
-                folder, latest = (
-                    self._checkpoint_folder(),
-                    f"{own.default_local_dir}/{step_file.LATEST}",
-                )
-                remedy = (
-                    f"Move it away and write the step of the one before into {latest}, or set "
-                    "trainer.resume_mode=resume_path and trainer.resume_from_path"
-                )
             raise ValueError(
-                f"the checkpoint {folder} cannot be loaded ({type(error).__name__}). {remedy}"
+                f"the checkpoint {chosen or self._checkpoint_folder()} cannot be loaded "
+                f"({type(error).__name__}). Resume from another one: set "
+                "trainer.resume_mode=resume_path and trainer.resume_from_path"
             ) from error
         if fresh is not None:
             self.train_dataloader.load_state_dict(fresh)
@@ -285,15 +265,16 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
                 announce(f"the checkpoint holds no {name}: they start anew")
             rest = "nothing is left to train" if step >= total else f"{total - step} steps are left"
             announce(f"resuming after step {step} of {total}: {rest}")
-        if self.selfplay.certify != "only":
-            self.files.resume_after(step)
-            self._stop_if_nothing_got_better()
-            run = RunConfig(self.config, self.selfplay)
-            if step and resume.validation_is_missing(run, self.files, step, total):
-                announce(f"the validation of step {step} was not made: it is made now")
-                own.val_before_train = True
-            if step < self.total_training_steps:
-                step_file.write_prompts(self.selfplay.records, step + 1, self.interaction.prompts())
+        if self.selfplay.certify == "only":
+            return
+        self.files.resume_after(step)
+        self._stop_if_nothing_got_better()
+        run = RunConfig(self.config, self.selfplay)
+        if step and resume.validation_is_missing(run, self.files, step, total):
+            announce(f"the validation of step {step} was not made: it is made now")
+            own.val_before_train = True
+        if step < self.total_training_steps:
+            step_file.write_prompts(self.selfplay.records, step + 1, self.interaction.prompts())
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Run verl's training loop; ProcessDied names a dead process or node that is behind an
@@ -322,15 +303,13 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
     def _where_it_ended(self) -> str:
         return (
             f"in step {self.global_steps}. Its last output is above in the log. The same command "
-            "resumes from the last "
-            f"checkpoint in {self.config.trainer.default_local_dir}"
+            f"resumes from the last checkpoint in {self.config.trainer.default_local_dir}"
         )
 
     def on_sample_end(self) -> None:
         # The games that are left when a process has died are not a batch to train on.
         self.liveness.check()
-        # What a game gave up on is still generated, and SGLang's scheduler cannot go to sleep with
-        # it.
+        # SGLang's scheduler cannot go to sleep with what games gave up on and it still generates.
         self.checkpoint_manager.abort_replicas()
         self.checkpoint_manager.resume_generation_replicas()
         super().on_sample_end()
@@ -348,10 +327,8 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         batch = super()._compute_old_log_prob(batch, metrics)
         fields = ("rollout_log_probs", "old_log_probs", "response_mask")
         log_probs = read_columns(batch, *fields)
-        recomputed = (
-            "actor/entropy" in metrics
-        )  # with verl's bypass_mode, old log-probs are the rollout's own
-        if recomputed and "rollout_log_probs" in log_probs:
+        # With verl's bypass_mode, old log-probs are the rollout's own, and entropy is not there.
+        if "actor/entropy" in metrics and "rollout_log_probs" in log_probs:
             columns = log_probs.to_padded_tensor(0)
             gaps = losses.context_gaps(*(columns[name] for name in fields))
             metrics.update(losses.context_leak_metrics(gaps))
@@ -390,14 +367,11 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         columns = read_columns(games, "extra_fields")
         records = [extra[GAME_KEY] for extra in list(columns["extra_fields"])]
         self._records = dict(zip(games.keys, records, strict=True))
-        before = [{role: record.reward(role) for role in self.game.roles} for record in records]
-        self.interaction.settle(records, self.counts)
+        roles = dict(enumerate(self.game.roles, start=1))
+        before = [{number: record.reward(roles[number]) for number in roles} for record in records]
+        self.interaction.settle(records, self.run_state["counts"])
         changed = [
-            {
-                number: record.reward(role)
-                for number, role in enumerate(self.game.roles, start=1)
-                if record.reward(role) != old[role]
-            }
+            {n: record.reward(roles[n]) for n in roles if record.reward(roles[n]) != old[n]}
             for record, old in zip(records, before, strict=True)
         ]
         if any(changed):
@@ -405,12 +379,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._update_actor(batch, metrics)
-        if f"actor/{losses.GAPS[0]}" in metrics:  # this pass gave the old log-probs, too
-            metrics.update(
-                {f"training/{name}": metrics.pop(f"actor/{name}") for name in losses.DIFFS}
-            )
-            gaps = {name: metrics.pop(f"actor/{name}") for name in losses.GAPS}
-            metrics.update(losses.context_leak_metrics(gaps))
+        metrics.update(losses.compared_metrics(metrics))
         return batch
 
     def _step_once(
@@ -418,11 +387,10 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
     ) -> KVBatchMeta:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         games = without_padding(batch)
-        columns = read_columns(games, "role_ids")
         added = self.recorder.games(
             self.interaction,
             [self._records[key] for key in games.keys],
-            list(columns["role_ids"].unbind()),
+            list(read_columns(games, "role_ids")["role_ids"].unbind()),
             expected=sample_batch_size * self.config.actor_rollout_ref.rollout.n,
             step=self.global_steps,
             to_wandb=self.logs_to_wandb,

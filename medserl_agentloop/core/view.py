@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from omegaconf import DictConfig
 
-from medserl_agentloop.core.alarms import Rule, common_rules
+from medserl_agentloop.core.metrics import Rule, common_rules
 from medserl_agentloop.core.records import COLUMNS, Column, GameRecord, Section, as_text
 
 R = TypeVar("R", bound=GameRecord)

@@ -27,12 +27,11 @@ from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtens
 
 from medserl_agentloop.backends.cpu_sampling import Sampler, SamplingRequest, SamplingSettings
 from medserl_agentloop.core import identity
-from medserl_agentloop.core.checkpoints import Checkpoint
 from medserl_agentloop.core.client import without_credentials
 from medserl_agentloop.core.config import ADAPTERS_FOLDER
 from medserl_agentloop.core.encoding import ChatEncoder, end_ids
 from medserl_agentloop.core.interaction import Message, Reply, Turn, as_untrusted
-from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, METRICS_FILE, StepFile
+from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, METRICS_FILE, Checkpoint, StepFile
 from medserl_agentloop.games.medical.case import Role
 
 logger = logging.getLogger(__name__)

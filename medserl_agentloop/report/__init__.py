@@ -25,12 +25,17 @@ from rich.panel import Panel
 from rich.text import Text
 
 from medserl_agentloop import DEFAULT_GAME
-from medserl_agentloop.core.checkpoints import checkpoints
 from medserl_agentloop.core.config import ConfigError, game_class
 from medserl_agentloop.core.interaction import Interaction
 from medserl_agentloop.core.metrics import storable
 from medserl_agentloop.core.records import Column, GameRecord, Rewards, read_games
-from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FILE, StepFile
+from medserl_agentloop.core.step_file import (
+    CONFIG_FILE,
+    GAMES_FILE,
+    METRICS_FILE,
+    StepFile,
+    checkpoints,
+)
 from medserl_agentloop.terminal import plain, table, visible
 
 PART = 1000

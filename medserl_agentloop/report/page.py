@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.progress import track
 
 from medserl_agentloop import DEFAULT_GAME
-from medserl_agentloop.core.alarms import METRIC_PREFIX
 from medserl_agentloop.core.config import ConfigError, game_class
+from medserl_agentloop.core.metrics import METRIC_PREFIX
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import CONFIG_FILE, METRICS_FILE, PROMPTS_FILE, StepFile
 from medserl_agentloop.paths import PACKAGE, regular_file, replacing

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.core.alarms import Alarms, HealthMonitor, HealthReport, stop_message
+from medserl_agentloop.core.metrics import Alarms, HealthMonitor, HealthReport, stop_message
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 
 RULES = MedicalGameInteraction.View.rules(MedicalGameInteraction.roles)
@@ -23,6 +23,7 @@ VALUES = {
     "attacker_wins": 0.96, "assessor_wins": 0.04, "attacker_no_signal": 0.81,
     "assessor_no_signal": 0.81,
     "attacker_format": 0.96, "assessor_format": 0.96,
+    "attacker_one_game": 0.51, "assessor_one_game": 0.51,
     "attacker_cut": 0.03, "assessor_cut": 0.03,
     "invalid_attacks": 0.49, "void_games": 0.16, "no_error_present": 0.16,
     "unknowable_errors": 0.79,

@@ -134,25 +134,6 @@ def estimate(
 
 
 estimators = pytest.mark.parametrize("name", sorted(ROLE_ESTIMATORS))
-TWO_PROMPTS = (
-    [[ATTACKER, ATTACKER, ASSESSOR], [ATTACKER, 0, 0], [ATTACKER, 0, 0]],
-    [[0, 1, 5], [3, 0, 0], [9, 0, 0]],
-)
-TWO_KINDS = {"kinds": ["c", "c", "d", "d"]}
-
-
-def test_groups_without_a_signal_are_counted() -> None:
-    batch = written_batch(*TWO_PROMPTS, groups=["p", "p", "q"])
-    assert estimate("role_grpo", batch).metrics == {
-        "selfplay/attacker/small_groups": 0.5,
-        "selfplay/attacker/constant_groups": 0.0,
-        "selfplay/attacker/no_signal_groups": 0.5,
-        "selfplay/assessor/small_groups": 1.0,
-        "selfplay/assessor/constant_groups": 0.0,
-        "selfplay/assessor/no_signal_groups": 1.0,
-    }
-    constant = written_batch([[ATTACKER]] * 4, [[1.0], [3], [7], [7]], **TWO_KINDS)
-    assert estimate("role_rloo", constant).metrics["selfplay/attacker/constant_groups"] == 0.5
 
 
 def test_role_rae_computed_by_hand_over_two_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,16 @@ import torch
 from game.builders import finished
 from make_reference import METRICS
 
-from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
-from medserl_agentloop.core.alarms import METRIC_PREFIX
+from medserl_agentloop.core.advantages import (
+    ROLE_ESTIMATORS,
+    Baselines,
+    RoleBatch,
+    role_token_metrics,
+)
 from medserl_agentloop.core.certificate import Certificate, Measure
 from medserl_agentloop.core.config import CreditSettings
-from medserl_agentloop.core.credit import role_token_metrics
 from medserl_agentloop.core.loss import context_gaps, context_leak_metrics
-from medserl_agentloop.core.metrics import lost_games_metrics, opponent_metrics
+from medserl_agentloop.core.metrics import METRIC_PREFIX, lost_games_metrics, opponent_metrics
 from medserl_agentloop.core.recorder import LOST_METRICS, update_metrics
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.games.medical.case import Category, ErrorType, Label, Role

@@ -30,7 +30,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from medserl_agentloop.core import columns, loss
 from medserl_agentloop.core import trainer as core_trainer
-from medserl_agentloop.core.alarms import HealthError
+from medserl_agentloop.core.advantages import RoleCredit, role_token_metrics
 from medserl_agentloop.core.certificate import (
     CERTIFICATE_FILE,
     Certificate,
@@ -45,9 +45,8 @@ from medserl_agentloop.core.columns import (
     token_counts,
 )
 from medserl_agentloop.core.config import SelfPlayConfig
-from medserl_agentloop.core.credit import RoleCredit, role_token_metrics
 from medserl_agentloop.core.loss import context_gaps, context_leak_metrics, selfplay_loss
-from medserl_agentloop.core.metrics import turn_metrics
+from medserl_agentloop.core.metrics import HealthError, turn_metrics
 from medserl_agentloop.core.recorder import StepRecorder, StepTable, step_numbers
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import RunFiles
@@ -113,7 +112,7 @@ def test_a_checkpoint_that_the_run_names_and_cannot_be_loaded_is_named(
     trainer.config, trainer.global_steps = OmegaConf.create({"trainer": named}), 7
     with pytest.raises(
         ValueError,
-        match=r"checkpoint old/global_step_7 .*ZeroDivisionError.*resume_from_path to ano",
+        match=r"checkpoint old/global_step_7 .*ZeroDivisionError.*resume_mode=resume_path",
     ):
         trainer._load_checkpoint()
 
@@ -286,10 +285,12 @@ def test_role_metrics_cover_trained_tokens_and_signal_shares_sum_to_one() -> Non
         "selfplay/attacker/advantage_mean": -3.0,
         "selfplay/attacker/advantage_std": 1.0,
         "selfplay/attacker/signal_share": pytest.approx(3 / 4),
+        "selfplay/attacker/largest_game_share": 1.0,
         "selfplay/assessor/trained_tokens": 5.0,
         "selfplay/assessor/advantage_mean": 1.0,
         "selfplay/assessor/advantage_std": 0.0,
         "selfplay/assessor/signal_share": pytest.approx(1 / 4),
+        "selfplay/assessor/largest_game_share": pytest.approx(3 / 5),
     }
     by_tokens = role_token_metrics({"advantage": advantages}, MASK, ROLES, NAMES, per_role=False)
     assert by_tokens["selfplay/attacker/signal_share"] == pytest.approx(6 / 11)
@@ -557,10 +558,12 @@ def test_what_a_game_settles_reaches_records_and_tokens(monkeypatch: pytest.Monk
         "extra_fields": {GAME_KEY: record},
     }
     trainer: Any = object.__new__(SelfPlayTrainer)
-    trainer.game, trainer.counts = KuhnPoker, {}
+    trainer.game, trainer.run_state = KuhnPoker, {"counts": {}}
     trainer.interaction = SimpleNamespace(settle=settle)
     trainer._settle(queued({"one": row}, monkeypatch))
-    assert row["rm_scores"].tolist() == [0.0, 3.0] and trainer.counts == {"seen": {"KQ": 1.0}}
+    assert row["rm_scores"].tolist() == [0.0, 3.0] and trainer.run_state["counts"] == {
+        "seen": {"KQ": 1.0}
+    }
     assert trainer._records["one"].rewards == {"first": {"chips": 3.0}}
 
 

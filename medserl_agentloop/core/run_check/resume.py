@@ -117,7 +117,8 @@ def _newest(run: RunConfig, folder: Path) -> Iterator[Finding]:
         return
     yield from _same(run, folder / f"global_step_{step}")
     files, total = RunFiles(run.selfplay.records), run["trainer.total_training_steps"]
-    list(files.missing(int(step)) if files.folder.is_dir() else ())  # the resume reports it
+    for file in (files.games, files.metrics):
+        list(file.steps())  # a ValueError names a damaged line
     done = total is not None and int(step) >= total and not run["trainer.val_only"]
     if done and not validation_is_missing(run, files, int(step)):
         yield (
@@ -133,8 +134,7 @@ def validation_is_missing(
     every, last = run["trainer.test_freq"], last or run["trainer.total_training_steps"]
     due = every > 0 and (step % every == 0 or step == last)
     # A step's validation has a line of its own.
-    lines = (row for _, row in files.metrics.lines() if row)
-    trained = [row for row in lines if row["step"] == step]
+    trained = [row for of, _, row in files.metrics.steps() if of == step]
     return due and bool(trained) and all("selfplay/games" in row for row in trained)
 
 

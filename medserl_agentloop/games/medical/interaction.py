@@ -9,7 +9,7 @@ from typing import Any
 
 from medserl_agentloop.core.chat import BaseModelChat
 from medserl_agentloop.core.interaction import Interaction, PlannedRow, Turn
-from medserl_agentloop.core.user_code import limited
+from medserl_agentloop.core.liveness import limited
 from medserl_agentloop.games.medical.case import Category, GameSpec, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import (

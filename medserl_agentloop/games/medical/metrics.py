@@ -11,8 +11,8 @@ from statistics import median
 
 from rapidfuzz import fuzz
 
-from medserl_agentloop.core.alarms import Rule
 from medserl_agentloop.core.metrics import (
+    Rule,
     effective_number,
     finite,
     game_metrics,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from medserl_agentloop.core.chat import BASE, BaseModelChat
 from medserl_agentloop.core.client import BadAnswer, NoAnswer
-from medserl_agentloop.core.user_code import limited
+from medserl_agentloop.core.liveness import limited
 from medserl_agentloop.games.medical.case import GameSpec, Label
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.edit import one_line
