@@ -1,9 +1,8 @@
 """How verl's workers play a game and have it scored.
 
 verl builds a :class:`SelfPlayAgentLoop` per trajectory (named in ``tool_configs/agent_loop.yaml``)
-and calls it with the row's columns; then a :class:`PerTurnRewardManager` scores the game. The
-scored record travels in ``reward_extra_info`` to :meth:`SelfPlayOutput.as_dict`, which places the
-rewards.
+and calls it with the row's columns; then a :class:`PerTurnRewardManager` scores the game, and
+:meth:`SelfPlayOutput.as_dict` places the rewards.
 """
 
 from __future__ import annotations

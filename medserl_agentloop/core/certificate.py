@@ -38,18 +38,11 @@ CERTIFICATE_FILE = "certificate.json"
 PARTITION = "certificate"
 
 ISOLATION_LIMIT = 0.1
-"""Largest distance of the packed row to the second context alone, as a share of its distance to
-one conversation.
-
-Tiny models on a CPU: at most 5e-6 where the contexts are apart in fp32, and 0.011 in bf16; 0.28 to
-0.41 where some layers carry state across; 90 and more where positions do not restart.
+"""Tiny models on a CPU: at most 5e-6 where the contexts are apart in fp32, and 0.011 in bf16; 0.28
+to 0.41 where some layers carry state across; 90 and more where positions do not restart.
 """
 
-COUPLING_LIMIT = 1e-5
-"""Largest change of one role's numbers by the other role's, as a share of the largest number.
-
-Exact zero is usual.
-"""
+COUPLING_LIMIT = 1e-5  # exact zero is usual
 
 LOG_PROB = -1.0  # of every token, as the probe of the loss has it
 
@@ -62,19 +55,14 @@ Numbers = Mapping[str, Sequence[torch.Tensor]]  # columns by name, with a tensor
 
 @dataclass(frozen=True)
 class Measure:
-    """One claim (``isolation``, ``credit`` or ``loss``), measured ``of`` the actor, the critic, an
-    estimator.
+    """One claim, measured."""
 
-    ``value`` is a share and ``details`` are the numbers behind it. ``problem`` is said if the claim
-    does not hold.
-    """
-
-    claim: str
-    of: str
-    value: float
+    claim: str  # isolation, credit or loss
+    of: str  # the actor, the critic, an estimator
+    value: float  # a share
     limit: float
-    details: Mapping[str, float]
-    problem: str
+    details: Mapping[str, float]  # the numbers behind the value
+    problem: str  # said if the claim does not hold
 
     @property
     def holds(self) -> bool:
@@ -87,15 +75,13 @@ class CertificateError(RuntimeError):
 
 @dataclass(frozen=True)
 class Certificate:
-    """All measures of one start of a run at ``step``, in ``seconds``, and why other claims were not
-    measured.
-    """
+    """All measures of one start of a run at ``step``."""
 
     measures: Sequence[Measure]
     step: int
     games: int
     seconds: float
-    not_claimed: Mapping[str, str] = field(default_factory=dict)
+    not_claimed: Mapping[str, str] = field(default_factory=dict)  # claims, and why
 
     @property
     def problems(self) -> list[str]:
@@ -144,8 +130,8 @@ def sample_games(
             pairs[str([turns[0], others[0]])] = [turns[0], others[0]]
     if not pairs:
         raise CertificateError(
-            f"{type(interaction).__name__}.sample_turns gives fewer than two conversations, so "
-            "that nothing can be measured. Have it return the opening turns of two."
+            f"{type(interaction).__name__}.sample_turns gives fewer than two conversations: have "
+            "it return the opening turns of two"
         )
     chosen = (list(pairs.values())[:count] * count)[:count]
     texts = [
@@ -161,14 +147,12 @@ def sample_games(
 
 @dataclass(frozen=True)
 class Probe:
-    """Games of two turns as rows, with the columns that verl's agent-loop worker and trainer write.
-
-    ``roles`` are the game's, of which ``trained`` ones are trained.
-    """
+    """Games of two turns as rows, with the columns that verl's agent-loop worker and trainer
+    write."""
 
     games: Sequence[Game]
-    roles: Sequence[str]
-    trained: Collection[str]
+    roles: Sequence[str]  # of the kind of game
+    trained: Collection[str]  # of these
     pad_token_id: int = 0
 
     @property
@@ -192,13 +176,7 @@ class Probe:
         """
         rows = []
         for number, game in enumerate(self.games):
-            turns = [
-                replace(turn, response_ids=turn.response_ids[: (len(turn.response_ids) + 1) // 2])
-                if turn.role != longer
-                else turn
-                for turn in game
-            ]
-            row = self._row(turns)
+            row = self._row([turn if turn.role == longer else _half(turn) for turn in game])
             role_ids = row["role_ids"]
             signal, drift, noise = torch.zeros(3, len(role_ids))
             counted = (role_ids > 0).long()
@@ -251,6 +229,10 @@ class Probe:
         trained = torch.tensor([self.roles.index(role) + 1 for role in self.trained])
         row["response_mask"] = row["loss_mask"] = torch.isin(row["role_ids"], trained).long()
         return row
+
+
+def _half(turn: TrajectoryTurn) -> TrajectoryTurn:
+    return replace(turn, response_ids=turn.response_ids[: (len(turn.response_ids) + 1) // 2])
 
 
 # -- the run that is measured ----------------------------------------------------------------------
@@ -359,17 +341,14 @@ def _gradients(trainer: Any, rows: Sequence[Row]) -> Numbers:
 def gradient_of_loss(
     loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_group: Any = None
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """In place of the run's loss, on a worker: have it answer with the loss's gradient by each
-    token's log-prob, which takes the place of ``log_probs`` in the model's output.
+    """Take the place of the run's loss on a worker: put its gradient by each token's log-prob
+    where the model's output has ``log_probs``.
 
-    The log-probs themselves are those of the rows, so that no rounding of the model's shows.
+    All log-probs are ``LOG_PROB``, so that no rounding of the model's shows.
     """
     log_probs = model_output["log_probs"]
+    by_row = partial(torch.nested.nested_tensor_from_jagged, offsets=log_probs.offsets())
     leaf = torch.full_like(log_probs.values(), LOG_PROB).requires_grad_()
-
-    def by_row(values: torch.Tensor) -> torch.Tensor:
-        return torch.nested.nested_tensor_from_jagged(values, log_probs.offsets())
-
     with torch.enable_grad():
         loss, _ = loss_fn({"log_probs": by_row(leaf)}, data, dp_group)
         (gradient,) = torch.autograd.grad(loss, leaf)
@@ -395,17 +374,11 @@ def _credited(trainer: Any, rows: Sequence[Row]) -> Numbers:
 
 
 def isolation(of: str, columns: Sequence[torch.Tensor], games: Sequence[Game]) -> Measure:
-    """Compare the second turn's numbers, log-probs or values (T,) per row, in the three forms of
-    each game.
-    """
+    """Compare log-probs or values (T,) of the second turn in the three forms of each game."""
+    sizes = [len(turns[1].response_ids) for turns in games]
     # Each (tokens,): those of all games' second turns in one of the forms.
     packed, alone, joined = (
-        torch.cat(
-            [
-                rows[-len(turns[1].response_ids) :].double()
-                for rows, turns in zip(columns[form::3], games, strict=True)
-            ]
-        )
+        torch.cat([row[-size:].double() for row, size in zip(columns[form::3], sizes, strict=True)])
         for form in range(3)
     )
     alone_gap = (packed - alone).abs().mean().item()
@@ -421,9 +394,9 @@ def isolation(of: str, columns: Sequence[torch.Tensor], games: Sequence[Game]) -
         "sliding-window attention."
     )
     problem = (
-        f"the {of} reads across the border of the private contexts: on the second context's tokens "
-        f"its numbers differ by {alone_gap:.3g} on average from those of that context alone, and "
-        f"by {joined_gap:.3g} from those of one conversation. {cause}"
+        f"the {of} reads across the border of the private contexts: its numbers of the second one "
+        f"differ by {alone_gap:.3g} on average from those of that context alone, and by "
+        f"{joined_gap:.3g} from those of one conversation. {cause}"
     )
     details = {"gap_to_alone": alone_gap, "gap_to_joined": joined_gap}
     return Measure("isolation", of, value, ISOLATION_LIMIT, details, problem)

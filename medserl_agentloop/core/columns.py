@@ -20,15 +20,10 @@ ANCHOR_COLUMN = "anchor_coef"
 """
 
 TOKEN_ROLES = "token_roles"
-"""Column (T,) of the role in whose context each token stands, prompts included, counted from 1; 0
-belongs to no role.
-"""
-
+"""Column (T,) of the role in whose context each token stands, prompts included, from 1; 0: none."""
 
 TOKEN_COUNTS = "token_counts"
-"""The engine's addition to a mini-batch: its :func:`token_counts` over all workers, as verl's
-``batch_num_tokens``.
-"""
+"""The engine's addition to a mini-batch: its :func:`token_counts` over all workers."""
 
 
 def without_padding(batch: KVBatchMeta) -> KVBatchMeta:
@@ -66,14 +61,12 @@ def token_roles(context_lengths: torch.Tensor, role_ids: torch.Tensor) -> torch.
 def write_token_roles(batch: KVBatchMeta) -> None:
     """Write the column that says which role's adapter a token goes through. Padding rows get 0."""
     columns = read_columns(batch, "context_lengths", "role_ids")
-    rows = zip(
-        batch.tags, columns["context_lengths"].unbind(), columns["role_ids"].unbind(), strict=True
-    )
+    own = (columns[name].unbind() for name in ("context_lengths", "role_ids"))
     roles = [
         torch.zeros(tag["seq_len"], dtype=torch.int64)
         if tag.get("is_padding")
-        else token_roles(contexts, own)
-        for tag, contexts, own in rows
+        else token_roles(contexts, role_ids)
+        for tag, contexts, role_ids in zip(batch.tags, *own, strict=True)
     ]
     write_columns(batch, {TOKEN_ROLES: torch.nested.as_nested_tensor(roles, layout=torch.jagged)})
 
@@ -87,13 +80,10 @@ def restart_positions(batch: KVBatchMeta) -> None:
     """
     games = without_padding(batch)
     context_lengths = read_columns(games, "context_lengths")["context_lengths"].unbind()
-    assert [int(lengths.sum()) for lengths in context_lengths] == [
-        tag["seq_len"] for tag in games.tags
-    ]
-    positions = torch.nested.as_nested_tensor(
-        [restarted(own) for own in context_lengths], layout=torch.jagged
-    )
-    write_columns(games, {"position_ids": positions})
+    lengths = [int(own.sum()) for own in context_lengths]
+    assert lengths == [tag["seq_len"] for tag in games.tags]
+    rows = [restarted(own) for own in context_lengths]
+    write_columns(games, {"position_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)})
 
 
 def write_rewards(batch: KVBatchMeta, rewards: Sequence[Mapping[int, float]]) -> None:
@@ -135,13 +125,8 @@ def token_counts(data: TensorDict) -> Counter[tuple[str, int]]:
         if name in data:
             column = data[name].to_padded_tensor(0)
             own = stacked(data["role_ids"].unbind(), column)
-            tokens = column if name == "response_mask" else column > 0
-            counts.update(
-                {
-                    (name, role): int(tokens[own == role].sum())
-                    for role in torch.unique(own).tolist()
-                }
-            )
+            for role in torch.unique(own).tolist():
+                counts[name, role] += int((column[own == role] > 0).sum())
     return counts
 
 
@@ -156,6 +141,5 @@ def stacked(rows: Sequence[torch.Tensor], response_mask: torch.Tensor) -> torch.
 def context_ids(context_lengths: torch.Tensor, tokens: int) -> torch.Tensor:
     """Number of the context that each of the last ``tokens`` tokens of a row, its response, is
     in."""
-    return torch.repeat_interleave(torch.arange(len(context_lengths)), context_lengths.cpu())[
-        -tokens:
-    ]
+    numbers = torch.arange(len(context_lengths))
+    return torch.repeat_interleave(numbers, context_lengths.cpu())[-tokens:]

@@ -1,9 +1,7 @@
-"""Control text in strings: marks that chat templates and reasoning models do not read as plain
-words.
+"""Control text in strings: marks that models and their chat templates do not read as plain words.
 
-:func:`as_data` shows untrusted text to a model without any of it. A game's rules, the encoder and
-the chat client take their patterns from here. A new family of models gets its line in one of the
-two tables.
+:func:`as_data` shows untrusted text to a model without any of it. A new family of models gets its
+line in one of the tables.
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ _REASONING = {
 _TEMPLATE_TOKENS = {
     # DeepSeek's bar, blank
     "ChatML, Llama 3, Phi, GLM, GPT-OSS, DeepSeek": r"<[|\uff5c][\w\u2581/ -]{1,40}[|\uff5c]>",
-    "Llama 2, "
-    "Mistral": r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]|<</?SYS>>",
+    "Llama 2": r"<</?SYS>>",
+    "Mistral": r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]",
     "Gemma": r"</?(?:start_of_turn|end_of_turn)>",
     "EXAONE": r"\[\|/?\w{1,40}\|\]",
     "GLM": r"\[[gs]?MASK\]|<[se]op>",
@@ -41,10 +39,7 @@ _TEMPLATE_TOKENS = {
     "many": r"</?(?:s|bos|eos)>",
 }
 CONTROL_TOKEN = "|".join(_TEMPLATE_TOKENS.values())
-"""Pattern of the control tokens of known families' chat templates.
-
-No prompt has one of them in its own words.
-"""
+"""Control tokens of known families; no prompt has one of them in its own words."""
 
 _SWITCHES = {
     # </think> and [/THINK] are none

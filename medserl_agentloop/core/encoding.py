@@ -31,29 +31,22 @@ _MARKER = re.compile(r"[<\[{].*[>\]}]", re.DOTALL)
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt in tokens, ``data_tokens`` of them untrusted text; ``prefill``, e.g.
-
-    ``<think>``, begins the turn.
-    """
+    """A prompt in tokens."""
 
     ids: list[int]
-    data_tokens: int
-    prefill: str = ""
+    data_tokens: int  # of them untrusted text
+    prefill: str = ""  # how it begins the turn, e.g. ``<think>``
 
 
 _Template = tuple[list[list[int] | str], str]
-"""A prompt around its untrusted texts (ids, the name of a text, ids, and so on), and its prefill.
-"""
+"""A prompt around its untrusted texts (ids, a text's name, ids, and so on), and its prefill."""
 
 
 def end_ids(*named: Any) -> frozenset[int]:
-    """All ids that end a turn: those that a model's configurations or its tokenizer name as end of
-    sequence.
-    """
-    ends = [end for each in named if (end := getattr(each, "eos_token_id", None)) is not None]
-    return frozenset(
-        number for end in ends for number in (end if isinstance(end, (list, tuple)) else [end])
-    )
+    """All ids that a model's configurations or its tokenizer name as end of sequence."""
+    ends = (getattr(each, "eos_token_id", None) for each in named)
+    lists = (end if isinstance(end, (list, tuple)) else [end] for end in ends)
+    return frozenset(number for numbers in lists for number in numbers if number is not None)
 
 
 class ChatEncoder:
@@ -75,17 +68,12 @@ class ChatEncoder:
         self.ends = end_ids(tokenizer).union(ends)
         self._templates: dict[Any, _Template] = {}
         added = tokenizer.added_tokens_decoder
-        special = {
-            *tokenizer.all_special_ids,
-            *(number for number, token in added.items() if token.special),
-        }
+        special = {n for n, token in added.items() if token.special} | {*tokenizer.all_special_ids}
         self._control = {
             n: str(t) for n, t in added.items() if n in special or _MARKER.fullmatch(str(t))
         }
-        self.special_tokens = sorted(
-            set(self._control.values()) | set(tokenizer.all_special_tokens)
-        )
-        """Strings that would be control tokens in a prompt."""
+        # Strings that would be control tokens in a prompt.
+        self.special_tokens = sorted({*self._control.values(), *tokenizer.all_special_tokens})
         self._control |= {n: tokenizer.convert_ids_to_tokens(n) for n in special}
         self._backend = None
         if backend := getattr(tokenizer, "backend_tokenizer", None):
@@ -119,15 +107,12 @@ class ChatEncoder:
     def _spelt(self, number: int) -> list[int]:
         """The characters of a control token that the vocabulary holds as a word."""
         token, unknown = self._control[number], self.tokenizer.unk_token_id
-        if (
-            number == unknown
-        ):  # a character that the vocabulary lacks: no text, but nothing else either
+        if number == unknown:  # a character that the vocabulary lacks
             return [number]
         spelt: list[int] = self.tokenizer.convert_tokens_to_ids(list(token))
         if any(part is None or part == unknown for part in spelt):
             raise ValueError(
-                f"the tokenizer cannot write {token!r} as plain text: its vocabulary lacks one of "
-                "the characters"
+                f"the tokenizer cannot write {token!r} as text: its vocabulary lacks a character"
             )
         return spelt
 
@@ -135,16 +120,10 @@ class ChatEncoder:
         return len(self.encode_text(text))
 
     def stop(self, strings: Sequence[str]) -> dict[str, list[Any]]:
-        """Sampling parameters that end a turn at these strings:
-
-        ``stop_token_ids`` where one token is the string.
-        """
-        ids = {
-            string: self.tokenizer.encode(string, add_special_tokens=False) for string in strings
-        }
-        tokens = [own[0] for own in ids.values() if len(own) == 1]
+        """Sampling parameters that end a turn at these strings, by their token if they are one."""
+        ids = {of: self.tokenizer.encode(of, add_special_tokens=False) for of in strings}
         fields = {
-            "stop_token_ids": tokens,
+            "stop_token_ids": [own[0] for own in ids.values() if len(own) == 1],
             "stop": [string for string, own in ids.items() if len(own) != 1],
         }
         return {name: values for name, values in fields.items() if values}
@@ -186,9 +165,8 @@ class ChatEncoder:
             self._templates[key] = self._template(prompt, prefix, continued)
         parts, prefill = self._templates[key]
         texts = {name: self.encode_text(text) for name, text in prompt.data.items()}
-        ids = [
-            token for part in parts for token in (texts[part] if isinstance(part, str) else part)
-        ]
+        pieces = (texts[part] if isinstance(part, str) else part for part in parts)
+        ids = [token for piece in pieces for token in piece]
         return EncodedPrompt(ids, sum(map(len, texts.values())), prefill)
 
     def _template(self, prompt: Prompt, prefix: str, continued: bool) -> _Template:
@@ -205,40 +183,31 @@ class ChatEncoder:
         text, prefill = self._render(messages, prefix)
         if lost := [m for m in messages if m["content"].strip() not in text]:
             raise ValueError(
-                "the model's chat template drops or changes text of the prompt (role "
-                f"{lost[0]['role']}): "
-                f"{lost[0]['content'][:200]!r}. Give the run another chat template, or use a "
-                "prompt profile without it."
+                f"the model's chat template drops or changes text of the {lost[0]['role']} in the "
+                f"prompt: {lost[0]['content'][:200]!r}. Give the run another chat template, or use "
+                "a prompt profile without it."
             )
-        if (
-            continued
-        ):  # what follows the assistant's own words: its end of turn, then the new message
+        if continued:  # what follows the words of the turn before: its end, then the new message
             text = text.partition(_ASSISTANT)[2]
         pieces = PLACE.split(text)
         for name in prompt.data:
-            if pieces[1::2].count(name) != 1:
+            if (times := pieces[1::2].count(name)) != 1:
                 raise ValueError(
                     f"a prompt must show {{{{ {name} }}}} exactly once for it to be kept apart "
-                    "from the prompt; "
-                    f"this one shows it {pieces[1::2].count(name)} times: "
+                    f"from the prompt; this one shows it {times} times: "
                     f"{prompt.messages[-1]['content'][:200]!r}"
                 )
-        encoded: list[list[int] | str] = list(pieces)
-        encoded[::2] = [
-            list(self.tokenizer.encode(piece, add_special_tokens=False)) for piece in pieces[::2]
-        ]
+        encode, encoded = self.tokenizer.encode, list[list[int] | str](pieces)
+        encoded[::2] = [list(encode(piece, add_special_tokens=False)) for piece in pieces[::2]]
         return encoded, prefill
 
     def _render(self, messages: list[Message], prefix: str) -> tuple[str, str]:
         """The prompt as text, and the end of it that begins the player's turn."""
         text = self._apply_template(messages, add_generation_prompt=True)
         asked = self._apply_template(messages, add_generation_prompt=False)
-        # An untrusted text may quote a <think>, so it is looked for in what the generation prompt
-        # adds.
-        generation_prompt = (
-            text.removeprefix(asked) if text.startswith(asked) else PLACE.split(text)[-1]
-        )
-        prefill = "".join(generation_prompt.partition(THINK)[1:])
+        # An untrusted text may quote a <think>: it counts in what the generation prompt adds.
+        added = text.removeprefix(asked) if text.startswith(asked) else PLACE.split(text)[-1]
+        prefill = "".join(added.partition(THINK)[1:])
         if reasoning_open(prefill) and reasoning_open(prefix):
             return text, prefill  # the chat template has opened the reasoning already
         return text + prefix, prefill + prefix
@@ -255,7 +224,6 @@ class ChatEncoder:
             roles = ", ".join(message["role"] for message in messages)
             raise ValueError(
                 f"the model's chat template refuses the game's messages ({roles}): {error}. Use a "
-                "prompt profile "
-                "without what it refuses, or give the run another chat template."
+                "prompt profile without what it refuses, or give the run another chat template."
             ) from error
         return text

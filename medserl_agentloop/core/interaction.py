@@ -54,22 +54,18 @@ class Prompt:
     def filled(self, shown: Callable[[str], str] = as_data) -> list[Message]:
         """Return the messages for a chat server, with each text in its place as ``shown`` makes
         it."""
-        return [
-            {
-                **message,
-                "content": PLACE.sub(lambda match: shown(self.data[match[1]]), message["content"]),
-            }
-            for message in self.messages
-        ]
+
+        def fill(content: str) -> str:
+            return PLACE.sub(lambda match: shown(self.data[match[1]]), content)
+
+        return [{**message, "content": fill(message["content"])} for message in self.messages]
 
 
 def as_untrusted(messages: Sequence[Message]) -> Prompt:
     """Return a prompt that treats the text of every message as untrusted."""
     texts = {f"message_{number}": message["content"] for number, message in enumerate(messages)}
-    asked = tuple(
-        {**message, "content": place(name)} for message, name in zip(messages, texts, strict=True)
-    )
-    return Prompt(asked, texts)
+    pairs = zip(messages, texts, strict=True)
+    return Prompt(tuple({**message, "content": place(name)} for message, name in pairs), texts)
 
 
 @dataclass(frozen=True)
@@ -79,10 +75,8 @@ class Turn:
     role: str
     prompt: Prompt  # what is new to them: the opening messages of a conversation, or the next ones
     max_tokens: int  # the turn's token budget
-    # which one of the game the turn belongs to; None for the role's only one
-    conversation: str | None = None
-    # how the prompt begins the player's turn, after the chat template's generation prompt
-    prefix: str = ""
+    conversation: str | None = None  # the one that the turn belongs to; None for the role's only
+    prefix: str = ""  # how the prompt begins the turn, after the template's generation prompt
     stop: tuple[str, ...] = ()  # strings that end the turn besides the end-of-turn token
     number: int = 0  # in the game, from 0; :func:`play_game` counts
 
@@ -140,52 +134,37 @@ class Interaction(ABC, Generic[G, R]):
 
     @abstractmethod
     def new_game(self, facts: Mapping[str, Any]) -> G:
-        """Start a game on the facts of a row, its ``extra_info``; ValueError if they are
-        incomplete.
-        """
+        """Start a game on a row's ``extra_info``; ValueError if it is incomplete."""
 
     @abstractmethod
     def next_turn(self, game: G) -> Turn | None:
         """Return the next turn; None if the game is over."""
 
     def next_turns(self, game: G) -> Sequence[Turn]:
-        """Return the turns that can be taken side by side: each in a conversation that reads none
-        of the others.
-        """
+        """Return the turns that can be taken side by side, in conversations of their own."""
         turn = self.next_turn(game)
         return [] if turn is None else [turn]
 
     async def score(self, record: R) -> None:
-        """Complete the record of a finished game; nothing to do for games that reward themselves as
-        they go.
-        """
+        """Complete the record of a finished game, unless it is rewarded as it is played."""
 
     def metrics(self, records: Sequence[R]) -> dict[str, float]:
         """Metrics of a step's games by name, ``selfplay/…``."""
         return game_metrics(records, self.roles, repeated_roles=self.repeated_roles)
 
     def sample_turns(self, facts: Mapping[str, Any]) -> list[Turn]:
-        """The turns of the longest game on this row, to plan lengths; for the certificate, two
-        conversations.
-        """
+        """The turns of the row's longest game, to plan lengths; two for the certificate."""
         return list(self.next_turns(self.new_game(facts)))
 
     def plan(self, facts: Mapping[str, Any]) -> PlannedRow:
-        """Plan one row of a data set, its ``extra_info``; a ValueError says why it cannot be played
-        and what to do.
-        """
+        """Plan the room of a row; a ValueError says why it cannot be played and what to do."""
         turns = self.sample_turns(facts)
-        prompts = [len(self.tokens.opening(turn).ids) for turn in turns]
-        kind = self.new_game(facts).record.kind
-        return PlannedRow(
-            kind, prompts[0], sum(turn.max_tokens for turn in turns) + sum(prompts[1:])
-        )
+        first, *others = (len(self.tokens.opening(turn).ids) for turn in turns)
+        response = sum(turn.max_tokens for turn in turns) + sum(others)
+        return PlannedRow(self.new_game(facts).record.kind, first, response)
 
     def prompts(self) -> list[dict[str, Any]]:
-        """Return the prompts for ``prompts.jsonl``:
-
-        ``role``, ``template`` and ``messages`` with places.
-        """
+        """Return ``role``, ``template`` and ``messages`` with places, for ``prompts.jsonl``."""
         return []
 
     @property
@@ -194,9 +173,7 @@ class Interaction(ABC, Generic[G, R]):
         return []
 
     def use_reward_model(self, address: str, model: str) -> None:
-        """Learn where verl serves a reward model (``host:port`` and name), before the first
-        game.
-        """
+        """Learn where verl serves a reward model (``host:port``, name), before the first game."""
 
     def use_base_model(self, base: Any) -> None:
         """Learn of the base model, a ``BaseModelChat``, before the first game."""
@@ -204,8 +181,7 @@ class Interaction(ABC, Generic[G, R]):
     def question(self, record: R) -> Coroutine[Any, Any, Any] | None:
         """Return a coroutine that asks a third party what the score needs, or None.
 
-        :func:`play_game` calls this until the record holds enough to be asked about. The next
-        turns are taken while the answer is awaited.
+        :func:`play_game` calls this until there is one, and goes on to play while it is awaited.
         """
         return None
 
@@ -214,17 +190,14 @@ class Interaction(ABC, Generic[G, R]):
 
     @property
     def repeated_roles(self) -> Sequence[str]:
-        """Roles whose conversations of one game all answer the same prompt: baselines compare these
-        with each other.
-        """
+        """Roles whose conversations of one game all answer the same prompt, as a group."""
         return ()
 
     def settle(self, records: Sequence[R], counts: dict[str, dict[str, float]]) -> None:
         """Complete the rewards of a training step that depend on the steps before it.
 
-        The trainer calls it once a step, before advantages are computed. ``counts`` are numbers by
-        group and name that the game keeps between steps; they go into checkpoints. Rewards of
-        roles, not of single turns, reach the tokens.
+        ``counts`` are numbers by group and name that the game keeps between steps; they go into
+        checkpoints. Rewards of roles, not of single turns, reach the tokens.
         """
 
 
@@ -240,11 +213,7 @@ def overlong(planned: PlannedRow, data: Mapping[str, Any]) -> list[str]:
 
 
 class NoReplyError(Exception):
-    """A player gave no answer; says who and why.
-
-    ``refused`` is whether it was asked and answered with a refusal, so that asking again does not
-    help.
-    """
+    """A player gave no answer; says who and why. ``refused``: asking again does not help."""
 
     def __init__(self, reason: str, *, refused: bool = False) -> None:
         super().__init__(reason)
@@ -264,16 +233,12 @@ class Reply:
 
 
 class Player(Protocol):
-    """Takes turns in a role. ``name`` goes into the record; it is empty for the policy in
-    training."""
+    """Takes turns in a role."""
 
-    name: str
+    name: str  # for the record; empty for the policy in training
 
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
-        """Take a turn, or raise :class:`NoReplyError`.
-
-        ``messages`` is its whole conversation so far.
-        """
+        """Take a turn of the conversation ``messages``, or raise :class:`NoReplyError`."""
 
 
 async def play_game(
@@ -315,9 +280,8 @@ async def play_game(
             answers = asyncio.gather(*map(answer, turns, histories))
             asking = asking or ask()
             # In the order of the game, whoever answers first.
-            for turn, asked, messages, reply in zip(
-                turns, read, histories, await answers, strict=True
-            ):
+            taken = zip(turns, read, histories, await answers, strict=True)
+            for turn, asked, messages, reply in taken:
                 if isinstance(reply, NoReplyError):
                     game.make_void(str(reply))
                     return

@@ -1,8 +1,8 @@
 """The actor's loss: verl's own for each role, an anchor to the reference policy, and what its pass
 tells of contexts.
 
-Roles that share weights drift where one of them is trained: the anchor, with a coefficient per
-role, holds on to tokens that the policy loss does not see.
+Roles that share weights drift where one of them is trained: the anchor holds on to tokens that the
+policy loss does not see.
 """
 
 from __future__ import annotations
@@ -65,9 +65,8 @@ def selfplay_loss(
             DIFFS[0]: apart.sum() / data["batch_num_tokens"],
             **context_gaps(rollout, own, generated),
         }
-        compared = Metric.from_dict(
-            {name: of * data["dp_size"] for name, of in sums.items()}, AggregationType.SUM
-        )
+        of_all = {name: of * data["dp_size"] for name, of in sums.items()}
+        compared = Metric.from_dict(of_all, AggregationType.SUM)
         compared[DIFFS[1]] = apart.max().item()
         data = data.copy().update({"old_log_probs": response_to_nested(own, data["response_mask"])})
     if not roles:
@@ -75,26 +74,20 @@ def selfplay_loss(
     else:
         losses = []
         for role in present:
-            alone = data.copy()
-            alone["response_mask"] = response_to_nested(
-                mask * (role_ids == role), data["response_mask"]
-            )
+            alone, own = data.copy(), mask * (role_ids == role)
+            alone["response_mask"] = response_to_nested(own, data["response_mask"])
             tokens = len(roles) * counts["response_mask", role]
             tensordict_utils.assign_non_tensor(alone, batch_num_tokens=tokens)
             losses.append(ppo_loss(config, model_output, alone, dp_group))
         loss, metrics = sum(of for of, _ in losses), losses[0][1]
         for name, metric in metrics.items():
-            if isinstance(
-                metric, Metric
-            ):  # parts of the loss add up; of others verl takes the mean
-                for _, of_other in losses[1:]:
-                    metric.extend(of_other[name])
+            # Parts of the loss add up; of others verl takes the mean.
+            for _, of_other in losses[1:] if isinstance(metric, Metric) else ():
+                metric.extend(of_other[name])
     if ANCHOR_COLUMN not in data:
         return loss, metrics | compared
     columns = data.select(ANCHOR_COLUMN, "ref_log_prob").to_padded_tensor()
-    kl = kl_penalty(
-        logprob=log_prob, ref_logprob=columns["ref_log_prob"], kl_penalty=config.kl_loss_type
-    )
+    kl = kl_penalty(log_prob, columns["ref_log_prob"], config.kl_loss_type)
     denominators = torch.full_like(kl, data["batch_num_tokens"])
     for (column, role), count in counts.items():
         if column == ANCHOR_COLUMN and count:
@@ -129,13 +122,8 @@ def context_gaps(
     first = generated_mask.cumprod(1).bool()
     later = (generated_mask > 0) & ~first
     gap = (rollout_log_probs - actor_log_probs).abs().double()
-    return dict(
-        zip(
-            GAPS,
-            (of.sum() for of in (gap[first], gap[later], first, later, later.any(1))),
-            strict=True,
-        )
-    )
+    sums = (of.sum() for of in (gap[first], gap[later], first, later, later.any(1)))
+    return dict(zip(GAPS, sums, strict=True))
 
 
 def context_leak_metrics(gaps: Mapping[str, Any]) -> dict[str, float]:

@@ -62,18 +62,13 @@ def void_class(record: GameRecord, more: Mapping[str, str] = {}) -> list[str]:
         return []
     # Words of a server may follow the game's own, so what is said first counts.
     reason = record.void or ""
-    found = {
-        reason.find(text): name
-        for text, name in {**_VOID_CLASSES, **more}.items()
-        if text in reason
-    }
+    classes = {**_VOID_CLASSES, **more}
+    found = {reason.find(text): name for text, name in classes.items() if text in reason}
     return [found[min(found)] if found else "other"]
 
 
 def _reward_metrics(role: str, games: Sequence[GameRecord], repeated: bool) -> dict[str, float]:
-    """Rewards of one role in games that reward it: totals, components, and groups that teach
-    nothing.
-    """
+    """Rewards of one role in games that reward it, and its groups that teach nothing."""
     if not games:
         return {}
     prefix = f"selfplay/{role}/"
@@ -89,21 +84,19 @@ def _reward_metrics(role: str, games: Sequence[GameRecord], repeated: bool) -> d
         elif game.uid:
             groups[game.uid, None].append(total)
     comparable = [group for group in groups.values() if len(group) > 1]
+    equal = [max(group) - min(group) < _SAME_REWARD for group in comparable]
     return metrics | {
         prefix + "groups": float(len(comparable)) or math.nan,
         prefix + "small_group_rate": share(len(group) == 1 for group in groups.values()),
-        prefix + "no_signal_rate": share(
-            max(group) - min(group) < _SAME_REWARD for group in comparable
-        ),
+        prefix + "no_signal_rate": share(equal),
     }
 
 
 def lost_games_metrics(expected: int, played: int) -> dict[str, float]:
     """Games that a step asked for and did not get, because the worker that played them crashed."""
     lost = max(0, expected - played)
-    return {"selfplay/lost_rate": lost / expected} | (
-        {"selfplay/lost_games": float(lost)} if lost else {}
-    )
+    metrics = {"selfplay/lost_rate": lost / expected}
+    return {**metrics, "selfplay/lost_games": float(lost)} if lost else metrics
 
 
 def turn_metrics(
@@ -155,9 +148,7 @@ def role_token_metrics(
 
 
 def opponent_metrics(records: Iterable[GameRecord], won: Iterable[bool | None]) -> dict[str, float]:
-    """Metrics of the opponent, empty without one; ``won`` is whether the trained role won, None if
-    undecided.
-    """
+    """Metrics of the opponent, if there is one; ``won``: whether the trained role did, or None."""
     games = [record for record in records if record.opponent is not None]
     if not games:
         return {}
@@ -175,10 +166,8 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def shares_by_name(prefix: str, names: Sequence[list[str]]) -> dict[str, float]:
-    return {
-        prefix + name: share(name in own for own in names)
-        for name in sorted({n for own in names for n in own})
-    }
+    every = sorted({name for own in names for name in own})
+    return {prefix + name: share(name in own for own in names) for name in every}
 
 
 def mean(values: Sequence[float]) -> float:
@@ -200,9 +189,7 @@ def effective_number(counts: Sequence[int]) -> float:
 
 def storable(cell: Any) -> Any:
     """Text with its lone surrogates spelt out, which a model may write and UTF-8 cannot hold."""
-    return (
-        cell.encode("utf-8", errors="backslashreplace").decode() if isinstance(cell, str) else cell
-    )
+    return cell.encode(errors="backslashreplace").decode() if isinstance(cell, str) else cell
 
 
 # -- alarms ----------------------------------------------------------------------------------------
@@ -231,8 +218,7 @@ class Alarms(BaseModel):
 
 @dataclass(frozen=True)
 class Rule:
-    """One alarm: ``metric`` is beyond ``limit``; ``selfplay.alarms.limits`` may give another
-    limit."""
+    """One alarm: ``metric`` is beyond ``limit``."""
 
     name: str
     metric: str
@@ -410,10 +396,8 @@ class HealthMonitor:
         lines: list[str] = []
         streaks = self.state["streaks"]
         for rule in self._rules:
-            value, limit = (
-                metrics.get(rule.metric, math.nan),
-                self._config.limits.get(rule.name, rule.limit),
-            )
+            value = metrics.get(rule.metric, math.nan)
+            limit = self._config.limits.get(rule.name, rule.limit)
             games = math.inf if rule.games is None else metrics.get(rule.games, 0.0)
             if limit is None or not math.isfinite(value) or games < MIN_GAMES:
                 continue

@@ -55,10 +55,8 @@ _announce_once = cache(announce)
 class StepRecorder:
     """Records the steps of one run.
 
-    Attributes:
-        files: Games and metrics on disk.
-        health: The alarms; its state goes into checkpoints.
-        stop_reason: Why the run stops before its next step; None while it goes on.
+    ``stop_reason`` is why the run stops before its next step, None while it goes on; the state of
+    ``health``, the alarms, goes into checkpoints.
     """
 
     def __init__(
@@ -89,15 +87,16 @@ class StepRecorder:
         for record in records:
             record.step = step
         self.files.games.append(record.to_json() for record in records)
-        # First, because a game's own metrics may count its turns in another way.
-        metrics = turn_metrics(records, role_ids, self._roles)
-        metrics.update(game.metrics(records))
-        metrics.update(opponent_metrics(records, map(game.view.trained_role_won, records)))
-        # verl logs a game whose worker crashed and trains on the rest: here it is at least counted.
-        metrics.update(lost_games_metrics(expected, len(records)))
         if to_wandb:
             log_games(*games_table(game, records, WANDB_GAMES), step)
-        return metrics
+        return {
+            # First, because a game's own metrics may count its turns in another way.
+            **turn_metrics(records, role_ids, self._roles),
+            **game.metrics(records),
+            **opponent_metrics(records, map(game.view.trained_role_won, records)),
+            # verl logs a game whose worker crashed and trains on the rest: here it is counted.
+            **lost_games_metrics(expected, len(records)),
+        }
 
     def validation(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write the numbers of a validation."""
@@ -151,15 +150,10 @@ def update_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dict[str, float]:
-    """The finite numbers of a step, timings as ``timing_s/…``.
-
-    verl answers NaN where no token was trained.
+    """The finite numbers of a step, timings as ``timing_s/…``; verl answers NaN where no token was
+    trained.
     """
-    numbers = {
-        name: float(value)
-        for name, value in metrics.items()
-        if isinstance(value, (int, float, np.number))
-    }
+    numbers = {n: float(v) for n, v in metrics.items() if isinstance(v, (int, float, np.number))}
     return finite(numbers) | {f"timing_s/{name}": seconds for name, seconds in timing.items()}
 
 
@@ -169,10 +163,8 @@ class StepTable:
 
     def __init__(self, roles: Sequence[str], of_game: Sequence[tuple[str, str]]) -> None:
         rewards = [(f"{role} reward", f"selfplay/{role}/reward") for role in roles]
-        self._columns = [
-            *((*each, ".3f") for each in [("seconds", "timing_s/step"), *rewards, *of_game]),
-            _MISMATCH,
-        ]
+        named = [("seconds", "timing_s/step"), *rewards, *of_game]
+        self._columns = [*((label, name, ".3f") for label, name in named), _MISMATCH]
         self._printed = 0
         self._began = 0.0
 
@@ -186,25 +178,23 @@ class StepTable:
         self._printed += 1
         # The clock, not the sum of the steps: checkpoints and validation take time between them.
         left = timedelta(seconds=round((now - self._began) / self._printed * (total - step)))
-        unusual = [f"{label} {numbers[name]:.3g}" for label, name in _UNUSUAL if numbers.get(name)]
-        values = [
-            format(numbers[name], form) if name in numbers else "-"
-            for _, name, form in self._columns
+        values = (numbers.get(name) for _, name, _ in self._columns)
+        cells = [
+            "-" if value is None else format(value, form)
+            for value, (_, _, form) in zip(values, self._columns, strict=True)
         ]
-        row = self._row(f"step {step}/{total}", total, [str(left), *values], [*unusual, *alarms])
+        unusual = [f"{label} {numbers[name]:.3g}" for label, name in _UNUSUAL if numbers.get(name)]
+        row = self._row(f"step {step}/{total}", total, [str(left), *cells], [*unusual, *alarms])
         if self._printed % _ROWS != 1:
             return [row]
-        return [
-            self._row("step", total, ["left", *(label for label, *_ in self._columns)], ["alarm"]),
-            row,
-        ]
+        labels = [label for label, *_ in self._columns]
+        return [self._row("step", total, ["left", *labels], ["alarm"]), row]
 
     def _row(self, step: str, total: int, cells: list[str], rest: list[str]) -> str:
+        first = f"{step:{len(f'step {total}/{total}')}}"
         widths = [8, *(max(8, len(label)) for label, *_ in self._columns)]
         aligned = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
-        return "  ".join(
-            [f"{step:{len(f'step {total}/{total}')}}", *aligned, ", ".join(rest)]
-        ).rstrip()
+        return "  ".join([first, *aligned, ", ".join(rest)]).rstrip()
 
 
 def games_table(
@@ -213,24 +203,20 @@ def games_table(
     """Columns and rows of up to ``count`` games to read in W&B, one outcome after the other: facts
     and sections.
     """
+    columns = {n: c for n, c in game.view.columns.items() if n not in ("signal", "finished")}
     by_outcome: dict[str, list[GameRecord]] = defaultdict(list)
     for record in records:
-        by_outcome[game.view.columns["outcome"].value(record)].append(record)
+        by_outcome[columns["outcome"].value(record)].append(record)
     in_turn = zip_longest(*(by_outcome[outcome] for outcome in sorted(by_outcome)))
-    facts = [
-        (name, column)
-        for name, column in game.view.columns.items()
-        if name not in ("signal", "finished")
-    ]
     rows = []
     for record in [record for games in in_turn for record in games if record is not None][:count]:
-        row = {name: column.value(record) for name, column in facts}
+        row = {name: column.value(record) for name, column in columns.items()}
         for section in game.view.sections(record):
             name = section.owner or section.title
             row[name] = "\n\n".join(filter(None, (row.get(name), section.title, section.as_text())))
         rows.append({**row, "rewards": json.dumps(record.rewards)})
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    return columns, [[row.get(name) for name in columns] for row in rows]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return names, [[row.get(name) for name in names] for row in rows]
 
 
 def log_games(columns: Sequence[str], rows: list[list[Any]], step: int) -> None:
@@ -239,12 +225,11 @@ def log_games(columns: Sequence[str], rows: list[list[Any]], step: int) -> None:
     """
     import wandb  # slow to import, and only runs that log to it need it
 
-    if wandb.run is None:
-        return
-    data = [[storable(cell) for cell in row] for row in rows]
-    # A table per step: W&B keeps them all, and one that grew would be written anew in every step.
-    # With an explicit step W&B holds the row open, so that verl's metrics of this step join it.
-    wandb.run.log({TABLE_NAME: wandb.Table(columns=list(columns), data=data)}, step=step)
+    if wandb.run is not None:
+        data = [[storable(cell) for cell in row] for row in rows]
+        # A table per step: W&B keeps them all, and one that grew would be written anew each time.
+        # With an explicit step W&B holds the row open, so that verl's metrics of it join it.
+        wandb.run.log({TABLE_NAME: wandb.Table(columns=list(columns), data=data)}, step=step)
 
 
 def finish_loggers(tracking: Any, exit_code: int) -> None:

@@ -35,14 +35,12 @@ class OpponentRecord(BaseModel):
 
 
 class TurnRecord(BaseModel):
-    """One turn: the ``messages`` that were new to the role, and the ``response`` with its length in
-    tokens.
-    """
+    """One turn."""
 
     role: str
-    messages: list[dict[str, str]] = []
+    messages: list[dict[str, str]] = []  # that were new to the role
     response: str = ""
-    tokens: int = 0
+    tokens: int = 0  # of the response
     truncated: bool = False
 
 
@@ -55,19 +53,11 @@ class GameRecord(BaseModel):
 
     model_config = ConfigDict(extra="ignore", validate_assignment=True)
 
-    left_out: ClassVar[tuple[str, ...]] = (
-        "turns",
-        "turn_rewards",
-        "finished",
-        "seconds",
-    )
-    """Fields that JSON leaves out where they are empty, so that records of before they existed look
-    the same.
-    """
+    left_out: ClassVar[tuple[str, ...]] = ("turns", "turn_rewards", "finished", "seconds")
+    """Fields that JSON leaves out where they are empty."""
 
-    turns: list[
-        TurnRecord
-    ] = []  # as they were played, unless a record has fields of its own for them
+    # as they were played, unless a record has fields of its own for them
+    turns: list[TurnRecord] = []
     rewards: Rewards = {}  # empty until scored and in void games
     turn_rewards: dict[int, dict[str, float]] = {}
     void: str | None = None  # why the game does not count for anyone
@@ -75,20 +65,15 @@ class GameRecord(BaseModel):
     step: int = -1  # training step that used the game, -1 before it is known
     uid: str = ""  # of the prompt group; ``session`` numbers its games
     session: int = 0
-    # weights of the live policy: the training step they were pushed after
-    policy_version: int | None = None
-    players: dict[
-        str, str
-    ] = {}  # the model that played a role, where it was not the policy in training
+    policy_version: int | None = None  # training step after which its weights were pushed
+    players: dict[str, str] = {}  # models in roles that the policy in training did not play
     opponent: OpponentRecord | None = None  # who took the other role's turn, if not the live policy
     finished: datetime | None = None  # when the last turn was over, in UTC
     seconds: list[float] = []  # how long each turn took, one without an answer included
 
     @property
     def kind(self) -> str:
-        """The kind of the game, for statistics within a kind; games of one kind have the same name
-        here.
-        """
+        """The name of the game's kind, for statistics within a kind."""
         return ""
 
     @property
@@ -137,9 +122,8 @@ class GameRecord(BaseModel):
         if self.turn_rewards:
             return {n: sum(self.turn_rewards[n].values()) for n in roles if n in self.turn_rewards}
         last = {role: number for number, role in sorted(roles.items())}
-        return {
-            last[role]: sum(parts.values()) for role, parts in self.rewards.items() if role in last
-        }
+        paid = [role for role in self.rewards if role in last]
+        return {last[role]: sum(self.rewards[role].values()) for role in paid}
 
     def turn_rewards_of(self, role: str) -> list[float]:
         """Return the reward of each turn that the role took, in order."""
@@ -148,18 +132,15 @@ class GameRecord(BaseModel):
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able form, for transport and for the games file."""
-        return self.model_dump(
-            mode="json", exclude={name for name in self.left_out if not getattr(self, name)}
-        )
+        empty = {name for name in self.left_out if not getattr(self, name)}
+        return self.model_dump(mode="json", exclude=empty)
 
 
 R = TypeVar("R", bound=GameRecord)
 
 
 def read_games(path: str | Path, record: type[R]) -> Iterator[R]:
-    """The game records of a file, in order, as :meth:`StepFile.read` has them; a ValueError names
-    what is none.
-    """
+    """The game records of a file, in order; a ValueError names the first line that is none."""
     # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
     for number, row in enumerate(StepFile(path).read(), start=1):
         try:
@@ -172,26 +153,20 @@ def read_games(path: str | Path, record: type[R]) -> Iterator[R]:
 
 
 class Column(NamedTuple):
-    """A column of the table of games: its pandas dtype, its meaning, and its value in a game's
-    record.
-    """
+    """A column of the table of games."""
 
-    dtype: str  # Int64, Float64 and boolean hold missing values
+    dtype: str  # of pandas: Int64, Float64 and boolean hold missing values
     meaning: str
-    value: Callable[[Any], Any] = lambda record: None
+    value: Callable[[Any], Any] = lambda record: None  # in a game's record
 
 
 def _leader(record: GameRecord) -> str:
     """Return the role that earned most, as the outcome of a game that names none itself."""
+    if record.is_void:
+        return "void"
     earned = {role: round(sum(parts.values()), 9) for role, parts in record.rewards.items()}
     first = [role for role, reward in earned.items() if reward == max(earned.values())]
-    return (
-        "void"
-        if record.is_void
-        else f"{first[0]} earned more"
-        if len(first) < len(earned)
-        else "equal rewards"
-    )
+    return f"{first[0]} earned more" if len(first) < len(earned) else "equal rewards"
 
 
 COLUMNS = {
@@ -200,25 +175,16 @@ COLUMNS = {
     "session": Column("Int64", "number of the game within its group", lambda g: g.session),
     "outcome": Column("string", "how it ended", _leader),
     "void": Column("string", "why the game does not count", lambda g: g.void),
-    "signal": Column(
-        "boolean", "whether the rewards of a role differ within the group"
-    ),  # by medserl_agentloop.report
-    "policy_version": Column(
-        "Int64", "step after which the weights were pushed", lambda g: g.policy_version
-    ),
+    # by medserl_agentloop.report
+    "signal": Column("boolean", "whether the rewards of a role differ within the group"),
+    "policy_version": Column("Int64", "step of the weights", lambda g: g.policy_version),
     "finished": Column("datetime64[s, UTC]", "when its last turn was over", lambda g: g.finished),
 }
-"""The facts of any game, without its texts.
-
-Each role has ``<role>_reward``, ``_tokens`` and ``_truncated`` besides.
-"""
+"""The facts of any game; each role has ``<role>_reward``, ``_tokens``, ``_truncated`` as well."""
 
 
 Pieces = Sequence[tuple[str, str]]
-"""A text in pieces, each with its mark:
-
-``del`` and ``ins`` for changes, ``mark`` for a quote, or none.
-"""
+"""A text in pieces, each with its mark: ``del`` or ``ins``, ``mark`` for a quote, or none."""
 
 
 class Section(NamedTuple):
@@ -232,21 +198,16 @@ class Section(NamedTuple):
     folded: Mapping[str, str] = {}  # texts that the page opens on a click, and nothing else shows
 
     def known(self) -> dict[str, str]:
-        held = (
-            (name, value) for name, value in self.facts.items() if value not in (None, "", [], {})
-        )
-        shown = (
-            (name, round(value, 4) if isinstance(value, float) else value) for name, value in held
-        )
+        """The facts that say something, as text."""
+        held = {name: v for name, v in self.facts.items() if v not in (None, "", [], {})}
+        shown = {name: round(v, 4) if isinstance(v, float) else v for name, v in held.items()}
         return {
             name: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)
-            for name, v in shown
+            for name, v in shown.items()
         }
 
     def as_text(self) -> str:
-        """All but title and what is folded, with changes as ``[-…-]`` and ``{+…+}``, for people to
-        read.
-        """
+        """All but title and what is folded, with changes as ``[-…-]`` and ``{+…+}``."""
         shapes = {"del": "[-{}-]{}", "ins": "{{+{}+}}{}"}
         split = ((mark, text.rstrip(), text[len(text.rstrip()) :]) for mark, text in self.text)
         text = "".join(shapes.get(mark, "{}{}").format(text, space) for mark, text, space in split)

@@ -41,9 +41,7 @@ _PREFIX = "global_step_"  # of verl's checkpoint folders
 
 
 def lock_folder(folder: str | Path, wait_s: float = 30.0) -> AbstractContextManager[Any]:
-    """Make and lock ``folder``, waiting for a process that is being killed; ValueError if another
-    one keeps it.
-    """
+    """Make and lock ``folder``; ValueError if another process keeps it for ``wait_s``."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     try:
         return FileLock(Path(folder) / LOCK_FILE).acquire(timeout=wait_s)
@@ -57,9 +55,7 @@ def lock_folder(folder: str | Path, wait_s: float = 30.0) -> AbstractContextMana
 
 
 def resume_wandb_run(folder: Path, *, resumed: bool) -> None:
-    """Have ``wandb.init`` go on with this folder's run, or begin one: verl names no id
-    (utils/tracking.py).
-    """
+    """Have ``wandb.init`` go on with this folder's run, or begin one: verl names no id."""
     file = folder / WANDB_RUN_FILE
     if not (resumed and file.is_file()):
         file.write_text(secrets.token_hex(4), encoding="utf-8")
@@ -174,9 +170,7 @@ def _number(text: str) -> float:
 
 
 def write_prompts(folder: str | Path, step: int, prompts: Iterable[dict[str, Any]]) -> None:
-    """Write those ``Interaction.prompts`` of a run from ``step`` on that ``prompts.jsonl`` does not
-    hold yet.
-    """
+    """Write those ``Interaction.prompts`` from ``step`` on that the file does not hold yet."""
     file = StepFile(Path(folder) / PROMPTS_FILE)
     file.cut_after(step - 1)
     held = {(row["role"], row["template"]): row["messages"] for _, _, row in file.steps()}
@@ -314,18 +308,16 @@ def checkpoints(run: str | Path) -> list[Checkpoint]:
     scores = read_scores(run, OmegaConf.select(config, "selfplay.best_by"))
     steps, newest = saved_steps(folder), latest_step(folder)
     best = best_step({step: scores[step] for step in steps if step in scores})
-    return [
-        Checkpoint(
-            step, folder / f"{_PREFIX}{step}", scores.get(step), step == newest, step == best
-        )
-        for step in steps
-    ]
+
+    def saved(step: int) -> Checkpoint:
+        place, score = folder / f"{_PREFIX}{step}", scores.get(step)
+        return Checkpoint(step, place, score, newest=step == newest, best=step == best)
+
+    return list(map(saved, steps))
 
 
 def choose(run: str | Path, wanted: str) -> Checkpoint:
-    """The checkpoint that ``best``, ``newest`` or a step's number means; ValueError names those
-    that there are.
-    """
+    """The checkpoint ``best``, ``newest`` or of a step; ValueError names those that there are."""
     found = checkpoints(run)
     for checkpoint in found:
         names = (str(checkpoint.step), "newest" * checkpoint.newest, "best" * checkpoint.best)

@@ -122,11 +122,10 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         self.selfplay = check_run(config)
         self.game = game_class(self.selfplay.game)
         if self.selfplay.adapters == "per_role":
+            weigh = self.selfplay.credit.role_weights.get
+            rates = {r: weigh(r, 1.0) * self.selfplay.trains(r) for r in self.game.roles}
             with open_dict(config.actor_rollout_ref.model.lora) as lora:
-                weights = self.selfplay.credit.role_weights
-                lora[ROLE_ADAPTERS] = {
-                    r: weights.get(r, 1.0) * self.selfplay.trains(r) for r in self.game.roles
-                }
+                lora[ROLE_ADAPTERS] = rates
         self.files = step_file.RunFiles(self.selfplay.records)
         run = RunConfig(config, self.selfplay)
         self.logs_to_wandb = "wandb" in run.names("trainer.logger")
@@ -158,13 +157,13 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         self.interaction = self.game(self.selfplay, encoder)
         stop_strings = encoder.stop(self.interaction.stop_strings).get("stop", [])
         machine.check_stop_strings(stop_strings, self.config.actor_rollout_ref.rollout)
-        for dataset, name in ((self.train_dataset, "train_files"), (self.val_dataset, "val_files")):
-            machine.check_files(data[name])
-            batch = data.train_batch_size if name == "train_files" else 1
-            line = machine.check_dataset(
-                dataset, f"data.{name}={data[name]}", self.interaction, data, batch=batch
-            )
-            announce(line)
+        for dataset, key, batch in (
+            (self.train_dataset, "train_files", data.train_batch_size),
+            (self.val_dataset, "val_files", 1),
+        ):
+            machine.check_files(data[key])
+            name = f"data.{key}={data[key]}"
+            announce(machine.check_dataset(dataset, name, self.interaction, data, batch=batch))
         self.interaction.view.read_validation_set(self.val_dataset)
         announce("starting the workers: they import torch and load the model")
 
@@ -175,23 +174,17 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             served[ROUTER_ADDRESS] = self.reward_loop_manager.reward_router_address
         announce("the workers are up; measuring the certificate")
         # Workers start with verl's own loss and no knowledge of roles.
+        actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
         trained = [
-            number
-            for number, role in enumerate(self.game.roles, start=1)
-            if self.selfplay.trains(role)
+            n for n, role in enumerate(self.game.roles, start=1) if self.selfplay.trains(role)
         ]
-        self.actor_loss = partial(
-            losses.selfplay_loss,
-            omega_conf_to_dataclass(self.config.actor_rollout_ref.actor),
-            trained if self.selfplay.credit.loss == "per_role" else (),
-        )
+        apart = trained if self.selfplay.credit.loss == "per_role" else ()
+        self.actor_loss = partial(losses.selfplay_loss, actor, apart)
         self.actor_rollout_wg.set_loss_fn(self.actor_loss)
         self._certify()
 
     def _certify(self) -> None:
-        """Measure the run's claims before its first update; CertificateError unless they hold or
-        only warn.
-        """
+        """Measure the run's claims; CertificateError unless they hold or only warn."""
         certificate = certify(self, self.encoder)
         path = certificate.write(self.selfplay.records)
         for line in (f"{certificate} ({path})", *certificate.problems):
@@ -277,9 +270,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             step_file.write_prompts(self.selfplay.records, step + 1, self.interaction.prompts())
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Run verl's training loop; ProcessDied names a dead process or node that is behind an
-        error.
-        """
+        """Run verl's training loop; ProcessDied names what is dead behind an error."""
         if self.selfplay.certify == "only":
             return
         # The wait for games would only sleep meanwhile, and a busy process may be asked again.
@@ -326,23 +317,19 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             return batch
         batch = super()._compute_old_log_prob(batch, metrics)
         fields = ("rollout_log_probs", "old_log_probs", "response_mask")
-        log_probs = read_columns(batch, *fields)
+        columns = read_columns(batch, *fields).to_padded_tensor(0)
         # With verl's bypass_mode, old log-probs are the rollout's own, and entropy is not there.
-        if "actor/entropy" in metrics and "rollout_log_probs" in log_probs:
-            columns = log_probs.to_padded_tensor(0)
+        if "actor/entropy" in metrics and "rollout_log_probs" in columns:
             gaps = losses.context_gaps(*(columns[name] for name in fields))
             metrics.update(losses.context_leak_metrics(gaps))
         return batch
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_ref_log_prob(batch, metrics)
-        # verl leaves it for whoever computes next: the critic, which knows no adapter, and the
-        # actor's update.
+        # verl leaves it for whoever computes next, the critic and the actor's update.
         batch.extra_info.pop("no_lora_adapter", None)
         if anchors := self.selfplay.anchors(self.global_steps / self.total_training_steps):
-            write_anchor(
-                batch, {self.game.roles.index(role) + 1: value for role, value in anchors.items()}
-            )
+            write_anchor(batch, {self.game.roles.index(r) + 1: of for r, of in anchors.items()})
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -351,13 +338,11 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
 
     def assign_credit(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Compute advantages from the rewards on the tokens; the certificate calls it, too."""
-        # verl's own estimators may be chosen for comparison.
-        if self.config.algorithm.adv_estimator not in ROLE_ESTIMATORS:
+        algorithm, repeated = self.config.algorithm, self.interaction.repeated_roles
+        if algorithm.adv_estimator not in ROLE_ESTIMATORS:  # verl's own, for comparison
             return super()._compute_advantage(batch, metrics)
-        kl_controller = self.kl_ctrl_in_reward if self.config.algorithm.use_kl_in_reward else None
-        batch, credit_metrics = self.credit.assign(
-            batch, self.interaction.repeated_roles, kl_controller
-        )
+        kl_controller = self.kl_ctrl_in_reward if algorithm.use_kl_in_reward else None
+        batch, credit_metrics = self.credit.assign(batch, repeated, kl_controller)
         metrics.update(credit_metrics)
         return batch
 

@@ -30,11 +30,10 @@ class TrajectoryTurn:
     role: str
     prompt_ids: list[int]  # what stands between the conversation's turn before it and the response
     response_ids: list[int]
-    log_probs: (
-        list[float] | None
-    )  # under the sampling distribution; None where the server did not give them
-    conversation: str | None = None  # as in ``Turn``
-    number: int = 0  # in the game, from 0; an opponent's turns count
+    # under the sampling distribution; None where the server did not give them
+    log_probs: list[float] | None
+    conversation: str | None = None  # as in ``Turn``, and the number
+    number: int = 0
     weights: int | None = None  # their version, where the server says it
 
     def __len__(self) -> int:
@@ -46,8 +45,7 @@ class Trajectory:
     """The turns of one game, in the order of play.
 
     Where it is not ``isolated``, all turns are one conversation. ``has_log_probs`` is whether verl
-    gets the sampled tokens' log-probs; it is the same in the whole run, whose rows share their
-    columns.
+    gets the sampled tokens' log-probs: all rows of a run do, or none.
     """
 
     roles: Sequence[str]
@@ -60,9 +58,8 @@ class Trajectory:
         """The turns of each context, in the order in which the contexts began."""
         contexts: dict[Any, list[TrajectoryTurn]] = {}
         for turn in self.turns:
-            contexts.setdefault(
-                (turn.role, turn.conversation) if self.isolated else None, []
-            ).append(turn)
+            owner = (turn.role, turn.conversation) if self.isolated else None
+            contexts.setdefault(owner, []).append(turn)
         return list(contexts.values())
 
     def before(self, role: str, conversation: str | None) -> list[TrajectoryTurn]:
@@ -91,24 +88,21 @@ class Trajectory:
         padding token instead. A turn without log-probs gets zeros where its run has them; its game
         is void, and they are not read.
         """
-        first = (
-            self.turns[0] if self.turns else TrajectoryTurn(self.roles[0], [pad_token_id], [], None)
-        )
+        contexts = self.conversations or [[TrajectoryTurn(self.roles[0], [pad_token_id], [], None)]]
+        first = contexts[0][0]
         ids: list[int] = []
         mask: list[int] = []
         log_probs: list[float] = []
         role_ids: list[int] = []
         ends: list[PlacedTurn] = []
-        contexts = self.conversations or [[first]]
         for turn in (turn for context in contexts for turn in context):
             prompt_ids, response_ids = [] if turn is first else turn.prompt_ids, turn.response_ids
+            asked, said = len(prompt_ids), len(response_ids)
             ids += [*prompt_ids, *response_ids]
-            mask += [0] * len(prompt_ids) + [1] * len(response_ids)
-            log_probs += [0.0] * len(prompt_ids) + (turn.log_probs or [0.0] * len(response_ids))
-            role_ids += [NO_ROLE_ID] * len(prompt_ids) + [self.roles.index(turn.role) + 1] * len(
-                response_ids
-            )
-            if response_ids:
+            mask += [0] * asked + [1] * said
+            log_probs += [0.0] * asked + (turn.log_probs or [0.0] * said)
+            role_ids += [NO_ROLE_ID] * asked + [self.roles.index(turn.role) + 1] * said
+            if said:
                 ends.append((turn.number, turn.role, len(ids) - 1))
         lengths = [sum(map(len, context)) for context in contexts]
         if not ids:
@@ -129,9 +123,8 @@ class Trajectory:
         )
 
 
-PlacedTurn = tuple[
-    int, str, int
-]  # a turn's number in the game, its role, and where in the response its last token is
+# a turn's number in the game, its role, and where in the response its last token is
+PlacedTurn = tuple[int, str, int]
 
 
 class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
@@ -164,9 +157,8 @@ class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
                 "reward.reward_manager.name=PerTurnRewardManager, or a subclass of it"
             )
         fields = {**self.extra_fields, "reward_extra_info": info, GAME_KEY: None}
-        columns: dict[str, Any] = super(
-            SelfPlayOutput, self.model_copy(update={"extra_fields": fields})
-        ).as_dict()
+        plain = self.model_copy(update={"extra_fields": fields})
+        columns: dict[str, Any] = super(SelfPlayOutput, plain).as_dict()
         columns["extra_fields"][GAME_KEY] = record
         role_ids = columns["role_ids"] = torch.tensor(columns["role_ids"], dtype=torch.int64)
         columns["context_lengths"] = torch.tensor(columns["context_lengths"], dtype=torch.int64)
@@ -179,12 +171,10 @@ class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
         columns["rm_scores"] = rm_scores
         # Whitening would make a return of 0 an advantage. Rewards of turns may leave out one
         # conversation of a role.
-        contexts = (
-            context_ids(columns["context_lengths"], len(role_ids)) if record.turn_rewards else 0
-        )
-        learners = role_ids + contexts * (role_ids.max() + 1)
-        paid = learners[[ends[number][1] for number in earned]]
-        columns["response_mask"] = (
-            columns["response_mask"] * torch.isin(learners, paid) * (record.void is None)
-        )
+        learners = role_ids
+        if record.turn_rewards:
+            contexts = context_ids(columns["context_lengths"], len(role_ids))
+            learners = role_ids + contexts * (role_ids.max() + 1)
+        paid = torch.isin(learners, learners[[ends[number][1] for number in earned]])
+        columns["response_mask"] = columns["response_mask"] * paid * (not record.is_void)
         return columns

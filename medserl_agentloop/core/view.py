@@ -27,31 +27,23 @@ class GameView(Generic[R]):
 
     @classmethod
     def check_run(cls, run: Any) -> Iterator[str]:
-        """Yield a sentence for each fault of the config, a ``core.run_check.RunConfig``, for this
-        game.
-        """
+        """Yield a sentence for each fault of a ``core.run_check.RunConfig`` for this game."""
         return iter(())
 
     @classmethod
     def startup_lines(cls, config: DictConfig, selfplay: Any) -> Iterator[str]:
-        """Yield the lines that a run prints once before it starts; warnings begin with
-        ``warning:``.
-        """
+        """Yield lines to print before a run starts; warnings begin with ``warning:``."""
         return iter(())
 
     @classmethod
     def folders(cls, selfplay: Any) -> Mapping[str, Path]:
-        """Return the folders that keys under ``selfplay`` name: a resumed run finds them as they
-        were.
-        """
+        """Return the folders that keys under ``selfplay`` name; a resume compares them."""
         return {}
 
     # -- after a step's games
 
     def trained_role_won(self, record: R) -> bool | None:
-        """Return whether the trained role beat its opponent; None for games that decide nothing
-        between them.
-        """
+        """Return whether the trained role beat its opponent; None if that is not decided."""
         return None
 
     @classmethod
@@ -60,9 +52,7 @@ class GameView(Generic[R]):
         return common_rules(roles)
 
     shown: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """The game's own columns, label and metric, of the table of steps; it has the rewards of all
-    roles anyway.
-    """
+    """Labels and metrics of the game's own columns in the table of steps, besides rewards."""
 
     def notices(self, numbers: Mapping[str, float]) -> Iterator[str]:
         """Yield comments on the numbers of a step; the run prints each sentence once."""
@@ -71,20 +61,14 @@ class GameView(Generic[R]):
     # -- where games are looked at -----------------------------------------------------------------
 
     columns: ClassVar[Mapping[str, Column]] = COLUMNS
-    """The table of games, a column for each fact; pages filter by those of words and draw those of
-    numbers.
-    """
+    """The table of games, a column for each fact."""
 
     gains: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Labels and validation measures (``val-core/DATA_SET/MEASURE``), shares, that say what a run
-    has gained.
-    """
+    """Labels and validation measures, shares, that say what a run has gained."""
 
     @classmethod
     def caveats(cls, config: DictConfig, selfplay: Any) -> Iterator[str]:
-        """Yield what a run's numbers cannot show, a sentence each, by its config alone; the start
-        and the page say it.
-        """
+        """Yield what the numbers of a run with this config cannot show, a sentence each."""
         return iter(())
 
     headline: ClassVar[tuple[str, ...]] = ()
@@ -92,8 +76,7 @@ class GameView(Generic[R]):
 
     @classmethod
     def sections(cls, record: R, prompts: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
-        """Return the sections of a game's page, besides its rewards: the turns as played, and the
-        game's own fields.
+        """Return the sections of a game's page: the turns as played, and the game's own fields.
 
         ``prompts`` is the run's ``prompts.jsonl``, the latest first.
         """
@@ -118,16 +101,13 @@ class GameView(Generic[R]):
         """See the rows of ``data.val_files`` before the first validation."""
 
     def validation_numbers(self, record: R) -> dict[str, float | str | None]:
-        """One game as numbers for verl's validation metrics, and texts for
-        :meth:`validation_scores`.
-        """
+        """One game as numbers for verl's validation, and texts for :meth:`validation_scores`."""
         return {f"{role}_reward": record.reward(role) for role in self.roles}
 
     def validation_scores(
         self, sources: Sequence[str], facts: Mapping[str, Sequence[Any]]
     ) -> Iterable[tuple[dict[str, float], str]]:
-        """Scores of a whole validation that are no averages of single games: metrics, and a line
-        that says them.
+        """Scores of a whole validation, metrics with a line that says them.
 
         ``sources`` is the ``data_source`` of every game's row; ``facts`` are lists of what
         ``validation_numbers`` gave.

@@ -72,7 +72,7 @@ def test_control_token_that_the_vocabulary_cannot_spell_is_an_error() -> None:
     tokenizer.convert_tokens_to_ids = lambda tokens: (
         [unknown] * len(tokens) if isinstance(tokens, list) else unknown
     )
-    with pytest.raises(ValueError, match="cannot write '</s>' as plain text"):
+    with pytest.raises(ValueError, match="cannot write '</s>' as text"):
         plain_text.encode_text("a</s>")
 
 
