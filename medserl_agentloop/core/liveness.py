@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import re
 import threading
 import time
 import traceback
@@ -182,7 +183,7 @@ def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_
         except ActorUnavailableError:  # out of reach, and perhaps not for long
             continue
         except RayActorError as error:
-            dead.append(f"{signs_of_life[sign]} died ({' '.join(str(error).split())[:500]})")
+            dead.append(f"{signs_of_life[sign]} died ({_identity(error)})")
             continue
         if failure:
             raise RuntimeError(
@@ -191,6 +192,14 @@ def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_
                 f"checkpoint\n{failure}"
             )
     return dead
+
+
+def _identity(error: Exception) -> str:
+    """Class, name and pid of a dead actor, out of Ray's long account of it."""
+    facts = dict(re.findall(r"^\s*(class_name|name|pid): (.+)$", str(error), flags=re.MULTILINE))
+    texts = {"class_name": "class {}", "name": "named {}", "pid": "pid {}"}
+    known = [texts[key].format(facts[key]) for key in texts if key in facts]
+    return ", ".join(known) or " ".join(str(error).split())
 
 
 def lost_nodes(known: Collection[str]) -> list[str]:

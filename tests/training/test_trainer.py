@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from contextlib import nullcontext
 from functools import partial
-from math import nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl import DataProto
-from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerSync, get_trainer_cls
+from verl.trainer.ppo.v1 import PPOTrainer
 from verl.utils import tensordict_utils
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -41,13 +40,12 @@ from medserl_agentloop.core.columns import (
     ANCHOR_COLUMN,
     TOKEN_COUNTS,
     TOKEN_ROLES,
-    stacked,
     token_counts,
 )
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.loss import context_gaps, context_leak_metrics, selfplay_loss
 from medserl_agentloop.core.metrics import HealthError, turn_metrics
-from medserl_agentloop.core.recorder import StepRecorder, StepTable, step_numbers
+from medserl_agentloop.core.recorder import StepRecorder, StepTable
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import RunFiles
 from medserl_agentloop.core.trainer import SelfPlayReplayBuffer, SelfPlayTrainer
@@ -57,11 +55,6 @@ from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.testing import compose_run
 
 NAMES = MedicalGameInteraction.roles
-
-
-def test_verl_finds_the_trainer() -> None:
-    trainer = object.__new__(get_trainer_cls("selfplay_sync"))
-    assert isinstance(trainer, SelfPlayTrainer) and isinstance(trainer, PPOTrainerSync)
 
 
 @pytest.mark.parametrize("on_alarm", ["warn", "stop"])
@@ -97,51 +90,6 @@ def test_a_step_with_an_alarm_is_the_last_one_only_if_the_run_is_to_stop(
         len(steps) == (1 if on_alarm == "stop" else 2)
         and steps[0]["selfplay/alarm/rollout_mismatch"] == 1.0
     )
-
-
-def test_a_checkpoint_that_the_run_names_and_cannot_be_loaded_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(PPOTrainer, "_load_checkpoint", lambda self: 1 / 0)
-    trainer: Any = object.__new__(SelfPlayTrainer)
-    named = {
-        "resume_mode": "resume_path",
-        "resume_from_path": "old/global_step_7",
-        "default_local_dir": "new",
-    }
-    trainer.config, trainer.global_steps = OmegaConf.create({"trainer": named}), 7
-    with pytest.raises(
-        ValueError,
-        match=r"checkpoint old/global_step_7 .*ZeroDivisionError.*resume_mode=resume_path",
-    ):
-        trainer._load_checkpoint()
-
-
-def test_validation_is_in_the_file_of_the_run_unless_a_game_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        PPOTrainer,
-        "_val_metrics_update",
-        lambda *_: {"val-aux/num_turns/max": 2, "val-core/x": nan},
-    )
-    trainer: Any = object.__new__(SelfPlayTrainer)
-    scores = {"val-core/panel/f1": 0.5}, "validation on panel"
-    trainer.interaction = SimpleNamespace(
-        view=SimpleNamespace(validation_scores=lambda sources, facts: [scores])
-    )
-    trainer.liveness = Mock(
-        **{"check.side_effect": [None, RuntimeError("the code of a game raised an exception")]}
-    )
-    trainer.files, trainer.global_steps = RunFiles(tmp_path), 0
-    trainer.selfplay = SelfPlayConfig(game="medical", records=str(tmp_path))
-    trainer.recorder = StepRecorder(trainer.selfplay, MedicalGameInteraction, trainer.files)
-    trainer._val_metrics_update([], [], {})
-    assert list(trainer.files.metrics.read()) == [
-        {"step": 0, "val-aux/num_turns/max": 2.0, "val-core/panel/f1": 0.5}
-    ]
-    with pytest.raises(RuntimeError, match="the code of a game raised"):
-        trainer._val_metrics_update([], [], {})
 
 
 def test_abandoned_requests_are_aborted_before_the_engine_sleeps() -> None:
@@ -218,37 +166,22 @@ def test_a_claim_that_does_not_hold_ends_a_run_unless_it_is_only_to_warn(
 def test_step_table_has_rewards_the_games_columns_and_what_is_unusual() -> None:
     table = StepTable(KuhnPoker.roles, KuhnPoker.View.shown)
     numbers = {"timing_s/step": 2.0, "selfplay/first/reward": -0.5, "selfplay/second/reward": 0.5}
-    header, row = table.lines(1, 10, {**numbers, "selfplay/void_rate": 0.25}, ["void_games"])
-    assert header.split("  ")[0].strip() == "step" and len(header) == row.index("void") + len(
-        "alarm"
-    )
-    said = [
-        "step",
-        "1/10",
-        "0:00:18",
-        "2.000",
-        "-0.500",
-        "0.500",
-        "-",
-        "-",
-        "void",
-        "0.25,",
-        "void_games",
-    ]
-    assert row.split() == said
+    header, row = table.lines(1, 40, {**numbers, "selfplay/void_rate": 0.25}, ["void_games"])
+    said = ["1/40", "0:01:18", "2.000", "-0.500", "0.500", "-", "-", "void", "0.25,", "void_games"]
+    assert row.split()[1:] == said
     for label, cell in (("first reward", "-0.500"), ("second reward", " 0.500"), ("illegal", "-")):
-        assert header.index(label) + len(label) == row.index(f" {cell} ") + len(f" {cell}"), (
-            "aligned"
-        )
-    more = {"selfplay/illegal_rate": 0.1, "training/rollout_probs_diff_mean": 2.1e-4}
-    assert table.lines(2, 10, {**numbers, **more}, [])[0].split()[-2:] == ["0.100", "2.1e-04"]
+        assert header.index(label) + len(label) == row.index(f" {cell} ") + len(f" {cell}")
+    printed = [table.lines(step, 40, numbers, []) for step in range(2, 41)]
+    assert [step for step, lines in enumerate(printed, start=2) if len(lines) == 2] == [21]
 
 
-def test_step_table_repeats_its_header_every_twenty_rows() -> None:
-    table = StepTable(MedicalGameInteraction.roles, MedicalGameInteraction.View.shown)
-    printed = [table.lines(step, 60, {"timing_s/step": 1.0}, []) for step in range(30, 61)]
-    assert [step for step, lines in enumerate(printed, start=30) if len(lines) == 2] == [30, 50]
-    assert {len(lines[-1]) for lines in printed} == {len(printed[0][-1])}
+def test_a_validation_without_the_games_that_raised_is_not_written(tmp_path: Path) -> None:
+    trainer: Any = object.__new__(SelfPlayTrainer)
+    trainer.liveness = Mock(**{"check.side_effect": RuntimeError("the code of a game raised")})
+    trainer.files = RunFiles(tmp_path)
+    with pytest.raises(RuntimeError, match="the code of a game raised"):
+        trainer._val_metrics_update([], [], {})
+    assert not trainer.files.metrics.path.exists()
 
 
 MASK = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]])
@@ -298,47 +231,36 @@ def test_role_metrics_cover_trained_tokens_and_signal_shares_sum_to_one() -> Non
     assert nothing == {f"selfplay/{role}/trained_tokens": 0.0 for role in NAMES}
 
 
-def test_numbers_of_a_step_are_finite() -> None:
-    metrics = {"a": np.float32(1.5), "b": float("nan"), "c": float("inf"), "d": "text", "e": 2}
-    assert step_numbers(metrics, {"gen": 3.0}) == {"a": 1.5, "e": 2.0, "timing_s/gen": 3.0}
-
-
 # --- the replay buffer that the recipes name ---
 
 
-def test_wait_for_games_polls_often_and_ends_where_the_check_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def buffer(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(core_trainer, "CHECK_INTERVAL_S", 0.25)
-    config = compose_run("+recipes=core")
-    reduced = SimpleNamespace(
-        config=config, trainer_mode="sync", _add_prompts_to_generate=lambda count: None
-    )
-    buffer: Any = PPOTrainer._build_replay_buffer(reduced)  # verl's own builder
-    assert type(buffer) is SelfPlayReplayBuffer and 0.05 <= buffer.poll_interval <= 0.1
-    polls: list[str] = []
-    monkeypatch.setattr(
-        buffer, "_sync_metadata_from_transfer_queue", lambda: polls.append("poll")
-    )  # no game ends
-    findings = iter([None, RuntimeError("agent-loop worker 0 died")])
+    config, nothing = compose_run("+recipes=core"), {"_add_prompts_to_generate": lambda count: None}
+    reduced = SimpleNamespace(config=config, trainer_mode="sync", **nothing)
+    buffer = PPOTrainer._build_replay_buffer(reduced)  # verl's own builder
+    assert type(buffer) is SelfPlayReplayBuffer
+    return buffer
 
-    def check() -> None:
-        polls.append("check")
-        if error := next(findings):
-            raise error
 
-    buffer.check = check
+def test_wait_for_games_ends_where_the_check_fails(
+    buffer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polls = Mock()
+    monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", polls)  # no game ends
+    buffer.check = Mock(side_effect=[None, RuntimeError("agent-loop worker 0 died")])
     with pytest.raises(RuntimeError, match="agent-loop worker 0 died"):
         buffer.sample(global_steps=1, partition_id="train", batch_size=1)
-    assert polls[:2] == ["poll", "check"] and polls[-1] == "check"
-    assert polls.count("poll") > polls.count("check") == 2
+    assert polls.call_count > buffer.check.call_count == 2
 
-    # Games that end in any order make one batch.
-    listed = {
-        key: {"is_prompt": True, "status": "finished", "global_steps": 1} for key in ("f", "b")
-    }
+
+def test_games_that_end_in_any_order_make_one_batch(
+    buffer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = {"is_prompt": True, "status": "finished", "global_steps": 1}
+    listed = {"f": dict(prompt), "b": dict(prompt)}
     listed |= {key: {"seq_len": 9} for key in ("b_10_0", "f_2_0", "b_9_0", "f_0_0")}
-    monkeypatch.undo()
     monkeypatch.setattr("transfer_queue.kv_list", lambda: {"train": listed})
     monkeypatch.setattr("transfer_queue.kv_clear", lambda **asked: None)
     batch, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=2)
@@ -413,24 +335,6 @@ def test_positions_restart_in_every_context_before_verl_reads_them(
     }
 
 
-@pytest.mark.parametrize("recomputed", [True, False])
-def test_old_log_probs_taken_from_the_rollout_are_not_compared_with_it(
-    monkeypatch: pytest.MonkeyPatch, recomputed: bool
-) -> None:
-    columns = dict.fromkeys(("rollout_log_probs", "old_log_probs"), torch.zeros(4))
-    row = {
-        "context_lengths": torch.tensor([3, 2]),
-        "response_mask": torch.tensor([1, 1, 0, 1]),
-        **columns,
-    }
-    monkeypatch.setattr(PPOTrainer, "_compute_old_log_prob", lambda self, batch, metrics: batch)
-    trainer: Any = object.__new__(SelfPlayTrainer)
-    trainer.selfplay = SimpleNamespace(adapters="shared", reuse_log_probs=False)
-    metrics = {"actor/entropy": 1.0} if recomputed else {}
-    trainer._compute_old_log_prob(queued({"game": row}, monkeypatch, game=5), metrics)
-    assert ("selfplay/context_leak" in metrics) is recomputed
-
-
 def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -445,20 +349,6 @@ def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it(
     columns.write_token_roles(queued(rows, monkeypatch, game=9, padding=3))
     assert rows["game"][TOKEN_ROLES].tolist() == [1, 1, 1, 1, 2, 2, 2, 0, 0]
     assert rows["padding"][TOKEN_ROLES].tolist() == [0, 0, 0]
-
-
-def test_role_ids_have_the_shape_of_the_mask() -> None:
-    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    assert stacked([torch.tensor([1, 2]), torch.tensor([2])], mask).tolist() == [
-        [1, 2, 0],
-        [2, 0, 0],
-    ]
-    # verl pads with copies of a row: all its columns, but the response is one masked token.
-    mask = torch.tensor([[1, 1], [0, 0]])
-    assert stacked([torch.tensor([1, 2]), torch.tensor([1, 1, 1, 1, 2])], mask).tolist() == [
-        [1, 2],
-        [1, 1],
-    ]
 
 
 # --- the anchor ---
@@ -532,39 +422,34 @@ def test_the_anchor_adds_its_share_of_kl_to_verls_loss(roles: tuple[int, ...], t
     assert metrics["anchor_kl_loss"].aggregate() == pytest.approx(3 * 0.1 * kl.item() / tokens)
 
 
-def test_a_settled_reward_stands_on_its_role_s_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a game whose attacker is settled, one that is not, and one whose opponent attacked."""
-    role_ids = [[1, 1, 0, 2, 2], [1, 0, 2], [2, 2]]
-    rewards = [[0.0, 0.5, 0.0, 0.0, -1.0], [0.25, 0.0, 1.0], [0.0, 1.0]]
-    rows = {
-        str(number): {"role_ids": torch.tensor(roles), "rm_scores": torch.tensor(own)}
-        for number, (roles, own) in enumerate(zip(role_ids, rewards, strict=True))
-    }
-    columns.write_rewards(queued(rows, monkeypatch), [{1: -0.75}, {}, {1: 0.125}])
-    written = [rows[key]["rm_scores"].tolist() for key in rows]
-    assert written == [[0.0, -0.75, 0.0, 0.0, -1.0], *rewards[1:]]
-
-
 def test_what_a_game_settles_reaches_records_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = KuhnPoker.Record(cards=("K", "Q"), rewards={"first": {"chips": 1.0}})
+    """Of a game whose first role is settled, one that is not, and one without tokens of it."""
+    role_ids = [[1, 1, 0, 2, 2], [1, 0, 2], [2, 2]]
+    before = [[0.0, 0.5, 0.0, 0.0, -1.0], [0.25, 0.0, 1.0], [0.0, 1.0]]
+    records = [
+        KuhnPoker.Record(cards=("K", "Q"), rewards={"first": {"chips": 0.5}}) for _ in role_ids
+    ]
+    rows = {
+        str(n): {
+            "role_ids": torch.tensor(role_ids[n]),
+            "rm_scores": torch.tensor(before[n]),
+            "extra_fields": {GAME_KEY: records[n]},
+        }
+        for n in range(3)
+    }
 
     def settle(records: list[Any], counts: dict[str, Any]) -> None:
-        records[0].rewards = {"first": {"chips": 3.0}}
+        records[0].rewards = records[2].rewards = {"first": {"chips": 3.0}}
         counts["seen"] = {"KQ": 1.0}
 
-    row = {
-        "role_ids": torch.tensor([1, 1]),
-        "rm_scores": torch.tensor([0.0, 1.0]),
-        "extra_fields": {GAME_KEY: record},
-    }
     trainer: Any = object.__new__(SelfPlayTrainer)
     trainer.game, trainer.run_state = KuhnPoker, {"counts": {}}
     trainer.interaction = SimpleNamespace(settle=settle)
-    trainer._settle(queued({"one": row}, monkeypatch))
-    assert row["rm_scores"].tolist() == [0.0, 3.0] and trainer.run_state["counts"] == {
-        "seen": {"KQ": 1.0}
-    }
-    assert trainer._records["one"].rewards == {"first": {"chips": 3.0}}
+    trainer._settle(queued(rows, monkeypatch))
+    written = [rows[key]["rm_scores"].tolist() for key in rows]
+    assert written == [[0.0, 3.0, 0.0, 0.0, -1.0], *before[1:]]
+    assert trainer.run_state["counts"] == {"seen": {"KQ": 1.0}}
+    assert trainer._records["0"].rewards == {"first": {"chips": 3.0}}
 
 
 @pytest.mark.parametrize("roles", [(), (2,)])
