@@ -110,7 +110,8 @@ class Kept:
 
     def of(self, failed: bool) -> dict[str, Any]:
         """Return the games that failed, or the others, without their times."""
-        facts = {g.uid: g.model_dump(exclude={"finished", "seconds"}) for g in self.games}
+        times: Any = {"finished": True, "seconds": True, "judgement": {"seconds"}}
+        facts = {g.uid: g.model_dump(exclude=times) for g in self.games}
         return {uid: game for uid, game in facts.items() if (game["void"] is not None) == failed}
 
 
