@@ -106,7 +106,7 @@ def test_a_chat_template_that_loses_a_part_of_the_prompt_is_refused(content: str
     messages = tuple({"role": role, "content": text} for role, text in asked.items())
     turn = Turn("assessor", Prompt(messages, {"note": "He has gout."}), 9)
     assert ChatEncoder(qwen3()).opening(turn).data_tokens
-    with pytest.raises(ValueError, match="chat template drops or changes text of the prompt"):
+    with pytest.raises(ValueError, match="chat template drops or changes text"):
         ChatEncoder(qwen3(QWEN3.replace("m.content", content, 1))).opening(turn)
 
 
