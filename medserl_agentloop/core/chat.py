@@ -64,10 +64,6 @@ class ChatClient:
         known = [re.escape(token) for token in special_tokens if token]
         self._special = re.compile("|".join([r"<\|[^<>|\s]*\|>", CONTROL_TOKEN, *known]), re.I)
 
-    @property
-    def is_down(self) -> bool:
-        return self.http.is_down
-
     async def complete(
         self, messages: list[dict[str, str]], fields: Mapping[str, Any], prefix: str = ""
     ) -> Reply:
@@ -269,8 +265,6 @@ class ServedModel(ChatClient):
 class BaseModelChat:
     """The base model, which the rollout serves with the roles' adapters. It is asked in
     tokens."""
-
-    is_down = False
 
     def __init__(
         self, name: str, server: Any, encoder: ChatEncoder, timeout_s: float | None

@@ -217,10 +217,6 @@ class HttpClient:
             http_client=http_client,
         )
 
-    @property
-    def is_down(self) -> bool:
-        return self._breaker.is_open
-
     async def get(self, path: str) -> Any:
         """Get the JSON at ``path`` in one try; raises :class:`NoAnswer`, whose subclasses say
         why."""

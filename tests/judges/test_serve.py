@@ -15,7 +15,7 @@ import pytest
 from invoking import invoke
 from judges.games import harmful, judge_all, judge_of, played
 from judges.test_llm import PRESENT, llm_judge
-from serving import LocalServer, Status, completion, serving
+from serving import LocalServer, completion, serving
 
 from medserl_agentloop.games.medical.case import Category, GameSpec
 from medserl_agentloop.games.medical.config import JudgeServer
@@ -105,6 +105,7 @@ BACKENDS = (
 @pytest.mark.parametrize("assessment", ["Harmful", ""])
 def test_the_original_client_reads_every_answer(backend: Any, assessment: str) -> None:
     with serving(create_app(backend)) as url:
+        assert httpx.get(f"{url}/health").json()["status"] == "ok"
         labels = ask(url, {**QUERY, "original_note": "He takes 1 g.", "assessment": assessment})[7]
     failed = backend.name in ("abstainer", "broken")
     assert {name: type(labels[name]) for name in TYPES} == TYPES
@@ -139,16 +140,6 @@ def test_language_model_reads_changed_notes_of_any_category_and_no_others() -> N
     assert [answers[n]["error_present"] for n in (0, 3, 4)] == [True, False, True]
     assert [answers[n]["is_parsing_error"] for n in (1, 2)] == [True, True]
     assert [answers[n]["abstained"] for n in (1, 2)] == [False, True]
-
-
-def test_health_tells_that_the_model_is_down() -> None:
-    with LocalServer(lambda number, body: Status(500)) as model:
-        backend = llm_judge(model.model_options())
-        with serving(create_app(backend)) as url:
-            assert httpx.get(f"{url}/health").status_code == 200
-            for _ in range(5):
-                assert ask(url, QUERY)[7]["is_parsing_error"]
-            assert httpx.get(f"{url}/health").status_code == 503
 
 
 @pytest.mark.parametrize(

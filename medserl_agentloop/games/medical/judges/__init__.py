@@ -125,12 +125,9 @@ def build_judge(
         raise ValueError(f"{JudgeServer.node}.url={BASE} answers in a run only: name a server")
     server, weights = config.judge_server, None
     if server.url is None and reward_router_address is not None and config.judge != "http":
-        weights = reward_model
-        served = {
-            "url": f"http://{reward_router_address}/v1",
-            "model": server.model or reward_model,
-        }
-        config = config.model_copy(update={"judge_server": server.model_copy(update=served)})
+        weights, url = reward_model, f"http://{reward_router_address}/v1"
+        server = server.model_copy(update={"url": url, "model": server.model or reward_model})
+        config = config.model_copy(update={"judge_server": server})
     judge: Judge
     if config.judge == "llm":
         judge = LlmJudge(config, base, weights)

@@ -195,10 +195,6 @@ class _Model(Generic[Answer]):
         self._asked = [wording, self._schema, temperature, server.extra_body]
         self._cache = AnswerCache(server.cache, kind)
 
-    @property
-    def is_down(self) -> bool:
-        return self.chat.is_down
-
     @cached_property
     def _identity(self) -> str:
         """All that makes its answers what they are, apart from the notes."""
