@@ -344,8 +344,8 @@ def start_games(
             raise ValueError(f"{file}: {error}") from None
     if isinstance(config, MedicalConfig):
         build_judge(config)
-        decoys = sum(game.record.spec.task is Category.DECOY_BENIGN for game in games)
-        if decoys and config.judge == "labels":
+        tasks = [game.record.spec.task for game in games]
+        if config.judge == "labels" and (decoys := tasks.count(Category.DECOY_BENIGN)):
             raise ValueError(
                 f"{decoys} of the games are decoy_benign, and --judge labels cannot see a real "
                 "error in a decoy: use another judge, or data without the category"

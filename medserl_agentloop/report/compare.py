@@ -6,11 +6,10 @@ every number has one definition. What a side did not write down is "not measured
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
 from pkgutil import resolve_name
-from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,9 +25,10 @@ NO_DIFFERENCE = "no difference shown"
 SECONDS = "timing_s/step"
 _READ_LOG = "medserl_agentloop.medical_team.openrlhf_files:read_log"
 _PLACES = {"step", "session", "policy_version"}  # numbers whose mean says nothing
-_MEMORY = {
-    "device memory, peak GB": "actor/perf/max_memory_allocated_gb",
-    "CPU memory, peak GB": "actor/perf/cpu_memory_used_gb",
+_OF_STEPS = {
+    SECONDS: "seconds per step",
+    "actor/perf/max_memory_allocated_gb": "device memory, GB",
+    "actor/perf/cpu_memory_used_gb": "CPU memory, GB",
 }
 _HEADLINES = ("error found", "note cleared")  # of a medical game; of others, the rewards
 
@@ -119,8 +119,10 @@ Difference = tuple[float, float, float]
 def compare(a: Side, b: Side) -> tuple[list[_Section], str]:
     """The tables of a comparison, and in a sentence what differs between the two sides."""
     outcomes = sorted({word for run in (*a, *b) for word in run.games["outcome"].dropna()})
+    sides = [[_numbers(run, outcomes) for run in side] for side in (a, b)]
     rows, said = [], {}
-    for title, first, second in _paired(a, b, lambda run: _numbers(run, outcomes)):
+    for title in dict.fromkeys(name for side in sides for numbers in side for name in numbers):
+        first, second = ([run[title] for run in side if title in run] for side in sides)
         difference = _difference(first, second) if first and second else None
         rows.append((title, _cell(first), _cell(second), _moved(difference, first)))
         if difference:
@@ -132,29 +134,18 @@ def compare(a: Side, b: Side) -> tuple[list[_Section], str]:
         headlines = [words for title, words in said.items() if title.endswith(" reward")]
     note = (
         "Shares are in % with Wilson's 95 % interval, other numbers are means ± standard "
-        "deviation; the count of games is in parentheses. If both sides have several runs, the "
-        "interval of a difference is over runs (Student's t), else over games, taken for "
-        "independent. Games of one prompt group are not, so such intervals are too short."
+        "deviation; the count of games or steps is in parentheses. If both sides have several "
+        "runs, the interval of a difference is over runs (Student's t), else over games, taken for "
+        "independent. Games of one prompt group are not, so such intervals are too short. Compare "
+        "seconds and memory on one machine only."
     )
-    games = _Section("Games", ["", "A", "B", "B - A [95 % interval]"], rows, note)
+    numbers = _Section("Numbers", ["", "A", "B", "B - A [95 % interval]"], rows, note)
     verdict = "; ".join(headlines) or "no number in common from which to say who is better"
-    return [_runs(a, b), games, _speed(a, b)], verdict
-
-
-def _paired(
-    a: Side, b: Side, numbers_of: Callable[[_Run], dict[str, Any]]
-) -> list[tuple[str, list[Any], list[Any]]]:
-    """The title of each number, and its values in the runs of both sides that have it."""
-    sides = [[numbers_of(run) for run in side] for side in (a, b)]
-    found = []
-    for title in dict.fromkeys(name for side in sides for numbers in side for name in numbers):
-        of_a, of_b = ([run[title] for run in side if title in run] for side in sides)
-        found.append((title, of_a, of_b))
-    return found
+    return [_runs(a, b), numbers], verdict
 
 
 def _numbers(run: _Run, outcomes: Sequence[str]) -> dict[str, pd.Series[Any]]:
-    """The numbers of a run's games by title; yes and no are of the type ``boolean``."""
+    """The numbers of a run's games and steps by title; yes and no are of the type ``boolean``."""
     numbers = {}
     for name in run.games:
         known = run.games[name].dropna()
@@ -167,7 +158,10 @@ def _numbers(run: _Run, outcomes: Sequence[str]) -> dict[str, pd.Series[Any]]:
         else:
             title = name.removeprefix("reward/").replace("/", ": ").replace("_", " ")
             numbers[title] = known
-    return numbers
+    of_steps = {
+        title: run.metrics[n].dropna() for n, title in _OF_STEPS.items() if n in run.metrics
+    }
+    return numbers | {title: known for title, known in of_steps.items() if len(known)}
 
 
 def _difference(first: Runs, second: Runs) -> Difference | None:
@@ -231,43 +225,3 @@ def _runs(a: Side, b: Side) -> _Section:
             f"Warning: their games are of different steps, which may be all that differs{same}."
         )
     return _Section("Runs", ["side", "run", "steps", "games", "rewards"], rows, " ".join(notes))
-
-
-def _speed(a: Side, b: Side) -> _Section:
-    rows = []
-    for title, first, second in _paired(a, b, _speeds):
-        ratio = f"{mean(second) / mean(first):.3g}" if first and second and mean(first) else ""
-        rows.append((title, _spread(first), _spread(second), ratio))
-    note = (
-        "Seconds are those of whole steps, updates included; tokens those of rewarded turns. A "
-        "ratio says something only of runs on the same machine with the same model and batch."
-    )
-    return _Section("Speed and memory", ["", "A", "B", "B / A"], rows, note)
-
-
-def _speeds(run: _Run) -> dict[str, float]:
-    peaks = {
-        title: run.metrics[name].max() for title, name in _MEMORY.items() if name in run.metrics
-    }
-    memory = {title: float(peak) for title, peak in peaks.items() if not pd.isna(peak)}
-    if SECONDS not in run.metrics:
-        return memory
-    seconds = run.metrics[SECONDS].dropna().astype(float)
-    speeds = {"seconds per step, median": float(seconds.median())}
-    games = run.games[run.games["step"].isin(seconds.index)]
-    if len(games):
-        speeds["games per second"] = len(games) / float(seconds.sum())
-        # Missing as soon as one turn's length is: a sum of the others would be too small.
-        tokens = sum(
-            games.loc[games[reward].notna(), reward.replace("_reward", "_tokens")].sum(skipna=False)
-            for reward in report.reward_columns(run.games)
-        )
-        if not pd.isna(tokens):
-            speeds["generated tokens per second"] = float(tokens / seconds.sum())
-    return speeds | memory
-
-
-def _spread(values: Sequence[float]) -> str:
-    if not values:
-        return NOT_MEASURED
-    return f"{mean(values):.4g}" + (f" ± {round(stdev(values), 9):.3g}" if len(values) > 1 else "")

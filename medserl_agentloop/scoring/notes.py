@@ -18,8 +18,7 @@ from rapidfuzz import fuzz, process
 from medserl_agentloop.paths import regular_file
 
 TEXTS = ("text_id", "verdict", "sentence", "correction", "number", "cut")
-"""Texts of an answer from which it is scored; verl makes metrics of numbers and leaves texts alone.
-"""
+"""Texts of an answer from which it is scored; verl makes metrics of numbers alone."""
 
 UNREADABLE = "unreadable"  # the verdict of an answer that has none
 CUT_OFF = "yes"  # the text of an answer that its token budget cut
@@ -54,9 +53,7 @@ class ReferenceNote:
 
     @property
     def error_position(self) -> str | None:
-        """The wrong sentence's place: ``first``, ``middle`` or ``last``; None without an error or a
-        list.
-        """
+        """Where the wrong sentence is: ``first``, ``middle``, ``last``; None without a list."""
         if not self.flag or not self.sentences:
             return None
         if self.sentence_id >= max(self.sentences):
@@ -108,9 +105,7 @@ class Prediction:
         correction: str | None,
         number: int | None = None,
     ) -> Prediction:
-        """The prediction of an answer on ``note``: verdict, the sentence quoted or named by number,
-        correction.
-        """
+        """The prediction of an answer on ``note``."""
         if verdict == UNREADABLE:
             return cls(note.text_id, parsed=False)
         if verdict == "safe":
@@ -126,9 +121,7 @@ class Prediction:
 
     @property
     def scored_correction(self) -> str | None:
-        """The correction as the shared task counts it: none without an error, none if it is blank
-        or ``NA``.
-        """
+        """The correction that counts: none without an error, none if it is blank or ``NA``."""
         text = (self.correction or "").strip()
         return text if self.parsed and self.flag and text not in ("", NO_CORRECTION) else None
 
@@ -139,11 +132,10 @@ def quoted_sentence(
     correction: str | None = None,
     number: int | None = None,
 ) -> int:
-    """Number of the sentence that ``quote`` copies, or of the only one that contains it or is in
-    it; else -1.
+    """Number of the sentence that ``quote`` copies, or the only one that contains it or is in it.
 
-    Of several that are in it, the only one that its ``correction`` lacks. The ``number`` that the
-    quote had in the note counts where it is the source's own.
+    Of several that are in it, the only one that its ``correction`` lacks; else -1. The ``number``
+    that the quote had in the note counts where it is the source's own.
     """
     quote, corrected = _plain(quote or ""), _plain(correction or "")
     texts = {number: _plain(text) for number, text in sentences.items() if text.strip()}
@@ -153,11 +145,8 @@ def quoted_sentence(
         return copy[2]
     if len(quote) < _SHORTEST_QUOTE:
         return -1
-    parts = [
-        n
-        for n, text in texts.items()
-        if quote in text or (len(text) >= _SHORTEST_QUOTE and text in quote)
-    ]
+    long = {n: text for n, text in texts.items() if len(text) >= _SHORTEST_QUOTE}
+    parts = [n for n, text in texts.items() if quote in text or (n in long and text in quote)]
     if len(parts) > 1 and corrected:
         parts = [number for number in parts if texts[number] not in corrected]
     return parts[0] if len(parts) == 1 else -1
@@ -183,8 +172,7 @@ def _plain(text: str) -> str:
 
 
 def majority(answers: Sequence[Prediction]) -> Prediction:
-    """Combine the readable answers on one note: the flag and sentence of most, and the first
-    correction for it.
+    """The flag and sentence of most readable answers on a note, and the first correction for it.
 
     Of equally many votes those that were given first count. Unparsed if no answer can be read.
     """
@@ -198,10 +186,8 @@ def majority(answers: Sequence[Prediction]) -> Prediction:
     votes = [answer for answer in answers if answer.parsed and answer.flag]
     numbers = Counter(vote.sentence_id for vote in votes if vote.sentence_id >= 0) or Counter([-1])
     ((number, _),) = numbers.most_common(1)
-    corrections = (
-        vote.correction for vote in votes if vote.sentence_id == number and vote.correction
-    )
-    return Prediction(text_id, True, number, next(corrections, None))
+    corrections = (vote.correction for vote in votes if vote.sentence_id == number)
+    return Prediction(text_id, True, number, next(filter(None, corrections), None))
 
 
 def read_submission(
@@ -213,9 +199,7 @@ def read_submission(
     try:
         lines = regular_file(path).read_text("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8."
-        ) from None
+        raise ValueError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8.") from None
     problems: list[str] = []
     predictions: dict[str, Prediction] = {}
     known = frozenset(text_ids)
@@ -228,16 +212,12 @@ def read_submission(
                     "ignored"
                 )
             continue
-        text_id = parts["text_id"]
+        text_id, line_is = parts["text_id"], f"line {number}: "
         if text_id not in known:
-            problems.append(
-                f"line {number}: {text_id[:40]!a} is not the id of a note in the reference; ignored"
-            )
+            problems.append(f"{line_is}{text_id[:40]!a} is not the id of a note here; ignored")
             continue
         if text_id in predictions:
-            problems.append(
-                f"line {number}: {text_id} was in an earlier line already; this line counts"
-            )
+            problems.append(f"{line_is}{text_id} was in an earlier line; this line counts")
         flag, sentence_id = int(parts["flag"]), int(parts["sentence_id"])
         text = parts["correction"].strip().removeprefix('"').removesuffix('"')
         correction = re.sub(r"\\[\\nr]", lambda escape: _UNESCAPES[escape[0]], text)
@@ -245,19 +225,12 @@ def read_submission(
             text_id, flag == 1, sentence_id, correction, parsed=flag in (0, 1)
         )
     if not predictions:
-        wanted, found = (
-            'ms-test-0 1 4 "The corrected sentence."',
-            (problems or ["it has no lines"])[0],
-        )
         raise ValueError(
-            f"{path}: no line is read as one on a note of the reference, as in: {wanted} ({found})"
+            f"{path}: no line is read as one on a note of the reference, as in: ms-test-0 1 4 "
+            f'"The corrected sentence." ({(problems or ["it has no lines"])[0]})'
         )
-    problems += [
-        f"{text_id} has no line; counts as wrong"
-        for text_id in text_ids
-        if text_id not in predictions
-    ]
-    return predictions, problems
+    missing = (text_id for text_id in text_ids if text_id not in predictions)
+    return predictions, [*problems, *(f"{id_} has no line; counts as wrong" for id_ in missing)]
 
 
 def write_submission(path: Path, predictions: Iterable[Prediction]) -> None:

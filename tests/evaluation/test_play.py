@@ -423,13 +423,6 @@ def test_turn_seed_follows_the_seed_note_game_and_conversation(server: ChatServe
     assert first == again and len({first, *others}) == 5
 
 
-@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
-def test_the_address_may_come_with_its_path_or_without(server: ChatServer, suffix: str) -> None:
-    assert reply(server.url + suffix, turn(prefix="Sure. ")) == Reply(
-        "?", tokens=12, prefill="Sure. "
-    )
-
-
 @pytest.mark.parametrize(
     ("models", "refusal"),
     [
@@ -450,20 +443,6 @@ def test_a_server_that_says_it_cannot_play_is_refused(
     server.answer = lambda role, prompt: 401 if models == "chat too" else "?"
     with pytest.raises(ValueError, match=refusal) if refusal else nullcontext():
         play(server.url, ServedModel.check)
-
-
-def test_alias_is_requested_and_an_answer_of_another_model_is_reported(
-    server: ChatServer, rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    server.models = {"data": [{"id": "other-1b"}]}
-    server.answer = lambda role, prompt: {
-        **completion(good_player(role, prompt)),
-        "model": "other-1b\x1b[1m",
-    }
-    assert run(server, rows, tmp_path / "games.jsonl", "--games", "4").exit_code == 0
-    listed, answered = caplog.messages
-    assert listed.endswith(f"does not list {MODEL}; it is asked for. Listed: other-1b")
-    assert answered.endswith(f"answers as other-1b\\x1b[1m, asked for {MODEL}")
 
 
 def test_adapter_of_sglang_is_asked_by_the_name_that_reaches_it(

@@ -42,26 +42,17 @@ def specs(count: int) -> list[GameSpec]:
 
 
 def test_a_match_repeats_itself_and_a_turn_without_room_is_cut_off() -> None:
-    def play(seed: int, most: int = 200) -> list[MedicalRecord]:
-        options: Any = {
-            "temperature": 1.0,
-            "seed": seed,
-            "budgets": {Role.ATTACKER: most, Role.ASSESSOR: most},
-        }
-        records = asyncio.run(
-            play_match(player, player, specs(2), MedicalConfig(judge=ORACLE), **options)
+    def play(seed: int, most: int = 200) -> list[Any]:
+        budgets: Any = {Role.ATTACKER: most, Role.ASSESSOR: most}
+        config = MedicalConfig(judge=ORACLE)
+        match = play_match(
+            player, player, specs(2), config, budgets=budgets, temperature=1.0, seed=seed
         )
-        return [record.model_copy(update={"seconds": [], "finished": None}) for record in records]
+        return [turn for record in asyncio.run(match) for turn in record.turns]
 
     player = load_player(Path(TINY))
     assert play(1) == play(1) != play(2)
-    turns = [
-        turn
-        for record in play(1, most=3)
-        for turn in (record.attack, record.assessment)
-        if turn is not None
-    ]
-    assert all(turn.truncated and turn.tokens == 3 for turn in turns)
+    assert all(turn.truncated and turn.tokens == 3 for turn in play(1, most=3))
 
 
 @pytest.fixture(scope="module")
@@ -303,8 +294,7 @@ def test_changes_are_between_the_first_and_last_player_of_a_run() -> None:
     alarms = str(found["false alarms, untouched"])
     assert alarms.startswith("false alarms, untouched 100 → 0 % (better by 100 points, ")
     assert str(found["success"]).startswith("attacks that succeed 50 → 75 % (better by 25 points")
-    same = SkillChange("detection", (15, 80), (16, 80), share_difference((15, 80), (16, 80)))
-    assert str(same).endswith("19 → 20 % (no difference shown)")
-    worse = SkillChange("detection", (60, 80), (10, 80), share_difference((60, 80), (10, 80)))
-    assert "worse by 62 points" in str(worse)
+    pairs = ((15, 80), (16, 80)), ((60, 80), (10, 80))
+    same, worse = (str(SkillChange("detection", *pair, share_difference(*pair))) for pair in pairs)
+    assert same.endswith("19 → 20 % (no difference shown)") and "worse by 62 points" in worse
     assert changes(shares(games), "1", "1") == []

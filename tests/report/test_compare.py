@@ -1,6 +1,7 @@
 """Two runs side by side: what is measured, what is not, and what is no run."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from game.builders import paid
@@ -28,28 +29,14 @@ def run(folder: Path, scheme: str = "zero_sum", outcomes: list[Outcome] = OUTCOM
     return folder
 
 
+def logged(role: str, reward: float, game: int = 0, **facts: Any) -> dict[str, Any]:
+    return {"step": 1, "game_idx": game, "game_role": role, "reward": reward, **facts}
+
+
 LOG = [
-    {
-        "step": 1,
-        "game_idx": 0,
-        "game_role": "attacker",
-        "reward": 2.5,
-        "game_outcomes": ["attacker_error_undetected"],
-    },
-    {
-        "step": 1,
-        "game_idx": 0,
-        "game_role": "assessor",
-        "reward": 0.0,
-        "game_outcomes": ["assessor_missed_error"],
-    },
-    {
-        "step": 1,
-        "game_idx": 1,
-        "game_role": "assessor",
-        "reward": 2.0,
-        "cot_format_violation": False,
-    },
+    logged("attacker", 2.5, game_outcomes=["attacker_error_undetected"]),
+    logged("assessor", 0.0, game_outcomes=["assessor_missed_error"]),
+    logged("assessor", 2.0, 1, cot_format_violation=False),
     {"train/global_step": 1, "_runtime": 10.0, "train/policy_loss": 0.5},
     {"train/global_step": 2, "_runtime": 30.0, "train/policy_loss": 0.25},
 ]
@@ -69,10 +56,8 @@ def test_a_run_and_itself_do_not_differ(tmp_path: Path) -> None:
     right = "50.0 % [15.0, 85.0] (4)"
     assert rows["right"] == [right, right, "+0.0 [-49.5, +49.5]"]
     assert rows["outcome: void"][0].startswith("25.0 % [")
-    assert rows["seconds per step, median"] == ["2", "2", "1"]
-    assert rows["games per second"] == ["2", "2", "1"]
-    assert rows["generated tokens per second"][0] == "35"  # 3 attacks of 10, 2 assessments of 20
-    assert rows["device memory, peak GB"] == ["3", "3", "1"]
+    assert rows["seconds per step"] == ["2 ± 0 (2)", "2 ± 0 (2)", "+0 [+0, +0]"]
+    assert rows["device memory, GB"][0] == "3 ± 0 (2)"
     _, verdict = compare(read_side(str(tmp_path)), read_side(str(tmp_path)))
     assert NO_DIFFERENCE in verdict
 
@@ -139,41 +124,32 @@ def test_openrlhf_log_reports_absent_numbers_as_not_measured(tmp_path: Path) -> 
     assert rows["assessor format kept"][0] == "100.0 % [20.7, 100.0] (1)"
     for share in ("attacker format kept", "assessor readable", "outcome: void", "valid"):
         assert rows[share][0] == NOT_MEASURED
-    assert rows["seconds per step, median"] == ["20", "2", "0.1"]
-    for measure in ("games per second", "generated tokens per second", "device memory, peak GB"):
-        assert rows[measure][0] == NOT_MEASURED
+    assert rows["seconds per step"][:2] == ["20 ± 0 (1)", "2 ± 0 (2)"]
+    assert rows["device memory, GB"][0] == NOT_MEASURED
 
 
 @pytest.mark.parametrize(
-    ("lines", "says"),
+    ("line", "says"),
     [
-        (b'{"step": 1, "loss": 1}\n{\n', "line 2 is not JSON: Expecting"),
+        ({"loss": 1}, "line 1 is neither a turn nor the metrics of a step"),
+        ({"game_role": "judge", "game_idx": 1, "reward": 1}, "'attacker' or 'assessor'"),
         (
-            b'{"loss": 1}\n',
-            "line 1 is neither a turn nor the metrics of a step: it has neither game_role nor step",
-        ),
-        (
-            b'{"game_role": "judge", "game_idx": 1, "reward": 1}\n',
-            "Input should be 'attacker' or 'assessor'",
-        ),
-        (b"[]\n", "line 1 is no JSON object"),
-        (
-            b'{"game_role": "assessor", "game_idx": 1, "reward": 1, "game_outcomes": '
-            b'["ASSESSOR_WON"]}\n',
-            "line 1 is neither a turn nor the metrics of a step: 'won' is not a valid Outcome",
+            {
+                "game_role": "assessor",
+                "game_idx": 1,
+                "reward": 1,
+                "game_outcomes": ["ASSESSOR_WON"],
+            },
+            "'won' is not a valid Outcome",
         ),
     ],
 )
 def test_a_log_with_a_line_that_cannot_be_read_is_named_with_the_line(
-    tmp_path: Path, lines: bytes, says: str
+    tmp_path: Path, line: dict[str, Any], says: str
 ) -> None:
-    (tmp_path / "log.jsonl").write_bytes(lines)
+    StepFile(tmp_path / "log.jsonl").append([line])
     result = invoke("compare", tmp_path / "log.jsonl", run(tmp_path / "run"))
-    assert (result.exit_code, "log.jsonl, " in result.output, says in result.output) == (
-        2,
-        True,
-        True,
-    ), result.output
+    assert result.exit_code == 2 and "log.jsonl, line 1" in result.output and says in result.output
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -189,4 +165,4 @@ def test_the_comparison_is_printed_as_markdown(
     run(Path("a|b<i>"))
     result = invoke("compare", "a|b<i>", "a|b<i>")
     assert result.exit_code == 0 and r"| A    | a\|b<i> |" in result.output
-    assert result.output.count("## ") == 3
+    assert result.output.count("## ") == 2

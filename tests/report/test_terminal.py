@@ -47,11 +47,6 @@ def test_a_game_shows_the_change_the_verdict_and_every_reward_component(tmp_path
     assert "assessor +1.00 = game +1.00  format +0.00" in text
 
 
-def test_the_command_says_its_version() -> None:
-    done = invoke("--version")
-    assert done.exit_code == 0 and re.fullmatch(r"medserl-agentloop \S+, verl \S+\n", done.output)
-
-
 def test_the_first_and_last_step_stand_side_by_side(tmp_path: Path) -> None:
     StepFile(tmp_path / METRICS_FILE).append(
         {"step": s, "actor/grad_norm": s / 10} for s in (1, 2, 3)
@@ -119,14 +114,6 @@ def test_untrusted_text_is_shown_as_text_wherever_it_stands(tmp_path: Path) -> N
     # In the reasoning and, for both roles, the note; as component of two roles, reason, player and
     # opponent.
     assert text.count("[bold red]x[/] [/] \\x1b[31m \\x07 \\x0e \\x00 \\x7f \\x9b2J \\u202e") == 8
-
-
-@pytest.mark.parametrize("command", ["show", "report", "compare"])
-def test_half_characters_stop_no_command(tmp_path: Path, command: str) -> None:
-    run = tmp_path / "run"
-    StepFile(run / GAMES_FILE).append([hostile().to_json()])
-    result = invoke(command, run, *([run] if command == "compare" else []))
-    assert result.exit_code == 0, result.output
 
 
 def test_the_names_of_served_players_are_shown_as_text() -> None:

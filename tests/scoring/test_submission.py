@@ -75,32 +75,27 @@ def test_submission_has_official_lines_and_none_for_unreadable_answers(tmp_path:
     )
 
 
-LAST = "ms-test-0 1 9 Z\n"  # a line behind which nothing is wrong
+NOT_A_LINE = "line 2: is not 'text-id flag sentence-id correction'"
 
 
 @pytest.mark.parametrize(
     ("lines", "prediction", "problem"),
     [
         ('ms-test-0 1 2 "A"', Prediction("ms-test-0", True, 2, "A"), None),
-        ('  ms-test-0\t1 02 A  '
-         'b\r\n"', Prediction("ms-test-0", True, 2, "A  b"), "line 2: is not 'text-id"),
         ("\ufeffms-test-0 0 -1 NA", Prediction("ms-test-0", False, -1, "NA"), None),
         ('ms-test-0 1 2 "\\d \\\\d"', Prediction("ms-test-0", True, 2, "\\d \\d"), None),
         ('ms-test-0 0 3 "A', Prediction("ms-test-0", False, 3, "A"), None),
         ("ms-test-0 2 2 A", Prediction("ms-test-0", False, 2, "A", parsed=False), None),
-        ("ms-test-0 0 -1 NA\n\nms-test-0 1 1 "
-         "B", Prediction("ms-test-0", True, 1, "B"), "line 3: ms-test-0 was"),
-        ("ms-test-0 1 2 A\nmade-up-9 1 1 "
-         "B", Prediction("ms-test-0", True, 2, "A"), "line 2: 'made-up-9' is not"),
-        ("ms-test-0 1 2 A\n\x1b[3 1 1 "
-         "B", Prediction("ms-test-0", True, 2, "A"), "line 2: '\\x1b[3' is not the id"),
-        *((LAST + line, Prediction("ms-test-0", True, 9, "Z"), "line 2: is not 'text-id flag "
-                                                               "sentence-id correction'")
-          for line in ("ms-test-0", "ms-test-0 1 "
-                                    "2", "ms-test-0 1.0 2 "
-                                         "A", "ms-test-0 yes 2 A", "ms-test-0  1 2 A")),
+        ("ms-test-0 0 -1 NA\nms-test-0 1 1 B", Prediction("ms-test-0", True, 1, "B"), "line 2: ms"),
+        (
+            "ms-test-0 1 2 A\n\x1b[3 1 1 B",
+            Prediction("ms-test-0", True, 2, "A"),
+            "'\\x1b[3' is not",
+        ),
+        ("ms-test-0 1 2 A\nms-test-0 1.0 2 A", Prediction("ms-test-0", True, 2, "A"), NOT_A_LINE),
+        ("ms-test-0 1 2 A\nms-test-0  1 2 A", Prediction("ms-test-0", True, 2, "A"), NOT_A_LINE),
     ],
-)  # fmt: skip
+)
 def test_a_line_is_read_as_published(
     tmp_path: Path, lines: str, prediction: Prediction, problem: str | None
 ) -> None:
@@ -116,12 +111,6 @@ def test_no_text_stops_the_reader(tmp_path_factory: pytest.TempPathFactory, nois
     path = tmp_path_factory.getbasetemp() / "noise.txt"
     path.write_text("ms-test-0 1 2 A\n" + noise)
     assert read_submission(path, IDS)[0].keys() <= set(IDS)
-
-
-def test_a_byte_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
-    (tmp_path / "s.txt").write_bytes(b"ms-test-0 1 2 5 \xb5g\n")
-    with pytest.raises(ValueError, match="byte 16 is not UTF-8"):
-        read_submission(tmp_path / "s.txt", IDS)
 
 
 WRONG, RIGHT, UNREAD = (
@@ -377,13 +366,3 @@ def test_few_cases_make_no_certainty(cases: int, least: float) -> None:
         moved["high"] is None
     ) == (cases == 1)
     assert moved["p_value"] == max(least, 2 / 2001) == compare(worse, better)["rouge_1"]["p_value"]
-
-
-def test_different_notes_are_never_mixed() -> None:
-    one, other = ([note(n, n % 2 == 0) for n in range(size)] for size in (4, 5))
-    with pytest.raises(ValueError, match="different notes"):
-        compare([grade(one, gold(one))], [grade(other, gold(other))])
-    with pytest.raises(ValueError, match="different notes"):
-        summarise([grade(one, gold(one)), grade(other, gold(other))])
-    with pytest.raises(ValueError, match="no notes"):
-        score([], [])
