@@ -148,6 +148,8 @@ def evaluate(
                     f"no score: none of {len(given.replies)} answers can be read, {cut} are cut at "
                     f"{max_tokens} tokens. See {output / ANSWERS}"
                 )
+            counts = {"read": len(lines), "cut": cut}
+            counts |= {"refused": len(given.refused), "missing": len(given.missing)}
             grades = grade(reference.notes, predictions, NEURAL_SCORERS if neural else SCORERS)
             answers_as = sorted({reply.model for reply in given.replies.values()} - {""})
             results = score.report_on(reference, {facts["name"]: [grades]}) | {
@@ -155,12 +157,7 @@ def evaluate(
                 "prompts": _identity_of(prompts, template),
                 "sampling": sampling,
                 "extra_body": extra_body or [],
-                "answers": {
-                    "read": len(lines),
-                    "cut": cut,
-                    "refused": len(given.refused),
-                    "missing": len(given.missing),
-                },
+                "answers": counts,
                 "versions": _versions(),
             }
             write_submission(output / SUBMISSION, predictions)

@@ -106,13 +106,6 @@ def test_a_line_is_read_as_published(
     assert problem in of_lines[0] if problem else of_lines == []
 
 
-@given(st.text(st.sampled_from('ms-test-01 "NA\n\\\r\t\x00é'), max_size=60))
-def test_no_text_stops_the_reader(tmp_path_factory: pytest.TempPathFactory, noise: str) -> None:
-    path = tmp_path_factory.getbasetemp() / "noise.txt"
-    path.write_text("ms-test-0 1 2 A\n" + noise)
-    assert read_submission(path, IDS)[0].keys() <= set(IDS)
-
-
 WRONG, RIGHT, UNREAD = (
     Prediction("toy-1", True, 1, "Giardia."),
     Prediction("toy-1"),
@@ -123,17 +116,13 @@ WRONG, RIGHT, UNREAD = (
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
-        ([WRONG], WRONG),
-        ([RIGHT], RIGHT),
         ([UNREAD], UNREAD),
         ([RIGHT, WRONG, WRONG], WRONG),
         ([WRONG, RIGHT], WRONG),  # a tie: the first
-        ([RIGHT, WRONG], RIGHT),
         ([UNREAD, UNREAD, WRONG], WRONG),  # no vote
         ([Prediction("toy-1", True), Prediction("toy-1", True), WRONG], WRONG),  # names no sentence
         ([Prediction("toy-1", True, 3, "x"), WRONG, WRONG], WRONG),
         ([Prediction("toy-1", True, 1), WRONG], WRONG),  # the first correction that is given
-        ([Prediction("toy-1", True)], Prediction("toy-1", True, -1)),
     ],
 )
 def test_the_majority_of_the_readable_answers_counts(
@@ -250,23 +239,15 @@ def test_a_score_that_cannot_be_computed_says_why_and_is_never_0(
     measures = score(notes, gold(notes), resamples=0).measures
     for name in ("bertscore", "bleurt", "bertscore_composite", "bleurt_composite"):
         assert measures[name].value is None and measures[name].why == "ask for it with --neural"
-    assert (
-        measures["aggregate"].value is None
-        and measures["aggregate"].why == "needs bertscore and bleurt"
-    )
-    broken = ModuleType(
-        "bleurt_pytorch"
-    )  # as with transformers 5, which lacks a name that this package imports
+    assert measures["aggregate"].why == "needs bertscore and bleurt"
+    broken = ModuleType("bleurt_pytorch")  # with transformers 5 it lacks a name
     for name, module in (("bert_score", None), ("bleurt_pytorch", broken), ("rouge", None)):
         monkeypatch.setitem(sys.modules, name, module)
     measures = score(notes, gold(notes), scorers=NEURAL_SCORERS, resamples=0).measures
     why = {name: measures[name].why or "" for name in ("bertscore", "bleurt", "rouge_1")}
-    assert why["bertscore"].startswith("the package bert-score cannot be imported (")
-    assert "medserl-agentloop[eval-neural]" in why["bertscore"]
-    assert why["bleurt"].startswith(
-        "the package bleurt-pytorch cannot be imported (cannot import name"
-    )
-    assert why["rouge_1"].startswith("the package rouge cannot be imported (")
+    for name, package in {"bertscore": "bert-score", "bleurt": "bleurt-pytorch"}.items():
+        assert why[name].startswith(f"the package {package} cannot be imported (")
+    assert "medserl-agentloop[eval-neural]" in why["bertscore"] and "rouge" in why["rouge_1"]
 
 
 def test_the_aggregate_is_the_mean_of_all_three_scores() -> None:
@@ -312,20 +293,6 @@ def test_score_interval_counts_cases_and_not_the_notes_of_a_pair() -> None:
     # see chance here.
     same = score(notes, [Prediction(n.text_id, True, 0) for n in notes]).measures["flag_accuracy"]
     assert same.value == same.low == same.high == 0.5
-
-
-def test_pooled_seeds_have_their_mean_and_their_spread() -> None:
-    notes = [note(n, n % 2 == 0, "A correction." if n % 2 == 0 else None) for n in range(40)]
-    seeds = [grade(notes, guesses(notes, seed)) for seed in range(3)]
-    alone = [summarise([seed]).measures["flag_accuracy"].value for seed in seeds]
-    pooled = summarise(seeds)
-    found = pooled.measures["flag_accuracy"]
-    assert pooled.seeds == 3
-    assert found.value == pytest.approx(np.mean(alone)) and found.spread == pytest.approx(
-        np.std(alone, ddof=1)
-    )
-    assert found.low is not None and found.high is not None and found.low < found.value < found.high
-    assert summarise([seeds[0]]).measures["flag_accuracy"].spread is None
 
 
 def test_two_systems_are_compared_note_by_note() -> None:
