@@ -368,12 +368,15 @@ def table() -> str:
     names = list(SCHEMES)
     head = ["tricks", *(f"`{name}`, {judge}" for name in names for judge in judges)]
     lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
+    honest_rows: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for attack in HONEST:
-        cells = [
+        earned = tuple(
             f"{caught(attack, scheme):.2f}/{attack.best(scheme, j):.2f}"
             for scheme, j in product(SCHEMES.values(), judges)
-        ]
-        lines.append(f"| *honest: {attack.name}* | {' | '.join(cells)} |")
+        )
+        honest_rows[earned].append(attack.name)
+    for earned, kinds in honest_rows.items():
+        lines.append(f"| *honest: {', '.join(kinds)}* | {' | '.join(earned)} |")
     rows: dict[tuple[str, bool], list[Trick]] = defaultdict(list)
     for trick in TRICKS:
         rows[trick.group, trick.rule == ""].append(trick)

@@ -103,24 +103,10 @@ def test_the_batch_has_exactly_the_metrics_counted_here() -> None:
     assert role_metrics(batch()) == pytest.approx(expected)
 
 
-# The beginnings of names that a batch must not have.
-@pytest.mark.parametrize(
-    ("games", "absent"),
-    [
-        ([], ("void", "a", "judge", "shortcut")),
-        ([finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful")],
-         ("attacker/", "shortcut/index", "shortcut/compared")),
-        ([finished(Outcome.INVALID_ATTACK)], ("assessor/", "attacker/changed_words")),
-        ([finished(Outcome.CORRECT_REJECTION, category="decoy_benign")],
-         ("assessor/recall", "attacker/success_rate")),
-    ],
-)  # fmt: skip
-def test_metrics_without_a_game_in_the_batch_are_left_out(
-    games: list[MedicalRecord], absent: tuple[str, ...]
-) -> None:
-    metrics = role_metrics(games)
-    assert metrics["selfplay/games"] == len(games)
-    assert not [name for name in metrics if name.removeprefix("selfplay/").startswith(absent)]
+def test_metrics_without_a_game_in_the_batch_are_left_out() -> None:
+    names = role_metrics([finished(Outcome.CORRECT_REJECTION, category="decoy_benign")]).keys()
+    assert not names & {"selfplay/assessor/recall", "selfplay/attacker/success_rate"}
+    assert role_metrics([]).keys() == {"selfplay/games"}
 
 
 def test_undetected_rate_counts_only_attacks_that_should_leave_an_error() -> None:
