@@ -221,7 +221,7 @@ def test_every_example_in_python_and_yaml_can_be_read(page: Path) -> None:
 
 
 def test_every_criterion_has_tests_that_exist_or_a_page_or_a_named_gap() -> None:
-    rows = re.findall(r"^\| (\d+\.\d) .*? \| (.+) \|$", text_of(DOCS / "traceability.md"), re.M)
+    rows = re.findall(r"^- (\d+\.\d) .*?: (.+)$", text_of(DOCS / "traceability.md"), re.M)
     assert [number for number, _ in rows] == [f"{n}.{i}" for n in range(1, 16) for i in range(1, 6)]
     gaps = sum("**gap**" in evidence.lower() for _, evidence in rows)
     assert f"{gaps} of the {len(rows)} criteria are open" in text_of(DOCS / "traceability.md")
