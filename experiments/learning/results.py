@@ -292,7 +292,10 @@ def both_roles_table(rates: Rates) -> Table:
     for (when, cells), step in zip(undetected.items(), (first, last), strict=True):
         won = [cell.among(share("attacker/valid", step)) for cell in cells]
         table.append(
-            [f"share of all attacks that are valid and missed, attacker at the {when}", *map(str, won)]
+            [
+                f"share of all attacks that are valid and missed, attacker at the {when}",
+                *map(str, won),
+            ]
         )
     return [
         *table,
