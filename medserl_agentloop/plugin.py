@@ -30,7 +30,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from medserl_agentloop import backends, compiler
+from medserl_agentloop import backends
 from medserl_agentloop.paths import resource
 from medserl_agentloop.terminal import MARK, announce, visible
 
@@ -44,9 +44,9 @@ RESOLVERS = {  # what recipes may write
     "medserl_folder": lambda files: (
         Path(files if isinstance(files, str) else files[0]).resolve().parent.name
     ),
-    # Whether an advantage estimator reads a critic's values.
     # A run's name with an ending, once.
     "medserl_ending": lambda name, ending: name if name.endswith(ending) else f"{name}_{ending}",
+    # Whether an advantage estimator reads a critic's values.
     "medserl_needs_critic": lambda name: name in ("gae", "role_gae"),
 }
 
@@ -56,10 +56,9 @@ def register() -> None:
     if verl.__version__ != VERL_VERSION:
         raise SystemExit(  # verl would swallow an ordinary exception
             f"medserl-agentloop {VERSION} needs verl {VERL_VERSION}, but verl {verl.__version__} "
-            "is installed. "
-            f"Run: pip install 'verl=={VERL_VERSION}'"
+            f"is installed. Run: pip install 'verl=={VERL_VERSION}'"
         )
-    compiler.use_wheels()
+    backends.use_wheels()
     try:
         for name, resolver in RESOLVERS.items():
             OmegaConf.register_new_resolver(name, resolver, replace=True)
@@ -69,9 +68,7 @@ def register() -> None:
                 "ignore", r"\w+ engine is not available", module=r"verl\.workers\.engine"
             )
             logging.getLogger("verl.plugin.platform.platform_manager").setLevel(logging.ERROR)
-        if (
-            ray.is_initialized()
-        ):  # a process of a run; anywhere else these imports would cost seconds
+        if ray.is_initialized():  # a process of a run; elsewhere these imports cost seconds
             from verl.experimental.agent_loop.agent_loop import register as register_agent_loop
 
             from medserl_agentloop.core import advantages, trainer  # noqa: F401  registered by being imported
@@ -81,20 +78,13 @@ def register() -> None:
             register_agent_loop(AGENT_NAME)(SelfPlayAgentLoop)
             backends.register_adapters()
     except Exception as error:
-        print(
-            f"[medserl] the plugin failed to load, self-play cannot run: {error!r}",
-            file=sys.stderr,
-            flush=True,
-        )
+        announce(f"the plugin failed to load, self-play cannot run: {error!r}")
         raise
 
 
 @contextmanager
 def _or_no_run() -> Iterator[None]:
-    """End the run with any exception:
-
-    Hydra makes a warning of one in a callback, and starts what was not checked.
-    """
+    """End the run with any exception: Hydra makes a warning of one in a callback."""
     try:
         yield
     except Exception as error:
@@ -109,8 +99,8 @@ def _or_no_run() -> Iterator[None]:
 
 
 class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
-    """Hydra callback of the recipes: chooses verl's platform (None: verl detects it), checks the
-    run before Ray.
+    """Hydra callback of the recipes: checks the run before Ray. A ``platform`` of None is detected
+    by verl.
     """
 
     def __init__(self, platform: str | None = None) -> None:
@@ -120,12 +110,7 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         from medserl_agentloop.core.config import refuse
 
-        refuse(
-            [
-                "--multirun would start all its runs in one process, with one Ray: give each run a "
-                "command of its own"
-            ]
-        )
+        refuse(["--multirun shares one process and one Ray: give each run a command of its own"])
 
     @_or_no_run()
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
@@ -158,9 +143,8 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         ):
             announce(line)
         announce("starting Ray")
-        sys.excepthook = partial(
-            _say_how_to_resume, sys.excepthook, config.trainer.default_local_dir
-        )
+        folder = config.trainer.default_local_dir
+        sys.excepthook = partial(_say_how_to_resume, sys.excepthook, folder)
         # Ray's core aborts the process at SIGTERM, and takes the signal when it starts.
         _post_init_hooks.append(partial(signal.signal, signal.SIGTERM, signal.default_int_handler))
 
@@ -172,22 +156,18 @@ def _say_how_to_resume(
     if issubclass(kind, KeyboardInterrupt):
         from medserl_agentloop.core.step_file import LATEST
 
-        resumes = (
-            f"resumes from the last checkpoint in {folder}"
-            if Path(folder, LATEST).is_file()
-            else "starts anew"
-        )
-        announce(f"stopped. The same command {resumes}")
+        resumes = f"resumes from the last checkpoint in {folder}"
+        there = Path(folder, LATEST).is_file()
+        announce(f"stopped. The same command {resumes if there else 'starts anew'}")
     else:
         others(kind, error, trace)
 
 
 class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
-    """Hydra callback of the recipes: write the output of a run and its processes to ``train.log``
-    next to its games.
+    """Hydra callback of the recipes: write the output of a run and its processes to ``train.log``.
 
-    Lines of this package go to the terminal, too, and so does the error of a run that fails, with
-    its traceback. ``hydra.verbose=true`` leaves everything on the terminal.
+    Lines of this package go to the terminal, too, and so does the error of a run that fails.
+    ``hydra.verbose=true`` leaves everything on the terminal.
     """
 
     before: tuple[TextIO, TextIO, int, int] | None = None
@@ -215,10 +195,8 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
         if config.hydra.verbose:
             return
         path = Path(config.selfplay.records) / "train.log"
-        print(
-            f"[medserl] verl's and Ray's lines are in {path} (hydra.verbose=true shows them)",
-            flush=True,
-        )
+        line = f"verl's and Ray's lines are in {path} (hydra.verbose=true shows them)"
+        print(f"[medserl] {line}", flush=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         sys.stderr.flush()
         self.before = sys.stdout, sys.stderr, os.dup(1), os.dup(2)
@@ -239,9 +217,8 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
 
             place = quote(folder)
             announce(
-                f"done: {folder}. Next: medserl report {place} writes its page, medserl show "
-                f"{place} prints a game, medserl progress {place} plays its first player "
-                "against its last"
+                f"done: {folder}. Next: medserl report {place} writes its page, medserl progress "
+                f"{place} plays its first player against its last"
             )
             announce(headline(folder) or "no gain was measured: trainer.test_freq is off")
         if self.before is not None and job_return.status is JobStatus.FAILED:

@@ -2,10 +2,9 @@
 the file.
 """
 
-import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,16 +29,14 @@ from medserl_agentloop.core.step_file import (
     save_state,
 )
 from medserl_agentloop.core.trainer import SelfPlayTrainer
-from medserl_agentloop.games.medical.config import MedicalConfig
-from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.records import Outcome, read_games
 from medserl_agentloop.report import metrics
 
-draws = pytest.mark.parametrize("draws", [100, pytest.param(1000, marks=pytest.mark.mutate)])
+DRAWS = 100
 LAST = 3
 
 
-def damages(content: bytes, draws: int) -> Iterator[bytes]:
+def damages(content: bytes, draws: int = DRAWS) -> Iterator[bytes]:
     """Every fourth is cut short, the others have one byte changed."""
     chance = random.Random(7)
     for number in range(draws):
@@ -48,22 +45,6 @@ def damages(content: bytes, draws: int) -> Iterator[bytes]:
         yield (
             content[:place] if number % 4 == 0 else content[:place] + changed + content[place + 1 :]
         )
-
-
-def refusals(file: Path, draws: int, use: Callable[[], object], message: str) -> int:
-    """Count the damages of ``file`` that make ``use`` fail, each with a message that begins like
-    this.
-    """
-    refused, good = 0, file.read_bytes()
-    for content in damages(good, draws):
-        file.write_bytes(content)
-        try:
-            use()
-        except ValueError as error:
-            assert str(error).startswith(message)
-            refused += 1
-    file.write_bytes(good)
-    return refused
 
 
 @pytest.fixture
@@ -75,10 +56,9 @@ def games(tmp_path: Path) -> StepFile:
     return file
 
 
-@draws
-def test_a_damaged_games_file_loses_no_game_without_a_word(games: StepFile, draws: int) -> None:
+def test_a_damaged_games_file_loses_no_game_without_a_word(games: StepFile) -> None:
     whole = list(read_games(games.path))
-    for content in damages(good := games.path.read_bytes(), draws):
+    for content in damages(good := games.path.read_bytes()):
         games.path.write_bytes(content)
         cut = good.startswith(content)
         try:
@@ -132,32 +112,16 @@ def test_metrics_without_a_step_are_named(tmp_path: Path) -> None:
         metrics(tmp_path)
 
 
-@draws
-def test_a_damaged_state_of_a_checkpoint_is_named_or_taken_up(tmp_path: Path, draws: int) -> None:
-    def parts() -> dict[str, Any]:
-        health = HealthMonitor(
-            MedicalConfig(judge="labels").alarms,
-            MedicalGameInteraction.View.rules(MedicalGameInteraction.roles),
-        )
-        return {"baselines": {}, "alarms": health.state}
-
-    saved = parts()
-    saved["baselines"] |= {role: {"adversarial_benign": 0.25} for role in ("attacker", "assessor")}
-    saved["alarms"]["streaks"]["lost_games"] = 1
+def test_a_damaged_state_of_a_checkpoint_is_named_or_taken_up(tmp_path: Path) -> None:
+    saved = {"baselines": {"attacker": {"adversarial_benign": 0.25}}, "alarms": {"streaks": {}}}
     save_state(tmp_path, saved)
     file = tmp_path / STATE_FILE
-    expected = json.loads(good := file.read_bytes())
-    for content in damages(good, draws):
+    for content in damages(file.read_bytes()):
         file.write_bytes(content)
-        fresh = parts()
         try:
-            missing = load_state(tmp_path, fresh)
+            load_state(tmp_path, {"baselines": {}, "alarms": {}})
         except ValueError as error:
             assert str(error).startswith(f"{file} does not hold the state of a self-play run: ")
-        else:
-            for name, part in fresh.items():
-                if name not in missing and part != expected[name]:
-                    assert json.loads(content)[name] != expected[name]  # a changed figure or name
 
 
 def test_checkpoint_that_cannot_be_written_is_named_with_the_free_space(tmp_path: Path) -> None:
@@ -178,39 +142,28 @@ def test_checkpoint_that_cannot_be_written_is_named_with_the_free_space(tmp_path
     assert not (tmp_path / LATEST).exists()
 
 
-@draws
-def test_a_damaged_checkpoint_is_named_with_the_way_to_the_one_before(
-    tmp_path: Path, draws: int
-) -> None:
+def test_a_damaged_checkpoint_is_named_with_the_way_to_the_one_before(tmp_path: Path) -> None:
     trainer: Any = object.__new__(SelfPlayTrainer)
-    trainer.trainer_mode = "sync"
-    settings = {
-        "default_local_dir": str(tmp_path),
-        "resume_mode": "auto",
-        "del_local_ckpt_after_load": False,
-    }
+    settings = {"default_local_dir": str(tmp_path), "resume_mode": "auto"}
+    settings["del_local_ckpt_after_load"] = False
     trainer.config = OmegaConf.create({"trainer": settings})
-    trainer.total_training_steps, trainer.use_critic, trainer.run_state, trainer.pool = (
-        LAST,
-        False,
-        {},
-        None,
-    )
+    trainer.trainer_mode, trainer.total_training_steps, trainer.use_critic = "sync", LAST, False
+    trainer.run_state, trainer.pool = {}, None
     trainer.selfplay = SimpleNamespace(certify="only", records=tmp_path)
-    weights = {"weight": torch.arange(300.0)}
-    loads = SimpleNamespace(
+    trainer.actor_rollout_wg = SimpleNamespace(
         load_checkpoint=lambda local_path, **_: torch.load(f"{local_path}/model.pt")
     )
-    trainer.actor_rollout_wg = loads
     trainer.train_dataloader = StatefulDataLoader(list(range(64)), batch_size=8, num_workers=0)
-    next(iter(trainer.train_dataloader))
     folder = tmp_path / f"global_step_{LAST}"
     (folder / "actor").mkdir(parents=True)
     (tmp_path / LATEST).write_text(str(LAST))
-    torch.save(weights, folder / "actor" / "model.pt")
-    torch.save(trainer.train_dataloader.state_dict(), folder / "data.pt")
-    message = f"the checkpoint {folder} cannot be loaded ("
     files = (folder / "actor" / "model.pt", folder / "data.pt")
-    refused = sum(refusals(file, draws // 2, trainer._load_checkpoint, message) for file in files)
-    assert refused > draws / 3  # torch checks no weight: a changed figure in one cannot be told
+    torch.save({"weight": torch.arange(300.0)}, files[0])
+    torch.save(trainer.train_dataloader.state_dict(), files[1])
+    for file in files:
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-99])
+        with pytest.raises(ValueError, match=re.escape(f"the checkpoint {folder} cannot be load")):
+            trainer._load_checkpoint()
+        file.write_bytes(whole)
     trainer._load_checkpoint()

@@ -1,14 +1,19 @@
 """verl's platform, engines and rollouts: on the CPU, and on GPUs with an adapter for each role.
 
 The plugin registers them in every process at ``import verl``. The environment alone decides what
-becomes active, so a GPU cluster behaves as if the CPU backend did not exist.
+becomes active, so a GPU cluster behaves as if the CPU backend did not exist. There
+:func:`use_wheels` finds CUDA's compiler.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sysconfig
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -33,6 +38,35 @@ def register() -> None:
     _ROLLOUT_REGISTRY[("cpu_hf", "async")] = f"{rollout}.ServerAdapter"
     replica = partial(resolve_name, f"{rollout}:CpuRolloutReplica")
     RolloutReplicaRegistry.register("cpu_hf", replica)
+
+
+def use_wheels() -> None:
+    """Show the loader the libraries of NVIDIA's wheels, and name their compiler in ``CUDA_HOME`` if
+    nothing is named there.
+
+    SGLang preloads torch_memory_saver's hook into its scheduler. The hook does not say where CUDA's
+    runtime is, so the loader would end that process with code 127. SGLang and flashinfer call the
+    compiler at run time. It lacks what a linker asks for: lib64, a library without its version, a
+    driver's library.
+    """
+    home = Path(sysconfig.get_path("purelib"), "nvidia", "cu13")
+    if (home / "lib" / "libcudart.so.13").exists():  # last, where it hides nothing of the user's
+        places = [place for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place]
+        if str(home / "lib") not in places:
+            os.environ["LD_LIBRARY_PATH"] = ":".join([*places, str(home / "lib")])
+    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if named or not (home / "bin" / "nvcc").exists():
+        return
+    os.environ["CUDA_HOME"] = str(home)
+    if not (home / "lib64").exists():
+        stub = home / "lib" / "stubs" / "libcuda.so"
+        command = ("c++", "-shared", "-Wl,-soname,libcuda.so.1", "-x", "c++", os.devnull, "-o")
+        with suppress(OSError, subprocess.CalledProcessError):  # medserl doctor --compile says it
+            stub.parent.mkdir(exist_ok=True)
+            subprocess.run([*command, stub], check=True, capture_output=True)
+            stub.with_name("libcuda.so.1").symlink_to(stub.name)
+            (home / "lib" / "libcudart.so").symlink_to("libcudart.so.13")
+            (home / "lib64").symlink_to("lib")
 
 
 def register_adapters() -> None:

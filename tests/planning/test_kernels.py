@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from medserl_agentloop import compiler
+from medserl_agentloop import backends
 
 pytestmark = pytest.mark.skipif(
     find_spec("sgl_kernel") is None, reason="`make test-shipped` installs what this needs"
@@ -40,7 +40,7 @@ def test_memory_savers_hook_needs_no_cuda_but_the_wheels(
     assert subprocess.run(preload).returncode == 127, (
         "the wheels' libraries are found without `use_wheels`"
     )
-    compiler.use_wheels()
+    backends.use_wheels()
     subprocess.run(preload, check=True)
 
 

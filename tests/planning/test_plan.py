@@ -25,8 +25,6 @@ from medserl_agentloop.paths import resource
 from medserl_agentloop.tools.plan import (
     ACTOR,
     GIB,
-    MODEL,
-    QWEN3,
     ROLLOUT,
     Engine,
     Shape,
@@ -91,7 +89,6 @@ def test_micro_batches_are_those_that_verl_makes() -> None:
     ("recipe", "gpu", "fits", "advice"),
     [
         ("qwen3_4b", 72, False, "+recipes=[qwen3_4b,lora]"),
-        ("qwen3_4b", 80, True, ""),
         ("warm_start_qwen3_4b", 80, False, "optim.override_optimizer_config={fused:true}"),
         ("warm_start_qwen3_4b", 96, True, ""),
         ("qwen3_4b", 8, False, "None of the usual changes"),
@@ -118,24 +115,17 @@ def test_the_arithmetic_of_qwen3_4b_without_its_savings() -> None:
     plan = plan_run(run_of("qwen3_4b", *(f"actor_rollout_ref.{key}" for key in savings)), 80)
     step = plan.phases["optimizer step, actor"]
     adam = sum(step[part] for part in ("weights", "gradients", "Adam", "Adam's square roots"))
-    assert adam / GIB == pytest.approx(75, abs=0.1)
+    assert (adam / GIB, plan.checkpoint / GIB) == pytest.approx((75, 45), abs=0.1)
     # in step 2, when Adam's states are there
     assert sum(plan.phases["generation"].values()) > plan.usable
-    assert plan.checkpoint / GIB == pytest.approx(45, abs=0.1)
-    copies = "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]"
-    assert plan_run(run_of("qwen3_4b", copies), 96).checkpoint / GIB == pytest.approx(60, abs=0.1)
 
 
-def test_sharding_offload_adapters_and_entropy_take_what_they_say() -> None:
+def test_sharding_offload_and_adapters_take_what_they_say() -> None:
     offload = [f"{ACTOR}.fsdp_config.{what}_offload=false" for what in ("param", "optimizer")]
-    plain = plan_run(run_of("qwen3_4b", *offload), 80)
+    plain, parts = plan_run(run_of("qwen3_4b", *offload), 80), "optimizer step, actor"
     eight = plan_run(run_of("qwen3_4b", "trainer.n_gpus_per_node=8"), 80)
-    parts = "optimizer step, actor"
     assert eight.phases[parts]["Adam"] * 8 == plain.phases[parts]["Adam"]
-    graphs_too = f"{ROLLOUT}.engine_kwargs.sglang.disable_piecewise_cuda_graph=false"
-    offloaded, fast = plan_run(run_of("qwen3_4b"), 80), plan_run(run_of("qwen3_4b", graphs_too), 80)
-    graphs = [plan.phases["generation"]["server's graphs"] / GIB for plan in (fast, offloaded)]
-    assert graphs == [4.0, 2.5]  # without those for prefill
+    offloaded = plan_run(run_of("qwen3_4b"), 80)
     assert "Adam" not in offloaded.phases["generation"] and offloaded.host > plain.host
     merged, apart = (
         plan_run(run_of(recipe), 80)
@@ -145,15 +135,6 @@ def test_sharding_offload_adapters_and_entropy_take_what_they_say() -> None:
     # The base of adapters stays on the server while roles are trained.
     assert "server's weights" not in merged.phases["update, actor"]
     assert apart.phases["update, actor"]["server's weights"] > 7 * GIB
-    entropy, whole = (
-        "actor_rollout_ref.actor.entropy_coeff=0.01",
-        f"{MODEL}.use_fused_kernels=false",
-    )
-    logits = [
-        plan_run(run_of("qwen3_4b", whole, *more), 96).phases["update, actor"]["logits"]
-        for more in ((), (entropy,))
-    ]
-    assert logits[1] == pytest.approx(logits[0] * (6 + 8) / (2 + 8))  # two bytes three times
 
 
 def test_the_shape_of_a_local_model_is_read_from_its_folder() -> None:
@@ -184,7 +165,7 @@ def model_of(config: Any, dtype: torch.dtype = torch.float32) -> Any:
         return (Qwen3ForCausalLM if qwen3 else LlamaForCausalLM)(config).to(dtype)
 
 
-@pytest.mark.parametrize("name", QWEN3)
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-8b"])
 def test_parameters_are_those_that_torch_counts(name: str) -> None:
     counted = sum(p.numel() for p in model_of(model_config(name)).parameters())
     assert Engine(read_shape(name)).parameters == counted
