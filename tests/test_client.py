@@ -4,8 +4,10 @@ one meets it.
 
 import asyncio
 import logging
+import socket
 import time
 from base64 import b64encode
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from serving import Line, LocalServer, Status, completion
 
 from medserl_agentloop.core import client as core_client
-from medserl_agentloop.core.chat import ChatClient
+from medserl_agentloop.core.chat import ChatClient, ServedModel
 from medserl_agentloop.core.client import (
     CHAT_PATH,
     BadAnswer,
@@ -216,6 +218,29 @@ def test_a_server_that_cuts_prompts_is_named(
             message = {"role": "user", "content": "word " * words}
             answer = blocking(client.complete([message], {}))
     assert (answer.prompt_tokens, "cuts long prompts" in caplog.text) == (read[-1], warns)
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_server_that_does_not_answer_is_said_within_20_s(
+    listens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket whose queue of connections is full, and one that accepts and says nothing."""
+    monkeypatch.setattr(core_client, "_GET_S", 1.0)
+    monkeypatch.setattr(core_client, "_CONNECT_S", 1.0)
+    with socket.socket() as silent, ExitStack() as waiting:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        if not listens:
+            for _ in range(3):
+                other = waiting.enter_context(socket.socket())
+                other.setblocking(False)
+                other.connect_ex(silent.getsockname())
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        model = ServedModel(ServerOptions(url=url, model="m").client(CHAT_PATH))
+        started = time.monotonic()
+        with pytest.raises(ValueError, match=f"^no server answers at {url}/v1"):
+            blocking(model.check())
+        assert time.monotonic() - started < 10
 
 
 # --- the breaker ---

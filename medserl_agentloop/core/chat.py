@@ -173,7 +173,9 @@ class ServedModel(ChatClient):
         url, served = f"{self.url}/models", dict[str, Any]()
         try:
             served = {str(each["id"]): each for each in (await self.http.get("/models"))["data"]}
-        except (NoAnswer, KeyError, TypeError):  # not every server lists its models
+        except (NoAnswer, KeyError, TypeError) as error:  # not every server lists its models
+            if isinstance(error, Unreachable) and not str(error).startswith("HTTP "):
+                raise self._no_server(error) from None
             await self._check_chat()
         base, _, adapter = self.name.partition(":")  # SGLang's name of an adapter
         card = dict(served.get(self.name) or (base in served and served.get(adapter)) or {})
@@ -196,21 +198,21 @@ class ServedModel(ChatClient):
 
     async def _check_chat(self) -> None:
         """Ask for one token; ValueError for a server that does not answer, or refuses the key."""
-        url = f"{self.url}{CHAT_PATH}"
         try:
             await self.complete([{"role": "user", "content": "Hello"}], {"max_tokens": 1})
         except Unreachable as error:
-            raise ValueError(
-                f"no server answers at {url} ({error}); name the base of such an API"
-            ) from None
+            raise self._no_server(error) from None
         except Refused as error:
             if error.status in (401, 403):
                 option = self.http.options.option("api_key_env")
                 raise ValueError(
-                    f"{url}: HTTP {error.status}; name a variable with {option}"
+                    f"{self.url}{CHAT_PATH}: HTTP {error.status}; name a variable with {option}"
                 ) from None
         except NoAnswer:
             pass  # it answers; what it makes of one token is no matter
+
+    def _no_server(self, error: Unreachable) -> ValueError:
+        return ValueError(f"no server answers at {self.url} ({error}); name the base of an API")
 
     async def reply(self, turn: Turn, messages: Sequence[Message], **fields: Any) -> Reply:
         """Take a turn, or raise :class:`NoReplyError`; ``fields`` of this request win over the

@@ -37,6 +37,7 @@ for _library in ("openai", "httpx", "httpcore"):  # they log addresses and heade
 
 CHAT_PATH = "/chat/completions"  # of chat requests, under a base that ends with /v1 by custom
 _MINUTE_S = 60.0  # what providers count requests by, and the longest Retry-After that openai keeps
+_CONNECT_S, _GET_S = 5.0, 10.0  # a server that is there connects, and lists its models
 _TRIAL_S = 30.0  # between requests to a server that counts as down
 _NO_CREDIT = re.compile(r"quota|credit|billing|payment|balance", re.I)  # no use to ask again
 _AGAIN = "x-should-retry"  # header by which openai is told
@@ -213,30 +214,31 @@ class HttpClient:
             base_url=address,
             api_key="",
             default_headers={"Authorization": sent} if key else {},
-            timeout=options.timeout_s,
+            timeout=httpx.Timeout(options.timeout_s, connect=_CONNECT_S),
             http_client=http_client,
         )
 
     async def get(self, path: str) -> Any:
         """Get the JSON at ``path`` in one try; raises :class:`NoAnswer`, whose subclasses say
         why."""
-        return await self._request(self._api.get, path, tries=1)
+        return await self._request(self._api.get, path, tries=1, limit=_GET_S)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """Post ``body`` and return the answer's JSON; raises as :meth:`get`, after all tries."""
         # In bytes: httpx's own JSON cannot hold the lone surrogates that a text may have.
         send = partial(self._api.post, body=json.dumps(body).encode())
-        return await self._request(send, path, self.options.retries + 1)
+        limit = self.options.timeout_s
+        return await self._request(send, path, self.options.retries + 1, limit)
 
     async def _request(
-        self, send: Callable[..., Awaitable[httpx.Response]], path: str, tries: int
+        self, send: Callable[..., Awaitable[httpx.Response]], path: str, tries: int, limit: float
     ) -> Any:
         places = asyncio.Semaphore(self.options.concurrency)
         async with (
             self._places.setdefault(asyncio.get_running_loop(), places),
             self._breaker.watching(),
         ):
-            response = await self._response(send, path, tries)
+            response = await self._response(send, path, tries, limit)
         text = self._without_key(response.text)
         if not response.is_success:
             raise Refused(response.status_code, text, self._way)
@@ -246,12 +248,12 @@ class HttpClient:
             raise BadAnswer(f"the answer is not JSON: {shown(text)!r}{self._way}") from None
 
     async def _response(
-        self, send: Callable[..., Awaitable[httpx.Response]], path: str, tries: int
+        self, send: Callable[..., Awaitable[httpx.Response]], path: str, tries: int, limit: float
     ) -> httpx.Response:
         import openai
 
         # openai's time-outs start anew with every byte, and a server may drip for ever.
-        options, limit = self.options, self.options.timeout_s
+        options = self.options
         longest = 1 + tries * limit + (tries - 1) * _MINUTE_S
         try:
             async with asyncio.timeout(longest):
@@ -264,14 +266,16 @@ class HttpClient:
             reason = f"HTTP {error.status_code}: {words}".removesuffix(": ")
             if error.status_code == 429:
                 reason += f". It limits requests: lower {options.option('concurrency')}"
-        except (openai.APITimeoutError, TimeoutError):
-            hint = f"; raise {options.node}.timeout_s or lower {options.node}.concurrency"
-            reason = f"Timeout: no answer within {limit:g} s{hint * bool(options.node)}"
-        except openai.APIConnectionError as error:
-            words = shown(self._without_key(str(error.__cause__)))
-            reason = f"{type(error.__cause__).__name__}: {words}".removesuffix(": ")
+        except (openai.APIConnectionError, TimeoutError) as error:
+            cause = error.__cause__
+            words = shown(self._without_key(str(cause)))
+            reason = f"{type(cause).__name__}: {words}".removesuffix(": ")
             if "CERTIFICATE_VERIFY_FAILED" in words:
                 reason += ". Name the file of your own certificate in SSL_CERT_FILE"
+            slow = isinstance(error, (openai.APITimeoutError, TimeoutError))
+            if slow and not isinstance(cause, httpx.ConnectTimeout):
+                hint = f"; raise {options.node}.timeout_s or lower {options.node}.concurrency"
+                reason = f"Timeout: no answer within {limit:g} s{hint * bool(options.node)}"
         raise Unreachable(f"{reason} ({tries} {'try' if tries == 1 else 'tries'}){self._way}")
 
     async def _plan_next_try(self, response: httpx.Response) -> None:

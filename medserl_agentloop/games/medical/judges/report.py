@@ -240,7 +240,7 @@ def unanswered(config: MedicalConfig) -> str:
 def judge_lines(selfplay: MedicalConfig) -> Iterator[str]:
     """Yield the lines that a run prints of its judge: whether it answers, and how good it is."""
     reason = unanswered(selfplay)
-    if "ConnectError" in reason:
+    if "ConnectError" in reason or "ConnectTimeout" in reason:
         url = f"{_NODE}.url={selfplay.judge_server.url}"
         raise ConfigError(f"{url} cannot be connected to. Start the judge first ({reason})")
     if reason:
