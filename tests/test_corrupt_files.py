@@ -18,7 +18,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from training.test_step_file import disk_that_is_full_after
 
 from medserl_agentloop.core.config import SelfPlayConfig
-from medserl_agentloop.core.metrics import HealthMonitor
 from medserl_agentloop.core.step_file import (
     GAMES_FILE,
     LATEST,
