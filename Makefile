@@ -45,7 +45,7 @@ quickstart: $(VENV)/.cpu
 
 test: $(VENV)/.dev
 	@echo "== tests"
-	$(PYTEST) -m 'not long and not learn'
+	$(PYTEST) -m 'not long and not learn and not mutate'
 
 test-all: $(VENV)/.dev
 	@echo "== tests, with the longest runs"
@@ -53,14 +53,14 @@ test-all: $(VENV)/.dev
 
 test-fast: $(VENV)/.dev
 	@echo "== tests without real runs"
-	$(PYTEST) -m 'not slow and not learn'
+	$(PYTEST) -m 'not slow and not learn and not mutate'
 
 test-mutations: $(VENV)/.dev
 	@echo "== 1,000,000 mutated inputs for each of the five targets of tests/fuzz"
 	printf '%s\n' parsers templates readers records judge_answers \
 		| xargs -P 2 -I{} $(BIN)/python tests/fuzz/run.py {} --runs 1000000
 	echo "== all examples of the property tests"
-	$(PYTEST) --hypothesis-profile=thorough -m 'not slow and not learn'
+	$(PYTEST) --hypothesis-profile=thorough -m 'not slow and not learn and not mutate'
 
 learn: $(VENV)/.dev
 	@$(BIN)/python -m experiments.learning.run headline --results runs/learn/results
@@ -83,7 +83,7 @@ test-shipped: $(SHIPPED_VENV)/.shipped
 	@source $(SHIPPED_VENV)/bin/activate
 	rm -rf runs/shipped
 	medserl quickstart --folder runs/shipped
-	python -m pytest -m 'not slow and not learn'
+	python -m pytest -m 'not slow and not learn and not mutate'
 	python -m pytest --capture=no tests/planning/test_kernels.py
 
 lint: $(VENV)/.dev
