@@ -136,7 +136,8 @@ class Case:
     def _only_of_an_error(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None or info.data.get("has_error") is not False:
             return value
-        if info.field_name == "corrected" and one_line(value) == one_line(info.data["note"]):
+        note = info.data.get("note", "")
+        if info.field_name == "corrected" and one_line(value) == one_line(note):
             return None
         raise ValueError("the row says that its note has no error: write NA, or mark the error")
 

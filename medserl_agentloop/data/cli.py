@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from typer import Argument, Option
 
-from medserl_agentloop.data.cases import NO_TYPE, near_duplicates
+from medserl_agentloop.data.cases import near_duplicates
 from medserl_agentloop.data.reader import FIELDS, ReadResult, read_files
 from medserl_agentloop.data.rows import (
     AS_GIVEN,
@@ -117,11 +117,8 @@ def convert(
         plan = RowPlan(
             mix=mix, val_fraction=val_fraction, seed=seed, adversarial_benign=adversarial_benign
         )
-        others = {
-            "val_input": val_input or [],
-            "join": join or [],
-            "exclude_near_duplicates_of": exclude_near_duplicates_of or [],
-        }
+        others = {"val_input": val_input or [], "join": join or []}
+        others["exclude_near_duplicates_of"] = exclude_near_duplicates_of or []
         columns = named_columns(column)
         if output.suffix == ".parquet":
             if unread := [name for name, files in others.items() if files] + [*plan.changed()]:
@@ -157,10 +154,11 @@ def _evaluation_rows(
     refuse_uw(read.uw_rows, agreed)
     with all_or_none(output.parent) as place:
         write_parquet(rows, place / output.name)
-    _show("Rows", ["data_source", "rows"], sorted(Counter(r["data_source"] for r in rows).items()))
     for report in read.reports:
         _say_why(f"warning: kept as published: {report.file}", report.contradictions)
-    _say(f"{output}: {len(rows)} rows; {read.dropped_empty} empty records dropped")
+    sources = Counter(row["data_source"] for row in rows)
+    of = ", ".join(f"{name} {count}" for name, count in sorted(sources.items()))
+    _say(f"{output}: {len(rows)} rows ({of}); {read.dropped_empty} empty records dropped")
 
 
 def convert_files(
@@ -194,8 +192,8 @@ def convert_files(
         exclusions["near-duplicate of a case to stay clear of"] += likest.items()
         cases = [case for case in cases if case.case_id not in likest]
     made = build_rows(cases, plan, exclusions, val_ids if val_input else None)
-    files = {"input": inputs, "val_input": val_input, "join": join, "column": columns}
-    files["exclude_near_duplicates_of"] = exclude_near_duplicates_of
+    options = {"input": inputs, "val_input": val_input, "join": join, "column": columns}
+    options |= {"exclude_near_duplicates_of": exclude_near_duplicates_of, **plan.model_dump()}
     with all_or_none(output) as place:
         outputs = {}
         for split, rows in (("train", made.train), ("val", made.val)):
@@ -206,10 +204,7 @@ def convert_files(
         packages = ("medserl-agentloop", "pyarrow")
         account = {
             "format": 2,
-            "options": {
-                f"--{name.replace('_', '-')}": value
-                for name, value in {**files, **plan.model_dump()}.items()
-            },
+            "options": {f"--{name.replace('_', '-')}": value for name, value in options.items()},
             "mix": format_mix(made.mix),
             "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
             "sources": [asdict(source) for source in read.reports],
@@ -242,11 +237,6 @@ def _print_conversion(output: Path, plan: RowPlan, read: ReadResult, made: Split
     for report in read.reports:
         _say_why(f"left out: {report.file}", report.contradictions)
         _say_why(f"not joined: {report.file}", report.not_joined)
-        if untyped := report.error_types.get(NO_TYPE):
-            _say(
-                f"{report.file}: {untyped} error notes have no error type; look it up with --join "
-                "and MEDEC's file"
-            )
     if not made.val:
         _say("warning: val.parquet has no rows; train with data.val_files=[] or give --val-input")
     partial = plan.mix is None and made.mix != parse_mix(DEFAULT_MIX)

@@ -350,8 +350,8 @@ class Source:
             error = found.errors()[0]
             name = str(error["loc"][0])
             why = str(error.get("ctx", {}).get("error") or error["msg"])
-            if error["type"] != "value_error" and name in _WRITE:
-                why += f"; write {_WRITE[name]}"
+            if error["type"] not in ("value_error", "string_too_long") and name in _WRITE:
+                why = f"write {_WRITE[name]}"
             raise refusal(place, columns.get(name, name), facts.get(name), why) from None
         return case
 

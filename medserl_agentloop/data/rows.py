@@ -366,10 +366,9 @@ def build_eval_rows(
     MedecFormatError names file, line and column where a file is not right.
     """
     read = read_files(paths, columns=columns, as_published=True)
-    digest = hashlib.sha256("".join(report.sha256 for report in read.reports).encode())
-    first = FIRST_INDEX * (1 + int.from_bytes(digest.digest()[:3]))
+    digest = hashlib.sha256("".join(report.sha256 for report in read.reports).encode()).digest()
     rows: list[Row] = []
-    for index, case in enumerate(read.cases, start=first):
+    for index, case in enumerate(read.cases, FIRST_INDEX * (1 + int.from_bytes(digest[:3]))):
         if case.has_error and case.error_sentence_id < 0:
             raise MedecFormatError(
                 f"{case.case_id!a} does not say which sentence is wrong, so answers on it cannot "

@@ -36,13 +36,11 @@ def write_sample(
 ) -> int:
     """Write distinct cases: an error note each, and for ``twin_share`` of them the clean twin.
 
-    Error types take turns, unless ``draw`` puts the errors in and returns the wrong note and
-    sentence, or None where another note is needed.
-
-    Returns the number of rows. ``split`` says which wordings and facts they use; ``overlap`` is the
-    share of 4-grams from which on two notes are too much alike for one sample, and 1 leaves
-    out only the same notes again. A ValueError says that the world is too small for that many
-    distinct cases.
+    Returns the number of rows. Error types take turns, unless ``draw`` puts the errors in and
+    returns the wrong note and sentence, or None where another note is needed. ``split`` says which
+    wordings and facts they use; ``overlap`` is the share of 4-grams from which on two notes are too
+    much alike, and 1 leaves out only the same notes again. A ValueError says that the world is too
+    small for that many distinct cases.
     """
     rng, twins = random.Random(seed), random.Random(f"twins of {seed}")
     kinds = list(ErrorType)
@@ -79,20 +77,11 @@ def write_sample(
             known.add(note)
         wrong, right = ([sentence.text for sentence in note.sentences] for note in (error, clean))
         change = [str(index), wrong[index], right[index]]
-        rows.append(
-            [
-                f"toy-train-{len(rows)}",
-                error.text,
-                with_numbers(wrong),
-                "1",
-                kind.value,
-                *change,
-                clean.text,
-            ]
-        )
+        facts = [error.text, with_numbers(wrong), "1", kind.value, *change, clean.text]
+        rows.append([f"toy-train-{len(rows)}", *facts])
         if twins.random() < twin_share:
-            no_error = ["0", "NA", "-1", "NA", "NA", "NA"]
-            rows.append([f"toy-train-{len(rows)}", clean.text, with_numbers(right), *no_error])
+            facts = [clean.text, with_numbers(right), "0", "NA", "-1", "NA", "NA", "NA"]
+            rows.append([f"toy-train-{len(rows)}", *facts])
     output.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows, columns=list(COLUMNS)).to_csv(output, index=False, lineterminator="\n")
     return len(rows)

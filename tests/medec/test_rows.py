@@ -25,7 +25,7 @@ def counts(rows):
 
 
 def test_the_mix_is_met_exactly_and_its_labels_balance(cases):
-    """The largest multiple of the mix, or the number of rows that was asked for."""
+    """The largest multiple of the mix."""
     games = build_rows(cases, plan())
     shares = {
         "vanilla_harmful": 1,

@@ -220,7 +220,7 @@ def test_a_formula_that_failed_in_an_excel_file_is_refused(tmp_path: Path) -> No
         ("lines.jsonl", b'{"note": "a"}\n{', "lines.jsonl, line 2: not a JSON object"),
         ("list.jsonl", b'{"note": "a"}\n[1]', "found a JSON list"),
         ("twice.jsonl", b'{"note": "a", "note": "b"}', "key 'note' occurs twice"),
-        ("nested.jsonl", b'{"note": ["a"]}', "column 'note': found \"['a']\"; Input should be a"),
+        ("nested.jsonl", b'{"note": ["a"]}', "column 'note': found \"['a']\"; write the text"),
         ("lone.jsonl", b'{"note": "a\\ud800"}', "character 1 is U+D800"),
         ("damaged.parquet", b"PAR1 no more", "cannot be read as parquet"),
         ("damaged.xlsx", b"PK no more", "damaged.xlsx: cannot be read as an Excel file"),

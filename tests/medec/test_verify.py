@@ -49,21 +49,6 @@ def test_a_column_of_another_type_is_named(tmp_path: Path, column: str, values: 
     assert_found(report, Check.SCHEMA, f"train.parquet: column {column!r} is ")
 
 
-def test_types_that_hold_the_same_are_the_same(tmp_path: Path) -> None:
-    """A category, and a field that is empty in all rows."""
-    small = write(tmp_path / "val.parquet", good_rows(12, 60, "val"))
-    rows = [row for row in good_rows() if not row["extra_info"].update(error_type=None)]
-    table = pa.Table.from_pylist(rows, schema=SCHEMA)
-    facts = pa.array(table["extra_info"].to_pylist())
-    assert pa.types.is_null(facts.type.field("error_type").type)
-    names = table["agent_name"].dictionary_encode()
-    table = table.set_column(5, "extra_info", facts).set_column(1, "agent_name", names)
-    pq.write_table(table, tmp_path / "train.parquet")
-    report = verify_files([tmp_path / "train.parquet"])
-    assert report.problems == []
-    assert verify_files([small, tmp_path / "train.parquet"]).ok
-
-
 @pytest.mark.parametrize(
     ("key", "value", "check", "part"),
     [
@@ -116,37 +101,19 @@ def test_index_case_and_note_that_two_files_share(tmp_path: Path) -> None:
     val[5]["extra_info"]["index"] = train[2]["extra_info"]["index"]
     val[4]["extra_info"]["vignette_id"] = train[1]["extra_info"]["vignette_id"]
     twin = copy.deepcopy(train[3])
-    twin["extra_info"] |= {
-        "index": 99,
-        "split": "val",
-        "vignette_id": "ms-val-99",
-        "text_id": "ms-val-99",
-    }
+    twin["extra_info"] |= {"index": 99, "split": "val", "vignette_id": "ms-val-99"}
     report = verify_files(
         [write(tmp_path / "train.parquet", train), write(tmp_path / "val.parquet", [*val, twin])]
     )
     assert_found(report, Check.INDEX, "val.parquet, row 5: index", "that of train.parquet, row 2")
-    assert_found(
-        report,
-        Check.SPLITS,
-        "val.parquet, row 4: case",
-        "'train' at train.parquet, row 1",
-        "split by",
-    )
-    assert_found(
-        report, Check.SPLITS, "val.parquet, row 12: its note", "'train' at train.parquet, row 3"
-    )
+    assert_found(report, Check.SPLITS, "row 4: case", "'train' at train.parquet, row 1")
+    assert_found(report, Check.SPLITS, "row 12: its note", "'train' at train.parquet, row 3")
 
 
 def test_similar_notes_on_two_sides_under_ids_of_their_own_are_a_warning(tmp_path: Path) -> None:
     train, val = good_rows(12), good_rows(12, 12, "val")
     twin = next(row for row in good_rows(12) if row["extra_info"]["category"] == "vanilla_harmful")
-    twin["extra_info"] |= {
-        "index": 99,
-        "split": "val",
-        "vignette_id": "rows-2",
-        "error_sentence": None,
-    }
+    twin["extra_info"] |= {"index": 99, "split": "val", "vignette_id": "rows-2"}
     note = twin["extra_info"]["error_note"].replace("He was", "She was")
     twin["extra_info"]["error_note"] = twin["prompt"][0]["content"] = note
     report = verify_files(
@@ -229,18 +196,6 @@ def test_published_share_of_trailing_blanks_is_found_and_chance_is_not() -> None
             note = "a  " * rng.randrange(20) + f"b{n}" + " " * rng.randrange(2)
             chance.append(labelled(note, label, rng.choice(list(Label))))
         assert not list(find_leaks(chance))
-
-
-def test_copies_of_a_row_do_not_make_a_leak() -> None:
-    notes = [
-        (n, label, " " * ((n % 3 == 0) if label is Label.SAFE else (n % 2 == 0)))
-        for n in range(30)
-        for label in Label
-    ]
-    rows = (notes[number * 7 % len(notes)] for number in range(50 * len(notes)))
-    assert (
-        list(find_leaks([labelled(f"Note {n}.{blanks}", label) for n, label, blanks in rows])) == []
-    )
 
 
 @pytest.mark.parametrize("games", ["vanilla", "adversarial decoy", "vanilla adversarial decoy"])
