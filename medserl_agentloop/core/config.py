@@ -79,10 +79,8 @@ class CreditSettings(BaseModel):
     role_weights: dict[str, Share] = Field(
         default={},
         description="Factor of each role's advantages after normalisation, 1 where none is given; "
-        "0 silences a role. "
-        "With adapters=per_role, factor of the learning rate of a role's adapter: AdamW would "
-        "divide a factor of its "
-        "gradients out.",
+        "0 silences a role. With adapters=per_role, factor of the learning rate of a role's "
+        "adapter: AdamW would divide a factor of its gradients out.",
     )
     normalize: dict[str, Normalization | None] = Field(
         default={}, description="Normalisation per role; null is the estimator's own."
@@ -90,10 +88,9 @@ class CreditSettings(BaseModel):
     loss: Literal["per_role", "verl"] = Field(
         default="per_role",
         description="per_role: verl's loss of each role's tokens alone, so that weights say what "
-        "share a role has, "
-        "whatever it writes. verl: one token-mean over all roles, in which a longer role shrinks "
-        "the other's share; "
-        "the certificate does not hold, so it is for comparison, with certify=warn.",
+        "share a role has, whatever it writes. verl: one token-mean over all roles, in which a "
+        "longer role shrinks the other's share; the certificate does not hold, so it is for "
+        "comparison, with certify=warn.",
     )
 
     def normalization(self, estimator: str, role: str) -> Normalization:
@@ -147,9 +144,8 @@ class SelfPlayConfig(BaseModel):
     )
     context: Literal["isolated", "shared"] = Field(
         default="isolated",
-        description="isolated: each role has its own context. shared: one conversation, which lets "
-        "each role read the "
-        "turns of the other; for comparison only.",
+        description="isolated: each role has its own context. shared: one conversation, which "
+        "lets each role read the turns of the other; for comparison only.",
     )
     train: str = Field(
         default="both",
@@ -158,16 +154,13 @@ class SelfPlayConfig(BaseModel):
     adapters: Literal["shared", "per_role"] = Field(
         default="shared",
         description="shared: all roles train the same weights. per_role: each role has a LoRA "
-        "adapter of its own on "
-        "one base model. More: [gpu.md](gpu.md#lora).",
+        "adapter of its own on one base model. More: [gpu.md](gpu.md#lora).",
     )
     anchor: dict[str, Share] = Field(
         default={},
-        description="Coefficient of the KL to the reference policy on each role's tokens, those of "
-        "an untrained role "
-        "included; needs use_kl_loss of the actor. Both roles share weights: an untrained role's "
-        "parse rate fell from "
-        "1.00 to 0.88 within 80 steps without an anchor.",
+        description="Coefficient of the KL to the reference policy on each role's tokens, those "
+        "of an untrained role included; needs use_kl_loss of the actor. Both roles share weights: "
+        "an untrained role's parse rate fell from 1.00 to 0.88 within 80 steps without an anchor.",
     )
     anchor_end: Share = Field(
         default=1.0,
@@ -184,9 +177,8 @@ class SelfPlayConfig(BaseModel):
     reuse_log_probs: bool = Field(
         default=False,
         description="true: the update's own forward pass gives the old log-probs, which saves a "
-        "pass over the batch. "
-        "For one mini-batch and one epoch. Entropy is then measured with actor.calculate_entropy "
-        "only.",
+        "pass over the batch. For one mini-batch and one epoch. Entropy is then measured with "
+        "actor.calculate_entropy only.",
     )
     opponent: OpponentConfig = Field(
         default=OpponentConfig(), description="Who plays the role that is not trained."
@@ -310,8 +302,7 @@ def _against_the_game(config: SelfPlayConfig, game: type[Any]) -> Iterator[str]:
     elif not any(weights.get(role, 1.0) for role in game.roles if config.trains(role)):
         yield (
             "selfplay.credit.role_weights: every role that is trained has weight 0, so nothing "
-            "would be learned. Set "
-            "one of them above 0, or selfplay.train to the other role."
+            "would be learned. Set one of them above 0, or selfplay.train to the other role."
         )
     if config.stop_after_evaluations and not config.best_by:
         yield "selfplay.stop_after_evaluations needs a measure: set selfplay.best_by."
