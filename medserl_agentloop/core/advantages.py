@@ -100,9 +100,7 @@ class _RoleTokens:
         return of_conversations.repeat_interleave(torch.tensor(self.lengths))
 
     def alike(self, *keys: Sequence[str]) -> list[list[int]]:
-        """The numbers of the conversations that agree in all ``keys``, a list for each of their
-        values.
-        """
+        """Numbers of the conversations that agree in all ``keys``, a list per combination."""
         members: dict[tuple[str, ...], list[int]] = {}
         for number, key in enumerate(zip(*keys, strict=True)):
             members.setdefault(key, []).append(number)
@@ -147,9 +145,7 @@ Baselines = dict[str, dict[str, float]]
 
 @dataclass
 class Advantages:
-    """The result of an estimator: (B, T) float32, 0 outside the trained tokens; a critic is fitted
-    to ``returns``.
-    """
+    """An estimator's (B, T) float32, 0 on other tokens; a critic is fitted to ``returns``."""
 
     advantages: torch.Tensor
     returns: torch.Tensor
@@ -160,9 +156,7 @@ RoleEstimator = Callable[[RoleBatch, CreditSettings, Baselines], Advantages]
 ROLE_ESTIMATORS: dict[str, RoleEstimator] = {}
 
 _Credit = tuple[torch.Tensor, "torch.Tensor | None"]
-"""A role's normalised advantages and its returns, (n,) each; None if the returns are the
-advantages.
-"""
+"""A role's normalised advantages and its returns, (n,) each; None: the same."""
 
 
 def _role_estimator(
@@ -338,9 +332,7 @@ class RoleCredit:
     def assign(
         self, batch: KVBatchMeta, repeated_roles: Sequence[str], kl_controller: Any
     ) -> tuple[KVBatchMeta, dict[str, float]]:
-        """A batch with its advantages written, and the metrics; ``kl_controller`` is for
-        ``use_kl_in_reward``.
-        """
+        """Write a batch's advantages, and return metrics; the controller: ``use_kl_in_reward``."""
         columns = read_columns(batch, *_READ)
         names = {name: columns.pop(name).tolist() for name in ("uid", "kind")}
         rows = {name: np.array(values, dtype=object) for name, values in names.items()}

@@ -159,9 +159,7 @@ class _Policy:
         return Reply(encoder.decode(ids, turn.stop), len(ids), cut, prompt.prefill)
 
     def _room(self, turn: Turn, prompt_tokens: int) -> int:
-        """Return the tokens that a turn may have: the trajectory may not overrun
-        ``response_length``.
-        """
+        """Return a turn's token budget, so that it does not overrun ``response_length``."""
         rollout, first = self._table.rollout, not self.trajectory.turns
         used = self.trajectory.response_tokens + self._reserved + (0 if first else prompt_tokens)
         budget: int = min(turn.max_tokens, rollout.response_length - used)

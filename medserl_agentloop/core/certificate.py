@@ -147,8 +147,7 @@ def sample_games(
 
 @dataclass(frozen=True)
 class Probe:
-    """Games of two turns as rows, with the columns that verl's agent-loop worker and trainer
-    write."""
+    """Games of two turns as rows of a training batch."""
 
     games: Sequence[Game]
     roles: Sequence[str]  # of the kind of game

@@ -50,9 +50,7 @@ def restarted(context_lengths: torch.Tensor) -> torch.Tensor:
 
 
 def token_roles(context_lengths: torch.Tensor, role_ids: torch.Tensor) -> torch.Tensor:
-    """The role (T,) in whose context each token stands, by the response's ``role_ids``; 0 where
-    there is none.
-    """
+    """The role (T,) in whose context each token stands, by the response's ``role_ids``; or 0."""
     own = torch.nn.functional.pad(role_ids, (int(context_lengths.sum()) - len(role_ids), 0))
     contexts = torch.split(own, context_lengths.tolist())
     return torch.cat([context.max().expand(len(context)) for context in contexts])
@@ -117,9 +115,7 @@ def write_anchor(batch: KVBatchMeta, per_role: Mapping[int, float]) -> None:
 
 
 def token_counts(data: TensorDict) -> Counter[tuple[str, int]]:
-    """Tokens of a batch by column and role id: trained ones (``response_mask``), and those that an
-    anchor holds.
-    """
+    """Tokens of a batch by column and role id: trained ones, and those that an anchor holds."""
     counts: Counter[tuple[str, int]] = Counter()
     for name in ("response_mask", ANCHOR_COLUMN):
         if name in data:
@@ -139,7 +135,6 @@ def stacked(rows: Sequence[torch.Tensor], response_mask: torch.Tensor) -> torch.
 
 
 def context_ids(context_lengths: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Number of the context that each of the last ``tokens`` tokens of a row, its response, is
-    in."""
+    """Number of the context of each of the last ``tokens`` tokens of a row, its response."""
     numbers = torch.arange(len(context_lengths))
     return torch.repeat_interleave(numbers, context_lengths.cpu())[-tokens:]

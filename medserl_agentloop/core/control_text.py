@@ -74,9 +74,7 @@ JOINER = "\u2060"  # invisible, and no white space to a tokenizer's pre-splitter
 
 
 def as_data(text: str) -> str:
-    """Untrusted text that reads the same, and in which no chat server finds control tokens or
-    switches.
-    """
+    """Untrusted text that reads the same, without control tokens and switches."""
     return MARKUP.sub(broken, without_switches(text))
 
 

@@ -90,9 +90,7 @@ class ChatEncoder:
         return cls(tokenizer, OmegaConf.to_container(template_kwargs), ends)
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of ``text`` as data, without control tokens; ValueError if one cannot be spelt
-        out.
-        """
+        """Token ids of ``text`` without control tokens; ValueError if one cannot be spelt out."""
         text = without_switches(text)
         if self._backend is None:
             ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)

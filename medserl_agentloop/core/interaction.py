@@ -52,8 +52,7 @@ class Prompt:
     data: Mapping[str, str] = field(default_factory=dict)
 
     def filled(self, shown: Callable[[str], str] = as_data) -> list[Message]:
-        """Return the messages for a chat server, with each text in its place as ``shown`` makes
-        it."""
+        """Return the messages with each text in its place, as ``shown`` makes it."""
 
         def fill(content: str) -> str:
             return PLACE.sub(lambda match: shown(self.data[match[1]]), content)

@@ -114,8 +114,7 @@ Processes = list[tuple[str, Any]]  # Ray actors, each with its name in messages
 
 
 class ProcessDied(RuntimeError):
-    """A process that plays the run's games is gone; the message says which, why, and how to go
-    on."""
+    """A process that plays games is gone; the message says which, why, and how to go on."""
 
 
 def game_processes(trainer: Any) -> Processes:
@@ -136,9 +135,7 @@ def game_processes(trainer: Any) -> Processes:
 
 
 class Liveness:
-    """Ends a run by name if one of its ``processes`` or nodes is gone; ``where`` adds when, and how
-    to go on.
-    """
+    """Ends a run whose ``processes`` or nodes are gone; ``where`` says when, how to go on."""
 
     def __init__(self, processes: Callable[[], Processes], where: Callable[[], str]) -> None:
         self._processes, self._where = processes, where
@@ -238,9 +235,7 @@ def watched(replicas: Iterable[Any], every_s: float = 5.0) -> Iterator[None]:
 
 
 def end_without_engine(server: Any) -> None:
-    """Runs in a server's process: ends it once a process of its engine has crashed, not one that
-    has left.
-    """
+    """Runs in a server's process: ends it once a process of its engine has crashed."""
     engine: dict[str, Any] = server.__dict__.setdefault("_engine_processes", {})
     engine.update({process.name: process for process in multiprocessing.active_children()})
     crashed = [

@@ -22,9 +22,7 @@ from medserl_agentloop.core.columns import ANCHOR_COLUMN, TOKEN_COUNTS, stacked
 DIFFS = ("rollout_probs_diff_mean", "rollout_probs_diff_max")  # verl's names, after "training/"
 
 GAPS = ("gap_first", "gap_later", "tokens_first", "tokens_later", "games_later")
-"""Sums over a batch, of its games' first contexts and of later ones: what ``context_leak_metrics``
-divides.
-"""
+"""Sums over a batch, of its games' first contexts and of later ones."""
 
 
 def selfplay_loss(
@@ -98,9 +96,7 @@ def selfplay_loss(
 
 
 def compared_metrics(metrics: dict[str, Any]) -> dict[str, float]:
-    """What an update tells of rollout and actor, taken out of its metrics; nothing where the old
-    log-probs were written before.
-    """
+    """Take what an update tells of rollout and actor, if anything, out of its metrics."""
     if f"actor/{GAPS[0]}" not in metrics:
         return {}
     found = {f"training/{name}": metrics.pop(f"actor/{name}") for name in DIFFS}

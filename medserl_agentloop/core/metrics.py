@@ -28,8 +28,7 @@ _VOID_CLASSES = {
     "log-probs for": "no_log_probs",
     "is no number": "no_number",
 }
-"""Class of a void game by what its reason contains. Reasons hold free text, metric names must not.
-"""
+"""Class of a void game by what its reason, free text, contains."""
 
 _SAME_REWARD = 1e-6  # rewards closer than this are equal: a sum of components in floating point
 
@@ -102,9 +101,7 @@ def lost_games_metrics(expected: int, played: int) -> dict[str, float]:
 def turn_metrics(
     records: Sequence[GameRecord], role_ids: Sequence[torch.Tensor], roles: Sequence[str]
 ) -> dict[str, float]:
-    """Count the policy's turns as each role in games that count, and average their length;
-    ``role_ids`` are (T,).
-    """
+    """Number and length of the policy's turns in games that count; ``role_ids``: (T,)."""
     metrics = {}
     counted = [ids for record, ids in zip(records, role_ids, strict=True) if not record.is_void]
     for number, role in enumerate(roles, start=1):
@@ -246,9 +243,8 @@ _RULES_OF_ROLES = (
         "format",
         "format_violation_rate",
         0.95,
-        "See violation/<kind> of this role, and read its responses: a special token at their end "
-        "is missing from eos_token_id in the model's generation_config.json; other text is a "
-        "format that the model does not know.",
+        "Read responses of this role and see violation/<kind>: is a token at their end missing "
+        "from eos_token_id in generation_config.json, or the format unknown to the model?",
         "turns",
         at_once=True,
     ),
@@ -256,8 +252,7 @@ _RULES_OF_ROLES = (
         "one_game",
         "largest_game_share",
         0.5,
-        "One game gives more than half of this role's signal: read its turns. "
-        "algorithm.adv_estimator=role_grpo gives games alike weights.",
+        "One game is most of this role's signal: read it. role_grpo gives games alike weights.",
         "groups",
     ),
 )
@@ -277,8 +272,7 @@ _RULES = (
         # implementation measures 1e-6 in fp32 and 5e-4 in bf16.
         "training/rollout_probs_diff_mean",
         0.05,
-        "Rollout and actor see different contexts or weights: train nothing more before you know "
-        "why.",
+        "Rollout and actor see different contexts or weights: train no more until you know why.",
         games=None,
     ),
     Rule(
@@ -295,9 +289,8 @@ _RULES = (
         "no_update",
         "selfplay/no_update",
         0.5,
-        "No weight moved in this step: the gradient is zero or not finite (verl then skips the "
-        "update), or the learning rate is 0. Look at actor/grad_norm and actor/lr, and for "
-        "log-probs of the engine that are not finite.",
+        "No weight moved: the gradient is zero or not finite (verl then skips the update), or the "
+        "learning rate is 0. Look at actor/grad_norm, actor/lr, and the engine's log-probs.",
         games=None,
         at_once=True,
     ),

@@ -150,16 +150,13 @@ def update_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dict[str, float]:
-    """The finite numbers of a step, timings as ``timing_s/…``; verl answers NaN where no token was
-    trained.
-    """
+    """The finite numbers of a step; verl answers NaN where no token was trained."""
     numbers = {n: float(v) for n, v in metrics.items() if isinstance(v, (int, float, np.number))}
     return finite(numbers) | {f"timing_s/{name}": seconds for name, seconds in timing.items()}
 
 
 class StepTable:
-    """The table of steps that a run prints: a few aligned numbers. metrics.jsonl has all of
-    them."""
+    """The table of steps that a run prints: a few aligned numbers."""
 
     def __init__(self, roles: Sequence[str], of_game: Sequence[tuple[str, str]]) -> None:
         rewards = [(f"{role} reward", f"selfplay/{role}/reward") for role in roles]
@@ -200,9 +197,7 @@ class StepTable:
 def games_table(
     game: Interaction[Any, Any], records: Sequence[GameRecord], count: int
 ) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows of up to ``count`` games to read in W&B, one outcome after the other: facts
-    and sections.
-    """
+    """Columns and rows of up to ``count`` games for W&B, one outcome after the other."""
     columns = {n: c for n, c in game.view.columns.items() if n not in ("signal", "finished")}
     by_outcome: dict[str, list[GameRecord]] = defaultdict(list)
     for record in records:
@@ -220,9 +215,7 @@ def games_table(
 
 
 def log_games(columns: Sequence[str], rows: list[list[Any]], step: int) -> None:
-    """Log a step's table of games as ``selfplay/games_table`` to the W&B run that verl opened, if
-    there is one.
-    """
+    """Log a step's table of games to the W&B run that verl opened, if there is one."""
     import wandb  # slow to import, and only runs that log to it need it
 
     if wandb.run is not None:
@@ -233,9 +226,7 @@ def log_games(columns: Sequence[str], rows: list[list[Any]], step: int) -> None:
 
 
 def finish_loggers(tracking: Any, exit_code: int) -> None:
-    """End verl's ``Tracking``, if there is one, and W&B's process: at the exit Ray ends that one
-    too early.
-    """
+    """End verl's ``Tracking``, and W&B's process, which Ray would end too early."""
     if tracking is not None:
         tracking.finish(exit_code)
         if "wandb" in tracking.logger:

@@ -105,9 +105,7 @@ class GameRecord(BaseModel):
         self.void_unless_rewards_are_numbers()
 
     def void_unless_rewards_are_numbers(self) -> None:
-        """Make the game void if a reward would spoil all advantages of its step; a void game has no
-        rewards.
-        """
+        """Make the game void, without rewards, if one would spoil all advantages of its step."""
         for parts in (*self.rewards.values(), *self.turn_rewards.values()):
             for name, value in parts.items():
                 if not abs(value) <= LARGEST_REWARD and self.void is None:
@@ -116,9 +114,7 @@ class GameRecord(BaseModel):
             self.rewards, self.turn_rewards = {}, {}
 
     def reward_of_turns(self, roles: Mapping[int, str]) -> dict[int, float]:
-        """Return the reward of each turn by its number, for the given roles; turns that earn
-        nothing are left out.
-        """
+        """Return the rewards of those of the turns, roles by number, that earn something."""
         if self.turn_rewards:
             return {n: sum(self.turn_rewards[n].values()) for n in roles if n in self.turn_rewards}
         last = {role: number for number, role in sorted(roles.items())}

@@ -92,6 +92,7 @@ class StepFile:
         """
         with regular_file(self.path).open("rb") as file:
             for number, line in enumerate(file, start=1):
+                where = f"{self.path}, line {number}"
                 try:
                     row = from_line(line)
                 except ValueError as error:
@@ -99,9 +100,9 @@ class StepFile:
                         ends = f"{self.path} ends within line {number}: it is left out"
                         print(visible(ends), file=sys.stderr)
                         return
-                    raise ValueError(f"{self.path}, line {number} is not JSON: {error}") from None
+                    raise ValueError(f"{where} is not JSON: {error}") from None
                 if not isinstance(row, dict):
-                    raise ValueError(f"{self.path}, line {number} is no JSON object")
+                    raise ValueError(f"{where} is no JSON object")
                 yield row
 
     def steps(self) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
@@ -220,9 +221,7 @@ def save_state(folder: str | Path, parts: Mapping[str, State]) -> None:
 
 
 def load_state(folder: str | Path, parts: Mapping[str, State]) -> list[str]:
-    """Load each part's state from a checkpoint, and return the names it lacks; ValueError for a
-    damaged file.
-    """
+    """Load each part's state, and return the names it lacks; ValueError if it is damaged."""
     path = Path(folder) / STATE_FILE
     if not path.exists():
         return sorted(parts)

@@ -97,9 +97,7 @@ class SelfPlayReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is untyp
     def _materialize_batch(
         self, partition_id: str, prompts: list[str], games: dict[str, dict[str, Any]]
     ) -> KVBatchMeta:
-        """verl's batch in the order of its rows, not in that in which games ended: a run shall
-        repeat itself.
-        """
+        """verl's batch in the order of its rows, so that a run repeats itself."""
         rows = {uid: number for number, uid in enumerate(self.prompt_global_steps[partition_id])}
 
         def place(key: str) -> tuple[int, ...]:

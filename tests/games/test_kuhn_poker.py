@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -23,7 +22,7 @@ from experiments.kuhn_poker.exploitability import (
     nash_conv,
     value_of,
 )
-from experiments.kuhn_poker.run import main, measure
+from experiments.kuhn_poker.run import measure
 from medserl_agentloop.core.certificate import CertificateError, sample_games
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Prompt, Turn
@@ -73,22 +72,6 @@ def test_the_average_policy_is_worth_what_a_draw_of_one_of_the_policies_is(
             for p in [*policies, average]
         ]
         assert worth[-1] == pytest.approx(sum(worth[:-1]) / len(policies), abs=1e-9)
-
-
-def test_an_arm_that_there_is_not_trains_nothing() -> None:
-    with pytest.raises(typer.BadParameter, match="no arm bluff; there are recipe, "):
-        main("bluff")
-
-
-def test_open_spiel_finds_the_same_exploitability_and_the_same_solution() -> None:
-    pytest.importorskip("pyspiel", reason="open-spiel is not installed")
-    from experiments.kuhn_poker.solution import cfr, nash_conv_by_open_spiel
-
-    skewed = {place: number / 12 for number, place in enumerate(information_sets())}
-    solved = cfr([0, 200])
-    for policy in (UNIFORM, skewed, equilibrium(0.1), *solved.values()):
-        assert nash_conv_by_open_spiel(policy) == pytest.approx(nash_conv(policy), abs=1e-12)
-    assert nash_conv(solved[200]) < 0.02
 
 
 WON = {"check check": -1, "bet fold": 1, "bet call": -2, "check bet fold": -1, "check bet call": -2}

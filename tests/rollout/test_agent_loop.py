@@ -165,13 +165,6 @@ def test_no_game_overruns_the_response_length(
     assert len(output.response_ids) <= response_length
 
 
-def test_a_game_that_is_played_again_asks_by_the_same_names() -> None:
-    """The embedded server's draws follow them."""
-    games = [play([attack_text(), assessment_text()]) for _ in range(2)]
-    names, again = ([call.request_id for call in engine.calls] for _, _, engine in games)
-    assert names == again and len({*names}) == 2
-
-
 # --- what config and profile say of a turn ---
 
 
@@ -267,16 +260,6 @@ def test_a_turn_ends_where_the_profile_says_stop(tmp_path: Path) -> None:
     assert (attacker["stop_token_ids"], attacker["stop"]) == ([ended], ["</note>"])
     assert assessor["stop"] == ["</answer>"] and "stop_token_ids" not in assessor
     assert record.attack is not None and record.attack.violations == []
-
-
-def test_reasoning_of_a_policy_of_another_family_is_read() -> None:
-    def worded(turn: str) -> str:
-        return turn.replace("<think>", "<unused94>thought\n").replace("</think>", "<unused95>")
-
-    _, record, _ = play([worded(attack_text()), worded(assessment_text())])
-    assert record.attack is not None and record.assessment is not None
-    assert "SECRET-PLAN" in record.attack.reasoning
-    assert record.assessment.verdict == "harmful" and not record.assessment.violations
 
 
 def test_game_records_the_weights_that_played_it() -> None:

@@ -145,16 +145,6 @@ def met(outcome: Outcome, opponent: Role = Role.ATTACKER, **changes: Any) -> Med
     )
 
 
-def test_nobody_wins_a_game_that_is_invalid_or_void_or_the_opponents_alone() -> None:
-    alone = met(Outcome.CORRECT_DETECTION, Role.ASSESSOR, category="vanilla_harmful")
-    without = [
-        met(outcome, opponent=role)
-        for outcome in (Outcome.INVALID_ATTACK, Outcome.VOID)
-        for role in Role
-    ]
-    assert {trained_role_won(game) for game in [alone, *without]} == {None}
-
-
 def test_metrics_are_of_games_with_an_opponent_only() -> None:
     live = finished(Outcome.CORRECT_DETECTION)
     assert opponent_metrics([live], [None]) == {}

@@ -15,7 +15,6 @@ from medserl_agentloop.core.step_file import (
     StepFile,
     checkpoints,
     choose,
-    read_scores,
     remove_old,
     saved_steps,
 )
@@ -83,13 +82,6 @@ def test_checkpoints_say_which_is_which_and_are_chosen_by_name(tmp_path: Path) -
     assert [choose(tmp_path, name).step for name in ("best", "newest", "2")] == [4, 6, 2]
     with pytest.raises(ValueError, match=r"no checkpoint '8'.*step 4 \(best"):
         choose(tmp_path, "8")
-
-
-def test_a_run_without_validation_has_no_best(tmp_path: Path) -> None:
-    save(tmp_path, 2, latest=2)
-    with pytest.raises(ValueError, match=r"trainer\.test_freq"):
-        choose(tmp_path, "best")
-    assert read_scores(tmp_path, "accuracy") == {}
 
 
 @pytest.mark.parametrize(("patience", "last"), [(None, 9), (2, 4), (3, 9)])

@@ -99,14 +99,6 @@ def test_a_row_that_cannot_be_played_is_named_with_its_remedy(
         check(tmp_path, [made], **options)
 
 
-def test_rows_of_an_earlier_version_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    old = extra_info("vanilla_benign") | {"seed_note": NOTE, "target_label": "safe"}
-    with pytest.raises(
-        ValueError, match=r"earlier version, which stored prompts\. Write the file again"
-    ):
-        MedicalGameInteraction(SELFPLAY, ENCODER).plan(old)
-
-
 @pytest.mark.parametrize("profile", ["medserl", "brief", "baseline", "classic", "edits"])
 def test_every_profile_plays_the_same_rows_and_parses_each_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str

@@ -1,6 +1,5 @@
 """One trajectory, two private contexts: what the restart of positions is worth."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -176,12 +175,6 @@ def test_a_pack_is_sdpa_with_one_mask_in_float64_gradients_too(
     torch.testing.assert_close(of_found, of_defined, atol=1e-12, rtol=1e-12)
 
 
-def test_contexts_are_found_by_restarts_on_the_device_and_the_cpu() -> None:
-    pack = Pack.of(torch.tensor([[0, 1, 2, 0, 0, 1, 7, 8]]))
-    assert pack.lengths == [3, 1, 2, 2]
-    assert pack.starts.tolist() == [0, 3, 4, 6, 8] and pack.starts.dtype == torch.int32
-
-
 @pytest.mark.parametrize(
     ("window", "expected", "causal"), [(None, [-1, 0], True), (8, [7, 0], False)]
 )
@@ -229,14 +222,6 @@ def test_what_the_kernel_does_not_take_goes_one_context_at_a_time_and_says_why(
     states, _ = states_of([3], given.pop("size"), given.pop("dtype"))
     with pytest.warns(UserWarning, match=why):
         assert not kernel_takes(torch.nn.Module(), states[0], states[2], given)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_kernel_takes_what_a_run_computes_in(dtype: torch.dtype) -> None:
-    states, _ = states_of([3], dtype=dtype)
-    with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert kernel_takes(torch.nn.Module(), states[0], states[2], {})
 
 
 def test_recomputation_and_adapters_change_nothing() -> None:
