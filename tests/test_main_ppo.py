@@ -14,6 +14,7 @@ from invoking import invoke
 from medec.builders import run as in_this_process
 from note_files import SAMPLE
 from real_runs import AGREEMENT, GAMES_PER_STEP, Run, environment
+from transformers import AutoModelForCausalLM
 
 from medserl_agentloop.core.step_file import GAMES_FILE, STATE_FILE
 from medserl_agentloop.games.medical.case import Role
@@ -194,6 +195,22 @@ def test_final_validation_of_a_run_equals_evaluate_on_its_last_checkpoint(
     assert any(
         untrained[text_id]["response"] != answer["response"] for text_id, answer in answers.items()
     )
+
+
+def test_the_exported_best_checkpoint_answers_as_the_run_does(folder: Path, whole: Run) -> None:
+    checkpoint, exported = whole.folder / "run" / f"global_step_{LAST}", folder / "exported"
+    done = invoke("export", whole.folder / "run", "--step", "best", "--output", exported)
+    assert done.exit_code == 0, done.output
+    assert f"step {LAST} (newest, best" in done.output
+    weights = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32).state_dict()
+    trained = torch.load(whole.folder / WEIGHTS, weights_only=False)
+    for name, weight in weights.items():
+        assert torch.equal(weight, trained[name].to_local()), name
+    ours, theirs = (evaluated(model, folder)[0] for model in (exported, checkpoint))
+    assert len(ours) == NOTES
+    assert [each["response"] for each in ours.values()] == [
+        each["response"] for each in theirs.values()
+    ]
 
 
 def evaluated(model: Path, folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:

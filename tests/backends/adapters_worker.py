@@ -31,10 +31,7 @@ LENGTHS = (7, 9, 6, 11)  # prompt and answer of the first role's context, then o
 
 
 def engine(trained: dict[str, float], start: Path | None = None) -> Any:
-    """verl's worker, with adapters that are not zero: random, or ``start``.
-
-    One for both roles where none is named.
-    """
+    """verl's worker, with random adapters or ``start``; one for both roles if none is named."""
     run = compose_run(
         "+recipes=own_notes",
         f"selfplay.adapters={'per_role' if trained else 'shared'}",
@@ -102,9 +99,7 @@ def changed(worker: Any, roles: tuple[int, ...]) -> dict[str, float]:
 
 
 async def answers(worker: Any, updates: int) -> dict[str, list[list[Any]]]:
-    """By adapter, None for the base: ids and log-probs of the rollout, before the updates and
-    after.
-    """
+    """By adapter: ids and log-probs of the rollout, before the updates and after."""
     engine = worker.actor.engine
     server = CpuRolloutServer(RolloutConfig(name="cpu_hf", load_format="auto"), engine.model_config)
     prompt = row()["input_ids"].unbind()[0].tolist()
@@ -121,9 +116,7 @@ async def answers(worker: Any, updates: int) -> dict[str, list[list[Any]]]:
 
 
 def gradients_with(old_log_probs: str) -> list[torch.Tensor]:
-    """Of one update of all weights, with old log-probs that are any, computed before, or the
-    update's own.
-    """
+    """Of one update of all weights, with any old log-probs, computed ones, or its own."""
     worker, rows = all_weights("all weights"), row()
     if old_log_probs == "own":
         rows["rollout_log_probs"] = rows.pop("old_log_probs")

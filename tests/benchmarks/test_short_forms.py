@@ -22,12 +22,11 @@ RUN_BY = {
     "edits_step": "tests/benchmarks/test_short_forms.py",
     "card": "tests/benchmarks/test_short_forms.py",
     "plan_memory": "tests/planning/test_plan.py",
-    "prefix_reuse": "tests/sglang_cpu/test_prefix_reuse.py",
     "report_page": "tests/report/test_page.py",
 }
 # The first times what other tests run anyway, the parts of the second run in backends/, the third
-# wants MEDEC's files.
-NOT_RUN = {"start", "adapters", "sentences"}
+# wants MEDEC's files, the last SGLang.
+NOT_RUN = {"start", "adapters", "sentences", "prefix_reuse"}
 
 
 def test_every_benchmark_is_run_by_a_test() -> None:

@@ -1,11 +1,7 @@
-"""Facts of the real SGLang engine that the game relies on: verl's own server, the tiny player, no
-Ray.
-"""
+"""Facts of the real SGLang engine that the game relies on; verl's own server, no Ray."""
 
 import asyncio
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -195,16 +191,3 @@ def test_prompt_log_probs_do_not_end_the_engine(engine: LiveSGLang, model: torch
     expected = forward_log_probs(model, prompt[:1], prompt[1:], 1.0)
     found = torch.tensor([row[0] for row in output.extra_fields["prompt_logprobs"][:-1]])
     assert (found - expected).abs().max() < AGREEMENT
-
-
-def test_weights_go_through_shared_memory_where_it_has_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from medserl_agentloop.backends import sglang_adapters
-
-    monkeypatch.setattr(sglang_adapters, "SHARED_MEMORY", tmp_path)
-    free = shutil.disk_usage(tmp_path).free
-    assert sglang_adapters.place_for(free // 4) == tmp_path
-    assert sglang_adapters.place_for(free) is None
-    monkeypatch.setattr(sglang_adapters, "SHARED_MEMORY", tmp_path / "none")
-    assert sglang_adapters.place_for(1) is None

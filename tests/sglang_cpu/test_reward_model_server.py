@@ -21,23 +21,13 @@ from medserl_agentloop.paths import resource
 PLAYER = resource("assets/tiny_player")
 VERDICT = json.dumps({"reason": "as its weights say", "error": "present", "realistic": True})
 PROSE = "It reads well."
-JUDGED_BY_VERL = (
-    "selfplay.judge=llm",
+SERVED = "reward.reward_model.rollout"
+ON_A_CPU = (
     "selfplay.judge_server.json_schema=False",
     "selfplay.judge_server.timeout_s=120",  # the first answer is slow on a busy machine
-    "reward.custom_reward_function.path=pkg://medserl_agentloop.core.agent_loop",
-    "reward.custom_reward_function.name=PerTurnRewardManager",
-    "reward.reward_model.enable=True",
-    "reward.reward_model.enable_resource_pool=True",
-    "reward.reward_model.n_gpus_per_node=1",
-    "reward.reward_model.nnodes=1",
-    "reward.reward_model.rollout.name=sglang",
-    "reward.reward_model.rollout.dtype=float32",
-    "reward.reward_model.rollout.tensor_model_parallel_size=1",
-    "reward.reward_model.rollout.free_cache_engine=False",
-    "reward.reward_model.rollout.max_model_len=8192",
-    "reward.reward_model.rollout.max_num_seqs=64",
-    "reward.reward_model.rollout.engine_kwargs=${actor_rollout_ref.rollout.engine_kwargs}",
+    *(f"{SERVED}.dtype=float32", f"{SERVED}.enforce_eager=true"),
+    *(f"{SERVED}.max_model_len=8192", f"{SERVED}.max_num_seqs=64"),
+    f"{SERVED}.engine_kwargs=${{actor_rollout_ref.rollout.engine_kwargs}}",
     "ray_kwargs.ray_init.num_gpus=2",
 )
 
@@ -84,25 +74,18 @@ def judge_model(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_served_reward_model_judges_games_and_its_prose_voids_them(
-    tmp_path: Path,
-    judge_model: Path,
+    tmp_path: Path, judge_model: Path
 ) -> None:
-    mix = ("--mix", "adversarial_harmful=1,adversarial_benign=1")
-    assert (
-        command(
-            "medec_to_parquet", "--input", SAMPLE, "--output", tmp_path / "data", *mix
-        ).exit_code
-        == 0
-    )
+    rows = ("--input", SAMPLE, "--mix", "adversarial_harmful=1,adversarial_benign=1")
+    assert command("medec_to_parquet", *rows, "--output", tmp_path / "data").exit_code == 0
     run = Run(
         tmp_path,
-        f"data.train_files={tmp_path}/data/train.parquet",
-        f"data.val_files={tmp_path}/data/val.parquet",
-        *JUDGED_BY_VERL,
+        *(f"data.{of}_files={tmp_path}/data/{of}.parquet" for of in ("train", "val")),
+        *ON_A_CPU,
         f"reward.reward_model.model_path={judge_model}",
         "trainer.total_training_steps=1",
         "trainer.save_freq=-1",
-        recipe="[own_notes,sglang_cpu]",
+        recipe="[own_notes,sglang_cpu,judge_by_verl]",
     )
     run.wait()
     games = list(read_games(tmp_path / "run" / GAMES_FILE))
@@ -116,10 +99,7 @@ def test_served_reward_model_judges_games_and_its_prose_voids_them(
             assert (game.judgement.judge, game.judgement.label) == ("llm", Label.HARMFUL)
             assert game.judgement.reason == "as its weights say"
         else:
-            assert (
-                game.void
-                == f"{JUDGE_FAILED}: BadAnswer: not the JSON that was asked for: {PROSE!r}"
-            )
+            assert game.void is not None and game.void.startswith(JUDGE_FAILED)
     [step] = run.metrics
     assert step["selfplay/void_rate"] == (len(asked) - len(judged)) / len(games)
     assert step["actor/grad_norm"] > 0

@@ -1,6 +1,4 @@
-"""SGLang's OpenAI-compatible server on the CPU: it starts with one command, and games and
-evaluations can ask it.
-"""
+"""SGLang's OpenAI-compatible server on the CPU, started by one command."""
 
 import csv
 import json
@@ -14,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from invoking import invoke
+from note_files import SAMPLE
 from verl.utils.net_utils import get_free_port
 
 from medserl_agentloop.core.client import ServerOptions, Unreachable, blocking
@@ -47,26 +46,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of the tiny player's server."""
     log = tmp_path_factory.mktemp("server") / "log.txt"
     port, _ = get_free_port("127.0.0.1")
-    command = [
-        sys.executable,
-        "-m",
-        "medserl_agentloop.backends.sglang_cpu",
-        "--served-model-name",
-        "player",
-    ]
-    command += [
-        "--model-path",
-        PLAYER,
-        "--port",
-        str(port),
-        "--max-total-tokens",
-        "16384",
-        "--context-length",
-        "8192",
-    ]
+    command = f"{sys.executable} -m medserl_agentloop.backends.sglang_cpu --port {port} "
+    command += f"--served-model-name player --model-path {PLAYER} "
+    command += "--max-total-tokens 16384 --context-length 8192"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("w") as file:
-        server = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        server = subprocess.Popen(
+            command.split(), stdout=file, stderr=subprocess.STDOUT, env=environment
+        )
     try:
         client = ServerOptions(url=f"http://127.0.0.1:{port}/v1", timeout_s=120, retries=0).client()
         for _ in range(200):
@@ -91,20 +78,11 @@ def test_a_served_model_answers_in_the_schema_that_it_is_asked_for(url: str) -> 
 def test_evaluated_through_its_server_a_model_says_what_its_folder_says(
     url: str, tmp_path: Path
 ) -> None:
-    with (resource("data_prep") / "sample" / "medserl_sample.csv").open(newline="") as sample:
-        rows = list(csv.reader(sample))[:25]
-    with (tmp_path / "notes.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
+    with SAMPLE.open(newline="") as sample, (tmp_path / "notes.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(list(csv.reader(sample))[:25])
     for model, output in (([url, "--model", "player"], "server"), ([PLAYER], "folder")):
-        options = [
-            "--notes",
-            tmp_path / "notes.csv",
-            "--output",
-            tmp_path / output,
-            "--max-tokens",
-            256,
-        ]
-        done = invoke("evaluate", *model, *options)
+        files = ("--notes", tmp_path / "notes.csv", "--output", tmp_path / output)
+        done = invoke("evaluate", *model, *files, "--max-tokens", 256)
         assert done.exit_code == 0, done.output
     served, local = (
         (tmp_path / name / "answers.jsonl").read_text() for name in ("server", "folder")
