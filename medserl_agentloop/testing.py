@@ -100,7 +100,6 @@ class MockReply:
 
 Reply = str | Sequence[int] | MockReply | Exception
 ReplyFunction = Callable[[list[int], dict[str, Any]], Reply | Awaitable[Reply]]
-"""From a prompt's ids and sampling parameters."""
 
 
 class MockCall(NamedTuple):
@@ -121,9 +120,9 @@ class MockSGLangEngine:
         output = await engine.generate("game", prompt_ids=[1], sampling_params={"max_tokens": 64})
         assert output.stop_reason == "stop" and engine.calls[0].prompt_ids == [1]
 
-    ``replies`` come in the order of the calls, or from a function, which may be async. A reply is a
-    string (tokenized, end-of-sequence appended), a list of token ids, a :class:`MockReply`, or an
-    exception to raise. ``max_new_tokens`` or ``max_tokens`` truncates it.
+    ``replies`` come in the order of the calls, or from a function of prompt ids and parameters,
+    which may be async. A reply is a string (tokenized, end-of-sequence appended), a list of token
+    ids, a :class:`MockReply`, or an exception to raise. ``max_tokens`` truncates it.
     """
 
     def __init__(
@@ -147,9 +146,7 @@ class MockSGLangEngine:
     ) -> TokenOutput:
         """Return the next reply as verl's client would; AssertionError if there is none left."""
         if not (isinstance(prompt_ids, list) and all(type(token) is int for token in prompt_ids)):
-            raise TypeError(
-                f"prompt_ids must be a list of ints, as for verl's: {prompt_ids!r:.200}"
-            )
+            raise TypeError(f"prompt_ids must be a list of ints: {prompt_ids!r:.200}")
         prompt, params = list(prompt_ids), deepcopy(dict(sampling_params))
         reply = await self._next_reply(prompt, params)
         if isinstance(reply, Exception):

@@ -50,12 +50,12 @@ class CpuRolloutServer:
     def __init__(self, config: Any, model_config: Any, replica_rank: int = 0) -> None:
         self.config: RolloutConfig = omega_conf_to_dataclass(config)
         model_config = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
-        hf_config, waits_for_weights = model_config.hf_config, "dummy" in self.config.load_format
+        hf_config, source = model_config.hf_config, model_config.local_path
         load: Any = AutoModelForCausalLM.from_pretrained
-        if waits_for_weights:
-            load = AutoModelForCausalLM.from_config
+        if "dummy" in self.config.load_format:  # it waits for the first push
+            load, source = AutoModelForCausalLM.from_config, hf_config
         model = load(
-            hf_config if waits_for_weights else model_config.local_path,
+            source,
             dtype=PrecisionType.to_dtype(self.config.dtype),
             attn_implementation="sdpa",
             trust_remote_code=model_config.trust_remote_code,
@@ -84,10 +84,9 @@ class CpuRolloutServer:
             )
         prompt, params = [int(token) for token in prompt_ids], dict(sampling_params)
         max_tokens = self._token_budget(request_id, len(prompt), params)
+        settings = SamplingSettings.from_params(params)
         draws = self._generator_for(request_id, tuple(prompt))
-        done = await self.sampler.sample(
-            SamplingRequest(prompt, max_tokens, draws), SamplingSettings.from_params(params)
-        )
+        done = await self.sampler.sample(SamplingRequest(prompt, max_tokens, draws), settings)
         # Metrics code casts all three to int (trainer_base.py, min_global_steps).
         steps = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"), step)
         return TokenOutput(**vars(done), extra_fields=steps)
@@ -133,15 +132,11 @@ class CpuRolloutServer:
         self.global_steps = (self.global_steps or 0) if global_steps is None else int(global_steps)
         self._seen_since_push.clear()
 
-    # The life-cycle that verl drives on GPUs. Nothing shares an accelerator's memory here, and
-    # there is nothing to free, to abort or to resume.
+    async def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing shares an accelerator's memory: there is nothing to free, abort or resume."""
 
-    async def _nothing(self, *args: Any, **kwargs: Any) -> None: ...
-
-    wake_up = sleep = abort_all_requests = resume_generation = start_profile = stop_profile = (
-        _nothing
-    )
-    clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
+    wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
+    abort_all_requests = resume_generation = start_profile = stop_profile = _nothing
 
 
 class CpuRolloutReplica(RolloutReplica):  # type: ignore[misc]
@@ -180,36 +175,28 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
     async def release(self) -> None: ...
 
     async def update_weights(
-        self,
-        weights: NamedWeights,
-        *args: Any,
-        global_steps: int | None = None,
-        **kwargs: Any,
+        self, weights: NamedWeights, *args: Any, global_steps: int | None = None, **kwargs: Any
     ) -> None:
         server = ray.get_actor(server_name(self.replica_rank))
         config = kwargs.get("peft_config") or {}
         if ROLE_ADAPTERS in config:
             await server.update_adapters.remote(adapter_states(weights), config, global_steps)
         else:
-            state = full_weights(self.config.name, weights, **kwargs)
+            state = full_weights(weights, **kwargs)
             await server.update_weights.remote(state, global_steps)
 
 
 def full_weights(
-    rollout: str,
-    weights: NamedWeights,
-    peft_config: Any = None,
-    base_sync_done: bool = True,
-    **kwargs: Any,
+    weights: NamedWeights, peft_config: Any = None, base_sync_done: bool = True, **others: Any
 ) -> dict[str, torch.Tensor]:
-    """Gather the weights that verl pushes to ``rollout`` as whole tensors in host memory.
+    """Gather the weights that verl pushes as whole tensors in host memory.
 
     Before the first push of adapters (``base_sync_done=False``) that is the base model. Every
     training rank must do it: there is a collective inside the iterator (``full_tensor()``).
     """
     if peft_config is not None and base_sync_done:
         raise ValueError(
-            f"rollout {rollout} loads full weights and got a LoRA adapter: "
+            "a rollout on a CPU loads full weights and got a LoRA adapter: "
             "set actor_rollout_ref.model.lora.merge=True or train without LoRA"
         )
     return {name.replace(".base_layer.", "."): _own(tensor) for name, tensor in weights}

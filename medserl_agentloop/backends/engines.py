@@ -1,7 +1,5 @@
 """verl's FSDP2 engines, taught roles' tokens, an adapter for each role and attention within each
 context, and for the CPU.
-
-verl's EngineRegistry hands them to the training workers of a run.
 """
 
 from __future__ import annotations

@@ -17,12 +17,7 @@ from safetensors.torch import save_file
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter as SGLangServerAdapter
 
-from medserl_agentloop.backends.cpu_rollout import (
-    NamedWeights,
-    adapter_states,
-    full_weights,
-    lora_config,
-)
+from medserl_agentloop.backends.cpu_rollout import adapter_states, full_weights, lora_config
 from medserl_agentloop.backends.engines import write_adapter
 from medserl_agentloop.core.config import ROLE_ADAPTERS
 
@@ -106,18 +101,14 @@ class CpuServerAdapter(ServerAdapter):
     """The same; whole weights go through a file, for verl's own sends handles of CUDA memory."""
 
     async def update_weights(
-        self,
-        weights: NamedWeights,
-        *args: Any,
-        global_steps: int | None = None,
-        **kwargs: Any,
+        self, weights: Any, *args: Any, global_steps: int | None = None, **kwargs: Any
     ) -> None:
         """Load ``weights`` into this rank's server and empty its prefix cache."""
         if ROLE_ADAPTERS in (kwargs.get("peft_config") or {}):
             await super().update_weights(weights, global_steps=global_steps, **kwargs)
             return
         await self._init_server_adapter()
-        state = full_weights(self.config.name, weights, **kwargs)
+        state = full_weights(weights, **kwargs)
         if self._engine is None:  # another rank of this replica speaks to the server
             return
         with TemporaryDirectory() as folder:
