@@ -251,6 +251,9 @@ def run(name: str, *overrides: str, kill_at: int | None = None) -> tuple[int, fl
     """Run verl until its end, or kill it when the checkpoint of a step is there; its exit code and
     seconds. Its log is in ``runs/card``.
     """
+    from medserl_agentloop.tools.quickstart import write_data  # a and b do without its imports
+
+    write_data()
     folder = Path("runs/card") / name
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides]
@@ -275,21 +278,8 @@ def steps_of(name: str) -> list[Row]:
     return [row for row in map(json.loads, lines) if "steps" in row]
 
 
-def prepare() -> None:
-    """Write the quickstart's data, as the Makefile does."""
-    if Path("data/quickstart/train.parquet").exists():
-        return
-    root = HERE.parent
-    sample = ["--cases=1500", "--split=seen", "--overlap=1", "--seed=7", "--output=toy_clinic.csv"]
-    subprocess.run([sys.executable, root / "data_prep/make_sample.py", *sample], check=True)
-    convert = ["--input=toy_clinic.csv", "--mix=adversarial_benign=3,decoy_benign=2"]
-    convert += ["--output=data/quickstart"]
-    subprocess.run([sys.executable, root / "data_prep/medec_to_parquet.py", *convert], check=True)
-
-
 def quickstart(name: str, recipes: str, *overrides: str) -> Row:
     """A run to its end: seconds of its later steps, and the mismatch of rollout and actor."""
-    prepare()
     code, _ = run(name, f"+recipes=[{recipes}]", *overrides)
     if code:
         return {"value": code, "of": f"exit code; see runs/card/{name}/log.txt"}
@@ -303,7 +293,6 @@ def quickstart(name: str, recipes: str, *overrides: str) -> Row:
 
 def resumed(recipes: str) -> Row:
     """A run that is killed after its first checkpoint, and the same command again."""
-    prepare()
     settings = (f"+recipes=[{recipes}]", "trainer.total_training_steps=4", "trainer.save_freq=2")
     run("resumed", *settings, kill_at=2)
     time.sleep(15)  # Ray of the killed run ends by itself

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import card
 import edits_step
@@ -13,6 +14,7 @@ import smollm2_step
 from transformers import AutoModelForCausalLM
 
 from medserl_agentloop.paths import resource
+from medserl_agentloop.testing import compose_run
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -81,3 +83,11 @@ def test_a_case_that_would_take_too_long_waits(
     card.main(["--size", "tiny", "--minutes", "0.1", "--output", str(tmp_path / "card.csv")])
     assert capsys.readouterr().out.count("no time left for: ") == len(list(card.cases("tiny")))
     assert not (tmp_path / "card.csv").exists()
+
+
+def test_a_run_of_a_card_finds_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **options: Mock(poll=lambda: 0))
+    card.run("quickstart", "+recipes=quickstart")
+    data = compose_run("+recipes=quickstart").data
+    assert Path(data.train_files).is_file() and Path(data.val_files).is_file()
