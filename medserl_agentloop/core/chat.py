@@ -174,7 +174,7 @@ class ServedModel(ChatClient):
         try:
             served = {str(each["id"]): each for each in (await self.http.get("/models"))["data"]}
         except (NoAnswer, KeyError, TypeError) as error:  # not every server lists its models
-            if isinstance(error, Unreachable) and not str(error).startswith("HTTP "):
+            if isinstance(error, Unreachable) and str(error).startswith(("Connect", "Timeout")):
                 raise self._no_server(error) from None
             await self._check_chat()
         base, _, adapter = self.name.partition(":")  # SGLang's name of an adapter
