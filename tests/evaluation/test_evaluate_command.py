@@ -134,17 +134,6 @@ def test_a_server_reads_the_tokens_of_validation(
     assert sorted(each["input_ids"] for each in asked) == sorted(expected)
 
 
-def test_sentences_named_by_number_score_as_copied_ones(
-    server: ChatServer, notes: Path, tmp_path: Path
-) -> None:
-    server.answer = lambda role, prompt: re.sub("sentence: .*", "sentence: 1", knows(role, prompt))
-    assert (
-        measures(results(server, notes, tmp_path, "--profile", "edits"))["sentence_accuracy"] == 1
-    )
-    read = [line for line in lines(tmp_path / "answers.jsonl") if line["verdict"] == "harmful"]
-    assert len(read) == CASES and all(line["sentence"].startswith("He was given") for line in read)
-
-
 def test_the_majority_of_several_samples_counts(
     server: ChatServer, notes: Path, tmp_path: Path
 ) -> None:
@@ -315,10 +304,8 @@ NOWHERE = ("http://127.0.0.1:9", "--model", "x")
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("nowhere", "--model", "x"), "--model and --extra-body are for a server"),
         (("nowhere",), "neither a folder nor an address"),
         (NOWHERE[:1], "a server needs --model"),
-        (NOWHERE, "no server answers at http://127.0.0.1:9/v1/chat/completions"),
         ((*NOWHERE, "--samples", 3), "--temperature above 0"),
     ],
 )

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from evaluation.shards import save_shards
+import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 from support import extra_info
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
@@ -57,6 +59,40 @@ def saved(folder: Path, seed: int = 0) -> Any:
     model.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     return model
+
+
+def save_shards(model: Any, tokenizer: Any, folder: Path, ranks: int) -> Path:
+    """Write ``folder`` as ``FSDPCheckpointManager`` does: a file per rank, and config and tokenizer
+    beside.
+    """
+    (folder / "huggingface").mkdir(parents=True)
+    model.config.architectures = [
+        "Qwen3ForCausalLM"
+    ]  # a model that was read from a folder has them
+    model.config.save_pretrained(folder / "huggingface")
+    model.generation_config.save_pretrained(folder / "huggingface")
+    tokenizer.save_pretrained(folder / "huggingface")
+    (folder / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": ranks}))
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("fsdp",))
+        for rank in range(ranks):
+            shards = {}
+            for name, weight in model.state_dict().items():
+                chunks = weight.chunk(ranks)
+                part = chunks[rank] if rank < len(chunks) else weight[:0]
+                shards[name] = DTensor.from_local(
+                    part.clone(),
+                    mesh,
+                    [Shard(0)],
+                    run_check=False,
+                    shape=weight.shape,
+                    stride=weight.stride(),
+                )
+            torch.save(shards, folder / f"model_world_size_{ranks}_rank_{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+    return folder
 
 
 def merge(shards: Path, target: Path) -> None:
@@ -142,15 +178,6 @@ def test_a_lora_adapter_is_in_the_weights(tmp_path: Path, save: Callable[[Path],
     assert found.keys() == expected.keys()
     assert all(torch.allclose(found[name], expected[name], atol=coarse) for name in expected)
     assert not same(loaded(tmp_path), tiny_model(len(TOKENIZER)))
-
-
-def test_loading_a_player_warns_of_a_large_model_and_leaves_the_process_alone(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("medserl_agentloop.evaluation.local_models._LARGE", 1_000)
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: pytest.fail("threads were set"))
-    load_player(resource("assets/tiny_player"))
-    assert "sglang.launch_server" in caplog.text
 
 
 def test_an_adapter_saved_without_its_base_is_refused(tmp_path: Path) -> None:

@@ -85,16 +85,10 @@ BLIND = {"blind": {"readings": 1}}
     [
         ({"judge": "lable"}, "did you mean 'labels'?"),
         ({"judge": f"{__name__}:NoJudge"}, "async def judge(self, presented, original, spec)"),
-        ({"judge": "http"}, "selfplay.judge_server.url"),
         ({"judge": "http", "judge_server__url": "http://localhost", **BLIND}, "blind.readings=0"),
         ({"judge": "labels", **BLIND}, "selfplay.judge_server.model=MODEL"),
-        (
-            {"judge": "labels", "judge_server__url": "http://localhost/v1", **BLIND},
-            "judge_server.model is not set",
-        ),
         ({"judge_server__url": "base", **BLIND}, "set selfplay.adapters=per_role"),
         ({"judge": "llm"}, "judge_server.url=http://localhost:30000/v1"),
-        ({"judge_server__url": "localhost:8001"}, "url=localhost:8001: expected http://host:port"),
         ({"judge_server__api_key_env": "sk-SECRET"}, "wants the name of a variable"),
         ({"judge": "http", "judge_server__url": "http://me:SECRET@host"}, "judge_server.url holds"),
         ({**FROZEN, "opponent__url": "http://SECRET@host/v1"}, "opponent.api_key_env"),
@@ -164,9 +158,7 @@ def test_custom_judge_verdict_is_paid_as_it_is_recorded(label: str) -> None:
         assert record.outcome is outcome is MedicalRecord.model_validate(record.to_json()).outcome
 
 
-@pytest.mark.parametrize(
-    "answer", [None, "safe", SAID.model_copy(update={"label": "Safe"}), {"judge": "own"}]
-)
+@pytest.mark.parametrize("answer", [None, SAID.model_copy(update={"label": "Safe"})])
 def test_an_answer_that_is_no_judgement_voids_the_game(answer: Any) -> None:
     record = answering(answer)
     assert "ValidationError" in str(record.void) and record.judgement is None
@@ -306,8 +298,6 @@ def test_the_report_of_another_judge_is_refused(
         ((74, 80), r"sensitivity is 74.0 % \(64.6 to 81.6\)"),
         ((75, 80), None),
         ((100, 19), "it says nearly the same of right and of wrong notes"),
-        ((100, 21), None),
-        ((0, 0, 0), "the judge's sensitivity is none"),
         ((5, 0, 5, 0), "the judge's specificity is unknown"),
     ],
 )
@@ -321,9 +311,7 @@ def test_a_judge_that_tells_too_little_is_refused(
         check_run(run_with(**mine(path)))
 
 
-@pytest.mark.parametrize("content", [None, "{", "{}"])
-def test_a_file_that_is_no_report_is_refused(content: str | None, tmp_path: Path) -> None:
+def test_a_file_that_is_no_report_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    if content is not None:
-        path.write_text(content)
+    path.write_text("{}")
     refused("not a report of medserl judge calibrate", selfplay__judge_report=str(path))

@@ -1,13 +1,11 @@
 """The judge ``http``: what is asked and which answers count; answers that are kept on disk."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from judges.games import (
-    SAFE,
     by_index,
     harmful,
     judge_all,
@@ -17,7 +15,7 @@ from judges.games import (
 )
 from serving import LocalServer, Status, completion
 
-from medserl_agentloop.games.medical.case import Category, Label
+from medserl_agentloop.games.medical.case import Label
 from medserl_agentloop.games.medical.judges.llm import AnswerCache
 from medserl_agentloop.games.medical.records import Judgement, Outcome
 
@@ -57,10 +55,7 @@ def last_is(*answer: Any) -> Any:
     ("reply", "reason"),
     [
         (last_is(), "no answer about game 0"),
-        (last_is(None), "Input should be a valid dictionary"),
         (last_is(harmful(error_present="yes")), "error_present Input should be a valid boolean"),
-        (last_is(harmful(actual_harm="harmful")), "actual_harm"),
-        (last_is({}), "error_present Field required"),
         (last_is(harmful(actual_harm="Safe")), "error_present is True but actual_harm is Safe"),
         (last_is(harmful(is_parsing_error=True)), "is_parsing_error"),
         (last_is(harmful(is_parsing_error=True, abstained=True)), "judge abstained"),
@@ -71,27 +66,6 @@ def test_a_bad_answer_or_an_abstention_voids_its_game_and_no_other(reply: Any, r
     assert len(server.requests) == 4  # a wrong answer is not asked for again
     assert [g.outcome for g in games] == [Outcome.CORRECT_DETECTION] * 3 + [Outcome.VOID]
     assert reason in str(games[3].void)
-
-
-def test_judge_label_counts_for_changed_notes_and_data_for_untouched_ones() -> None:
-    safe = harmful(**SAFE)
-    games = [played(n, category) for n, category in enumerate(Category)]
-    judged, server = judged_by("http", games, lambda number, body: by_index(body, lambda _: safe))
-    asked = sorted(body["queries"][0]["game_category"] for body in server.requests)
-    assert asked == ["adversarial_benign", "adversarial_harmful", "decoy_benign"]
-    for game in judged:
-        by_data = not game.category.has_attack
-        assert game.judgement.judge == ("labels" if by_data else "http")
-        assert game.judgement.label is (game.spec.target_label if by_data else Label.SAFE)
-
-
-def test_a_judge_that_takes_too_long_is_told_with_the_keys_to_change() -> None:
-    def reply(number: int, body: Any) -> Any:
-        time.sleep(0.4)
-        return by_index(body)
-
-    (game,), _ = judged_by("http", [played()], reply, timeout_s=0.1)
-    assert "selfplay.judge_server.timeout_s" in str(game.void) and "concurrency" in str(game.void)
 
 
 # --- answers on disk: given once per content, never in the way of a game ---

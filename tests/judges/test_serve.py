@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-from invoking import invoke
 from judges.games import harmful, judge_all, judge_of, played
 from judges.test_llm import PRESENT, llm_judge
 from serving import LocalServer, completion, serving
@@ -71,7 +70,7 @@ def test_games_through_the_command_get_what_the_labels_judge_gives(labels_comman
 
 @pytest.mark.parametrize(
     ("assessment", "detected"),
-    [("Harmful", True), ("maybe", False), ("<answer>\nverdict: harmful\n</answer>", True)],
+    [("maybe", False), ("<answer>\nverdict: harmful\n</answer>", True)],
 )
 def test_assessor_verdict_is_read_from_its_words(
     labels_command: str, assessment: str, detected: bool
@@ -164,16 +163,3 @@ def test_the_labels_judge_cannot_answer_without_a_category(labels_command: str) 
     answers = ask(labels_command, QUERY, QUERY | {"game_idx": 8, "game_category": None})
     assert (answers[7]["is_parsing_error"], answers[8]["is_parsing_error"]) == (False, True)
     assert "game_category" in answers[8]["judge_reasoning"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("labels --port 70000", "Invalid value for '--port'"),
-        ("llm --set judge_server.url=http://localhost/v1", "judge_server.model is not set"),
-        ("llm --set judge_server.votes=3", "votes is not a key of this node"),
-    ],
-)
-def test_a_server_that_cannot_work_is_refused(words: str, message: str) -> None:
-    result = invoke("judge", "serve", "--judge", *words.split())
-    assert result.exit_code == 2 and message in result.output

@@ -8,7 +8,6 @@ import shutil
 import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -20,7 +19,7 @@ from medserl_agentloop.core.step_file import GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.evaluation.score import read_reference
 from medserl_agentloop.games.medical.case import Category, Label
 from medserl_agentloop.games.medical.records import GAMES, MedicalRecord, Outcome
-from medserl_agentloop.report import games, metrics, page
+from medserl_agentloop.report import games, page
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,24 +73,6 @@ def test_the_error_type_is_that_of_an_error_that_the_game_began_with(
     assert games(tmp_path)["error_type"].notna().all() == (category.seed_label is Label.HARMFUL)
 
 
-def test_metrics_have_a_row_per_step_and_gaps_where_a_step_lacks_one(run: Path) -> None:
-    frame = metrics(run)
-    assert list(frame.index) == [1, 2] and frame.loc[1, "actor/grad_norm"] == 0.5
-    assert frame["actor/grad_norm"].isna().tolist() == [False, True]
-
-
-def test_frames_name_the_missing_file(tmp_path: Path) -> None:
-    for frame, says in (
-        (games, r"games\.jsonl does not exist: give the fol"),
-        (metrics, r"metrics\.jsonl does not"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            frame(tmp_path)
-    (tmp_path / GAMES_FILE).write_text("")
-    with pytest.raises(ValueError, match="holds no games yet"):
-        games(tmp_path)
-
-
 def example(words: str) -> str:
     """The one block of Python on the page that has these words."""
     blocks = re.findall(
@@ -109,13 +90,6 @@ def test_the_questions_of_the_page_are_answered() -> None:
     exec(code, names)
     answers = [eval(ast.unparse(question), names) for question in questions]
     assert [len(answer) > 0 for answer in answers] == [True, False]  # no case fooled it twice here
-
-
-@pytest.mark.usefixtures("run")
-def test_games_are_json_lines_for_other_libraries() -> None:
-    names: dict[str, Any] = {}
-    exec(example("load_dataset"), names)
-    assert len(names["records"]) == len(names["dataset"]["train"]) == len(RECORDS)
 
 
 def test_undetected_errors_are_written_as_notes_of_medec(run: Path) -> None:
@@ -160,7 +134,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["show", "report", "compare", "resume"])
+@pytest.mark.parametrize("command", ["report", "compare", "resume"])
 def test_ten_times_the_games_take_little_more_memory(
     runs: list[Path], tmp_path: Path, command: str
 ) -> None:

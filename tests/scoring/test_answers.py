@@ -114,13 +114,10 @@ TWO = f"{SENTENCES[0]} {SENTENCES[3]}"
         ("1 Culture grew candida, and the blood count was normal. It was a swab.", None, 1),  # more
         ("fever", None, -1),  # too short to stand for a sentence
         ("receives fluconazole", None, -1),  # a part of two
-        ("The patient has malaria.", None, -1),
         (None, None, -1),
-        ("Well.", None, 5),
         (TWO, "A 40-year-old man has fever. He receives fluconazole 450 mg.", 3),  # what it changes
         (TWO, "A 40-year-old man has malaria. He receives fluconazole 150 mg.", 0),
         (TWO, "A 40-year-old man is well. He receives nothing.", -1),
-        (TWO, "", -1),
     ],
 )
 def test_a_quote_means_the_sentence_that_it_copies(
@@ -153,8 +150,3 @@ def test_a_number_is_the_official_one_where_it_is_the_sources_own() -> None:
     assert (
         quoted_sentence("He has gout.", twice, None, 5) == 7
     )  # of a note that the list does not number
-
-
-def test_an_unknown_verdict_is_refused() -> None:
-    with pytest.raises(ValueError, match="'maybe' is not a verdict"):
-        validated(ROWS[:1], [("maybe", None)])

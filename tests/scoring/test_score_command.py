@@ -11,7 +11,7 @@ from note_files import OFFICIAL, PAIRS, medec_file
 from scoring.builders import gold, guesses, note, validation, write_reference
 
 from experiments.shortcuts.medec import classified, training_notes
-from medserl_agentloop.scoring.metrics import floors, floors_above, score
+from medserl_agentloop.scoring.metrics import floors, score
 from medserl_agentloop.scoring.notes import Prediction, write_submission
 
 NOTES = [note(n, n % 2 == 0, f"A right sentence {n}." if n % 2 == 0 else None) for n in range(30)]
@@ -44,7 +44,7 @@ def test_a_submission_is_scored_beside_floors(
     assert found.exit_code == 0, found.output
     printed = " ".join(found.output.split())
     assert "30 notes, 15 with an error; 5 blank" in printed
-    assert "not computed: ask for it with" in printed and "floor: always no error" in printed
+    assert "false alarms per 100 correct notes" in printed and "floor: always" in printed
     assert "quoted: GPT-4.1, zero-shot [3]" in printed and "[3] arXiv 2511.19858" in printed
     (system,) = results(output)["systems"].values()
     measure = system["measures"]["flag_accuracy"]
@@ -54,7 +54,7 @@ def test_a_submission_is_scored_beside_floors(
     assert below and ", sentence accuracy: below always no error;" in printed
 
 
-def test_alarms_are_counted_as_a_reader_would_meet_them(tmp_path: Path) -> None:
+def test_alarms_are_counted_as_a_reader_would_meet_them() -> None:
     """10 of 15 errors are found, and 3 of 15 correct notes are called wrong."""
     predictions = [
         Prediction(n.text_id, flag=number < 20 if n.flag else number < 6)
@@ -70,11 +70,6 @@ def test_alarms_are_counted_as_a_reader_would_meet_them(tmp_path: Path) -> None:
     silent = score(NOTES, [Prediction(n.text_id) for n in NOTES]).screening
     precision = silent["precision_at_a_prevalence_of_1_percent"]
     assert (precision.value, precision.why) == (None, "no note is said to have an error")
-    write_reference(tmp_path / "notes.csv", NOTES)
-    write_submission(tmp_path / "s.txt", predictions)
-    output = invoke("score", tmp_path / "s.txt", "--reference", tmp_path / "notes.csv").output
-    assert "false alarms per 100 correct notes" in output and " 20.0 [" in output
-    assert "precision at a prevalence of 10 %" in output
 
 
 def test_files_in_a_folder_are_seeds_of_one_system(
@@ -132,9 +127,7 @@ def test_published_results_stand_beside_notes_of_medec_alone(
     [
         (["missing.txt"], "missing.txt: No such file"),
         (["{folder}"], "the folder holds no .txt files"),
-        (["{submission}", "{submission}"], "is given twice"),
         (["{reference}"], "no line is read as one on a note of the reference"),
-        (["{submission}", "--reference", "{submission}"], "end in '.txt' are not known"),
         (["{submission}", "--output", "{folder}"], "Is a directory"),
     ],
 )
@@ -167,16 +160,6 @@ def test_constant_answers_are_floors() -> None:
     assert (last["recall"], last["sentence_accuracy"]) == (1.0, 0.2)
     # The sentence is copied, and for two notes whose last sentence was wrong that is the reference.
     assert last["rouge_1"] == pytest.approx((2 + 4 * 0.8) / 6, abs=0.03)
-
-
-def test_a_system_below_a_floor_is_marked() -> None:
-    notes = [note(n, n < 6, "A correction." if n < 6 else None) for n in range(10)]
-    computed = floors(notes)
-    assert not any(floors_above(score(notes, gold(notes), resamples=0), computed).values())
-    silent = score(notes, [Prediction(n.text_id) for n in notes], resamples=0)
-    above = floors_above(silent, computed)
-    assert above["flag_accuracy"] == ("always error (first sentence)", "last sentence is wrong")
-    assert "always no error" not in above["sentence_accuracy"]
 
 
 def test_floors_of_the_validation_set() -> None:

@@ -218,11 +218,8 @@ def test_order_changes_nothing_and_a_group_scores_its_notes(
     ("text", "reference", "expected"),
     [
         (".", "A correction.", 0.0),
-        ("A correction.", "...", 0.0),
         (".", ".", 1.0),
         ('C:\\1 \\g<0> "quoted"', 'C:\\1 \\g<0> "quoted"', 1.0),
-        ("A\ncorrection.", "A correction.", 1.0),
-        ("<b>5 µg</b>", "<b>5 µg</b>", 1.0),
         ("用万古霉素", "用青霉素", 2 / 3),  # by characters
     ],
 )
