@@ -53,32 +53,3 @@ def test_a_reply_is_answered_as_verls_server_would(
     (call,) = engine.calls
     assert call[:3] == ("game", ids("hello"), params)
     assert call.output is not None and call.output.token_ids == token_ids
-
-
-def test_replies_come_from_an_iterator_a_function_or_an_async_function() -> None:
-    def echo(prompt: list[int], params: dict[str, Any]) -> list[int]:
-        return [*prompt, int(params["temperature"])]
-
-    async def slow_echo(prompt: list[int], params: dict[str, Any]) -> list[int]:
-        return echo(prompt, params)
-
-    for replies in (echo, slow_echo, iter([[*ids("x"), 3]])):
-        output = generate(MockSGLangEngine(replies, TOKENIZER), "x", temperature=3)
-        assert output.token_ids == [*ids("x"), 3]
-
-
-def test_exceptions_are_raised_and_a_script_that_runs_out_shows_the_prompt() -> None:
-    engine = MockSGLangEngine([ConnectionError("server gone")], TOKENIZER)
-    with pytest.raises(ConnectionError):
-        generate(engine)
-    assert [call.output for call in engine.calls] == [None]
-    with pytest.raises(AssertionError, match=r"1 calls.*the last prompt'"):
-        generate(engine, "the last prompt")
-
-
-def test_what_verls_server_would_not_take_is_refused() -> None:
-    engine = MockSGLangEngine([MockReply("ab", log_probs=[-1.0])], TOKENIZER)
-    with pytest.raises(TypeError, match="prompt_ids"):
-        asyncio.run(engine.generate("game", prompt_ids="hi", sampling_params={}))
-    with pytest.raises(ValueError, match="1 log_probs for 3 tokens"):
-        generate(engine)

@@ -12,7 +12,6 @@ from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
-from medserl_agentloop.paths import resource
 
 NOTE = "He has gout. He rests."
 ATTACKED = [c for c in Category if c.has_attack]
@@ -63,17 +62,6 @@ def test_the_format_that_an_attacker_is_shown_is_read(name: str, category: Categ
         assert parsed.edit is not None and parsed.edit.old == "its number"
     else:
         assert parsed.note is not None and parsed.note.startswith("the complete")
-
-
-@PROFILES
-def test_assessor_prompt_names_the_verdict_words_and_is_no_verdict_itself(name: str) -> None:
-    profile = load_profile(name)
-    prompt = profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE)[-1]["content"]
-    words = {"baseline": "Safe Harmful", "classic": '"CORRECT" "INCORRECT"'}.get(
-        name, "safe harmful"
-    )
-    assert all(word in prompt for word in words.split())
-    assert profile.parser.assessment(prompt).verdict is None
 
 
 def test_the_format_the_assessor_is_shown_has_the_fields_that_are_read() -> None:
@@ -161,11 +149,8 @@ def test_custom_profile_has_a_system_message_parser_prefix_and_stops(
     [
         ("parsr: medserl", "parsr"),
         ("parser: nonesuch", "no parser 'nonesuch'"),
-        ("stop: {judge: [x]}", "stop"),
         ("parser: !!python/object/apply:os.system [id]", "could not determine a constructor"),
         ("parser: [", "expected the node content"),
-        ("parser: " + "[" * 1000, "recursion"),
-        ("parser: ${broken", "no viable alternative"),
     ],
 )
 def test_a_wrong_profile_yaml_is_refused_with_file_and_key(
@@ -177,50 +162,25 @@ def test_a_wrong_profile_yaml_is_refused_with_file_and_key(
     assert str(tmp_path / "profile.yaml") in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["", ".", "./empty", "./nothing-here", "nowhere"])
-def test_unknown_profile_is_refused_with_the_existing_names(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        ValueError, match=f"no prompt profile '{name}'.*baseline, brief, classic, edits, medserl"
-    ):
-        load_profile(name)
-    assert (
-        load_profile().folder == load_profile("medserl").folder == resource("prompts") / "medserl"
-    )
-
-
 @pytest.mark.parametrize(
     ("template", "place", "reason"),
     [
         ("one\n{{ note }}\n{{ category }}", "assess.jinja, line 3", "'category' is undefined"),
-        ("{{ note.text }}", "assess.jinja, line 1", "has no attribute 'text'"),
-        ("\n{{ note / 2 }}", "assess.jinja, line 2", "unsupported operand"),
-        (
-            "{{ note }}\n{% include 'shared.jinja' %}",
-            "shared.jinja, line 4",
-            "'label' is undefined",
-        ),
         (
             "{{ note }}\n{% include 'broken.jinja' %}",
             "broken.jinja, line 2",
             "unexpected 'end of template'",
         ),
-        ("{{ note }}\n{% include 'absent.jinja' %}", "assess.jinja, line 2", "absent.jinja"),
         (
             "{{ note }}{{ cycler.__init__.__globals__.os.popen('id').read() }}",
             "assess.jinja",
             "is unsafe",
         ),
-        ("{{ note }}{{ note.__class__.__mro__ }}", "assess.jinja", "is unsafe"),
     ],
 )
 def test_an_error_names_template_line_and_variable(
     tmp_path: Path, template: str, place: str, reason: str
 ) -> None:
-    (tmp_path / "shared.jinja").write_text("\n\n\n{{ label }}")
     (tmp_path / "broken.jinja").write_text("\n{% if")
     profile = profile_in(tmp_path, assessor__assess=template)
     with pytest.raises(ValueError) as error:

@@ -6,7 +6,6 @@ import tomllib
 from importlib.metadata import requires
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -80,11 +79,3 @@ def test_the_hashes_are_those_of_the_pinned_set() -> None:
         for line in lines
         if line[0] != "#"
     )
-
-
-@pytest.mark.parametrize("file", sorted(ROOT.glob("constraints-*.txt")), ids=lambda file: file.name)
-def test_a_lock_file_names_no_index_of_its_own(file: object) -> None:
-    text = "\n".join(
-        line for line in (ROOT / str(file)).read_text().splitlines() if not line.startswith("#")
-    )
-    assert "://" not in text and "--index" not in text and "--find-links" not in text

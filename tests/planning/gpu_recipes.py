@@ -21,5 +21,10 @@ CARDS = {
 }
 """GB of the card by recipes and overrides."""
 
+JUDGE_SERVER = (
+    "selfplay.judge_server.url=http://localhost:30000/v1",
+    "selfplay.judge_server.model=judge",
+)
+
 PARTS = {part for recipe in CARDS for part in recipe.split()[0].split(",")[1:]}
 """Recipes that are no runs of their own."""

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import verl.trainer.ppo.v1.agent_loop_tq as agent_loop_tq
 from ray.exceptions import ActorDiedError
-from support import NOTE, assessment_text, attack_text, extra_info, play
+from support import NOTE, assessment_text, attack_text, extra_info
 from tensordict import TensorDict
-from training.test_dataset_check import check, row
 from transformers import AutoTokenizer
 from verl.experimental.agent_loop.agent_loop import register
 from verl.utils.tensordict_utils import get_tensordict
@@ -25,7 +24,6 @@ from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.core import liveness
 from medserl_agentloop.core.agent_loop import PerTurnRewardManager, SelfPlayAgentLoop
-from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.games.medical.case import Category, Role
@@ -247,15 +245,3 @@ def test_first_exception_of_game_code_ends_the_run_with_its_line(
 
 
 # --- rows ---
-
-
-@pytest.mark.parametrize("category", ["adversarial_benign", "vanilla_benign"])
-def test_a_row_without_a_note_is_refused_before_a_game_and_in_it(
-    tmp_path: Any, category: str
-) -> None:
-    facts = row(category)["extra_info"] | {"clean_note": " \n\t"}
-    with pytest.raises(ConfigError, match=r"rows\.parquet row 0: .*extra_info\['clean_note'\]"):
-        check(tmp_path, [row(category, extra_info=facts)])
-    for note in ("", " \n\t", None):
-        with pytest.raises(ValueError, match=r"row 7 .*clean_note"):
-            play([], category, clean_note=note)

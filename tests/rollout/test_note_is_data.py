@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz.targets import CONTROL, CONTROL_TEXTS, PAIRS, encoder
+from fuzz.targets import CONTROL_TEXTS, PAIRS, encoder
 from rollout.families import (
     ALWAYS_THINKS,
     FAMILIES,
-    GEMMA,
     QWEN3,
     WITHOUT_SYSTEM,
     qwen3,
-    sentencepiece,
 )
 from support import NOTE, REWRITTEN, extra_info, run_game, run_with
 from test_prompting import profile_in
@@ -52,28 +50,9 @@ def test_the_constant_parts_are_the_chat_template_s(family: str, profile: str, r
     assert tokenizer.decode(prompt.ids) == rendered + prefix
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_the_tokenizer_itself_is_left_as_it_was(family: str) -> None:
-    tokenizer: Any = FAMILIES[family]
-    ids = tokenizer.encode(TEXT, add_special_tokens=False)
-    ChatEncoder(tokenizer).encode_text(TEXT)
-    assert tokenizer.encode(TEXT, add_special_tokens=False) == ids
-    assert any(number in CONTROL[family] for number in ids)  # so that the target is put to the test
-
-
 def test_added_tokens_that_are_no_markers_stay_tokens_in_a_note() -> None:
     ids = ChatEncoder(FAMILIES["gemma"]).encode_text("a\n\nb")
     assert FAMILIES["gemma"].convert_tokens_to_ids("\n\n") in ids
-
-
-def test_control_token_that_the_vocabulary_cannot_spell_is_an_error() -> None:
-    tokenizer = sentencepiece(GEMMA, [])
-    plain_text, unknown = ChatEncoder(tokenizer), tokenizer.unk_token_id
-    tokenizer.convert_tokens_to_ids = lambda tokens: (
-        [unknown] * len(tokens) if isinstance(tokens, list) else unknown
-    )
-    with pytest.raises(ValueError, match="cannot write '</s>' as text"):
-        plain_text.encode_text("a</s>")
 
 
 @pytest.mark.parametrize("family", sorted(WITHOUT_SYSTEM))

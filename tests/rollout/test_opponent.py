@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from game.builders import finished
 from omegaconf import OmegaConf
 from serving import ChatServer
 from support import NOTE, REWRITTEN, assessment_text, attack_text, judge, play, run_with
@@ -15,7 +14,7 @@ from medserl_agentloop.core.trajectory import GAME_KEY
 from medserl_agentloop.games.medical.case import Category, Role
 from medserl_agentloop.games.medical.metrics import trained_role_won
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.games.medical.records import InvalidAttack, MedicalRecord, Outcome
+from medserl_agentloop.games.medical.records import InvalidAttack, MedicalRecord
 
 
 @pytest.fixture
@@ -135,22 +134,3 @@ def test_one_failed_turn_of_two_side_by_side_counts_as_a_failure(
     _, record, _ = play([], "vanilla_harmful", run=run)
     assert record.void is not None and record.void.startswith("opponent failed: assessor: HTTP 500")
     assert record.opponent == OpponentRecord(role="assessor", kind="endpoint", version=None)
-
-
-def met(outcome: Outcome, opponent: Role = Role.ATTACKER, **changes: Any) -> MedicalRecord:
-    return finished(
-        outcome,
-        opponent=OpponentRecord(role=opponent, kind="endpoint", version="frozen-7b"),
-        **changes,
-    )
-
-
-def test_metrics_are_of_games_with_an_opponent_only() -> None:
-    live = finished(Outcome.CORRECT_DETECTION)
-    assert opponent_metrics([live], [None]) == {}
-    games = [live, met(Outcome.CORRECT_DETECTION), met(Outcome.MISSED_ERROR), met(Outcome.VOID)]
-    assert opponent_metrics(games, map(trained_role_won, games)) == {
-        "selfplay/opponent/games": 3.0,
-        "selfplay/opponent/failed": 0.0,
-        "selfplay/opponent/trained_role_win_rate": 0.5,
-    }

@@ -4,7 +4,6 @@ import os
 import shlex
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ from serving import unused_url
 
 from medserl_agentloop.core.run_check import machine
 from medserl_agentloop.core.run_check.machine import CHECKS
-from medserl_agentloop.core.step_file import LATEST
-from medserl_agentloop.plugin import TrainLog, _say_how_to_resume
+from medserl_agentloop.plugin import TrainLog
 from medserl_agentloop.terminal import MARK
 
 
@@ -61,13 +59,6 @@ def test_a_model_that_is_neither_a_folder_nor_on_the_hub_is_refused(
     key = "actor_rollout_ref.model.path"
     assert f"{key}={place} is no folder of a model" in problem("model", {key: place})
     assert problem("model", {}) == ""
-
-
-def trained(folder: Path, step: int) -> dict[str, Any]:
-    """A run whose last checkpoint is there."""
-    (folder / f"global_step_{step}").mkdir(parents=True)
-    (folder / LATEST).write_text(str(step))
-    return {"trainer.default_local_dir": str(folder)}
 
 
 def current_cluster(address: str) -> Path:
@@ -198,19 +189,3 @@ def test_others_lines_go_to_the_runs_log_and_an_error_to_the_terminal(
     assert "runs/x" in done and "trainer.test_freq" in gained, "nothing was validated"
     TrainLog(hints=False).on_job_end(config, JobReturn(status=JobStatus.COMPLETED))
     assert capfd.readouterr().out == ""
-
-
-def test_ctrl_c_ends_a_run_with_the_way_to_resume(capsys: pytest.CaptureFixture[str]) -> None:
-    others: list[Any] = []
-    hook = partial(_say_how_to_resume, lambda *error: others.append(error[0]), "x")
-    hook(ValueError, ValueError(), None)
-    assert others == [ValueError] and capsys.readouterr().out == ""
-    hook(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert capsys.readouterr().out == "[medserl] stopped. The same command starts anew\n"
-    trained(Path("x"), 3)
-    hook(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert (
-        capsys.readouterr().out
-        == "[medserl] stopped. The same command resumes from the last checkpoint in x\n"
-    )
-    assert others == [ValueError]

@@ -11,13 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from run_check.runs import run_of
-from torchdata.stateful_dataloader import StatefulDataLoader
-from torchdata.stateful_dataloader.sampler import RandomSampler
 
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check.resume import (
@@ -200,26 +197,6 @@ def test_a_checkpoint_of_other_rows_begins_them_anew(home: Path) -> None:
     filtered = {"data.filter_overlong_prompts": True, "data.max_prompt_length": 50}
     assert rows_begin_anew(run_of({**here, **at, **filtered}))
     assert "data.max_prompt_length was " in problem({**here, **filtered})
-
-
-def test_rows_that_begin_anew_are_all_played_once() -> None:
-    """What the trainer does with verl's loader (core/trainer.py, _load_checkpoint)."""
-
-    def loader(rows: list[int]) -> Any:
-        generator = torch.Generator()
-        generator.manual_seed(42)
-        sampler = RandomSampler(data_source=rows, generator=generator)
-        return StatefulDataLoader(dataset=rows, batch_size=4, sampler=sampler, collate_fn=list)
-
-    first = loader(list(range(400)))
-    played = iter(first)
-    for _ in range(50):
-        next(played)
-    resumed = loader(list(range(380)))
-    fresh = resumed.state_dict()
-    resumed.load_state_dict(first.state_dict())
-    resumed.load_state_dict(fresh)
-    assert sorted(row for batch in resumed for row in batch) == list(range(380))
 
 
 # --- folders and files ---

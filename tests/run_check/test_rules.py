@@ -4,9 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from judges.games import printed_at_start_up
 from run_check.runs import refusal, run, run_of, schema
-from verl.utils.config import omega_conf_to_dataclass
 
 from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.run_check import MUST_BE, check_run, problems
@@ -85,6 +83,7 @@ WITH_ADAPTERS = {
         ({**ENDPOINT, "selfplay.train": "both"}, "selfplay.train=both: "),
         ({**ENDPOINT, **SHARED}, "selfplay.context=shared: "),
         ({**ENDPOINT, "selfplay.opponent.url": "host:1"}, "selfplay.opponent.url=host:1: "),
+        ({"selfplay.judge": "llm", "selfplay.judge_server.url": "base"}, "set selfplay.adapters="),
         ({**ENDPOINT, "selfplay.opponent.api_key_env": "NO_SUCH_KEY"}, "opponent.api_key_env"),
         # batches and checkpoints
         ({**SEVERAL, f"{ACTOR}.shuffle": False}, f"{ACTOR}.shuffle=False: "),
@@ -176,31 +175,11 @@ def test_a_run_says_what_its_numbers_cannot_show(overrides: list[str], named: li
     assert all(word in said[0] for word in named)
 
 
-def test_start_up_names_a_role_that_is_whitened_by_a_kind_it_cannot_see(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def said(**normalize: str) -> bool:
-        keys = (f"selfplay.credit.normalize.{role}={how}" for role, how in normalize.items())
-        lines = printed_at_start_up(capsys, *keys)
-        return any("assessor reads the same prompt" in line for line in lines)
-
-    assert said(assessor="kind", attacker="batch")
-    assert not said(assessor="mean", attacker="kind")
-
-
 def test_the_recipes_bring_a_critic_where_the_estimator_reads_its_values() -> None:
     estimators = ("role_gae", "role_grpo")
     keys = (f"algorithm.adv_estimator={name}" for name in estimators)
     critics = [compose_run("+recipes=own_notes", key).critic for key in keys]
     assert [critic.enable for critic in critics] == [True, False]
-
-
-def test_verl_gives_the_critic_the_budget_that_a_run_sets_and_packs_whatever_it_says() -> None:
-    config = run({**GAE, "critic.ppo_max_token_len_per_gpu": 9000, "critic.use_dynamic_bsz": False})
-    critic = omega_conf_to_dataclass(config.critic)
-    # trainer_base.py takes it for both passes
-    assert critic.ppo_infer_max_token_len_per_gpu == 9000
-    assert critic.engine.use_dynamic_bsz and run_of(GAE).packs(CRITIC)
 
 
 @pytest.mark.parametrize("key", [f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"])

@@ -209,10 +209,6 @@ def test_the_role_that_is_not_trained_gets_nothing_and_moves_no_baseline(
     assert state.get(role.value) == before[role.value]
 
 
-def test_the_config_lists_every_estimator() -> None:
-    assert sorted(ROLE_ESTIMATORS) == sorted(NORMALIZATIONS)
-
-
 # --- on any batch ---
 
 

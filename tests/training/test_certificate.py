@@ -15,7 +15,7 @@ from training.model_families import ISOLATED, LEAKING, save
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
-from medserl_agentloop.core.certificate import Certificate, Measure, Numbers, Probe, Row, coupling
+from medserl_agentloop.core.certificate import Certificate, Numbers, Probe, Row, coupling
 from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.trajectory import TrajectoryTurn
 
@@ -169,12 +169,3 @@ def test_a_claim_without_a_number_does_not_hold(tmp_path: Path) -> None:
     assert certificate.problems == [nothing.problem]
     written = json.loads(certificate.write(tmp_path).read_text())
     assert written["holds"] is False and written["measures"][0]["problem"] == nothing.problem
-
-
-def test_the_worse_role_is_named() -> None:
-    def estimate(rewards: torch.Tensor, roles: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return (rewards * (roles == 1)).sum(1, keepdim=True) * (roles > 0)
-
-    measure: Measure = coupling("credit", "one_sided", PROBE, assigned(estimate))
-    assert measure.problem.startswith("the attacker's rewards")
-    assert measure.details["assessor"] == 0 < measure.details["attacker"]

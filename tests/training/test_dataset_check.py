@@ -19,7 +19,7 @@ from medserl_agentloop.core.run_check import RunConfig
 from medserl_agentloop.core.run_check.machine import check_dataset, check_files, check_stop_strings
 from medserl_agentloop.core.run_check.machine import data as problems_of_data
 from medserl_agentloop.data.rows import AGENT_NAME, write_parquet
-from medserl_agentloop.games.medical.case import Category, GameSpec, Role
+from medserl_agentloop.games.medical.case import Category, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -61,6 +61,8 @@ def check(
 
 VARIATION = row("adversarial_benign")  # a decoy, whatever its category is called
 VARIATION["extra_info"]["target_label"] = "safe"
+NO_NOTE = row("adversarial_benign")
+NO_NOTE["extra_info"]["clean_note"] = " \n\t"
 EVALUATED = row("vanilla_benign")
 EVALUATED["extra_info"]["split"] = "eval"
 
@@ -73,6 +75,7 @@ EVALUATED["extra_info"]["split"] = "eval"
             {},
             "row 0: agent_name is 'other', expected 'medserl_selfplay'",
         ),
+        (NO_NOTE, {}, r"rows\.parquet row 0: .*extra_info\['clean_note'\]"),
         (row("decoy_benign"), {}, "decoy_benign games need a judge"),
         (VARIATION, {}, "decoy_benign games need a judge"),
         (
@@ -97,20 +100,6 @@ def test_a_row_that_cannot_be_played_is_named_with_its_remedy(
         return
     with pytest.raises(ConfigError, match=message):
         check(tmp_path, [made], **options)
-
-
-@pytest.mark.parametrize("profile", ["medserl", "brief", "baseline", "classic", "edits"])
-def test_every_profile_plays_the_same_rows_and_parses_each_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
-) -> None:
-    parse, parsed = GameSpec.from_extra_info, []
-    monkeypatch.setattr(
-        GameSpec, "from_extra_info", lambda *given: parsed.append(given) or parse(*given)
-    )
-    rows = [row(category.value) for category in Category]
-    selfplay = MedicalConfig(profile=profile, judge="http")
-    assert "plays all of its 5 rows" in check(tmp_path, rows, selfplay=selfplay)
-    assert len(parsed) == 5
 
 
 def test_filter_overlong_prompts_leaves_out_rows_by_their_games(

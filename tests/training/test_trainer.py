@@ -45,7 +45,7 @@ from medserl_agentloop.core.columns import (
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.loss import context_gaps, context_leak_metrics, selfplay_loss
 from medserl_agentloop.core.metrics import HealthError, turn_metrics
-from medserl_agentloop.core.recorder import StepRecorder, StepTable
+from medserl_agentloop.core.recorder import StepRecorder
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import RunFiles
 from medserl_agentloop.core.trainer import SelfPlayReplayBuffer, SelfPlayTrainer
@@ -161,18 +161,6 @@ def test_a_claim_that_does_not_hold_ends_a_run_unless_it_is_only_to_warn(
         trainer._certify()
     assert "certificate: the loss couples the roles" in capsys.readouterr().out
     assert (tmp_path / CERTIFICATE_FILE).is_file()
-
-
-def test_step_table_has_rewards_the_games_columns_and_what_is_unusual() -> None:
-    table = StepTable(KuhnPoker.roles, KuhnPoker.View.shown)
-    numbers = {"timing_s/step": 2.0, "selfplay/first/reward": -0.5, "selfplay/second/reward": 0.5}
-    header, row = table.lines(1, 40, {**numbers, "selfplay/void_rate": 0.25}, ["void_games"])
-    said = ["1/40", "0:01:18", "2.000", "-0.500", "0.500", "-", "-", "void", "0.25,", "void_games"]
-    assert row.split()[1:] == said
-    for label, cell in (("first reward", "-0.500"), ("second reward", " 0.500"), ("illegal", "-")):
-        assert header.index(label) + len(label) == row.index(f" {cell} ") + len(f" {cell}")
-    printed = [table.lines(step, 40, numbers, []) for step in range(2, 41)]
-    assert [step for step, lines in enumerate(printed, start=2) if len(lines) == 2] == [21]
 
 
 def test_a_validation_without_the_games_that_raised_is_not_written(tmp_path: Path) -> None:
