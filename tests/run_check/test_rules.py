@@ -175,13 +175,6 @@ def test_a_run_says_what_its_numbers_cannot_show(overrides: list[str], named: li
     assert all(word in said[0] for word in named)
 
 
-def test_the_recipes_bring_a_critic_where_the_estimator_reads_its_values() -> None:
-    estimators = ("role_gae", "role_grpo")
-    keys = (f"algorithm.adv_estimator={name}" for name in estimators)
-    critics = [compose_run("+recipes=own_notes", key).critic for key in keys]
-    assert [critic.enable for critic in critics] == [True, False]
-
-
 @pytest.mark.parametrize("key", [f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"])
 def test_an_anchor_is_accepted_with_either_way_to_a_reference_policy(key: str) -> None:
     keys = {"selfplay.anchor.assessor": 0.1, "selfplay.anchor_end": 0.5, key: True}
