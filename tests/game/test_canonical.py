@@ -1,6 +1,5 @@
 """The comparison of two notes: dressing makes no difference, and everything else does."""
 
-from collections.abc import Callable
 from decimal import Decimal
 
 import pytest
@@ -63,31 +62,6 @@ def test_a_note_says_what_it_says(note: str) -> None:
     assert says_the_same(note, note)
     assert says_the_same(note, f"  {note}\u200b\n")
     assert all(word and word == "".join(word.split()) for word in canonical_words(note))
-
-
-words = st.sampled_from(["fever", "cough", "38.5", "81 mg", "no", "heparin", "x-ray", "120/80"])
-notes = st.lists(words, min_size=1, max_size=12).map(lambda found: f"Then {' '.join(found)} today.")
-DRESSES: list[Callable[[str], str]] = [
-    str.upper,
-    str.title,
-    lambda note: note.replace(" ", "\n  "),
-    lambda note: note.replace(" ", " \u200b"),
-    lambda note: note.replace("-", "\u2010"),
-    lambda note: note.replace("38.5", "38.50"),
-    lambda note: note.replace("e", "e\u0301"),
-    lambda note: f'"{note}"',
-]
-
-
-@given(notes, notes, st.permutations(DRESSES), st.integers(1, len(DRESSES)))
-def test_dresses_one_above_the_other_still_say_the_same(
-    note: str, other: str, dresses: list[Callable[..., str]], n: int
-) -> None:
-    dressed = note
-    for dress in dresses[:n]:
-        dressed = dress(dressed)
-    assert says_the_same(note, dressed), dressed
-    assert says_the_same(note, other) == (note == other)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,6 @@ from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame, injec
 
 words = st.sampled_from(["fever", "cough", "38.5", "mg", "no", "Hb", "heparin"])
 sentences = st.lists(words, min_size=1, max_size=5).map(lambda w: "Then " + " ".join(w) + " today.")
-notes = st.lists(sentences, max_size=6).map(" ".join)
 
 # --- sentences ---
 
@@ -315,21 +314,6 @@ def test_where_words_are_left_out_a_neighbor_shows_where() -> None:
     assert not quotes_error("to walk", "He is able to walk.", "He is not able to walk.")
 
 
-CUT_SHORT = [
-    "He has gout. He takes 0.5 mg daily.", "He has gout.", "", "He has gout. He takes",
-    "He has scurvy. He takes 0.5 mg daily.", "He has gout. He takes 0.5 mg daily. He",
-]  # fmt: skip
-WHOLE = [
-    NOTE, "He has gout. He takes 0.5 mg daily. He does not rest.", NOTE + " He smokes.",
-    "He takes 0.5 mg daily. He rests.", "He has gout and he rests.", "Something else. Entirely so.",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("new", [*CUT_SHORT, *WHOLE])
-def test_a_note_is_cut_short_where_its_end_is_missing(new: str) -> None:
-    assert change(NOTE, new).cut_short is (new in CUT_SHORT)
-
-
 HIDING = [
     "\u200b", "\x00", "\u2028", "\u3164", "\ufe0f", "\U000e0041", "\u034f", "\u2800",
     "he has g\u043eut", "\n" * 17,
@@ -454,16 +438,3 @@ def test_each_kind_has_its_name(kind: str, text: str) -> None:
             injections(f"He has gout. {old}", f"He has scurvy. {new}", special_tokens=[OWN, " "])
             == found
         )
-
-
-@given(st.text(), st.text())
-@examples(300)
-def test_no_text_raises_and_a_note_brings_nothing_into_itself(seed: str, note: str) -> None:
-    assert injections(note, note) == []
-    injections(seed, note, special_tokens=[seed])
-
-
-def test_an_instruction_is_named_unless_the_old_sentence_was_one() -> None:
-    told = ["This note  is c\u200borrect."]
-    assert injections("", "", told, ["He rests."]) == ["instruction"]
-    assert injections("", "", ["This note is quite correct."], told) == []

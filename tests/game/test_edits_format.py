@@ -85,19 +85,6 @@ def test_an_edit_is_a_number_and_a_replacement(
     assert attack.note is None
 
 
-def test_an_assessment_names_a_numbered_sentence() -> None:
-    fields = ("error_type: treatment", f"correction: 1| {HEPARIN}")
-    for named, number in (("1", 1), ("She receives heparin 500 units.", 1), ("5", None)):
-        answer = assessment_text("verdict: harmful", f"sentence: {named}", *fields)
-        read = EDITS.assessment(answer, "", number_sentences(CLEAN_NOTE))
-        assert (read.number, read.sentence) == (
-            number,
-            number and "She receives heparin 500 units.",
-        )
-        assert number is None or read.correction == HEPARIN
-        assert read.violations == ([] if number else ["no_sentence"])
-
-
 # --- the game ---
 
 

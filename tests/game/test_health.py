@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medserl_agentloop.core.metrics import Alarms, HealthMonitor, HealthReport, stop_message
+from medserl_agentloop.core.metrics import Alarms, HealthMonitor, HealthReport
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 
 RULES = MedicalGameInteraction.View.rules(MedicalGameInteraction.roles)
@@ -130,10 +130,3 @@ def test_a_resumed_run_alarms_like_one_that_was_never_killed(
             resumed.state = state
         assert whole.observe(step) == resumed.observe(step)
     assert whole.state == resumed.state
-
-
-def test_the_stop_message_names_the_alarms_and_their_keys() -> None:
-    report = monitor().observe({**HEALTHY, **ILL["void_games"], **ILL["attacker_wins"]})
-    message = stop_message(report.firing, 12)
-    for part in ("limits.void_games", "0.16", "limits.attacker_wins", "0.96", "on_alarm=warn"):
-        assert part in message

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from game.builders import ERROR_NOTE, any_game, finished
+from game.builders import any_game, finished
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,13 +107,6 @@ def test_metrics_without_a_game_in_the_batch_are_left_out() -> None:
     names = role_metrics([finished(Outcome.CORRECT_REJECTION, category="decoy_benign")]).keys()
     assert not names & {"selfplay/assessor/recall", "selfplay/attacker/success_rate"}
     assert role_metrics([]).keys() == {"selfplay/games"}
-
-
-def test_undetected_rate_counts_only_attacks_that_should_leave_an_error() -> None:
-    missed, failed = finished(Outcome.MISSED_ERROR), finished(Outcome.INVALID_ATTACK)
-    decoy = finished(Outcome.FALSE_POSITIVE, category="decoy_benign")
-    assert role_metrics([missed, failed, decoy])["selfplay/attacker/undetected_rate"] == 0.5
-    assert "selfplay/attacker/undetected_rate" not in role_metrics([decoy])
 
 
 @st.composite
@@ -238,61 +231,18 @@ def test_a_void_game_is_counted_by_the_class_of_its_reason(reason: str) -> None:
     }
 
 
-def test_labels_judge_reads_only_rewritten_notes_that_the_data_knows() -> None:
-    def believed(
-        note: str | None, judge: str = "labels", category: str = "adversarial_benign"
-    ) -> MedicalRecord:
-        judgement = Judgement(judge=judge, label=Label.HARMFUL)
-        changes = {"attack": {"note": note or ERROR_NOTE}, "judgement": judgement}
-        return finished(Outcome.MISSED_ERROR, category=category, **changes)
-
+def test_attacks_are_judged_by_realism_and_failures_by_length() -> None:
     games = [
-        believed("She has a cough."),
-        believed(None),
-        believed("She has a cough.", "llm"),
-        believed("She is ill."),
+        judged(Label.SAFE),
+        judged(Label.HARMFUL, True),
+        judged(Label.HARMFUL, False, category="adversarial_harmful"),
+        judged(Label.SAFE, category="decoy_benign"),  # as it was asked to be
+        finished(Outcome.VOID, void="judge failed: Timeout", attack={"note": "word " * 99}),
     ]
-    assert role_metrics(games)["selfplay/judge/unread_rate"] == 0.5
-    assert (
-        role_metrics([believed("x", category="vanilla_harmful")]).get(
-            "selfplay/judge/unread_rate", 0.0
-        )
-        == 0.0
-    )
-
-
-ABSTAINED = judged(None).model_copy(update={"void": "judge abstained"})
-ANSWERS = [*map(judged, Label), ABSTAINED, ABSTAINED, void("judge failed: Timeout")]
-ATTACKS = [
-    judged(Label.SAFE),
-    judged(Label.HARMFUL, True),
-    judged(Label.HARMFUL, False, category="adversarial_harmful"),
-    judged(Label.SAFE, category="decoy_benign"),  # as it was asked to be
-]
-LONG_NOTE = finished(Outcome.VOID, void="judge failed: Timeout", attack={"note": "word " * 99})
-NEVER_ASKED = [
-    void("no room for the assessor's turn"),
-    finished(Outcome.INVALID_ATTACK),
-    finished(Outcome.CORRECT_REJECTION, category="vanilla_benign"),
-]
-
-
-@pytest.mark.parametrize(
-    ("games", "expected"),
-    [
-        (ANSWERS,
-         {"asked": 5, "answer_rate": 2 / 5, "abstention_rate": 2 / 5, "failure_rate": 1 / 5}),
-        ([*ATTACKS, LONG_NOTE], {"failures_by_length": 1.0, "failure_rate": 1 / 5}),
-        (ATTACKS, {"injected": 3, "no_error_rate": 1 / 3, "realistic_rate": 1 / 2}),
-        (NEVER_ASKED, {}),
-    ],
-)  # fmt: skip
-def test_answers_are_shares_of_the_notes_put_to_the_judge(
-    games: list[MedicalRecord], expected: dict[str, float]
-) -> None:
     found = role_metrics(games)
+    expected = {"injected": 3, "no_error_rate": 1 / 3, "realistic_rate": 1 / 2}
+    expected |= {"failure_rate": 1 / 5, "failures_by_length": 1.0}
     assert {n: found[f"selfplay/judge/{n}"] for n in expected} == pytest.approx(expected)
-    assert any(name.startswith("selfplay/judge/") for name in found) == bool(expected)
 
 
 def test_a_group_of_equal_rewards_gives_no_signal_to_that_role() -> None:
@@ -337,10 +287,6 @@ def attack(
 
 SAME_CASE = [attack("a", SENTENCES[0]), attack("a", SENTENCES[0])]
 ONE_TRICK = [attack(drug, f"She receives {drug} 5 mg daily.") for drug in DRUGS]
-DRESSED = [
-    attack("a", "She receives warfarin."), attack("b", "she RECEIVES warfarin"),
-    attack("c", SENTENCES[1]),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -349,7 +295,6 @@ DRESSED = [
         ([attack(str(n), SENTENCES[0]) for n in range(4)], 1.0, 1.0, 1.0),
         (ONE_TRICK, 0.7, 1.0, 0.0),
         ([*SAME_CASE, attack("b", SENTENCES[1])], 0.0, 0.5, 0.0),
-        (DRESSED, 0.0, 1.0, 2 / 3),
     ],
 )
 def test_attacks_on_different_cases_are_as_similar_as_their_sentences(
@@ -374,12 +319,6 @@ def test_effective_kinds_falls_with_a_collapse_that_similarity_misses() -> None:
     assert kinds("dose", "drug", "diagnosis", "treatment") == pytest.approx(4.0)
     assert kinds("dose", "dose", "drug", "treatment", None) == pytest.approx(2 * 2**0.5)
     assert (kinds("dose", "dose"), kinds(None)) == (1.0, None)
-
-
-def test_diversity_is_absent_without_attacks_to_compare() -> None:
-    invalid = attack("b", SENTENCES[0], invalid=InvalidAttack.TOO_MANY_WORDS)
-    for other in ([], [invalid], [attack("b")]):  # the last is a deletion
-        assert diversity_metrics([*SAME_CASE, *other]) == {}
 
 
 @given(st.integers(0, 2**31))
@@ -429,9 +368,3 @@ def test_the_index_is_0_without_the_cue_and_1_with_nothing_else(
     assert [numbers[P + n] for n in ("index", "false_positives", "recall")] == [index] * 3
     assert numbers[P + "edited/accuracy"] == numbers[P + "untouched/accuracy"] == accuracy
     assert numbers[P + "compared"] == 6
-
-
-def test_where_one_label_cannot_be_compared_the_other_is_the_index() -> None:
-    numbers = role_metrics([game for game in FOLLOWS if game.category is not Category.DECOY_BENIGN])
-    assert numbers[P + "index"] == numbers[P + "recall"] == 1
-    assert P + "false_positives" not in numbers

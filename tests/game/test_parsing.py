@@ -11,7 +11,7 @@ from game.builders import CLEAN_NOTE, SUBTLE_NOTE, assessment_text, attack_text
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from medserl_agentloop.games.medical.case import ErrorType, Label, known_type
+from medserl_agentloop.games.medical.case import ErrorType, Label
 from medserl_agentloop.games.medical.parsing import (
     EDITS,
     MEDSERL,
@@ -224,11 +224,6 @@ def test_a_harmful_answer_says_where_the_error_is(lines: list[str], error: tuple
     turn = MEDSERL.assessment(assessment_text(*lines, reasoning="hm"))
     assert (turn.verdict, turn.sentence, turn.correction) == (HARMFUL, *error)
     assert (turn.error_type, turn.reasoning) == (ErrorType.DIAGNOSIS, "hm")
-
-
-def test_an_error_type_is_read_whatever_its_case_and_spacing() -> None:
-    for spelling in ("causalOrganism", "Causal-Organism.", "CAUSAL_ORGANISM"):
-        assert known_type(spelling) == ErrorType.CAUSAL_ORGANISM
 
 
 # --- of any text: nothing raises, and nothing but the note crosses ---

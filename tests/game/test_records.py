@@ -13,7 +13,6 @@ from game.builders import (
     ERROR_SENTENCE,
     any_game,
     assessment_record,
-    attack_record,
     finished,
     spec,
 )
@@ -31,8 +30,6 @@ from medserl_agentloop.games.medical.metrics import (
 from medserl_agentloop.games.medical.records import (
     SCHEMA_VERSION,
     AssessmentRecord,
-    InvalidAttack,
-    Judgement,
     MedicalRecord,
     Outcome,
 )
@@ -89,14 +86,6 @@ def test_a_full_record_which_leaves_no_field_at_its_default_survives_json() -> N
     assert written["schema_version"] == SCHEMA_VERSION == 1
 
 
-def test_the_outcome_stands_in_json_for_readers_in_other_languages() -> None:
-    record = finished(Outcome.FALSE_POSITIVE)
-    written = record.to_json()
-    assert written["outcome"] == "false_positive" and "presented_note" not in written
-    earlier = {**written, "outcome": "nonsense", "presented_note": "another"}
-    assert MedicalRecord.model_validate(earlier) == record
-
-
 def test_first_version_record_is_read_without_later_fields() -> None:
     record = MedicalRecord.model_validate_json((HERE / "corpus/records/version_1").read_bytes())
     assert record.outcome is Outcome.CORRECT_REJECTION
@@ -108,23 +97,6 @@ def test_first_version_record_is_read_without_later_fields() -> None:
 def test_a_record_of_a_newer_version_is_refused(key: str, value: int) -> None:
     with pytest.raises(ValidationError, match=key):
         MedicalRecord.model_validate({**full_record().to_json(), key: value})
-
-
-@pytest.mark.parametrize(
-    ("parts", "outcome"),
-    [
-        ({"void": "judge failed"}, Outcome.VOID),
-        ({"judgement": None}, Outcome.VOID),
-        ({"assessment": None}, Outcome.VOID),
-        ({"judgement": Judgement(judge="llm", label=None)}, Outcome.VOID),
-        ({"attack": attack_record(invalid=InvalidAttack.UNPARSED), "judgement": None},
-         Outcome.INVALID_ATTACK),
-    ],
-)  # fmt: skip
-def test_game_has_no_verdict_without_valid_attack_and_judged_assessment(
-    parts: dict[str, Any], outcome: Outcome
-) -> None:
-    assert finished(Outcome.MISSED_ERROR).model_copy(update=parts).outcome is outcome
 
 
 # The facts of a parquet row, as the game reads them.
@@ -159,31 +131,8 @@ def test_a_full_row_is_read() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "allowed"),
-    [
-        ("category", "adversarial", [c.value for c in Category]),
-        ("target_label", "harmful", ["shows its note as it is"]),
-        ("clean_note", None, ["valid string"]),
-        ("index", "x", ["valid integer"]),
-        ("sentences", [1], ["a list of id and text"]),
-    ],
-)
-def test_a_bad_row_is_refused_with_row_key_value_and_what_is_allowed(
-    key: str, value: Any, allowed: list[str]
-) -> None:
-    with pytest.raises(ValueError) as error:
-        GameSpec.from_extra_info({**ROW, key: value})
-    row = f"row {value if key == 'index' else 41}"
-    parts = (row, "ms-7", repr(key), repr(value), "medserl data convert", *allowed)
-    assert all(part in str(error.value) for part in parts)
-
-
 # several assessments of one attack: what each earns, and what records and metrics make of them
 
-
-TERMS = Medserl()
-WORST_HONEST = -TERMS.win + TERMS.largest_edit + TERMS.unrealistic
 
 assessments = st.builds(
     assessment_record,
@@ -286,20 +235,6 @@ def test_attack_is_learnable_where_half_of_readable_assessments_find_it(
         **{n: part for n, part in usual.items() if n != "game"},
         "learnable": 0,
     }
-
-
-@given(several())
-def test_learnable_leaves_honest_play_undominated(record: MedicalRecord) -> None:
-    """As in ``medserl``: whatever an honest attack meets, one that does not count earns less."""
-    assume(record.attack is not None and record.category.has_attack and not record.is_void)
-    attacker = rewarded(record, "learnable").rewards[Role.ATTACKER]
-    core = sum(part for name, part in attacker.items() if name != "format")
-    if "validity" in attacker:
-        assert core == -2.0 < WORST_HONEST and "learnable" not in attacker
-    elif record.spec.task is Category.DECOY_BENIGN:
-        assert core == 0.0
-    else:
-        assert WORST_HONEST <= core <= TERMS.win
 
 
 @given(several() | any_game(), schemes)

@@ -29,7 +29,6 @@ from medserl_agentloop.games.medical.records import InvalidAttack, Judgement, Me
 from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 
 ATTACKED = [c for c in Category if c.has_attack]
-UNTOUCHED = [c for c in Category if not c.has_attack]
 
 
 class Careless:
@@ -130,23 +129,6 @@ def test_wrong_sentence_is_that_of_the_row_or_the_one_the_attack_changed(
     if note is not None:
         played.play(attack_text(note))
     assert (played.next_role, played.record.error_sentences) == (Role.ASSESSOR, wrong)
-
-
-def test_a_valid_attack_is_recorded_with_its_size_and_its_slip_of_form() -> None:
-    played = game("adversarial_benign", max_words=4)
-    played.play(f"<note>{SUBTLE_NOTE}</note>", tokens=77)
-    record = played.record.attack
-    assert (record.invalid, record.violations, record.note) == (None, ["no_reasoning"], SUBTLE_NOTE)
-    assert (record.response, record.tokens, record.truncated) == (
-        f"<note>{SUBTLE_NOTE}</note>",
-        77,
-        False,
-    )
-    assert (record.changed_sentences, record.changed_words) == (
-        ["She receives heparin 5000 units."],
-        1,
-    )
-    assert record.edit_share == 0.25
 
 
 def test_a_void_game_is_over_and_has_no_result() -> None:

@@ -17,7 +17,6 @@ from support import TOKENIZER, judge, run_game
 from experiments.kuhn_poker import warm_start
 from experiments.kuhn_poker.exploitability import (
     Policy,
-    average_policy,
     information_sets,
     nash_conv,
     value_of,
@@ -57,21 +56,6 @@ def test_the_known_solutions_cannot_be_exploited_and_uniform_play_can(
 ) -> None:
     assert nash_conv(policy) == pytest.approx(loses, abs=1e-12)
     assert value_of(policy) == pytest.approx(-1 / 18 if loses == 0 else 1 / 8)
-
-
-@given(st.lists(st.tuples(*[st.floats(0, 1)] * 12), min_size=2, max_size=4))
-def test_the_average_policy_is_worth_what_a_draw_of_one_of_the_policies_is(
-    drawn: list[tuple[float, ...]],
-) -> None:
-    policies = [dict(zip(information_sets(), chances, strict=True)) for chances in drawn]
-    average = average_policy(policies)
-    for own in (0, 1):  # one player plays the average, the other one an equilibrium
-        changed = [at for at in information_sets() if len(at[1].split()) % 2 == own]
-        worth = [
-            value_of({**equilibrium(0.2), **{at: p[at] for at in changed}})
-            for p in [*policies, average]
-        ]
-        assert worth[-1] == pytest.approx(sum(worth[:-1]) / len(policies), abs=1e-9)
 
 
 WON = {"check check": -1, "bet fold": 1, "bet call": -2, "check bet fold": -1, "check bet call": -2}

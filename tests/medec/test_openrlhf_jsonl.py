@@ -140,14 +140,6 @@ def test_uw_rows_without_ids_are_refused_without_the_agreement(
     assert facts_of(tmp_path / "out")[0]["subset"] == "medec_uw"
 
 
-def test_row_of_any_shape_may_name_its_error_type_and_unknown_are_counted(write_pairs):
-    rows = [row(pair(n)["incorrect_note"], "vanilla_harmful") for n in range(6)]
-    path = write_pairs(
-        *rows[:2], *(one | {"error_type": "Causal organism"} for one in rows[2:]), name="ms.jsonl"
-    )
-    assert read_files([path]).reports[0].error_types == {"causalOrganism": 4, "unknown": 2}
-
-
 def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, join):
     case = pair(2)
     path = write_pairs(

@@ -66,8 +66,6 @@ def exchange(row, *names):
     "columns",
     [
         ("Text", "Corrected Text"),
-        ("Error Sentence", "Corrected Sentence"),
-        ("incorrect_note", "correct_note"),
         ("error_sentence", "corrected_sentence"),
     ],
 )
@@ -144,19 +142,6 @@ def test_the_sister_benchmarks_are_read_as_they_are(name, notes, errors, left_ou
 # --- MEDEC's CSV ---
 
 
-def test_edits_are_tagged(write_csv):
-    """A corrected sentence that stands elsewhere, and an edit of letter case only."""
-    row = error_row(0)
-    moved = f"{row['Corrected Sentence']} {row['Text'].replace(row['Error Sentence'], '')}"
-    for corrected, tag in (
-        (moved, EditTag.NON_LOCAL),
-        (row["Text"].replace("warfarin", "Warfarin"), EditTag.NO_OP),
-        (row["Corrected Text"], EditTag.LOCAL),
-    ):
-        case = read_one(write_csv(row | {"Corrected Text": corrected}))
-        assert (case.edit_tag, case.clean_note) == (tag, corrected.strip())
-
-
 OTHER = "A woman of 70 fell at home and cannot lift her left arm any more."
 
 
@@ -185,18 +170,6 @@ def test_an_error_row_and_its_twin_become_one_case(write_csv, error, clean, text
         2 - len(text_ids),
         len(text_ids) - 1,
     )
-
-
-def test_clean_row_is_the_twin_of_one_error_row_only(write_csv):
-    rows = (
-        error_row(9, Text_ID="case-9"),
-        error_row(9, Text_ID="case-09"),
-        clean_row(10, Text_ID="case-10"),
-    )
-    assert [case.text_ids for case in read_files([write_csv(*rows)]).cases] == [
-        ("case-9", "case-10"),
-        ("case-09",),
-    ]
 
 
 @pytest.mark.parametrize("words", [20_001, 200_000])
@@ -234,11 +207,6 @@ def test_bad_cell_of_an_error_row_is_named_with_its_row(write_csv, column, value
 def test_clean_row_that_names_an_error_is_a_contradiction(write_csv, column, value):
     message = message_of(write_csv(clean_row(1) | {column: value}))
     assert repr(column) in message and "says that its note has no error: write " in message
-
-
-def test_of_several_damaged_cells_the_first_is_named(write_csv):
-    row = clean_row(1, Text="#REF!", Corrected_Text="a", Error_Flag="maybe")
-    assert "column 'Text': found '#REF!'" in message_of(write_csv(row))
 
 
 NOTE = "Fever since Monday."

@@ -12,7 +12,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from medec.builders import assert_one_sentence, clean_row, error_row, pair, run
+from medec.builders import clean_row, error_row, run
 from note_files import OFFICIAL, SAMPLE, medec_file
 
 from medserl_agentloop.data.cases import MedecFormatError
@@ -132,21 +132,6 @@ def test_twins_are_two_rows_of_one_case_and_awkward_text_stays(
     assert error["error_note"].endswith(" ") and clean["error_note"] is None
     assert (last["error_note"], last["error_sentence_id"]) == (text, 0)
     assert found[2]["prompt"][0]["content"].endswith(text)
-
-
-def test_eval_rows_command_names_each_problem_in_one_sentence(
-    tmp_path: Path, write_csv: Any, write_pairs: Any
-) -> None:
-    good, uw = write_csv(error_row(0), name="good.csv"), write_csv(error_row(0, Text_ID="uw-0"))
-    output = tmp_path / "eval.parquet"
-    for arguments, part in (
-        (["--input", uw, "--output", output], "--i-have-the-uw-agreement"),
-        (["--input", write_pairs(pair(0)), "--output", output], "does not say which sentence"),
-        (["--input", good, "--output", good / "eval.parquet"], "cannot be written"),
-        (["--input", good, "--output", output, "--seed", "3"], "--seed belongs to training rows"),
-    ):
-        assert_one_sentence(run("medec_to_parquet", *arguments), part)
-    assert not list(tmp_path.glob("*.parquet"))
 
 
 def test_sets_that_are_validated_on_together_have_other_indices(
