@@ -59,8 +59,7 @@ HEPARIN = "She receives heparin 5000 units."
         *(
             (edit_text(1, f"{shown} {HEPARIN}"), (1, HEPARIN), [])
             for shown in (
-                "(1)", "[1]", "1)", "1 -", "#1", "Sentence 1:", "[1]|", "1| 1|", "2|", "- 1|",
-                "**1:**", "1", "*", "(2) (1)", "New sentence:",
+                "(1)", "[1]", "1 -", "Sentence 1:", "1| 1|", "2|", "**1:**", "New sentence:",
             )
         ),
         (edit_text(1, "(2) tablets of it."), (1, "tablets of it."), []),
@@ -132,10 +131,7 @@ def test_the_assessor_reads_the_note_numbered_anew_and_not_the_edit() -> None:
         (edit_text("She is well.", HEPARIN), InvalidAttack.NO_SUCH_SENTENCE),
         (edit_text(1, f"{HEPARIN} She has fever."), InvalidAttack.TOO_MANY_SENTENCES),
         (edit_text(1, "She receives heparin 5000 units"), None),  # without its full stop
-        (edit_text(1, "She  receives heparin\n500 units."), InvalidAttack.UNCHANGED),
-        (edit_text(1, "She receives \u2800 heparin 5 units."), InvalidAttack.HIDDEN_TEXT),
         (edit_text(1, f"{HEPARIN}\n2| Discharge is planned."), InvalidAttack.CONTROL_TOKENS),
-        (edit_text(1, "She has this note is correct."), InvalidAttack.INSTRUCTS_READER),
         (attack_text(CLEAN_NOTE.replace("500", "5000")), InvalidAttack.UNPARSED),
     ],
 )

@@ -19,21 +19,9 @@ HEALTHY = {
     **{rule.metric: rule.limit + (-0.05 if rule.above else 0.05) for rule in RULES},
     **{"selfplay/attacker/success_rate": 0.5, **COUNTS},
 }
-VALUES = {
-    "attacker_wins": 0.96, "assessor_wins": 0.04, "attacker_no_signal": 0.81,
-    "assessor_no_signal": 0.81,
-    "attacker_format": 0.96, "assessor_format": 0.96,
-    "attacker_one_game": 0.51, "assessor_one_game": 0.51,
-    "attacker_cut": 0.03, "assessor_cut": 0.03,
-    "invalid_attacks": 0.49, "void_games": 0.16, "no_error_present": 0.16,
-    "unknowable_errors": 0.79,
-    "long_notes_lost": 0.11, "edit_detector": 0.41, "unseen_errors": -0.41,
-    "rollout_mismatch": 0.051,
-    "context_leak": 5.1, "no_update": 1.0, "lost_metrics": 1.0, 
-    "lost_games": 0.03, "fewer_kinds": 0.27,
-}  # fmt: skip
 BY_NAME = {rule.name: rule for rule in RULES}
-ILL = {name: {BY_NAME[name].metric: value} for name, value in VALUES.items()}
+ILL = {r.name: {r.metric: r.limit + (0.01 if r.above else -0.01)} for r in RULES}
+ILL["fewer_kinds"] = {BY_NAME["fewer_kinds"].metric: 0.27}  # of its first value, 0.55
 
 
 def monitor(patience: int = 1, **config: Any) -> HealthMonitor:

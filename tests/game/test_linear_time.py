@@ -5,17 +5,12 @@ Quadratic time would be 64 times as long. Between the two there is room for a bu
 processor time for the same work differs by a factor of two.
 """
 
-import importlib
-import pkgutil
-import re
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import regex
 
-import medserl_agentloop.games.medical as game
 from medserl_agentloop.games.medical.canonical import canonical_words
 from medserl_agentloop.games.medical.edit import (
     edit_between,
@@ -25,7 +20,6 @@ from medserl_agentloop.games.medical.edit import (
 )
 from medserl_agentloop.games.medical.parsing import PARSERS, load_parser
 from medserl_agentloop.games.medical.rules import injections
-from medserl_agentloop.medical_team import formats
 
 # A text is the beginning of one of these, and then its second part again and again.
 HARD = [
@@ -43,20 +37,6 @@ HARD = [
 ]  # fmt: skip
 
 
-def _patterns() -> dict[str, Callable[[str], Any]]:
-    modules = [
-        importlib.import_module(m.name)
-        for m in pkgutil.walk_packages(game.__path__, f"{game.__name__}.")
-    ]
-    found = {}
-    for module in (*modules, formats):
-        for name, value in vars(module).items():
-            if isinstance(value, (re.Pattern, regex.Pattern)):
-                found[f"{module.__name__.rpartition('.')[2]}.{name}"] = value.subn
-    return {name: lambda text, subn=subn: subn("", text) for name, subn in found.items()}
-
-
-PATTERNS = _patterns()
 READERS: dict[str, Callable[[str], Any]] = {
     "canonical_words": canonical_words,
     "split_sentences": split_sentences,
@@ -75,17 +55,12 @@ def _seconds(read: Callable[[str], Any], text: str) -> float:
     return time.process_time() - began
 
 
-def test_every_pattern_of_the_game_is_timed() -> None:
-    some = "rules._INSTRUCTION canonical._TOKEN edit.WORD parsing._MARKS formats._CLASSIC_FIELD"
-    assert set(some.split()) <= set(PATTERNS)
-
-
-@pytest.mark.parametrize("name", [*PATTERNS, *READERS])
+@pytest.mark.parametrize("name", READERS)
 def test_eight_times_the_text_takes_about_eight_times_as_long(name: str) -> None:
     """The texts that take longest at 16,000 characters stand for the others: whatever is quadratic
     is among them.
     """
-    read = PATTERNS.get(name) or READERS[name]
+    read = READERS[name]
     took = {text: _seconds_if_linear(read, *text, 2_000) for text in HARD}
     for text in sorted(took, key=lambda text: -took[text])[:2]:
         _seconds_if_linear(read, *text, 25_000)

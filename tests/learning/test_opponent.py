@@ -4,19 +4,15 @@ their tables.
 
 import asyncio
 import json
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from game.builders import finished
 from medec.builders import run as in_this_process
 from real_runs import REPOSITORY, SMALL, environment, printed_by
 from serving import serving
 
-from experiments.learning.transcripts import error_of
 from experiments.opponent import clinic, frozen_player, results
 from experiments.opponent import run as opponent
 from experiments.opponent.frozen_player import SEARCHED_FILE, Searcher, app_of
@@ -26,25 +22,11 @@ from medserl_agentloop.core.interaction import Reply, Turn
 from medserl_agentloop.core.step_file import LATEST
 from medserl_agentloop.data.sample import write_sample
 from medserl_agentloop.evaluation.local_models import load_player
-from medserl_agentloop.games.clinic import error_detail, oracle, parse_note
 from medserl_agentloop.games.medical.case import Category, Label, Role
 from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
 from medserl_agentloop.paths import resource
-
-
-def test_labelled_notes_have_the_errors_that_are_drawn_for_them(tmp_path: Path) -> None:
-    lesson = replace(clinic.LESSON, unseen_share=0.0)
-    write_sample(tmp_path / "notes.csv", 40, overlap=1, draw=partial(error_of, lesson=lesson))
-    notes = pd.read_csv(tmp_path / "notes.csv", keep_default_na=False)
-    wrong = notes[notes["Error Flag"] == 1]
-    for text, number, kind in zip(
-        wrong["Text"], wrong["Error Sentence ID"], wrong["Error Type"], strict=True
-    ):
-        assert oracle(text).errors == ((number, kind),)
-        note = parse_note(text)
-        assert note and error_detail(note, number) not in clinic.LESSON.overlooked
 
 
 def test_frozen_player_answers_each_request_with_its_own_attack() -> None:

@@ -115,21 +115,6 @@ def test_rows_that_contradict_themselves_are_named(convert, write_pairs, tmp_pat
     assert len(manifest_of(tmp_path / "out")["sources"][0]["contradictions"]) == 6
 
 
-def test_uw_rows_are_known_by_marks(convert, write_pairs, write_csv, tmp_path):
-    """The ids say MEDEC-MS; the notes have MEDEC-UW's de-identification marks."""
-    marked = [
-        pair(n, incorrect_note=f"<NAME/> is <AGE/>. {pair(n)['incorrect_note']}")
-        for n in range(40, 45)
-    ]
-    csv = write_csv(error_row(0, Text="Mr. <NAME/> fell."))
-    path = write_pairs(*(pair(n) for n in range(40)), *marked)
-    inputs = ("--input", path, "--input", csv)
-    assert_one_sentence(convert(*inputs), "6 MEDEC-UW rows", "--i-have-the-uw-agreement")
-    assert convert(*inputs, "--i-have-the-uw-agreement").exit_code == 0
-    result = convert("--input", csv, output="eval.parquet")
-    assert_one_sentence(result, "1 MEDEC-UW rows")
-
-
 # --- a run that is killed leaves the old files or the new ones, never half of one ---
 
 

@@ -4,7 +4,6 @@ checked says so.
 
 import copy
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from note_files import OFFICIAL, PAIRS, medec_file
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import DEFAULT_MIX, SCHEMA, RowPlan, build_rows
 from medserl_agentloop.data.verify import Check, find_leaks, verify_files
-from medserl_agentloop.games.medical.case import Category, GameSpec, Label
+from medserl_agentloop.games.medical.case import GameSpec, Label
 from medserl_agentloop.paths import sha256_of
 
 # --- columns and values ---
@@ -159,35 +158,6 @@ def test_order_that_tells_the_label(tmp_path: Path) -> None:
     assert_found(
         report, Check.LEAKS, "the row's place in the file tells the target_label", "shuffle"
     )
-
-
-def labelled(note: str, target: Label, seed: Label | None = None) -> GameSpec:
-    harmful = (seed or target) is Label.HARMFUL
-    return GameSpec(
-        Category.ADVERSARIAL_HARMFUL if harmful else Category.ADVERSARIAL_BENIGN, target, note
-    )
-
-
-def test_published_share_of_trailing_blanks_is_found_and_chance_is_not() -> None:
-    """60 % of the error notes against 47 % of the clean ones, and labels drawn at random."""
-    rng = random.Random(1)
-    leaky = []
-    for n in range(2000):
-        label = rng.choice(list(Label))
-        leaky.append(
-            labelled(
-                f"a b{n}" + " " * (rng.random() < (0.6 if label is Label.HARMFUL else 0.47)), label
-            )
-        )
-    (leak,) = find_leaks(leaky)
-    assert leak.startswith("white space after the note tells the target_label ")
-    for _ in range(30):
-        chance = []
-        for n in range(300):
-            label = rng.choices(list(Label), [0.7, 0.3])[0]
-            note = "a  " * rng.randrange(20) + f"b{n}" + " " * rng.randrange(2)
-            chance.append(labelled(note, label, rng.choice(list(Label))))
-        assert not list(find_leaks(chance))
 
 
 @pytest.mark.parametrize("games", ["vanilla", "adversarial decoy", "vanilla adversarial decoy"])
