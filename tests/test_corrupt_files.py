@@ -15,7 +15,9 @@ from game.builders import finished
 from invoking import invoke
 from omegaconf import OmegaConf
 from torchdata.stateful_dataloader import StatefulDataLoader
+from training.test_step_file import disk_that_is_full_after
 
+from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.step_file import (
     GAMES_FILE,
     LATEST,
@@ -27,6 +29,7 @@ from medserl_agentloop.core.step_file import (
 )
 from medserl_agentloop.core.trainer import SelfPlayTrainer
 from medserl_agentloop.games.medical.records import Outcome, read_games
+from medserl_agentloop.report import metrics
 
 DRAWS = 100
 LAST = 3
@@ -101,6 +104,13 @@ def test_half_a_last_line_is_left_out_and_said(games: StepFile, command: str, na
     assert invoke(command, run, *([run] if command == "compare" else [])).exit_code == 2
 
 
+def test_metrics_without_a_step_are_named(tmp_path: Path) -> None:
+    file = StepFile(tmp_path / METRICS_FILE)
+    file.append([{"step": 1, "a": 1.0}, {"a": 1.0}])
+    with pytest.raises(ValueError, match=re.escape(f"{file.path}, line 2 has no step")):
+        metrics(tmp_path)
+
+
 def test_a_damaged_state_of_a_checkpoint_is_named_or_taken_up(tmp_path: Path) -> None:
     saved = {"baselines": {"attacker": {"adversarial_benign": 0.25}}, "alarms": {"streaks": {}}}
     save_state(tmp_path, saved)
@@ -111,6 +121,24 @@ def test_a_damaged_state_of_a_checkpoint_is_named_or_taken_up(tmp_path: Path) ->
             load_state(tmp_path, {"baselines": {}, "alarms": {}})
         except ValueError as error:
             assert str(error).startswith(f"{file} does not hold the state of a self-play run: ")
+
+
+def test_checkpoint_that_cannot_be_written_is_named_with_the_free_space(tmp_path: Path) -> None:
+    trainer: Any = object.__new__(SelfPlayTrainer)
+    keep = dict.fromkeys(("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep", "default_hdfs_dir"))
+    trainer.config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path), **keep}})
+    trainer.global_steps, trainer.run_state, trainer.kept_checkpoints = LAST, {}, None
+    trainer.selfplay = SelfPlayConfig(game="medical", records=str(tmp_path))
+
+    def save_checkpoint(folder: str, *_: Any, **__: Any) -> None:
+        Path(folder).mkdir(parents=True)
+        torch.save({"weight": torch.arange(300.0)}, Path(folder) / "model.pt")
+
+    trainer.actor_rollout_wg = SimpleNamespace(save_checkpoint=save_checkpoint)
+    message = rf"^the checkpoint {tmp_path}/global_step_{LAST} cannot .* MB are free"
+    with disk_that_is_full_after(1000), pytest.raises(RuntimeError, match=message):
+        trainer._save_checkpoint()
+    assert not (tmp_path / LATEST).exists()
 
 
 def test_a_damaged_checkpoint_is_named_with_the_way_to_the_one_before(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Real runs in one folder: killed before a validation, and gone on."""
+"""Real runs in one folder: killed before a validation, gone on, and not written over."""
 
 from pathlib import Path
 
@@ -60,3 +60,12 @@ def test_groups_of_several_assessments_say_how_many_teach_nothing(whole: Run) ->
     for step in whole.metrics:
         assert step["selfplay/assessor/groups"] > 0
         assert 0 <= step["selfplay/assessor/no_signal_rate"] <= 1
+
+
+def test_a_finished_run_is_not_written_over(whole: Run, settings: tuple[str, ...]) -> None:
+    before = sorted(path.name for path in (whole.folder / "run").iterdir())
+    again = Run(whole.folder, *settings, "trainer.resume_mode=disable")
+    assert again.wait_for_end() != 0
+    assert "trainer.resume_mode=disable would write over the run in" in again.log.read_text()
+    after = {path.name for path in (whole.folder / "run").iterdir()}
+    assert after == {*before}

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from fastapi import FastAPI
-from real_runs import ADAPTERS, GAMES_PER_STEP, Run
+from real_runs import ADAPTERS, AGREEMENT, CERTIFIED, GAMES_PER_STEP, Run
 from serving import serving
 
 from medserl_agentloop.core.step_file import GAMES_FILE
@@ -54,6 +54,13 @@ def test_a_run_whose_judge_is_down_goes_on_and_invents_nothing(run: Run) -> None
     assert any("the judge does not answer" in line for line in run.lines())
     for step in run.metrics:
         assert step["selfplay/judge/failure_rate"] == 1.0
+
+
+def test_adapters_reach_the_rollout_in_every_step(run: Run) -> None:
+    assert any(CERTIFIED in line and "holds" in line for line in run.lines())
+    for step in run.metrics:
+        assert step["training/rollout_probs_diff_max"] < AGREEMENT
+        assert step["actor/grad_norm"] > 0
 
 
 def test_a_run_with_an_alarm_stops_after_the_step_is_saved_and_logged(run: Run) -> None:

@@ -79,3 +79,9 @@ def test_what_no_kind_can_be_said_of_earns_what_medserl_pays() -> None:
         counts = Counts()
         Optimism(decoy=1.0).settle([record], counts)
         assert record.rewards == Medserl(decoy=1.0).rewards(record) and not counts
+
+
+def test_row_s_type_stands_where_the_judge_names_none() -> None:
+    game, counts = attack(None, False), Counts()
+    Optimism().settle([game], counts)
+    assert set(counts["shown"]) == {game.spec.error_type or "unknown"}

@@ -34,6 +34,7 @@ from medserl_agentloop.games.medical.records import (
     Rewards,
 )
 from medserl_agentloop.games.medical.rewards import (
+    SCHEMES,
     Medserl,
     RewardScheme,
     ZeroSum,
@@ -262,6 +263,23 @@ def test_rule_breaking_and_harmless_edits_never_pay_more_than_real_errors(
 # Every scheme, how one is found, and how one is corrected for a judge that errs.
 
 
+@given(any_game(), st.sampled_from(sorted(SCHEMES)))
+def test_a_scheme_rewards_whoever_generated_a_turn_that_counts(
+    record: MedicalRecord, name: str
+) -> None:
+    rewards = earned(record, name)
+    played = {Role.ATTACKER: record.attack, Role.ASSESSOR: record.assessment}
+    assert set(rewards) == {
+        role
+        for role, turn in played.items()
+        if turn is not None and record.outcome is not Outcome.VOID
+    }
+    assert all(
+        record.reward(role) == (sum(rewards[role].values()) if role in rewards else None)
+        for role in Role
+    )
+
+
 @dataclass(frozen=True)
 class Own(RewardScheme):
     """A scheme of a user's own."""
@@ -302,6 +320,16 @@ def test_a_void_game_earns_nothing_and_its_scheme_is_not_asked() -> None:
     record = finished(Outcome.VOID, rewards={Role.ATTACKER: {"game": 1.0}})
     reward_game(record, Own(lambda record: {Role.ATTACKER: {"game": 1 / 0}}))
     assert record.rewards == {}
+
+
+def test_constants_of_a_scheme_can_be_replaced() -> None:
+    record = finished(Outcome.CORRECT_REJECTION, category="adversarial_benign")
+    milder = load_scheme("medserl", {"failed_attack": -1.6})
+    assert milder.rewards(record)[Role.ATTACKER]["validity"] == -1.6
+    assert load_scheme("medserl", {"failed_attack": None}) == Medserl()
+    played_for_points = {"game": 1.0, "format": 0.0, "faithfulness": -0.125}
+    decoy = load_scheme("medserl", {"decoy": 1.0}).rewards(honest(Outcome.FALSE_POSITIVE))
+    assert decoy[Role.ATTACKER] == played_for_points
 
 
 @pytest.mark.parametrize(

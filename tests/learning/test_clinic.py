@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from experiments.learning.attack_check import check_attack
 from experiments.learning.measure import Measurement, held_out_cases
 from experiments.learning.train_tiny_player import PROFILES
 from experiments.learning.transcripts import (
+    BLIND_SPOTS,
     CURRICULA,
+    Lesson,
     Transcript,
     transcripts,
 )
@@ -45,7 +48,8 @@ from medserl_agentloop.games.clinic import (
     sample_clean_note,
     with_error,
 )
-from medserl_agentloop.games.medical.case import Category, ErrorType, Label
+from medserl_agentloop.games.medical.case import Category, ErrorType, Label, Role
+from medserl_agentloop.games.medical.parsing import MEDSERL
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
 from medserl_agentloop.paths import resource
 
@@ -139,6 +143,21 @@ def test_committed_sample_is_what_the_script_writes_with_all_error_types(tmp_pat
 
 
 NOVICE = CURRICULA["novice"]
+
+
+def stream(role: Role, lesson: Lesson, count: int = 2000) -> list[Transcript]:
+    turns = transcripts(1, replace(lesson, practice=0.5))
+    return list(itertools.islice((t for t in turns if t.role is role), count))
+
+
+def test_clinic_attacks_parse_and_are_valid_in_every_category() -> None:
+    attacks = stream(Role.ATTACKER, BLIND_SPOTS)
+    for attack in attacks:
+        parsed = MEDSERL.attack(attack.answer)
+        assert parsed.note is not None and not parsed.violations
+        assert check_attack(attack.note, parsed.note, attack.category) == "ok", attack
+    counts = {c: sum(a.category is c for a in attacks) for c in Category if c.has_attack}
+    assert min(counts.values()) == counts[Category.DECOY_BENIGN] > 0.05 * len(attacks)
 
 
 def conversation(tokenizer: Any, profile: PromptProfile, turns: list[Transcript]) -> str:

@@ -1,6 +1,7 @@
 """The commands of the learning runs and what is read from their files, without running them."""
 
 import random
+import shutil
 import sys
 from itertools import product
 from pathlib import Path
@@ -14,15 +15,16 @@ import pytest
 from real_runs import AGREEMENT, REPOSITORY, SMALL, environment, printed_by
 from support import extra_info
 
-from experiments.learning import context_leak
+from experiments.learning import context_leak, pictures
 from experiments.learning import run as learning
-from experiments.learning.results import Rates, Share, in_training
+from experiments.learning.results import FIGURES, Rates, Share, gain, in_training
 from experiments.opponent import run as opponent
 from experiments.shortcuts import run as shortcuts
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.core.step_file import GAMES_FILE
 from medserl_agentloop.games.clinic import sample_clean_note
 from medserl_agentloop.games.medical.records import read_games
+from medserl_agentloop.scoring.metrics import wilson_interval
 from medserl_agentloop.testing import compose_run
 
 
@@ -125,6 +127,28 @@ def test_the_leak_of_a_shared_context_is_measured(
     monkeypatch.setattr(sys, "argv", ["context_leak", "--data", str(tmp_path / "notes.parquet")])
     context_leak.main()
     assert "of 4 attacks were valid" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_all_pictures_are_drawn_from_the_committed_files(tmp_path: Path) -> None:
+    for file in FIGURES.glob("*.csv"):
+        shutil.copy(file, tmp_path)
+    pictures.main(results=tmp_path)
+    assert {path.name for path in tmp_path.glob("*.svg")} == {
+        path.name for path in FIGURES.glob("*.svg")
+    }
+
+
+def test_seeds_with_the_same_cases_do_not_narrow_an_interval() -> None:
+    start = {(seed, 0, 0.0, "assessor/clean"): (756, 1000) for seed in range(3)}
+    assert (
+        str(Rates(start).share("assessor/clean", 0, 0.0)) == "75.6 (72.8 to 78.2)"
+    )  # one player, one answer
+    low, high = wilson_interval(756, 1000)
+    same, apart = Share(((756, 1000),) * 3), Share(((706, 1000), (756, 1000), (806, 1000)))
+    assert same.interval == pytest.approx((low, high))
+    assert apart.interval[0] < low - 0.02 and apart.interval[1] > high + 0.02
+    assert gain(apart, Share(((716, 1000), (776, 1000), (836, 1000))))[1] == "+1.0, +2.0, +3.0"
 
 
 def test_interval_of_three_seeds_that_differ_holds_the_truth_in_19_cases_of_20() -> None:

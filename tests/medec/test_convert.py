@@ -2,20 +2,37 @@
 are one sentence.
 """
 
+import contextlib
 import hashlib
+import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import medec_to_parquet
 import pyarrow.parquet as pq
 import pytest
 from medec.builders import (
+    assert_found,
     assert_one_sentence,
     clean_row,
     error_row,
+    good_rows,
     manifest_of,
     pair,
+    read_one,
     run,
+    write,
 )
+from note_files import SAMPLE
+
+from medserl_agentloop.data.cases import EditTag
+from medserl_agentloop.data.verify import Check, verify_files
+from medserl_agentloop.paths import PACKAGE
+
+FILES = ["manifest.json", "train.parquet", "val.parquet"]
 
 
 def ids_in(path: Path) -> set[str]:
@@ -107,6 +124,21 @@ def test_bad_options_end_with_one_sentence(convert, pairs, arguments, part):
     )
 
 
+def test_own_notes_example_converts_and_the_pair_of_the_page_is_read(
+    convert, write_pairs, tmp_path
+):
+    assert convert("--input", SAMPLE.with_name("own_notes.csv")).exit_code == 0
+    assert (
+        run(
+            "verify_parquet", tmp_path / "out/train.parquet", tmp_path / "out/val.parquet"
+        ).exit_code
+        == 0
+    )
+    page = (PACKAGE.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    example = json.loads(page.partition("```json")[2].partition("```")[0])
+    assert read_one(write_pairs(example)).edit_tag is EditTag.LOCAL
+
+
 def test_rows_that_contradict_themselves_are_named(convert, write_pairs, tmp_path):
     wrong = [pair(n, error_sentence="This is nowhere.") for n in range(6)]
     result = convert("--input", write_pairs(*wrong, *(pair(n) for n in range(6, 40))))
@@ -115,7 +147,69 @@ def test_rows_that_contradict_themselves_are_named(convert, write_pairs, tmp_pat
     assert len(manifest_of(tmp_path / "out")["sources"][0]["contradictions"]) == 6
 
 
+def test_uw_rows_are_known_by_marks(convert, write_pairs, write_csv, tmp_path):
+    """The ids say MEDEC-MS; the notes have MEDEC-UW's de-identification marks."""
+    marked = [
+        pair(n, incorrect_note=f"<NAME/> is <AGE/>. {pair(n)['incorrect_note']}")
+        for n in range(40, 45)
+    ]
+    csv = write_csv(error_row(0, Text="Mr. <NAME/> fell."))
+    path = write_pairs(*(pair(n) for n in range(40)), *marked)
+    inputs = ("--input", path, "--input", csv)
+    assert_one_sentence(convert(*inputs), "6 MEDEC-UW rows", "--i-have-the-uw-agreement")
+    assert convert(*inputs, "--i-have-the-uw-agreement").exit_code == 0
+    result = convert("--input", csv, output="eval.parquet")
+    assert_one_sentence(result, "1 MEDEC-UW rows")
+
+
 # --- a run that is killed leaves the old files or the new ones, never half of one ---
+
+
+# A real process, killed by itself just before the given rename: no exit handler runs.
+KILLED = """
+import os, runpy, signal, sys
+
+number, script = int(sys.argv[1]), sys.argv[2]
+
+def hook(name, arguments):
+    global number
+    if name == "os.rename" and ".tmp" in str(arguments[0]):
+        number -= 1
+        if number == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(hook)
+sys.argv = sys.argv[2:]
+sys.path.insert(0, os.path.dirname(script))
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+def written(folder, seed):
+    """Convert the sample into ``folder``, and return its files."""
+    with contextlib.chdir(folder):
+        arguments = ("--input", SAMPLE, "--output", "out", "--seed", seed)
+        assert run("medec_to_parquet", *arguments).exit_code == 0
+    return {name: (folder / "out" / name).read_bytes() for name in FILES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "replaced"), [(1, 0), (3, 2)])
+def test_killed_run_leaves_whole_files_and_names_a_mixture(tmp_path, number, replaced):
+    (tmp_path / "other").mkdir()
+    new, old = written(tmp_path / "other", seed=2), written(tmp_path, seed=1)
+    options = ["--input", SAMPLE, "--output", "out", "--seed", "2"]
+    command = [sys.executable, "-c", KILLED, str(number), medec_to_parquet.__file__, *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True)
+    assert done.returncode == -signal.SIGKILL
+    found = {name: (tmp_path / "out" / name).read_bytes() for name in FILES}
+    assert all(found[name] in (old[name], new[name]) for name in FILES)
+    assert sum(found[name] == new[name] for name in FILES) == replaced
+    report = verify_files([tmp_path / "out" / name for name in FILES[1:]])
+    assert report.ok == (replaced == 0)
+    if not report.ok:
+        assert_found(report, Check.MANIFEST, "val.parquet: the file is not the one", "was killed")
+    assert written(tmp_path, seed=2) == new
 
 
 def test_conversations_of_a_mixture_are_refused(convert, pairs, tmp_path):
@@ -124,3 +218,12 @@ def test_conversations_of_a_mixture_are_refused(convert, pairs, tmp_path):
     shutil.copy(tmp_path / "b/val.parquet", tmp_path / "a/val.parquet")
     result = run("sft_to_parquet", "--input", tmp_path / "a", "--output", tmp_path / "sft")
     assert_one_sentence(result, "a/val.parquet: the file is not the one that manifest.json")
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"outputs": {"train.parquet": {}}}', '{"outputs": null}', "\x00"]
+)
+def test_a_manifest_of_something_else_says_nothing_about_a_file(tmp_path, text):
+    path = write(tmp_path / "train.parquet", good_rows(12))
+    (tmp_path / "manifest.json").write_text(text)
+    assert verify_files([path]).ok

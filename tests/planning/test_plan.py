@@ -1,6 +1,7 @@
 """Every recipe for a GPU starts and fits its card.
 
-Parameters are compared with those that torch counts, and sums with the peaks of real steps.
+The plan's counts are compared with torch's own on meta tensors, and its sums with the peaks of real
+steps.
 """
 
 import re
@@ -13,8 +14,9 @@ import pytest
 import torch
 from invoking import invoke
 from omegaconf import OmegaConf
-from planning.gpu_recipes import CARDS, JUDGE_SERVER
-from transformers import AutoModelForCausalLM
+from planning.gpu_recipes import CARDS
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.modeling_utils import AttentionInterface
 from verl.utils.config import validate_config
 
 from benchmarks import plan_memory
@@ -33,13 +35,14 @@ from medserl_agentloop.tools.plan import (
 )
 
 ROOT = Path(__file__).parents[2]
+JUDGE = ("selfplay.judge_server.url=http://localhost:30000/v1", "selfplay.judge_server.model=judge")
 
 
 @cache
 def run_of(recipe: str, *overrides: str) -> RunConfig:
     """The run of a recipe with the overrides behind it, composed once."""
     name, *own = recipe.split()
-    return composed(name, [*([] if "judge" in name else JUDGE_SERVER), *own, *overrides])
+    return composed(name, [*([] if "judge" in name else JUDGE), *own, *overrides])
 
 
 @pytest.mark.parametrize("recipe", CARDS)
@@ -99,6 +102,24 @@ def test_advice_is_what_makes_the_run_fit(recipe: str, gpu: int, fits: bool, adv
     assert ("Fits, " in done.output) == (not fits and gpu > 8)
 
 
+def test_the_arithmetic_of_qwen3_4b_without_its_savings() -> None:
+    """AdamW's default, and half of the free memory for SGLang: 75 GiB of weights, gradients and
+    states at its step.
+    """
+    savings = (
+        "actor.optim.override_optimizer_config=null",
+        "rollout.gpu_memory_utilization=0.5",
+        "rollout.engine_kwargs.sglang.disable_piecewise_cuda_graph=false",
+        *(f"actor.fsdp_config.{what}_offload=false" for what in ("param", "optimizer")),
+    )
+    plan = plan_run(run_of("qwen3_4b", *(f"actor_rollout_ref.{key}" for key in savings)), 80)
+    step = plan.phases["optimizer step, actor"]
+    adam = sum(step[part] for part in ("weights", "gradients", "Adam", "Adam's square roots"))
+    assert (adam / GIB, plan.checkpoint / GIB) == pytest.approx((75, 45), abs=0.1)
+    # in step 2, when Adam's states are there
+    assert sum(plan.phases["generation"].values()) > plan.usable
+
+
 def test_sharding_offload_and_adapters_take_what_they_say() -> None:
     offload = [f"{ACTOR}.fsdp_config.{what}_offload=false" for what in ("param", "optimizer")]
     plain, parts = plan_run(run_of("qwen3_4b", *offload), 80), "optimizer step, actor"
@@ -124,10 +145,24 @@ def test_the_shape_of_a_local_model_is_read_from_its_folder() -> None:
 # --- counts and peaks ---
 
 
-def model_of(config: Any) -> Any:
+def config_of(qk_norm: bool, hidden: int = 64, heads: int = 4, layers: int = 2) -> Any:
+    return (Qwen3Config if qk_norm else LlamaConfig)(
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=2,
+        head_dim=64,
+        vocab_size=1000,
+        tie_word_embeddings=True,
+    )
+
+
+def model_of(config: Any, dtype: torch.dtype = torch.float32) -> Any:
     """The model on the meta device."""
+    qwen3 = isinstance(config, Qwen3Config)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return (Qwen3ForCausalLM if qwen3 else LlamaForCausalLM)(config).to(dtype)
 
 
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-8b"])
@@ -139,14 +174,46 @@ def test_parameters_are_those_that_torch_counts(name: str) -> None:
 def test_parameters_of_a_critic_and_of_an_adapter() -> None:
     from peft import LoraConfig, get_peft_model
 
-    config = model_config("qwen3-0.6b")
-    shape = Shape(config)
+    shape = Shape(config := config_of(qk_norm=True))
     plain = sum(p.numel() for p in model_of(config).parameters())
     assert Engine(shape, critic=True).parameters == plain + shape.hidden
     adapted = get_peft_model(model_of(config), LoraConfig(r=8, target_modules="all-linear"))
     assert Engine(shape, lora_rank=8).trained == sum(
         p.numel() for p in adapted.parameters() if p.requires_grad
     )
+
+
+def flash(
+    module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any
+) -> tuple[torch.Tensor, None]:
+    output = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True)[0]
+    return output.transpose(1, 2), None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_saved_activations_are_those_that_torch_saves(qk_norm: bool, dtype: torch.dtype) -> None:
+    AttentionInterface.register("saved_by_fa", flash)
+    config = config_of(qk_norm, hidden=256, heads=8, layers=3)
+    shape, model, tokens = Shape(config), model_of(config, dtype), 128
+    model.config._attn_implementation = "saved_by_fa"
+    weights, saved = {p.untyped_storage()._cdata for p in model.parameters()}, {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return tensor
+
+    inputs = torch.zeros((1, tokens), dtype=torch.long, device="meta")
+    mask: Any = {"full_attention": None} if qk_norm else None
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        last = model.model(
+            inputs, attention_mask=mask, position_ids=inputs, use_cache=False
+        ).last_hidden_state
+    counted = sum(s.nbytes() for key, s in saved.items() if key not in weights) + last.nbytes
+    computed = shape.layers * shape.saved_in_layer(dtype.itemsize) + shape.saved_outside(
+        dtype.itemsize
+    )
+    assert computed * tokens == pytest.approx(counted, rel=0.001)
 
 
 @pytest.mark.slow

@@ -64,6 +64,13 @@ def test_a_resumed_run_removes_old_checkpoints_before_it_writes_another(
         assert found == left
 
 
+def test_the_best_one_is_kept_with_the_newest_ones(tmp_path: Path) -> None:
+    save(tmp_path, 10, 20, 30, 40, latest=40)
+    scores = {0: 0.9, 10: 0.5, 20: 0.7, 30: 0.7, 40: 0.6}
+    remove_old(tmp_path, 50, 2, scores)  # 0 was never saved; of equals the earlier is the best
+    assert saved_steps(tmp_path) == [20, 40]
+
+
 def test_checkpoints_say_which_is_which_and_are_chosen_by_name(tmp_path: Path) -> None:
     save(tmp_path, 2, 4, 6, latest=6)
     validate(tmp_path, {0: 0.2, 2: 0.4, 4: 0.6})

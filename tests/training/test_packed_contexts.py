@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from real_runs import log_probs
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -71,18 +72,30 @@ def test_packed_sequences_and_weights_get_what_they_get_alone(lengths: list[int]
     assert (gradient - alone).norm() < 1e-4 * alone.norm()
 
 
-def test_the_packed_attention_is_sdpa_with_padding_and_when_it_writes() -> None:
-    ids, _ = row_of([FIRST, SECOND])
+@pytest.mark.parametrize("window", [None, 8])
+def test_the_packed_attention_is_sdpa_with_a_window_and_with_padding(window: int | None) -> None:
+    ids, positions = row_of([FIRST, SECOND])
     found = []
     for attention in ("sdpa", PACKED):
         model = model_with(attention)
+        if window:
+            changes = {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 1}
+            changes |= {
+                "layer_types": ["full_attention", "sliding_attention"],
+                "attn_implementation": attention,
+            }
+            config = type(model.config)(**model.config.to_dict() | changes)
+            torch.manual_seed(0)
+            model = type(model)(config).eval()
+            config._attn_implementation = attention
+        packed = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits
         padding = torch.ones(2, FIRST, dtype=torch.long)
         padding[0, :5] = 0
         padded = model(input_ids=ids[: 2 * FIRST].reshape(2, FIRST), attention_mask=padding).logits[
             :, 5:
         ]
         written = model.generate(ids[None, :FIRST], max_new_tokens=5, do_sample=False)
-        found.append((padded, written))
+        found.append((packed, padded, written))
     for of_sdpa, of_packed in zip(*found, strict=True):
         torch.testing.assert_close(of_sdpa, of_packed, atol=1e-5, rtol=1e-5)
 
@@ -209,3 +222,24 @@ def test_what_the_kernel_does_not_take_goes_one_context_at_a_time_and_says_why(
     states, _ = states_of([3], given.pop("size"), given.pop("dtype"))
     with pytest.warns(UserWarning, match=why):
         assert not kernel_takes(torch.nn.Module(), states[0], states[2], given)
+
+
+def test_recomputation_and_adapters_change_nothing() -> None:
+    """Gradients of a LoRA adapter over a pack, with recomputed activations or without."""
+    ids, positions = row_of([FIRST, SECOND])
+    found = []
+    for recomputed in (False, True):
+        torch.manual_seed(0)
+        model = model_with(PACKED)
+        if recomputed:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.enable_input_require_grads()
+        model = get_peft_model(model, LoraConfig(target_modules="all-linear", r=4)).train()
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(1))
+        logits = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits
+        logits.log_softmax(-1)[..., 0].sum().backward()
+        found.append([w.grad for _, w in model.named_parameters() if w.requires_grad])
+    torch.testing.assert_close(*found)
+    assert sum(float(gradient.abs().sum()) for gradient in found[0]) > 0

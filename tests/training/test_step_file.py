@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from medserl_agentloop.core.advantages import Baselines
 from medserl_agentloop.core.step_file import (
     STATE_FILE,
+    RunFiles,
     StepFile,
     load_state,
     lock_folder,
@@ -160,6 +162,19 @@ def test_resumed_run_keeps_its_wandb_run_and_a_new_one_begins_another(
 
 
 # --- a run's files ---
+
+
+def test_two_runs_with_one_folder_of_checkpoints_do_not_run_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, same, second = (RunFiles(tmp_path / name) for name in ("a", "a", "b"))
+    first.open("x: 1", checkpoints=tmp_path / "a")  # one folder for both, as the recipes have it
+    monkeypatch.setattr(
+        "medserl_agentloop.core.step_file.lock_folder", partial(lock_folder, wait_s=0.1)
+    )
+    for other in (same, second):
+        with pytest.raises(ValueError, match="another process writes to"):
+            other.open("x: 1", checkpoints=tmp_path / "a")
 
 
 # --- state in a checkpoint ---
