@@ -43,7 +43,7 @@ from medserl_agentloop.core.config import CreditSettings
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Message, Reply, Turn, play_game
 from medserl_agentloop.core.step_file import to_line
-from medserl_agentloop.core.trajectory import GAME_KEY, Trajectory, TrajectoryTurn
+from medserl_agentloop.core.trajectory import RECORD_KEY, Trajectory, TrajectoryTurn
 from medserl_agentloop.games.medical.case import Category, ErrorType, GameSpec, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
@@ -144,7 +144,7 @@ def game_parts(games: int) -> dict[str, Callable[[], Any]]:
     answer = TrajectoryTurn(Role.ATTACKER.value, [5] * 150, [7] * 120, None)
     trajectory = Trajectory([role.value for role in Role], isolated=True, has_log_probs=False)
     trajectory.turns = [replace(answer, conversation=str(turn), number=turn) for turn in range(2)]
-    scored = {"reward_extra_info": {GAME_KEY: records[0]}}
+    scored = {"reward_extra_info": {RECORD_KEY: records[0]}}
     credited = role_batch(games, 400)
 
     def encode() -> None:

@@ -41,7 +41,7 @@ def show(
     ] = None,
     game: Annotated[int | None, typer.Option(help="Line of the game in the file, from 1.")] = None,
 ) -> None:
-    """Print a game and metrics of a run, or list the runs."""
+    """Print a game and the metrics of a run, or list all runs."""
     from medserl_agentloop.report import list_runs, show_run
 
     with errors_in_one_line():
@@ -60,7 +60,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write the games of runs as a page for the browser, in one file."""
+    """Write the games of runs as one HTML page."""
     from medserl_agentloop.report.page import write_page
 
     page = output or (runs[0] if runs[0].is_dir() else runs[0].parent) / "report.html"
@@ -75,7 +75,7 @@ def compare(
         tuple[int, int] | None, typer.Option(help="First and last step of the games to compare.")
     ] = None,
 ) -> None:
-    """Compare two runs as Markdown, and say what differs."""
+    """Compare two runs in Markdown and say what differs."""
     from medserl_agentloop.report import compare as comparison
 
     with errors_in_one_line():
@@ -131,7 +131,7 @@ def doctor(
         bool, typer.Option("--compile", help="Compile what the first start would: minutes.")
     ] = False,
 ) -> None:
-    """Check whether a run can start and last on this machine.
+    """Check whether a run can start and keep running on this machine.
 
     Every problem comes with a remedy. The exit code is 1 if one blocks the run.
     """

@@ -1,6 +1,4 @@
-"""Files and objects by name: finding them, reading them with care, writing them whole or not at
-all.
-"""
+"""Finds files and objects by name, and writes files atomically."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ def resource(name: str) -> Path:
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """Return ``(did you mean ...?)`` with the closest of ``words`` for the end of a message, or
-    nothing.
-    """
+    """Return ``(did you mean ...?)`` with the closest of ``words``, or nothing."""
     close = get_close_matches(word, list(words), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -50,7 +46,7 @@ def find_object(
 
     An import path works in every process that can import the module, Ray's workers included.
     ``kind`` and ``expected`` are for messages; ``fits`` says whether an object is of the right
-    kind. A ValueError lists what there is.
+    kind. ValueError lists the choices.
     """
     found = known.get(name, name)
     if isinstance(found, str) and all(found.partition(":")):
@@ -74,9 +70,7 @@ LONGEST_NOTE = 100_000  # characters, wherever one is read; MEDEC's longest has 
 
 
 def regular_file(path: Path) -> Path:
-    """``path``, unless it is a device, a pipe or a folder, which a ValueError refuses: reading them
-    may never end.
-    """
+    """``path``; ValueError for a device, a pipe or a folder, because reading may never end."""
     if path.exists() and not path.is_file():
         raise ValueError(
             f"{path} is no regular file: give a file, not a device, a pipe or a folder."
@@ -102,8 +96,8 @@ def read_parquet(path: Path) -> Any:
 
 
 def each_key_once(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    """``object_pairs_hook`` for JSON: a ValueError for a key that occurs twice, of which json would
-    keep the last.
+    """``object_pairs_hook`` for JSON: ValueError for a repeated key, of which json would keep the
+    last.
     """
     values = dict(items)
     if len(values) < len(items):
@@ -116,8 +110,7 @@ def each_key_once(items: list[tuple[str, Any]]) -> dict[str, Any]:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a file that replaces ``path`` if the block succeeds; otherwise ``path`` stays unchanged.
 
-    A link stays one. OSErrors name ``path``; a ValueError refuses a device, a pipe or a folder in
-    its place.
+    A link stays one. OSErrors name ``path``; ValueError for a device, a pipe or a folder.
     """
     path, asked = regular_file(path).resolve(), path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,9 +137,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def all_or_none(folder: Path) -> Iterator[Path]:
     """Open an empty folder whose content moves to ``folder`` if the block succeeds.
 
-    In a folder that exists the files are exchanged one by one, and others stay. A kill between two
-    exchanges leaves whole files, some of them old (``differs_from_manifest`` tells), and the hidden
-    folder, which nothing reads. A ValueError says that a file cannot be written.
+    In an existing folder files are replaced one by one, and others stay. A kill between two moves
+    leaves complete files, some of them old (``differs_from_manifest`` tells), and a hidden folder
+    that nothing reads. A ValueError says that a file cannot be written.
     """
     exists = folder.exists()
     # Inside an existing folder, so that the exchange stays on one file system.

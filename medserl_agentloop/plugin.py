@@ -1,8 +1,8 @@
 """The one place that registers this package with verl, and Hydra's callbacks of the recipes.
 
 verl imports this module through the ``verl.plugins`` entry point at the end of its own
-``__init__``, in every process of a run. It swallows what a plugin raises (logged at DEBUG), so what
-is wrong is printed here.
+``__init__``, in every process of a run. It swallows a plugin's exceptions (logged at DEBUG), so
+errors are printed here.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
 def _say_how_to_resume(
     others: Any, folder: str, kind: type[BaseException], error: Any, trace: Any
 ) -> None:
-    """Ctrl-C and SIGTERM end a run with one line; everything else is printed as before."""
+    """Ctrl-C and SIGTERM end a run with one line; other errors are printed as usual."""
     if issubclass(kind, KeyboardInterrupt):
         from medserl_agentloop.core.step_file import LATEST
 
@@ -173,13 +173,13 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
     before: tuple[TextIO, TextIO, int, int] | None = None
 
     def __init__(self, hints: bool = True) -> None:
-        """``hints``: whether the end of a run says what was gained, and what to look at next."""
+        """``hints``: print at the end what was gained and what to look at next."""
         self.hints = hints
 
     @_or_no_run()
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Give the run's own lines a mark that no text of a model or a server can hold, in all its
-        processes.
+        """Mark the run's own lines in all its processes, with a mark that no model or server text
+        can contain.
         """
         if not config.hydra.verbose:
             os.environ[MARK] = f":{secrets.token_hex(8)}"
@@ -228,9 +228,7 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
 
 
 class _OwnLinesToo(io.TextIOWrapper):
-    """A log file whose lines with the run's mark are written to a terminal, too; a model's text may
-    be among them.
-    """
+    """A log file that also copies lines with the run's mark to a terminal."""
 
     terminal: int
     mark: str

@@ -77,11 +77,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **s
 
 @contextmanager
 def errors_in_one_line(who: str = "medserl", stopped: str = "") -> Iterator[None]:
-    """End the program with exit code 2 and one line for an error that the user can fix, and for
-    each of its notes.
+    """Exit with code 2 and print a user's error and its notes, one line each.
 
-    ``who`` begins the line. A command that can say what is left after Ctrl-C, ``stopped``, ends
-    with 130 then.
+    ``who`` begins the line. With ``stopped``, a command reports after Ctrl-C what is left, and ends
+    with 130.
     """
     import typer  # slow, and a run needs none of it
 

@@ -89,7 +89,7 @@ def build_agent_loop(engine: Any, tokenizer: Any, config: DictConfig) -> Any:
 
 @dataclass(frozen=True)
 class MockReply:
-    """One reply, where a plain string or list of token ids does not say enough."""
+    """One reply, if a plain string or list of token ids is not enough."""
 
     text: str = ""
     token_ids: Sequence[int] | None = None  # used as they are, in place of ``text``

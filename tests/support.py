@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl import DataProto
 from verl.trainer.ppo.reward import load_reward_manager
 
-from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
+from medserl_agentloop.core.trajectory import RECORD_KEY, SelfPlayOutput
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.testing import (
     MockSGLangEngine,
@@ -100,12 +100,12 @@ def play(
     output = run_game(
         engine, extra_info(category, **facts), run, tokenizer, logprobs=asks_log_probs
     )
-    return output, MedicalRecord.model_validate(output.extra_fields[GAME_KEY]), engine
+    return output, MedicalRecord.model_validate(output.extra_fields[RECORD_KEY]), engine
 
 
 async def scored(manager: Any, record: Any) -> dict[str, Any]:
     """Return the reward manager's answer to verl for one finished game."""
-    fields = np.array([{GAME_KEY: record}], dtype=object)
+    fields = np.array([{RECORD_KEY: record}], dtype=object)
     answer: dict[str, Any] = await manager.run_single(
         DataProto.from_dict(non_tensors={"tool_extra_fields": fields})
     )
@@ -114,7 +114,9 @@ async def scored(manager: Any, record: Any) -> dict[str, Any]:
 
 def judge(output: SelfPlayOutput, run: Any = RUN) -> dict[str, Any]:
     """Treat an output as verl's agent-loop worker does: reward manager, then as_dict."""
-    result = asyncio.run(scored(load_reward_manager(run, TOKENIZER), output.extra_fields[GAME_KEY]))
+    result = asyncio.run(
+        scored(load_reward_manager(run, TOKENIZER), output.extra_fields[RECORD_KEY])
+    )
     output.reward_score = result["reward_score"]
     output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
     return output.as_dict()

@@ -16,7 +16,7 @@ from support import TOKENIZER, scored
 from verl.trainer.ppo.reward import load_reward_manager
 
 from medserl_agentloop.core.run_check import check_run
-from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.core.trajectory import RECORD_KEY
 from medserl_agentloop.games.medical.case import Category, Label, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.judges import build_judge
@@ -68,7 +68,7 @@ def test_a_command_of_the_page_scores_a_game(overrides: list[str]) -> None:
     run = compose_run(*overrides)
     (judged,) = judge_all(build_judge(check_run(run)), [played(verdict="safe")])
     answer = asyncio.run(scored(load_reward_manager(run, TOKENIZER), judged))
-    record = answer["reward_extra_info"][GAME_KEY]
+    record = answer["reward_extra_info"][RECORD_KEY]
     assert record.void is None and record.rewards[Role.ATTACKER]
     if "+selfplay.reward_terms.undetected=2" in overrides:
         assert record.rewards == {Role.ATTACKER: {"undetected": 0.0}}

@@ -18,7 +18,7 @@ from support import TOKENIZER, judge, run_game, run_with
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
 from medserl_agentloop.core.columns import restarted
 from medserl_agentloop.core.config import CreditSettings
-from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.core.trajectory import RECORD_KEY
 from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.testing import MockReply, MockSGLangEngine
@@ -45,7 +45,7 @@ def play_game(game: dict[str, Any]) -> dict[str, Any]:
     run = RUNS[game["run"]]
     engine = MockSGLangEngine([_scripted(reply) for reply in game["replies"]], TOKENIZER)
     columns = judge(run_game(engine, game["extra_info"], run), run)
-    record = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
+    record = MedicalRecord.model_validate(columns["extra_fields"][RECORD_KEY])
     tensors = {
         name: torch.as_tensor(columns[name]).tolist()
         for name in ("prompts", "responses", "response_mask", "role_ids", "context_lengths",

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
-from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.core.trajectory import RECORD_KEY
 from medserl_agentloop.games.medical.case import Category
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.scoring.metrics import mean_interval
@@ -75,7 +75,7 @@ async def play(
             )
         )
         games[context] = [
-            MedicalRecord.model_validate(output.extra_fields[GAME_KEY]) for output in outputs
+            MedicalRecord.model_validate(output.extra_fields[RECORD_KEY]) for output in outputs
         ]
     return games
 

@@ -1,8 +1,8 @@
 """verl's platform, engines and rollouts: on the CPU, and on GPUs with an adapter for each role.
 
-The plugin registers them in every process at ``import verl``. The environment alone decides what
-becomes active, so a GPU cluster behaves as if the CPU backend did not exist. There
-:func:`use_wheels` finds CUDA's compiler.
+The plugin registers them in every process at ``import verl``. Environment variables decide what is
+active, so the CPU backend does not affect a GPU cluster. There :func:`use_wheels` finds CUDA's
+compiler.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ def use_wheels() -> None:
     nothing is named there.
 
     SGLang preloads torch_memory_saver's hook into its scheduler. The hook does not say where CUDA's
-    runtime is, so the loader would end that process with code 127. SGLang and flashinfer call the
-    compiler at run time. It lacks what a linker asks for: lib64, a library without its version, a
-    driver's library.
+    runtime is, so that process would exit with code 127. SGLang and flashinfer call the compiler at
+    run time. It lacks what a linker needs: lib64, a library without a version, a driver library.
     """
     home = Path(sysconfig.get_path("purelib"), "nvidia", "cu13")
     if (home / "lib" / "libcudart.so.13").exists():  # last, where it hides nothing of the user's
@@ -70,7 +69,7 @@ def use_wheels() -> None:
 
 
 def register_adapters() -> None:
-    """Register an FSDP2 engine and an SGLang rollout that know an adapter for each role."""
+    """Register an FSDP2 engine and an SGLang rollout with an adapter for each role."""
     from verl.workers.rollout.base import _ROLLOUT_REGISTRY
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
@@ -83,7 +82,7 @@ def register_adapters() -> None:
 
 
 def load_replica() -> type:
-    """verl's SGLang replica, with servers that serve adapters."""
+    """verl's SGLang replica with adapters."""
     import ray
     from verl.workers.rollout.replica import _load_sglang
 

@@ -1,8 +1,8 @@
 """Causal attention within each context of a pack, by PyTorch alone.
 
 verl trains on packs: many trajectories in one row, and a context starts where positions restart.
-With ``sdpa`` Transformers lets every token look at every other one behind a mask, so time and
-memory grow with the square of the pack; here they grow with the square of a context.
+With ``sdpa`` Transformers masks attention between all tokens, so time and memory grow with the
+square of the pack; here they grow with the square of a context.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def packed_attention(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend within each context of a row; by plain SDPA where there is a mask, or several rows.
+    """Attend within each context of a row; with plain SDPA if there is a mask or several rows.
 
-    ``query`` is (1, H, T, D), ``key`` and ``value`` are (1, H_kv, T, D), and ``position_ids``
-    (1, T); ``attention_mask`` is what :func:`mask_unless_packed` made. On a GPU all contexts are
-    one call of PyTorch's kernel; on a CPU, or if the kernel does not take them, each is one of
-    SDPA. Returns the output (1, T, H, D), and None for the weights.
+    ``query`` is (1, H, T, D), ``key`` and ``value`` are (1, H_kv, T, D), and ``position_ids`` (1,
+    T); ``attention_mask`` is what :func:`mask_unless_packed` made. On a GPU one call of PyTorch's
+    kernel handles all contexts; on a CPU, or if the kernel cannot, SDPA handles each. Returns the
+    output (1, T, H, D), and None for the weights.
     """
     rows, _, tokens, _ = query.shape
     if attention_mask is not None or rows != 1 or key.shape[2] != tokens:
@@ -130,7 +130,7 @@ def varlen(
 
 
 def mask_unless_packed(**batch: Any) -> torch.Tensor | None:
-    """Return SDPA's mask; None for one whole row, where positions and a window say everything."""
+    """Return SDPA's mask; None for one whole row, where positions and window are enough."""
     one_row = (
         batch["batch_size"] == 1
         and batch.get("attention_mask") is None
@@ -155,7 +155,7 @@ def _window_mask(tokens: int, window: int | None, device: torch.device) -> torch
 def kernel_takes(
     module: torch.nn.Module, query: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
 ) -> bool:
-    """Return whether the kernel can take these states; if not, say why, once."""
+    """Return whether the kernel supports these states; if not, log why, once."""
     size, dtype, causal = query.shape[-1], query.dtype, options.get("is_causal")
     if dtype == torch.float32 and torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)

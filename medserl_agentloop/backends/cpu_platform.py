@@ -64,7 +64,7 @@ class _CpuDeviceModule(types.ModuleType):
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):  # type: ignore[misc]
-    """verl on a CPU. Chosen with ``VERL_PLATFORM=cpu`` and in no other way."""
+    """verl on a CPU. Selected only with ``VERL_PLATFORM=cpu``."""
 
     device_name = vendor_name = "cpu"
     device_module = _CpuDeviceModule("torch_cpu_for_verl")

@@ -1,4 +1,4 @@
-"""Token-in token-out rollouts on Transformers, for runs without an accelerator.
+"""Token-in, token-out rollouts with Transformers, for runs without an accelerator.
 
 verl starts one CpuRolloutReplica per training rank; its server is a named Ray actor that
 LLMServerClient asks to ``generate``. The training worker's ServerAdapter pushes the weights into it
@@ -42,9 +42,8 @@ class CpuRolloutServer:
     """The server's methods, by the names verl calls them; a Ray actor, or a plain object in tests.
 
     A request's random numbers depend on ``rollout.seed``, the replica, the weights' step, its name
-    and prompt, and how often these have come, not on when it comes and which requests it shares a
-    batch with: games race each other, and a run shall repeat itself all the same. With
-    ``rollout.full_determinism`` the names of a run repeat, too.
+    and prompt, and how often these occurred, not on its timing or batch: games race each other, but
+    a run must be repeatable. With ``rollout.full_determinism`` a run's request names repeat, too.
     """
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int = 0) -> None:
@@ -110,7 +109,7 @@ class CpuRolloutServer:
         return torch.Generator().manual_seed(random.Random(key).getrandbits(63))
 
     async def update_weights(self, state: Weights, global_steps: int | None = None) -> None:
-        """Replace all weights; torch's RuntimeError names what does not fit."""
+        """Replace all weights; torch's RuntimeError names mismatches."""
         self.sampler.model.load_state_dict(state)
         self._pushed(global_steps)
 
@@ -162,7 +161,7 @@ class CpuRolloutReplica(RolloutReplica):  # type: ignore[misc]
 
 
 class ServerAdapter(BaseRollout):  # type: ignore[misc]
-    """Sends weights to the server of replica ``replica_rank``; -1 means that of this worker."""
+    """Sends weights to the server of replica ``replica_rank``; -1 means this worker's."""
 
     def __init__(
         self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1
@@ -192,7 +191,7 @@ def full_weights(
     """Gather the weights that verl pushes as whole tensors in host memory.
 
     Before the first push of adapters (``base_sync_done=False``) that is the base model. Every
-    training rank must do it: there is a collective inside the iterator (``full_tensor()``).
+    training rank must call it: the iterator contains a collective (``full_tensor()``).
     """
     if peft_config is not None and base_sync_done:
         raise ValueError(

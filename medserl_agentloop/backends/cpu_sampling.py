@@ -81,10 +81,10 @@ class Completion:
 
 
 class Sampler:
-    """Samples with one model, in batches of at most ``most`` requests of equal settings.
+    """Samples with one model, in batches of at most ``most`` requests with equal settings.
 
-    A batch blocks the event loop, so nothing changes the weights in the middle of a completion.
-    ``model`` is a Transformers model, or a ``PeftModel`` whose adapters requests may name.
+    A batch blocks the event loop, so weights cannot change during a completion. ``model`` is a
+    Transformers model, or a ``PeftModel`` whose adapters requests may name.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Sampler:
         self._serving: asyncio.Task[None] | None = None
 
     async def sample(self, request: SamplingRequest, settings: SamplingSettings) -> Completion:
-        """Sample a completion in one batch with those that are asked for at the same time."""
+        """Sample a completion, batched with concurrent requests."""
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append((settings, request, answer))
         if self._serving is None or self._serving.done():
@@ -142,9 +142,9 @@ class Sampler:
 
 
 class LayerWithRoom(DynamicLayer):  # type: ignore[misc]
-    """A layer's keys and values with room for tokens to come.
+    """A layer's keys and values with room for new tokens.
 
-    Transformers' own copies all of them for each token.
+    Transformers' own cache copies everything for each token.
     """
 
     ROOM = 128  # tokens of each sequence, whenever there is none left
@@ -182,7 +182,7 @@ def sample_batch(
     eos_token_ids: frozenset[int],
     tokenizer: Any = None,
 ) -> list[Completion]:
-    """Sample one completion per request; a row that is done leaves the batch."""
+    """Sample one completion per request; finished rows leave the batch."""
     completions = [Completion() for _ in requests]
     running = list(range(len(requests)))  # running[b] is the request that batch row b works on
     prompts = [torch.tensor(request.prompt_ids) for request in requests]
@@ -236,7 +236,7 @@ def sample_batch(
 
 @lru_cache(maxsize=4)
 def _unknown_ids(tokenizer: Any, size: int) -> list[int]:
-    """Ids without a token: many a model's vocabulary is padded to a round number."""
+    """Ids without a token: many vocabularies are padded to a round number."""
     return sorted(set(range(size)).difference(tokenizer.get_vocab().values()))
 
 

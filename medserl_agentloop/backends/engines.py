@@ -1,5 +1,5 @@
-"""verl's FSDP2 engines, taught roles' tokens, an adapter for each role and attention within each
-context, and for the CPU.
+"""verl's FSDP2 engines with roles, an adapter for each role, attention within each context, and CPU
+support.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from medserl_agentloop.core.config import ADAPTERS_FOLDER, ROLE_ADAPTERS, adapte
 
 
 class RoleAdapters:
-    """An adapter for each role on one base model, in a run that wants it; else does nothing.
+    """An adapter for each role on one base model; does nothing in other runs.
 
     A packed row holds the contexts of several roles, and peft chooses an adapter for whole rows
     only. So all adapters are active, and what each adds is multiplied by the mask of its role's
@@ -53,7 +53,7 @@ class RoleAdapters:
 
     @property
     def _shares(self) -> Mapping[str, float]:
-        """Each adapter's share of the learning rate, in the order of the roles; 0 is untrained."""
+        """Each adapter's factor of the learning rate, in role order; 0 is untrained."""
         shares: Mapping[str, float] = self.model_config.lora.get(ROLE_ADAPTERS) or {}
         names = adapter_names(list(shares))
         return {names[role]: share for role, share in shares.items()}
@@ -82,7 +82,7 @@ class RoleAdapters:
         return module
 
     def _build_optimizer(self, module: Any) -> Any:
-        """verl's, with a parameter group for each adapter whose share is not 0 or 1."""
+        """verl's, with a parameter group for each adapter whose factor is not 0 or 1."""
         optimizer = super()._build_optimizer(module)  # type: ignore[misc]
         for name, share in self._shares.items():
             if share not in (0, 1):
@@ -169,14 +169,14 @@ def _whole_adapter(module: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]
 
 
 def load_adapter(model: Any, state: Mapping[str, torch.Tensor], name: str) -> None:
-    """Set the weights of an adapter that a peft model has."""
+    """Set the weights of a peft model's adapter."""
     found: Any = set_peft_model_state_dict(model, dict(state), adapter_name=name)
     if found.unexpected_keys:
         raise ValueError(f"adapter {name}: the model has no {found.unexpected_keys[:3]}")
 
 
 def write_adapter(folder: Path, state: Mapping[str, torch.Tensor], config: LoraConfig) -> None:
-    """Write an adapter as a folder in peft's format, to be read by peft and by SGLang."""
+    """Write an adapter as a folder in peft's format, for peft and SGLang."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(dict(state), folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config.inference_mode = True
@@ -194,7 +194,7 @@ class _FSDP2EngineWithLMHead(RoleAdapters, FSDPEngineWithLMHead):  # type: ignor
     def forward_backward_batch(
         self, data: Any, loss_function: Any, forward_only: bool = False
     ) -> Any:
-        """verl's own, after the loss was told how many tokens of each role a mini-batch has."""
+        """verl's own, after telling the loss how many tokens of each role a mini-batch has."""
         if loss_function is not None and "role_ids" in data:
             group = self.get_data_parallel_group()
             of_workers: list[Any] = [None] * torch.distributed.get_world_size(group)
@@ -205,7 +205,7 @@ class _FSDP2EngineWithLMHead(RoleAdapters, FSDPEngineWithLMHead):  # type: ignor
 
 @EngineRegistry.register("value_model", "fsdp2", device="cuda", vendor="nvidia")
 class _FSDP2EngineWithValueHead(FSDPEngineWithValueHead):  # type: ignore[misc]
-    """Critic that attends as the actor does."""
+    """Critic with the actor's attention."""
 
     model_config: Any
 

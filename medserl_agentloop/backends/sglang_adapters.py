@@ -1,8 +1,8 @@
-"""Push weights into verl's SGLang server: a LoRA adapter for each role, or whole weights where
-there is no CUDA.
+"""Pushes weights into verl's SGLang server: a LoRA adapter for each role, or full weights without
+CUDA.
 
-verl 0.9.1 serves one adapter to every request. Here each request names its own, or gets the base
-model.
+verl 0.9.1 serves one adapter to every request. Here each request names its adapter, or gets the
+base model.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class AdapterServer(SGLangHttpServer):  # type: ignore[misc]  # verl is untyped
 
         SGLang's scheduler asserts that it is idle before it gives memory back
         (release_memory_occupation in srt/managers/scheduler_update_weights_mixin.py), and dies if
-        not. With its overlap scheduler, the last batch may be in flight when the last answer is out
-        (is_fully_idle in srt/managers/scheduler.py), and verl asks at once.
+        not. With its overlap scheduler, the last batch may still be running after the last answer
+        (is_fully_idle in srt/managers/scheduler.py), and verl asks immediately.
         """
         if self.config.free_cache_engine:
             await asyncio.sleep(GRACE_S)
@@ -62,10 +62,12 @@ class AdapterServer(SGLangHttpServer):  # type: ignore[misc]  # verl is untyped
 
 
 class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]
-    """verl's way to its SGLang server on the same node, and a push of the roles' adapters."""
+    """verl's connection to its SGLang server on the same node, with a push of the roles'
+    adapters.
+    """
 
     async def update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
-        """Push the weights as verl does; the adapters that ``peft_config`` names replace theirs."""
+        """Push the weights as verl does, or replace the adapters named in ``peft_config``."""
         config = kwargs.get("peft_config") or {}
         if ROLE_ADAPTERS not in config:
             await super().update_weights(weights, *args, **kwargs)
@@ -98,7 +100,7 @@ class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]
 
 
 class CpuServerAdapter(ServerAdapter):
-    """The same; whole weights go through a file, for verl's own sends handles of CUDA memory."""
+    """The same, but full weights go through a file, because verl sends handles of CUDA memory."""
 
     async def update_weights(
         self, weights: Any, *args: Any, global_steps: int | None = None, **kwargs: Any

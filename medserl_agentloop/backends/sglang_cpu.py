@@ -1,9 +1,9 @@
-"""verl's own SGLang rollout where there is no accelerator.
+"""verl's own SGLang rollout without an accelerator.
 
-verl's replica, server and client are used as they are. Three things are added: a weight push that
-needs no CUDA (``sglang_adapters.py``), replacements for what SGLang imports with an accelerator
-(``shim/``), and memory that is not pinned. The plugin calls :func:`register` in every process; with
-a GPU nothing happens.
+verl's replica, server and client are unchanged. Three things are added: a weight push that needs no
+CUDA (``sglang_adapters.py``), replacements for what SGLang imports with an accelerator (``shim/``),
+and memory that is not pinned. The plugin calls :func:`register` in every process; with a GPU
+nothing happens.
 
 ``python -m medserl_agentloop.backends.sglang_cpu --model-path FOLDER --port 30000`` starts SGLang's
 OpenAI-compatible server on the CPU, for a judge, an opponent or an evaluation that asks a server.
@@ -78,11 +78,11 @@ class _TorchWithoutPinning(ModuleType):
 
 
 def unpin_memory() -> None:
-    """Let SGLang work where no memory can be pinned. With a GPU nothing happens.
+    """Let SGLang work without pinned memory. With a GPU nothing happens.
 
-    SGLang 0.5.12 pins wherever it serves adapters, returns log-probs of a prompt or starts a
-    request again, and that ends the scheduler. It calls this plugin (``sglang.srt.plugins``) in
-    each process before a model is built.
+    SGLang 0.5.12 pins memory when it serves adapters, returns prompt log-probs or restarts a
+    request, and that kills the scheduler. It calls this plugin (``sglang.srt.plugins``) in each
+    process before a model is built.
     """
     if torch.cuda.is_available():
         return

@@ -1,15 +1,15 @@
-"""From rewards to advantages: each role is credited as if it were alone in the batch.
+"""Turns rewards into advantages: each role gets credit as if it were alone in the batch.
 
 verl's own estimators let rewards cross the border between opposed roles: REINFORCE++ and GAE carry
 a later reward back over masked tokens, GRPO and RLOO sum all rewards of a row. Here returns,
-baselines and normalisation stay within a role. The trainer calls :class:`RoleCredit`, below the
+baselines and normalization stay within a role. The trainer calls :class:`RoleCredit`, below the
 estimators; they are registered with verl so that ``algorithm.adv_estimator`` knows the names.
 
 In the formulas, of one role: ``i`` is a conversation, ``t`` one of the role's own tokens in it,
 ``r`` a token's reward, ``R_i`` their sum, ``V`` the critic's value; after the role's last token
-both are 0. All estimators then normalise (``selfplay.credit.normalize``) and weight
-(``selfplay.credit.role_weights``). Group estimators compare the games of one prompt group and kind;
-a game alone in its group gets exactly 0 (verl's own leave its bare reward), as do equal rewards.
+both are 0. All estimators then normalize (``selfplay.credit.normalize``) and weight
+(``selfplay.credit.role_weights``). Group estimators compare games of the same prompt group and
+kind; a single game (verl's own keep its raw reward) and equal rewards get exactly 0.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ GROUP_STD_EPSILON = 1e-6  # added to a group's standard deviation, as in verl
 class RoleBatch:
     """All games of one training step, before verl splits them over its workers. Columns are (B, T).
 
-    Each turn's reward stands on its last token; with KL in the reward a penalty stands on every
-    token. Conversations of ``repeated_roles`` all answer the same prompt in a game, so they form a
-    group smaller than the prompt group.
+    Each turn's reward is on its last token; with KL in the reward, every token has a penalty.
+    Conversations of ``repeated_roles`` all answer the same prompt in a game, so they form a group
+    smaller than the prompt group.
     """
 
     rewards: torch.Tensor  # finite on role tokens; what stands on others is ignored
@@ -64,11 +64,10 @@ class RoleBatch:
 
 
 class _RoleTokens:
-    """All that an estimator sees of one role: its ``n`` trained tokens, which form ``C``
-    conversations.
+    """One role's ``n`` trained tokens in ``C`` conversations, as an estimator sees them.
 
-    They are those of the batch ``where`` (B, T), conversation after conversation, with ``lengths``,
-    ``rewards`` (n,) and, by conversation, ``earned`` (C,), ``groups`` and ``kinds``. ``metrics``
+    ``where`` (B, T) marks them in the batch, conversation by conversation; ``lengths``, ``earned``
+    (C,), ``groups`` and ``kinds`` are per conversation, ``rewards`` (n,) per token. ``metrics``
     gets the estimator's numbers.
     """
 
@@ -99,16 +98,16 @@ class _RoleTokens:
         """(C,) -> (n,)."""
         return of_conversations.repeat_interleave(torch.tensor(self.lengths))
 
-    def alike(self, *keys: Sequence[str]) -> list[list[int]]:
+    def grouped_by(self, *keys: Sequence[str]) -> list[list[int]]:
         """Numbers of the conversations that agree in all ``keys``, a list per combination."""
         members: dict[tuple[str, ...], list[int]] = {}
         for number, key in enumerate(zip(*keys, strict=True)):
             members.setdefault(key, []).append(number)
         return list(members.values())
 
-    def comparable(self) -> list[list[int]]:
+    def groups_with_signal(self) -> list[list[int]]:
         """The conversations of each prompt group and kind whose rewards differ."""
-        groups = self.alike(self.groups, self.kinds)
+        groups = self.grouped_by(self.groups, self.kinds)
         return [group for group in groups if self.earned[group].min() < self.earned[group].max()]
 
     def discounted_sums(self, signal: torch.Tensor, discount: float) -> torch.Tensor:
@@ -120,8 +119,8 @@ class _RoleTokens:
         return torch.cat([own[:length] for own, length in zip(sums.t(), self.lengths, strict=True)])
 
     def normalized(self, signal: torch.Tensor) -> torch.Tensor:
-        """A signal (n,) less its mean over the role's tokens, divided by their standard deviation
-        but for ``mean``.
+        """A signal (n,) minus its mean over the role's tokens, divided by their standard deviation
+        except for ``mean``.
 
         ``kind`` does so kind by kind; ``none`` leaves the signal as it is. Signals that are all
         equal become exactly 0.
@@ -130,7 +129,7 @@ class _RoleTokens:
             return signal
         result = torch.zeros_like(signal)
         every = torch.arange(len(self.lengths))
-        for part in self.alike(self.kinds) if self.how == "kind" else [every.tolist()]:
+        for part in self.grouped_by(self.kinds) if self.how == "kind" else [every.tolist()]:
             own = self.per_token(torch.isin(every, torch.tensor(part)))
             variance, mean = torch.var_mean(signal[own], correction=0)
             if variance > (RESOLUTION * mean).square():
@@ -140,7 +139,7 @@ class _RoleTokens:
 
 
 Baselines = dict[str, dict[str, float]]
-"""Running mean reward of each role by kind, for ``role_rae``; one that is missing is 0."""
+"""Running mean reward of each role and kind, for ``role_rae``; 0 if missing."""
 
 
 @dataclass
@@ -162,7 +161,7 @@ _Credit = tuple[torch.Tensor, "torch.Tensor | None"]
 def _role_estimator(
     credit: Callable[[_RoleTokens, CreditSettings, Baselines], _Credit],
 ) -> RoleEstimator:
-    """Make an estimator of whole batches of one that credits a single role, and register it."""
+    """Register a single-role estimator as an estimator of whole batches."""
     name = credit.__name__
 
     def estimator(batch: RoleBatch, settings: CreditSettings, baselines: Baselines) -> Advantages:
@@ -219,17 +218,16 @@ def role_reinforce_pp(
 def role_grpo(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines) -> _Credit:
     """GRPO within each role (arXiv 2402.03300): a prompt's games are compared role by role.
 
-    ``A_it = (R_i - mean) / (std + 1e-6)``, mean and unbiased std over the group. ``gamma`` has no
-    part in it.
+    ``A_it = (R_i - mean) / (std + 1e-6)``, mean and unbiased std over the group. ``gamma`` is not
+    used.
 
     Normalisation: ``group`` is the paper's; ``mean`` does not divide (Dr. GRPO, arXiv 2503.20783);
-    ``batch`` and ``kind`` whiten what is left of the group's mean (REINFORCE++-baseline, arXiv
-    2501.03262).
+    ``batch`` and ``kind`` also whiten (REINFORCE++-baseline, arXiv 2501.03262).
 
     Example: the role earns 1 and 3 in a group: mean 2, std 1.414214, so A = -0.707106 and 0.707106.
     """
     advantages = torch.zeros_like(tokens.earned)
-    for group in tokens.comparable():
+    for group in tokens.groups_with_signal():
         earned = tokens.earned[group]
         advantages[group] = earned - earned.mean()
         if tokens.how == "group":
@@ -247,7 +245,7 @@ def role_rloo(tokens: _RoleTokens, settings: CreditSettings, baselines: Baseline
     Example: the role earns 1, 2 and 6 in a group: A = 1 - 4 = -3, 2 - 3.5 = -1.5, 6 - 1.5 = 4.5.
     """
     advantages = torch.zeros_like(tokens.earned)
-    for group in tokens.comparable():
+    for group in tokens.groups_with_signal():
         earned = tokens.earned[group]
         advantages[group] = earned - (earned.sum() - earned) / (len(group) - 1)
     return tokens.normalized(tokens.per_token(advantages)), None
@@ -255,23 +253,23 @@ def role_rloo(tokens: _RoleTokens, settings: CreditSettings, baselines: Baseline
 
 @_role_estimator
 def role_rae(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines) -> _Credit:
-    """Role-conditioned advantage estimation of SPIRAL (arXiv 2506.24119), a kind being what the
-    paper calls a game.
+    """Role-conditioned advantage estimation of SPIRAL (arXiv 2506.24119); a kind is what the paper
+    calls a game.
 
     ``A_it = R_i - b[role, kind of i]`` and ``b <- decay * b + (1 - decay) * R_i`` for every game,
     ``decay`` being :data:`RAE_DECAY`. ``gamma`` has no part in it.
 
-    ``b`` starts at 0. All games of a batch read it as it stood before the batch: a baseline that
-    has seen the reward it is taken off from would be biased. The ``n`` updates of a kind are made
-    at once, by their mean over all orders of the games: ``b <- decay^n b + (1 - decay^n) * mean of
-    R_i``. So the order of rows changes nothing.
+    ``b`` starts at 0. All games of a batch use its value from before the batch: a baseline that
+    includes the current reward would be biased. The ``n`` updates of a kind are applied at once,
+    averaged over all orders of the games: ``b <- decay^n b + (1 - decay^n) * mean of R_i``. So the
+    order of rows does not matter.
 
     Example: b = 0.5 and decay = 0.9; two games of the kind earn the role 1 and 0: A = 0.5 and
     -0.5, then b = 0.81 * 0.5 + 0.19 * 0.5 = 0.5. The next single game earns 1: A = 0.5, b = 0.55.
     """
     known = baselines.setdefault(tokens.role, {})
     advantages = torch.zeros_like(tokens.earned)
-    for games in tokens.alike(tokens.kinds):
+    for games in tokens.grouped_by(tokens.kinds):
         kind, earned = tokens.kinds[games[0]], tokens.earned[games]
         baseline = known.get(kind, 0.0)
         advantages[games] = earned - baseline
@@ -284,14 +282,14 @@ def role_rae(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines
 
 @_role_estimator
 def role_gae(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines) -> _Credit:
-    """Generalised advantage estimation (arXiv 1506.02438) that ends at the role's border.
+    """Generalized advantage estimation (arXiv 1506.02438) within one role's tokens.
 
     ``delta_t = r_t + gamma V_(t+1) - V_t`` and ``A_t = delta_t + gamma lambda A_(t+1)`` over the
-    role's own tokens; both are 0 after the last, so neither a reward nor a value of the other role
-    comes in. Returns, which the critic is fitted to, are ``A_t + V_t`` before normalisation.
+    role's own tokens; both are 0 after the last one, so no reward or value of the other role
+    enters. Returns, the critic's targets, are ``A_t + V_t`` before normalization.
 
     Example: gamma = 1, lambda = 0.5; a role's two tokens have values 0.5 and 1 and earn 0 and 2.
-    delta = 0.5, 1; A = 1, 1; returns = 1.5, 2. Equal advantages are 0, 0 after normalisation.
+    delta = 0.5, 1; A = 1, 1; returns = 1.5, 2. Equal advantages become 0, 0 after normalization.
     """
     batch = tokens.batch
     if batch.values is None:
@@ -321,9 +319,7 @@ _WRITTEN = (
 
 
 class RoleCredit:
-    """Assigns credit within each role; ``baselines``, which estimators keep between steps, go into
-    checkpoints.
-    """
+    """Assigns credit within each role; ``baselines``, kept between steps, go into checkpoints."""
 
     def __init__(self, algorithm: Any, selfplay: SelfPlayConfig, roles: Sequence[str]) -> None:
         self._algorithm, self._selfplay, self._roles = algorithm, selfplay, roles
@@ -344,7 +340,7 @@ class RoleCredit:
         data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch=rows)
         data.batch["role_ids"] = stacked(role_ids, data.batch["response_mask"])
         data.batch["contexts"] = stacked(contexts, data.batch["response_mask"])
-        data, metrics = self.credited(data, repeated_roles, kl_controller)
+        data, metrics = self.credit(data, repeated_roles, kl_controller)
         written = {
             name: response_to_nested(data.batch[name], lengths)
             for name in _WRITTEN
@@ -352,14 +348,14 @@ class RoleCredit:
         }
         return write_columns(batch, written), metrics
 
-    def credited(
+    def credit(
         self, data: DataProto, repeated_roles: Sequence[str], kl_controller: Any = None
     ) -> tuple[DataProto, dict[str, float]]:
         """As ``assign``, on (B, T) columns of verl's, ``role_ids`` and ``contexts``, and rows'
         ``uid`` and ``kind``.
 
-        Narrows ``response_mask`` and ``loss_mask`` to the roles that are trained: verl weights its
-        loss by the latter, so other roles leave the token counts as well.
+        Narrows ``response_mask`` and ``loss_mask`` to the trained roles: verl weights its loss by
+        the latter, so other roles also leave the token counts.
         """
         algorithm, selfplay = self._algorithm, self._selfplay
         metrics: dict[str, float] = {}

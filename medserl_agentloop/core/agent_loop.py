@@ -1,4 +1,4 @@
-"""How verl's workers play a game and have it scored.
+"""Plays and scores games in verl's workers.
 
 verl builds a :class:`SelfPlayAgentLoop` per trajectory (named in ``tool_configs/agent_loop.yaml``)
 and calls it with the row's columns; then a :class:`PerTurnRewardManager` scores the game, and
@@ -40,13 +40,13 @@ from medserl_agentloop.core.interaction import (
 )
 from medserl_agentloop.core.liveness import ends_the_run
 from medserl_agentloop.core.records import GameRecord, OpponentRecord
-from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput, Trajectory, TrajectoryTurn
+from medserl_agentloop.core.trajectory import RECORD_KEY, SelfPlayOutput, Trajectory, TrajectoryTurn
 
 logger = logging.getLogger(__name__)
 
 
-class _Table:
-    """What all games of one worker share; to read it from the config costs more than a game."""
+class _Worker:
+    """What all games of a worker share; reading it from the config takes longer than a game."""
 
     def __init__(self, run: Any, data: Any, tokenizer: Any, server: Any) -> None:
         self.config = config = SelfPlayConfig.from_run(run)
@@ -69,7 +69,9 @@ class _Table:
             self.opponent = ServedModel(client, special_tokens=special, temperature=1.0)
 
 
-_tables: WeakKeyDictionary[Any, _Table] = WeakKeyDictionary()  # by verl's server client of a worker
+_workers: WeakKeyDictionary[Any, _Worker] = (
+    WeakKeyDictionary()
+)  # by verl's server client of a worker
 
 
 class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
@@ -81,26 +83,26 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         verl's.
 
         Returns the trajectory with the game's record, not yet scored. A turn that does not fit,
-        that the engine aborts or fails at, that takes too long or that lacks its log-probs (if
-        ``logprobs`` asks for them) makes the game void; it never raises.
+        fails, is aborted, takes too long, or lacks requested ``logprobs`` makes the game void; it
+        never raises.
         """
         server = self.server_manager
-        if (table := _tables.get(server)) is None:
-            table = _Table(self.config, self.data_config, self.tokenizer, server)
-            _tables[server] = table
-        game = table.game.new_game(row["extra_info"])
+        if (worker := _workers.get(server)) is None:
+            worker = _Worker(self.config, self.data_config, self.tokenizer, server)
+            _workers[server] = worker
+        game = worker.game.new_game(row["extra_info"])
         record = game.record
         record.uid, record.session = str(row.get("uid", "")), int(row.get("session_id", 0))
         # verl's random uid would give a run other draws than its repetition.
         name = f"{row.get('global_steps', 0)}-{row.get('index', record.uid)}-{record.session}"
-        policy = _Policy(table, sampling_params, name)
-        opponent = _Opponent(table, record)
+        policy = _Policy(worker, sampling_params, name)
+        opponent = _Opponent(worker, record)
         players = {
-            role: policy if table.config.plays(role) else opponent for role in table.game.roles
+            role: policy if worker.config.plays(role) else opponent for role in worker.game.roles
         }
-        await play_game(table.game, game, players)
+        await play_game(worker.game, game, players)
 
-        record.context = table.config.context
+        record.context = worker.config.context
         versions = [turn.weights for turn in policy.trajectory.turns if turn.weights is not None]
         record.policy_version = min(versions, default=None)
         # verl's metrics cast both to int; where the policy took no turn, they are the weights that
@@ -112,21 +114,21 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
 
 
 class _Policy:
-    """The live policy in one game. Its turns join the trajectory whatever becomes of the game."""
+    """The live policy in one game. Its turns join the trajectory even if the game becomes void."""
 
     name = ""
 
-    def __init__(self, table: _Table, sampling_params: dict[str, Any], game: str) -> None:
-        self._table, self._sampling_params = table, sampling_params
-        self._game = game if table.rollout.full_determinism else uuid4().hex
-        isolated = table.config.context == "isolated"
+    def __init__(self, worker: _Worker, sampling_params: dict[str, Any], game: str) -> None:
+        self._worker, self._sampling_params = worker, sampling_params
+        self._game = game if worker.rollout.full_determinism else uuid4().hex
+        isolated = worker.config.context == "isolated"
         has_log_probs = bool(sampling_params.get("logprobs"))
-        self.trajectory = Trajectory(table.game.roles, isolated, has_log_probs)
+        self.trajectory = Trajectory(worker.game.roles, isolated, has_log_probs)
         self.timing: dict[str, Any] = {}
         self._reserved = 0  # tokens of turns that are being generated
 
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
-        trajectory, encoder = self.trajectory, self._table.encoder
+        trajectory, encoder = self.trajectory, self._worker.encoder
         before = trajectory.before(turn.role, turn.conversation)
         prompt = (
             encoder.continuation(turn, before[-1].response_ids[-1])
@@ -160,7 +162,7 @@ class _Policy:
 
     def _room(self, turn: Turn, prompt_tokens: int) -> int:
         """Return a turn's token budget, so that it does not overrun ``response_length``."""
-        rollout, first = self._table.rollout, not self.trajectory.turns
+        rollout, first = self._worker.rollout, not self.trajectory.turns
         used = self.trajectory.response_tokens + self._reserved + (0 if first else prompt_tokens)
         budget: int = min(turn.max_tokens, rollout.response_length - used)
         if budget < 1 or (first and prompt_tokens > rollout.prompt_length):
@@ -168,12 +170,12 @@ class _Policy:
         return budget
 
     async def _generate(self, turn: Turn, prompt_ids: list[int], budget: int) -> TokenOutput:
-        table, limit = self._table, self._table.config.turn_timeout_s
-        stop = table.encoder.stop(turn.stop)
+        worker, limit = self._worker, self._worker.config.turn_timeout_s
+        stop = worker.encoder.stop(turn.stop)
         sampling_params = {**self._sampling_params, **stop, "max_tokens": budget}
-        if turn.role in table.adapters:
-            sampling_params["adapter"] = table.adapters[turn.role]
-        generation = table.server.generate(
+        if turn.role in worker.adapters:
+            sampling_params["adapter"] = worker.adapters[turn.role]
+        generation = worker.server.generate(
             request_id=f"{self._game}-{turn.number}",
             prompt_ids=prompt_ids,
             sampling_params=sampling_params,
@@ -190,12 +192,12 @@ class _Policy:
 
 
 class _Opponent:
-    """The frozen model in the roles that are not trained; nothing but its text enters the game."""
+    """The frozen model in the untrained roles; only its text enters the game."""
 
     name = ""
 
-    def __init__(self, table: _Table, record: GameRecord) -> None:
-        self._model, self._config, self._record = table.opponent, table.config.opponent, record
+    def __init__(self, worker: _Worker, record: GameRecord) -> None:
+        self._model, self._config, self._record = worker.opponent, worker.config.opponent, record
 
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
         assert self._model is not None
@@ -228,11 +230,11 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
 
     @ends_the_run
     async def run_single(self, data: DataProto) -> dict[str, Any]:
-        """Score one game: the sum of its rewards (0.0 if void), and with it the record and
-        validation's numbers. ValueError for rewards of a role or a turn that the game lacks.
+        """Score one game: the sum of its rewards (0.0 if void), its record, and numbers for
+        validation. ValueError for rewards of a role or a turn that the game lacks.
         """
         fields = data[len(data) - 1].non_tensor_batch["tool_extra_fields"]
-        record: Any = fields[GAME_KEY].model_copy(deep=True)
+        record: Any = fields[RECORD_KEY].model_copy(deep=True)
         turns = [turn.role for turn in record.turns]
         await self._game.score(record)
         # A user's code may have put anything into it; what is paid must be what is written down.
@@ -241,5 +243,5 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
         numbers = self._game.view.validation_numbers(record)
         return {
             "reward_score": sum(sum(components.values()) for components in record.rewards.values()),
-            "reward_extra_info": {**numbers, GAME_KEY: record},
+            "reward_extra_info": {**numbers, RECORD_KEY: record},
         }

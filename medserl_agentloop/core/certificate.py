@@ -1,8 +1,8 @@
 """The certificate of a run: isolation, credit and loss, measured before the first update.
 
 A model, an estimator or a loss that couples the roles trains without an error. So each claim is
-measured on a few two-turn games, by forward passes of the run's own workers and by the trainer's
-own step from rewards to advantages. Nothing is generated, and nothing of the run is changed.
+measured on a few two-turn games, with forward passes of the run's own workers and the trainer's own
+step from rewards to advantages. Nothing is generated, and the run's state does not change.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Measure:
 
 
 class CertificateError(RuntimeError):
-    """A claim of the run does not hold; the message names the claim and the cause."""
+    """A claim of the run fails; the message names the claim and the cause."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,10 @@ class Certificate:
 def sample_games(
     interaction: Interaction[Any, Any], dataset: Any, encoder: ChatEncoder, count: int
 ) -> list[Game]:
-    """Make ``count`` games of two opening turns, of the shortest rows, repeated if there are few.
+    """Make ``count`` games of two opening turns from the shortest rows, repeated if there are too
+    few.
 
-    Everyone answers with the next game's text, so a leak shows as strongly as it can.
+    Every role answers with the next game's text, so that a leak is as visible as possible.
     """
     rows = list(zip(dataset.dataframe["prompt"], dataset.dataframe["extra_info"], strict=True))
     rows.sort(key=lambda row: (len(str(row[0])), str(row[0])))
@@ -170,7 +171,7 @@ class Probe:
     def rows(self, longer: str | None = None, absent: str | None = None) -> list[Row]:
         """Return each game as a packed row with rewards, advantages and log-probs.
 
-        All turns have half of their tokens. The role ``longer`` has them all, and other numbers;
+        All turns use half of their tokens. The role ``longer`` uses all of them and other numbers;
         tokens of the role ``absent`` do not count.
         """
         rows = []
@@ -238,7 +239,7 @@ def _half(turn: TrajectoryTurn) -> TrajectoryTurn:
 
 
 def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
-    """Measure the claims of a run, whose workers are up, on these workers."""
+    """Measure a run's claims on its own running workers."""
     started, selfplay, roles = time.monotonic(), trainer.selfplay, trainer.game.roles
     # Two games per worker, so that they divide evenly among any number of data-parallel ranks.
     count = 2 * trainer.actor_rollout_wg.world_size
@@ -265,7 +266,7 @@ def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
 
 @contextmanager
 def _queued(trainer: Any, rows: Sequence[Row]) -> Iterator[KVBatchMeta]:
-    """A batch of these rows in verl's queue, in prompt groups of two, as the trainer has it."""
+    """A batch of these rows in verl's queue, in prompt groups of two, as in training."""
     uids = [uuid4().hex for _ in rows[::2]]
     # verl reads uid, session and index out of a key (trainer/ppo/v1/utils.py).
     keys = [f"{uids[number // 2]}_{number % 2}_0" for number in range(len(rows))]
@@ -283,7 +284,7 @@ def _queued(trainer: Any, rows: Sequence[Row]) -> Iterator[KVBatchMeta]:
 
 
 def _models(trainer: Any) -> Iterator[tuple[str, Callable[..., Any], str, dict[str, Any]]]:
-    """Name, workers' method, column and flags of each model that reads the batch."""
+    """Name, worker method, column and flags of each model that reads the batch."""
     workers = trainer.actor_rollout_wg
     yield "actor", workers.compute_log_prob, "log_probs", {}
     if trainer.use_reference_policy and trainer.ref_in_actor:
@@ -326,7 +327,7 @@ def forward(
 
 
 def _gradients(trainer: Any, rows: Sequence[Row]) -> Numbers:
-    """The gradient of the run's loss in these rows, by the actor's workers."""
+    """The gradient of the run's loss in these rows, computed by the actor's workers."""
     workers = trainer.actor_rollout_wg
     workers.set_loss_fn(partial(gradient_of_loss, trainer.actor_loss))
     try:
@@ -340,10 +341,10 @@ def _gradients(trainer: Any, rows: Sequence[Row]) -> Numbers:
 def gradient_of_loss(
     loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_group: Any = None
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Take the place of the run's loss on a worker: put its gradient by each token's log-prob
-    where the model's output has ``log_probs``.
+    """Replace the run's loss on a worker: return its gradient with respect to each token's log-prob
+    as ``log_probs``.
 
-    All log-probs are ``LOG_PROB``, so that no rounding of the model's shows.
+    All log-probs are ``LOG_PROB``, so the model's rounding does not matter.
     """
     log_probs = model_output["log_probs"]
     by_row = partial(torch.nested.nested_tensor_from_jagged, offsets=log_probs.offsets())
@@ -356,7 +357,9 @@ def gradient_of_loss(
 
 
 def _credited(trainer: Any, rows: Sequence[Row]) -> Numbers:
-    """What the trainer makes of the rewards and log-probs of these rows; its state stays."""
+    """What the trainer computes from these rows' rewards and log-probs; its state does not
+    change.
+    """
     baselines = copy.deepcopy(trainer.credit.baselines)
     controller = copy.deepcopy(vars(trainer).get("kl_ctrl_in_reward"))
     with _queued(trainer, rows) as batch:
@@ -373,7 +376,7 @@ def _credited(trainer: Any, rows: Sequence[Row]) -> Numbers:
 
 
 def isolation(of: str, columns: Sequence[torch.Tensor], games: Sequence[Game]) -> Measure:
-    """Compare log-probs or values (T,) of the second turn in the three forms of each game."""
+    """Compare the second turn's log-probs or values (T,) in the three forms of each game."""
     sizes = [len(turns[1].response_ids) for turns in games]
     # Each (tokens,): those of all games' second turns in one of the forms.
     packed, alone, joined = (
@@ -413,9 +416,9 @@ COUPLED = {
 
 
 def coupling(claim: str, of: str, probe: Probe, compute: Callable[[list[Row]], Numbers]) -> Measure:
-    """Measure how much each role's numbers and tokens change those of other trained roles.
+    """Measure how much each role's numbers and tokens change the other trained roles' credit.
 
-    ``compute`` gives the ``CREDITED`` columns of rows by the run's estimator ``of``, or the
+    ``compute`` returns the ``CREDITED`` columns of rows by the run's estimator ``of``, or the
     gradient of its loss.
     """
     rows, shares = probe.rows(), dict[str, float]()

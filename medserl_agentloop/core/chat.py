@@ -51,9 +51,9 @@ class ChatClient:
     """Asks one model of an OpenAI-compatible server at ``http``, the base of the API, e.g.
     ``http://host:30000/v1``.
 
-    Messages may not smuggle in ``special_tokens``, those of the model's tokenizer if known, nor
-    those of common templates, also in a player's own earlier turns. Other players' texts come
-    through :func:`as_data`.
+    Messages, including a player's own earlier turns, may not contain ``special_tokens`` (the
+    tokenizer's, if known) or those of common templates. Other players' texts pass through
+    :func:`as_data`.
     """
 
     def __init__(self, http: HttpClient, special_tokens: Iterable[str] = ()) -> None:
@@ -69,9 +69,8 @@ class ChatClient:
     ) -> Reply:
         """The model's turn after ``messages``; NoAnswer if there is none after all tries.
 
-        ``prefix`` begins the turn and is no part of the reply. ``fields`` are sampling and other
-        fields of the request. The options' ``extra_body`` wins over them, and None takes a field
-        out.
+        ``prefix`` begins the turn and is not part of the reply. ``fields`` are sampling and other
+        fields of the request. The options' ``extra_body`` overrides them, and None removes a field.
         """
         # Else a player would learn to end another one's turn by writing <|im_end|> into its own.
         harmless = [{**m, "content": self._special.sub(broken, m["content"])} for m in messages]
@@ -92,7 +91,7 @@ class ChatClient:
         return reply
 
     def _hint(self, words: str, body: Mapping[str, Any]) -> str:
-        """What to do about a refusal; OpenAI's newer models take one temperature only."""
+        """What to do about a refusal; OpenAI's newer models accept only one temperature."""
         if "stream" in words.lower() and "stream" not in body:
             return "this server streams its answers, which is not read"
         named = sorted({*re.findall(r"\w+", words)} & (body.keys() - {"model", "messages"}))
@@ -105,8 +104,8 @@ class ChatClient:
         return f"add {' '.join(option + field for field in fields)}"
 
     def _watch(self, words: int, tokens: int) -> None:
-        """Warn once of a server that reads fewer tokens than a prompt has words, or as many of a
-        long prompt as of a short one.
+        """Warn once if a server reads fewer tokens than a prompt has words, or as many of a long
+        prompt as of a short one.
         """
         fewest = min(words, self._fewest_words.get(tokens, words))
         self._fewest_words[tokens] = fewest
@@ -123,8 +122,8 @@ class ChatClient:
 
 
 def _read(answer: Any, prefix: str) -> Reply:
-    """The turn in a chat completion. A server that parses reasoning sends it apart; it is part of
-    the turn.
+    """The turn in a chat completion. Reasoning that a server returns separately is part of the
+    turn.
     """
     if isinstance(answer, dict) and answer.get("error") and not answer.get("choices"):
         raise BadAnswer(f"the answer is an error: {shown(str(answer['error']))}")
@@ -157,9 +156,7 @@ def _read(answer: Any, prefix: str) -> Reply:
 
 
 class ServedModel(ChatClient):
-    """A model behind a server that takes turns in games; ``fields`` are sampling and other fields
-    of all requests.
-    """
+    """A model behind a server that plays turns; ``fields`` are sent with every request."""
 
     def __init__(
         self, http: HttpClient, *, special_tokens: Iterable[str] = (), **fields: Any
@@ -197,7 +194,7 @@ class ServedModel(ChatClient):
         return {name: shown(str(card[name])) for name in facts if card.get(name)}
 
     async def _check_chat(self) -> None:
-        """Ask for one token; ValueError for a server that does not answer, or refuses the key."""
+        """Ask for one token; ValueError if the server does not answer or refuses the key."""
         try:
             await self.complete([{"role": "user", "content": "Hello"}], {"max_tokens": 1})
         except Unreachable as error:
@@ -215,7 +212,7 @@ class ServedModel(ChatClient):
         return ValueError(f"no server answers at {self.url} ({error}); name the base of an API")
 
     async def reply(self, turn: Turn, messages: Sequence[Message], **fields: Any) -> Reply:
-        """Take a turn, or raise :class:`NoReplyError`; ``fields`` of this request win over the
+        """Take a turn, or raise :class:`NoReplyError`; ``fields`` of this request override the
         others.
         """
         request: dict[str, Any] = {"max_tokens": turn.max_tokens}
@@ -239,11 +236,11 @@ class ServedModel(ChatClient):
         temperature: float,
         seed: int,
     ) -> Reply:
-        """Take a turn of at most ``budget`` tokens, drawn by a seed of its own, or raise
+        """Take a turn of at most ``budget`` tokens with its own seed, or raise
         :class:`NoReplyError`.
 
-        Its seed follows ``seed``, the turn and the ``number`` of the game or sample, and not the
-        order of the requests, which differs from run to run.
+        Its seed depends on ``seed``, the turn and the ``number`` of the game or sample, not on the
+        order of requests, which differs between runs.
         """
         text = "".join(turn.prompt.data.values()) or str(list(messages))
         role = turn.role if turn.conversation is None else f"{turn.role}/{turn.conversation}"
@@ -260,13 +257,14 @@ class ServedModel(ChatClient):
         return reply
 
     def count(self, text: str) -> int:
-        """About as many tokens as ``text`` takes: two for a word."""
+        """Estimate the tokens of ``text``: two per word."""
         return 2 * len(text.split())
 
 
 class BaseModelChat:
-    """The base model, which the rollout serves with the roles' adapters. It is asked in
-    tokens."""
+    """The base model, which the rollout serves along with the roles' adapters. It takes
+    token ids.
+    """
 
     def __init__(
         self, name: str, server: Any, encoder: ChatEncoder, timeout_s: float | None
@@ -275,15 +273,15 @@ class BaseModelChat:
         self._server, self._encoder, self._timeout_s = server, encoder, timeout_s
 
     def with_template(self, **kwargs: Any) -> BaseModelChat:
-        """The same, with these arguments of the chat template besides the run's."""
+        """The same with additional arguments of the chat template."""
         encoder = ChatEncoder(
             self._encoder.tokenizer, {**self._encoder.template_kwargs, **kwargs}, self._encoder.ends
         )
         return BaseModelChat(self.name, self._server, encoder, self._timeout_s)
 
     async def complete(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> Reply:
-        """The base model's turn, or NoAnswer; of ``fields`` it knows ``temperature`` and
-        ``max_tokens``.
+        """The base model's turn, or NoAnswer; it uses only ``temperature`` and ``max_tokens`` of
+        ``fields``.
         """
         budget = fields["max_tokens"]
         prompt = self._encoder.opening(Turn("", as_untrusted(messages), budget))

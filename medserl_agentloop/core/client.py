@@ -1,8 +1,7 @@
 """The one client of servers: sends JSON and reads JSON, with the retries and time-outs of the
 ``openai`` package.
 
-Every failure of a server becomes :class:`NoAnswer`, and a key that it repeats is taken out of its
-words.
+Every failure becomes :class:`NoAnswer`; the API key is removed from the server's text.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class NoAnswer(Exception):
 
 
 class Unreachable(NoAnswer):
-    """The server gave no answer in all tries, or counts as down and was not asked."""
+    """The server did not answer in any try, or counts as down and was not asked."""
 
 
 class Refused(NoAnswer):
@@ -63,11 +62,13 @@ class Refused(NoAnswer):
 
 
 class BadAnswer(NoAnswer):
-    """The server answered something else than it was asked for."""
+    """The server's answer is not what was requested."""
 
 
 class CircuitBreaker:
-    """Stops asking a server after so many lost requests in a row; then tries one at times."""
+    """Circuit breaker: stops requests after several failures in a row, then tries one from time to
+    time.
+    """
 
     def __init__(self, limit: float) -> None:
         self._limit, self._lost, self._next_trial = limit, 0, 0.0
@@ -78,8 +79,8 @@ class CircuitBreaker:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """The context of one request, lost if it raises Unreachable; Unreachable if none may be
-        made now.
+        """The context of one request, lost if it raises Unreachable; Unreachable if no request may
+        be made now.
         """
         if self.is_open:
             if time.monotonic() < self._next_trial:
@@ -99,9 +100,7 @@ class CircuitBreaker:
 
 
 class ServerOptions(BaseModel):
-    """A server's address, the key that it wants, and settings of requests. Limits hold per
-    process.
-    """
+    """A server's address, API key and request settings. Limits are per process."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     node: ClassVar[str] = ""  # the config's node with these options; empty for a command's options
@@ -131,12 +130,12 @@ class ServerOptions(BaseModel):
     )
 
     def option(self, name: str) -> str:
-        """The way to set one of these options: the config's key, or a command's option."""
+        """How to set one of these options: a config key or a command's option."""
         return f"{self.node}.{name}" if self.node else f"--{name.replace('_', '-')}"
 
     def api_key(self) -> str:
-        """Read the API key from the environment, because configs are logged; ValueError if it
-        cannot be used.
+        """Read the API key from the environment, because configs are logged; ValueError if
+        unusable.
         """
         if not self.api_key_env:
             return ""
@@ -150,7 +149,7 @@ class ServerOptions(BaseModel):
         return key
 
     def address(self) -> httpx.URL:
-        """Return the address, which may hold a password; a ValueError does not repeat it."""
+        """Parse an address; its ValueError does not repeat a password."""
         with suppress(httpx.InvalidURL):
             url = httpx.URL((self.url or "").strip().rstrip("/"))
             if url.scheme in ("http", "https") and url.host and not (url.query or url.fragment):
@@ -161,7 +160,7 @@ class ServerOptions(BaseModel):
         )
 
     def check_address(self) -> None:
-        """Refuse an address that a config cannot use or should not hold (ValueError)."""
+        """Raise ValueError for an unusable or unsafe address."""
         if "@" in (self.url or ""):
             raise ValueError(
                 f"{self.node}.url holds a user name or a password, and verl logs the whole config. "
@@ -174,9 +173,7 @@ class ServerOptions(BaseModel):
             raise ValueError(f"{self.node}.url={self.url}: {error}") from None
 
     def client(self, path: str = "") -> HttpClient:
-        """A client of the server, whose ``url`` may end with the ``path`` of the requests; raises
-        as its class.
-        """
+        """A client of the server; ``url`` may already end with ``path``; raises as its class."""
         if self.url is None:
             raise ValueError(f"set {self.node}.url to the address, e.g. http://localhost:30000")
         base = self.url.rstrip("/").removesuffix(path)
@@ -186,9 +183,7 @@ class ServerOptions(BaseModel):
 
 
 class HttpClient:
-    """A client of one server, for any event loop; ValueError if its address or its key cannot be
-    used.
-    """
+    """A client of one server for any event loop; ValueError for an unusable address or key."""
 
     def __init__(self, options: ServerOptions) -> None:
         import openai  # slow, and every process of a run loads this module
@@ -224,7 +219,7 @@ class HttpClient:
         return await self._request(self._api.get, path, tries=1, limit=_GET_S)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Post ``body`` and return the answer's JSON; raises as :meth:`get`, after all tries."""
+        """Post ``body`` and return the answer's JSON; raises as :meth:`get` after all tries."""
         # In bytes: httpx's own JSON cannot hold the lone surrogates that a text may have.
         send = partial(self._api.post, body=json.dumps(body).encode())
         limit = self.options.timeout_s
@@ -279,10 +274,10 @@ class HttpClient:
         raise Unreachable(f"{reason} ({tries} {'try' if tries == 1 else 'tries'}){self._way}")
 
     async def _plan_next_try(self, response: httpx.Response) -> None:
-        """Tell openai in the response's headers whether and when to ask again.
+        """Tell openai in the response headers whether and when to retry.
 
-        An empty account stays empty. A server that limits requests and names no pause gets its
-        tries spread over a minute. openai ignores a longer pause, so it becomes a minute.
+        Retrying does not help an empty account. Tries are spread over a minute if a server limits
+        requests without naming a pause; a longer pause, which openai ignores, becomes a minute.
         """
         headers, limits = response.headers, response.status_code == 429
         pause = headers.get("retry-after", "")
@@ -308,8 +303,8 @@ def _is_this_machine(host: str) -> bool:
 
 
 def _http_client(address: httpx.URL) -> tuple[httpx.AsyncClient, str]:
-    """Return a client and the environment's proxy for an address; none for this machine: a proxy
-    would see the key.
+    """Return a client and the environment's proxy; no proxy for this machine, because it would see
+    the key.
     """
     past = _is_this_machine(address.host) or proxy_bypass(address.host)
     proxy = "" if past else getproxies().get(address.scheme) or getproxies().get("all") or ""
@@ -329,16 +324,16 @@ def _http_client(address: httpx.URL) -> tuple[httpx.AsyncClient, str]:
 
 
 def blocking(request: Coroutine[Any, Any, T]) -> T:
-    """Wait for a request where code is not asynchronous; an event loop may run around it."""
+    """Wait for a request in synchronous code, even inside a running event loop."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, request).result()
 
 
 def without_credentials(place: str) -> str:
-    """Return an address for a message, without anything before an @, which may be a password."""
+    """Return an address without anything before an @, which may be a password."""
     return "***" + "".join(place.rpartition("@")[1:]) if "@" in place else place
 
 
 def shown(words: str) -> str:
-    """The beginning of a server's words on one line, as a message may quote them."""
+    """The beginning of a server's text on one line, for a message."""
     return visible(" ".join(words[:2000].split())[:200])

@@ -1,4 +1,4 @@
-"""Per-token columns of a batch that know contexts and roles.
+"""Per-token columns with contexts and roles.
 
 The trainer reads and writes them in verl's TransferQueue, which keeps a batch as ragged rows of one
 response each; padding rows are copies of others with an empty mask.
@@ -16,14 +16,13 @@ from transfer_queue import KVBatchMeta
 from verl.workers.utils.padding import response_to_nested
 
 ANCHOR_COLUMN = "anchor_coef"
-"""(B, T) coefficient of each token's KL to the reference policy; absent in runs without an anchor.
-"""
+"""(B, T) coefficient of each token's KL to the reference policy; absent without an anchor."""
 
 TOKEN_ROLES = "token_roles"
-"""Column (T,) of the role in whose context each token stands, prompts included, from 1; 0: none."""
+"""Column (T,) of the role of each token's context, including prompts, from 1; 0: none."""
 
 TOKEN_COUNTS = "token_counts"
-"""The engine's addition to a mini-batch: its :func:`token_counts` over all workers."""
+"""Key of a mini-batch's :func:`token_counts` over all workers."""
 
 
 def without_padding(batch: KVBatchMeta) -> KVBatchMeta:
@@ -39,7 +38,7 @@ def read_columns(batch: KVBatchMeta, *names: str) -> TensorDict:
 
 
 def write_columns(batch: KVBatchMeta, columns: Mapping[str, torch.Tensor]) -> KVBatchMeta:
-    """Write columns by name, each a nested tensor with a row for each of the batch's."""
+    """Write columns by name, each a nested tensor with one row per game."""
     fields = TensorDict(dict(columns), batch_size=len(batch))
     return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
@@ -50,14 +49,14 @@ def restarted(context_lengths: torch.Tensor) -> torch.Tensor:
 
 
 def token_roles(context_lengths: torch.Tensor, role_ids: torch.Tensor) -> torch.Tensor:
-    """The role (T,) in whose context each token stands, by the response's ``role_ids``; or 0."""
+    """The role (T,) of each token's context, from the response's ``role_ids``, or 0."""
     own = torch.nn.functional.pad(role_ids, (int(context_lengths.sum()) - len(role_ids), 0))
     contexts = torch.split(own, context_lengths.tolist())
     return torch.cat([context.max().expand(len(context)) for context in contexts])
 
 
 def write_token_roles(batch: KVBatchMeta) -> None:
-    """Write the column that says which role's adapter a token goes through. Padding rows get 0."""
+    """Write the column that selects each token's role adapter. Padding rows get 0."""
     columns = read_columns(batch, "context_lengths", "role_ids")
     own = (columns[name].unbind() for name in ("context_lengths", "role_ids"))
     roles = [
@@ -70,8 +69,7 @@ def write_token_roles(batch: KVBatchMeta) -> None:
 
 
 def restart_positions(batch: KVBatchMeta) -> None:
-    """Let the batch's ``position_ids`` count from 0 in every private context; padding rows keep
-    theirs.
+    """Restart the batch's ``position_ids`` at 0 in every private context; padding rows keep theirs.
 
     verl's FSDP engine passes them and no attention mask, and Transformers reads each 0 as a new
     packed sequence.
@@ -99,7 +97,7 @@ def write_rewards(batch: KVBatchMeta, rewards: Sequence[Mapping[int, float]]) ->
 
 
 def write_anchor(batch: KVBatchMeta, per_role: Mapping[int, float]) -> None:
-    """Write the anchor's coefficient of each generated token, from those by role id.
+    """Write each generated token's anchor coefficient, given by role id.
 
     Void games and padding get 0.
     """
@@ -115,7 +113,7 @@ def write_anchor(batch: KVBatchMeta, per_role: Mapping[int, float]) -> None:
 
 
 def token_counts(data: TensorDict) -> Counter[tuple[str, int]]:
-    """Tokens of a batch by column and role id: trained ones, and those that an anchor holds."""
+    """Token counts by column and role id: trained and anchored ones."""
     counts: Counter[tuple[str, int]] = Counter()
     for name in ("response_mask", ANCHOR_COLUMN):
         if name in data:
@@ -127,7 +125,7 @@ def token_counts(data: TensorDict) -> Counter[tuple[str, int]]:
 
 
 def stacked(rows: Sequence[torch.Tensor], response_mask: torch.Tensor) -> torch.Tensor:
-    """Numbers of each row's tokens in the shape (B, T) of ``response_mask``, 0 elsewhere."""
+    """Pad per-token numbers to the shape (B, T) of ``response_mask``, with 0 elsewhere."""
     columns = torch.zeros_like(response_mask, dtype=torch.int64)
     for column, row in zip(columns, rows, strict=True):
         column[: len(row)] = row[: len(column)]

@@ -1,4 +1,4 @@
-"""The ``selfplay:`` node of a run: typed, documented, checked before anything starts.
+"""The ``selfplay:`` node of a run: typed, documented and checked before anything starts.
 
 Here are the keys of any game; a game adds its own in a subclass. ``core.run_check`` checks the rest
 of the run.
@@ -21,7 +21,7 @@ C = TypeVar("C", bound="SelfPlayConfig")
 
 
 class ConfigError(ValueError):
-    """A run was configured in a way that cannot work; the message says what to write instead."""
+    """The run's config cannot work; the message says what to write instead."""
 
 
 def refuse(problems: Iterable[str]) -> None:
@@ -34,10 +34,12 @@ ROLE_ADAPTERS = "role_adapters"
 which are trained.
 """
 ROUTER_ADDRESS = "router_address"
-"""Key of ``reward.reward_model`` in which the trainer tells agent loops where verl serves it."""
+"""Key of ``reward.reward_model`` where the trainer puts the address of verl's server for agent
+loops.
+"""
 
 ADAPTERS_FOLDER = "lora_adapters"
-"""Folder of a checkpoint that has a folder for each role's adapter, in peft's format."""
+"""Checkpoint folder with one peft adapter folder per role."""
 
 
 def adapter_names(roles: Sequence[str]) -> dict[str, str]:
@@ -94,8 +96,8 @@ class CreditSettings(BaseModel):
     )
 
     def normalization(self, estimator: str, role: str) -> Normalization:
-        """Return how ``estimator`` normalises advantages of ``role``; ValueError if the choice
-        makes no sense.
+        """Return how ``estimator`` normalizes advantages of ``role``; ValueError for an impossible
+        choice.
         """
         allowed = NORMALIZATIONS[estimator]
         chosen = self.normalize.get(role) or allowed[0]
@@ -134,7 +136,7 @@ class OpponentConfig(ServerOptions):
 
 
 class SelfPlayConfig(BaseModel):
-    """Everything that self-play needs to know and verl has no key for."""
+    """Self-play settings that verl has no key for."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -215,7 +217,7 @@ class SelfPlayConfig(BaseModel):
         return self.train in ("both", role)
 
     def who_trains(self, roles: Sequence[str]) -> str | None:
-        """Say who is trained against whom where one role is; None where both are."""
+        """Say who trains against whom; None if both roles train."""
         if self.train == "both":
             return None
         others = " and ".join(role for role in roles if role != self.train)
@@ -225,28 +227,26 @@ class SelfPlayConfig(BaseModel):
         return f"only the {self.train} is trained; the {others} is played by {by}"
 
     def plays(self, role: str) -> bool:
-        """Return whether the live policy plays ``role``; otherwise an opponent does."""
+        """Return whether the policy plays ``role``; otherwise an opponent does."""
         return not self.opponent.frozen or self.trains(role)
 
     def anchors(self, done: float = 0.0) -> dict[str, float]:
-        """Coefficients of the roles that have one, when this share of the run is ``done``."""
+        """Coefficients by role when this share of the run is ``done``."""
         factor = 1 + (self.anchor_end - 1) * done
         return {role: value * factor for role, value in self.anchor.items() if value}
 
     def longest_turn(self, prompt_tokens: int) -> int | None:
-        """Most tokens of a turn that answers a first prompt of this length; None if the game does
-        not say.
-        """
+        """Largest token budget of a turn after a first prompt of this length; None if unknown."""
         return None
 
     def problems(self) -> Iterator[str]:
-        """Yield problems that involve several keys, as sentences that begin with the key."""
+        """Yield problems that involve several keys; each begins with the key."""
         return iter(())
 
     @classmethod
     def from_run(cls: type[C], config: DictConfig) -> C:
-        """Read the ``selfplay`` node of a whole run's config; a ConfigError names each wrong key
-        and its remedy.
+        """Read the ``selfplay`` node of a run's config; a ConfigError names each wrong key and how
+        to fix it.
         """
         node = OmegaConf.select(config, "selfplay")
         if node is None:
@@ -273,8 +273,8 @@ class SelfPlayConfig(BaseModel):
 
 
 def game_class(name: str) -> type[Any]:
-    """The game of a name in ``medserl_agentloop/games`` or a ``package.module:Class``; ConfigError
-    if there is none.
+    """The game called ``name`` in ``medserl_agentloop/games``, or a ``package.module:Class``;
+    ConfigError if none.
     """
     expected = (
         "package.module:Class of yours, a subclass of "
@@ -290,8 +290,8 @@ def game_class(name: str) -> type[Any]:
 
 
 def _against_the_game(config: SelfPlayConfig, game: type[Any]) -> Iterator[str]:
-    """Roles and alarms that a config names and the game does not have, or no role of the game that
-    learns.
+    """Yield config entries for roles or alarms that the game lacks, and a choice that trains no
+    role.
     """
     weights = config.credit.role_weights
     if config.train not in ("both", *game.roles):
@@ -336,8 +336,8 @@ def key_values(option: str, fields: Sequence[str]) -> dict[str, Any]:
 
 
 def selfplay_config(config_class: type[C], named: dict[str, Any], settings: list[str]) -> C:
-    """The ``selfplay`` node of a command that is no run, from its options and its ``--set
-    KEY=VALUE`` (ValueError).
+    """The ``selfplay`` node of a command, from its options and ``--set KEY=VALUE``; ValueError if
+    wrong.
     """
     node = OmegaConf.merge(named, key_values("--set", settings))
     return config_class.from_run(OmegaConf.create({"selfplay": node}))

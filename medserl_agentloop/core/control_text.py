@@ -1,7 +1,7 @@
-"""Control text in strings: marks that models and their chat templates do not read as plain words.
+"""Control text: marks that models and chat templates do not read as plain words.
 
-:func:`as_data` shows untrusted text to a model without any of it. A new family of models gets its
-line in one of the tables.
+:func:`as_data` shows untrusted text to a model without any of it. Add a line to one of the tables
+for a new model family.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TEMPLATE_TOKENS = {
     "many": r"</?(?:s|bos|eos)>",
 }
 CONTROL_TOKEN = "|".join(_TEMPLATE_TOKENS.values())
-"""Control tokens of known families; no prompt has one of them in its own words."""
+"""Control tokens of known families; no prompt contains them as plain text."""
 
 _SWITCHES = {
     # </think> and [/THINK] are none
@@ -47,7 +47,7 @@ _SWITCHES = {
     "SmolLM3": r"/system_override",
 }
 SWITCH = re.compile("|".join(_SWITCHES.values()), re.IGNORECASE)
-"""A switch: words anywhere in a user's message that turn a model's reasoning off or on."""
+"""A switch: words in a user's message that turn a model's reasoning off or on."""
 
 MARKUP = re.compile(
     rf"(?=({CONTROL_TOKEN}|<[|\uff5c][^<>\n]{{0,64}}>|<[^\s<>]{{1,64}}>"
@@ -59,8 +59,8 @@ b|>,
 
 
 def as_think(text: str) -> str:
-    """A model's turn whose reasoning stands between ``<think>`` and ``</think>``, whatever marks
-    its family has. Reasoning that was cut off stays open.
+    """A model's turn with its reasoning between ``<think>`` and ``</think>``, whatever its family's
+    marks are. Reasoning that was cut off stays open.
     """
     for opening, closing in _REASONING.values():
         marked = re.match(rf"\s*{opening}(.*?)({closing}|\Z)", text, re.DOTALL)
@@ -84,7 +84,7 @@ def without_switches(text: str) -> str:
 
 
 def broken(token: re.Match[str]) -> str:
-    """A control token that no tokenizer reads as one any more."""
+    """A control token, changed so that no tokenizer reads it as one."""
     return token[0][0] + JOINER + token[0][1:]
 
 

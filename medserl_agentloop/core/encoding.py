@@ -1,8 +1,8 @@
-"""From prompts to token ids, with untrusted text as data.
+"""Tokenizes prompts, with untrusted text as data.
 
-A text may hold anything, ``<|im_end|>`` included. So the chat template is rendered with a stand-in
-for it, and the text itself is tokenised without special tokens: it can open or close no chat turn.
-``split_special_tokens`` of Transformers leaves added tokens alone that are not marked as special,
+A text may contain anything, even ``<|im_end|>``. So the chat template is rendered with a
+placeholder, and the text itself is tokenized without special tokens: it cannot open or close a chat
+turn. Transformers' ``split_special_tokens`` ignores added tokens that are not marked as special,
 such as Qwen3's ``<think>``, and plain pieces like ``</s>``.
 """
 
@@ -39,19 +39,19 @@ class EncodedPrompt:
 
 
 _Template = tuple[list[list[int] | str], str]
-"""A prompt around its untrusted texts (ids, a text's name, ids, and so on), and its prefill."""
+"""A prompt as ids and names of untrusted texts in turn, and its prefill."""
 
 
 def end_ids(*named: Any) -> frozenset[int]:
-    """All ids that a model's configurations or its tokenizer name as end of sequence."""
+    """All end-of-sequence ids of a model's configs and tokenizer."""
     ends = (getattr(each, "eos_token_id", None) for each in named)
     lists = (end if isinstance(end, (list, tuple)) else [end] for end in ends)
     return frozenset(number for numbers in lists for number in numbers if number is not None)
 
 
 class ChatEncoder:
-    """Tokenises prompts by a model's chat template (``template_kwargs``: verl's), and texts in them
-    as data.
+    """Tokenizes prompts with a model's chat template (``template_kwargs``: verl's), and texts in
+    them as data.
 
     To read turns it needs the ``ends`` that the model's configurations name: Gemma 3's differ from
     its tokenizer's.
@@ -103,7 +103,7 @@ class ChatEncoder:
         ]
 
     def _spelt(self, number: int) -> list[int]:
-        """The characters of a control token that the vocabulary holds as a word."""
+        """The ids of a control token's characters as plain text."""
         token, unknown = self._control[number], self.tokenizer.unk_token_id
         if number == unknown:  # a character that the vocabulary lacks
             return [number]
@@ -118,7 +118,9 @@ class ChatEncoder:
         return len(self.encode_text(text))
 
     def stop(self, strings: Sequence[str]) -> dict[str, list[Any]]:
-        """Sampling parameters that end a turn at these strings, by their token if they are one."""
+        """Sampling parameters that end a turn at these strings; by token id if a string is one
+        token.
+        """
         ids = {of: self.tokenizer.encode(of, add_special_tokens=False) for of in strings}
         fields = {
             "stop_token_ids": [own[0] for own in ids.values() if len(own) == 1],
@@ -127,10 +129,9 @@ class ChatEncoder:
         return {name: values for name, values in fields.items() if values}
 
     def decode(self, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
-        """A turn's text without the token that ended it; other special tokens stay visible as
-        text.
+        """A turn's text without its end token; other special tokens stay visible as text.
 
-        Reasoning stands between ``<think>`` and ``</think>``, whatever marks the model has.
+        Reasoning is between ``<think>`` and ``</think>``, whatever marks the model has.
         """
         ends = self.ends.union(self.stop(stop).get("stop_token_ids", ()))
         text: str = self.tokenizer.decode(
@@ -139,7 +140,7 @@ class ChatEncoder:
         return as_think(text)
 
     def was_cut(self, ids: Sequence[int], budget: int, stop_reason: str | None) -> bool:
-        """Return whether the budget ended a turn, by the engine's stop reason."""
+        """Return whether the engine's stop reason says that the budget ended a turn."""
         # SGLang says "length"; other engines may say "completed" of a turn that was cut, too.
         if stop_reason in ("length", "stop"):
             return stop_reason == "length"
@@ -200,7 +201,7 @@ class ChatEncoder:
         return encoded, prefill
 
     def _render(self, messages: list[Message], prefix: str) -> tuple[str, str]:
-        """The prompt as text, and the end of it that begins the player's turn."""
+        """The prompt as text, and the part at its end that begins the player's turn."""
         text = self._apply_template(messages, add_generation_prompt=True)
         asked = self._apply_template(messages, add_generation_prompt=False)
         # An untrusted text may quote a <think>: it counts in what the generation prompt adds.

@@ -1,7 +1,7 @@
-"""Identities of models, files, folders and servers: short text, equal for equal content.
+"""Identities of models, files, folders and servers: short strings, equal for equal content.
 
-A resumed run, a cache of answers and a half-finished evaluation compare it: a path or a name stays
-the same when what is behind it is replaced.
+Resumed runs, caches and unfinished evaluations compare it, because content can change under the
+same path or name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OF_A_MODEL = (
 
 
 def of_file(path: Path) -> str:
-    """Hash of a file's content; of JSON, of its values, however they are written down."""
+    """Hash of a file's content; for JSON, of its values, whatever the formatting."""
     state = path.stat()
     return _hash_of(path, state.st_mtime_ns, state.st_size)
 
@@ -48,7 +48,7 @@ def of_values(*values: Any) -> str:
 
 
 def of_folder(folder: Path, patterns: Iterable[str] = ("**/*",)) -> str:
-    """Hash of the names and contents of a folder's files, hidden ones and caches left out."""
+    """Hash of the names and contents of a folder's files, except hidden files and caches."""
     files = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
     names = {file.relative_to(folder).as_posix(): file for file in files}
     kept = {n: f for n, f in names.items() if not n.startswith(".") and "__pycache__" not in n}
@@ -56,9 +56,9 @@ def of_folder(folder: Path, patterns: Iterable[str] = ("**/*",)) -> str:
 
 
 def of_model(path: str | Path) -> str | None:
-    """Hash of a model's weights, configs and tokenizer; None where its files are not here.
+    """Hash of a model's weights, configs and tokenizer; None if the files are not local.
 
-    A name on the hub has that of the snapshot in the cache.
+    A hub name has the identity of the cached snapshot.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():

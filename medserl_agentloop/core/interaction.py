@@ -1,8 +1,8 @@
 """The interface between the core and a game, and the loop that plays a game between any players.
 
-A game is a subclass of :class:`Interaction`, which ``selfplay.game`` names. :func:`play_game` plays
+A game is a subclass of :class:`Interaction`, named in ``selfplay.game``. :func:`play_game` plays
 it, with models behind a server or in this process; the reward manager and the trainer ask the same
-class for scores and metrics. It knows no tokens but their number.
+class for scores and metrics. It sees only the number of tokens.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ Message = dict[str, str]
 class Prompt:
     """Chat messages, with untrusted text kept apart from them.
 
-    ``place(name)`` marks where ``messages`` show a text of ``data``. Neither the encoder nor
-    a chat server that gets them filled in finds control tokens in these texts.
+    ``place(name)`` marks where ``messages`` show the text ``data[name]``. Neither the encoder nor a
+    chat server finds control tokens in these texts.
     """
 
     messages: tuple[Message, ...]
     data: Mapping[str, str] = field(default_factory=dict)
 
     def filled(self, shown: Callable[[str], str] = as_data) -> list[Message]:
-        """Return the messages with each text in its place, as ``shown`` makes it."""
+        """Return the messages with each text, changed by ``shown``, in its place."""
 
         def fill(content: str) -> str:
             return PLACE.sub(lambda match: shown(self.data[match[1]]), content)
@@ -81,7 +81,7 @@ class Turn:
 
 
 class PlannedRow(NamedTuple):
-    """Room that the game of a row needs."""
+    """Token lengths that a row's game needs."""
 
     kind: str  # of its record
     prompt: int  # tokens of its first prompt
@@ -102,7 +102,7 @@ class Game(Protocol):
         """
 
     def make_void(self, reason: str) -> None:
-        """End the game without a result: no role is rewarded, nothing is trained on."""
+        """End the game without a result; no role is rewarded or trained."""
 
 
 G = TypeVar("G", bound=Game)
@@ -112,10 +112,9 @@ R = TypeVar("R", bound=GameRecord)
 class Interaction(ABC, Generic[G, R]):
     """A kind of game: its roles, how it starts on a row, whose turn it is, and who earned what.
 
-    Implement ``roles``, ``new_game`` and ``next_turn``; most games also give ``Record``,
-    ``score``, ``metrics`` and ``sample_turns``. The rest has defaults. ``config`` is the run's
-    ``selfplay`` node, as ``Config`` reads it; ``tokens`` is a ``ChatEncoder``, or None where games
-    are only scored.
+    Implement ``roles``, ``new_game`` and ``next_turn``; most games also give ``Record``, ``score``,
+    ``metrics`` and ``sample_turns``. The rest has defaults. ``config`` is the run's ``selfplay``
+    node, parsed by ``Config``; ``tokens`` is a ``ChatEncoder``, or None if games are only scored.
     """
 
     roles: ClassVar[tuple[str, ...]]
@@ -140,12 +139,12 @@ class Interaction(ABC, Generic[G, R]):
         """Return the next turn; None if the game is over."""
 
     def next_turns(self, game: G) -> Sequence[Turn]:
-        """Return the turns that can be taken side by side, in conversations of their own."""
+        """Return the turns that can be taken at the same time, in separate conversations."""
         turn = self.next_turn(game)
         return [] if turn is None else [turn]
 
     async def score(self, record: R) -> None:
-        """Complete the record of a finished game, unless it is rewarded as it is played."""
+        """Complete the record of a finished game; not needed if rewards are set during play."""
 
     def metrics(self, records: Sequence[R]) -> dict[str, float]:
         """Metrics of a step's games by name, ``selfplay/…``."""
@@ -156,7 +155,7 @@ class Interaction(ABC, Generic[G, R]):
         return list(self.next_turns(self.new_game(facts)))
 
     def plan(self, facts: Mapping[str, Any]) -> PlannedRow:
-        """Plan the room of a row; a ValueError says why it cannot be played and what to do."""
+        """Plan a row's token lengths; ValueError says why it cannot be played and what to do."""
         turns = self.sample_turns(facts)
         first, *others = (len(self.tokens.opening(turn).ids) for turn in turns)
         response = sum(turn.max_tokens for turn in turns) + sum(others)
@@ -178,9 +177,10 @@ class Interaction(ABC, Generic[G, R]):
         """Learn of the base model, a ``BaseModelChat``, before the first game."""
 
     def question(self, record: R) -> Coroutine[Any, Any, Any] | None:
-        """Return a coroutine that asks a third party what the score needs, or None.
+        """Return a coroutine that asks a third party for what the score needs, or None.
 
-        :func:`play_game` calls this until there is one, and goes on to play while it is awaited.
+        :func:`play_game` calls this until there is one, and keeps playing while it waits for the
+        answer.
         """
         return None
 
@@ -189,14 +189,14 @@ class Interaction(ABC, Generic[G, R]):
 
     @property
     def repeated_roles(self) -> Sequence[str]:
-        """Roles whose conversations of one game all answer the same prompt, as a group."""
+        """Roles whose conversations in a game all answer the same prompt and form a group."""
         return ()
 
     def settle(self, records: Sequence[R], counts: dict[str, dict[str, float]]) -> None:
-        """Complete the rewards of a training step that depend on the steps before it.
+        """Complete rewards that depend on earlier training steps.
 
-        ``counts`` are numbers by group and name that the game keeps between steps; they go into
-        checkpoints. Rewards of roles, not of single turns, reach the tokens.
+        ``counts`` are numbers by group and name that the game keeps between steps, also in
+        checkpoints. The tokens get rewards of roles, not of single turns.
         """
 
 
@@ -205,14 +205,14 @@ LIMITS = ("max_prompt_length", "max_response_length")
 
 
 def overlong(planned: PlannedRow, data: Mapping[str, Any]) -> list[str]:
-    """The limits of verl's ``data`` that a planned row exceeds."""
+    """Limits of verl's ``data`` that the planned row exceeds."""
     return [
         limit for limit, tokens in zip(LIMITS, planned[1:], strict=True) if tokens > data[limit]
     ]
 
 
 class NoReplyError(Exception):
-    """A player gave no answer; says who and why. ``refused``: asking again does not help."""
+    """A player did not answer; says who and why. ``refused``: asking again does not help."""
 
     def __init__(self, reason: str, *, refused: bool = False) -> None:
         super().__init__(reason)
@@ -245,8 +245,8 @@ async def play_game(
 ) -> None:
     """Play a game that ``interaction`` has started; ``players`` by role.
 
-    The interaction's question is asked while turns are taken, so that a game lasts as long as the
-    slower of them. A player without an answer makes the game void and cancels the question.
+    The question is asked while turns are played, so a game takes as long as the slower of the two.
+    If a player does not answer, the game becomes void and the question is cancelled.
     """
     conversations: dict[tuple[str, str | None], list[Message]] = defaultdict(list)
     record = game.record

@@ -1,11 +1,11 @@
-"""What would hang a run or spoil it in silence: dead processes, and a user's code that blocks or
+"""Detects what would hang or silently spoil a run: dead processes, and user code that blocks or
 raises.
 
-verl 0.9.1 trains on without the games of a dead rollout server or reward-loop worker; for those of
-a dead agent-loop worker it waits for ever. Nor does it stop where a game's code raises, and lost
-games are not like the rest: a reward that divides by zero on invalid turns would forgive them.
-Ray is not imported at the top: games call this module, and verl's servers do, whose event loop an
-import would hold up.
+verl 0.9.1 continues without the games of a dead rollout server or reward-loop worker, and waits
+forever for those of a dead agent-loop worker. Nor does it stop if a game's code raises. Lost games
+differ from the rest: a reward that divides by zero on invalid turns would hide them all. Ray is
+imported late: games use this module, and so do verl's servers, where the import would block the
+event loop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _failures: list[str] = []  # exceptions of games' code in this process
 
 
 def is_cancelled() -> bool:
-    """Return whether the running task was asked to stop, or a user's code raised the error."""
+    """Return whether the running task was asked to stop, instead of user code raising the error."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -44,8 +44,8 @@ async def limited(work: Callable[[], Awaitable[T] | T], limit_s: float) -> T:
     """Call ``work`` in the thread of users' code, and return or await what it returns.
 
     A coroutine may keep connections in the thread's event loop between games. TimeoutError after
-    ``limit_s`` seconds, also if it blocks. An exit or a cancellation that it raises by itself
-    becomes a RuntimeError.
+    ``limit_s`` seconds, even if it blocks. If it raises SystemExit or cancels itself, that becomes
+    a RuntimeError.
     """
 
     async def call() -> Any:
@@ -135,7 +135,7 @@ def game_processes(trainer: Any) -> Processes:
 
 
 class Liveness:
-    """Ends a run whose ``processes`` or nodes are gone; ``where`` says when, how to go on."""
+    """Ends a run whose ``processes`` or nodes died; ``where`` says when and how to continue."""
 
     def __init__(self, processes: Callable[[], Processes], where: Callable[[], str]) -> None:
         self._processes, self._where = processes, where
@@ -148,7 +148,7 @@ class Liveness:
         self._nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
     def check(self, cause: Exception | None = None, within_s: float = ANSWER_WITHIN_S) -> None:
-        """Raise ProcessDied if something is gone, RuntimeError if a game's code raised."""
+        """Raise ProcessDied if a process or node died, RuntimeError if a game's code raised."""
         dead = lost_nodes(self._nodes) or dead_processes(self._processes(), within_s)
         if len(self._nodes) > 1 and (dead or cause):
             # Ray says later that a node is lost than that its processes are.
@@ -163,8 +163,8 @@ class Liveness:
 
 
 def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_S) -> list[str]:
-    """Return a line per dead process, with Ray's account of its end; all together have some seconds
-    to answer. RuntimeError if a game's code raised in one of them.
+    """Return a line per dead process with Ray's report; together they have a few seconds to answer.
+    RuntimeError if a game's code raised in one of them.
     """
     import ray
     from ray.exceptions import ActorUnavailableError, RayActorError
@@ -192,7 +192,7 @@ def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_
 
 
 def _identity(error: Exception) -> str:
-    """Class, name and pid of a dead actor, out of Ray's long account of it."""
+    """Class, name and pid of a dead actor, from Ray's long report."""
     facts = dict(re.findall(r"^\s*(class_name|name|pid): (.+)$", str(error), flags=re.MULTILINE))
     texts = {"class_name": "class {}", "name": "named {}", "pid": "pid {}"}
     known = [texts[key].format(facts[key]) for key in texts if key in facts]
@@ -213,11 +213,10 @@ def lost_nodes(known: Collection[str]) -> list[str]:
 
 @contextmanager
 def watched(replicas: Iterable[Any], every_s: float = 5.0) -> Iterator[None]:
-    """End servers of verl's ``replicas`` that have outlived their engine, while the block runs.
+    """While the block runs, end servers of verl's ``replicas`` whose engine died.
 
-    A server hears of its engine's end by a signal, which Python handles in the main thread, and in
-    a Ray actor that one sleeps. So it would live on, and whoever waits for its answer would wait
-    for ever.
+    A signal tells a server that its engine ended. Python handles signals in the main thread, which
+    sleeps in a Ray actor. So the server would stay alive, and its clients would wait forever.
     """
     servers = [server for replica in replicas for server in replica.servers]
     done = threading.Event()

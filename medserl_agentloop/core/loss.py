@@ -1,8 +1,8 @@
-"""The actor's loss: verl's own for each role, an anchor to the reference policy, and what its pass
-tells of contexts.
+"""The actor's loss: verl's own for each role, an anchor to the reference policy, and measurements
+of context leaks.
 
-Roles that share weights drift where one of them is trained: the anchor holds on to tokens that the
-policy loss does not see.
+If roles share weights and only one is trained, the other drifts: the anchor also covers tokens that
+the policy loss does not see.
 """
 
 from __future__ import annotations
@@ -28,23 +28,22 @@ GAPS = ("gap_first", "gap_later", "tokens_first", "tokens_later", "games_later")
 def selfplay_loss(
     config: Any, roles: Collection[int], model_output: Any, data: Any, dp_group: Any = None
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """verl's ``ppo_loss`` of each role's tokens, as if the role were alone in the batch, plus
+    """verl's ``ppo_loss`` on each role's tokens, as if the role were alone in the batch, plus
     ``anchor_kl_loss``.
 
-    ``roles`` are the ids of those that are trained. In verl's token-mean each role has a
-    denominator of its own, its tokens in the mini-batch over all workers times the number of
-    ``roles``: the loss is the mean of the roles' means, policy, entropy and KL alike. Without
-    ``roles`` it is verl's own over all tokens, in which a role's length scales the other's
-    gradient.
+    ``roles`` are the ids of those that are trained. In verl's token-mean each role has its own
+    denominator: its tokens in the mini-batch over all workers, times the number of ``roles``. So
+    policy, entropy and KL losses are means of the roles' means. Without ``roles`` it is verl's own
+    over all tokens, in which a role's length scales the other's gradient.
 
     The anchor is ``sum(coef * KL estimate)`` with the same denominators, an untrained role's being
     its anchored tokens. ``actor.kl_loss_type`` chooses the estimate, and so the direction of the
-    pull. On samples of the current policy the gradient of ``low_var_kl`` is that of KL(reference ||
+    KL. On samples of the current policy the gradient of ``low_var_kl`` is that of KL(reference ||
     policy), cut off by verl's clamps; that of ``k2`` and of the forms with ``+`` is that of
-    KL(policy || reference); that of ``k1`` is 0 on average (kl_penalty in verl's core_algos.py). A
-    mini-batch without a trained token, because all of its games are void, costs 0 where verl's own
-    loss would divide by their number. Where no old log-probs were written, this pass gives them,
-    and compares them with the rollout's (``DIFFS``, ``GAPS``).
+    KL(policy || reference); that of ``k1`` is 0 on average (kl_penalty in verl's core_algos.py). If
+    all games of a mini-batch are void, its loss is 0; verl's own would divide by zero trained
+    tokens. Without old log-probs, this pass provides them and compares them with the rollout's
+    (``DIFFS``, ``GAPS``).
     """
     log_prob, compared = no_padding_2_padding(model_output["log_probs"], data), {}
     counts = data[TOKEN_COUNTS] if roles else {}
@@ -96,7 +95,7 @@ def selfplay_loss(
 
 
 def compared_metrics(metrics: dict[str, Any]) -> dict[str, float]:
-    """Take what an update tells of rollout and actor, if anything, out of its metrics."""
+    """Take the rollout-actor comparison, if any, out of an update's metrics."""
     if f"actor/{GAPS[0]}" not in metrics:
         return {}
     found = {f"training/{name}": metrics.pop(f"actor/{name}") for name in DIFFS}
@@ -123,13 +122,11 @@ def context_gaps(
 
 
 def context_leak_metrics(gaps: Mapping[str, Any]) -> dict[str, float]:
-    """Compare how far rollout and actor are apart in later contexts and in the first one of each
-    game.
+    """Compare the rollout-actor difference in later contexts with that in each game's first one.
 
-    The first context cannot hold another one, so it is the control group: what the two engines
-    differ by there is their precision. A context that leaks is seen by the actor and not by the
-    rollout. Returns mean absolute differences in nats and their ratio; nothing if no game has a
-    second context.
+    The first context cannot contain another one, so it is the control: any difference there is
+    numerical precision. A leaked context is visible to the actor but not to the rollout. Returns
+    mean absolute differences in nats and their ratio; empty if no game has a second context.
     """
     gap_first, gap_later, tokens_first, tokens_later, games = (float(gaps[name]) for name in GAPS)
     if not tokens_first or not tokens_later:

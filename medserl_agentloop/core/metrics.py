@@ -1,4 +1,4 @@
-"""Numbers of a training step of any game, and the alarms on them.
+"""Metrics of a training step of any game, and alarms on them.
 
 docs/metrics.csv explains every name, docs/metrics.md lists all alarms.
 """
@@ -28,7 +28,7 @@ _VOID_CLASSES = {
     "log-probs for": "no_log_probs",
     "is no number": "no_number",
 }
-"""Class of a void game by what its reason, free text, contains."""
+"""Class of a void game by words in its reason, which is free text."""
 
 _SAME_REWARD = 1e-6  # rewards closer than this are equal: a sum of components in floating point
 
@@ -42,7 +42,7 @@ def game_metrics(
     """Return voids and rewards; metrics without games are omitted. ``void_classes``: class by words
     of a reason.
 
-    The turns of ``repeated_roles`` in one game are a group of their own, as in ``core.advantages``.
+    The turns of ``repeated_roles`` in one game form their own group, as in ``core.advantages``.
     """
     metrics = {
         "selfplay/games": float(len(records)),
@@ -56,7 +56,7 @@ def game_metrics(
 
 
 def void_class(record: GameRecord, more: Mapping[str, str] = {}) -> list[str]:
-    """The class of a void game as a list of one; none for a game that counts."""
+    """The class of a void game as a one-item list; empty for other games."""
     if not record.is_void:
         return []
     # Words of a server may follow the game's own, so what is said first counts.
@@ -67,7 +67,7 @@ def void_class(record: GameRecord, more: Mapping[str, str] = {}) -> list[str]:
 
 
 def _reward_metrics(role: str, games: Sequence[GameRecord], repeated: bool) -> dict[str, float]:
-    """Rewards of one role in games that reward it, and its groups that teach nothing."""
+    """One role's rewards in games that reward it, and its groups without signal."""
     if not games:
         return {}
     prefix = f"selfplay/{role}/"
@@ -92,7 +92,7 @@ def _reward_metrics(role: str, games: Sequence[GameRecord], repeated: bool) -> d
 
 
 def lost_games_metrics(expected: int, played: int) -> dict[str, float]:
-    """Games that a step asked for and did not get, because the worker that played them crashed."""
+    """Games that a step requested and lost because their worker crashed."""
     lost = max(0, expected - played)
     metrics = {"selfplay/lost_rate": lost / expected}
     return {**metrics, "selfplay/lost_games": float(lost)} if lost else metrics
@@ -120,11 +120,11 @@ def role_token_metrics(
     roles: Sequence[str],
     per_role: bool = True,
 ) -> dict[str, float]:
-    """Mean and spread of (B, T) columns over a role's trained tokens, their number, their share of
-    the signal, and the largest share that one game has in it.
+    """Mean and spread of (B, T) columns over a role's trained tokens, their number and share of the
+    signal, and the largest share of one game.
 
-    The signal is the mean of a role's absolute advantages, or their sum where its loss is not taken
-    ``per_role``.
+    The signal is the mean of a role's absolute advantages, or their sum without a ``per_role``
+    loss.
     """
     metrics: dict[str, float] = {}
     tokens = [(role_ids == number) & (response_mask > 0) for number in range(1, len(roles) + 1)]
@@ -145,7 +145,7 @@ def role_token_metrics(
 
 
 def opponent_metrics(records: Iterable[GameRecord], won: Iterable[bool | None]) -> dict[str, float]:
-    """Metrics of the opponent, if there is one; ``won``: whether the trained role did, or None."""
+    """Metrics of the opponent, if any; ``won`` says whether the trained role won, or None."""
     games = [record for record in records if record.opponent is not None]
     if not games:
         return {}
@@ -168,24 +168,26 @@ def shares_by_name(prefix: str, names: Sequence[list[str]]) -> dict[str, float]:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean; not a number where there is none."""
+    """The mean; NaN if empty."""
     return sum(values) / len(values) if values else math.nan
 
 
 def share(flags: Iterable[bool]) -> float:
-    """The share of flags that are true; not a number where there is none."""
+    """The share of true flags; NaN if empty."""
     return mean([float(f) for f in flags])
 
 
 def effective_number(counts: Sequence[int]) -> float:
-    """As many kinds of equal counts have the same entropy; not a number without counts."""
+    """Number of equally frequent kinds with the same entropy; NaN without counts."""
     from scipy.stats import entropy  # not at the top: half a second of every command
 
     return float(np.exp(entropy(counts))) if counts else math.nan
 
 
 def storable(cell: Any) -> Any:
-    """Text with its lone surrogates spelt out, which a model may write and UTF-8 cannot hold."""
+    """Text with lone surrogates spelled out; models may write them, but UTF-8 cannot
+    encode them.
+    """
     return cell.encode(errors="backslashreplace").decode() if isinstance(cell, str) else cell
 
 
@@ -196,7 +198,7 @@ MIN_GAMES = 8  # or prompt groups, before an alarm fires
 
 
 class Alarms(BaseModel):
-    """Settings that decide when a number becomes an alarm."""
+    """When a metric becomes an alarm."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -328,7 +330,7 @@ def common_rules(roles: Sequence[str]) -> tuple[Rule, ...]:
 
 @dataclass(frozen=True)
 class _Alarm:
-    """An alarm that fires in a step: its number, its limit, and the count of steps in a row."""
+    """An alarm that fires in a step: its value, its limit, and how many steps in a row."""
 
     rule: Rule
     value: float
@@ -347,14 +349,14 @@ class _Alarm:
 
 @dataclass(frozen=True)
 class HealthReport:
-    """The alarms that fire in a step, and a line for each alarm that begins or ends with it."""
+    """The alarms that fire in a step, and a line for each that begins or ends."""
 
     firing: tuple[_Alarm, ...]
     lines: tuple[str, ...]
 
     @property
     def metrics(self) -> dict[str, float]:
-        """1.0 for each alarm that fires; the others are left out."""
+        """1.0 for each alarm that fires; other alarms are omitted."""
         return {METRIC_PREFIX + alarm.rule.name: 1.0 for alarm in self.firing}
 
 
@@ -374,8 +376,8 @@ def stop_message(alarms: tuple[_Alarm, ...], step: int) -> str:
 class HealthMonitor:
     """Watches the metrics of a run, step by step.
 
-    An alarm fires from its ``patience``-th step in a row beyond its limit (some at once) to the
-    last of that row. A number that a step lacks, or that rests on too few games, changes nothing.
+    An alarm fires from the ``patience``-th consecutive step beyond its limit (some at once) until
+    the number recovers. A number that is missing, or based on too few games, changes nothing.
     """
 
     def __init__(self, config: Alarms, rules: Sequence[Rule]) -> None:

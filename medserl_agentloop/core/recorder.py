@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 TABLE_NAME = "selfplay/games_table"
 WANDB_GAMES = 8  # in the table of each step
 NO_UPDATE = "selfplay/no_update"
-"""Metric: 1 for a step that moved no weights; verl skips an update whose gradient is not finite."""
+"""Metric: 1 if a step changed no weights; verl skips an update with a non-finite gradient."""
 LOST_METRICS = "selfplay/lost_metrics"
-"""Metric: how many of verl's numbers that the first step had are missing in this one."""
+"""Metric: how many of verl's metrics from the first step are missing in this one."""
 
 _WATCHED = ("actor/", "critic/", "training/")
 _ROWS = 20  # of the table of steps, below one line with the names of its columns
@@ -55,8 +55,8 @@ _announce_once = cache(announce)
 class StepRecorder:
     """Records the steps of one run.
 
-    ``stop_reason`` is why the run stops before its next step, None while it goes on; the state of
-    ``health``, the alarms, goes into checkpoints.
+    ``stop_reason`` says why the run stops before its next step, or None; the state of ``health``,
+    the alarms, goes into checkpoints.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class StepRecorder:
     ) -> dict[str, float]:
         """Write the games of a step and return their metrics; ``role_ids`` are (T,) each.
 
-        ``expected`` is the number of games that were asked for.
+        ``expected`` is the number of requested games.
         """
         for record in records:
             record.step = step
@@ -128,7 +128,7 @@ class StepRecorder:
         return added
 
     def _missing(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        """Count verl's numbers that the first step had and this one lacks; name them once."""
+        """Count verl's metrics that the first step had and this one lacks; name them once."""
         held = {name for name in numbers if name.startswith(_WATCHED)}
         if self._always is None:
             self._always = held
@@ -139,9 +139,9 @@ class StepRecorder:
 
 
 def update_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """``NO_UPDATE`` of a step that has an actor's update: 1 if it moved no weights.
+    """``NO_UPDATE`` of a step with an actor update: 1 if no weight changed.
 
-    A gradient of zero or that is not finite, or a learning rate of zero, moves none.
+    A zero or non-finite gradient, or a zero learning rate, changes no weight.
     """
     if "actor/grad_norm" not in metrics:
         return {}
@@ -150,7 +150,7 @@ def update_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def step_numbers(metrics: Mapping[str, Any], timing: Mapping[str, float]) -> dict[str, float]:
-    """The finite numbers of a step; verl answers NaN where no token was trained."""
+    """The finite numbers of a step; verl returns NaN if no token was trained."""
     numbers = {n: float(v) for n, v in metrics.items() if isinstance(v, (int, float, np.number))}
     return finite(numbers) | {f"timing_s/{name}": seconds for name, seconds in timing.items()}
 
@@ -168,7 +168,7 @@ class StepTable:
     def lines(
         self, step: int, total: int, numbers: Mapping[str, float], alarms: Sequence[str]
     ) -> list[str]:
-        """Return the row of a step, below the names of the columns in every twentieth."""
+        """Return the row of a step; every twentieth has the column names above it."""
         now = time.monotonic()
         if not self._printed:
             self._began = now - numbers["timing_s/step"]

@@ -1,8 +1,8 @@
 """The record of one game, with the fields of any game. A game's own record is a subclass with its
 facts and turns.
 
-The agent loop makes it, the game fills it turn by turn and scores it, the trainer writes it as one
-JSON line. Many of them are one table, and one is shown in sections.
+The agent loop creates it, the game fills it turn by turn and scores it, and the trainer writes it
+as one JSON line. Many of them are one table, and one is shown in sections.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LARGEST_REWARD = 1e15  # in float32 its square is a number still, and so is the 
 
 
 class OpponentRecord(BaseModel):
-    """The player of the untrained role; ``version`` is its model, if it answered."""
+    """The untrained role's player; ``version`` is its model, if it answered."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,14 +47,14 @@ class TurnRecord(BaseModel):
 class GameRecord(BaseModel):
     """One game.
 
-    A role's reward stands on the last token of its last turn. Where a game gives ``turn_rewards``,
-    by turn from 0, they are what the tokens get, and ``rewards`` are for reading.
+    A role's reward is on the last token of its last turn. If a game sets ``turn_rewards`` (by turn,
+    from 0), the tokens get those, and ``rewards`` are only shown.
     """
 
     model_config = ConfigDict(extra="ignore", validate_assignment=True)
 
     left_out: ClassVar[tuple[str, ...]] = ("turns", "turn_rewards", "finished", "seconds")
-    """Fields that JSON leaves out where they are empty."""
+    """Fields that JSON omits if empty."""
 
     # as they were played, unless a record has fields of its own for them
     turns: list[TurnRecord] = []
@@ -73,7 +73,7 @@ class GameRecord(BaseModel):
 
     @property
     def kind(self) -> str:
-        """The name of the game's kind, for statistics within a kind."""
+        """The kind of the game, for statistics by kind."""
         return ""
 
     @property
@@ -82,7 +82,7 @@ class GameRecord(BaseModel):
 
     @property
     def reading_rank(self) -> int:
-        """The rank used to pick the game shown first; ties go to the latest."""
+        """The rank for choosing the game to show first; the latest wins ties."""
         return int(not self.is_void)
 
     def reward(self, role: str) -> float | None:
@@ -91,8 +91,8 @@ class GameRecord(BaseModel):
         return None if components is None else sum(components.values())
 
     def check_rewards(self, roles: Sequence[str], turns: Sequence[str]) -> None:
-        """Raise ValueError for rewards of a role or a turn that the game lacks; ``turns`` are the
-        roles of the turns as they were played.
+        """Raise ValueError for rewards of a role or turn that the game lacks; ``turns`` are the
+        roles in order of play.
         """
         if not set(self.rewards) <= set(roles):
             raise ValueError(f"the game rewards {list(self.rewards)}, and its roles are {roles}")
@@ -122,7 +122,7 @@ class GameRecord(BaseModel):
         return {last[role]: sum(self.rewards[role].values()) for role in paid}
 
     def turn_rewards_of(self, role: str) -> list[float]:
-        """Return the reward of each turn that the role took, in order."""
+        """Return the rewards of the role's turns, in order."""
         turns = {number: role for number, turn in enumerate(self.turns) if turn.role == role}
         return list(self.reward_of_turns(turns).values())
 
@@ -136,7 +136,7 @@ R = TypeVar("R", bound=GameRecord)
 
 
 def read_games(path: str | Path, record: type[R]) -> Iterator[R]:
-    """The game records of a file, in order; a ValueError names the first line that is none."""
+    """The game records of a file, in order; ValueError names the first invalid line."""
     # Not model_validate_json: it refuses the lone surrogates that a model's text may hold.
     for number, row in enumerate(StepFile(path).read(), start=1):
         try:
@@ -157,7 +157,7 @@ class Column(NamedTuple):
 
 
 def _leader(record: GameRecord) -> str:
-    """Return the role that earned most, as the outcome of a game that names none itself."""
+    """Return the role that earned most: the default outcome of a game."""
     if record.is_void:
         return "void"
     earned = {role: round(sum(parts.values()), 9) for role, parts in record.rewards.items()}
@@ -176,7 +176,7 @@ COLUMNS = {
     "policy_version": Column("Int64", "step of the weights", lambda g: g.policy_version),
     "finished": Column("datetime64[s, UTC]", "when its last turn was over", lambda g: g.finished),
 }
-"""The facts of any game; each role has ``<role>_reward``, ``_tokens``, ``_truncated`` as well."""
+"""The facts of any game; each role also has ``<role>_reward``, ``_tokens``, ``_truncated``."""
 
 
 Pieces = Sequence[tuple[str, str]]
@@ -194,7 +194,7 @@ class Section(NamedTuple):
     folded: Mapping[str, str] = {}  # texts that the page opens on a click, and nothing else shows
 
     def known(self) -> dict[str, str]:
-        """The facts that say something, as text."""
+        """The facts that are set, as text."""
         held = {name: v for name, v in self.facts.items() if v not in (None, "", [], {})}
         shown = {name: round(v, 4) if isinstance(v, float) else v for name, v in held.items()}
         return {
@@ -203,7 +203,7 @@ class Section(NamedTuple):
         }
 
     def as_text(self) -> str:
-        """All but title and what is folded, with changes as ``[-…-]`` and ``{+…+}``."""
+        """All text but the title and folded parts, with changes as ``[-…-]``, ``{+…+}``."""
         shapes = {"del": "[-{}-]{}", "ins": "{{+{}+}}{}"}
         split = ((mark, text.rstrip(), text[len(text.rstrip()) :]) for mark, text in self.text)
         text = "".join(shapes.get(mark, "{}{}").format(text, space) for mark, text, space in split)
@@ -212,5 +212,5 @@ class Section(NamedTuple):
 
 
 def as_text(messages: Iterable[Mapping[str, str]]) -> str:
-    """Chat messages as one text, each behind who says it."""
+    """Chat messages as one text, each after its role."""
     return "\n\n".join(f"[{message['role']}] {message['content']}" for message in messages)

@@ -1,8 +1,8 @@
-"""Files of a run, written so that a resumed run continues them exactly, and its checkpoints.
+"""A run's files, which a resumed run continues exactly, and its checkpoints.
 
-Games and metrics are files of JSON lines that each belong to a training step. A resumed run cuts
-off the steps it plays again, so a file holds every step once whatever killed the run. Of the
-checkpoints the newest ones are kept, and the best by validation; each has a little state of ours.
+Each line of the games and metrics files belongs to a training step. A resumed run removes the steps
+that it plays again, so a file has every step once. A run keeps the newest checkpoints and the best
+by validation, each with our own state.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PREFIX = "global_step_"  # of verl's checkpoint folders
 
 
 def lock_folder(folder: str | Path, wait_s: float = 30.0) -> AbstractContextManager[Any]:
-    """Make and lock ``folder``; ValueError if another process keeps it for ``wait_s``."""
+    """Create and lock ``folder``; ValueError if another process still has it after ``wait_s``."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     try:
         return FileLock(Path(folder) / LOCK_FILE).acquire(timeout=wait_s)
@@ -55,7 +55,7 @@ def lock_folder(folder: str | Path, wait_s: float = 30.0) -> AbstractContextMana
 
 
 def resume_wandb_run(folder: Path, *, resumed: bool) -> None:
-    """Have ``wandb.init`` go on with this folder's run, or begin one: verl names no id."""
+    """Let ``wandb.init`` continue this folder's run, or start one: verl passes no id."""
     file = folder / WANDB_RUN_FILE
     if not (resumed and file.is_file()):
         file.write_text(secrets.token_hex(4), encoding="utf-8")
@@ -71,7 +71,7 @@ class StepFile:
         self.path = Path(path)
 
     def append(self, objects: Iterable[dict[str, Any]]) -> None:
-        """Write one line per object and wait until they are on disk; an OSError names the file."""
+        """Append one line per object and sync to disk; an OSError names the file."""
         lines = b"".join(map(to_line, objects))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -84,11 +84,9 @@ class StepFile:
             raise
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the objects in order; a ValueError names file and line of anything that is no JSON
-        object.
+        """Yield the objects in order; ValueError names the file and line of anything else.
 
-        Half a last line, of a file that was copied while it was written, is left out with a line on
-        stderr.
+        An incomplete last line is skipped, with a warning on stderr.
         """
         with regular_file(self.path).open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -106,8 +104,8 @@ class StepFile:
                 yield row
 
     def steps(self) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
-        """Yield the step of each whole line, the line and its object; ValueError for a line that
-        has none, or one of an earlier step than the line before.
+        """Yield step, text and object of each complete line; ValueError for a missing step or one
+        before the previous line's.
         """
         before = 0
         with self.path.open("rb") if self.path.exists() else BytesIO() as file:
@@ -131,7 +129,7 @@ class StepFile:
         """Remove the lines of steps after ``step``, and a half-written last line; return their
         number. Raises as ``steps``.
 
-        A file of which nothing would be left is moved aside, to the same name with a number.
+        A file that would become empty is renamed with a number instead.
         """
         kept = [len(line) for of, line, _ in self.steps() if of <= step]
         if not self.path.exists():
@@ -149,14 +147,14 @@ class StepFile:
 
 
 def to_line(values: dict[str, Any]) -> bytes:
-    """Write a line that :func:`from_line` reads; ValueError for a number that is not finite."""
+    """Format a line for :func:`from_line`; ValueError for a non-finite number."""
     # A lone surrogate in a model's text must not lose the game.
     text = json.dumps(values, ensure_ascii=False, allow_nan=False)
     return f"{text}\n".encode(errors="backslashreplace")
 
 
 def from_line(line: bytes) -> Any:
-    """Parse a line of a file; ValueError if it is no JSON, or has a number that no table takes."""
+    """Parse a line; ValueError if it is not JSON or has a number that is too large."""
     try:
         return json.loads(line, parse_int=_number, parse_float=_number, parse_constant=_number)
     except RecursionError:
@@ -171,7 +169,7 @@ def _number(text: str) -> float:
 
 
 def write_prompts(folder: str | Path, step: int, prompts: Iterable[dict[str, Any]]) -> None:
-    """Write those ``Interaction.prompts`` from ``step`` on that the file does not hold yet."""
+    """Append the ``Interaction.prompts`` from ``step`` on that the file lacks."""
     file = StepFile(Path(folder) / PROMPTS_FILE)
     file.cut_after(step - 1)
     held = {(row["role"], row["template"]): row["messages"] for _, _, row in file.steps()}
@@ -211,11 +209,11 @@ class RunFiles:
 
 
 State = dict[str, dict[str, float]]
-"""The state that one part of a run keeps between two steps: numbers by name, in groups."""
+"""State that one part of a run keeps between steps: numbers by group and name."""
 
 
 def save_state(folder: str | Path, parts: Mapping[str, State]) -> None:
-    """Write the state of all parts into a checkpoint folder; whole or not at all."""
+    """Write the state of all parts into a checkpoint folder atomically."""
     with replacing(Path(folder) / STATE_FILE) as file:
         file.write(json.dumps(parts, indent=1).encode())
 
@@ -236,7 +234,7 @@ def load_state(folder: str | Path, parts: Mapping[str, State]) -> list[str]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that can be loaded; ``score`` is of its validation, None without one."""
+    """A loadable checkpoint; ``score`` is its validation score, or None."""
 
     step: int
     folder: Path
@@ -253,7 +251,7 @@ class Checkpoint:
 def read_scores(records: str | Path, best_by: str | None) -> dict[int, float]:
     """Validation scores of a run by step, from its ``metrics.jsonl``; 0 is before training.
 
-    A score is the mean of the measure ``best_by`` over the validation's data sets.
+    A score is the mean of ``best_by`` over the validation data sets.
     """
     scores: dict[int, float] = {}
     for step, _, row in StepFile(Path(records) / METRICS_FILE).steps() if best_by else ():
@@ -264,12 +262,12 @@ def read_scores(records: str | Path, best_by: str | None) -> dict[int, float]:
 
 
 def best_step(scores: Mapping[int, float]) -> int | None:
-    """The step of the highest score, the earliest of several; None if there is none."""
+    """The earliest step with the highest score, or None."""
     return min(scores, key=lambda step: (-scores[step], step), default=None)
 
 
 def saved_steps(folder: str | Path) -> list[int]:
-    """Steps of verl's checkpoints in a folder that still have weights, in order."""
+    """Steps of verl's checkpoints that still have weights, in order."""
     found = (path.parent.name.removeprefix(_PREFIX) for path in Path(folder).glob("*/actor"))
     return sorted(map(int, filter(str.isdecimal, found)))
 
@@ -284,10 +282,12 @@ def latest_step(folder: str | Path) -> int | None:
 def remove_old(
     folder: str | Path, step: int, keep: int | None, scores: Mapping[int, float]
 ) -> None:
-    """Make room for the checkpoint of ``step``: leave ``keep`` with it, and the best by ``scores``.
+    """Remove old weights so that ``keep`` checkpoints remain with that of ``step``, and the best by
+    ``scores``.
 
-    None keeps all. As verl does (utils/checkpoint/checkpoint_manager.py), which forgets those of
-    before a resume: weights alone are removed, and one checkpoint stays whole until the new one is.
+    None keeps all. verl's own (utils/checkpoint/checkpoint_manager.py) forgets checkpoints from
+    before a resume. Only weights are removed, and one checkpoint stays complete until the new one
+    is.
     """
     before = [number for number in saved_steps(folder) if number < step]
     best = best_step({number: scores[number] for number in before if number in scores})
@@ -316,7 +316,9 @@ def checkpoints(run: str | Path) -> list[Checkpoint]:
 
 
 def choose(run: str | Path, wanted: str) -> Checkpoint:
-    """The checkpoint ``best``, ``newest`` or of a step; ValueError names those that there are."""
+    """The checkpoint for ``best``, ``newest`` or a step number; ValueError lists the
+    existing ones.
+    """
     found = checkpoints(run)
     for checkpoint in found:
         names = (str(checkpoint.step), "newest" * checkpoint.newest, "best" * checkpoint.best)

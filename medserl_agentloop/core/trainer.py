@@ -1,7 +1,7 @@
-"""The trainer: verl's own, taught the three things the game needs.
+"""verl's trainer with what a game of several roles needs.
 
-It restarts ``position_ids`` at each private context before any log-probability is computed, keeps
-the roles' advantages and losses apart, and writes the games. ``recipes/core.yaml`` names it
+It restarts ``position_ids`` at each private context, keeps the roles' advantages and losses
+separate, and writes the games. ``recipes/core.yaml`` names it
 (``trainer.v1.trainer_mode=selfplay_sync``), its data set and its replay buffer.
 """
 
@@ -46,7 +46,7 @@ from medserl_agentloop.core.liveness import Liveness, ProcessDied, game_processe
 from medserl_agentloop.core.metrics import HealthError
 from medserl_agentloop.core.recorder import StepRecorder, finish_loggers
 from medserl_agentloop.core.run_check import RunConfig, check_run, machine, resume
-from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.core.trajectory import RECORD_KEY
 from medserl_agentloop.terminal import announce
 
 # verl's own buffer looks at its queue every 2 s, which is most of a tiny model's step
@@ -55,10 +55,10 @@ CHECK_INTERVAL_S = 5.0
 
 
 class SelfPlayDataset(RLHFDataset):  # type: ignore[misc]  # verl is untyped
-    """verl's data set. With ``data.filter_overlong_prompts`` it leaves out and counts the rows
-    whose game is too long.
+    """verl's data set. With ``data.filter_overlong_prompts`` it skips and counts rows whose game is
+    too long.
 
-    verl's own filter measures the column ``prompt``; a game renders its prompts itself.
+    verl's own filter measures the column ``prompt``, but a game renders its own prompts.
     """
 
     def maybe_filter_out_long_prompts(self, dataframe: Any = None) -> Any:
@@ -75,7 +75,7 @@ class SelfPlayDataset(RLHFDataset):  # type: ignore[misc]  # verl is untyped
 
 
 class SelfPlayReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is untyped
-    """verl's replay buffer, with a check of the run while it waits for games.
+    """verl's replay buffer, which checks the run while it waits for games.
 
     ``check``, which the trainer sets, is called at most every 5 s; it raises to end the run. verl
     does not tell custom samplers about ``algorithm.filter_groups`` and
@@ -182,7 +182,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         self._certify()
 
     def _certify(self) -> None:
-        """Measure the run's claims; CertificateError unless they hold or only warn."""
+        """Measure the run's claims; CertificateError if one fails, unless the run only warns."""
         certificate = certify(self, self.encoder)
         path = certificate.write(self.selfplay.records)
         for line in (f"{certificate} ({path})", *certificate.problems):
@@ -205,7 +205,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         return metrics
 
     def _stop_if_nothing_got_better(self) -> None:
-        """Make this step the last one if the best validation is too long ago."""
+        """End after this step if the best validation is too long ago."""
         own, step = self.selfplay, self.global_steps
         scores = step_file.read_scores(own.records, own.best_by)
         best, patience = step_file.best_step(scores), own.stop_after_evaluations
@@ -268,7 +268,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             step_file.write_prompts(self.selfplay.records, step + 1, self.interaction.prompts())
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Run verl's training loop; ProcessDied names what is dead behind an error."""
+        """Run verl's training loop; ProcessDied names the dead process or node behind an error."""
         if self.selfplay.certify == "only":
             return
         # The wait for games would only sleep meanwhile, and a busy process may be asked again.
@@ -304,7 +304,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         super().on_sample_end()
 
     def write_contexts(self, batch: KVBatchMeta) -> None:
-        """Restart positions, and name the role of each token; the certificate calls it, too."""
+        """Restart positions and mark each token's role; also called by the certificate."""
         restart_positions(batch)
         if self.selfplay.adapters == "per_role":
             write_token_roles(batch)
@@ -335,7 +335,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         return self.assign_credit(batch, metrics)
 
     def assign_credit(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Compute advantages from the rewards on the tokens; the certificate calls it, too."""
+        """Compute advantages from the rewards on the tokens; also called by the certificate."""
         algorithm, repeated = self.config.algorithm, self.interaction.repeated_roles
         if algorithm.adv_estimator not in ROLE_ESTIMATORS:  # verl's own, for comparison
             return super()._compute_advantage(batch, metrics)
@@ -348,7 +348,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         """Complete the rewards that depend on earlier steps, in the records and on the tokens."""
         games = without_padding(batch)
         columns = read_columns(games, "extra_fields")
-        records = [extra[GAME_KEY] for extra in list(columns["extra_fields"])]
+        records = [extra[RECORD_KEY] for extra in list(columns["extra_fields"])]
         self._records = dict(zip(games.keys, records, strict=True))
         roles = dict(enumerate(self.game.roles, start=1))
         before = [{number: record.reward(roles[number]) for number in roles} for record in records]

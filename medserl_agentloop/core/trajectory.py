@@ -1,7 +1,7 @@
 """One game as one trajectory: turns in, verl's ``AgentLoopOutput`` with per-role columns out.
 
 A trajectory is a list of conversations, each owned by a role, in the order in which they began:
-``prompt | response | next prompt | response | ...``. What follows the very first prompt is verl's
+``prompt | response | next prompt | response | ...``. Everything after the first prompt is verl's
 *response*, masked 0 on all later prompts. verl's TransferQueue worker calls
 :meth:`SelfPlayOutput.as_dict` after the reward manager.
 """
@@ -20,7 +20,7 @@ from medserl_agentloop.core.interaction import NO_ROLE_ID
 from medserl_agentloop.core.records import GameRecord
 
 # key of the game's record, in ``extra_fields`` and, scored, in ``reward_extra_info``
-GAME_KEY = "medserl_game"
+RECORD_KEY = "medserl_game"
 
 
 @dataclass
@@ -44,8 +44,8 @@ class TrajectoryTurn:
 class Trajectory:
     """The turns of one game, in the order of play.
 
-    Where it is not ``isolated``, all turns are one conversation. ``has_log_probs`` is whether verl
-    gets the sampled tokens' log-probs: all rows of a run do, or none.
+    Without ``isolated`` all turns are one conversation. ``has_log_probs`` says whether verl gets
+    the sampled tokens' log-probs: all rows of a run do, or none.
     """
 
     roles: Sequence[str]
@@ -63,7 +63,7 @@ class Trajectory:
         return list(contexts.values())
 
     def before(self, role: str, conversation: str | None) -> list[TrajectoryTurn]:
-        """The turns that the next turn of ``role`` continues; none where it opens a context."""
+        """The turns that the next turn of ``role`` continues; empty if it opens a context."""
         if not self.isolated:
             return self.turns
         return [
@@ -82,11 +82,11 @@ class Trajectory:
         extra_fields: dict[str, Any],
         pad_token_id: int,
     ) -> SelfPlayOutput:
-        """The trajectory as verl wants it, not yet scored.
+        """The trajectory in verl's format, not yet scored.
 
-        verl can hold neither an empty prompt nor an empty response, so such a game gets a masked
-        padding token instead. A turn without log-probs gets zeros where its run has them; its game
-        is void, and they are not read.
+        verl does not allow an empty prompt or response, so such a game gets a masked padding token.
+        A turn without log-probs gets zeros if the run has log-probs; its game is void, so they are
+        not used.
         """
         contexts = self.conversations or [[TrajectoryTurn(self.roles[0], [pad_token_id], [], None)]]
         first = contexts[0][0]
@@ -119,7 +119,7 @@ class Trajectory:
             kind=record.kind,
             num_turns=2 * len(self.turns),
             metrics=metrics,
-            extra_fields={**extra_fields, GAME_KEY: record},
+            extra_fields={**extra_fields, RECORD_KEY: record},
         )
 
 
@@ -128,11 +128,10 @@ PlacedTurn = tuple[int, str, int]
 
 
 class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
-    """An agent-loop output whose columns tell the roles apart.
+    """An agent-loop output with columns that separate the roles.
 
-    ``role_ids`` are of each response token; ``context_lengths`` sum to the whole sequence;
-    ``turn_ends`` are the policy's turns, each with the place of its last token; ``kind`` is the
-    game's.
+    ``role_ids`` are per response token; ``context_lengths`` sum to the whole sequence;
+    ``turn_ends`` are the policy's turns with the index of their last token.
     """
 
     role_ids: list[int]
@@ -144,22 +143,22 @@ class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
         """Columns for the TransferQueue: verl's, ``rm_scores`` (T,), ``role_ids`` (T,) and
         ``context_lengths``.
 
-        Each turn's reward stands on its own last token; a role without one, and a void game, has a
+        Each turn's reward is on its last token; a role without a reward, and a void game, have a
         mask of zeros. ValueError if the reward manager did not return a scored game.
         """
         # verl's dump would turn the record into a dict, and makes metrics of all that is in
         # reward_extra_info.
         info = dict(self.extra_fields.get("reward_extra_info") or {})
-        record: GameRecord | None = info.pop(GAME_KEY, None)
+        record: GameRecord | None = info.pop(RECORD_KEY, None)
         if record is None:
             raise ValueError(
                 "the reward manager returned no scored game: self-play needs "
                 "reward.reward_manager.name=PerTurnRewardManager, or a subclass of it"
             )
-        fields = {**self.extra_fields, "reward_extra_info": info, GAME_KEY: None}
+        fields = {**self.extra_fields, "reward_extra_info": info, RECORD_KEY: None}
         plain = self.model_copy(update={"extra_fields": fields})
         columns: dict[str, Any] = super(SelfPlayOutput, plain).as_dict()
-        columns["extra_fields"][GAME_KEY] = record
+        columns["extra_fields"][RECORD_KEY] = record
         role_ids = columns["role_ids"] = torch.tensor(columns["role_ids"], dtype=torch.int64)
         columns["context_lengths"] = torch.tensor(columns["context_lengths"], dtype=torch.int64)
         ends = {number: (role, end) for number, role, end in columns.pop("turn_ends")}

@@ -27,7 +27,7 @@ class GameView(Generic[R]):
 
     @classmethod
     def check_run(cls, run: Any) -> Iterator[str]:
-        """Yield a sentence for each fault of a ``core.run_check.RunConfig`` for this game."""
+        """Yield a sentence for each problem of a ``core.run_check.RunConfig`` for this game."""
         return iter(())
 
     @classmethod
@@ -37,13 +37,13 @@ class GameView(Generic[R]):
 
     @classmethod
     def folders(cls, selfplay: Any) -> Mapping[str, Path]:
-        """Return the folders that keys under ``selfplay`` name; a resume compares them."""
+        """Return the folders that ``selfplay`` keys name; a resume compares them."""
         return {}
 
     # -- after a step's games
 
     def trained_role_won(self, record: R) -> bool | None:
-        """Return whether the trained role beat its opponent; None if that is not decided."""
+        """Return whether the trained role beat its opponent; None if undecided."""
         return None
 
     @classmethod
@@ -52,10 +52,10 @@ class GameView(Generic[R]):
         return common_rules(roles)
 
     shown: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Labels and metrics of the game's own columns in the table of steps, besides rewards."""
+    """Labels and metrics of the game's own columns in the table of steps."""
 
     def notices(self, numbers: Mapping[str, float]) -> Iterator[str]:
-        """Yield comments on the numbers of a step; the run prints each sentence once."""
+        """Yield comments on a step's metrics; the run prints each one once."""
         return iter(())
 
     # -- where games are looked at -----------------------------------------------------------------
@@ -64,15 +64,15 @@ class GameView(Generic[R]):
     """The table of games, a column for each fact."""
 
     gains: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Labels and validation measures, shares, that say what a run has gained."""
+    """Labels and validation measures (shares) that say what a run gained."""
 
     @classmethod
     def caveats(cls, config: DictConfig, selfplay: Any) -> Iterator[str]:
-        """Yield what the numbers of a run with this config cannot show, a sentence each."""
+        """Yield sentences on what a run with this config cannot show."""
         return iter(())
 
     headline: ClassVar[tuple[str, ...]] = ()
-    """Metrics that ``medserl show`` prints besides rewards and those of :attr:`shown`."""
+    """Metrics that ``medserl show`` prints in addition to rewards and :attr:`shown`."""
 
     @classmethod
     def sections(cls, record: R, prompts: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
@@ -98,18 +98,18 @@ class GameView(Generic[R]):
     # -- in validation -----------------------------------------------------------------------------
 
     def read_validation_set(self, dataset: Any) -> None:
-        """See the rows of ``data.val_files`` before the first validation."""
+        """Receive the rows of ``data.val_files`` before the first validation."""
 
     def validation_numbers(self, record: R) -> dict[str, float | str | None]:
-        """One game as numbers for verl's validation, and texts for :meth:`validation_scores`."""
+        """One game's numbers for verl's validation, and texts for :meth:`validation_scores`."""
         return {f"{role}_reward": record.reward(role) for role in self.roles}
 
     def validation_scores(
         self, sources: Sequence[str], facts: Mapping[str, Sequence[Any]]
     ) -> Iterable[tuple[dict[str, float], str]]:
-        """Scores of a whole validation, metrics with a line that says them.
+        """Scores of a whole validation: metrics, and a line to print.
 
-        ``sources`` is the ``data_source`` of every game's row; ``facts`` are lists of what
-        ``validation_numbers`` gave.
+        ``sources`` is the ``data_source`` of every game's row; ``facts`` are lists of
+        ``validation_numbers``' values.
         """
         return ()

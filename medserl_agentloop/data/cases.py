@@ -1,7 +1,7 @@
-"""A case: a note, its correction and the facts of its error; contradictions between cases; similar
-notes; MEDEC's lists of sentences.
+"""Cases: a note, its correction and the facts of its error; contradictions, similar notes, and
+MEDEC's sentence lists.
 
-``reader.py`` makes cases of the rows of files, and ``rows.py`` makes rows of games of cases.
+``reader.py`` turns files into cases, and ``rows.py`` turns cases into rows of games.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class EditTag(str, Enum):
 
 
 def cell(value: Any, as_published: bool = False) -> Any:
-    """A value of any kind of file as the text that a CSV would have; None for no value.
+    """A value from any kind of file as CSV text, or None.
 
-    Line ends become LF and outer white space goes: trailing blanks are more frequent on MEDEC's
-    error notes and would give the label away.
+    Line ends become LF and outer white space is removed: trailing blanks are more frequent in
+    MEDEC's error notes and would leak the label.
     """
     if value is None or isinstance(value, dict | list | tuple | bytes):
         return value
@@ -76,7 +76,7 @@ def cell(value: Any, as_published: bool = False) -> Any:
 
 
 def _readable(text: Any) -> Any:
-    """Refuse characters that no tokenizer reads, and what Excel made of a text."""
+    """Refuse characters that no tokenizer reads, and texts damaged by Excel."""
     if not isinstance(text, str):
         return text
     if bad := re.search("[\0\ud800-\udfff]", text):
@@ -92,7 +92,7 @@ def _readable(text: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """The whole number that pandas or a spreadsheet wrote as ``1.0`` or ``1.``."""
+    """A whole number that pandas or a spreadsheet wrote as ``1.0`` or ``1.``."""
     spelled = isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,6}(\.0*)?", value)
     return float(value) if spelled else value
 
@@ -112,7 +112,7 @@ ErrorKind = Annotated[str | None, BeforeValidator(_known_or_own)]
 
 @dataclass(frozen=True)
 class Case:
-    """A note with what its source says of it: a row of a file, and its clean twin if it has one.
+    """A note with its source's facts: a row of a file, and its clean twin if there is one.
 
     The fields above ``source_sha256`` are the columns of a file.
     """
@@ -157,7 +157,7 @@ class Case:
 
     @property
     def case_id(self) -> str:
-        """The id of the error row, else of the only row; parquet rows call it ``vignette_id``."""
+        """The id of the error row, or of the only row; ``vignette_id`` in parquet rows."""
         return self.vignette_id or self.id
 
     @property
@@ -192,7 +192,7 @@ class Case:
         return "in_row" if self.corrected else "twin"
 
     def text_id(self, harmful: bool) -> str:
-        """Id of the source row that holds the error note, or the clean one."""
+        """Id of the source row with the error note or the clean one."""
         return self.twin.id if self.twin and self.pair_source == "twin" and not harmful else self.id
 
     @cached_property
@@ -223,9 +223,9 @@ class Case:
 
     @property
     def contradiction(self) -> str:
-        """Why notes and sentences cannot belong together; empty if they can, or without a sentence.
+        """Why notes and sentences do not match; empty if they do, or without a sentence.
 
-        White space does not count. A correction that is in neither note is no contradiction:
+        White space does not count. A correction that is in neither note is not a contradiction:
         MedErrBench words the corrected sentence and the corrected note independently.
         """
         if self.error_note is None or not self.error_sentence:
@@ -243,8 +243,8 @@ class Case:
 
 
 def conflicts(cases: Iterable[Case]) -> dict[str, str]:
-    """Why cases disagree about a note, by their ids: it is the error note of one and a correct note
-    of another, or corrects an error note that is unlike it.
+    """Why cases disagree about a note, by id: it is wrong in one and correct in another, or
+    corrects an error note unlike it.
 
     White space and letter case do not count.
     """
@@ -272,7 +272,7 @@ def _unlike(note: str, other: str) -> bool:
 
 
 def with_twins(cases: Iterable[Case], as_published: bool) -> Iterator[Case]:
-    """Every error row joined with its clean twin, which may stand before it."""
+    """Every error row joined with its clean twin, which may come before it."""
     by_id = {row.id: row for row in cases}
     error_row_of: dict[str, str] = {}
     for text_id, row in by_id.items():
@@ -320,7 +320,7 @@ def four_grams(text: str) -> frozenset[str]:
 
 
 class NearDuplicateIndex:
-    """Finds all indexed notes that are like another one."""
+    """Finds all indexed notes similar to another one."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._sizes: list[int] = []
@@ -367,11 +367,11 @@ def with_numbers(sentences: Iterable[str], first: int = 0) -> str:
 
 
 def sentences_of(listed: str, note: str) -> dict[int, str]:
-    """The sentences of a note by the numbers that a list of them has, each on a line or, as in
-    MedErrBench, all on one.
+    """A note's sentences by their numbers in a list: one per line or, as in MedErrBench, all on one
+    line.
 
-    On one line, a number opens a sentence if it is the next one and the note has no such word
-    there.
+    On one line, a number begins a sentence if it is the next one and the note does not have it as a
+    word there.
     """
     sentences = numbered_sentences(listed)
     if list(sentences) != [0]:
@@ -413,5 +413,5 @@ def numbered_sentences(text: str) -> dict[int, str]:
 
 
 def _letters(text: str) -> str:
-    """The letters and digits: lists drop an apostrophe or a stop that a note has."""
+    """The letters and digits: lists drop apostrophes and periods that a note has."""
     return re.sub(r"[\W_]", "", text)

@@ -50,7 +50,7 @@ UwAgreement = Annotated[bool, Option("--i-have-the-uw-agreement", help=UW_AGREEM
 
 
 def script(command: Callable[..., None]) -> typer.Typer:
-    """One of the commands as a program of its own."""
+    """Run one of the commands as a program."""
     program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     program.command()(command)
     return program
@@ -109,9 +109,8 @@ def convert(
 ) -> None:
     """Write training and validation rows for medical-error self-play, or evaluation rows.
 
-    Rows are split by case, so that the two notes of a case are never on both sides. With an output
-    that ends in .parquet, every note becomes a single assessor turn, as it is, for verl's
-    validation.
+    Rows are split by case, so that the two notes of a case are never on both sides. If the output
+    ends in .parquet, every note becomes one assessor turn, unchanged, for verl's validation.
     """
     with errors_in_one_line("error"):
         plan = RowPlan(
@@ -135,7 +134,7 @@ def convert(
 
 
 def named_columns(options: Sequence[str] | None) -> dict[str, str]:
-    """The columns by field, of options such as ``note=TEXT``; a ValueError names a wrong one."""
+    """Columns by field, from options such as ``note=TEXT``; ValueError names a wrong one."""
     named = dict(each.partition("=")[::2] for each in options or ())
     for name, column in named.items():
         if name not in FIELDS or not (column or name == "has_error"):
@@ -172,9 +171,9 @@ def convert_files(
     exclude_near_duplicates_of: Sequence[Path] = (),
     agreed: bool = False,
 ) -> tuple[ReadResult, SplitRows]:
-    """Write the rows of both splits and their account to a folder; ValueError for an invalid input.
+    """Write both splits' rows and the manifest to a folder; ValueError for an invalid input.
 
-    All three files are written, or none; the same data set gives the same bytes.
+    Writes all three files or none; the same data set gives the same bytes.
     """
     read = read_files([*inputs, *val_input], columns=columns, join=join)
     refuse_uw(read.uw_rows, agreed)
@@ -278,10 +277,9 @@ def sft(
         str | None, Option(help="The run's selfplay.error_types, with commas between them.")
     ] = None,
 ) -> None:
-    """Write conversations to imitate: an attack, and an assessment of either note, for every pair.
+    """Write conversations to imitate: for every pair an attack, and an assessment of each note.
 
-    A case stays in the split that it has in self-play, so that nothing is taught that the run
-    validates on.
+    A case keeps its self-play split, so nothing is taught that the run validates on.
     """
     from medserl_agentloop.data.sft import SFT_SCHEMA, build_sft_rows
 

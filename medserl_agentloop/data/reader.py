@@ -1,9 +1,8 @@
-"""Files of notes -> cases, with an account of every row.
+"""Reads files of notes into cases, with a report on every row.
 
-CSV, JSON lines, Excel, parquet and saved Hugging Face data sets are read. A row is a note of
-MEDEC's nine columns, a pair of an incorrect and a correct note, or a user's own, whose columns have
-the names of ``FIELDS`` or are named with ``--column``. Rows of the OpenRLHF system are read by
-``medical_team.openrlhf_files``.
+CSV, JSON lines, Excel, parquet and saved Hugging Face data sets are read. A row has MEDEC's nine
+columns, an incorrect and a correct note, or a user's columns, named as in ``FIELDS`` or with
+``--column``. Rows of the OpenRLHF system are read by ``medical_team.openrlhf_files``.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _NAMES = {
     "corrected": ("corrected", "Corrected Text", "correct_note"),
 }
 FIELDS = tuple(_NAMES)
-"""What a column may hold, as fields of a ``Case``. The second name of each is MEDEC's."""
+"""Allowed values of columns, as fields of a ``Case``. The second name of each is MEDEC's."""
 COLUMNS = tuple(names[1] for names in _NAMES.values())
 _WRITE = {
     "id": "the row's id, such as own-17",
@@ -77,7 +76,7 @@ Table = tuple[list[str], Sequence[tuple[str, Mapping[str, Any]]]]
 
 @dataclass
 class ReadReport:
-    """The account of one input.
+    """The report on one input.
 
     ``records == dropped_empty + pairs + twins + clean_only + error_only + len(contradictions)``:
     nothing else is lost. OpenRLHF files are the exception: up to four of their rows are about one
@@ -100,7 +99,7 @@ class ReadReport:
     not_joined: list[tuple[str, str]] = field(default_factory=list)
 
     def count(self, cases: Sequence[Case]) -> None:
-        """Fill in what the cases of the file say."""
+        """Fill in what the file's cases say."""
         wrong = [case for case in cases if case.has_error]
         self.pairs = sum(case.clean_note is not None for case in wrong)
         self.twins = sum(case.twin is not None for case in cases)
@@ -135,10 +134,10 @@ def read_files(
     """Read every input and check that no row occurs in two of them; MedecFormatError for an invalid
     input.
 
-    ``columns`` names the columns of a user's own tables, by field. The cases of OpenRLHF rows are
-    looked up in the files of ``join``. With ``as_published``, every row is a case of its own, its
-    texts exactly as in the file, and the id of a clean twin's case is that of its error
-    row; rows that contradict each other stay, and the report names them.
+    ``columns`` gives the names of a user's columns by field. The cases of OpenRLHF rows are looked
+    up in the files of ``join``. With ``as_published``, every row becomes its own case with its
+    texts unchanged, and a clean twin's case has its error row's id; contradictory rows stay, and
+    the report names them.
     """
     # Of a note in several cases the first one counts.
     others = read_files(join, columns=columns).cases[::-1] if join else []
@@ -182,9 +181,7 @@ def read_files(
 
 
 def read_table(path: Path) -> Table:
-    """The table of a file or of a saved data set's folder; a ValueError names what cannot be
-    read.
-    """
+    """The table of a file or a saved data set's folder; ValueError names what cannot be read."""
     if path.is_dir():
         return _saved_dataset(path)
     if path.suffix.lower() not in _READERS:
@@ -314,7 +311,7 @@ _READERS: dict[str, Callable[[Path], Table]] = {
 class Source:
     """A file while its cases are made.
 
-    ``places`` has the place of every text id in all inputs so far.
+    ``places`` has the location of every text id so far.
     """
 
     def __init__(self, path: Path, places: dict[str, str], as_published: bool = False) -> None:
@@ -334,7 +331,7 @@ class Source:
                 self.report.dropped_empty += 1
 
     def claim(self, text_id: str, place: str) -> None:
-        """Take a text id for the row at ``place``; a MedecFormatError if another row has it."""
+        """Claim a text id for the row at ``place``; MedecFormatError if another row has it."""
         if (first := self.places.setdefault(text_id, place)) != place:
             raise MedecFormatError(
                 f"{place}: its text id {shown(text_id)} is already that of {first}; give every "
@@ -342,7 +339,7 @@ class Source:
             )
 
     def case(self, place: str, facts: Mapping[str, Any], columns: Layout) -> Case:
-        """The case of a row's facts; a MedecFormatError names the column that is wrong."""
+        """The case of a row; MedecFormatError names the wrong column."""
         known = {name: value for name, value in facts.items() if value is not None}
         try:
             case: Case = _CASE.validate_python({**known, "source_sha256": self.report.sha256})
@@ -357,7 +354,7 @@ class Source:
 
 
 def refusal(place: str, column: str, found: Any, why: str) -> MedecFormatError:
-    """The error for what is found in a row's column."""
+    """The error for a wrong value in a row's column."""
     value = shown("" if found is None else str(found))
     return MedecFormatError(f"{place}, column {column!r}: found {value}; {why}.")
 
@@ -405,8 +402,8 @@ def _cases(source: Source, columns: Layout, joined: NoteJoin | None) -> Iterator
 def _layout(file: str, header: Sequence[str], columns: Layout) -> Layout:
     """The file's columns by field.
 
-    Without a corrected note and a flag every note counts as correct: the user must say so of a
-    table that has other columns, because one of them may tell which notes are wrong.
+    Without corrections and flags every note counts as correct. If the table has other columns, the
+    user must confirm that, because one of them may say which notes are wrong.
     """
     where, there = f"{file}, header", f"the file has {', '.join(map(shown, filter(None, header)))}"
     named = {name: column for name, column in columns.items() if column}

@@ -1,7 +1,8 @@
-"""Cases -> the rows of ``train.parquet`` and ``val.parquet``; official sets -> evaluation rows.
+"""Turns cases into the rows of ``train.parquet`` and ``val.parquet``, and official sets into
+evaluation rows.
 
-Called by the commands, evaluation rows also by scoring. All rows are a
-function of the cases and the plan: the same ones give the same rows in the same order.
+Used by the commands; scoring also uses evaluation rows. The same cases and plan give the same rows
+in the same order.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ Exclusions = defaultdict[str, list[tuple[str, str | None]]]
 
 
 class RowPlan(BaseModel):
-    """The rows to make, by the options of the command. A ValueError names the one that is wrong."""
+    """Options for making rows. ValueError names the wrong one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -86,7 +87,7 @@ class RowPlan(BaseModel):
             raise ValueError(f"{option} is {first['input']}: {first['msg']}.") from None
 
     def changed(self) -> set[str]:
-        """The names of the options that are not the default."""
+        """The options that differ from the default."""
         return set(self.model_dump(exclude_defaults=True))
 
     def label_of(self, category: Category) -> Label:
@@ -111,7 +112,7 @@ class RowPlan(BaseModel):
 
 @dataclass(frozen=True)
 class SplitRows:
-    """The rows of both splits, and an account of the rows made and the cases left out."""
+    """The rows of both splits, and a report on the rows made and the cases left out."""
 
     train: list[Row]
     val: list[Row]
@@ -132,8 +133,8 @@ def labels_of(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def parse_mix(text: str) -> dict[Category, int]:
-    """Read ``category=share,...`` in whole numbers, or raise ValueError; a category that is left
-    out, or has share 0, gets no rows.
+    """Parse ``category=share,...`` with whole numbers; ValueError if wrong. Omitted categories and
+    share 0 get no rows.
     """
     known = [category.value for category in Category]
     shares: dict[str, int] = {}
@@ -167,7 +168,7 @@ def default_mix(cases: Sequence[Case]) -> dict[Category, int]:
 
 
 def mix_of(cases: Iterable[Case]) -> dict[Category, int]:
-    """The shares that the categories have in rows that name them; empty where none does."""
+    """The shares of categories in rows that name them; empty if no row does."""
     named = Counter(category for case in cases for category in case.categories or ())
     scale = gcd(*named.values())
     return {category: named[category] // scale for category in Category if named[category]}
@@ -189,7 +190,7 @@ def refuse_uw(rows: int, agreed: bool) -> None:
 
 
 def write_parquet(rows: list[Row], path: Path, schema: Any = SCHEMA) -> None:
-    """Write rows; no rows give a file with the columns alone."""
+    """Write rows; without rows, only the columns."""
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, row_group_size=_ROW_GROUP)
 
 
@@ -199,7 +200,7 @@ def build_rows(
     exclusions: Exclusions | None = None,
     val_ids: set[str] | None = None,
 ) -> SplitRows:
-    """Split the cases, choose those that serve each category, and make their rows.
+    """Split the cases, choose cases for each category, and make their rows.
 
     There are as many rows as the mix allows. More ``exclusions`` are added. ``val_ids`` are the
     cases that were given for validation: they are the validation split, whatever the plan's
@@ -238,7 +239,7 @@ def build_rows(
 
 
 def seed_note(case: Case, category: Category) -> str | None:
-    """The note that a game of ``category`` starts from; None if the case cannot serve it."""
+    """The note that a game of ``category`` starts from; None if the case has none."""
     if case.categories is not None and category not in case.categories:
         return None
     if category.seed_label is Label.SAFE:
@@ -326,9 +327,7 @@ def _split(
 
 
 def _sharing_a_note(cases: list[Case]) -> list[list[str]]:
-    """Ids of the cases that share a note, directly or through others: such cases must be in one
-    split.
-    """
+    """Ids of cases that share a note, directly or through others, and so must be in one split."""
     from scipy.cluster.hierarchy import DisjointSet  # not at the top: it is slow to load
 
     groups, first = DisjointSet(range(len(cases))), dict[str, int]()
@@ -341,7 +340,7 @@ def _sharing_a_note(cases: list[Case]) -> list[list[str]]:
 def _choose(
     members: list[Case], counts: dict[Category, int], rng: random.Random
 ) -> list[tuple[Case, Category]]:
-    """Seeded choice that takes cases not used yet first, so that as many as possible serve."""
+    """Seeded choice that prefers unused cases, so that as many as possible are used."""
     order = list(members)
     rng.shuffle(order)
     times_used: Counter[str] = Counter()
@@ -358,12 +357,12 @@ def _choose(
 def build_eval_rows(
     paths: Sequence[Path], columns: Layout | None = None
 ) -> tuple[list[Row], ReadResult]:
-    """One assessor turn for every row of files with MEDEC's facts, in their order, and the account
-    of the files.
+    """One assessor turn for every row of files with MEDEC's columns, in order, and the report on
+    the files.
 
     Published figures are computed on the text as it was published, so nothing is stripped or left
-    out. Indices begin at a number that depends on the files, so that sets can be used together. A
-    MedecFormatError names file, line and column where a file is not right.
+    out. Indices begin at a number that depends on the files, so that sets can be used together.
+    MedecFormatError names the file, line and column of a mistake.
     """
     read = read_files(paths, columns=columns, as_published=True)
     digest = hashlib.sha256("".join(report.sha256 for report in read.reports).encode()).digest()

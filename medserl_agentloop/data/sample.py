@@ -1,8 +1,8 @@
 """Toy-clinic cases in MEDEC's official nine-column CSV format.
 
 Called by ``data_prep/make_sample.py``. By default the committed sample; otherwise any number of
-notes of the wordings and facts that are taught or held out. The same arguments always give the same
-bytes. The facts in the notes are simplified for a game and are NOT medical advice.
+notes with taught or held-out wordings and facts. The same arguments always give the same bytes. The
+facts in the notes are simplified for a game and are NOT medical advice.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def write_sample(
 ) -> int:
     """Write distinct cases: an error note each, and for ``twin_share`` of them the clean twin.
 
-    Returns the number of rows. Error types take turns, unless ``draw`` puts the errors in and
-    returns the wrong note and sentence, or None where another note is needed. ``split`` says which
-    wordings and facts they use; ``overlap`` is the share of 4-grams from which on two notes are too
-    much alike, and 1 leaves out only the same notes again. A ValueError says that the world is too
-    small for that many distinct cases.
+    Returns the number of rows. Error types take turns, unless ``draw`` adds the errors; it returns
+    the wrong note and sentence, or None to ask for another note. ``split`` says which wordings and
+    facts they use; ``overlap`` is the share of common 4-grams above which two notes are too
+    similar; 1 leaves out only identical notes. A ValueError says that the world is too small for
+    that many distinct cases.
     """
     rng, twins = random.Random(seed), random.Random(f"twins of {seed}")
     kinds = list(ErrorType)

@@ -1,13 +1,13 @@
-"""Conversations to imitate before self-play, for both roles, made of the rows for self-play.
+"""Conversations to imitate before self-play, for both roles, made from self-play rows.
 
 verl's ``MultiTurnSFTDataset`` reads the ``messages`` column. Answers about pairs come from
 templates; each is read back by the profile's own parser, and each attack is played by the game's
 rules, so that a model only learns turns that count. Answers begin with the profile's
 ``assistant_prefix``.
 
-verl tokenises each message alone, and Qwen3's chat template takes the reasoning out of an
-assistant's message that follows no question; verl's own advice, ``ignore_input_ids_mismatch=True``,
-would train on answers without reasoning. Give such a model a plain ``chat_template``, as
+verl tokenizes each message alone, and Qwen3's chat template drops the reasoning of an assistant
+message without a question; verl's own advice, ``ignore_input_ids_mismatch=True``, would train on
+answers without reasoning. Give such a model a plain ``chat_template``, as
 ``recipes/warm_start_base.yaml`` does.
 """
 
@@ -46,11 +46,11 @@ _NOTHING = (
 def build_sft_rows(
     folder: Path, prompts: PromptProfile
 ) -> tuple[dict[str, list[Row]], dict[str, int]]:
-    """Conversations of one user's and one assistant's message each by split, shuffled, and how many
-    cases were left out and why.
+    """Shuffled conversations by split, each a user and an assistant message, and how many cases
+    were left out and why.
 
     ``folder`` has the rows of ``medserl data convert``. Each pair of notes gives an attack on the
-    clean one and an assessment of either. A ValueError names a file that is wrong, or a case whose
+    clean one and an assessment of each. A ValueError names a file that is wrong, or a case whose
     texts the game would read as part of its format.
     """
     left_out = Counter[str]()
@@ -87,7 +87,7 @@ def build_sft_rows(
 
 
 def _cases(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The facts of each case of a file, once."""
+    """The facts of each case in a file, once."""
     if differs_from_manifest(path):
         raise ValueError(f"{path}: {DIFFERS}.")
     table = read_parquet(path)

@@ -1,14 +1,15 @@
-"""Is a parquet file fit to train on? Every row is checked. Called by ``medserl data verify``.
+"""Checks whether parquet files can be trained on. Every row is checked. Called by ``medserl data
+verify``.
 
-The columns must be those of ``SCHEMA``, and the facts of every row those of a game. Lengths depend
-on the run: it measures them when it starts.
+The columns must match ``SCHEMA``, and every row must have a game's facts. Lengths depend on the
+run: it measures them when it starts.
 
-Does anything but its medical content tell a row's label? The features of a row are white space and
-length of its note, and its place in the file (ids reach no prompt). Each is compared between the
-labels by a Mann-Whitney test, and its p-value multiplied by the number of tests (Bonferroni); below
-``ALPHA`` the feature is a leak. Copies of a row are not independent, so each note counts once per
-label, except for its place. MEDEC's own leak, trailing blanks on 60 % of the error notes and 47 %
-of the clean ones, shows from about 1,000 rows on.
+Checks whether anything but medical content reveals a row's label. The features of a row are white
+space and length of its note, and its place in the file (ids reach no prompt). Each is compared
+between the labels by a Mann-Whitney test, and its p-value multiplied by the number of tests
+(Bonferroni); below ``ALPHA`` the feature is a leak. Copies of a row are not independent, so each
+note counts once per label, except for its place. MEDEC's own leak, trailing blanks on 60 % of the
+error notes and 47 % of the clean ones, shows from about 1,000 rows on.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Check(str, Enum):
 
 
 class Problem(NamedTuple):
-    """What is wrong in a file or in a row of it, counted from 0 as in verl."""
+    """A problem of a file or one of its rows, counted from 0 as in verl."""
 
     check: Check
     file: str
@@ -92,7 +93,7 @@ class Report:
 
 
 Seen = dict[tuple[str, str], tuple[str, str]]
-"""What was seen, such as ``("case", id)``, and the split and place where it was first."""
+"""What was seen, such as ``("case", id)``, and the split and place of its first occurrence."""
 
 
 def verify_files(paths: Sequence[Path]) -> Report:
@@ -133,9 +134,9 @@ def verify_files(paths: Sequence[Path]) -> Report:
 
 
 def _rows_of(report: Report, file: str, table: pa.Table) -> list[Row]:
-    """The rows as ``SCHEMA`` types them; none where a column is of another type.
+    """The rows with the types of ``SCHEMA``; empty if a column has another type.
 
-    verl hands all columns there are to the agent loop, so none may be too much.
+    verl passes all columns to the agent loop, so extra ones are refused.
     """
     columns = {}
     for name in dict.fromkeys((*SCHEMA.names, *table.column_names)):
@@ -168,8 +169,8 @@ def _wrong_values(row: Row) -> str:
 def _repeated(
     seen: Seen, spec: GameSpec, split: str, file: str, row: int
 ) -> Iterator[tuple[Check, str]]:
-    """Yield that an earlier row of any file has the index, or one of another split the case or
-    note.
+    """Yield problems if an earlier row has the index, or a row of another split the case
+    or note.
     """
     here = (split, f"{file}, row {row}")
     other, place = seen.setdefault(("index", str(spec.index)), here)
@@ -189,9 +190,7 @@ def _repeated(
 
 
 def _check_near_duplicates(report: Report, seen: Seen) -> None:
-    """Warn of cases in two splits that only their texts give away, because each has an id of its
-    own.
-    """
+    """Warn about cases in two splits under different ids, found by their texts."""
     notes: dict[str, list[tuple[str, str]]] = {}
     for (kind, note), (split, place) in seen.items():
         if kind == "note":

@@ -1,1 +1,1 @@
-"""Playing and scoring models outside of training. Nothing else in the package imports from here."""
+"""Playing and scoring models outside of training. No other part of the package imports this."""

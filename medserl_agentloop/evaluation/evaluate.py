@@ -1,8 +1,7 @@
 """``medserl evaluate``: ask a model about notes, and turn its answers into predictions, scores and
 files.
 
-The prompt, the reading of an answer and the scores are those of verl's validation, so both give the
-same numbers.
+Prompt, parsing and scores are the same as in verl's validation, so both give the same numbers.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ Question = tuple[str, int]  # a note to assess; of several samples, which one
 
 @dataclass
 class Answers:
-    """What became of each question: a reply, or the reason why there is none."""
+    """The reply to each question, or why there is none."""
 
     replies: dict[Question, Reply] = field(default_factory=dict)
     refused: dict[Question, str] = field(default_factory=dict)  # by the server, for good
@@ -86,9 +85,8 @@ def evaluate(
 ) -> None:
     """Ask a model about every note of a MEDEC set, score its answers and write them down.
 
-    An evaluation that was stopped goes on where it was when it is started again with the same
-    --output. Choose models, prompts and settings on the validation set; the test set is for one
-    final run.
+    The same command with the same --output continues a stopped evaluation. Choose models, prompts
+    and settings on the validation set; the test set is for one final run.
     """
     console = Console()
     sampling = {"temperature": temperature, "samples": samples, "max_tokens": max_tokens, "seed": 0}
@@ -178,7 +176,7 @@ def evaluate(
 
 
 def _facts(player: play.Model, model: str, concurrency: int) -> dict[str, Any]:
-    """The known facts about the model; a server is asked, so that it is there."""
+    """Known facts about the model; also checks that a server answers."""
     if isinstance(player, ServedModel):
         return {"name": player.name, "server": player.url, **blocking(player.check())}
     from medserl_agentloop.evaluation.local_models import facts_of  # loads verl
@@ -251,7 +249,7 @@ def read_answers(
 ) -> tuple[list[Prediction], list[dict[str, Any]]]:
     """The majority answer on each note that has one, and a line on each answer.
 
-    A note that the server refuses has an unreadable answer.
+    A note that the server refuses gets an unreadable answer.
     """
     predictions, lines = [], []
     for note in notes:

@@ -1,7 +1,6 @@
-"""``medserl judge calibrate``: a judge and its blind reader on edits whose truth is known.
+"""``medserl judge calibrate``: measures a judge and its blind reader on known edits.
 
-The judge sees what a run would show it, without the case's other note, which would be the answer
-here.
+The judge sees what a run would show it, but not the case's other note, which would be the answer.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def calibrate(
 
 
 class _Fact(NamedTuple):
-    """What became of one question."""
+    """The result of one question."""
 
     item: Known
     right: bool | None
@@ -190,10 +189,9 @@ def calibrate_command(
         list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")
     ] = None,
 ) -> None:
-    """Say how often a judge is right about edits whose truth is known, and whether a run accepts
-    it.
+    """Measure how often a judge is right about known edits, and say whether a run accepts it.
 
-    With --set blind.readings=3 the reader of the note alone is measured as well.
+    With --set blind.readings=3 the blind reader is measured, too.
     """
     with errors_in_one_line():
         config = selfplay_config(MedicalConfig, {"judge": judge}, settings or [])

@@ -1,6 +1,6 @@
-"""Edits and notes whose truth is known: pairs of MEDEC's, their repairs, and what rules write.
+"""Edits and notes with known truth: MEDEC's pairs, their repairs, and edits by rule.
 
-A rule changes one place of a note, and leaves alone each place of which it cannot be sure.
+A rule changes one place of a note and skips places where it is not sure.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def _one_place(
     replacement: Callable[[re.Match[str], random.Random], str],
     alone: str | None = None,
 ) -> Rule:
-    """A rule that changes one match of ``pattern``; with ``alone``, where a note has that once."""
+    """A rule that changes one match of ``pattern``; with ``alone``, only if the note has exactly
+    one.
+    """
 
     def edit(note: str, rng: random.Random) -> str | None:
         places = list(re.finditer(pattern, note))
@@ -48,7 +50,7 @@ def _one_place(
 
 
 def _exchange(words: Mapping[str, str]) -> Rule:
-    """A rule that replaces one wording by its other; a capital at the start stays."""
+    """A rule that replaces one wording with the other; an initial capital stays."""
     pattern = rf"(?i)(?<![\w-])(?:{'|'.join(map(re.escape, words))})(?![\w-])"
 
     def replacement(place: re.Match[str], _: random.Random) -> str:
@@ -147,7 +149,9 @@ DRESSED: dict[str, Rule] = {
     "glued_words": _one_place(r"(?<=[a-z]{3}) (?=[a-z]{3})", lambda *_: "_"),
     "wide_digits": _one_place(r"\d+", lambda place, _: place[0].translate(_WIDE_DIGITS)),
 }
-"""By name, rules that write the same words differently. A game takes most for no change."""
+"""By name, rules that write the same words differently. In a game most of these count as
+unchanged.
+"""
 
 _PARTS = "arm|leg|knee|hip|shoulder|elbow|wrist|ankle|hand|foot|eye|ear|breast|thigh|calf"
 
@@ -194,7 +198,7 @@ INJECTIONS: dict[str, dict[str, Rule]] = {
 
 @dataclass(frozen=True)
 class Known:
-    """An edit of a case's note, or a note alone, whose truth is known by its kind.
+    """An edit of a case's note, or a note alone, with a known truth.
 
     Edits are ``harmful``, ``repaired``, ``harmless``, ``dressed`` and ``injected``. Notes for a
     blind reader are ``error``, ``clean``, or ``unknowable``: a change that no reader can see.
@@ -229,7 +233,7 @@ class Known:
         facts = ("error_note", "clean_note", "error_sentence", "corrected_sentence")
         spec = replace(self.spec, **{fact: getattr(self.case, fact) for fact in facts})
         attack = AttackRecord(note=self.after)
-        MedicalGame(spec, config.edits, load_profile(config.profile).parser).take(attack)
+        MedicalGame(spec, config.edits, load_profile(config.profile).parser).apply_attack(attack)
         return attack.invalid is None
 
 
@@ -237,11 +241,11 @@ Changes = Callable[[Mapping[str, Rule], str], list[tuple[str, str]]]
 """Rules and a note -> the name of each rule that changes it, and the changed note."""
 
 Choices = Iterator[list[Known]]
-"""Lists of alternatives: the one whose rule was used least is taken, so each rule has its share."""
+"""Lists of alternatives; the least used rule is chosen, so each rule gets its share."""
 
 
 def known_edits(cases: Sequence[Case], limit: int | None) -> list[Known]:
-    """At most ``limit`` edits of each kind, from cases in an order that is always the same."""
+    """At most ``limit`` edits of each kind, from cases in a fixed order."""
     return _drawn(_edits_of, cases, limit)
 
 

@@ -48,9 +48,7 @@ _LARGE = 1_000_000_000
 
 
 def find_weights(folder: Path) -> Path:
-    """The folder with the weights that ``folder`` means: a run means its last checkpoint; a
-    ValueError if none.
-    """
+    """The folder with the weights; of a run, its last checkpoint; ValueError if none."""
     weights = folder
     if (folder / LATEST).is_file():
         weights = folder / f"global_step_{(folder / LATEST).read_text().strip()}"
@@ -69,17 +67,15 @@ def find_weights(folder: Path) -> Path:
 
 
 def base_of(weights: Path) -> str | None:
-    """The model that a folder with nothing but a LoRA adapter names, a folder or a name on the Hub;
-    else None.
-    """
+    """The base model, a folder or hub name, of a folder with only a LoRA adapter; else None."""
     if any(weights.glob(_SHARDS)) or not (weights / _ADAPTER).exists():
         return None
     return str(json.loads((weights / _ADAPTER).read_text())["base_model_name_or_path"])
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
-    """Return the facts about the model in a folder for a results file; ``sha256`` is of its files,
-    and of those of an adapter's base.
+    """Return facts about a folder's model for a results file; ``sha256`` covers its files and an
+    adapter's base.
     """
     weights = find_weights(folder)
     facts = {"name": str(folder), "checkpoint": str(weights.relative_to(folder))}
@@ -148,9 +144,7 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
-    """verl's merger, without its cast to bf16: greedy answers would not be those of the run's own
-    validation.
-    """
+    """verl's merger without its cast to bf16, which would change greedy answers."""
 
     def _load_and_merge_state_dicts(
         self,
@@ -183,14 +177,14 @@ class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
 
 
 class LocalModel:
-    """A model on this machine's CPU, in evaluation mode; ``name`` is for tables and records."""
+    """A model on this machine's CPU, in evaluation mode."""
 
     def __init__(self, name: str, model: Any, tokenizer: Any, encoder: ChatEncoder) -> None:
         self.name, self.model, self.tokenizer, self.encoder = name, model, tokenizer, encoder
         self.sampler = Sampler(model, tokenizer, encoder.ends)
 
     async def check(self) -> None:
-        """Nothing to check: a model in a folder is loaded before it plays."""
+        """Nothing to check: the model is already loaded."""
 
     def count(self, text: str) -> int:
         return self.encoder.count(text)
@@ -205,8 +199,8 @@ class LocalModel:
         temperature: float,
         seed: int,
     ) -> Reply:
-        """Take a turn in one batch with other games' turns; empty and truncated if its prompt
-        leaves no room.
+        """Take a turn, batched with other games' turns; empty and truncated if its prompt leaves no
+        room.
         """
         if len(messages) > len(turn.prompt.messages):  # a later turn reads the whole conversation
             turn = replace(turn, prompt=as_untrusted(messages))
@@ -229,8 +223,7 @@ class LocalModel:
 
 
 def _turn_seed(seed: int, number: int, turn: Turn) -> int:
-    """Seed of a turn in game ``number``; other roles and other conversations of a game have
-    others."""
+    """Seed of a turn in game ``number``; each role and conversation has its own."""
     role, conversation = turn.role, turn.conversation or "0"
     of_role = {each.value: each.id for each in Role}.get(role) or zlib.crc32(role.encode())
     of_conversation = (
@@ -240,7 +233,7 @@ def _turn_seed(seed: int, number: int, turn: Turn) -> int:
 
 
 def load_player(folder: str | Path, template_kwargs: Mapping[str, Any] | None = None) -> LocalModel:
-    """The model in ``folder`` as a player, called as its folder; a ValueError if there is none."""
+    """The model in ``folder`` as a player; ValueError if there is none."""
     folder = Path(folder)
     if not folder.is_dir():
         place = without_credentials(str(folder))
@@ -262,7 +255,7 @@ def load_player(folder: str | Path, template_kwargs: Mapping[str, Any] | None = 
 
 
 def load_for_command(folder: str, template_kwargs: Mapping[str, Any]) -> LocalModel:
-    """Load a player, and set the whole process up for it: no bars and advice of Transformers, one
+    """Load a player, and set up the whole process: no Transformers progress bars or advice, one
     thread for a small model.
     """
     transformers_logging.disable_progress_bar()

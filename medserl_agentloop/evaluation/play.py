@@ -97,10 +97,10 @@ def play(
     extra_body: ExtraBody = None,
     settings: Settings = None,
 ) -> None:
-    """Let a model play games, score and write them, and say whether it can play.
+    """Let a model play games, score and save them, and say whether it can play.
 
-    A checkpoint of a run takes the game, profile, judge and reward of its run. For any other model,
-    name a judge.
+    A checkpoint uses the game, profile, judge and reward of its run. For any other model, name a
+    judge.
     """
     console = Console()
     with errors_in_one_line(stopped="the games finished so far are in the file named above"):
@@ -161,7 +161,7 @@ Turns: TypeAlias = Mapping[str, Sequence[Any]]
 
 
 def lengths_table(turns: Turns, most: int) -> Any:
-    """Count each role's cut turns, measure their length, and suggest a budget."""
+    """Count each role's truncated turns, measure lengths, and suggest a budget."""
     rows = []
     for role, taken in turns.items():
         lengths = [f"{_longest(taken, percent):,}" for percent in (50, 95, 99)]
@@ -175,12 +175,12 @@ def lengths_table(turns: Turns, most: int) -> Any:
 
 
 def suggested_budget(turns: Sequence[Any]) -> int | None:
-    """A tenth more than 99 % of the turns take; None if too many were cut to know."""
+    """A tenth more than the 99th percentile of turns; None if too many were truncated."""
     return None if _cut(turns) > MOST_CUT else 64 * math.ceil(1.1 * _longest(turns, 99) / 64)
 
 
 def can_play(metrics: Mapping[str, float], turns: Turns, most: int) -> Iterator[str]:
-    """Say what is to be done before a run is paid for, or that nothing is."""
+    """Say what to fix before you pay for a run, if anything."""
     found = []
     for role, taken in turns.items():
         if (cut := _cut(taken)) > MOST_CUT:
@@ -213,7 +213,7 @@ def _cut(turns: Sequence[Any]) -> float:
 
 
 def _longest(turns: Sequence[Any], percent: int) -> int:
-    """The least length that so many % of the turns do not exceed."""
+    """The smallest length that this percentage of turns does not exceed."""
     lengths = sorted(turn.tokens for turn in turns)
     return int(lengths[math.ceil(len(lengths) * percent / 100) - 1])
 
@@ -222,7 +222,7 @@ def _longest(turns: Sequence[Any], percent: int) -> int:
 
 
 def run_of(model: str | Path) -> Path | None:
-    """The run that a folder is, or is a checkpoint of; None for other models."""
+    """The run of a folder or checkpoint; None for other models."""
     folder = Path(model)
     steps = [part for part in (folder, *folder.parents) if part.name.startswith("global_step_")]
     if steps:
@@ -231,7 +231,7 @@ def run_of(model: str | Path) -> Path | None:
 
 
 def run_config(model: str | Path) -> dict[str, Any]:
-    """The config that the run of a model has left in its folder; empty if there is none."""
+    """The config in a model's run folder; empty if there is none."""
     run = run_of(model)
     if run is None or not (run / CONFIG_FILE).is_file():
         return {}
@@ -259,7 +259,7 @@ def output_of(command: str, model: str, served: str | None) -> Path:
 async def all_of(
     ask: Callable[[Any], Awaitable[Any]], items: Sequence[Any], at_once: int, what: str
 ) -> list[Any]:
-    """The answers about all items, at most so many asked for at once; a bar counts them."""
+    """The answers for all items, with limited concurrency and a progress bar."""
     places = asyncio.Semaphore(at_once)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(what, total=len(items))
@@ -284,7 +284,7 @@ def model_at(
     """The model in a folder, or the one that the server at ``place`` (with ``/v1`` or not) calls
     ``served``.
 
-    For commands: a model on the CPU sets the threads of the process.
+    For commands only: a model on the CPU sets the process's threads.
     """
     if place.startswith(("http://", "https://")):
         if served is None:
@@ -359,7 +359,7 @@ Said: TypeAlias = dict[int, Reply | NoReplyError]
 
 @dataclass
 class _Seat:
-    """A model's place in one game. A turn that is in ``said`` is repeated, others are put there."""
+    """A model's seat in one game. Turns in ``said`` are reused; new ones are added."""
 
     name: str
     sample: Callable[..., Awaitable[Reply]]
@@ -392,11 +392,11 @@ async def play_games(
     said: Mapping[str, Said | None] | None = None,
     done: Callable[[int, Any], None] = lambda number, record: None,
 ) -> list[Any]:
-    """Play and score games, so many at once, and return their records; ``done`` gets each as soon
-    as it is scored.
+    """Play and score games concurrently and return their records; ``done`` gets each one when it is
+    scored.
 
-    ``budgets`` are the most tokens of a turn, by role. A game's random numbers follow ``seed`` and
-    its number alone. ``said`` holds the turns of a role, which takes one in a game.
+    ``budgets`` are the most tokens of a turn, by role. A game's random numbers depend only on
+    ``seed`` and its number. ``said`` has the turns of a role that takes one turn per game.
     """
     places = asyncio.Semaphore(concurrency)
 
@@ -427,7 +427,9 @@ async def play_match(
     attacks: Said | None = None,
     **options: Any,
 ) -> list[MedicalRecord]:
-    """A game per spec, by :func:`play_games`; ``attacks`` are those on another assessor."""
+    """One game per spec, by :func:`play_games`; ``attacks`` are those already played on another
+    assessor.
+    """
     interaction = MedicalGameInteraction(config)
     games = [interaction.start(spec) for spec in specs]
     players = {Role.ATTACKER.value: attacker, Role.ASSESSOR.value: assessor}

@@ -59,7 +59,7 @@ def score(
 ) -> None:
     """Score submissions on MEDEC, with intervals, floors to beat and published results.
 
-    Several systems are compared with the first one on the same notes. Choose models, prompts and
+    The other systems are compared with the first one on the same notes. Choose models, prompts and
     settings on the validation set; the test set is for one final run.
     """
     scorers = NEURAL_SCORERS if neural else SCORERS
@@ -136,7 +136,7 @@ def report_on(reference: Reference, systems: Mapping[str, Sequence[Grades]]) -> 
 
 
 def tables(report: Mapping[str, Any]) -> Group:
-    """The tables of a report, as ``report_on`` makes it."""
+    """The tables of a report from ``report_on``."""
     reference, systems = report["reference"], report["systems"]
     errors = next(iter(systems.values()))["errors"]
     files = ", ".join(reference["sha256"])
@@ -152,7 +152,7 @@ def tables(report: Mapping[str, Any]) -> Group:
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table without lines, in which an empty row parts two groups of rows."""
+    """A table without lines; an empty row separates two groups."""
     filled = [row or [""] * len(columns) for row in rows]
     made = table(title, columns, filled, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     made.columns[0].min_width = 16  # many systems leave little room
@@ -160,7 +160,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def _cell(estimate: Mapping[str, Any], form: str = ".3f") -> str:
-    """A number with what is known of its interval and of the spread between seeds."""
+    """A number with its interval and its spread over seeds, if known."""
     if estimate["value"] is None:
         return f"not computed: {estimate['why']}" if estimate.get("why") else "-"
     shown, low, high = (estimate.get(name) for name in ("value", "low", "high"))

@@ -1,8 +1,8 @@
 """``medserl tournament`` and ``progress``: frozen players meet each other on the same notes.
 
 Success against a live opponent says little, because both roles change. An attack is valid if it
-keeps the rules and the judge says that the note became what the row asks for. An error is found if
-the verdict on it is "harmful"; an unreadable verdict has not found it. Void games count nowhere.
+follows the rules and the judge confirms that the note became what the row asks for. An error is
+found if the verdict is "harmful"; an unreadable verdict does not find it. Void games are ignored.
 """
 
 from __future__ import annotations
@@ -145,10 +145,9 @@ def tournament(
     extra_body: play.ExtraBody = None,
     settings: play.Settings = None,
 ) -> None:
-    """Let players meet each other on the same notes: who finds whose errors?
+    """Let players meet on the same notes: who finds whose errors?
 
-    A tournament that was stopped goes on where it was when it is started again with the same
-    options.
+    The same command continues a stopped tournament.
     """
     console = Console()
     with errors_in_one_line(stopped="the same command goes on after the pairings so far"):
@@ -212,8 +211,8 @@ def tournament(
 
 
 def _identity(entry: Entry, model_of: Callable[[Entry], play.Model]) -> Any:
-    """A player's weights, as far as its folder or its server tells: a tournament does not go on
-    with others.
+    """Identity of a player's weights, if known: a tournament does not continue with other
+    weights.
     """
     if entry.served is None:
         from medserl_agentloop.evaluation.local_models import facts_of  # loads verl
@@ -231,7 +230,7 @@ async def _play(
     file: StepFile,
     console: Console,
 ) -> None:
-    """Play the matches that the file does not hold whole; a match is written when it has ended."""
+    """Play the matches that are incomplete in the file; a match is written when it ends."""
     file.cut_after(len(matches))  # a killed process left a line half-written
     played = Counter(line["step"] for line in file.read()) if file.path.exists() else Counter[int]()
     whole = [played[number] == len(match.specs) for number, match in enumerate(matches)]
@@ -281,8 +280,8 @@ def _conclude(output: Path, asked: dict[str, Any], names: Sequence[str], console
 
 
 def shares(games: Sequence[MedicalRecord]) -> pd.DataFrame:
-    """Counted shares, a row each, with Wilson's 95 % interval; ``attacker`` or ``assessor`` is
-    empty for all of them. docs/evaluation.md has the measures.
+    """Shares with Wilson's 95 % intervals, a row each; an empty ``attacker`` or ``assessor`` means
+    all. docs/evaluation.md explains the measures.
     """
     import pandas as pd  # not at the top: half a second of every command
 
@@ -325,15 +324,15 @@ def shares(games: Sequence[MedicalRecord]) -> pd.DataFrame:
 
 
 def _is_as_asked(game: MedicalRecord) -> bool:
-    """Return whether the judge says that the note became what the row asks for."""
+    """Return whether the judge confirms that the note became what the row asks for."""
     judged, wanted = game.judgement, game.spec.target_label
     return judged is not None and judged.label is wanted and judged.realistic is not False
 
 
 def changes(results: pd.DataFrame, first: str, last: str) -> list[SkillChange]:
-    """What the assessor and the attacker gained, by the table of shares.
+    """What assessor and attacker gained, from the table of shares.
 
-    Attacks are those of both players, and an attacker's success is that against both.
+    Both players attack; an attacker's success counts against both.
     """
     found: list[SkillChange] = []
     roles = dict.fromkeys((*_OF_ASSESSORS, "detection"), "assessor") | {"success": "attacker"}

@@ -92,7 +92,7 @@ ALL_DOSES: tuple[str, ...] = tuple(sorted({dose for d in DISEASES for dose in d.
 
 
 def held_out_template(disease: Disease, kind: ErrorType) -> int:
-    """Index of the wording that the warm start never sees for this disease and kind of sentence.
+    """Index of the wording that the warm start never shows for this disease and kind of sentence.
 
     Notes that use it measure whether the player reads the fact rather than the whole sentence.
     """
@@ -101,9 +101,9 @@ def held_out_template(disease: Disease, kind: ErrorType) -> int:
 
 
 def held_out_kind(finding: str) -> ErrorType:
-    """The kind of fact that is never stated of this finding where held-out facts are kept back.
+    """The kind of fact that is held out for this finding.
 
-    It is stated of the disease's other finding, so it can be inferred and not recited.
+    It is stated for the disease's other finding, so it can be inferred but not recited.
     """
     disease = DISEASE_OF_FINDING[finding]
     return list(ErrorType)[
@@ -139,7 +139,7 @@ class Sentence:
 
     @property
     def implied_disease(self) -> Disease:
-        """The disease in which this sentence would be right, by its value and not its dose."""
+        """The disease for which this sentence would be right, judged by its value, not its dose."""
         if self.kind is None:
             return DISEASE_OF_FINDING[self.value]
         return DISEASE_OF_FACT[self.kind][self.value]
@@ -173,7 +173,7 @@ class Note:
         return tuple(i for i, s in enumerate(self.sentences) if s.is_wrong_in(self.disease))
 
     def with_sentence(self, index: int, sentence: Sentence) -> Note:
-        """This note with one sentence exchanged."""
+        """This note with one sentence replaced."""
         return Note((*self.sentences[:index], sentence, *self.sentences[index + 1 :]))
 
 
@@ -252,8 +252,8 @@ def sample_clean_note(
 ) -> Note:
     """A correct note: the finding and ``FACTS_PER_NOTE`` facts of different kinds in random order.
 
-    ``HELD_OUT`` words every fact as no ``SEEN`` note words it, or states one fact of its finding
-    that no ``SEEN`` note states of that.
+    A ``HELD_OUT`` note uses wordings that no ``SEEN`` note uses, or one fact that no ``SEEN`` note
+    states for its finding.
     """
     disease = rng.choice(DISEASES)
     finding, template = rng.choice(disease.findings), rng.randrange(len(TEMPLATES[None]))
@@ -313,8 +313,8 @@ class OracleJudge:
     """Judges by the facts of the toy clinic, whatever the row's label says, and is never wrong in
     that world.
 
-    A note that has left the world counts as safe and unrealistic, so an attack that only garbles
-    has failed.
+    A note outside the world counts as safe and unrealistic, so an attack that only garbles it
+    fails.
     """
 
     name = "oracle"

@@ -44,7 +44,7 @@ class KuhnRecord(GameRecord):
 
     @property
     def kind(self) -> str:
-        """The deal: most of what a player wins or loses on average is luck with the cards."""
+        """The deal, because luck with the cards explains most of an average result."""
         return "".join(self.cards)
 
 
@@ -57,7 +57,7 @@ class KuhnGame:
     def play(
         self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False
     ) -> None:
-        """Make a move. Whoever says anything else loses as much as can be lost."""
+        """Make a move. Any other answer loses the maximum."""
         record, mover = self.record, len(self.record.moves) % 2
         move = text.strip().lower()
         legal = move in ACTIONS["bet" in record.moves]

@@ -51,8 +51,8 @@ def _classic_fields(text: str, prefill: str) -> tuple[str, list[tuple[str, str]]
 
 
 def _classic_attack(text: str, prefill: str = "") -> AttackRecord:
-    """The note runs from the last ``generated_note:`` to the next field: what is before it is a
-    draft.
+    """The note runs from the last ``generated_note:`` to the next field; earlier ones are
+    drafts.
     """
     reasoning, fields, violations = _classic_fields(text, prefill)
     notes = [value for name, value in fields if name == "generated_note"]
@@ -63,7 +63,7 @@ def _classic_attack(text: str, prefill: str = "") -> AttackRecord:
 
 
 def _classic_assessment(text: str, prefill: str = "") -> AssessmentRecord:
-    """The first occurrence of a field counts; another final answer takes back the first."""
+    """The first occurrence of a field counts; a second, different final answer cancels it."""
     reasoning, fields, violations = _classic_fields(text, prefill)
     verdict = _classic_verdict(fields, violations)
     if not dict(fields).get("explanation"):
@@ -118,8 +118,8 @@ _ANSWER, _END_ANSWER = "<answer>", "</answer>"
 
 
 def _baseline_turn(text: str) -> tuple[str, str, list[str]]:
-    """The last answer ("" without tags), the reasoning, and what the OpenRLHF system's check holds
-    against it.
+    """The last answer ("" without tags), the reasoning, and its violations by the OpenRLHF system's
+    check.
     """
     section = last_section(text, "answer")
     last = section[1].partition(_END_ANSWER)[0].strip() if section else ""
@@ -144,7 +144,7 @@ def _baseline_turn(text: str) -> tuple[str, str, list[str]]:
 
 
 def _baseline_assessment(text: str, prefill: str = "") -> AssessmentRecord:
-    """A kept format with another word in it has no verdict and no violation."""
+    """A correct format with another word has no verdict and no violation."""
     answer, reasoning, violations = _baseline_turn(text)
     verdict = verdict_of(answer)
     rest = text.partition(END_THINK)[2]

@@ -1,6 +1,6 @@
 """``MedicalDialogueGameManager``: plays, judges and scores batches of games for OpenRLHF code.
 
-Generators in, outputs and turn states out. Rewards and format are those of the package's schemes.
+Generators in, outputs and turn states out. Rewards and format checks are the package's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEFAULT_ERROR_TYPES = ("dosage", "diagnosis", "contraindication", "drug_interact
 
 @dataclass
 class MedicalGameState:
-    """A game's state as a value; part of the interface, the manager itself keeps dicts."""
+    """A game's state as a value; part of the interface (the manager keeps dicts)."""
 
     medical_case: str
     current_response: str
@@ -265,7 +265,7 @@ def _write_down(
     output: Any = None,
     state: GameDict | None = None,
 ) -> None:
-    """Add a turn to a game: what counts of it, all of it, and what the generator gave."""
+    """Add a turn to a game: its parsed text, its whole text, and the generator's output."""
     place = {"game_role": role.value, "turn": game["current_turn"]}
     game["history"].append({**place, "content": answer})
     game["raw_history"].append({**place, "content": response})
@@ -278,6 +278,6 @@ def _last_turn(game: GameDict, role: Role) -> str | None:
 
 
 def _without_reasoning(response: str) -> str:
-    """A turn where no reasoning is asked for; what a model reasons all the same is cut off."""
+    """A turn without requested reasoning; reasoning is removed if there is any."""
     answer = response.rpartition("</think>")[2].strip()
     return "" if "<think>" in answer else answer  # reasoning that never ended

@@ -119,8 +119,8 @@ def _case(category: Category, row: Case, join: NoteJoin | None) -> Case | str:
 
 
 def _paired(cases: list[Case]) -> Iterator[Case]:
-    """The cases; a lone error note is paired with the most similar lone clean note, because there
-    are no ids.
+    """The cases; an unpaired error note is paired with the most similar unpaired clean note,
+    because there are no ids.
     """
     wrong = [case for case in cases if case.clean_note is None]
     right = [case for case in cases if not case.has_error]

@@ -1,7 +1,6 @@
 """The ``/judge`` protocol: a run's judge ``http``, the OpenRLHF system's calls, and a server.
 
-A judge that fails labels its games ``is_parsing_error``, which leaves them out; nothing is
-invented.
+A failing judge labels its games ``is_parsing_error``, which leaves them out.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ JudgeFunction = Callable[..., dict[int, Labels]]
 
 
 class JudgeAnswer(BaseModel):
-    """The answer about one game; what a server leaves out is completed."""
+    """The answer about one game; fields that a server omits get defaults."""
 
     model_config = ConfigDict(strict=True)
 
@@ -166,7 +165,7 @@ def create_medical_judge_remote_function(judge_url: str, timeout: float = 30.0) 
     def ask_judge(
         url: str, batch_queries: Sequence[Query], score_key: str = SCORE_KEY
     ) -> dict[int, Labels]:
-        """Labels by game index for every query. ``url`` is part of the interface and not used."""
+        """Labels by game index for every query. ``url`` is part of the interface but unused."""
         if not batch_queries:
             return {}
         labels = {}
@@ -293,9 +292,9 @@ def serve(
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
     ] = 8001,
 ) -> None:
-    """Offer POST /judge and GET /health until interrupted.
+    """Serve POST /judge and GET /health until interrupted.
 
-    Untouched notes get the label of their category, whatever the judge.
+    Untouched notes always get their category's label.
     """
     import uvicorn
 

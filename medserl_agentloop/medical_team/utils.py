@@ -65,8 +65,8 @@ _DETECTION = {  # by role, error present, error detected; the attacker of no err
 def medical_cot_format_check_and_extract(response: str) -> tuple[tuple[str | None, str], bool]:
     """``((thinking, answer), violated)`` of ``thinking</think><answer>...</answer>``.
 
-    Where the format is violated, thinking is None, and the answer is what the last
-    ``<answer>...</answer>`` holds; without one it is empty, never the raw response.
+    If the format is violated, thinking is None, and the answer is the content of the last
+    ``<answer>...</answer>``; without one it is empty, never the raw response.
     """
     turn = BASELINE.attack(response)
     violated = bool(turn.violations)
@@ -135,8 +135,8 @@ class MedicalGeneralSum(RewardScheme):
     """Detection, realism (attacker) and format, added up.
 
     The attacker's total is in [-2.5, 2.5], the assessor's in [-2, 2]. As in the original, an
-    attack that does not count presents no error and is realistic, and an unreadable verdict does
-    not say that there is an error. Without ``chain_of_thought`` there is no format.
+    invalid attack presents no error and is realistic, and an unreadable verdict does not claim an
+    error. Without ``chain_of_thought`` there is no format.
     """
 
     chain_of_thought: bool = True

@@ -1,9 +1,9 @@
-"""Looking at runs: frames for notebooks, what a run has gained, and games as text.
+"""Views of runs: frames for notebooks, what a run gained, and games as text.
 
     from medserl_agentloop.report import games
     games("runs/quickstart").groupby("step")["assessor_reward"].mean()
 
-What a game adds to the fields of every record, its view says (``core.view.GameView``).
+A game's view adds its own fields (``core.view.GameView``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from medserl_agentloop.core.step_file import (
 from medserl_agentloop.terminal import plain, table, visible
 
 PART = 1000
-"""Games that are held at a time where a frame is made, besides those that complete a step."""
+"""Games in memory at a time while a frame is made, plus those that complete a step."""
 
 GameClass: TypeAlias = Any  # a class of games, which is not made here: a ``type[Interaction]``
 
@@ -54,9 +54,7 @@ def games(run: str | Path) -> pd.DataFrame:
 
 
 def metrics(run: str | Path) -> pd.DataFrame:
-    """The metrics of a run by step, a column per name as docs/metrics.md has them; a ValueError if
-    it has none.
-    """
+    """A run's metrics by step, a column per name of docs/metrics.md; ValueError if it has none."""
     path = Path(run) / METRICS_FILE
     if not path.exists():
         raise ValueError(f"{path} does not exist: give the folder of a run (selfplay.records)")
@@ -74,7 +72,7 @@ def metrics(run: str | Path) -> pd.DataFrame:
 
 
 def games_file(run: str | Path) -> Path:
-    """The file of a run's games; a ValueError says that it has none yet."""
+    """The file of a run's games; ValueError if it has none yet."""
     path = Path(run)
     path = path / GAMES_FILE if path.is_dir() else path
     if not path.exists():
@@ -88,7 +86,7 @@ def games_file(run: str | Path) -> Path:
 
 
 class _AnyRecord(GameRecord):
-    """A record of a game whose class is not here."""
+    """A record of a game whose class cannot be imported."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -130,8 +128,8 @@ def _game_of(run: Path) -> str | None:
 
 
 def parts(records: Iterable[GameRecord]) -> Iterator[list[GameRecord]]:
-    """The games in lists of whole steps, and so of whole prompt groups, of :data:`PART` games or a
-    little more.
+    """The games in parts of whole steps, so of whole prompt groups, of at least
+    :data:`PART` games.
     """
     part: list[GameRecord] = []
     for _, step in groupby(records, key=lambda game: game.step):
@@ -264,7 +262,7 @@ def headline_metrics(game: GameClass, roles: Iterable[str]) -> list[str]:
 
 
 def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
-    """Print a run's metrics and one game: ``number``, from 1, or the one that ranks highest.
+    """Print a run's metrics and one game: ``number``, from 1, or the highest ranked one.
 
     ValueError if none.
     """
@@ -318,7 +316,7 @@ def list_runs(folder: Path, console: Console) -> None:
 
 
 def outcome_words(outcome: str) -> str:
-    """An outcome for readers, in the word that step lines and tables have for a missed error."""
+    """An outcome in the words of step lines and tables."""
     return outcome.replace("_", " ").replace("missed error", "undetected error")
 
 

@@ -1,7 +1,7 @@
 """``medserl compare``: two sides next to each other, each one run or several seeds.
 
 A run of any game and a log of the OpenRLHF system (JSON lines) are read into the same frames, so
-every number has one definition. What a side did not write down is "not measured", never 0.
+every number has one definition. What a side did not record is "not measured", never 0.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Run(NamedTuple):
 
     @property
     def steps(self) -> tuple[int, int] | None:
-        """The first and the last one of its games; None if they have none."""
+        """The first and last step of its games, or None."""
         steps = self.games["step"].dropna()
         return None if steps.empty else (int(steps.min()), int(steps.max()))
 
@@ -52,7 +52,7 @@ Side = Sequence[_Run]
 
 
 class _Section(NamedTuple):
-    """A table of the comparison, and what its reader needs to know."""
+    """A table of the comparison and notes on it."""
 
     title: str
     columns: Sequence[str]
@@ -63,7 +63,7 @@ class _Section(NamedTuple):
 def read_side(side: str, steps: tuple[int, int] | None = None) -> Side:
     """The runs of one side: a run's folder, a folder of such folders, a log, or a pattern of these.
 
-    ``steps``, the first and the last, leave out the others. ValueError says what is no run.
+    ``steps`` are the first and last step to compare. ValueError says what is no run.
     """
     runs: list[Path] = []
     for path in map(Path, sorted(glob(side)) or [side]):
@@ -82,7 +82,7 @@ def read_side(side: str, steps: tuple[int, int] | None = None) -> Side:
 
 
 def _within(run: _Run, first: int, last: int) -> _Run:
-    """The run without its games and metrics of other steps."""
+    """The run with the games and metrics of these steps only."""
     games = run.games[run.games["step"].between(first, last).fillna(False)]
     if games.empty:
         raise ValueError(

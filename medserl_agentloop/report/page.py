@@ -130,7 +130,7 @@ def about(run: Path) -> dict[str, Any]:
 
 
 def _caveats(config: Any) -> list[str]:
-    """The run's own words about what it trains and what its numbers cannot show."""
+    """The run's sentences on what it trains and what it cannot show."""
     try:
         game = game_class(OmegaConf.select(config, "selfplay.game") or DEFAULT_GAME)
         selfplay = game.Config.from_run(config)
@@ -222,7 +222,9 @@ def _lines(file: Path) -> int:
 
 
 def sample(run: Path, share: float) -> tuple[GameClass, list[GameRecord]]:
-    """About this share of a run's games, prompt groups whole, in order; always the same ones."""
+    """A fixed sample of about this share of a run's games, in order, with complete prompt
+    groups.
+    """
     game, records = read_run(run)
     groups = ((f"{one.step} {one.uid or number}", one) for number, one in enumerate(records))
     most = share * 2**32
@@ -243,15 +245,15 @@ def _number(value: Any, form: str = "") -> float | None:
 
 
 def _is_filter(name: str, words: Sequence[str | None]) -> bool:
-    """Return whether a column of words is worth a filter; yes and no follow from others, but for
-    the signal.
+    """Return whether a text column needs a filter; booleans follow from other columns, except the
+    signal.
     """
     is_id, is_flag = name == "uid" or name.endswith("_id"), {"yes", "no"} >= set(words) - {None}
     return 1 < len(words) <= MOST_WORDS and not is_id and (name == "signal" or not is_flag)
 
 
 def _by_step(run: Path) -> dict[str, Any]:
-    """Metrics, alarms and checkpoints of a run, as far as it has them."""
+    """A run's metrics, alarms and checkpoints, if any."""
     file = run / METRICS_FILE
     frame = metrics(run) if file.is_file() and file.stat().st_size else pd.DataFrame()
     fired = {n.removeprefix(METRIC_PREFIX): frame[n] for n in frame if n.startswith(METRIC_PREFIX)}

@@ -1,7 +1,7 @@
 """Scores with 95 % intervals from graded notes, floors to beat, and verl's validation with both.
 
 The bootstrap draws whole cases, because the two notes of a case are not independent, and recomputes
-both sums of a measure; Wilson's interval with the variance of these draws holds near 0 and 1 too.
+both sums of a measure; Wilson's interval with this variance is also valid near 0 and 1.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def compare(
 ) -> dict[str, dict[str, float | None]]:
     """The first system minus the second on the same notes, by measure, JSON-able.
 
-    ``value`` is None where one of the two is not computed. The 95 % interval and the two-sided
+    ``value`` is None if one of the two is not computed. The 95 % interval and the two-sided
     ``p_value`` are by the paired bootstrap; a single case gives no interval. ValueError if the
     notes differ.
     """
@@ -366,7 +366,7 @@ def _reported(
 
 
 def _metric_name(text: str) -> str:
-    """A name that every logger takes; MLflow refuses parentheses and commas."""
+    """A name that every logger accepts; MLflow refuses parentheses and commas."""
     return re.sub(r"[^\w/.-]+", "_", text).strip("_")
 
 

@@ -62,7 +62,7 @@ class ReferenceNote:
 
     @classmethod
     def from_extra_info(cls, facts: Mapping[str, Any]) -> ReferenceNote:
-        """The note of an evaluation row, which shows the error note where there is one."""
+        """The note of an evaluation row: the error note if there is one."""
         return cls(
             text_id=facts["text_id"],
             text=facts["clean_note"] if facts["error_note"] is None else facts["error_note"],
@@ -134,8 +134,8 @@ def quoted_sentence(
 ) -> int:
     """Number of the sentence that ``quote`` copies, or the only one that contains it or is in it.
 
-    Of several that are in it, the only one that its ``correction`` lacks; else -1. The ``number``
-    that the quote had in the note counts where it is the source's own.
+    Of several that are in it, the only one that its ``correction`` lacks; else -1. The quote's
+    ``number`` in the note counts if it is the source's own.
     """
     quote, corrected = _plain(quote or ""), _plain(correction or "")
     texts = {number: _plain(text) for number, text in sentences.items() if text.strip()}

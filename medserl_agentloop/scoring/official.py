@@ -1,4 +1,4 @@
-"""The shared task's rules: each note's part in every measure, and the scorers of corrections.
+"""The shared task's rules: each note's contribution to every measure, and scorers of corrections.
 
 Every measure is a ratio of two sums over notes (docs/evaluation.md); ``metrics`` adds them up.
 """
@@ -28,7 +28,8 @@ Returns a number in [0, 1] per pair, or why there are none.
 
 
 def _rouge_1(predictions: Sequence[str], references: Sequence[str]) -> list[float]:
-    """ROUGE-1 F of the task's package ``rouge``, over words, or characters of Chinese and Japanese.
+    """ROUGE-1 F by the task's package ``rouge``, over words, or over characters in Chinese and
+    Japanese.
 
     Texts of nothing but full stops, which the package refuses, score by equality.
     """
@@ -169,7 +170,9 @@ def grade(
 def _corrections(
     wrote: Numbers, right: Numbers, both: Numbers, scorers: Mapping[str, Scorer]
 ) -> tuple[dict[str, Numbers], dict[str, str]]:
-    """Each scorer's numbers (N,), 0 but for notes with ``both`` corrections, and why some lack."""
+    """Each scorer's numbers (N,), 0 except for notes with ``both`` corrections, and why some are
+    missing.
+    """
     scores: dict[str, Numbers] = {}
     why: dict[str, str] = {}
     for name, scorer in scorers.items():

@@ -1,7 +1,7 @@
 """``medserl doctor``: check whether a run can start and last on this machine, with remedies.
 
-A check yields what is wrong: a sentence, if the run would not start or would end early; or a status
-and a sentence, with ``warn`` for a run that may not be what was meant, or may not last.
+A check yields problems: a sentence if the run would not start or would end early, or a status and a
+sentence, with ``warn`` if the run may not be as intended or may not last.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Findings = Iterator[str | tuple[Status, str]]
 
 
 class CheckResult(NamedTuple):
-    """The result of a check, with a remedy where it is ``warn`` or ``fail``."""
+    """The result of a check, with a remedy if it is ``warn`` or ``fail``."""
 
     check: str
     status: Status
@@ -93,7 +93,7 @@ def _config(config: DictConfig, schema: DictConfig) -> Findings:
 
 
 def _versions(device: str) -> Findings:
-    """The installed packages are those that this package and verl require."""
+    """The installed packages match the requirements of this package and verl."""
     # PyPI's torch is a CUDA build on any machine.
     gpu = torch.version.cuda and (torch.cuda.is_available() or _driver() or find_spec("flashinfer"))
     of_verl = ("", "verl-core", "sglang", "fsdp") if gpu else ("",)
@@ -229,7 +229,7 @@ def _game(run: RunConfig) -> Findings:
 
 
 def _disk(run: RunConfig) -> Findings:
-    """The disk of the run's folder holds its checkpoints."""
+    """The disk has room for the run's checkpoints."""
     folder = Path(run["trainer.default_local_dir"]).resolve()
     exists = next(parent for parent in (folder, *folder.parents) if parent.exists())
     try:

@@ -71,7 +71,7 @@ class Shape:
         self.kv_bytes = 2 * self.layers * 2 * self.kv  # of a token in the KV cache, in 16 bits
 
     def saved_in_layer(self, dtype: int) -> int:
-        """Bytes of a token that a layer with flash attention saves for its backward pass; ``dtype``
+        """Bytes per token that a layer with flash attention saves for its backward pass; ``dtype``
         in bytes.
         """
         normed = 2 * self.hidden + self.qk_norm * (self.q + self.kv)  # in fp32, and in the dtype
@@ -86,7 +86,7 @@ class Shape:
 
 
 def model_config(path: str) -> Any:
-    """Transformers' config of the model at ``path``: that of its folder, or as published."""
+    """Transformers' config of the model at ``path``, from its folder or as published."""
     from transformers import AutoConfig, Qwen3Config
 
     folder = Path(path).expanduser()
@@ -108,7 +108,7 @@ def model_config(path: str) -> Any:
 
 @cache
 def read_shape(path: str) -> Shape:
-    """Shape of the model at ``path``; ValueError where it is unknown or of another family."""
+    """Shape of the model at ``path``; ValueError if it is unknown or of another family."""
     return Shape(model_config(path))
 
 
@@ -154,7 +154,7 @@ class Engine:
         self.reduced = 4.0 * buffer * (not adapter)
 
     def share(self, parameters: int) -> float:
-        """Bytes that one worker's part of so many numbers takes on its GPU."""
+        """Bytes of one worker's share of this many numbers on its GPU."""
         return 0.0 if self.on_cpu else parameters * self.weight_bytes / self.workers
 
     def resident(self, *, at_work: bool = False, steps: bool = False) -> Parts:
@@ -235,7 +235,7 @@ class Plan:
 
 
 def plan_run(run: RunConfig, gpu_gb: float) -> Plan:
-    """Plan a composed run on cards of ``gpu_gb`` GB; ValueError for a model that is unknown."""
+    """Plan a composed run on cards of ``gpu_gb`` GB; ValueError for an unknown model."""
     usable = gpu_gb * USABLE * GIB
     if SFT in run.config:
         engine = _engine(run, SFT, "model", run["model.lora_rank"])
@@ -314,7 +314,7 @@ def _engine(run: RunConfig, name: str, model: str, lora_rank: int) -> Engine:
 
 
 def _tokens(run: RunConfig, keys: str, packs: bool, longest: int) -> int:
-    """Tokens of the largest micro-batch on one GPU; ``keys`` is how its keys begin."""
+    """Tokens of the largest micro-batch on one GPU; ``keys`` is the prefix of its keys."""
     size = "max_token_len_per_gpu" if packs else "micro_batch_size_per_gpu"
     return int(run[f"{keys}{size}"]) * (1 if packs else longest)
 
@@ -369,7 +369,7 @@ def composed(recipe: str, overrides: list[str]) -> RunConfig:
 
 
 def _that_fit(recipe: str, own: list[str], gpu: float) -> list[str]:
-    """A line for each usual change with which a run fits, those that change least first."""
+    """A line for each common change that makes a run fit, smallest changes first."""
     names, eight = recipe.strip("[]"), "trainer.n_gpus_per_node=8"
     offload = [f"{ACTOR}.fsdp_config.{what}_offload=true" for what in ("param", "optimizer")]
     changes = [

@@ -80,7 +80,7 @@ def _convert(csv: Path, folder: Path, **options: Any) -> None:
 
 
 def _finished(folder: Path) -> bool:
-    """Return whether the newest checkpoint of a run is that of its last step."""
+    """Return whether a run's newest checkpoint is from its last step."""
     config, latest = folder / CONFIG_FILE, folder / LATEST
     if not (config.is_file() and latest.is_file()):
         return False

@@ -25,7 +25,7 @@ from experiments.kuhn_poker.run import measure
 from medserl_agentloop.core.certificate import CertificateError, sample_games
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Prompt, Turn
-from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.core.trajectory import RECORD_KEY
 from medserl_agentloop.games.kuhn_poker import ACTIONS, KuhnGame, KuhnPoker, KuhnRecord, winnings
 from medserl_agentloop.paths import resource
 from medserl_agentloop.testing import MockSGLangEngine, compose_run
@@ -87,7 +87,7 @@ def test_every_game_ends_and_what_one_wins_the_other_loses(
 def play(*replies: str, run: Any = RUN) -> tuple[Any, KuhnRecord, MockSGLangEngine]:
     engine = MockSGLangEngine(list(replies), TOKENIZER)
     output = run_game(engine, {"index": 0, "first": "Q", "second": "K"}, run)
-    return output, KuhnRecord.model_validate(output.extra_fields[GAME_KEY]), engine
+    return output, KuhnRecord.model_validate(output.extra_fields[RECORD_KEY]), engine
 
 
 def test_an_opponent_remembers_its_own_conversation() -> None:
@@ -163,7 +163,7 @@ def test_turn_reward_stands_on_its_own_last_token() -> None:
     assert paid == [2, 1]  # the turns in the order of the trajectory; turn 0 earns nothing
     ends = [i for i, r in enumerate(columns["rm_scores"].tolist()) if r]
     assert all(output.response_ids[end] == TOKENIZER.eos_token_id for end in ends)
-    assert columns["extra_fields"][GAME_KEY].turn_rewards
+    assert columns["extra_fields"][RECORD_KEY].turn_rewards
     assert torch.equal(columns["role_ids"].unique(), torch.tensor([0, 1, 2]))
 
 

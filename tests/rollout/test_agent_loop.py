@@ -35,7 +35,7 @@ from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBa
 from medserl_agentloop.core.columns import context_ids, stacked
 from medserl_agentloop.core.config import CreditSettings, SelfPlayConfig
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
+from medserl_agentloop.core.trajectory import RECORD_KEY, SelfPlayOutput
 from medserl_agentloop.games.medical.case import GameSpec, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
@@ -273,7 +273,7 @@ def test_game_records_the_weights_that_played_it() -> None:
 
     engine = Engine(lambda *_: next(replies), TOKENIZER)
     output = run_game(engine, extra_info("adversarial_benign"))
-    record = MedicalRecord.model_validate(output.extra_fields[GAME_KEY])
+    record = MedicalRecord.model_validate(output.extra_fields[RECORD_KEY])
     assert (record.uid, record.session) == ("group", 0)
     assert record.policy_version == 3
     assert [output.extra_fields[f"{end}_global_steps"] for end in ("min", "max")] == [3, 3]
@@ -285,7 +285,7 @@ def test_game_records_the_weights_that_played_it() -> None:
 def test_rewards_sit_on_the_last_token_of_each_role() -> None:
     output, _, engine = play([attack_text(), assessment_text()])
     columns = judge(output)
-    record = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
+    record = MedicalRecord.model_validate(columns["extra_fields"][RECORD_KEY])
     expected = torch.zeros(len(output.response_ids))
     expected[len(engine.calls[0].output.token_ids) - 1] = record.reward(Role.ATTACKER)
     expected[-1] = record.reward(Role.ASSESSOR)
@@ -363,7 +363,7 @@ def test_assessment_is_paid_at_its_last_token_and_the_judge_asked_once() -> None
         *SAID, run=run_with(selfplay__assessments=K, selfplay__judge=f"{__name__}:Counting")
     )
     assert Counting.asked == 1
-    record = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
+    record = MedicalRecord.model_validate(columns["extra_fields"][RECORD_KEY])
     right, wrong, unreadable, elsewhere = (
         game.reward(Role.ASSESSOR) for game in record.by_assessment
     )
@@ -398,7 +398,7 @@ def test_a_conversation_that_a_scheme_leaves_out_is_masked(
         selfplay__reward=f"{__name__}:ReadableAssessors", selfplay__assessments=len(said)
     )
     output, columns = scored(*said, run=run)
-    record = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
+    record = MedicalRecord.model_validate(columns["extra_fields"][RECORD_KEY])
     assert record.attack is not None
     lengths = [turn.tokens for turn in (record.attack, *record.assessments)]
     assert columns["response_mask"].sum() == sum(map(operator.mul, lengths, trained))
@@ -436,7 +436,7 @@ def test_assessments_are_generated_side_by_side_and_keep_their_order() -> None:
 def test_one_assessment_without_an_answer_makes_the_game_void(broken: Any) -> None:
     output, columns = scored(SAID[0], broken, *SAID[2:])
     assert "assessor: generation" in str(
-        MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY]).void
+        MedicalRecord.model_validate(columns["extra_fields"][RECORD_KEY]).void
     )
     assert not columns["response_mask"].any() and not columns["rm_scores"].any()
     assert_well_formed(output)

@@ -24,7 +24,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.core import liveness
 from medserl_agentloop.core.agent_loop import PerTurnRewardManager, SelfPlayAgentLoop
-from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.core.trajectory import RECORD_KEY
 from medserl_agentloop.data.rows import AGENT_NAME
 from medserl_agentloop.games.medical.case import Category, Role
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
@@ -103,7 +103,7 @@ class Kept:
         self, keys: list[str], fields: Any, tags: list[dict[str, Any]], **_: Any
     ) -> None:
         for extra, scores in zip(list(fields["extra_fields"]), fields["rm_scores"], strict=True):
-            self.games.append(MedicalRecord.model_validate(extra[GAME_KEY]))
+            self.games.append(MedicalRecord.model_validate(extra[RECORD_KEY]))
             self.paid[self.games[-1].uid] = float(scores.abs().sum())
 
     def of(self, failed: bool) -> dict[str, Any]:

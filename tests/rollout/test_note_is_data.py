@@ -21,7 +21,7 @@ from test_prompting import profile_in
 
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import Prompt, Turn, place
-from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.core.trajectory import RECORD_KEY
 from medserl_agentloop.games.medical.case import Category, ErrorType, Label, Role
 from medserl_agentloop.games.medical.edit import number_sentences
 from medserl_agentloop.games.medical.parsing import load_parser
@@ -184,7 +184,7 @@ def test_a_game_is_read_in_either_mode(profile: str, thinking: bool, context: st
     output = run_game(
         engine, extra_info("adversarial_benign"), run, FAMILIES["qwen3"], logprobs=False
     )
-    record = MedicalRecord.model_validate(output.extra_fields[GAME_KEY])
+    record = MedicalRecord.model_validate(output.extra_fields[RECORD_KEY])
     assert record.attack is not None and record.assessment is not None
     assert record.attack.violations == record.assessment.violations == []
     assert (record.attack.reasoning, record.assessment.reasoning) == (thought, thought)

@@ -10,7 +10,7 @@ from support import NOTE, REWRITTEN, assessment_text, attack_text, judge, play, 
 
 from medserl_agentloop.core.metrics import opponent_metrics
 from medserl_agentloop.core.records import OpponentRecord
-from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.core.trajectory import RECORD_KEY
 from medserl_agentloop.games.medical.case import Category, Role
 from medserl_agentloop.games.medical.metrics import trained_role_won
 from medserl_agentloop.games.medical.prompting import load_profile
@@ -60,7 +60,7 @@ def test_assessor_trained_against_an_opponent_is_alone_in_its_trajectory(
     }
     assert record.policy_version == 0  # the live policy's, whatever the opponent is
     columns = judge(output, run)
-    judged = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
+    judged = MedicalRecord.model_validate(columns["extra_fields"][RECORD_KEY])
     assert columns["rm_scores"][-1] == judged.reward(Role.ASSESSOR) != 0
     assert columns["rm_scores"][:-1].eq(0).all()
 
@@ -115,7 +115,7 @@ def test_an_opponent_that_fails_voids_the_game(server: ChatServer) -> None:
     assert record.void is not None and record.void.startswith("opponent failed: attacker: HTTP 500")
     columns = judge(output, run)
     assert columns["response_mask"].eq(0).all() and columns["rm_scores"].eq(0).all()
-    judged = MedicalRecord.model_validate(columns["extra_fields"][GAME_KEY])
+    judged = MedicalRecord.model_validate(columns["extra_fields"][RECORD_KEY])
     assert judged.rewards == {} and trained_role_won(judged) is None
     numbers = opponent_metrics([judged], [trained_role_won(judged)])
     assert numbers == {"selfplay/opponent/games": 1.0, "selfplay/opponent/failed": 1.0}

@@ -14,7 +14,7 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
-from medserl_agentloop.core.trajectory import GAME_KEY, SelfPlayOutput
+from medserl_agentloop.core.trajectory import RECORD_KEY, SelfPlayOutput
 from medserl_agentloop.games.medical.records import MedicalRecord
 from medserl_agentloop.paths import resource
 from medserl_agentloop.testing import build_agent_loop, compose_run
@@ -178,7 +178,8 @@ def test_an_abort_by_the_engine_makes_its_games_void(engine: LiveSGLang, rows: R
         return await playing
 
     records = [
-        MedicalRecord.model_validate(o.extra_fields[GAME_KEY]) for o in asyncio.run(aborted_games())
+        MedicalRecord.model_validate(o.extra_fields[RECORD_KEY])
+        for o in asyncio.run(aborted_games())
     ]
     assert all(record.void is not None and "aborted" in record.void for record in records)
     assert generate(engine, [5, 6, 7], max_tokens=4).token_ids  # the engine goes on

@@ -17,7 +17,7 @@ from medserl_agentloop.core.agent_loop import PerTurnRewardManager
 from medserl_agentloop.core.metrics import game_metrics
 from medserl_agentloop.core.recorder import TABLE_NAME, games_table, log_games
 from medserl_agentloop.core.records import Rewards, TurnRecord
-from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.core.trajectory import RECORD_KEY
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
 from medserl_agentloop.games.medical import interaction
 from medserl_agentloop.games.medical.case import Role
@@ -36,7 +36,7 @@ def answer_to(record: Any, run: Any) -> dict[str, Any]:
 def test_run_of_the_baseline_scheme_gets_its_components() -> None:
     judged = finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful")
     answer = answer_to(judged, run_with(selfplay__reward="medical_general_sum"))
-    record = answer["reward_extra_info"][GAME_KEY]
+    record = answer["reward_extra_info"][RECORD_KEY]
     assert (
         record.rewards
         == MedicalGeneralSum().rewards(record)
@@ -53,7 +53,7 @@ def test_a_reward_that_is_no_number_makes_its_game_void(number: float) -> None:
         cards=("Q", "K"), rewards={"first": {"chips": 1.0}, "second": {"chips": number}}
     )
     answer = answer_to(record, compose_run("+recipes=kuhn_poker"))
-    voided = answer["reward_extra_info"][GAME_KEY]
+    voided = answer["reward_extra_info"][RECORD_KEY]
     reason = f"reward 'chips' is no number within 1e+15: {number}"
     assert (voided.void, voided.rewards, answer["reward_score"]) == (reason, {}, 0)
     assert game_metrics([voided], ["first"])["selfplay/void/no_number"] == 1

@@ -49,7 +49,7 @@ from medserl_agentloop.core.recorder import StepRecorder
 from medserl_agentloop.core.records import GameRecord
 from medserl_agentloop.core.step_file import RunFiles
 from medserl_agentloop.core.trainer import SelfPlayReplayBuffer, SelfPlayTrainer
-from medserl_agentloop.core.trajectory import GAME_KEY
+from medserl_agentloop.core.trajectory import RECORD_KEY
 from medserl_agentloop.games.kuhn_poker import KuhnPoker
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.testing import compose_run
@@ -123,7 +123,7 @@ def test_two_conversations_of_a_role_are_credited_apart() -> None:
     }
     names = {name: np.array(["x"], dtype=object) for name in ("uid", "kind")}
     batch = DataProto(batch=TensorDict(columns, batch_size=1), non_tensor_batch=names)
-    data, metrics = credit.credited(batch, repeated_roles=())
+    data, metrics = credit.credit(batch, repeated_roles=())
     assert data.batch["returns"].tolist() == data.batch["advantages"].tolist() == [[1, 1, 0, 5, 5]]
     assert metrics["selfplay/only/trained_tokens"] == 4
 
@@ -421,7 +421,7 @@ def test_what_a_game_settles_reaches_records_and_tokens(monkeypatch: pytest.Monk
         str(n): {
             "role_ids": torch.tensor(role_ids[n]),
             "rm_scores": torch.tensor(before[n]),
-            "extra_fields": {GAME_KEY: records[n]},
+            "extra_fields": {RECORD_KEY: records[n]},
         }
         for n in range(3)
     }

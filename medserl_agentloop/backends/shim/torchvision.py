@@ -1,4 +1,4 @@
-"""Found before the real torchvision, which it loads and leaves in its own place.
+"""Found before the real torchvision, which it loads and replaces itself with.
 
 PyPI's torchvision is built for CUDA. With a CPU build of torch its native library does not load
 (torchvision/extension.py keeps silent about that), and torchvision/_meta_registrations.py (lines

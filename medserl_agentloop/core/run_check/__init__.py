@@ -1,9 +1,9 @@
-"""Check a run's config before self-play; every refusal says what to write instead.
+"""Checks a run's config before self-play; every refusal says what to write instead.
 
-A rule stands here only if without it the run would be wrong in silence, or would end after hours.
-What verl, Hydra or torch say themselves within minutes is left to them. Whether the roles are apart
-is left to the certificate, which measures it. :func:`check_run` runs in the recipe's Hydra
-callback, before Ray is up, and in the trainer.
+Each rule prevents a run that would be silently wrong or would fail after hours. Errors that verl,
+Hydra or torch report within minutes are left to them. The certificate measures whether the roles
+are separate. :func:`check_run` runs in the recipe's Hydra callback, before Ray is up, and in the
+trainer.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ MUST_BE: dict[str, tuple[Any, str]] = {
     ),
     "hydra.job.chdir": (False, "relative folders would be looked for in another place"),
 }
-"""The value that a key must have, and why: verl would ignore another one, or do something else."""
+"""The required value of a key, and why."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ class RunConfig:
     selfplay: SelfPlayConfig
 
     def __getitem__(self, key: str) -> Any:
-        """None where the key is absent, null or still ``???``."""
+        """None if the key is absent, null or still ``???``."""
         return OmegaConf.select(self.config, key)
 
     def names(self, key: str) -> list[str]:
-        """The names in the value of a key: none, one, or a list."""
+        """A key's value as a list of names."""
         value = self[key]
         values = value if isinstance(value, ListConfig) else [value]
         return [str(name) for name in values if name is not None]
@@ -93,7 +93,7 @@ class RunConfig:
 
     @property
     def log_probs(self) -> dict[str, str]:
-        """The passes for log-probs before an update, each with its engine."""
+        """The log-prob passes before an update, with their engines."""
         reused = self.selfplay.reuse_log_probs or self[f"{CORRECTION}.bypass_mode"]
         passes = {} if reused else {"actor": ACTOR}
         if need_reference_policy(self.config):
@@ -131,7 +131,7 @@ class RunConfig:
         return max(self[f"{node}.ulysses_sequence_parallel_size"] or 1 for node in nodes)
 
     def packs(self, engine: str) -> bool:
-        """Return whether the micro-batches of an engine are made by tokens."""
+        """Return whether an engine's micro-batches are limited by tokens."""
         # verl hands no key to the critic's engine, whose own default is True (trainer_base.py,
         # EngineConfig).
         keys = f"{engine}.{'log_prob_' * (engine == REF)}"
@@ -142,8 +142,8 @@ class RunConfig:
 
 
 def check_run(config: DictConfig) -> SelfPlayConfig:
-    """Validate the ``selfplay`` node and the keys of verl's that it depends on; a ConfigError has a
-    line for each.
+    """Validate the ``selfplay`` node and the verl keys it depends on; a ConfigError has a line for
+    each problem.
     """
     run = RunConfig(config, SelfPlayConfig.from_run(config))
     of_game = game_class(run.selfplay.game).View.check_run(run)
@@ -180,7 +180,7 @@ def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[st
 
 
 def _roles(run: RunConfig) -> Iterator[str]:
-    """Trainer, estimator, loss and opponent know the roles."""
+    """Trainer, estimator, loss and opponent support roles."""
     for key, (value, reason) in MUST_BE.items():
         if (run[key] or False) != value:
             yield run.refusal(key, reason, str(value))
@@ -212,7 +212,7 @@ def _roles(run: RunConfig) -> Iterator[str]:
 
 
 def _adapters(run: RunConfig) -> Iterator[str]:
-    """Adapters are loaded, saved in a readable form, and used for the tokens of their own role."""
+    """Adapters are loaded, saved in a readable form, and used only for their role's tokens."""
     path, contents = f"{MODEL}.lora_adapter_path", f"{ACTOR}.checkpoint.save_contents"
     if not run.lora_rank and run[path] is not None:
         yield run.refusal(path, f"it is not loaded with {MODEL}.lora_rank=0", "null")
@@ -241,7 +241,7 @@ def _adapters(run: RunConfig) -> Iterator[str]:
 
 
 def _of_verl(run: RunConfig) -> Iterator[str]:
-    """verl ignores these without a word, or they do something else in a game of several roles."""
+    """verl silently ignores these, or they do something else in a game with several roles."""
     key = "reward.custom_reward_function.path"
     if not str(run[key] or OWN_MODULES).startswith(OWN_MODULES):
         remedy = "null, and name a reward of yours in selfplay (docs/rewards.md)"
@@ -277,8 +277,8 @@ def _of_verl(run: RunConfig) -> Iterator[str]:
 
 
 def _batches(run: RunConfig) -> Iterator[str]:
-    """Mini-batches have all kinds of games, micro-batches the longest; old log-probs are there when
-    they are read.
+    """Mini-batches mix all games, micro-batches hold the longest one, and old log-probs exist when
+    needed.
     """
     batch = run["data.train_batch_size"]
     several, logged = f"{ACTOR}.ppo_mini_batch_size", f"{ROLLOUT}.calculate_log_probs"
@@ -326,8 +326,8 @@ def _checkpoints(run: RunConfig) -> Iterator[str]:
 def unknown_keys(run: DictConfig, schema: DictConfig) -> list[str]:
     """Keys of a run that verl's own config, ``schema``, does not have.
 
-    Hydra lets a recipe, or a ``+`` on the command line, add any key; a misspelt one composes and
-    does nothing. Nodes that verl leaves empty may hold anything.
+    Hydra lets a recipe or a ``+`` add any key, so a misspelled one does nothing. Nodes that verl
+    leaves empty may have any keys.
     """
 
     def below(node: Any, known: Any, path: str) -> Iterator[str]:
@@ -359,7 +359,7 @@ def compose_run(*overrides: str, config_name: str = PPO) -> DictConfig:
 
 
 def compose_recipe(recipe: str, overrides: list[str]) -> tuple[DictConfig, DictConfig]:
-    """Compose a recipe, or several with commas between them; return it with verl's own config.
+    """Compose one or several comma-separated recipes; return them with verl's own config.
 
     A ValueError says in one line why Hydra cannot.
     """

@@ -1,6 +1,6 @@
-"""Check the machine and the files that a run starts with, for the common mistakes of a first hour.
+"""Checks the machine and a run's files for the common mistakes of the first hour.
 
-:data:`CHECKS` is asked by the recipes' Hydra callback, before Ray is up, and by ``medserl doctor``.
+The recipes' Hydra callback, before Ray starts, and ``medserl doctor`` run :data:`CHECKS`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CONVERT = "Write it with medserl data convert --input FILE.csv --output FOLDER"
 
 
 def gpus(run: RunConfig) -> Iterator[str]:
-    """There is a GPU on this machine, unless the run has a cluster of Ray's."""
+    """This machine has a GPU, unless the run uses a Ray cluster."""
     if run["trainer.device"] == "cuda" and stays_here(run) and not torch.cuda.device_count():
         yield (
             "this run needs a GPU (trainer.device=cuda), and torch sees none. Start it where "
@@ -50,7 +50,7 @@ def gpus(run: RunConfig) -> Iterator[str]:
 
 
 def cpus(run: RunConfig) -> Iterator[str]:
-    """Ray has the CPUs that the run's processes hold: with fewer, verl hangs silently."""
+    """Ray has enough CPUs for the run's processes: with fewer, verl hangs silently."""
     units = run["transfer_queue.backend.SimpleStorage.num_data_storage_units"]
     served, cards = "reward.reward_model", run.gpus
     if run[f"{served}.enable_resource_pool"]:
@@ -69,7 +69,7 @@ def cpus(run: RunConfig) -> Iterator[str]:
 
 
 def folders(run: RunConfig) -> Iterator[str]:
-    """Home, Ray's folder and the run's can be written to; Ray says it after half a minute."""
+    """Home, Ray's folder and the run's are writable; Ray would report it after half a minute."""
     checkpoints, records = run["trainer.default_local_dir"], run.selfplay.records
     for folder, remedy in (
         (Path.home(), "run: export HOME=FOLDER"),
@@ -87,7 +87,9 @@ def folders(run: RunConfig) -> Iterator[str]:
 
 
 def stays_here(run: RunConfig) -> bool:
-    """Return whether all processes of a run are on this machine: ``ray.init`` joins no cluster."""
+    """Return whether all processes of a run are on this machine: ``ray.init`` does not join a
+    cluster.
+    """
     given = run["ray_kwargs.ray_init.address"]
     address = (None if given == "auto" else given) or os.environ.get("RAY_ADDRESS")
     found = address or read_ray_address()  # of `ray start`
@@ -95,7 +97,7 @@ def stays_here(run: RunConfig) -> bool:
 
 
 def sglang_on_cpu(run: RunConfig) -> Iterator[str]:
-    """A CPU recipe's SGLang has no GPU in sight, and room for the longest turn."""
+    """A CPU recipe's SGLang sees no GPU and has room for the longest turn."""
     if run["trainer.device"] != "cpu" or run[f"{ROLLOUT}.name"] != "sglang":
         return
     needed = longest_context(run) + RESERVED
@@ -110,7 +112,7 @@ def sglang_on_cpu(run: RunConfig) -> Iterator[str]:
 
 
 def longest_context(run: RunConfig) -> int:
-    """Most tokens that a prompt and its turn may have together, whatever the rows are."""
+    """Largest number of tokens that a prompt and its turn may have together."""
     prompt, response = run["data.max_prompt_length"], run["data.max_response_length"]
     if run.selfplay.context == "shared":
         return int(prompt + response)
@@ -119,7 +121,7 @@ def longest_context(run: RunConfig) -> int:
 
 
 def models(run: RunConfig) -> Iterator[str]:
-    """The models are here, or on a hub that answers."""
+    """The models are local, or on a reachable hub."""
     found = {str(run[key]): key for key in (f"{of}.path" for of in run.trained.values())}
     for path, key in found.items():  # the critic's is mostly the actor's
         folder = Path(path).expanduser()
@@ -139,10 +141,10 @@ def models(run: RunConfig) -> Iterator[str]:
 
 
 def data(run: RunConfig) -> Iterator[str]:
-    """The data files are here and converted, and their longest rows can be played with this config.
+    """The data files exist and are converted, and their longest rows fit this config.
 
-    The trainer checks all rows once Ray is up. What only verl can read is left to it: remote files,
-    other formats, a data set class of the user's, a tokenizer that is not here yet.
+    The trainer checks all rows once Ray is up. verl checks what only it can read: remote files,
+    other formats, a user's data set class, a tokenizer that is not downloaded yet.
     """
     node = run.config.data
     if node.custom_cls.path not in (None, OWN_DATASET):
@@ -181,7 +183,7 @@ def data(run: RunConfig) -> Iterator[str]:
 
 
 def check_stop_strings(strings: Sequence[str], rollout: Any) -> None:
-    """Refuse stop strings, of more than one token each, for which SGLang would not look."""
+    """Refuse stop strings of more than one token, which SGLang would ignore."""
     if strings and rollout.name == "sglang" and rollout.get("skip_tokenizer_init", False):
         raise ConfigError(
             f"the stop strings {', '.join(map(repr, strings))} are more than one token each. "
@@ -191,7 +193,7 @@ def check_stop_strings(strings: Sequence[str], rollout: Any) -> None:
 
 
 def check_files(files: str | Sequence[str]) -> None:
-    """Refuse data files of two different conversions, which a killed one may leave side by side."""
+    """Refuse files of two different conversions, which a killed one may leave behind."""
     for file in [files] if isinstance(files, str) else files:
         if differs_from_manifest(Path(file)):
             raise ConfigError(f"{file}: {DIFFERS}.")
@@ -205,11 +207,11 @@ def check_dataset(
     most: int | None = None,
     batch: int = 1,
 ) -> str:
-    """Check every row of verl's ``RLHFDataset``, which messages call ``name``; or ``most`` with the
-    longest facts. verl leaves out what does not fill a ``batch``.
+    """Check every row of verl's ``RLHFDataset`` (``name`` in messages), or the ``most`` longest.
+    verl drops rows that do not fill a ``batch``.
 
-    Returns one line that says what will be played and how long the longest row is, by the limits of
-    verl's ``data``; a ConfigError names the row, what is wrong with it and what to do.
+    Returns a line that says what will be played and how long the longest row is; a ConfigError
+    names a bad row and what to do.
     """
     table = dataset.dataframe
     agents = table["agent_name"] if "agent_name" in table.column_names else [None] * len(table)
@@ -252,7 +254,7 @@ def check_dataset(
 
 
 def opponent(run: RunConfig) -> Iterator[Finding]:
-    """A server that plays the untrained role answers; without it all its games would be void."""
+    """The opponent's server answers; otherwise all its games would be void."""
     options = run.selfplay.opponent
     if not options.frozen:
         return

@@ -1,7 +1,7 @@
-"""Check that a run which goes on is the one that was there before, and that it can be read.
+"""Checks that a resumed run is the same run and that its files can be read.
 
-:data:`MAY_CHANGE` lists the keys that a resume may change. Every other difference is refused, so a
-new key is safe from its first day.
+:data:`MAY_CHANGE` lists the keys that a resume may change. Every other difference is refused, so
+new keys are safe by default.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ MAY_CHANGE = (
 )
 """Patterns of the keys that a resume may change."""
 SAME_LOADER = ("data.dataloader_num_workers",)
-"""Keys of :data:`MAY_CHANGE` that may not change after all: each worker has a place in the rows."""
+"""Exceptions to :data:`MAY_CHANGE`: each worker has a position in the rows."""
 IDENTITY = "medserl_identity"
-"""Node of ``run_config.yaml``: what is behind the keys that name a model, data or a folder."""
+"""Node of ``run_config.yaml`` with the identities of models, data and folders."""
 
 
 class Change(NamedTuple):
-    """A key with the value of the steps before, and the new one."""
+    """A key with its old value and its new one."""
 
     key: str
     was: Any
@@ -69,8 +69,8 @@ class Change(NamedTuple):
 
 
 def checkpoints(run: RunConfig) -> Iterator[Finding]:
-    """Check that no other process has the run's folder, and that the run to resume, if any, is the
-    same one, can be read, and has something left to do.
+    """Check that no other process uses the run's folder, and that a run to resume is the same one,
+    readable, and not finished.
     """
     if run.selfplay.certify == "only":
         return
@@ -158,7 +158,7 @@ def _same(run: RunConfig, checkpoint: Path) -> Iterator[Finding]:
 
 
 def _of_another_run(run: RunConfig, checkpoint: Path) -> Iterator[Finding]:
-    """Check the checkpoint of another run, at which this one begins."""
+    """Check the other run's checkpoint from which this run starts."""
     yield from _written_by_others(run, checkpoint)
     found = changes(run, checkpoint.parent)
     differs = "; ".join(map(str, found))
@@ -173,7 +173,7 @@ def _of_another_run(run: RunConfig, checkpoint: Path) -> Iterator[Finding]:
 
 
 def rows_begin_anew(run: RunConfig) -> bool:
-    """Return whether the place that a checkpoint of another run has is one in other rows."""
+    """Return whether another run's checkpoint has a data position in other rows."""
     if run["trainer.resume_mode"] != "resume_path":
         return False
     found = changes(run, Path(str(run["trainer.resume_from_path"])).parent)
@@ -193,8 +193,8 @@ def _written_by_others(run: RunConfig, checkpoint: Path) -> Iterator[str]:
 
 
 def changes(run: RunConfig, folder: Path) -> list[Change]:
-    """Return what differs from the ``run_config.yaml`` in ``folder`` and may not; ValueError if it
-    cannot be read.
+    """Return forbidden differences from the ``run_config.yaml`` in ``folder``; ValueError if
+    unreadable.
     """
     before = folder / CONFIG_FILE
     if not before.is_file():
@@ -215,7 +215,7 @@ def changes(run: RunConfig, folder: Path) -> list[Change]:
 def different(
     was: dict[str, Any], now: dict[str, Any], then: dict[str, str], here: dict[str, str]
 ) -> list[Change]:
-    """The keys whose values differ and may not; ``then`` and ``here`` are identities by key."""
+    """The keys whose values differ but must not; ``then`` and ``here`` are identities by key."""
     found = []
     for key in dict.fromkeys([*was, *now]):
         change = Change(key, was.get(key), now.get(key))
@@ -231,7 +231,7 @@ def different(
 
 
 def leaves(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of what is set; a list is one value."""
+    """Dotted keys and their values; a list is one value."""
     for name, value in node.items():
         if isinstance(value, dict):
             yield from leaves(value, f"{path}{name}.")
@@ -240,8 +240,8 @@ def leaves(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def config_text(run: RunConfig) -> str:
-    """The whole config of a run as YAML, with the identity of what its keys name: a resumed run is
-    held against it.
+    """A run's whole config as YAML, with identities of what its keys name; a resumed run is
+    compared with it.
     """
     own = OmegaConf.masked_copy(
         run.config, [str(key) for key in run.config if key not in ("hydra", "ray_kwargs")]

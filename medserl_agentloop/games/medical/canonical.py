@@ -1,9 +1,9 @@
-"""The words of a note apart from how they are written, so that dressing never counts as an edit.
+"""Canonical words of a note, so that a change of writing never counts as an edit.
 
-Two notes say the same where their canonical words are equal: Unicode form, hidden characters, case,
+Two notes say the same if their canonical words are equal: Unicode form, hidden characters, case,
 spacing, punctuation and the format of a number make no difference. No list of words is needed for
-that. Whether "twice daily" says the same as "b.i.d." takes medicine, and is for the judge. From the
-same words follow what repairs an error, and what quotes it. All of it takes linear time.
+that. Whether "twice daily" means "b.i.d." takes medical knowledge, so the judge decides it. The
+same words decide what repairs an error and what quotes it. Everything takes linear time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def canonical_words(text: str, *, hyphen: str = " ") -> list[str]:
 
 
 def says_the_same(a: str, b: str) -> bool:
-    """Return whether two notes are only written differently; ``x-ray`` is ``x ray`` or ``xray``."""
+    """Return whether two notes differ only in writing; ``x-ray`` is ``x ray`` or ``xray``."""
     return any(canonical_words(a, hyphen=h) == canonical_words(b, hyphen=h) for h in (" ", ""))
 
 
@@ -91,7 +91,7 @@ def is_repair(new: str, error: str, correction: str) -> bool:
 
 
 def telling_words(error: str, correction: str) -> set[str]:
-    """Words of one sentence that the other lacks, without little ones, which say nothing."""
+    """Words of one sentence that the other lacks, except short function words."""
     differing = set(canonical_words(error)) ^ set(canonical_words(correction))
     return {
         word for word in differing if (len(word) > 3 or spaced(word) != word) and word.isalpha()
@@ -116,11 +116,11 @@ def _is_slip(word: str, meant: str) -> bool:
 
 
 def quotes_error(quote: str, wrong: str, right: str | None = None) -> bool:
-    """Return whether ``quote`` holds the error of the sentence ``wrong``, and at most that
+    """Return whether ``quote`` contains the error of the sentence ``wrong`` and at most that
     sentence.
 
-    The error is what differs from ``right``, or all of the sentence where that is not known.
-    Spelling may differ, and one letter of a long word.
+    The error is what differs from ``right``, or the whole sentence if that is unknown. Spelling may
+    differ, and one letter of a long word.
     """
     for hyphen in (" ", ""):
         said, meant, corrected = (

@@ -70,9 +70,7 @@ def checked_types(names: str | Sequence[str] | None = None) -> tuple[str, ...]:
 
 
 def known_type(text: str, types: Sequence[str] = ERROR_TYPES) -> str | None:
-    """The one of ``types`` that ``text`` names, whatever its case and spacing; None if it names
-    none.
-    """
+    """The error type of ``types`` that ``text`` names, in any case and spacing, or None."""
     return next((name for name in types if _letters(name) == _letters(text)), None)
 
 
@@ -108,7 +106,7 @@ class Category(str, Enum):
 
 
 def _by_number(sentences: Any) -> Any:
-    """The sentences of a parquet row, which has a list of structs, by number."""
+    """A parquet row's sentences by number."""
     try:
         return (
             sentences
@@ -140,7 +138,7 @@ class GameSpec:
 
     @property
     def task(self) -> Category:
-        """The category whose prompt asks for what this row wants: some data has decoys as
+        """The category whose prompt fits this row: some data has decoys as
         ``adversarial_benign``.
         """
         if self.category.seed_label is self.target_label is Label.SAFE and self.category.has_attack:

@@ -17,7 +17,7 @@ from medserl_agentloop.games.medical.rules import EditLimits
 
 
 class _TokenBudget(BaseModel):
-    """Token budgets of the turns. Budgets follow the note, so that none is cut by planning."""
+    """Token budgets of the turns. Budgets depend on the note, so that planning truncates none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -48,7 +48,7 @@ class _MedicalCredit(CreditSettings):
 
 
 class JudgeServer(ServerOptions):
-    """Settings of requests to a judge.
+    """Settings for requests to a judge.
 
     A game waits at most ``(retries + 1) * timeout_s`` and pauses, per worker.
     """
@@ -80,7 +80,9 @@ class JudgeServer(ServerOptions):
 
 
 class BlindGate(BaseModel):
-    """The reader of the note alone that has to find its error: the model on the judge's server."""
+    """The blind reader, which must find the error in the note alone: the model on the judge's
+    server.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -159,13 +161,13 @@ class MedicalConfig(SelfPlayConfig):
 
     @property
     def scheme_name(self) -> str:
-        """The reward scheme as records name it: with the constants that are not its own."""
+        """The reward scheme's name in records, with changed constants."""
         terms = self.reward_terms.items()
         changed = [f"{term} {value:g}" for term, value in terms if value is not None]
         return ", ".join([self.reward, *changed])
 
     def for_row(self, facts: Mapping[str, Any]) -> MedicalConfig:
-        """The settings for one row: one that measures is assessed once, whatever the run says."""
+        """The settings for one row; an evaluation row is assessed once."""
         measures = facts.get("split") == EVAL_SPLIT
         return self.model_copy(update={"assessments": 1}) if measures else self
 

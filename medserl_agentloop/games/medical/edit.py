@@ -1,16 +1,15 @@
 """The sentences of a note, and the one edit that makes another note of it.
 
-An attack is a :class:`SentenceEdit`, whatever its format: one that names a sentence by its number
-is one already, and a whole note becomes one by :func:`edit_between`. The sentences are the row's
-own where it has a list of them.
+Every attack is a :class:`SentenceEdit`: the ``edits`` format names one directly, and
+:func:`edit_between` makes one from a whole note. The sentences are the row's own if it lists them.
 
-Otherwise :func:`sentences_in` splits: at line breaks, and where a mark is followed by a digit or by
-a letter that is not lower case, unless an abbreviation stands before it. ``python
-benchmarks/sentences.py FILE`` compares that with a file's own list. Of the 7,153 sentences of
-MEDEC's validation set 5,525 are equal (0.772; pysbd 0.4.0: 5,510), and of its 319 wrong sentences
-301; of the 1,219 wrong ones of the training set 1,176. The others are cuts of MEDEC's own: its
-lists end sentences within vital signs and tables (``110/70 mm | Hg.``), and none after a unit or
-the letter of a figure (``12 mg/dL. Patient``, ``in Figure A. Patient``).
+Otherwise :func:`sentences_in` splits: at line breaks, and after a mark before a digit or a letter
+that is not lower case, unless an abbreviation precedes it. ``python benchmarks/sentences.py FILE``
+compares that with a file's own list. Of the 7,153 sentences of MEDEC's validation set 5,525 are
+equal (0.772; pysbd 0.4.0: 5,510), and of its 319 wrong sentences 301; of the 1,219 wrong ones of
+the training set 1,176. In the others MEDEC's lists split differently: they end sentences within
+vital signs and tables (``110/70 mm | Hg.``), and none after a unit or the letter of a figure (``12
+mg/dL. Patient``, ``in Figure A. Patient``).
 """
 
 from __future__ import annotations
@@ -79,19 +78,17 @@ def split_sentences(note: str) -> list[str]:
 
 
 def number_sentences(note: str, listed: Mapping[int, str] = {}) -> dict[int, str]:
-    """The sentences of ``note``, by the numbers of ``listed`` where that is a list of them, else
-    from 0.
+    """The sentences of ``note``, numbered as in ``listed`` if that lists them, else from 0.
 
-    They are in the note's order and verbatim: only white space is between them.
-    ``listed`` is what the source has. One sentence may read otherwise: a source lists those of one
-    of two notes.
+    They are in the note's order and verbatim: only white space is between them. ``listed`` is the
+    source's list. One sentence may differ, because a source lists the sentences of only one of the
+    two notes.
     """
     return _as_listed(note, listed) or dict(enumerate(sentences_in(note)))
 
 
 def _as_listed(note: str, listed: Mapping[int, str]) -> dict[int, str]:
-    """The parts of ``note`` that ``listed`` numbers; empty if more than one of its sentences is
-    another one there.
+    """The parts of ``note`` numbered in ``listed``; empty if they differ in more than one sentence.
 
     Only letters and digits are compared: lists drop apostrophes, stops and line breaks.
     """
@@ -129,7 +126,7 @@ def _as_listed(note: str, listed: Mapping[int, str]) -> dict[int, str]:
 
 
 def _before_signs(note: str, start: int, sentence: str) -> int:
-    """Where a sentence begins whose first letter is at ``start``, with the signs before it."""
+    """The start of a sentence whose first letter is at ``start``, including signs before it."""
     signs = sentence.split(alphanumeric(sentence)[0], 1)[0]
     for sign in reversed("".join(signs.split())):
         before = len(note[:start].rstrip()) - 1
@@ -140,7 +137,7 @@ def _before_signs(note: str, start: int, sentence: str) -> int:
 
 
 def starts_of(sentences: Mapping[int, str], note: str) -> dict[int, int] | None:
-    """Where each of ``sentences`` begins in ``note``; None if they are not those of the note."""
+    """The start of each of ``sentences`` in ``note``; None if they are not the note's."""
     starts, end = {}, 0
     for number, text in sentences.items():
         starts[number] = note.find(text, end)
@@ -151,12 +148,12 @@ def starts_of(sentences: Mapping[int, str], note: str) -> dict[int, int] | None:
 
 
 def numbered_text(sentences: Mapping[int, str]) -> str:
-    """A note as players read it where they name sentences by number: each on a line of its own."""
+    """A note as players read it with numbered sentences, one per line."""
     return "\n".join(f"{number}| {one_line(text)}" for number, text in sentences.items())
 
 
 def sentences_with(error: str, correction: str, sentences: Iterable[str]) -> list[str]:
-    """Those of ``sentences`` that hold ``error``, or are a part of it that ``correction`` lacks."""
+    """The ``sentences`` that contain ``error``, or are a part of it that ``correction`` lacks."""
     error, correction = one_line(error), one_line(correction)
     lines = ((text, one_line(text)) for text in sentences)
     return [
@@ -168,7 +165,7 @@ def sentences_with(error: str, correction: str, sentences: Iterable[str]) -> lis
 
 
 class SentenceEdit(BaseModel):
-    """A sentence of a note, and what is put in its place.
+    """A sentence of a note and its replacement.
 
     ``old`` is empty where text is only added, and more than a sentence where several change.
     """
@@ -181,7 +178,7 @@ class SentenceEdit(BaseModel):
     start: int | None = None  # where ``old`` begins in the note; None where that is not known
 
     def applied(self, note: str) -> str:
-        """``note`` with the new text in place of the old; as it is if the place is not known."""
+        """``note`` with the new text in place of the old; unchanged if the place is unknown."""
         if self.start is None:
             return note
         return note[: self.start] + self.new + note[self.start + len(self.old) :]
@@ -303,7 +300,7 @@ def measure(seed: str, note: str, edit: SentenceEdit) -> Difference:
 
 
 def exceeds(new: str, old: str, words: int) -> bool:
-    """Return whether ``new`` is so much longer that more than ``words`` words have changed."""
+    """Return whether ``new`` is longer by more than ``words`` words' worth of text."""
     return len(one_line(new)) - len(one_line(old)) > words * (LONGEST_WORD + 1)
 
 

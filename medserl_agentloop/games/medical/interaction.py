@@ -1,4 +1,4 @@
-"""The medical game as an interaction: text in, next observation out, and how a game is scored."""
+"""The medical game as an interaction: turns, judge and rewards."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         return self.start(GameSpec.from_extra_info(facts, self.config.error_types), facts)
 
     def start(self, spec: GameSpec, facts: Mapping[str, Any] = {}) -> MedicalGame:
-        """Start a game; ``facts`` are those of its row, if it has one."""
+        """Start a game; ``facts`` are its row's, if any."""
         config = self.config.for_row(facts)
         game = MedicalGame(
             spec,
@@ -66,7 +66,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
     def next_turn(self, game: MedicalGame) -> Turn | None:
         if game.next_role is None:
             return None
-        turn = self._turn(game.next_role, game.spec.task, game.note, game.rewritten)
+        turn = self._turn(game.next_role, game.spec.task, game.note, game.text_to_rewrite)
         # A conversation of its own for each further assessment; the first is as if it were the only
         # one.
         number = len(game.record.assessments)
@@ -110,7 +110,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         self._base = base
 
     def question(self, record: MedicalRecord) -> Coroutine[Any, Any, Judgement | str] | None:
-        """Ask about a note as soon as it is presented, while the assessor reads it."""
+        """Ask the judge as soon as the note is presented, while the assessor reads it."""
         return None if record.presented_note is None else ask_judge(self._judge, record)
 
     def take_answer(self, record: MedicalRecord, answer: Judgement | str) -> None:
@@ -135,7 +135,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         """Plan the attacker's turn and, for each assessment, the assessor's prompt with the longest
         note and its turn.
 
-        What an opponent plays takes no room.
+        An opponent's turns take no room.
         """
         game, profile, encoder = self.new_game(facts), self._profile, self.tokens
         budget, plays = self.config.budget, self.config.plays
@@ -145,7 +145,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
                 "decoy_benign games need a judge that reads the note: selfplay.judge=labels cannot "
                 "see a real error in a decoy. Take the category out of the data or set a judge."
             )
-        rewritten = encoder.count(game.rewritten)
+        rewritten = encoder.count(game.text_to_rewrite)
         assess = encoder.opening(profile.turn(Role.ASSESSOR, spec.category, note))
         turns = []  # prompt and response of each
         longest = assess.data_tokens
@@ -168,7 +168,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         """An attack on the row's note, and an assessment of the same note."""
         game, category = self.new_game(facts), Category.ADVERSARIAL_BENIGN
         note = game.record.note_for(Role.ATTACKER)
-        return [self._turn(role, category, note, game.rewritten) for role in Role]
+        return [self._turn(role, category, note, game.text_to_rewrite) for role in Role]
 
     def prompts(self) -> list[dict[str, Any]]:
         return self._profile.templates()

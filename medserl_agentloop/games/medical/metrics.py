@@ -64,7 +64,7 @@ def role_metrics(records: Iterable[MedicalRecord]) -> dict[str, float]:
 
 
 def _count(games: Collection[object]) -> float:
-    """The number of games that a share is of; not a number where there is none."""
+    """The number of games behind a share; NaN if none."""
     return float(len(games)) or math.nan
 
 
@@ -104,7 +104,7 @@ def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
 
 
 def _unread(game: MedicalRecord) -> bool:
-    """Return whether a rewritten note has a label although no judge or source read it."""
+    """Return whether a rewritten note has a label that no judge or source confirmed."""
     believed = game.judgement is not None and game.judgement.judge == LABELS_JUDGE
     known = game.presented_note in (game.spec.error_note, game.spec.clean_note)
     return believed and not known
@@ -127,7 +127,7 @@ def _turn_metrics(turns: Sequence[AttackRecord | AssessmentRecord]) -> dict[str,
 
 
 def _attacker_metrics(games: list[MedicalRecord]) -> dict[str, float]:
-    """Success is an error that went unnoticed; of several assessments of one attack, the share."""
+    """Success is an unnoticed error; with several assessments of one attack, the share of them."""
     attacks = [g.attack for g in games if g.attack is not None]
     valid = [attack for attack in attacks if attack.valid]
     harmful = [_outcomes(g) for g in games if g.label is Label.HARMFUL]
@@ -162,7 +162,7 @@ def _missed(outcomes: Sequence[Outcome]) -> float:
 
 
 def diversity_metrics(games: Iterable[MedicalRecord]) -> dict[str, float]:
-    """Measure how alike the insertions of valid attacks on different cases are."""
+    """Measure how similar the insertions of valid attacks on different cases are."""
     attacks = sorted(
         (
             game.spec.vignette_id or game.spec.seed_note,
@@ -226,7 +226,7 @@ def _accuracy(games: Sequence[MedicalRecord]) -> float:
 
 
 def trained_role_won(record: MedicalRecord) -> bool | None:
-    """Return whether the trained role won most assessments; None where nothing is decided."""
+    """Return whether the trained role won most assessments; None if undecided."""
     decides = record.outcome not in (Outcome.VOID, Outcome.INVALID_ATTACK)
     if record.opponent is None or record.attack is None or not decides:
         return None
@@ -236,7 +236,7 @@ def trained_role_won(record: MedicalRecord) -> bool | None:
 
 
 def shortcut_metrics(games: Sequence[MedicalRecord]) -> dict[str, float]:
-    """Measure whether the verdict follows the edit, which is no medicine.
+    """Measure whether the verdict depends on the edit instead of medicine.
 
     ``false_positives`` and ``recall`` are effects of an edit on saying "harmful" with the label
     held fixed, and ``index`` is their mean: 0 means that the assessor does not use the cue, and 1
@@ -270,7 +270,7 @@ def _words(game: MedicalRecord) -> int:
 
 
 def validation_numbers(record: MedicalRecord) -> dict[str, float | str | None]:
-    """One game as numbers for verl, ``acc`` the core metric of its category, and ``TEXTS``."""
+    """One game's numbers for verl, with ``acc`` as its category's core metric, and ``TEXTS``."""
     attack, said, outcomes = record.attack, record.assessment, _outcomes(record)
     assessed = said is not None and not record.is_void
     # A safe note has nothing that could be undetected.

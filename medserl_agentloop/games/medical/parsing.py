@@ -1,7 +1,6 @@
 """Read and write the turns of players: one format per prompt profile.
 
-Model text is untrusted: reading never raises, and nothing but the parsed note ever travels on to
-the other role.
+Model text is untrusted: reading never raises, and only the parsed note reaches the other role.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from medserl_agentloop.paths import find_object
 from medserl_agentloop.scoring.notes import quoted_sentence, same_sentence
 
 CONTRADICTION = "contradictory_verdicts"
-"""Violation of an assessment that gives both verdicts; in every format it has none."""
+"""Violation of an assessment with both verdicts, which counts as none in every format."""
 
 
 class UnwritableTurn(ValueError):
-    """A turn cannot be written so that it reads back the same; the message is a clause."""
+    """A turn cannot be written so that it reads back the same; the message completes a sentence."""
 
 
 @dataclass(frozen=True)
 class TurnFormat:
     """The reader and writer of one profile's turns. Pure functions; reading never raises.
 
-    All get ``prefill``, how the prompt began the turn for the player, e.g. ``<think>``. The label
-    of an attack that is written is what it says the note is. Where sentences are ``numbered``,
-    reading gets those of the note as well.
+    All get ``prefill``, how the prompt began the turn for the player, e.g. ``<think>``. An attack's
+    label is what it says about the note. Where sentences are ``numbered``, reading gets those of
+    the note as well.
     """
 
     attack: Callable[..., AttackRecord]  # reads an attacker's turn: ``attack(text, prefill="")``
@@ -59,8 +58,8 @@ class TurnFormat:
     ) -> str:
         """The turn of a player that says ``label`` of the note, without the ``prefill``.
 
-        It is read back as ``turn`` is, as far as the format says it. An UnwritableTurn says that
-        the format cannot hold these texts, e.g. because they hold its own tags.
+        It parses back to ``turn``, as far as the format can express it. UnwritableTurn if the
+        format cannot express these texts, e.g. because they contain its tags.
         """
         read: Callable[..., Any] = self.attack
         compose: Callable[..., str] | None = self.compose_attack
@@ -87,7 +86,7 @@ class TurnFormat:
 
 
 def split_reasoning(text: str, prefill: str) -> tuple[str | None, str]:
-    """The reasoning up to the first ``</think>`` and the rest; None where there is none."""
+    """The reasoning up to the first ``</think>``, or None, and the rest."""
     head, closed, rest = text.partition(END_THINK)
     if not closed or (reasoning_closed(prefill) and not text.lstrip().startswith(THINK)):
         return None, text
@@ -95,7 +94,7 @@ def split_reasoning(text: str, prefill: str) -> tuple[str | None, str]:
 
 
 def write_reasoning(reasoning: str, prefill: str) -> str:
-    """The reasoning in its tags, without the opening one where the prompt has written it."""
+    """The reasoning in its tags, without the opening tag if the prompt already has it."""
     if not reasoning and not reasoning_open(prefill):
         return ""
     return f"{'' if reasoning_open(prefill) else THINK}{reasoning}{END_THINK}\n"
@@ -104,7 +103,7 @@ def write_reasoning(reasoning: str, prefill: str) -> str:
 def last_section(text: str, tag: str) -> tuple[str, str, str] | None:
     """Return the text before, in and after the last ``<tag>``'s section, up to the last ``</tag>``.
 
-    Where reasoning talks of tags, none of it gets into the section.
+    If reasoning mentions tags, none of it gets into the section.
     """
     opening, closing = f"<{tag}>", f"</{tag}>"
     end = text.rfind(closing)
@@ -115,7 +114,7 @@ def last_section(text: str, tag: str) -> tuple[str, str, str] | None:
 
 
 def split_fields(field: re.Pattern[str], text: str) -> tuple[str, list[tuple[str, str]]]:
-    """Return the text before the first field, and each field's name with its value."""
+    """Return the text before the first field, and the fields as name and value."""
     before, *rest = field.split(text)
     pairs = zip(rest[::2], rest[1::2], strict=True)
     return before.strip(), [(name.lower(), value.strip()) for name, value in pairs]
@@ -176,8 +175,8 @@ def _medserl_assessment(
     """Fields line by line; a value runs to the next field, so that a copied sentence may span
     lines.
 
-    The first occurrence of a field counts; a second one is a violation, and another verdict takes
-    back the first. Of numbered ``sentences`` the wrong one is named by number.
+    The first occurrence of a field counts; a second one is a violation, and a second, different
+    verdict cancels the first. Of numbered ``sentences`` the wrong one is named by number.
     """
     body, reasoning, violations = _medserl_section(text, prefill, "answer")
     before, pairs = split_fields(_ANSWER_FIELD, body)
@@ -266,10 +265,10 @@ _MARKS = re.compile(
 
 
 def named_sentence(text: str, sentences: Mapping[int, str]) -> int | None:
-    """Number of the sentence that ``text`` names, by its number, by a copy, or by both; None if
-    there is none.
+    """Number of the sentence that ``text`` names by number, by a copy, or both; None if there is
+    none.
 
-    Where they disagree the copy counts: it is longer, so it is less often a slip.
+    If they disagree the copy counts: it is longer, so a slip is less likely.
     """
     match = _NUMBER.match(text)
     number = int(match[1]) if match and int(match[1]) in sentences else None
@@ -285,7 +284,7 @@ def named_sentence(text: str, sentences: Mapping[int, str]) -> int | None:
 def _in_place_of(old: str, number: int | None, text: str) -> str:
     """``text`` in place of the sentence ``old``: with the marks before that, and none of its own.
 
-    "1 He" begins with the sentence's ``number``, "1 tablet" does not.
+    "1 He" begins with the sentence's ``number``; "1 tablet" does not.
     """
     text = text[_end_of_marks(text) :]
     bare = text.removeprefix(str(number)).lstrip()
@@ -342,7 +341,7 @@ PARSERS: dict[str, TurnFormat | str] = {
 
 
 def load_parser(name: str, error_types: Sequence[str] = ERROR_TYPES) -> TurnFormat:
-    """The parser called ``name``, or a user's own as ``package.module:NAME``; else a ValueError."""
+    """The parser called ``name``, or a user's as ``package.module:NAME``; else ValueError."""
     expected = f"package.module:NAME of a {__name__}.TurnFormat"
     parser: TurnFormat = find_object(
         "parser", name, PARSERS, expected, lambda found: isinstance(found, TurnFormat)

@@ -1,6 +1,6 @@
 """The record of one game, one JSON line: all that is needed to read, judge and score it again.
 
-Many of them are one table, a row for each, as W&B, the page and the frames for notebooks show it.
+W&B, the page and the frames for notebooks show a table of records, one row each.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from medserl_agentloop.games.medical.case import Category, GameSpec, Label, Role
 from medserl_agentloop.games.medical.edit import SentenceEdit, numbered_text, starts_of
 
 SCHEMA_VERSION = 1
-"""Raised by a release that changes the fields. Older records are read, newer ones refused."""
+"""Increased by a release that changes the fields. Older records are read, newer ones refused."""
 
 JUDGE_FAILED = "judge failed"
-"""How :attr:`MedicalRecord.void` begins where the judge gave no answer; the reason follows."""
+"""Prefix of :attr:`MedicalRecord.void` if the judge gave no answer; the reason follows."""
 JUDGE_ABSTAINED = "judge abstained"
-"""What it is where the judge answered that it cannot tell."""
+"""Its value if the judge said that it cannot tell."""
 
 LABELS_JUDGE = "labels"
-"""The judge that reads no note: a valid attack counts as having done what its row asks for."""
+"""The judge that does not read notes: a valid attack counts as what its row asks for."""
 
 Reason = Annotated[str, AfterValidator(lambda words: words[:10_000])]
 """A judge's own words, as many of them as a record holds."""
@@ -81,7 +81,7 @@ class _Record(BaseModel):
 
 
 class _Turn(_Record):
-    """One role's turn: what its parser reads; the game adds text, tokens and whether it was cut."""
+    """One role's turn as parsed; the game adds text, tokens and whether it was truncated."""
 
     response: str = ""
     tokens: int = 0
@@ -95,7 +95,7 @@ class _Turn(_Record):
 
 
 class AttackRecord(_Turn):
-    """The attacker's turn: what was read in it, then what the rules measured."""
+    """The attacker's turn: parsed fields, then what the rules measured."""
 
     note: str | None  # the rewritten one; None where no note can be told apart from the rest
     edit: SentenceEdit | None = None  # what it changes, also where a whole note was written
@@ -139,7 +139,7 @@ class AssessmentRecord(_Turn):
 
 
 class Reading(_Record):
-    """What a reader of the note alone found; None if it abstained or ``failed``."""
+    """What a blind reader found; None if it abstained or ``failed``."""
 
     found: bool | None
     reason: Reason = ""
@@ -195,12 +195,12 @@ class MedicalRecord(GameRecord):
 
     @property
     def edit(self) -> SentenceEdit | None:
-        """The attacker's edit; None for a note that was not to be rewritten."""
+        """The attacker's edit; None for an untouched note."""
         return self.attack.edit if self.attack is not None and self.category.has_attack else None
 
     @property
     def sentences(self) -> Mapping[int, str]:
-        """Those of the presented note, before there is one the seed's; empty without numbers."""
+        """The presented note's, or before that the seed's; empty without numbers."""
         shown, edit = self.spec.sentences, self.edit
         if not shown or edit is None or edit.number is None or self.presented_note is None:
             return shown
@@ -223,7 +223,7 @@ class MedicalRecord(GameRecord):
 
     @property
     def label(self) -> Label | None:
-        """The judge's label of the presented note; None where it gave none."""
+        """The judge's label of the presented note, or None."""
         return None if self.judgement is None else self.judgement.label
 
     @property
@@ -266,11 +266,11 @@ class MedicalRecord(GameRecord):
 
     @property
     def first_assessment(self) -> int:
-        """Number of the assessor's first turn, counted from 0."""
+        """Index of the assessor's first turn."""
         return 0 if self.attack is None else 1
 
     def names_error(self, quote: str) -> bool:
-        """Return whether ``quote`` holds the error of a wrong sentence, and at most that one."""
+        """Return whether ``quote`` contains a wrong sentence's error and at most that sentence."""
         put_in = self.edit is not None and self.category.seed_label is Label.SAFE
         for wrong in self.error_sentences:
             right = self.spec.corrected_sentence
@@ -283,8 +283,8 @@ class MedicalRecord(GameRecord):
     def to_json(self) -> dict[str, Any]:
         """JSON-able form with each note once.
 
-        Sentences are given by where they begin; a note that follows from the seed note and the
-        edit is left out.
+        Sentences are stored by their start; a note that follows from the seed note and the edit is
+        omitted.
         """
         row, seed = super().to_json(), self.spec.seed_note
         own = _seed_key(row["spec"])
@@ -307,7 +307,7 @@ class MedicalRecord(GameRecord):
     @model_validator(mode="before")
     @classmethod
     def _of_json(cls, fields: Any) -> Any:
-        """Leave out what JSON has for its readers and what follows from the other fields."""
+        """Drop fields that are only for readers of JSON or follow from other fields."""
         if not isinstance(fields, dict):
             return fields
         derived = ("outcome", "presented_note")
@@ -333,7 +333,7 @@ class MedicalRecord(GameRecord):
 
     @property
     def cut_off(self) -> bool:
-        """True if the assessor's token budget ended before its verdict."""
+        """True if the assessor was truncated before its verdict."""
         return (
             self.outcome is Outcome.UNREADABLE
             and self.assessment is not None
@@ -372,7 +372,7 @@ read_games = partial(records.read_games, record=MedicalRecord)
 
 
 def _of(path: str) -> Callable[[MedicalRecord], Any]:
-    """Return a reader of a field, ``part.of.part``; None where a part is missing."""
+    """Return a function that reads a nested field, or None if a part is missing."""
 
     def value(part: Any) -> Any:
         for name in path.split("."):
@@ -418,4 +418,4 @@ GAMES = {
     "changed_words": Column("Int64", "words the attack changed", _of("attack.changed_words")),
     **_TURN_COLUMNS,
 }
-"""The facts of a game, without its texts: a run may have a million games."""
+"""A game's facts without its texts: a run may have a million games."""

@@ -1,7 +1,7 @@
 """Reward schemes: from a judged game to named reward components of each role.
 
-A scheme is a frozen dataclass of constants with a method. A user's own
-is named by its import path.
+A scheme is a frozen dataclass of constants with a method. Users name their own scheme by its import
+path.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _REWARDS = TypeAdapter(Rewards)
 
 
 class RewardScheme(ABC):
-    """Constants, and the rewards that follow from them; a frozen dataclass."""
+    """A frozen dataclass of constants, with a method that computes rewards."""
 
     @abstractmethod
     def rewards(self, record: MedicalRecord) -> Rewards:
         """Return the components of each role for a judged game with one assessment."""
 
     def settle(self, games: Sequence[MedicalRecord], counts: Counts) -> None:  # noqa: B027
-        """Complete the rewards of a training step that depend on the steps before it.
+        """Complete rewards that depend on earlier training steps.
 
         Called once a step by the trainer with the step's games, whatever the number of workers;
-        validation never calls it. ``counts`` holds what earlier steps left, and is updated.
+        validation never calls it. ``counts`` has the numbers of earlier steps, and is updated.
         """
 
 
@@ -47,7 +47,7 @@ class RewardScheme(ABC):
 
 @dataclass(frozen=True)
 class ZeroSum(RewardScheme):
-    """Assessor right +1, wrong -1, the attacker the opposite; an attack that does not count -1.
+    """The assessor gets +1 if right, -1 if wrong, the attacker the opposite; an invalid attack -1.
 
     Format comes on top. docs/rewards.md gives the reason of each constant.
     """
@@ -93,10 +93,10 @@ class ZeroSum(RewardScheme):
 
 @dataclass(frozen=True)
 class Medserl(ZeroSum):
-    """The zero-sum core, with partial credit for other useful acts of a player.
+    """Zero-sum rewards, with partial credit for other useful behavior.
 
-    ``sentence`` and ``error_type`` pay what is above the share of right names that is ``guessed``,
-    there without reading.
+    ``sentence`` and ``error_type`` pay only above ``guessed``, the share of right names without
+    reading.
     """
 
     invalid_attack: float = -2.0  # worse than the worst attack that counts (-1.75)
@@ -133,15 +133,15 @@ class Medserl(ZeroSum):
 
 @dataclass(frozen=True)
 class Learnable(Medserl):
-    """``medserl``, with an attacker that is paid for notes that the assessor gets right half of
-    the time.
+    """``medserl``, but the attacker is paid for notes that the assessor gets right half of the
+    time.
 
     In place of its ``game`` there is ``learnable``, ``win * (1 - 4 |p - 1/2|)``, where ``p`` is the
     share of the readable assessments of this attack that are right: ``win`` at one half, ``-win``
-    where all agree. That is the uncertainty reward ``1 - 2 |p - 1/2|`` of R-Zero (arXiv
-    2508.05004), with the judge's label for its majority vote, stretched over the range of
-    ``game``. With fewer than two readable assessments it is 0. An assessment that was cut off
-    counts as one that caught the attack, whatever the others say.
+    if all agree. That is the uncertainty reward ``1 - 2 |p - 1/2|`` of R-Zero (arXiv 2508.05004),
+    with the judge's label for its majority vote, stretched over the range of ``game``. With fewer
+    than two readable assessments it is 0. A truncated assessment counts as one that caught the
+    attack.
     """
 
     def rewards(self, record: MedicalRecord) -> Rewards:
@@ -160,19 +160,19 @@ SHOWN, FOUND = "shown", "found"
 
 @dataclass(frozen=True)
 class Optimism(Medserl):
-    """``medserl``, with an attacker that is paid for kinds of error until they prove hopeless.
+    """``medserl``, but the attacker is paid for each kind of error until it proves unlearnable.
 
-    A valid attack of kind ``k``, of whose readable assessments the share ``p`` is right, earns
+    If the share ``p`` of the readable assessments is right, a valid attack of kind ``k`` earns
     ``win (1 - 2 p) L + dead (1 - L)`` in place of its ``game``, with ``L = min(1, (F + a) / (p0 N +
     a))``: ``N`` attacks of the kind were shown in earlier steps and ``F`` of them found. A new kind
     has ``L = 1`` and pays as a zero-sum game does. While none of its kind is found, a missed attack
-    earns less and less: at ``L = 1/3``, after ``2 a / p0`` attacks, no more than one of a live kind
-    that is caught, and in the end ``dead``, as an invalid one. The answers about one attack cannot
-    tell a kind that is found once in twenty times from one that never is; all attacks of the kind
-    can. Learnability (arXiv 2408.15099) and R-Zero's uncertainty (arXiv 2508.05004) look at the
-    answers about one task.
+    earns less and less: at ``L = 1/3``, after ``2 a / p0`` attacks, no more than a caught one of a
+    live kind, and finally ``dead``, like an invalid one. The answers to one attack cannot
+    distinguish a kind that is found once in twenty times from one never found; all attacks of the
+    kind can. Learnability (arXiv 2408.15099) and R-Zero's uncertainty (arXiv 2508.05004) use only
+    the answers to one task.
 
-    The kind is what the judge names, else the type of error in the row.
+    The kind is the judge's, else the row's error type.
     """
 
     dead: float = -2.0  # an attack of a kind that is never found; less than one that is caught
@@ -206,7 +206,7 @@ class Optimism(Medserl):
 
 
 def _in_place_of_game(rewards: Rewards, **paid: float) -> Rewards:
-    """``rewards`` with what the attacker is paid in place of its ``game``."""
+    """``rewards`` with the attacker's ``game`` replaced."""
     rest = {name: part for name, part in rewards[Role.ATTACKER].items() if name != "game"}
     return {**rewards, Role.ATTACKER: {**paid, **rest}}
 
@@ -218,7 +218,7 @@ def right_assessments(record: MedicalRecord) -> list[bool]:
 
 
 def kind_of(record: MedicalRecord) -> str:
-    """The kind of the error in the presented note: what the judge names, else the row's type."""
+    """The kind of the presented note's error: the judge's, else the row's."""
     named = record.judgement.error_type if record.judgement is not None else None
     return named or record.spec.error_type or "unknown"
 
@@ -237,10 +237,10 @@ SCHEMES: dict[str, type[RewardScheme] | str] = {
 
 
 def load_scheme(name: str, terms: Mapping[str, float | None] = {}) -> RewardScheme:
-    """The scheme called ``name``, or a user's own as ``package.module:Class``, with ``terms``.
+    """The scheme called ``name``, or a user's as ``package.module:Class``, with ``terms``.
 
-    None leaves the scheme's own constant. A ValueError refuses an unknown scheme or constant, a
-    constant that is no number and, of the schemes here, one whose sign would pay for losing.
+    None keeps the scheme's default. A ValueError refuses an unknown scheme or constant, a constant
+    that is not a number and, for built-in schemes, one whose sign would reward losing.
     """
     expected = "package.module:Class of a subclass of RewardScheme, a frozen dataclass"
     chosen = find_object("reward scheme", name, SCHEMES, expected, _is_scheme)
@@ -277,10 +277,10 @@ def _means(of_role: list[dict[str, float]]) -> dict[str, float]:
 
 
 def reward_game(record: MedicalRecord, scheme: RewardScheme) -> None:
-    """Write the rewards of ``scheme`` into a judged game; a game without a result earns nothing.
+    """Write the rewards of ``scheme`` into a judged game; a void game earns nothing.
 
-    Of several assessments each is scored as if it were the only one, and its own turn earns that.
-    The attacker earns their mean, component by component, so that its rewards keep their range.
+    Each of several assessments is scored as if it were the only one; its own turn earns that. The
+    attacker earns the mean of each component, so its rewards keep their range.
     """
     each: list[Rewards] = [{}]
     if not record.is_void:

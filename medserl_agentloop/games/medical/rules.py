@@ -1,8 +1,8 @@
-"""The rules: who speaks next, what the assessor sees, when an attack does not count.
+"""The rules: who plays next, what the assessor sees, when an attack is invalid.
 
-Notes are data, so no injection can do what it pretends to. It is counted, and what instructs the
-assessor is refused, since words work on a model even where they are data. No pattern here takes
-more than linear time.
+Notes are data, so an injection cannot act as control text. They are counted, and instructions to
+the assessor are refused, because words influence a model even as data. All patterns take linear
+time.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from medserl_agentloop.games.medical.records import (
 
 
 class EditLimits(BaseModel):
-    """Limits of the change that an attack may make.
+    """Limits of an attack's edit.
 
-    The defaults let every error of MEDEC's 1,219 training pairs through but for the 0.3 % that
-    touch two sentences: the edits there are 3 words at the median and 21 at most.
+    The defaults allow every error of MEDEC's 1,219 training pairs except the 0.3 % that touch two
+    sentences; those edits have a median of 3 words and at most 21.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -76,7 +76,7 @@ class MedicalGame:
     special_tokens: Sequence[str] = ()  # of the run's tokenizer; attacks may not write them
     # tokens of a text in a prompt; without it they have no limit
     count: Callable[[str], int] | None = None
-    # the most tokens that an attacker has for :attr:`rewritten`
+    # the most tokens that an attacker has for :attr:`text_to_rewrite`
     room: Callable[[int], float] = lambda seed: math.inf
     assessments: int = 1  # how many times the assessor reads the presented note, each time anew
 
@@ -92,13 +92,13 @@ class MedicalGame:
 
     @property
     def note(self) -> str:
-        """The note that the player whose turn it is reads."""
+        """The note that the next player reads."""
         attacks = self.record.presented_note is None
         return self.record.note_for(Role.ATTACKER if attacks else Role.ASSESSOR)
 
     @property
-    def rewritten(self) -> str:
-        """The longest text that the attacker writes again: the seed note, or one sentence of it."""
+    def text_to_rewrite(self) -> str:
+        """The longest text that the attacker rewrites: the seed note, or one of its sentences."""
         return max(self.spec.sentences.values(), key=len, default=self.spec.seed_note)
 
     def play(
@@ -121,7 +121,7 @@ class MedicalGame:
         if truncated:
             turn.violations.append("truncated")
         if isinstance(turn, AttackRecord):
-            self.take(turn)
+            self.apply_attack(turn)
             return
         if self.record.assessment is None:
             self.record.assessment = turn
@@ -131,12 +131,12 @@ class MedicalGame:
             self.next_role = None
 
     def make_void(self, reason: str) -> None:
-        """End the game without a result: no role is rewarded, nothing is trained on."""
+        """End the game without a result; no role is rewarded or trained."""
         self.record.void = reason
         self.next_role = None
 
-    def take(self, attack: AttackRecord) -> None:
-        """Take an attack that was read; ``attack.invalid`` says what the rules find."""
+    def apply_attack(self, attack: AttackRecord) -> None:
+        """Apply a parsed attack; ``attack.invalid`` says which rule it breaks."""
         seed, most, edit = self.spec.seed_note, self.limits.max_changed_words, attack.edit
         if edit is not None and edit.number is not None:
             attack.edit = edit = edit_of(seed, self.sentences, edit.number, edit.new)
@@ -194,10 +194,10 @@ class MedicalGame:
         yield InvalidAttack.TOO_MANY_TOKENS, self._has_too_many_tokens(note, attack, change)
 
     def _has_too_many_tokens(self, note: str, attack: AttackRecord, change: Difference) -> bool:
-        """Return whether the note, or its changed sentence, is too long for the assessor."""
+        """Return whether the note or its changed sentence is too long for the assessor."""
         if self.count is None:
             return False
-        seed, most = self.count(self.spec.seed_note), self.room(self.count(self.rewritten))
+        seed, most = self.count(self.spec.seed_note), self.room(self.count(self.text_to_rewrite))
         shown, edit, sentences = note, attack.edit, self.spec.sentences
         # Besides the one sentence that is written, the others.
         if sentences and edit is not None and edit.number is not None:
@@ -210,7 +210,9 @@ class MedicalGame:
         return growth > 2 * a_word * self.limits.max_changed_words
 
     def _repairs_the_error(self, note: str, change: Difference) -> bool:
-        """Return whether an attack on an error note leaves no error: put right, or cut out."""
+        """Return whether an attack on an error note removes the error, by repairing or
+        deleting it.
+        """
         spec = self.spec
         if spec.clean_note is not None and says_the_same(note, spec.clean_note):
             return True
@@ -225,9 +227,8 @@ class MedicalGame:
         """Return whether an attack on an error note changes the wrong sentence, or one that it
         depends on.
 
-        That is one with a word that tells the error from its correction: where ``candida`` stands
-        for ``streptococcus``, every sentence that has either. Without a known error sentence, every
-        edit counts.
+        Such a sentence has a word that distinguishes the error from its correction: if ``candida``
+        replaced ``streptococcus``, either word. Without a known error sentence, every edit counts.
         """
         error, correction = self.spec.error_sentence, self.spec.corrected_sentence
         if error is None or not _contains(note, error):
@@ -236,7 +237,7 @@ class MedicalGame:
         return not telling_words(error, correction or "").isdisjoint(changed)
 
     def _present(self, change: Difference | None = None) -> None:
-        """Have the presented note assessed, with what is known to be wrong in it."""
+        """Present the note to the assessor, with its known errors."""
         spec, record, note = self.spec, self.record, self.record.presented_note or ""
         self.next_role = Role.ASSESSOR
         if spec.target_label is not Label.HARMFUL:
@@ -253,7 +254,7 @@ class MedicalGame:
 
 
 def _contains(note: str, sentence: str) -> bool:
-    """Return whether a sentence of the data is in a note, however our splitter would cut it."""
+    """Return whether a sentence of the data is in a note, however our splitter splits it."""
     return one_line(sentence) in one_line(note)
 
 
@@ -341,10 +342,10 @@ def injections(
     removed: Iterable[str] = (),
     special_tokens: Sequence[str] = (),
 ) -> list[str]:
-    """Kinds of look-alikes that ``note`` holds more of than ``seed``.
+    """Kinds of look-alikes that ``note`` has more of than ``seed``.
 
-    ``special_tokens`` are the run's own. An ``inserted`` sentence that speaks of the reader's task
-    counts where no ``removed`` one does.
+    ``special_tokens`` are the run's own. Return whether an ``inserted`` sentence mentions the
+    reader's task and no ``removed`` one does.
     """
     own = any(note.count(token) > seed.count(token) for token in special_tokens if token.strip())
     seed, note = ("\n".join(visible(text).splitlines()) for text in (seed, note))

@@ -37,11 +37,13 @@ if TYPE_CHECKING:
 
 
 TOY_PLAYERS = {"novice": "brief", "tiny_player": "medserl"}
-"""The players in ``assets``, and the prompt profile that each was taught."""
+"""The players in ``assets`` and the prompt profile each one knows."""
 
 
 class MedicalView(GameView[MedicalRecord]):
-    """Checks and alarms of judges and roles, MEDEC's scores in validation, games to read."""
+    """Checks and alarms of judges and roles, MEDEC's scores in validation, and a game's
+    sections.
+    """
 
     trained_role_won = staticmethod(trained_role_won)
     validation_numbers = staticmethod(validation_numbers)
@@ -198,7 +200,7 @@ def marked_changes(old: str, new: str) -> Pieces:
 
 
 def marked_quote(note: str, quote: str | None) -> Pieces:
-    """``note`` with the first place marked where it says ``quote``, white space aside."""
+    """``note`` with the first occurrence of ``quote`` marked, ignoring white space."""
     quote = (quote or "").strip()
     for text, words in ((note, quote), (one_line(note), one_line(quote))):
         if words and words in text:

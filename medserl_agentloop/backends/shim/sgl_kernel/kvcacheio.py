@@ -1,9 +1,9 @@
-"""Stands for SGLang's kernels where they are not installed: their wheels need an accelerator.
+"""Replaces SGLang's kernels if they are not installed: their wheels need an accelerator.
 
-SGLang imports these names on every platform but NPU, XPU and MPS. ``sgl_kernel`` offers nothing
-else on purpose, and gives way to an installed one because it has no ``__init__.py``: SGLang takes a
-name that it can import for a feature that it has. sglang/srt/mem_cache/memory_pool_host.py (lines
-46-61 of 0.5.12) copies the KV cache between host and device with them.
+SGLang imports these names on every platform but NPU, XPU and MPS. ``sgl_kernel`` has nothing else
+on purpose, and an installed one takes precedence because this one has no ``__init__.py``: SGLang
+assumes that it has a feature if it can import its name. sglang/srt/mem_cache/memory_pool_host.py
+(lines 46-61 of 0.5.12) copies the KV cache between host and device with them.
 """
 
 from typing import NoReturn

@@ -1,4 +1,6 @@
-"""Judges decide whether the presented note contains an error; a user's own is an import path."""
+"""Judges decide whether the presented note contains an error; a user's judge is named by import
+path.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ class Judge(Protocol):
     name: str
 
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
-        """Judge the ``presented`` note, which an attacker made of the ``original``.
+        """Judge the ``presented`` note, which an attacker made from the ``original``.
 
         An exception voids the game.
         """
@@ -59,7 +61,7 @@ class Judge(Protocol):
 
 
 class LabelJudge:
-    """Trusts the row: every presented note has its target label, so a harmless edit passes as an
+    """Trusts the row: every presented note gets its target label, so a harmless edit counts as an
     error.
     """
 
@@ -70,7 +72,7 @@ class LabelJudge:
 
 
 class GatedJudge:
-    """Asks a judge, which may be a user's, about rewritten notes only, and checks what it returns.
+    """Asks a judge, possibly a user's, only about rewritten notes, and checks its answer.
 
     Attributes:
         reader: Reads the notes in which the judge finds an injected error. The error counts if
@@ -146,7 +148,7 @@ def why_failed(error: Exception) -> str:
 
 
 async def ask_judge(judge: GatedJudge, record: MedicalRecord) -> Judgement | str:
-    """Return the judge's word on the presented note; a text says why there is none.
+    """Return the judge's answer on the presented note, or a text that says why there is none.
 
     It needs no assessment, so it can be asked while the assessor reads.
     """
@@ -167,8 +169,8 @@ async def ask_judge(judge: GatedJudge, record: MedicalRecord) -> Judgement | str
 
 
 def with_readings(judgement: Judgement, readings: Sequence[Reading], needed: int) -> Judgement:
-    """Add whether ``needed`` readings of the note alone found its error; BadAnswer if too many were
-    lost to tell.
+    """Add whether ``needed`` readings of the note alone found its error; BadAnswer if too many
+    failed.
     """
     hits = sum(reading.found is True for reading in readings)
     lost = [reading.failed for reading in readings if reading.failed is not None]

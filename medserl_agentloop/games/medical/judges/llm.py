@@ -1,8 +1,7 @@
 """The judge that is a language model: its prompt, the reading of its answer, and its clients.
 
-A note is text of the player that is judged: each of its lines gets a number, so that none passes
-for a line of the prompt; it stands between two markers that no note can know; nothing in it passes
-for control text.
+The judged player wrote the note: each line gets a number, so none looks like a line of the prompt;
+two markers that no note can know enclose it; control text is made harmless.
 """
 
 from __future__ import annotations
@@ -62,16 +61,16 @@ class _Said(BaseModel):
 
 
 class Verdict(_Said):
-    """The answer that the model is asked for.
+    """The requested answer.
 
-    The reason comes first, so that it is written before the verdict.
+    The reason comes first, so the model writes it before the verdict.
     """
 
     realistic: bool | None
 
 
 class Finding(_Said):
-    """All that a reader of the note alone is asked to write."""
+    """A blind reader's whole answer."""
 
     sentence: int | None
 
@@ -94,7 +93,7 @@ def read_answer(text: str, kind: type[Answer], note: str = "") -> Answer:
 
 def shown_notes(presented: str, original: str) -> dict[str, Any]:
     """Return the notes as the templates show them: numbered lines, and a ``marker`` that no note
-    can hold.
+    can contain.
     """
     before, after = split_sentences(original), split_sentences(presented)
     runs = changed_runs(before, after)
@@ -108,9 +107,7 @@ def shown_notes(presented: str, original: str) -> dict[str, Any]:
 
 
 def plain_text(text: str) -> str:
-    """``text`` without invisible characters, and with nothing that a chat template or a reasoning
-    model obeys.
-    """
+    """``text`` without invisible characters and without control text."""
     return as_data("".join(c for c in text if unicodedata.category(c) not in _NOT_TEXT))
 
 
@@ -122,14 +119,14 @@ def _lines(sentences: list[str], changed: set[int]) -> list[dict[str, Any]]:
 
 
 def judge_template(profile: str, name: str = "judge") -> str:
-    """The template that words a profile's question; that of ``medserl`` where it has none."""
+    """The template of a profile's question, by default ``medserl``'s."""
     own, template = load_profile(profile).folder, Path("judge") / f"{name}.jinja"
     folder = own if (own / template).exists() else resource("prompts") / "medserl"
     return (folder / template).read_text(encoding="utf-8")
 
 
 READING_TEMPERATURE = 0.7
-"""Readings of one note shall differ."""
+"""Readings of one note should differ."""
 
 
 class AnswerCache(Generic[Answer]):
@@ -145,10 +142,10 @@ class AnswerCache(Generic[Answer]):
     async def recall(
         self, content: tuple[str, ...], ask: Callable[[], Awaitable[Answer]]
     ) -> tuple[Answer, bool]:
-        """Return the kept answer for this ``content``, else that of ``ask``; and whether it was
-        kept.
+        """Return the cached answer for ``content``, else that of ``ask``, and whether it was
+        cached.
 
-        ``content`` is all that an answer depends on: who is asked, the wording, the notes.
+        ``content`` is everything that an answer depends on: model, wording, notes.
         """
         if self._kept is None:
             return await ask(), False
@@ -161,7 +158,7 @@ class AnswerCache(Generic[Answer]):
 
 
 class _Model(Generic[Answer]):
-    """A model that is asked, in the ``wording`` of a template, for an answer of a ``kind``.
+    """A model that answers a template's question with an object of a ``kind``.
 
     ``weights`` is the path of a model that the run itself serves. A ValueError says which option
     is missing.
@@ -197,7 +194,7 @@ class _Model(Generic[Answer]):
 
     @cached_property
     def _identity(self) -> str:
-        """All that makes its answers what they are, apart from the notes."""
+        """Everything but the notes that its answers depend on."""
         served = of_server(self._server.url, self._server.model)
         if self._weights is not None:  # served at an address that differs from run to run
             cached = self._server.cache is not None  # a hash of weights takes seconds
@@ -232,7 +229,7 @@ class _Model(Generic[Answer]):
 
 
 class LlmJudge(_Model[Verdict]):
-    """Asks a language model, in the words of the run's prompt profile."""
+    """Asks a language model with the run's prompt profile."""
 
     name = "llm"
 
@@ -282,7 +279,7 @@ class BlindReader(_Model[Finding]):
 
 
 def _is_wrong(note: str, wrong: Sequence[str], number: int | None) -> bool:
-    """Return whether the sentence of this number, from 1, is one of ``wrong``, or part of one."""
+    """Return whether the sentence with this number, from 1, is one of ``wrong`` or part of one."""
     sentences = dict(enumerate(split_sentences(note), start=1))
     named = sentences.get(number or 0)
     return named is not None and any(

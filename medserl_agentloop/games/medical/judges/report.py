@@ -1,5 +1,5 @@
-"""A judge's quality, by the report of ``medserl judge calibrate``, and the checks of a run's judge
-before it starts.
+"""A judge's quality, from the report of ``medserl judge calibrate``, and a run's checks of its
+judge.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class JudgedGroup(BaseModel):
 
 
 class Measured(BaseModel):
-    """Shares of right answers of a judge or a blind reader."""
+    """Shares of right answers by a judge or a blind reader."""
 
     sensitivity: CountedShare  # of the answers about notes with an error, those that say so
     # Of the answers about safe notes that the rules let reach a judge, those that call them safe.
@@ -100,7 +100,7 @@ def write_report(report: JudgeReport, path: Path) -> None:
 
 
 def read_report(path: str | Path) -> JudgeReport:
-    """Read what :func:`write_report` wrote; a ValueError for anything else."""
+    """Read a report of :func:`write_report`; ValueError for anything else."""
     try:
         return JudgeReport.model_validate_json(regular_file(Path(path)).read_bytes())
     except (OSError, ValidationError) as error:
@@ -108,7 +108,7 @@ def read_report(path: str | Path) -> JudgeReport:
 
 
 def why_refused(report: JudgeReport) -> str | None:
-    """Say why a run refuses a judge that was measured so; None if it accepts it."""
+    """Say why a run refuses a judge with this report; None if it accepts it."""
     right, safe = report.sensitivity, report.specificity
     if not right.items or right.hits < _LEAST_SENSITIVITY * right.items:
         return (
@@ -145,9 +145,7 @@ def judge_identity(config: MedicalConfig, served: str | None = None) -> dict[str
 
 
 def judge_problems(run: Any) -> Iterator[str]:
-    """Yield a sentence for each reason why the judge of a ``run_check.RunConfig`` cannot be asked
-    or trusted.
-    """
+    """Yield the reasons why the judge of a ``run_check.RunConfig`` cannot be asked or trusted."""
     selfplay, reward_model = run.selfplay, run.config.reward.reward_model
     served = reward_model.model_path if reward_model.enable else None
     try:
@@ -221,7 +219,9 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
 
 
 def unanswered(config: MedicalConfig) -> str:
-    """Ask a first question. Return why there is no answer; empty if there is one, or no server."""
+    """Ask a first question. Return why there is no answer; empty if there is one or no server is
+    used.
+    """
     if config.judge_server.url in (None, BASE):
         return ""
     server = config.judge_server.model_copy(update={"retries": 0, "cache": None})
@@ -238,7 +238,7 @@ def unanswered(config: MedicalConfig) -> str:
 
 
 def judge_lines(selfplay: MedicalConfig) -> Iterator[str]:
-    """Yield the lines that a run prints of its judge: whether it answers, and how good it is."""
+    """Yield a run's lines about its judge: whether it answers, and how good it is."""
     reason = unanswered(selfplay)
     if "ConnectError" in reason or "ConnectTimeout" in reason:
         url = f"{_NODE}.url={selfplay.judge_server.url}"
