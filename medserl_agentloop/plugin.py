@@ -71,7 +71,8 @@ def register() -> None:
         if ray.is_initialized():  # a process of a run; elsewhere these imports cost seconds
             from verl.experimental.agent_loop.agent_loop import register as register_agent_loop
 
-            from medserl_agentloop.core import advantages, trainer  # noqa: F401  registered by being imported
+            # Registered by being imported.
+            from medserl_agentloop.core import advantages, trainer  # noqa: F401
             from medserl_agentloop.core.agent_loop import SelfPlayAgentLoop
             from medserl_agentloop.core.interaction import AGENT_NAME
 

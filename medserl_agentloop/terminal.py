@@ -92,8 +92,9 @@ def errors_in_one_line(who: str = "medserl", stopped: str = "") -> Iterator[None
         typer.echo(f"{who}: stopped; {stopped}", err=True)
         raise typer.Exit(130) from None
     except (ValueError, OSError) as error:
-        file = isinstance(error, OSError) and error.filename
-        reason = f"{error.filename}: {error.strerror}" if file else str(error)  # type: ignore[union-attr]
+        reason = str(error)
+        if isinstance(error, OSError) and error.filename:
+            reason = f"{error.filename}: {error.strerror}"
         for line in (f"{who}: {reason}", *getattr(error, "__notes__", ())):
             # A newline in a file name must not make it look like something else.
             typer.echo(visible(" ".join(line.split())), err=True)

@@ -128,7 +128,8 @@ class RoleAdapters:
         self, layered_summon: bool = False, base_sync_done: bool = False, **more: Any
     ) -> Any:
         """Once the rollout has the base, give adapters: ``ADAPTER:NAME``, and their weights."""
-        parameters, config = super().get_per_tensor_param(layered_summon, base_sync_done, **more)  # type: ignore[misc]
+        engine: Any = super()  # the class that it is mixed into
+        parameters, config = engine.get_per_tensor_param(layered_summon, base_sync_done, **more)
         if not self._shares or not base_sync_done:
             return parameters, config
         adapters = (
@@ -259,7 +260,8 @@ class _CpuFSDP2EngineWithLMHead(_WithoutPinnedMemory, _FSDP2EngineWithLMHead):
         )
 
     def _gather_and_unpad_packed(self, tensor: torch.Tensor, pad_size: int) -> torch.Tensor:
-        return super()._gather_and_unpad_packed(tensor.flatten(), pad_size)  # type: ignore[no-any-return]
+        gathered: torch.Tensor = super()._gather_and_unpad_packed(tensor.flatten(), pad_size)
+        return gathered
 
     def _merged_lora_per_tensor_param(self) -> Iterator[tuple[str, torch.Tensor]]:
         # verl's own rounds to bf16, as its GPU rollouts do; the rollout here computes in float32.

@@ -89,7 +89,7 @@ def unpin_memory() -> None:
     for name in PINNING:
         vars(importlib.import_module(f"sglang.srt.{name}"))["torch"] = _TorchWithoutPinning("torch")
     # The same of a tensor: all of this process is SGLang's.
-    torch.Tensor.pin_memory = lambda tensor, device=None: tensor  # type: ignore[assignment, method-assign, return-value]
+    setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)  # noqa: B010  (typed)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import verl  # noqa: F401  (its plugin makes torchvision importable, which peft needs where SGLang is installed)
+import verl  # noqa: F401  (its plugin makes peft's torchvision importable next to SGLang)
 from omegaconf import OmegaConf
 from peft import PeftModel
 from torch.distributed.tensor import DTensor

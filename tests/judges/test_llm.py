@@ -366,7 +366,7 @@ def test_base_model_judges_and_its_verdict_counts() -> None:
     shown = TOKENIZER.decode(asked.prompt_ids)
     assert "Culture grew giardia." in shown and "Culture grew candida." in shown
     assert (record.judgement.label, record.judgement.reason) == ("harmful", REASON)
-    trained = len(attacker.output.token_ids) + len(assessor.output.token_ids)  # type: ignore[union-attr]
+    trained = sum(len(turn.output.token_ids) for turn in (attacker, assessor))
     assert sum(output.response_mask) == trained  # no token of the judge's
     columns = judge(output, BASE)
     assert columns["response_mask"].any()

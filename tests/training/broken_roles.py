@@ -2,7 +2,8 @@
 VERL_USE_EXTERNAL_MODULES.
 """
 
-import medserl_agentloop.plugin  # noqa: F401, I001  # first: verl looks for its platform while it is being imported
+# First: verl looks for its platform while it is being imported.
+import medserl_agentloop.plugin  # noqa: F401, I001
 import torch
 
 from medserl_agentloop.core import columns
