@@ -3,6 +3,9 @@
 Hydra imports every module of the ``hydra_plugins`` namespace by itself.
 """
 
+import sys
+from pathlib import Path
+
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -14,10 +17,31 @@ from medserl_agentloop.paths import resource
 class MedserlSearchPathPlugin(SearchPathPlugin):
     """Appends the folder that holds ``recipes/``; verl's own config groups come first."""
 
+    checked = False  # composing a config to explain what is wrong with it comes here again
+
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append(
             provider="medserl-agentloop", path=f"file://{resource('recipes').parent}"
         )
+        if Path(sys.argv[0]).name == "main_ppo.py" and not MedserlSearchPathPlugin.checked:
+            MedserlSearchPathPlugin.checked = True
+            _refuse_in_one_sentence(sys.argv[1:])
+
+
+def _refuse_in_one_sentence(overrides: list[str]) -> None:
+    """Exit with one sentence where Hydra would print pages."""
+    if any(override.startswith("-") for override in overrides):  # Hydra's own options
+        return
+    from medserl_agentloop.core import run_check
+
+    wrong = run_check.without_a_recipe(overrides)
+    if wrong is None and any("recipes=" in override for override in overrides):
+        try:
+            run_check.compose_explained(run_check.PPO, overrides)
+        except ValueError as error:
+            wrong = str(error)
+    if wrong is not None:
+        raise SystemExit(f"[medserl] {wrong}")
 
 
 # The node takes any key, so that a misspelt one reaches the start-up check, which names it. Hydra

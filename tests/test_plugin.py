@@ -4,7 +4,10 @@ import subprocess
 import sys
 
 import pytest
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from real_runs import environment
+
+from hydra_plugins.medserl_searchpath import MedserlSearchPathPlugin
 
 WRONG_VERSION = """
 import builtins, io
@@ -52,3 +55,45 @@ def test_another_verl_is_an_error_with_the_right_version_and_not_silence() -> No
     assert "verl went on" not in run.stdout
     assert "needs verl 0.9.1, but verl 0.8.0 is installed" in run.stderr
     assert "pip install 'verl==0.9.1'" in run.stderr
+
+
+def start(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
+    """Let the plugin see a command as Hydra does, before it composes."""
+    monkeypatch.setattr(MedserlSearchPathPlugin, "checked", False)
+    monkeypatch.setattr(sys, "argv", ["main_ppo.py", *overrides])
+    MedserlSearchPathPlugin().manipulate_search_path(ConfigSearchPathImpl())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["+recipe=quickstart"], "+recipes=NAME"),
+        ([], "+recipes=NAME"),
+        (["selfplay.train=assessor"], "selfplay.train"),
+        (["+recipes=quickstrat"], "'quickstart'"),
+        (["+recipes=quickstart", "rollout.n=4"], "actor_rollout_ref.rollout.n"),
+        (
+            ["+recipes=quickstart", "trainer.total_training_step=4"],
+            "'trainer.total_training_steps'",
+        ),
+        (["+recipes=quickstart", "trainer.save_freq=[1"], "'[1'"),
+    ],
+)
+def test_a_command_that_hydra_cannot_compose_ends_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, overrides: list[str], named: str
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        start(monkeypatch, *overrides)
+    message = str(refused.value)
+    assert message.startswith("[medserl] ") and named in message
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["+recipes=quickstart", "rollout_typo=1", "--info"], ["data.train_files=[one,two]"]],
+)
+def test_options_of_hydra_and_runs_without_self_play_go_on(
+    monkeypatch: pytest.MonkeyPatch, overrides: list[str]
+) -> None:
+    start(monkeypatch, *overrides)

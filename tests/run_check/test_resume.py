@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from run_check.runs import run_of
 
 from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.run_check import leaves
 from medserl_agentloop.core.run_check.resume import (
     MAY_CHANGE,
     SAME_LOADER,
@@ -24,7 +25,6 @@ from medserl_agentloop.core.run_check.resume import (
     checkpoints,
     config_text,
     different,
-    leaves,
     rows_begin_anew,
 )
 from medserl_agentloop.core.step_file import LATEST, lock_folder
@@ -62,7 +62,7 @@ def composed() -> dict[str, Any]:
     """All keys of a run, as its ``run_config.yaml`` has them."""
     values: Any = OmegaConf.to_container(OmegaConf.create(config_text(run_of({}, "qwen3_0_6b"))))
     values.pop("medserl_identity")
-    return dict(leaves(values))
+    return {key: value for key, value in leaves(values) if value not in (None, [])}
 
 
 def other(value: Any) -> Any:

@@ -8,9 +8,11 @@ trainer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import distributions
+from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_module
@@ -28,6 +30,7 @@ from medserl_agentloop.core.config import (
     game_class,
     refuse,
 )
+from medserl_agentloop.paths import did_you_mean, resource
 
 ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
@@ -365,8 +368,52 @@ def compose_recipe(recipe: str, overrides: list[str]) -> tuple[DictConfig, DictC
     """
     names = recipe.strip("[]")
     name = SFT if names.startswith("warm_start") else PPO
-    try:
-        config = compose_run(f"+recipes=[{names}]", *overrides, config_name=name)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(" ".join(str(error).split())) from None
+    config = compose_explained(name, [f"+recipes=[{names}]", *overrides])
     return config, compose_run(config_name=name)
+
+
+def compose_explained(config_name: str, overrides: list[str]) -> DictConfig:
+    """Compose a config; a ValueError says in one line why Hydra cannot, and what was meant."""
+    try:
+        return compose_run(*overrides, config_name=config_name)
+    except (HydraException, OmegaConfBaseException) as error:
+        reason = " ".join(str(error).split())
+    if missing := re.search(r"Could not find 'recipes/(\S+)'", reason):
+        known = sorted(path.stem for path in resource("recipes").glob("*.yaml"))
+        name = missing[1]
+        raise ValueError(
+            f"there is no recipe {name!r}{did_you_mean(name, known)}: {', '.join(known)}"
+        )
+    if unknown := re.search(r"Could not override '([^']+)'", reason):
+        key, schema = unknown[1], compose_run(config_name=config_name)
+        known = [name for name, _ in leaves(OmegaConf.to_container(schema))]
+        tail = [name for name in known if name.endswith(f".{key}")]
+        likest = f" (did you mean {' or '.join(tail)}?)" if tail else did_you_mean(key, known)
+        raise ValueError(f"verl's config has no key {key}{likest}")
+    raise ValueError(reason)
+
+
+def without_a_recipe(overrides: list[str]) -> str | None:
+    """Explain a ``main_ppo`` command that meant self-play but names no recipe; None for others."""
+    keys = {key.lstrip("+~"): value for key, _, value in (o.partition("=") for o in overrides)}
+    if "recipes" in keys:
+        return None
+    advice = "write +recipes=NAME, e.g. +recipes=quickstart (docs/start.md)"
+    if "recipe" in keys:
+        return f"recipe={keys['recipe']} is read by nothing: {advice}"
+    if own := next((key for key in keys if key.startswith("selfplay.")), None):
+        return f"{own} belongs to self-play, which only a recipe starts: {advice}"
+    # verl's own default; with a data set of the user's, this is a run without self-play.
+    files = keys.get("data.train_files", "~/data/rlhf/gsm8k/train.parquet")
+    if any(character in files for character in "[:") or Path(files).expanduser().exists():
+        return None
+    return f"no recipe is named, and there is no file {files} to train on: {advice}"
+
+
+def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and their values; a list is one value."""
+    for name, value in node.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from medserl_agentloop.core import identity
 from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class
-from medserl_agentloop.core.run_check import ACTOR, MODEL, RunConfig
+from medserl_agentloop.core.run_check import ACTOR, MODEL, RunConfig, leaves
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, RunFiles, lock_folder
 
 Finding = str | tuple[Literal["warn"], str]
@@ -203,7 +203,7 @@ def changes(run: RunConfig, folder: Path) -> list[Change]:
         configs = (OmegaConf.load(before), OmegaConf.create(config_text(run)))
         old, new = (OmegaConf.to_container(config) for config in configs)
         then, here = (config.pop(IDENTITY, {}) for config in (old, new))
-        was, now = dict(leaves(old)), dict(leaves(new))
+        was, now = ({k: v for k, v in leaves(node) if v not in (None, [])} for node in (old, new))
     except Exception as error:  # of YAML, of OmegaConf, of the file
         raise ValueError(
             f"{before} cannot be read ({str(error).splitlines()[0]}), and says which run the "
@@ -228,15 +228,6 @@ def different(
         if other:
             found.append(change)
     return found
-
-
-def leaves(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and their values; a list is one value."""
-    for name, value in node.items():
-        if isinstance(value, dict):
-            yield from leaves(value, f"{path}{name}.")
-        elif value not in (None, []):
-            yield f"{path}{name}", value
 
 
 def config_text(run: RunConfig) -> str:
