@@ -60,6 +60,7 @@ HEPARIN = "She receives heparin 5000 units."
             (edit_text(1, f"{shown} {HEPARIN}"), (1, HEPARIN), [])
             for shown in (
                 "(1)", "[1]", "1 -", "Sentence 1:", "1| 1|", "2|", "**1:**", "New sentence:",
+                "1 1|", "S1:", "1st:", "\u2460", "Sentence one:",
             )
         ),
         (edit_text(1, "(2) tablets of it."), (1, "tablets of it."), []),

@@ -251,10 +251,15 @@ _NUMBER = re.compile(
 )
 # What stands before a sentence in a list, or in an answer that repeats its number: "3| ", "(3) ",
 # "Sentence 3: ", "- ", but neither "1.5 g" nor "1:1000". It says which sentence was rewritten.
+_IN_WORDS = "one|two|three|four|five|six|seven|eight|nine|ten"
+_CIRCLED = r"[\u2460-\u24ff\u2776-\u2793]"
+_SENTENCE_OR = r"[\W_]{0,3}(?:(?:sentence|line|no\.?)[ \t]*[\W_]{0,2})?"
 _MARKED_NUMBER = (
-    r"[\W_]{0,3}(?:(?:sentence|line|no\.?)[ \t]*[\W_]{0,2})?\d{1,6}"
+    rf"{_SENTENCE_OR}\d{{1,6}}"
     r"(?:[ \t]*(?:\||[:)\]}>](?!\d))[*_\])|:]*|[.,;=/][ \t]|\t"
-    r"|[ \t]+[-\u2013\u2014]+>?[ \t]+(?!\d))|#[ \t]?\d{1,6}(?=[ \t])"
+    r"|[ \t]+[-\u2013\u2014]+>?[ \t]+(?!\d)|[ \t]+(?=\d{1,6}\|))|#[ \t]?\d{1,6}(?=[ \t])"
+    rf"|{_SENTENCE_OR}(?:s?\d{{1,6}}(?:st|nd|rd|th)?|{_IN_WORDS})[ \t]*[:|)\]}}>](?!\d)"
+    rf"|{_CIRCLED}(?=\W)"
 )
 _BULLET = r"[-*\u2022|\u2013]{1,2}>?(?=[ \t]+[^ \t\d])"
 _MARKS = re.compile(
