@@ -20,11 +20,8 @@ from medserl_agentloop.scoring.official import SCORERS, Grades, Numbers, Scorer,
 
 RESAMPLES = 2000
 GROUP_MEASURES = ("flag_accuracy", "sentence_accuracy", "rouge_1")
-PREVALENCES = (0.01, 0.05, 0.10)
-"""Shares of notes with an error for which the precision of an alarm is computed."""
 COMPARED = ("flag_accuracy", "f1", "sentence_accuracy", "rouge_1_composite")
-"""The measures that a floor bounds. "Always error" has a recall of 1, so recall alone says nothing.
-"""
+"""The measures that a floor bounds; not recall, of which "always error" has 1."""
 _CORE = ("flag_accuracy", "sentence_accuracy", "f1")  # verl's word for what counts most
 _NOTHING_TO_COUNT = {
     "precision": "no note is said to have an error",
@@ -57,7 +54,6 @@ class Scores:
     missing: float
     measures: dict[str, Estimate]
     groups: dict[str, dict[str, dict[str, Any]]]  # kind and name -> ``notes`` and ``measures``
-    screening: dict[str, Estimate]  # what a reader of the alarms would meet
     seeds: int = 1
 
 
@@ -93,7 +89,6 @@ def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES) -> Scores:
         missing=float(np.mean([grades.missing for grades in seeds])),
         measures=measures | absent,
         groups=dict(groups),
-        screening=_screening(measures["recall"], measures["false_positive_rate"]),
         seeds=len(seeds),
     )
 
@@ -132,52 +127,24 @@ def compare(
     return differences
 
 
-def _screening(recall: Estimate, alarms: Estimate) -> dict[str, Estimate]:
-    """False alarms per 100 correct notes, and by Bayes' rule the precision of an alarm.
-
-    The interval of a precision joins the ends of both rates' intervals, so it is conservative.
-    """
-    rates = (alarms.value, alarms.low, alarms.high)
-    value, low, high = (None if rate is None else 100 * rate for rate in rates)
-    found = {"false_alarms_per_100_correct_notes": Estimate(value, low, high, why=alarms.why)}
-    for share in PREVALENCES:
-        value = _precision(recall.value, alarms.value, share)
-        low = _precision(recall.low, alarms.high, share)
-        high = _precision(recall.high, alarms.low, share)
-        why = recall.why or alarms.why or _NOTHING_TO_COUNT["precision"]
-        name = f"precision_at_a_prevalence_of_{100 * share:g}_percent"
-        found[name] = Estimate(None, why=why) if value is None else Estimate(value, low, high)
-    return found
-
-
-def _precision(recall: float | None, alarms: float | None, prevalence: float) -> float | None:
-    if recall is None or alarms is None or not recall + alarms:
-        return None
-    return prevalence * recall / (prevalence * recall + (1 - prevalence) * alarms)
-
-
 def _groups(notes: Sequence[ReferenceNote]) -> Iterator[tuple[str, str, Numbers]]:
     """The kind, name and mask (N,) of each group that has notes."""
-    types = sorted({note.error_type for note in notes if note.error_type})
-    groups: list[tuple[str, str, list[bool]]] = [
-        ("notes", "with an error", [note.flag for note in notes]),
-        ("notes", "without an error", [not note.flag for note in notes]),
-        *(("error type", kind, [note.error_type == kind for note in notes]) for kind in types),
-        *(
-            ("error position", at, [note.error_position == at for note in notes])
-            for at in ("first", "middle", "last")
-        ),
-    ]
-    return ((kind, name, np.array(mask)) for kind, name, mask in groups if any(mask))
+    flags = np.array([note.flag for note in notes])
+    groups = [("notes", "with an error", flags), ("notes", "without an error", ~flags)]
+    for kind, name_of, names in (
+        ("error type", "error_type", sorted({n.error_type for n in notes if n.error_type})),
+        ("error position", "error_position", ["first", "middle", "last"]),
+    ):
+        values = np.array([getattr(note, name_of) for note in notes], dtype=object)
+        groups += [(kind, name, values == name) for name in names]
+    return (group for group in groups if group[2].any())
 
 
 # --- intervals ---
 
 
 def _weights(seeds: Sequence[Grades], resamples: int) -> Numbers:
-    """How often each note is drawn with its case in each bootstrap draw (resamples, N); the same
-    for all.
-    """
+    """How often each bootstrap draw has each note, drawn with its case: (resamples, N)."""
     notes = seeds[0].notes
     if any(grades.notes != notes for grades in seeds):
         raise ValueError(
@@ -311,10 +278,8 @@ def notes_by_set(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> NotesBySet:
 def scores_by_set(
     notes: NotesBySet, data_sources: Sequence[str], facts: Mapping[str, Sequence[str | None]]
 ) -> Iterator[tuple[dict[str, float], str]]:
-    """Each data set's metrics by verl's names, and a line that says them, from the ``TEXTS`` of the
-    answers.
-    """
-    answers: dict[tuple[str, str | None], list[Prediction]] = defaultdict(list)
+    """Each data set's metrics by verl's names, and a line that says them; ``facts``: ``TEXTS``."""
+    answers: dict[str, dict[str, list[Prediction]]] = defaultdict(lambda: defaultdict(list))
     cut: dict[str, list[bool]] = defaultdict(list)
     columns = (facts[name] for name in TEXTS)
     for source, text_id, verdict, sentence, correction, number, was_cut in zip(
@@ -325,13 +290,13 @@ def scores_by_set(
         if note is not None and verdict is not None:
             named = None if number is None else int(number)
             answer = Prediction.of_answer(note, verdict, sentence, correction, named)
-            answers[name, text_id].append(answer)
+            answers[name][note.text_id].append(answer)
             cut[name].append(was_cut == CUT_OFF)
     for name, by_id in notes.items():
-        votes = [answers[name, text_id] for text_id in by_id if (name, text_id) in answers]
-        scores = score([*by_id.values()], map(majority, votes), resamples=0)
+        reference = [*by_id.values()]
+        scores = score(reference, map(majority, answers[name].values()), resamples=0)
         cut_rate = float(np.mean(cut[name])) if name in cut else None
-        yield _reported(name, scores, floors([*by_id.values()]), cut_rate)
+        yield _reported(name, scores, floors(reference), cut_rate)
 
 
 def _reported(
@@ -354,15 +319,12 @@ def _reported(
         for key, value in values.items()
         if value is not None
     }
-    parts = [f"{key} {values[key]:.3f}" for key in _CORE if values[key] is not None]
-    parts += [] if cut_rate is None else [f"{100 * cut_rate:.1f} % of the answers cut off"]
-    parts += [
-        f"{key} is below {', '.join(names)}"
-        for key, names in floors_above(scores, bounds).items()
-        if names
-    ]
-    said = ", ".join(parts).replace("_", " ")
-    return metrics, f"validation on {name}, {scores.notes} notes: {said}"
+    said = [f"{key} {values[key]:.3f}" for key in _CORE if values[key] is not None]
+    said += [] if cut_rate is None else [f"{100 * cut_rate:.1f} % of the answers cut off"]
+    below = floors_above(scores, bounds).items()
+    said += [f"{key} is below {', '.join(names)}" for key, names in below if names]
+    line = ", ".join(said).replace("_", " ")
+    return metrics, f"validation on {name}, {scores.notes} notes: {line}"
 
 
 def _metric_name(text: str) -> str:

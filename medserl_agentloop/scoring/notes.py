@@ -30,6 +30,7 @@ IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # each coun
 _IDEOGRAPH = re.compile(f"([{IDEOGRAPHS}])")
 
 NO_CORRECTION = "NA"
+_FORM = "'text-id flag sentence-id correction'"
 # The lines that the published script reads, with any id; it leaves others out.
 _LINE = re.compile(
     r"(?P<text_id>\S+)\s(?P<flag>[0-9]+)\s(?P<sentence_id>-?[0-9]+)\s(?P<correction>.+)"
@@ -78,13 +79,11 @@ class ReferenceNote:
 
 @dataclass(frozen=True)
 class Reference:
-    """The notes in the order of the files, how many blank records were dropped, and each file's
-    hash by its name.
-    """
+    """The notes of files, in their order."""
 
     notes: tuple[ReferenceNote, ...]
-    dropped_empty: int
-    sha256: dict[str, str]
+    dropped_empty: int  # blank records
+    sha256: dict[str, str]  # by the file's name
 
 
 @dataclass(frozen=True)
@@ -105,19 +104,12 @@ class Prediction:
         correction: str | None,
         number: int | None = None,
     ) -> Prediction:
-        """The prediction of an answer on ``note``."""
-        if verdict == UNREADABLE:
-            return cls(note.text_id, parsed=False)
-        if verdict == "safe":
-            return cls(note.text_id)
-        if verdict != "harmful":
-            raise ValueError(f"{verdict!r} is not a verdict (harmful, safe, {UNREADABLE})")
-        return cls(
-            note.text_id,
-            True,
-            quoted_sentence(sentence, note.sentences, correction, number),
-            correction,
-        )
+        """The prediction of an answer on ``note``; KeyError for another verdict."""
+        flag = {"safe": False, "harmful": True, UNREADABLE: None}[verdict]
+        if not flag:
+            return cls(note.text_id, parsed=flag is not None)
+        quoted = quoted_sentence(sentence, note.sentences, correction, number)
+        return cls(note.text_id, True, quoted, correction)
 
     @property
     def scored_correction(self) -> str | None:
@@ -204,20 +196,18 @@ def read_submission(
     predictions: dict[str, Prediction] = {}
     known = frozenset(text_ids)
     for number, line in enumerate(lines, start=1):
-        parts = _LINE.fullmatch(line.strip())
-        if parts is None:
-            if line.strip():
-                problems.append(
-                    f"line {number}: is not 'text-id flag sentence-id correction' (single blanks); "
-                    "ignored"
-                )
+        if not line.strip():
             continue
-        text_id, line_is = parts["text_id"], f"line {number}: "
+        parts, place = _LINE.fullmatch(line.strip()), f"line {number}:"
+        if parts is None:
+            problems.append(f"{place} is not {_FORM} (single blanks); ignored")
+            continue
+        text_id = parts["text_id"]
         if text_id not in known:
-            problems.append(f"{line_is}{text_id[:40]!a} is not the id of a note here; ignored")
+            problems.append(f"{place} {text_id[:40]!a} is not the id of a note here; ignored")
             continue
         if text_id in predictions:
-            problems.append(f"{line_is}{text_id} was in an earlier line; this line counts")
+            problems.append(f"{place} {text_id} was in an earlier line; this line counts")
         flag, sentence_id = int(parts["flag"]), int(parts["sentence_id"])
         text = parts["correction"].strip().removeprefix('"').removesuffix('"')
         correction = re.sub(r"\\[\\nr]", lambda escape: _UNESCAPES[escape[0]], text)
@@ -234,20 +224,11 @@ def read_submission(
 
 
 def write_submission(path: Path, predictions: Iterable[Prediction]) -> None:
-    """Write a file that ``read_submission`` and the published script read; both count a missing
-    line as wrong.
-    """
+    """Write the shared task's file. Unreadable answers have no line, which counts as wrong."""
     lines = []
-    for prediction in predictions:
-        if prediction.parsed:
-            correction = NO_CORRECTION
-            if prediction.scored_correction is not None:
-                text = re.sub(
-                    r"[\\\n\r]", lambda match: _ESCAPES[match[0]], prediction.correction or ""
-                )
-                correction = f'"{text}"'
-            lines.append(
-                f"{prediction.text_id} {int(prediction.flag)} {prediction.sentence_id} "
-                f"{correction}\n"
-            )
+    for one in predictions:
+        if one.parsed:
+            text = re.sub(r"[\\\n\r]", lambda match: _ESCAPES[match[0]], one.correction or "")
+            correction = NO_CORRECTION if one.scored_correction is None else f'"{text}"'
+            lines.append(f"{one.text_id} {int(one.flag)} {one.sentence_id} {correction}\n")
     path.write_bytes("".join(lines).encode("utf-8", errors="replace"))

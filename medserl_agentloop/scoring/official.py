@@ -13,23 +13,16 @@ import numpy as np
 
 from medserl_agentloop.scoring.notes import Prediction, ReferenceNote, spaced
 
-BERTSCORE_MODEL = "microsoft/deberta-xlarge-mnli"
-BLEURT_MODEL = "lucadiliello/BLEURT-20"
-_BATCH = 16
 _LONGEST = 512  # tokens of a sentence
 
 Numbers = np.ndarray[Any, Any]
 
-Scorer = Callable[[Sequence[str], Sequence[str]], Sequence[float] | str]
-"""Takes predictions and references, none of them blank.
-
-Returns a number in [0, 1] per pair, or why there are none.
-"""
+Scorer = Callable[[Sequence[str], Sequence[str]], Any]
+"""Takes predictions and references, none of them blank; returns a number in [0, 1] per pair."""
 
 
 def _rouge_1(predictions: Sequence[str], references: Sequence[str]) -> list[float]:
-    """ROUGE-1 F by the task's package ``rouge``, over words, or over characters in Chinese and
-    Japanese.
+    """ROUGE-1 F by the task's package ``rouge``; in Chinese and Japanese over characters.
 
     Texts of nothing but full stops, which the package refuses, score by equality.
     """
@@ -49,64 +42,37 @@ def _bertscore(predictions: Sequence[str], references: Sequence[str]) -> Any:
     """BERTScore F1 by DeBERTa-XLarge-MNLI, rescaled with the baseline."""
     from bert_score import BERTScorer
 
-    if not predictions:
-        return []
-    scorer = BERTScorer(model_type=BERTSCORE_MODEL, lang="en", rescale_with_baseline=True)
+    model = "microsoft/deberta-xlarge-mnli"
+    scorer = BERTScorer(model_type=model, lang="en", rescale_with_baseline=True)
     # The tokenizer states no limit, and transformers 5 cannot truncate to the huge number there.
     scorer._tokenizer.model_max_length = _LONGEST
-    return scorer.score(list(predictions), list(references))[2]
+    return scorer.score(list(predictions), list(references))[2] if predictions else []
 
 
-def _bleurt(predictions: Sequence[str], references: Sequence[str]) -> Any:
+def _bleurt(predictions: Sequence[str], references: Sequence[str]) -> list[float]:
     """BLEURT-20 by its PyTorch port."""
     import torch
     from bleurt_pytorch import BleurtForSequenceClassification, BleurtTokenizer
 
-    model = BleurtForSequenceClassification.from_pretrained(BLEURT_MODEL).eval()
-    tokenizer = BleurtTokenizer.from_pretrained(BLEURT_MODEL)
+    model = BleurtForSequenceClassification.from_pretrained("lucadiliello/BLEURT-20").eval()
+    tokenizer = BleurtTokenizer.from_pretrained("lucadiliello/BLEURT-20")
+    limits = {"padding": "longest", "truncation": True, "max_length": _LONGEST}
     scores: list[float] = []
-    for start in range(0, len(predictions), _BATCH):
-        batch = slice(start, start + _BATCH)
-        inputs = tokenizer(
-            *(list(references[batch]), list(predictions[batch])),
-            **{"padding": "longest", "truncation": True, "max_length": _LONGEST},
-            return_tensors="pt",
-        )
+    for start in range(0, len(predictions), 16):
+        pairs = (list(texts[start : start + 16]) for texts in (references, predictions))
         with torch.inference_mode():
-            scores += model(**inputs).logits.flatten().tolist()
+            scores += (
+                model(**tokenizer(*pairs, **limits, return_tensors="pt")).logits.flatten().tolist()
+            )
     return scores
 
 
-def _guarded(
-    scorer: Callable[[Sequence[str], Sequence[str]], Any], package: str, extra: str, called: str
-) -> Scorer:
-    """A scorer clipped to [0, 1] that says why it cannot run."""
-
-    def clipped(predictions: Sequence[str], references: Sequence[str]) -> list[float] | str:
-        try:
-            return [float(score) for score in np.clip(scorer(predictions, references), 0.0, 1.0)]
-        # a model that cannot be downloaded, too little memory, another version's interface
-        except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            if isinstance(error, ImportError):
-                install = f"pip install 'medserl-agentloop[{extra}]'"
-                return f"the package {package} cannot be imported ({reason}): {install}"
-            return f"{called}: {reason}"
-
-    return clipped
+def _not_asked(predictions: Sequence[str], references: Sequence[str]) -> Any:
+    raise ValueError("ask for it with --neural")  # the two models are large
 
 
-def _not_asked(predictions: Sequence[str], references: Sequence[str]) -> str:
-    return "ask for it with --neural"  # the two models are large
-
-
-_ROUGE = {"rouge_1": _guarded(_rouge_1, "rouge", "eval", "ROUGE-1")}
-SCORERS: Mapping[str, Scorer] = {**_ROUGE, "bertscore": _not_asked, "bleurt": _not_asked}
-NEURAL_SCORERS: Mapping[str, Scorer] = {
-    **_ROUGE,
-    "bertscore": _guarded(_bertscore, "bert-score", "eval-neural", BERTSCORE_MODEL),
-    "bleurt": _guarded(_bleurt, "bleurt-pytorch", "eval-neural", BLEURT_MODEL),
-}
+SCORERS: dict[str, Scorer] = {"rouge_1": _rouge_1, "bertscore": _not_asked, "bleurt": _not_asked}
+NEURAL_SCORERS = {**SCORERS, "bertscore": _bertscore, "bleurt": _bleurt}
 
 
 @dataclass(frozen=True)
@@ -149,10 +115,8 @@ def grade(
         "false_positive_rate": (alarm & ~wrong, ~wrong),
         "sentence_accuracy": (located & parsed, every),
     }
-    right = np.array([" ".join((note.correction or "").split()) for note in notes], dtype=object)
-    wrote = np.array(
-        [" ".join((one.scored_correction or "").split()) for one in given], dtype=object
-    )
+    right = _texts(note.correction for note in notes)
+    wrote = _texts(one.scored_correction for one in given)
     both = (right != "") & (wrote != "")
     neither = (right == "") & (wrote == "") & parsed
     scores, why = _corrections(wrote, right, both, scorers)
@@ -167,18 +131,27 @@ def grade(
     )
 
 
+def _texts(corrections: Iterable[str | None]) -> Numbers:
+    return np.array([" ".join((text or "").split()) for text in corrections], dtype=object)
+
+
 def _corrections(
     wrote: Numbers, right: Numbers, both: Numbers, scorers: Mapping[str, Scorer]
 ) -> tuple[dict[str, Numbers], dict[str, str]]:
-    """Each scorer's numbers (N,), 0 except for notes with ``both`` corrections, and why some are
-    missing.
+    """Each scorer's numbers (N,), 0 except for notes with ``both`` corrections, and why one has
+    none.
     """
     scores: dict[str, Numbers] = {}
     why: dict[str, str] = {}
     for name, scorer in scorers.items():
-        of_pairs = scorer(list(wrote[both]), list(right[both]))
-        if isinstance(of_pairs, str):
-            why[name] = of_pairs
+        try:
+            of_pairs = np.clip(scorer(list(wrote[both]), list(right[both])), 0.0, 1.0)
+        # a model that cannot be downloaded, too little memory, another version's interface
+        except Exception as error:
+            why[name] = (str(error).strip() or type(error).__name__).splitlines()[0]
+            if isinstance(error, ImportError):
+                extra = "eval" if name == "rouge_1" else "eval-neural"
+                why[name] += f": pip install 'medserl-agentloop[{extra}]'"
         else:
             scores[name] = np.zeros(len(both))
             scores[name][both] = of_pairs

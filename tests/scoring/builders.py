@@ -66,9 +66,8 @@ def scored(draw: st.DrawFn) -> tuple[list[ReferenceNote], list[Prediction]]:
     notes = []
     for n in range(draw(st.integers(1, 12))):
         flag = draw(st.booleans())
-        notes.append(
-            note(n, flag, draw(st.none() | CORRECTIONS) if flag else None, case=f"case-{n // 2}")
-        )
+        correction = draw(st.none() | CORRECTIONS) if flag else None
+        notes.append(note(n, flag, correction, case=f"case-{n // 2}"))
     predictions = [
         Prediction(
             of.text_id,
@@ -91,21 +90,9 @@ def write_reference(path: Path, notes: Any, blank: int = 0) -> Path:
         for of in notes:
             numbered = "\n".join(f"{number} {text}" for number, text in of.sentences.items())
             wrong = of.sentences[of.sentence_id] if of.flag else "NA"
-            kind = of.error_type or "NA"
             right = of.correction or "NA"
             corrected = of.text.replace(wrong, right) if of.flag and of.correction else "NA"
-            writer.writerow(
-                [
-                    of.text_id,
-                    of.text,
-                    numbered,
-                    int(of.flag),
-                    kind,
-                    of.sentence_id,
-                    wrong,
-                    right,
-                    corrected,
-                ]
-            )
+            facts = [int(of.flag), of.error_type or "NA", of.sentence_id, wrong, right, corrected]
+            writer.writerow([of.text_id, of.text, numbered, *facts])
         writer.writerows([[""] * len(COLUMNS)] * blank)
     return path

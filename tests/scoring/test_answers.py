@@ -32,21 +32,17 @@ Answer = tuple[str | None, str | None]
 
 def validated(rows: list[dict[str, Any]], answers: list[Answer]) -> tuple[dict[str, float], str]:
     """All metrics and the last line of a validation in which each row was answered so."""
-    sources, ids = (
-        [row["data_source"] for row in rows],
-        [row["extra_info"]["text_id"] for row in rows],
-    )
+    sources = [row["data_source"] for row in rows]
+    ids = [row["extra_info"]["text_id"] for row in rows]
     verdicts, sentences = (list(column) for column in zip(*answers, strict=True))
     cut = [CUT_OFF if number == 7 else "" for number in range(len(rows))]
-    facts = dict(
-        zip(TEXTS, (ids, verdicts, sentences, *([[None] * len(rows)] * 2), cut), strict=True)
-    )
+    none = [None] * len(rows)
+    facts = dict(zip(TEXTS, (ids, verdicts, sentences, none, none, cut), strict=True))
     game = MedicalGameInteraction(MedicalConfig(judge="labels"))
     game.view.read_validation_set(dataset(rows))
     found = list(game.view.validation_scores(sources, facts))
-    return {name: value for metrics, _ in found for name, value in metrics.items()}, found[-1][
-        1
-    ] if found else ""
+    metrics = {name: value for metrics, _ in found for name, value in metrics.items()}
+    return metrics, found[-1][1] if found else ""
 
 
 def test_the_numbers_are_those_of_the_scorer() -> None:
@@ -58,9 +54,8 @@ def test_the_numbers_are_those_of_the_scorer() -> None:
         verdict = None if n == 5 else UNREADABLE if n == 7 else "harmful" if flag else "safe"
         answers.append((verdict, first if verdict == "harmful" else None))
         if n != 5:
-            predictions.append(
-                Prediction(note.text_id, flag, number if flag else -1, parsed=n != 7)
-            )
+            number = number if flag else -1
+            predictions.append(Prediction(note.text_id, flag, number, parsed=n != 7))
     metrics, line = validated(ROWS, answers)
     expected = score(NOTES, predictions, resamples=0)
     for name in ("flag_accuracy", "sentence_accuracy", "f1"):
@@ -74,14 +69,10 @@ def test_the_numbers_are_those_of_the_scorer() -> None:
     assert f"{100 / (len(NOTES) - 1):.1f} % of the answers cut off" in line
     share = sum(not note.flag for note in NOTES) / len(NOTES)
     assert metrics["val-aux/toy_eval/floor/always_no_error/flag_accuracy"] == share
-    assert (
-        line.startswith(f"validation on toy_eval, {len(NOTES)} notes: flag accuracy 0.")
-        and "is below " in line
-    )
-    assert all(
-        isinstance(value, float) and re.fullmatch(r"[\w/.-]+", name)
-        for name, value in metrics.items()
-    )
+    assert line.startswith(f"validation on toy_eval, {len(NOTES)} notes: flag accuracy 0.")
+    assert "is below " in line
+    for name, value in metrics.items():
+        assert isinstance(value, float) and re.fullmatch(r"[\w/.-]+", name)
 
 
 def test_several_samples_of_a_note_are_a_vote() -> None:
@@ -127,26 +118,19 @@ def test_a_quote_means_the_sentence_that_it_copies(
 
 
 def test_longer_sentences_of_medec_resolve_to_the_changed_fragment() -> None:
-    cases = [
-        case
-        for case in read_files([medec_file(OFFICIAL)], as_published=True).cases
-        if case.error_sentence
-    ]
     found = []
-    for case in cases:
+    for case in read_files([medec_file(OFFICIAL)], as_published=True).cases:
         fragment = one_line(case.error_sentence or "")
-        for whole in split_sentences(case.error_note or ""):
+        for whole in split_sentences(case.error_note or "") if fragment else ():
             if fragment in whole and whole != fragment:
                 correction = whole.replace(fragment, one_line(case.corrected_sentence or ""))
-                found.append(
-                    quoted_sentence(whole, case.sentences, correction) == case.error_sentence_id
-                )
+                number = quoted_sentence(whole, case.sentences, correction)
+                found.append(number == case.error_sentence_id)
     assert found == [True] * 5
 
 
 def test_a_number_is_the_official_one_where_it_is_the_sources_own() -> None:
     twice = {2: "Na+:", 5: "Na+:", 7: "He has gout."}
     assert [quoted_sentence("Na+", twice, None, number) for number in (2, 5)] == [2, 5]
-    assert (
-        quoted_sentence("He has gout.", twice, None, 5) == 7
-    )  # of a note that the list does not number
+    # of a note that the list does not number
+    assert quoted_sentence("He has gout.", twice, None, 5) == 7
