@@ -57,7 +57,7 @@ def start(folder: Path, name: str) -> Run:
     overrides = (
         "algorithm.adv_estimator=role_rae",
         # Its counts are state as the baselines are; with these constants they move at once.
-        "selfplay.reward=optimism",
+        "selfplay.reward=experiments.rewards:Optimism",
         "+selfplay.reward_terms.alive_rate=1",
         "+selfplay.reward_terms.patience=1",
         "trainer.total_epochs=3",

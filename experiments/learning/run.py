@@ -165,7 +165,9 @@ EXPERIMENTS = {
     "long_assessments": _long("selfplay.assessments=4", *EIGHT_NOTES),
     "long_coverage": _long("selfplay.reward=experiments.learning.coverage:Coverage"),
     "long_entropy": _long("actor_rollout_ref.actor.entropy_coeff=0.01"),
-    "long_learnable": _long("selfplay.reward=learnable", "selfplay.assessments=4", *EIGHT_NOTES),
+    "long_learnable": _long(
+        "selfplay.reward=experiments.rewards:Learnable", "selfplay.assessments=4", *EIGHT_NOTES
+    ),
     "shared": Experiment((*TWENTY_STEPS, "selfplay.context=shared")),
     "credit_by_role": _untuned(),
     "credit_summed": _untuned(*SUMMED),

@@ -25,8 +25,8 @@ from medserl_agentloop.games.clinic import (
     Split,
     error_detail,
     inject_error,
-    reworded,
     sample_clean_note,
+    templates_of,
     with_error,
 )
 from medserl_agentloop.games.medical.case import Category, ErrorType, Label, Role
@@ -128,6 +128,22 @@ class Transcript:
     note: str
     answer: str
     attack: Transcript | None = None
+
+
+def reworded(rng: random.Random, note: Note, index: int, wording: Split = Split.ANY) -> Note:
+    """``note`` with the same content in sentence ``index`` said in other words.
+
+    ValueError if the sentence is the finding, or ``wording`` leaves no other template.
+    """
+    sentence = note.sentences[index]
+    if sentence.kind is None:
+        raise ValueError("the finding is never reworded; choose a fact")
+    others = [
+        t for t in templates_of(note.disease, sentence.kind, wording) if t != sentence.template
+    ]
+    if not others:
+        raise ValueError(f"wording {wording.value!r} has no other template for {sentence.text!r}")
+    return note.with_sentence(index, replace(sentence, template=rng.choice(others)))
 
 
 def transcripts(seed: int, lesson: Lesson = BLIND_SPOTS) -> Iterator[Transcript]:

@@ -77,7 +77,7 @@ ARMS = {
     "self_play": Arm(),
     "static": Arm(ASSESSOR_ALONE, draws=1),
     "search": Arm(ASSESSOR_ALONE, draws=DRAWS),
-    "optimism": Arm(("selfplay.reward=optimism",)),
+    "optimism": Arm(("selfplay.reward=experiments.rewards:Optimism",)),
     "static_half_lr": Arm((*ASSESSOR_ALONE, "actor_rollout_ref.actor.optim.lr=1.5e-4"), draws=1),
 }
 console = Console()

@@ -34,7 +34,7 @@ from experiments.learning.measure import Rate
 from experiments.learning.player import save_player
 from experiments.learning.results import Counts, Rates, Share, gain, markdown
 from experiments.learning.run import FORTY_STEPS, PROFILE, prepare_data, train
-from experiments.learning.transcripts import Lesson, Transcript
+from experiments.learning.transcripts import Lesson, Transcript, reworded
 from experiments.learning.warm_start import PromptCodec, WarmStart, warm_start
 from experiments.shortcuts.clinic import Effect, effect, styled
 from experiments.shortcuts.transcripts import LESSON, styled_transcript
@@ -42,7 +42,7 @@ from medserl_agentloop.core.metrics import Alarms, HealthMonitor
 from medserl_agentloop.data.rows import DEFAULT_MIX
 from medserl_agentloop.evaluation.local_models import LocalModel, load_player
 from medserl_agentloop.evaluation.play import play_match
-from medserl_agentloop.games.clinic import Split, reworded, sample_clean_note, with_error
+from medserl_agentloop.games.clinic import Split, sample_clean_note, with_error
 from medserl_agentloop.games.medical.case import Category, GameSpec, Label, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.metrics import RULES

@@ -92,23 +92,16 @@ ALL_DOSES: tuple[str, ...] = tuple(sorted({dose for d in DISEASES for dose in d.
 
 
 def held_out_template(disease: Disease, kind: ErrorType) -> int:
-    """Index of the wording that the warm start never shows for this disease and kind of sentence.
-
-    Notes that use it measure whether the player reads the fact rather than the whole sentence.
-    """
+    """Index of the wording that no ``SEEN`` note has for this disease and kind of sentence."""
     number = DISEASES.index(disease)
     return (number * 7 + list(ErrorType).index(kind) * 3 + number // 4) % len(TEMPLATES[kind])
 
 
 def held_out_kind(finding: str) -> ErrorType:
-    """The kind of fact that is held out for this finding.
-
-    It is stated for the disease's other finding, so it can be inferred but not recited.
-    """
+    """The kind of fact that no ``SEEN`` note states for this finding, only for the other one."""
     disease = DISEASE_OF_FINDING[finding]
-    return list(ErrorType)[
-        (DISEASES.index(disease) + 2 * disease.findings.index(finding)) % len(ErrorType)
-    ]
+    number = DISEASES.index(disease) + 2 * disease.findings.index(finding)
+    return list(ErrorType)[number % len(ErrorType)]
 
 
 class Split(str, Enum):
@@ -132,7 +125,6 @@ class Sentence:
 
     @property
     def text(self) -> str:
-        """The sentence as a note has it."""
         return TEMPLATES[self.kind][self.template].format(
             value=self.value, dose=self.dose, age=self.age, sex=self.sex
         )
@@ -145,7 +137,6 @@ class Sentence:
         return DISEASE_OF_FACT[self.kind][self.value]
 
     def is_wrong_in(self, disease: Disease) -> bool:
-        """Return whether this sentence says something untrue about a patient with ``disease``."""
         if self.implied_disease is not disease:
             return True
         return self.kind is ErrorType.PHARMACOTHERAPY and self.dose not in DOSES_OF_DRUG[self.value]
@@ -159,7 +150,6 @@ class Note:
 
     @property
     def text(self) -> str:
-        """The note as players see it."""
         return " ".join(s.text for s in self.sentences)
 
     @property
@@ -169,7 +159,7 @@ class Note:
 
     @property
     def errors(self) -> tuple[int, ...]:
-        """Indices, from 0, of the sentences that are wrong."""
+        """Indices, from 0, of the sentences that are untrue of the patient's disease."""
         return tuple(i for i, s in enumerate(self.sentences) if s.is_wrong_in(self.disease))
 
     def with_sentence(self, index: int, sentence: Sentence) -> Note:
@@ -230,7 +220,8 @@ def oracle(text: str) -> OracleVerdict:
     return OracleVerdict(Label.HARMFUL if errors else Label.SAFE, errors)
 
 
-def _templates(disease: Disease, kind: ErrorType, wording: Split) -> list[int]:
+def templates_of(disease: Disease, kind: ErrorType, wording: Split) -> list[int]:
+    """Indices of the templates that a split may use for this disease and kind of sentence."""
     held_out = held_out_template(disease, kind)
     if wording is Split.HELD_OUT:
         return [held_out]
@@ -259,22 +250,20 @@ def sample_clean_note(
     finding, template = rng.choice(disease.findings), rng.randrange(len(TEMPLATES[None]))
     sentences = [Sentence(None, finding, template, age=rng.choice(AGES), sex=rng.choice(SEXES))]
     for kind in _kinds(rng, finding, facts):
-        template = rng.choice(_templates(disease, kind, wording))
+        template = rng.choice(templates_of(disease, kind, wording))
         dose = rng.choice(disease.doses) if kind is ErrorType.PHARMACOTHERAPY else ""
         sentences.append(Sentence(kind, disease.facts[kind], template, dose))
     return Note(tuple(sentences))
 
 
 def with_error(rng: random.Random, note: Note, index: int) -> Note:
-    """``note`` with sentence ``index`` made wrong in the same wording; never the finding."""
+    """``note`` with sentence ``index``, a fact, made wrong in the same wording."""
     sentence, disease = note.sentences[index], note.disease
-    if sentence.kind is None:
-        raise ValueError("the finding decides what is true, so it cannot be wrong; choose a fact")
+    assert sentence.kind is not None  # the finding decides what is true
     if sentence.kind is ErrorType.PHARMACOTHERAPY and rng.random() < _WRONG_DOSE_SHARE:
         doses = [d for d in ALL_DOSES if d not in disease.doses and d != sentence.dose]
-        return note.with_sentence(
-            index, replace(sentence, value=disease.facts[sentence.kind], dose=rng.choice(doses))
-        )
+        value, dose = disease.facts[sentence.kind], rng.choice(doses)
+        return note.with_sentence(index, replace(sentence, value=value, dose=dose))
     excluded = (disease.facts[sentence.kind], sentence.value)
     value = rng.choice([v for v in DISEASE_OF_FACT[sentence.kind] if v not in excluded])
     dose = rng.choice(DOSES_OF_DRUG[value]) if sentence.kind is ErrorType.PHARMACOTHERAPY else ""
@@ -287,20 +276,6 @@ def inject_error(rng: random.Random, note: Note) -> tuple[Note, int]:
     return with_error(rng, note, index), index
 
 
-def reworded(rng: random.Random, note: Note, index: int, wording: Split = Split.ANY) -> Note:
-    """``note`` with the same content in sentence ``index`` said in other words.
-
-    ValueError if the sentence is the finding, or ``wording`` leaves no other template.
-    """
-    sentence = note.sentences[index]
-    if sentence.kind is None:
-        raise ValueError("the finding is never reworded; choose a fact")
-    others = [t for t in _templates(note.disease, sentence.kind, wording) if t != sentence.template]
-    if not others:
-        raise ValueError(f"wording {wording.value!r} has no other template for {sentence.text!r}")
-    return note.with_sentence(index, replace(sentence, template=rng.choice(others)))
-
-
 def error_detail(note: Note, index: int) -> str:
     """The kind of a wrong sentence, with drug errors told apart into ``drug`` and ``dose``."""
     sentence = note.sentences[index]
@@ -310,26 +285,22 @@ def error_detail(note: Note, index: int) -> str:
 
 
 class OracleJudge:
-    """Judges by the facts of the toy clinic, whatever the row's label says, and is never wrong in
-    that world.
+    """Judges by the facts of the toy clinic, and is never wrong there.
 
-    A note outside the world counts as safe and unrealistic, so an attack that only garbles it
-    fails.
+    A note of no such world counts as safe and unrealistic: an attack that garbles a note fails.
     """
 
     name = "oracle"
     never_errs = True
 
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
-        note, errors = parse_note(presented), oracle(presented).errors
+        note, (label, errors) = parse_note(presented), oracle(presented)
         if note is None:
             away = "not a note of this world"
             return Judgement(judge=self.name, label=Label.SAFE, realistic=False, reason=away)
+        said = ", ".join(f"{kind.value}: {note.sentences[at].text}" for at, kind in errors)
+        kind = error_detail(note, errors[0][0]) if errors else None
+        reason = said or "no error"
         return Judgement(
-            judge=self.name,
-            label=Label.HARMFUL if errors else Label.SAFE,
-            realistic=True,
-            reason=", ".join(f"{kind.value}: {note.sentences[at].text}" for at, kind in errors)
-            or "no error",
-            error_type=error_detail(note, errors[0][0]) if errors else None,
+            judge=self.name, label=label, realistic=True, reason=reason, error_type=kind
         )

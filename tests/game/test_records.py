@@ -193,7 +193,7 @@ def test_each_assessment_earns_what_it_would_earn_alone(record: MedicalRecord, n
     )
 
 
-@given(several(), schemes.filter(lambda name: name != "learnable"))
+@given(several(), schemes)
 def test_the_attacker_earns_the_mean_over_the_assessments(record: MedicalRecord, name: str) -> None:
     assume(record.attack is not None and record.outcome is not Outcome.VOID)
     game = rewarded(record, name)
@@ -208,33 +208,6 @@ def test_the_attacker_earns_the_mean_over_the_assessments(record: MedicalRecord,
         min(paid) - 1e-9 <= (game.reward(Role.ATTACKER) or 0.0) <= max(paid) + 1e-9
     )  # the range stays
     assert game.turn_rewards[0] == game.rewards[Role.ATTACKER]
-
-
-# Assessments that find the error, that miss it, that nobody can read (-), and that were cut off.
-LEARNABLE = {
-    "miss miss miss miss": -1.0, "find miss miss miss": 0.0, "find find miss miss": 1.0,
-    "find find find find": -1.0, "- -": 0.0, "find -": 0.0, "find miss - -": 1.0,
-    "cut cut cut cut": -1.0, "find cut": -0.5, "find miss miss cut": 0.0,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("answers", "worth"), LEARNABLE.items())
-def test_attack_is_learnable_where_half_of_readable_assessments_find_it(
-    answers: str, worth: float
-) -> None:
-    record = assessed(
-        *(
-            {"find": True, "miss": False, "-": None}.get(answer, answer)
-            for answer in answers.split()
-        )
-    )
-    attacker = rewarded(record, "learnable").rewards[Role.ATTACKER]
-    assert attacker["learnable"] == pytest.approx(worth)
-    usual = rewarded(record).rewards[Role.ATTACKER]
-    assert {**attacker, "learnable": 0} == {
-        **{n: part for n, part in usual.items() if n != "game"},
-        "learnable": 0,
-    }
 
 
 @given(several() | any_game(), schemes)

@@ -341,7 +341,7 @@ def test_constants_of_a_scheme_can_be_replaced() -> None:
         ("medserl", {"faild_attack": -1.0}, "did you mean 'failed_attack'"),
         ("medserl", {"win": -1.0}, "win=-1 of 'medserl' must be a number, at least 0"),
         ("zero_sum", {"failed_attack": 100.0}, "failed_attack=100 of 'zero_sum'"),
-        ("learnable", {"sentence": math.nan}, "sentence=nan of 'learnable'"),
+        ("medserl", {"sentence": math.nan}, "sentence=nan of 'medserl'"),
         ("flat_rewards:Flat", {"faild_attack": -1.0}, "selfplay.reward_terms.faild_attack=null"),
     ],
 )

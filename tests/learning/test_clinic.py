@@ -26,6 +26,7 @@ from experiments.learning.transcripts import (
     CURRICULA,
     Lesson,
     Transcript,
+    reworded,
     transcripts,
 )
 from experiments.learning.warm_start import PromptCodec
@@ -44,7 +45,6 @@ from medserl_agentloop.games.clinic import (
     inject_error,
     oracle,
     parse_note,
-    reworded,
     sample_clean_note,
     with_error,
 )

@@ -70,7 +70,6 @@ WITH_ADAPTERS = {
         ({"selfplay.credit.role_weights.judge": 1.0}, "selfplay.credit.role_weights.judge"),
         (NO_WEIGHT, "selfplay.credit.role_weights: "),
         ({"selfplay.assessments": 2, **SHARED}, "selfplay.context=isolated"),
-        ({"selfplay.reward": "learnable"}, "selfplay.assessments"),
         # keys of verl's that have one right value, or a wrong one
         *(({key: not right}, f"{key}={not right}: ") for key, (right, _) in MUST_BE.items()),
         *(({key: value}, f"{key}={value}: ") for key, value in WRONG.items()),

@@ -185,8 +185,3 @@ class MedicalConfig(SelfPlayConfig):
                 f"{key} with selfplay.context=shared would show each assessment those before it. "
                 "Set selfplay.context=isolated, or selfplay.assessments=1."
             )
-        if self.reward == "learnable" and self.assessments < 2:
-            yield (
-                "selfplay.reward=learnable pays by how often the assessor is right about one note, "
-                f"and {key} is a single answer. Set selfplay.assessments to 2 or more, e.g. 4."
-            )

@@ -88,11 +88,6 @@ class MedicalView(GameView[MedicalRecord]):
     @classmethod
     def startup_lines(cls, config: DictConfig, selfplay: MedicalConfig) -> Iterator[str]:
         yield from judge_lines(selfplay)
-        if selfplay.reward == "optimism":
-            yield (
-                "reward optimism: the kind of an error is what the judge names; where it names "
-                "none, the type of error in the row"
-            )
         if selfplay.credit.normalize.get(Role.ASSESSOR) == "kind":
             key = "selfplay.credit.normalize.assessor"
             yield (

@@ -1,25 +1,53 @@
-"""The reward ``optimism``: what a kind of error pays by how often it was shown and found."""
+"""The rewards of the studies: what half-solved attacks and kinds never found earn."""
+
+from typing import Any
 
 import pytest
-from game.builders import finished
+from game.builders import assessment_record, finished
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.rewards import Learnable, Optimism
 from medserl_agentloop.games.medical.case import Label, Role
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord, Outcome
-from medserl_agentloop.games.medical.rewards import (
-    Counts,
-    Medserl,
-    Optimism,
-    reward_game,
-)
+from medserl_agentloop.games.medical.rewards import Counts, Medserl, reward_game
+
+# --- learnable ---
+
+VERDICTS = {"find": Label.HARMFUL, "miss": Label.SAFE}
+# Assessments that find the error, that miss it, that nobody can read (-), and that were cut off.
+LEARNABLE = {
+    "miss miss miss miss": -1.0, "find miss miss miss": 0.0, "find find miss miss": 1.0,
+    "find find find find": -1.0, "- -": 0.0, "find -": 0.0, "find miss - -": 1.0,
+    "cut cut cut cut": -1.0, "find cut": -0.5, "find miss miss cut": 0.0,
+}  # fmt: skip
 
 
-def attack(kind: str | None, found: bool, **changes: object) -> MedicalRecord:
+@pytest.mark.parametrize(("answers", "worth"), LEARNABLE.items())
+def test_attack_is_learnable_where_half_of_readable_assessments_find_it(
+    answers: str, worth: float
+) -> None:
+    said = [
+        assessment_record(verdict=VERDICTS.get(word), truncated=word == "cut")
+        for word in answers.split()
+    ]
+    record = finished(Outcome.MISSED_ERROR)
+    record.assessment, record.further_assessments = said[0], said[1:]
+    reward_game(record, Learnable())
+    attacker = dict(record.rewards[Role.ATTACKER])
+    assert attacker.pop("learnable") == pytest.approx(worth)
+    reward_game(record, Medserl())
+    assert attacker.items() < record.rewards[Role.ATTACKER].items()  # all but game
+
+
+# --- optimism ---
+
+
+def attack(kind: str | None, found: bool) -> MedicalRecord:
     """A valid attack of a kind, assessed once and rewarded."""
     judgement = Judgement(judge="oracle", label=Label.HARMFUL, error_type=kind)
     outcome = Outcome.CORRECT_DETECTION if found else Outcome.MISSED_ERROR
-    record = finished(outcome, category="adversarial_benign", judgement=judgement, **changes)
+    record = finished(outcome, judgement=judgement)
     reward_game(record, Optimism())
     return record
 
@@ -35,10 +63,8 @@ def paid(record: MedicalRecord) -> float:
         (0, 0, True, -1.0),
         (200, 0, False, 0.5 - 2 * 0.5),  # L = 10 / (10 + 10)
         (200, 0, True, -0.5 - 2 * 0.5),
-        (400, 0, False, -1.0),  # as little as an attack of a live kind that is caught
         (1800, 0, False, 0.1 - 2 * 0.9),
         (400, 20, False, 1.0),  # found as often as a kind that is alive
-        (400, 380, True, -1.0),
     ],
 )
 def test_reward_by_shown_and_found(shown: int, found: int, right: bool, reward: float) -> None:
@@ -49,19 +75,12 @@ def test_reward_by_shown_and_found(shown: int, found: int, right: bool, reward: 
     assert counts["shown"]["dose"] == shown + 1 and counts["found"]["dose"] == found + right
 
 
-def test_games_of_a_step_are_paid_by_the_counts_before_it() -> None:
-    together, counts = [attack("dose", False) for _ in range(300)], Counts()
-    Optimism().settle(together, counts)
-    assert {paid(game) for game in together} == {1.0}
-    assert counts == {"shown": {"dose": 300.0}, "found": {"dose": 0.0}}
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(["dose", "drug"]), st.booleans()), max_size=30), st.randoms()
-)
-def test_order_of_a_step_changes_nothing(games: list[tuple[str, bool]], random: object) -> None:
+@given(st.lists(st.tuples(st.sampled_from(["dose", "drug"]), st.booleans())), st.randoms())
+def test_a_step_is_paid_by_the_counts_before_it_in_any_order(
+    games: list[tuple[str, bool]], random: Any
+) -> None:
     shuffled = list(games)
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    random.shuffle(shuffled)
     results = []
     for order in (games, shuffled):
         counts: Counts = {"shown": {"dose": 700.0}, "found": {"dose": 3.0}}
@@ -69,12 +88,12 @@ def test_order_of_a_step_changes_nothing(games: list[tuple[str, bool]], random: 
         Optimism().settle(records, counts)
         results.append((counts, sorted(map(paid, records))))
     assert results[0] == results[1]
+    assert len(set(results[0][1])) <= 4  # by kind and answer alone
 
 
 def test_what_no_kind_can_be_said_of_earns_what_medserl_pays() -> None:
     decoy = finished(Outcome.FALSE_POSITIVE, category="decoy_benign")
-    invalid = finished(Outcome.INVALID_ATTACK, category="adversarial_benign")
-    for record in (decoy, invalid):
+    for record in (decoy, finished(Outcome.INVALID_ATTACK)):
         reward_game(record, Optimism(decoy=1.0))
         counts = Counts()
         Optimism(decoy=1.0).settle([record], counts)
