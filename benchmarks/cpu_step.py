@@ -40,8 +40,8 @@ from verl.utils import tensordict_utils
 from medserl_agentloop.backends import cpu_sampling
 from medserl_agentloop.core.advantages import ROLE_ESTIMATORS, Baselines, RoleBatch
 from medserl_agentloop.core.config import CreditSettings
-from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.interaction import Message, Reply, Turn, play_game
+from medserl_agentloop.core.encoding import ChatEncoder, Message
+from medserl_agentloop.core.interaction import Reply, Turn, play_game
 from medserl_agentloop.core.step_file import to_line
 from medserl_agentloop.core.trajectory import RECORD_KEY, Trajectory, TrajectoryTurn
 from medserl_agentloop.games.medical.case import Category, ErrorType, GameSpec, Role

@@ -26,7 +26,7 @@ from medserl_agentloop.core.client import (
     _is_this_machine,
     blocking,
 )
-from medserl_agentloop.core.control_text import as_think
+from medserl_agentloop.core.encoding import as_think
 from medserl_agentloop.core.interaction import Reply
 
 KEY, PASSWORD, QUOTED = "sk-TOPSECRET-0123", "p@ss/w:rd?#", "p%40ss%2Fw%3Ard%3F%23"

@@ -24,7 +24,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from experiments.opponent.clinic import CONFIG
-from medserl_agentloop.core.interaction import Message, Reply, Turn, as_untrusted, play_game
+from medserl_agentloop.core.encoding import Message, as_untrusted
+from medserl_agentloop.core.interaction import Reply, Turn, play_game
 from medserl_agentloop.core.step_file import LATEST
 from medserl_agentloop.evaluation.local_models import LocalModel, load_player
 from medserl_agentloop.games.medical.case import Role

@@ -29,15 +29,8 @@ from medserl_agentloop.core.config import (
     adapter_names,
     game_class,
 )
-from medserl_agentloop.core.encoding import ChatEncoder, end_ids
-from medserl_agentloop.core.interaction import (
-    Interaction,
-    Message,
-    NoReplyError,
-    Reply,
-    Turn,
-    play_game,
-)
+from medserl_agentloop.core.encoding import ChatEncoder, Message, end_ids
+from medserl_agentloop.core.interaction import Interaction, NoReplyError, Reply, Turn, play_game
 from medserl_agentloop.core.liveness import ends_the_run
 from medserl_agentloop.core.records import GameRecord, OpponentRecord
 from medserl_agentloop.core.trajectory import RECORD_KEY, SelfPlayOutput, Trajectory, TrajectoryTurn

@@ -20,16 +20,18 @@ from medserl_agentloop.core.client import (
     Unreachable,
     shown,
 )
-from medserl_agentloop.core.control_text import (
+from medserl_agentloop.core.encoding import (
     CONTROL_TOKEN,
     END_THINK,
     JOINER,
     THINK,
+    ChatEncoder,
+    Message,
     as_think,
+    as_untrusted,
     broken,
 )
-from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.interaction import Message, NoReplyError, Reply, Turn, as_untrusted
+from medserl_agentloop.core.interaction import NoReplyError, Reply, Turn
 
 logger = logging.getLogger(__name__)
 

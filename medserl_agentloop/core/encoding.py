@@ -1,24 +1,158 @@
-"""Tokenizes prompts, with untrusted text as data.
+"""Prompts: chat messages with untrusted text in them as data, in words and in tokens.
 
 A text may contain anything, even ``<|im_end|>``. So the chat template is rendered with a
 placeholder, and the text itself is tokenized without special tokens: it cannot open or close a chat
 turn. Transformers' ``split_special_tokens`` ignores added tokens that are not marked as special,
-such as Qwen3's ``<think>``, and plain pieces like ``</s>``.
+such as Qwen3's ``<think>``, and plain pieces like ``</s>``. A server gets words, not tokens:
+:func:`as_data` breaks up all control text. Add a line to a table below for a new model family.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 
-from medserl_agentloop.core.control_text import THINK, as_think, reasoning_open, without_switches
-from medserl_agentloop.core.interaction import PLACE, Message, Prompt, Turn, place
+if TYPE_CHECKING:
+    from medserl_agentloop.core.interaction import Turn
+
+# -- control text: what models and chat templates do not read as plain words -----------------------
+
+THINK, END_THINK = "<think>", "</think>"
+
+_HARMONY = r"(?:<\|start\|>assistant)?<\|channel\|>"
+# The marks that open and close a family's reasoning.
+_REASONING = {
+    "Harmony (gpt-oss)": (
+        rf"{_HARMONY}analysis<\|message\|>",
+        rf"<\|end\|>{_HARMONY}final<\|message\|>",
+    ),
+    "Harmony, its marks left out by the server": (
+        r"analysis(?=.*assistantfinal)",
+        r"assistantfinal",
+    ),
+    "Mistral": (r"\[THINK\]", r"\[/THINK\]"),
+    "Gemma 4": (r"<\|channel>thought\s", r"<channel\|>"),
+    "MedGemma": (r"<unused94>thought\s", r"<unused95>"),
+}
+
+_TEMPLATE_TOKENS = {
+    # DeepSeek's bar, blank
+    "ChatML, Llama 3, Phi, GLM, GPT-OSS, DeepSeek": r"<[|\uff5c][\w\u2581/ -]{1,40}[|\uff5c]>",
+    "Llama 2": r"<</?SYS>>",
+    "Mistral": r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]",
+    "Gemma": r"</?(?:start_of_turn|end_of_turn)>",
+    "EXAONE": r"\[\|/?\w{1,40}\|\]",
+    "GLM": r"\[[gs]?MASK\]|<[se]op>",
+    "InternLM": r"\[UNUSED_TOKEN_\d+\]|<eo[ah]>",
+    "Baichuan, MiniCPM": r"<reserved_\d+>|<AI>|<\u7528\u6237>",
+    "many": r"</?(?:s|bos|eos)>",
+}
+CONTROL_TOKEN = "|".join(_TEMPLATE_TOKENS.values())
+"""Control tokens of known families; no prompt contains them as plain text."""
+
+_SWITCHES = {
+    # </think> and [/THINK] are none
+    "Qwen3, Hunyuan, Nemotron, SmolLM3, GLM": r"/no_?think|(?<![<\[])/think",
+    "SmolLM3": r"/system_override",
+}
+SWITCH = re.compile("|".join(_SWITCHES.values()), re.IGNORECASE)
+"""A switch: words in a user's message that turn a model's reasoning off or on."""
+
+MARKUP = re.compile(
+    rf"(?=({CONTROL_TOKEN}|<[|\uff5c][^<>\n]{{0,64}}>|<[^\s<>]{{1,64}}>"
+    r"|\[(?![A-Z]?[a-z]+\])[|/@]?[A-Za-z_][\w|/@]{0,64}\]))[<\[]"
+)
+"""Beginnings of what some tokenizer may have a token for, which is the group: <think>, <|a b|>,
+[TOOL_CALLS], [|user|]; not "BP <140", "[2]" or "[sic]". One may stand inside another."""
+
+JOINER = "\u2060"  # invisible, and no white space to a tokenizer's pre-splitter
+
+
+def as_think(text: str) -> str:
+    """A model's turn with its reasoning between ``<think>`` and ``</think>``, whatever its family's
+    marks are. Reasoning that was cut off stays open.
+    """
+    for opening, closing in _REASONING.values():
+        marked = re.match(rf"\s*{opening}(.*?)({closing}|\Z)", text, re.DOTALL)
+        if marked is not None:
+            end = END_THINK if marked[2] else ""
+            return f"{THINK}{marked[1]}{end}{text[marked.end() :]}"
+    return text
+
+
+def as_data(text: str) -> str:
+    """Untrusted text that reads the same, without control tokens and switches."""
+    return MARKUP.sub(broken, without_switches(text))
+
+
+def without_switches(text: str) -> str:
+    """``text`` with a blank in every switch: ``/ no_think``."""
+    return SWITCH.sub(lambda switch: f"/ {switch[0][1:]}", text)
+
+
+def broken(token: re.Match[str]) -> str:
+    """A control token, changed so that no tokenizer reads it as one."""
+    return token[0][0] + JOINER + token[0][1:]
+
+
+def reasoning_open(prefill: str) -> bool:
+    """Return whether the prompt begins the player's reasoning and leaves it open."""
+    return prefill.rfind(THINK) > prefill.rfind(END_THINK)
+
+
+def reasoning_closed(prefill: str) -> bool:
+    """Return whether the prompt ends the reasoning, as templates do that switch thinking off."""
+    return prefill.rfind(END_THINK) > prefill.rfind(THINK)
+
+
+# -- prompts in words ------------------------------------------------------------------------------
+
+# Private-use characters: no template holds them, and chat templates that strip white space keep
+# them.
+PLACE = re.compile("\ue000(\\w+)\ue000")
+
+Message = dict[str, str]
+
+
+def place(name: str) -> str:
+    """Return the placeholder of the untrusted text ``name`` in a prompt."""
+    return f"\ue000{name}\ue000"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Chat messages, with untrusted text kept apart from them.
+
+    ``place(name)`` marks where ``messages`` show the text ``data[name]``. Neither the encoder nor a
+    chat server finds control tokens in these texts.
+    """
+
+    messages: tuple[Message, ...]
+    data: Mapping[str, str] = field(default_factory=dict)
+
+    def filled(self, shown: Callable[[str], str] = as_data) -> list[Message]:
+        """Return the messages with each text, changed by ``shown``, in its place."""
+
+        def fill(content: str) -> str:
+            return PLACE.sub(lambda match: shown(self.data[match[1]]), content)
+
+        return [{**message, "content": fill(message["content"])} for message in self.messages]
+
+
+def as_untrusted(messages: Sequence[Message]) -> Prompt:
+    """Return a prompt that treats the text of every message as untrusted."""
+    texts = {f"message_{number}": message["content"] for number, message in enumerate(messages)}
+    pairs = zip(messages, texts, strict=True)
+    return Prompt(tuple({**message, "content": place(name)} for message, name in pairs), texts)
+
+
+# -- prompts in tokens -----------------------------------------------------------------------------
 
 _TEMPLATES_KEPT = 1024
 
@@ -44,27 +178,23 @@ _Template = tuple[list[list[int] | str], str]
 
 def end_ids(*named: Any) -> frozenset[int]:
     """All end-of-sequence ids of a model's configs and tokenizer."""
-    ends = (getattr(each, "eos_token_id", None) for each in named)
+    ends = [getattr(each, "eos_token_id", None) for each in named]
     lists = (end if isinstance(end, (list, tuple)) else [end] for end in ends)
     return frozenset(number for numbers in lists for number in numbers if number is not None)
 
 
 class ChatEncoder:
-    """Tokenizes prompts with a model's chat template (``template_kwargs``: verl's), and texts in
-    them as data.
+    """Tokenizes prompts with a model's chat template, and reads the turns that follow them.
 
-    To read turns it needs the ``ends`` that the model's configurations name: Gemma 3's differ from
-    its tokenizer's.
+    ``template_kwargs`` are verl's; ``ends`` are those that the model's configurations name: Gemma
+    3's differ from its tokenizer's.
     """
 
     def __init__(
-        self,
-        tokenizer: Any,
-        template_kwargs: dict[str, Any] | None = None,
-        ends: Iterable[int] = (),
+        self, tokenizer: Any, template_kwargs: Mapping[str, Any] = {}, ends: Iterable[int] = ()
     ) -> None:
         self.tokenizer = tokenizer
-        self.template_kwargs = dict(template_kwargs or {})
+        self.template_kwargs = dict(template_kwargs)
         self.ends = end_ids(tokenizer).union(ends)
         self._templates: dict[Any, _Template] = {}
         added = tokenizer.added_tokens_decoder
@@ -86,8 +216,8 @@ class ChatEncoder:
 
     @classmethod
     def of_run(cls, tokenizer: Any, data: Any, ends: Iterable[int] = ()) -> ChatEncoder:
-        template_kwargs = OmegaConf.create(dict(data.get("apply_chat_template_kwargs") or {}))
-        return cls(tokenizer, OmegaConf.to_container(template_kwargs), ends)
+        kwargs = OmegaConf.create(dict(data.get("apply_chat_template_kwargs") or {}))
+        return cls(tokenizer, dict(OmegaConf.to_container(kwargs)), ends)
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of ``text`` without control tokens; ValueError if one cannot be spelt out."""
@@ -118,9 +248,7 @@ class ChatEncoder:
         return len(self.encode_text(text))
 
     def stop(self, strings: Sequence[str]) -> dict[str, list[Any]]:
-        """Sampling parameters that end a turn at these strings; by token id if a string is one
-        token.
-        """
+        """Sampling parameters that end a turn at these strings; by token id where one is one."""
         ids = {of: self.tokenizer.encode(of, add_special_tokens=False) for of in strings}
         fields = {
             "stop_token_ids": [own[0] for own in ids.values() if len(own) == 1],
@@ -150,9 +278,7 @@ class ChatEncoder:
         return self._encode(turn.prompt, turn.prefix, continued=False)
 
     def continuation(self, turn: Turn, previous_token: int | None) -> EncodedPrompt:
-        """The prompt of a turn as the next user message of a conversation; does not repeat its
-        end-of-turn token.
-        """
+        """A turn's prompt as the next user message, without the end-of-turn token before it."""
         prompt = self._encode(turn.prompt, turn.prefix, continued=True)
         return replace(prompt, ids=prompt.ids[1:]) if prompt.ids[:1] == [previous_token] else prompt
 

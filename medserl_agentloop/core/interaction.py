@@ -1,70 +1,41 @@
 """The interface between the core and a game, and the loop that plays a game between any players.
 
-A game is a subclass of :class:`Interaction`, named in ``selfplay.game``. :func:`play_game` plays
-it, with models behind a server or in this process; the reward manager and the trainer ask the same
-class for scores and metrics. It sees only the number of tokens.
+An :class:`Interaction` is a kind of game, named in ``selfplay.game``; a :class:`Game` is one of
+them being played. :func:`play_game` plays it, with models behind a server or in this process; the
+reward manager and the trainer ask the interaction for scores and metrics. It sees only the number
+of tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
+from omegaconf import DictConfig
+
 from medserl_agentloop.core.config import SelfPlayConfig
-from medserl_agentloop.core.control_text import as_data
-from medserl_agentloop.core.metrics import game_metrics
-from medserl_agentloop.core.records import GameRecord, TurnRecord
-from medserl_agentloop.core.view import GameView
+from medserl_agentloop.core.encoding import Message
+from medserl_agentloop.core.encoding import Prompt as Prompt  # for games, as Turn is
+from medserl_agentloop.core.metrics import Rule, common_rules, game_metrics
+from medserl_agentloop.core.records import (
+    COLUMNS,
+    Column,
+    GameRecord,
+    Section,
+    TurnRecord,
+    as_text,
+)
 
 AGENT_NAME = "medserl_selfplay"  # ``agent_name`` of the rows that the self-play agent loop plays
 
 NO_ROLE_ID = 0  # ``role_ids`` of tokens that no role wrote, such as prompts
-
-# Private-use characters: no template holds them, and chat templates that strip white space keep
-# them.
-PLACE = re.compile("\ue000(\\w+)\ue000")
-
-
-def place(name: str) -> str:
-    """Return the placeholder of the untrusted text ``name`` in a prompt."""
-    return f"\ue000{name}\ue000"
-
-
-Message = dict[str, str]
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """Chat messages, with untrusted text kept apart from them.
-
-    ``place(name)`` marks where ``messages`` show the text ``data[name]``. Neither the encoder nor a
-    chat server finds control tokens in these texts.
-    """
-
-    messages: tuple[Message, ...]
-    data: Mapping[str, str] = field(default_factory=dict)
-
-    def filled(self, shown: Callable[[str], str] = as_data) -> list[Message]:
-        """Return the messages with each text, changed by ``shown``, in its place."""
-
-        def fill(content: str) -> str:
-            return PLACE.sub(lambda match: shown(self.data[match[1]]), content)
-
-        return [{**message, "content": fill(message["content"])} for message in self.messages]
-
-
-def as_untrusted(messages: Sequence[Message]) -> Prompt:
-    """Return a prompt that treats the text of every message as untrusted."""
-    texts = {f"message_{number}": message["content"] for number, message in enumerate(messages)}
-    pairs = zip(messages, texts, strict=True)
-    return Prompt(tuple({**message, "content": place(name)} for message, name in pairs), texts)
 
 
 @dataclass(frozen=True)
@@ -88,18 +59,24 @@ class PlannedRow(NamedTuple):
     response: int  # the most tokens that its response can take as verl counts it
 
 
+LIMITS = ("max_prompt_length", "max_response_length")
+"""Keys of verl's ``data`` that limit the tokens of a :class:`PlannedRow`."""
+
+
+def overlong(planned: PlannedRow, data: Mapping[str, Any]) -> list[str]:
+    """Limits of verl's ``data`` that the planned row exceeds."""
+    return [key for key, tokens in zip(LIMITS, planned[1:], strict=True) if tokens > data[key]]
+
+
 class Game(Protocol):
-    """One game in progress."""
+    """One game being played; its :class:`Interaction` starts it and says whose turn it is."""
 
     record: Any
 
     def play(
         self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False
     ) -> None:
-        """Take the next turn.
-
-        ``prefill`` is the part of the answer that the chat template has written.
-        """
+        """Take the next turn; ``prefill`` is what the chat template has written of it."""
 
     def make_void(self, reason: str) -> None:
         """End the game without a result; no role is rewarded or trained."""
@@ -107,6 +84,98 @@ class Game(Protocol):
 
 G = TypeVar("G", bound=Game)
 R = TypeVar("R", bound=GameRecord)
+
+
+class GameView(Generic[R]):
+    """The optional part of a kind of game: checks, alarms, tables and pages.
+
+    A game names its own in ``Interaction.View``. The defaults show any game turn by turn.
+    """
+
+    shown: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Labels and metrics of the game's own columns in the table of steps."""
+    headline: ClassVar[tuple[str, ...]] = ()
+    """Metrics that ``medserl show`` prints in addition to rewards and :attr:`shown`."""
+    gains: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Labels and validation measures (shares) that say what a run gained."""
+    columns: ClassVar[Mapping[str, Column]] = COLUMNS
+    """The table of games, a column for each fact."""
+
+    def __init__(self, roles: Sequence[str]) -> None:
+        self.roles = roles
+
+    # -- before the first step
+
+    @classmethod
+    def check_run(cls, run: Any) -> Iterator[str]:
+        """Yield a sentence for each problem of a ``core.run_check.RunConfig`` for this game."""
+        return iter(())
+
+    @classmethod
+    def startup_lines(cls, config: DictConfig, selfplay: Any) -> Iterator[str]:
+        """Yield lines to print before a run starts; warnings begin with ``warning:``."""
+        return iter(())
+
+    @classmethod
+    def caveats(cls, config: DictConfig, selfplay: Any) -> Iterator[str]:
+        """Yield sentences on what a run with this config cannot show."""
+        return iter(())
+
+    @classmethod
+    def folders(cls, selfplay: Any) -> Mapping[str, Path]:
+        """Return the folders that ``selfplay`` keys name; a resume compares them."""
+        return {}
+
+    # -- after a step's games
+
+    @classmethod
+    def rules(cls, roles: Sequence[str]) -> tuple[Rule, ...]:
+        """The alarms; ``selfplay.alarms.limits`` may change their limits."""
+        return common_rules(roles)
+
+    def notices(self, numbers: Mapping[str, float]) -> Iterator[str]:
+        """Yield comments on a step's metrics; the run prints each one once."""
+        return iter(())
+
+    def trained_role_won(self, record: R) -> bool | None:
+        """Return whether the trained role beat its opponent; None if undecided."""
+        return None
+
+    # -- in validation
+
+    def read_validation_set(self, dataset: Any) -> None:
+        """Receive the rows of ``data.val_files`` before the first validation."""
+
+    def validation_numbers(self, record: R) -> dict[str, float | str | None]:
+        """One game's numbers for verl's validation, and texts for :meth:`validation_scores`."""
+        return {f"{role}_reward": record.reward(role) for role in self.roles}
+
+    def validation_scores(
+        self, sources: Sequence[str], facts: Mapping[str, Sequence[Any]]
+    ) -> Iterable[tuple[dict[str, float], str]]:
+        """Scores of a whole validation: metrics, and a line to print.
+
+        ``sources`` is the ``data_source`` of every game's row; ``facts`` are lists of
+        ``validation_numbers``' values.
+        """
+        return ()
+
+    # -- where games are looked at
+
+    @classmethod
+    def sections(cls, record: R, prompts: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
+        """Return the sections of a game's page: the turns as played, and the game's own fields.
+
+        ``prompts`` is the run's ``prompts.jsonl``, the latest first.
+        """
+        sections = []
+        for number, turn in enumerate(record.turns):
+            title = f"{turn.role} · {turn.tokens} tokens{', cut off' if turn.truncated else ''}"
+            facts = {"earned": record.turn_rewards.get(number)}
+            read = {f"what {turn.role} read": as_text(turn.messages)}
+            sections.append(Section(title, turn.role, None, [("", turn.response)], facts, read))
+        own = {n: v for n, v in record.to_json().items() if n not in GameRecord.model_fields}
+        return [*sections, Section("game", facts=own)] if own else sections
 
 
 class Interaction(ABC, Generic[G, R]):
@@ -179,8 +248,7 @@ class Interaction(ABC, Generic[G, R]):
     def question(self, record: R) -> Coroutine[Any, Any, Any] | None:
         """Return a coroutine that asks a third party for what the score needs, or None.
 
-        :func:`play_game` calls this until there is one, and keeps playing while it waits for the
-        answer.
+        :func:`play_game` calls this until there is one, and plays on while it waits for the answer.
         """
         return None
 
@@ -198,17 +266,6 @@ class Interaction(ABC, Generic[G, R]):
         ``counts`` are numbers by group and name that the game keeps between steps, also in
         checkpoints. The tokens get rewards of roles, not of single turns.
         """
-
-
-LIMITS = ("max_prompt_length", "max_response_length")
-"""Keys of verl's ``data`` that limit the tokens of a :class:`PlannedRow`."""
-
-
-def overlong(planned: PlannedRow, data: Mapping[str, Any]) -> list[str]:
-    """Limits of verl's ``data`` that the planned row exceeds."""
-    return [
-        limit for limit, tokens in zip(LIMITS, planned[1:], strict=True) if tokens > data[limit]
-    ]
 
 
 class NoReplyError(Exception):

@@ -29,8 +29,8 @@ from medserl_agentloop.backends.cpu_sampling import Sampler, SamplingRequest, Sa
 from medserl_agentloop.core import identity
 from medserl_agentloop.core.client import without_credentials
 from medserl_agentloop.core.config import ADAPTERS_FOLDER
-from medserl_agentloop.core.encoding import ChatEncoder, end_ids
-from medserl_agentloop.core.interaction import Message, Reply, Turn, as_untrusted
+from medserl_agentloop.core.encoding import ChatEncoder, Message, as_untrusted, end_ids
+from medserl_agentloop.core.interaction import Reply, Turn
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, METRICS_FILE, Checkpoint, StepFile
 from medserl_agentloop.games.medical.case import Role
 

@@ -22,14 +22,8 @@ from rich.progress import Progress
 from medserl_agentloop.core.chat import TEMPLATE_KWARGS, ServedModel
 from medserl_agentloop.core.client import CHAT_PATH, ServerOptions
 from medserl_agentloop.core.config import SelfPlayConfig, game_class, key_values, selfplay_config
-from medserl_agentloop.core.interaction import (
-    Interaction,
-    Message,
-    NoReplyError,
-    Reply,
-    Turn,
-    play_game,
-)
+from medserl_agentloop.core.encoding import Message
+from medserl_agentloop.core.interaction import Interaction, NoReplyError, Reply, Turn, play_game
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, StepFile
 from medserl_agentloop.games.medical.case import Category, GameSpec, Role
 from medserl_agentloop.games.medical.config import MedicalConfig

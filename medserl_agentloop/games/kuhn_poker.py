@@ -16,9 +16,8 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from medserl_agentloop.core.interaction import AGENT_NAME, Interaction, Prompt, Turn
+from medserl_agentloop.core.interaction import AGENT_NAME, GameView, Interaction, Prompt, Turn
 from medserl_agentloop.core.records import GameRecord
-from medserl_agentloop.core.view import GameView
 
 CARDS = ("J", "Q", "K")
 ROLES = ("first", "second")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from medserl_agentloop.core.control_text import END_THINK, THINK, reasoning_open
+from medserl_agentloop.core.encoding import END_THINK, THINK, reasoning_open
 from medserl_agentloop.games.medical.case import Label
 from medserl_agentloop.games.medical.parsing import (
     CONTRADICTION,

@@ -3,7 +3,7 @@
     from medserl_agentloop.report import games
     games("runs/quickstart").groupby("step")["assessor_reward"].mean()
 
-A game's view adds its own fields (``core.view.GameView``).
+A game's view adds its own fields (``core.interaction.GameView``).
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
 from medserl_agentloop.core.config import ADAPTERS_FOLDER
-from medserl_agentloop.core.interaction import Message, Prompt, Reply, Turn
+from medserl_agentloop.core.encoding import Message
+from medserl_agentloop.core.interaction import Prompt, Reply, Turn
 from medserl_agentloop.evaluation.local_models import (
     facts_of,
     find_weights,

@@ -24,7 +24,8 @@ from typer.testing import Result
 
 from medserl_agentloop.core.chat import ChatClient, ServedModel
 from medserl_agentloop.core.client import ServerOptions, blocking
-from medserl_agentloop.core.interaction import NoReplyError, Prompt, Reply, place
+from medserl_agentloop.core.encoding import place
+from medserl_agentloop.core.interaction import NoReplyError, Prompt, Reply
 from medserl_agentloop.evaluation.play import can_play, model_at, suggested_budget
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
 from medserl_agentloop.games.kuhn_poker import rows as kuhn_rows

@@ -23,8 +23,7 @@ from rollout.families import FAMILIES, WITHOUT_SYSTEM
 
 from medserl_agentloop.core.chat import _read
 from medserl_agentloop.core.client import NoAnswer, ServerOptions
-from medserl_agentloop.core.control_text import JOINER, SWITCH, as_data, without_switches
-from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.encoding import JOINER, SWITCH, ChatEncoder, as_data, without_switches
 from medserl_agentloop.core.interaction import Turn
 from medserl_agentloop.core.step_file import from_line, to_line
 from medserl_agentloop.data.cases import MedecFormatError

@@ -14,7 +14,8 @@ from support import attack_text as attack_on_note
 from verl.experimental.reward_loop.reward_loop import RewardLoopManager
 from verl.trainer.ppo.v1 import PPOTrainerSync
 
-from medserl_agentloop.core.interaction import Message, NoReplyError, Reply, Turn, play_game
+from medserl_agentloop.core.encoding import Message
+from medserl_agentloop.core.interaction import NoReplyError, Reply, Turn, play_game
 from medserl_agentloop.core.trainer import SelfPlayTrainer
 from medserl_agentloop.games.medical.case import Category, GameSpec, Label, Role
 from medserl_agentloop.games.medical.config import MedicalConfig

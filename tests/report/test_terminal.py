@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from invoking import invoke
 from rich.console import Console
 
-from medserl_agentloop.core.interaction import Message, Reply, Turn, play_game
+from medserl_agentloop.core.encoding import Message
+from medserl_agentloop.core.interaction import Reply, Turn, play_game
 from medserl_agentloop.core.records import OpponentRecord
 from medserl_agentloop.core.step_file import CONFIG_FILE, GAMES_FILE, METRICS_FILE, StepFile
 from medserl_agentloop.evaluation.tournament import shares, tables

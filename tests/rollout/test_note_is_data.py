@@ -19,8 +19,8 @@ from rollout.families import (
 from support import NOTE, REWRITTEN, extra_info, run_game, run_with
 from test_prompting import profile_in
 
-from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.interaction import Prompt, Turn, place
+from medserl_agentloop.core.encoding import ChatEncoder, place
+from medserl_agentloop.core.interaction import Prompt, Turn
 from medserl_agentloop.core.trajectory import RECORD_KEY
 from medserl_agentloop.games.medical.case import Category, ErrorType, Label, Role
 from medserl_agentloop.games.medical.edit import number_sentences

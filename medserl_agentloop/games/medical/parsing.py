@@ -13,7 +13,7 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
-from medserl_agentloop.core.control_text import END_THINK, THINK, reasoning_closed, reasoning_open
+from medserl_agentloop.core.encoding import END_THINK, THINK, reasoning_closed, reasoning_open
 from medserl_agentloop.games.medical.canonical import says_the_same
 from medserl_agentloop.games.medical.case import ERROR_TYPES, Label, known_type
 from medserl_agentloop.games.medical.edit import SentenceEdit

@@ -19,7 +19,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, Field
 
-from medserl_agentloop.core.interaction import Message, Prompt, Turn, place
+from medserl_agentloop.core.encoding import Message, place
+from medserl_agentloop.core.interaction import Prompt, Turn
 from medserl_agentloop.games.medical.case import Category, Role, checked_types, in_words
 from medserl_agentloop.games.medical.edit import number_sentences, numbered_text
 from medserl_agentloop.games.medical.parsing import load_parser

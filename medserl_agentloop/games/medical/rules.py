@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from medserl_agentloop.core.control_text import MARKUP, SWITCH
+from medserl_agentloop.core.encoding import MARKUP, SWITCH
 from medserl_agentloop.games.medical.canonical import (
     canonical_words,
     is_repair,

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medserl_agentloop.core.interaction import Prompt
+from medserl_agentloop.core.interaction import GameView, Prompt
 from medserl_agentloop.core.metrics import Rule, common_rules
 from medserl_agentloop.core.records import Pieces, Section, as_text
-from medserl_agentloop.core.view import GameView
 from medserl_agentloop.games.medical.case import EVAL_SPLIT, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.edit import changed_runs, one_line

@@ -24,7 +24,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from medserl_agentloop.core.chat import BASE, TEMPLATE_KWARGS, BaseModelChat, ChatClient
 from medserl_agentloop.core.client import CHAT_PATH, BadAnswer, NoAnswer, Refused
-from medserl_agentloop.core.control_text import THINK, as_data
+from medserl_agentloop.core.encoding import THINK, as_data
 from medserl_agentloop.core.identity import of_model, of_server, of_values
 from medserl_agentloop.games.medical.case import GameSpec, Label
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
