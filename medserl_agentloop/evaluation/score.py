@@ -172,7 +172,7 @@ def _cell(estimate: Mapping[str, Any], form: str = ".3f") -> str:
 
 
 def _words(measure: str) -> str:
-    return measure.replace("_", " ")
+    return measure.replace("_percent", " %").replace("_", " ")
 
 
 def _measures(systems: Mapping[str, Any]) -> Table:
@@ -189,6 +189,11 @@ def _measures(systems: Mapping[str, Any]) -> Table:
         # A composite that is not computed has the reason in the row of its score.
         if not name.endswith("_composite") or any(m["value"] is not None for m in measures):
             rows.append([_words(name), *map(_cell, measures)])
+    rows.append([])
+    for name in first["screening"]:
+        form = ".1f" if name.startswith("false_alarms") else ".3f"
+        cells = [_cell(scores["screening"][name], form) for scores in systems.values()]
+        rows.append([_words(name), *cells])
     return _table("Scores with 95 % intervals", ["", *systems], rows)
 
 

@@ -20,6 +20,8 @@ from medserl_agentloop.scoring.official import SCORERS, Grades, Numbers, Scorer,
 
 RESAMPLES = 2000
 GROUP_MEASURES = ("flag_accuracy", "sentence_accuracy", "rouge_1")
+PREVALENCES = (0.01, 0.05, 0.10)
+"""Shares of notes with an error for which the precision of an alarm is computed."""
 COMPARED = ("flag_accuracy", "f1", "sentence_accuracy", "rouge_1_composite")
 """The measures that a floor bounds; not recall, of which "always error" has 1."""
 _CORE = ("flag_accuracy", "sentence_accuracy", "f1")  # verl's word for what counts most
@@ -54,6 +56,7 @@ class Scores:
     missing: float
     measures: dict[str, Estimate]
     groups: dict[str, dict[str, dict[str, Any]]]  # kind and name -> ``notes`` and ``measures``
+    screening: dict[str, Estimate]  # what a reader of the alarms would meet
     seeds: int = 1
 
 
@@ -89,6 +92,7 @@ def summarise(seeds: Sequence[Grades], *, resamples: int = RESAMPLES) -> Scores:
         missing=float(np.mean([grades.missing for grades in seeds])),
         measures=measures | absent,
         groups=dict(groups),
+        screening=_screening(measures["recall"], measures["false_positive_rate"]),
         seeds=len(seeds),
     )
 
@@ -125,6 +129,33 @@ def compare(
             of_draws = min(1.0, float(2 * (tail + 1) / (len(draws) + 1)))
             one["p_value"] = max(of_draws, 2.0 ** (1 - cases))
     return differences
+
+
+def _screening(recall: Estimate, alarms: Estimate) -> dict[str, Estimate]:
+    """False alarms per 100 correct notes, and the precision of an alarm by Bayes' rule.
+
+    The interval of a precision joins the ends of both rates' intervals, so it is conservative.
+    """
+
+    def precision(share: float, found: float | None, wrong: float | None) -> float | None:
+        if found is None or wrong is None or not found + wrong:
+            return None
+        return share * found / (share * found + (1 - share) * wrong)
+
+    ends = ((recall.value, alarms.value), (recall.low, alarms.high), (recall.high, alarms.low))
+    why = recall.why or alarms.why or _NOTHING_TO_COUNT["precision"]
+    percents = (
+        None if end is None else 100 * end for end in (alarms.value, alarms.low, alarms.high)
+    )
+    value, low, high = percents
+    alarm_count = Estimate(value, low, high, why=alarms.why)
+    screening = {"false_alarms_per_100_correct_notes": alarm_count}
+    for share in PREVALENCES:
+        value, low, high = (precision(share, *end) for end in ends)
+        screening[f"precision_at_a_prevalence_of_{100 * share:g}_percent"] = (
+            Estimate(None, why=why) if value is None else Estimate(value, low, high)
+        )
+    return screening
 
 
 def _groups(notes: Sequence[ReferenceNote]) -> Iterator[tuple[str, str, Numbers]]:

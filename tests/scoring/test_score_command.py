@@ -12,7 +12,7 @@ from scoring.builders import gold, guesses, note, validation, write_reference
 
 from experiments.shortcuts.medec import classified, training_notes
 from medserl_agentloop.scoring.metrics import floors, score
-from medserl_agentloop.scoring.notes import write_submission
+from medserl_agentloop.scoring.notes import Prediction, write_submission
 
 NOTES = [note(n, n % 2 == 0, f"A right sentence {n}." if n % 2 == 0 else None) for n in range(30)]
 
@@ -44,7 +44,7 @@ def test_a_submission_is_scored_beside_floors(
     assert found.exit_code == 0, found.output
     printed = " ".join(found.output.split())
     assert "30 notes, 15 with an error; 5 blank" in printed
-    assert "false positive rate" in printed and "floor: always" in printed
+    assert "false alarms per 100 correct notes" in printed and "floor: always" in printed
     assert "quoted: GPT-4.1, zero-shot [3]" in printed and "[3] arXiv 2511.19858" in printed
     (system,) = results(output)["systems"].values()
     measure = system["measures"]["flag_accuracy"]
@@ -52,6 +52,24 @@ def test_a_submission_is_scored_beside_floors(
     assert system["measures"]["bleurt"]["value"] is None and len(results(output)["floors"]) == 3
     below = system["below_floors"]["sentence_accuracy"]
     assert below and ", sentence accuracy: below always no error;" in printed
+
+
+def test_alarms_are_counted_as_a_reader_would_meet_them() -> None:
+    """10 of 15 errors are found, and 3 of 15 correct notes are called wrong."""
+    predictions = [
+        Prediction(n.text_id, flag=number < 20 if n.flag else number < 6)
+        for number, n in enumerate(NOTES)
+    ]
+    found = score(NOTES, predictions).screening
+    assert found["false_alarms_per_100_correct_notes"].value == pytest.approx(20.0)
+    for percent, expected in ((1, 1 / 30.7), (5, 1 / 6.7), (10, 1 / 3.7)):  # r : (1 - r) * 0.3
+        estimate = found[f"precision_at_a_prevalence_of_{percent}_percent"]
+        assert estimate.value == pytest.approx(expected)
+        assert estimate.low is not None and estimate.high is not None
+        assert estimate.low < expected < estimate.high
+    silent = score(NOTES, [Prediction(n.text_id) for n in NOTES]).screening
+    precision = silent["precision_at_a_prevalence_of_1_percent"]
+    assert (precision.value, precision.why) == (None, "no note is said to have an error")
 
 
 def test_files_in_a_folder_are_seeds_of_one_system(
