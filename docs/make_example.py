@@ -1,6 +1,6 @@
 """Write ``docs/example.html``, the page of a quickstart run, and its picture ``docs/report.png``.
 
-    medserl quickstart && medserl progress runs/quickstart --data data/quickstart/new/val.parquet
+    medserl quickstart
     python docs/make_example.py runs/quickstart
 
 The picture needs Chromium and ``pip install playwright``. ``tests/report/test_example.py`` fails

@@ -9,8 +9,6 @@ A game's view adds its own fields (``core.interaction.GameView``).
 from __future__ import annotations
 
 import re
-import sys
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
@@ -19,7 +17,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 from omegaconf import OmegaConf
-from pydantic import ConfigDict
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
@@ -28,7 +25,7 @@ from medserl_agentloop import DEFAULT_GAME
 from medserl_agentloop.core.config import ConfigError, game_class
 from medserl_agentloop.core.interaction import Interaction
 from medserl_agentloop.core.metrics import storable
-from medserl_agentloop.core.records import Column, GameRecord, Rewards, read_games
+from medserl_agentloop.core.records import Column, GameRecord, read_games
 from medserl_agentloop.core.step_file import (
     CONFIG_FILE,
     GAMES_FILE,
@@ -36,19 +33,16 @@ from medserl_agentloop.core.step_file import (
     StepFile,
     checkpoints,
 )
-from medserl_agentloop.terminal import plain, table, visible
+from medserl_agentloop.terminal import plain, table
 
 PART = 1000
 """Games in memory at a time while a frame is made, plus those that complete a step."""
 
-GameClass: TypeAlias = Any  # a class of games, which is not made here: a ``type[Interaction]``
+GameClass: TypeAlias = Any  # a ``type[Interaction]``
 
 
 def games(run: str | Path) -> pd.DataFrame:
-    """The games of a run: its folder (``selfplay.records``), or a games file.
-
-    A ValueError names a wrong line.
-    """
+    """The games of a run's folder or of a games file; a ValueError names a wrong line."""
     game, records = read_run(run)
     return pd.concat([games_frame(part, game) for part in parts(records)], ignore_index=True)
 
@@ -85,35 +79,27 @@ def games_file(run: str | Path) -> Path:
     return path
 
 
-class _AnyRecord(GameRecord):
-    """A record of a game whose class cannot be imported."""
-
-    model_config = ConfigDict(extra="allow")
-
-    rewards: Rewards
-
-
-class _AnyGame(Interaction[Any, _AnyRecord]):
-    roles = ()
-    Record = _AnyRecord
-
-
 def read_run(run: str | Path) -> tuple[GameClass, Iterator[Any]]:
-    """The game of a run, from its config or its records, and the records in order; raises as
-    :func:`games`.
+    """The game of a run, from its config, and its records in order.
+
+    Without a config it is the default game, or, if the records are of another one, any game. Raises
+    as :func:`games`, and for a class that cannot be imported.
     """
     file = games_file(run)
     name = _game_of(file.parent)
     try:
         game: GameClass = game_class(name or DEFAULT_GAME)
     except ConfigError as error:
-        why = f"{file} is read without the class of its game ({error}): is it on PYTHONPATH?"
-        print(visible(why), file=sys.stderr)
-        game = _AnyGame
+        raise ValueError(f"{file}: {error}; put its module on PYTHONPATH") from None
+    first = set(next(StepFile(file).read())) if name is None else set()
     needed = {field for field, info in game.Record.model_fields.items() if info.is_required()}
-    if name is None and not needed <= next(StepFile(file).read()).keys():
+    if "rewards" in first and not needed <= first:
         game = _AnyGame
     return game, read_games(file, game.Record)
+
+
+class _AnyGame(Interaction[Any, GameRecord]):
+    roles = ()
 
 
 def _game_of(run: Path) -> str | None:
@@ -128,9 +114,7 @@ def _game_of(run: Path) -> str | None:
 
 
 def parts(records: Iterable[GameRecord]) -> Iterator[list[GameRecord]]:
-    """The games in parts of whole steps, so of whole prompt groups, of at least
-    :data:`PART` games.
-    """
+    """The games in parts of whole steps, so of whole prompt groups, from :data:`PART` games on."""
     part: list[GameRecord] = []
     for _, step in groupby(records, key=lambda game: game.step):
         part += step
@@ -142,11 +126,11 @@ def parts(records: Iterable[GameRecord]) -> Iterator[list[GameRecord]]:
 
 
 def games_frame(records: Sequence[GameRecord], game: GameClass) -> pd.DataFrame:
-    """The frame of these games, whole prompt groups: the ``columns`` of their class, and of each
-    role its reward, components and tokens.
+    """The frame of whole prompt groups of games: the ``columns`` of their class, and of each role
+    its reward, components and tokens.
     """
-    roles = [*game.roles, *(str(role) for record in records for role in record.rewards)]
-    roles = list(dict.fromkeys(roles))
+    rewarded = (str(role) for record in records for role in record.rewards)
+    roles = list(dict.fromkeys([*game.roles, *rewarded]))
     own = {"reward": "Float64", "tokens": "Int64", "truncated": "boolean"}
     schema = {f"{role}_{name}": Column(dtype, "") for role in roles for name, dtype in own.items()}
     schema |= game.View.columns
@@ -171,9 +155,7 @@ def games_frame(records: Sequence[GameRecord], game: GameClass) -> pd.DataFrame:
 
 
 def reward_columns(frame: pd.DataFrame) -> list[str]:
-    """The columns with the roles' rewards, ``<role>_reward``; components are
-    ``reward/<role>/<component>``.
-    """
+    """The columns ``<role>_reward``; components are ``reward/<role>/<component>``."""
     return [name for name in frame if name.endswith("_reward") and not name.startswith("reward/")]
 
 
@@ -194,6 +176,7 @@ class Curve(NamedTuple):
     data_set: str
     label: str
     values: dict[int, float]  # shares, 0 to 1
+    rows: str  # e.g. ``200 held-out notes``
 
     def __str__(self) -> str:
         """E.g. ``errors found 55 → 89 %``; one number if there is one validation."""
@@ -204,7 +187,27 @@ class Curve(NamedTuple):
 
 def curves(run: str | Path) -> list[Curve]:
     """The curves of a run's validations, by data set and then in the order of its game's gains."""
-    return _curves(Path(run))[0]
+    run = Path(run)
+    try:
+        gains = game_class(_game_of(run) or DEFAULT_GAME).View.gains
+    except ConfigError:  # of a class that is not here
+        gains = ()
+    file, found = run / METRICS_FILE, dict[str, dict[str, dict[int, float]]]()
+    if gains and file.is_file() and file.stat().st_size:
+        for name, values in metrics(run).items():
+            if named := re.fullmatch(r"val-(?:core|aux)/([^/]+)/([^/]+)", str(name)):
+                known = {int(step): float(value) for step, value in values.dropna().items()}
+                found.setdefault(named[1], {})[named[2]] = known
+    shown = []
+    for data_set, measures in found.items():
+        notes = [*measures.get("notes", {}).values()]
+        rows = f"{notes[-1]:.0f} held-out notes" if notes else "held-out rows"
+        shown += [
+            Curve(data_set, label, measures[measure], rows)
+            for label, measure in gains
+            if measure in measures
+        ]
+    return shown
 
 
 def headline(run: str | Path) -> str | None:
@@ -213,39 +216,12 @@ def headline(run: str | Path) -> str | None:
     E.g. ``errors found 55 → 89 %, false alarms 15 → 0 %, 200 held-out notes``. Each of several data
     sets has its own part.
     """
-    found, notes = _curves(Path(run))
-    by_set: dict[str, list[Curve]] = defaultdict(list)
-    for curve in found:
-        by_set[curve.data_set].append(curve)
+    by_set = {name: [*of] for name, of in groupby(curves(run), key=lambda curve: curve.data_set)}
     said = []
     for name, of_set in by_set.items():
-        counted = f"{notes[name]:.0f} held-out notes" if name in notes else "held-out rows"
         which = f"{name}: " if len(by_set) > 1 else ""
-        said.append(f"{which}{', '.join(map(str, of_set))}, {counted}")
+        said.append(f"{which}{', '.join(map(str, of_set))}, {of_set[0].rows}")
     return "; ".join(said) or None
-
-
-def _curves(run: Path) -> tuple[list[Curve], dict[str, float]]:
-    """The curves, and the number of notes of each data set."""
-    try:
-        gains = game_class(_game_of(run) or DEFAULT_GAME).View.gains
-    except ConfigError:  # of a class that is not here
-        gains = ()
-    file, found = run / METRICS_FILE, dict[tuple[str, str], dict[int, float]]()
-    if gains and file.is_file() and file.stat().st_size:
-        for name, values in metrics(run).items():
-            if named := re.fullmatch(r"val-(?:core|aux)/([^/]+)/([^/]+)", str(name)):
-                known = values.dropna().items()
-                found[named[1], named[2]] = {int(step): float(v) for step, v in known}
-    sets = dict.fromkeys(data_set for data_set, _ in found)
-    shown = [
-        Curve(data_set, label, found[data_set, measure])
-        for data_set in sets
-        for label, measure in gains
-        if (data_set, measure) in found
-    ]
-    notes = {of: [*v.values()][-1] for (of, measure), v in found.items() if measure == "notes"}
-    return shown, notes
 
 
 # --- ``medserl show`` ---
@@ -262,10 +238,7 @@ def headline_metrics(game: GameClass, roles: Iterable[str]) -> list[str]:
 
 
 def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
-    """Print a run's metrics and one game: ``number``, from 1, or the highest ranked one.
-
-    ValueError if none.
-    """
+    """Print a run's metrics and one game: ``number``, from 1, or the highest ranked one."""
     game, records = read_run(run)
     shown, total, most = None, 0, -1
     for total, record in enumerate(records, start=1):
@@ -281,10 +254,8 @@ def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
         words = {metric: f" ({label})" for label, metric in game.View.shown}
         # Three parts: of a set as a whole; verl's own are by category.
         scores = list(by_step.filter(regex="^val-core/[^/]+/[^/]+$"))
-        for title, names in (
-            ("metrics", headline_metrics(game, game.roles or shown.rewards)),
-            ("validation", scores),
-        ):
+        trained = headline_metrics(game, game.roles or shown.rewards)
+        for title, names in (("metrics", trained), ("validation", scores)):
             known = by_step.filter(names).dropna(how="all").dropna(axis="columns", how="all")
             ends = known.iloc[[0, -1] if len(known) > 1 else [0] * len(known)]
             rows = [
@@ -324,9 +295,8 @@ def render_game(record: GameRecord, game: GameClass, title: str) -> RenderableTy
     """A game's turns, judge and rewards as panels."""
     why = f" ({record.void})" if record.void else ""
     outcome = f"outcome: {outcome_words(game.View.columns['outcome'].value(record))}{why}"
-    lines: list[RenderableType] = [
-        plain("; ".join(filter(None, (record.kind, outcome))), style="bold")
-    ]
+    ended = f"{record.kind}; {outcome}" if record.kind else outcome
+    lines: list[RenderableType] = [plain(ended, style="bold")]
     others = [f"{role}: {name}" for role, name in record.players.items()]
     if (opponent := record.opponent) is not None:
         others.append(f"{opponent.role}: {opponent.version or 'no answer'} ({opponent.kind})")

@@ -43,7 +43,7 @@ class _Run(NamedTuple):
 
     @property
     def steps(self) -> tuple[int, int] | None:
-        """The first and last step of its games, or None."""
+        """The first and last step of its games, if they say it."""
         steps = self.games["step"].dropna()
         return None if steps.empty else (int(steps.min()), int(steps.max()))
 
@@ -77,18 +77,20 @@ def read_side(side: str, steps: tuple[int, int] | None = None) -> Side:
             raise ValueError(f"{path} is no run: neither it nor a folder in it holds {GAMES_FILE}")
         # A run's folder also holds the games of medserl tournament and progress, which are no runs.
         runs += sorted(folder for folder in found if found.isdisjoint(folder.parents))
-    read = [_read(run) for run in runs]
-    return [_within(run, *steps) for run in read] if steps else read
+    return [_within(_read(run), steps) for run in runs]
 
 
-def _within(run: _Run, first: int, last: int) -> _Run:
+def _within(run: _Run, steps: tuple[int, int] | None) -> _Run:
     """The run with the games and metrics of these steps only."""
-    games = run.games[run.games["step"].between(first, last).fillna(False)]
+    if steps is None:
+        return run
+    games = run.games[run.games["step"].between(*steps).fillna(False)]
     if games.empty:
         raise ValueError(
-            f"{run.name} has no games of steps {first} to {last}: give --steps that both sides have"
+            f"{run.name} has no games of steps {steps[0]} to {steps[1]}: give --steps that both "
+            "sides have"
         )
-    return run._replace(games=games, metrics=run.metrics.loc[first:last])
+    return run._replace(games=games, metrics=run.metrics.loc[steps[0] : steps[1]])
 
 
 def _read(path: Path) -> _Run:

@@ -213,6 +213,7 @@ function drawList() {
     const cells = ofList().map((name) => {
       if (name === "outcome") return element("span", { title: words(why ?? outcome) }, element("b", {}, sign(outcome)), " " + words(why ?? outcome));
       const found = value(name, game);
+      if (name === "run") return element("span", { class: "run", title: found }, element("bdi", {}, words(found)));
       return element("span", {}, state.data.rewards.includes(name) ? number(found) : words(found));
     });
     const row = element("div", { class: "row" + (game === state.chosen ? " chosen" : ""), "data-game": game, color: outcomeColor(outcome) }, ...cells);
@@ -534,17 +535,15 @@ function drawPlots() {
 // The first screen: what each run was, and what was gained.
 function drawRuns() {
   const names = column("run").words;
-  byId("runs").replaceChildren(...state.data.runs.map(({ facts, caveats, headline, progress }, code) => {
+  byId("runs").replaceChildren(...state.data.runs.map(({ facts, caveats, headline }, code) => {
     const said = Object.entries(facts).map(([name, fact]) => (name === "date" ? fact : `${name} ${fact}`)).join(" · ");
     const dashed = names.length > 1 ? legend([["", "var(--text)", DASHES[code % DASHES.length]]]).firstChild.firstChild : "";
-    const head = element("div", {},
+    const head = [
       element("p", {}, dashed, element("h1", {}, names[code]), element("span", { class: "facts" }, ` ${said}`)),
       element("p", { class: headline ? "gained" : "facts" }, headline ?? "no held-out validation: set data.val_files and trainer.test_freq"),
-      ...caveats.map((caveat) => element("p", { class: "caveat" }, caveat)));
-    const [heads, ...rows] = progress;
-    const table = heads && element("table", { class: "progress" }, element("tr", {}, ...heads.map((cell) => element("th", {}, cell))),
-      ...rows.map(([label, ...cells]) => element("tr", {}, element("th", {}, label), ...cells.map((cell) => element("td", {}, cell)))));
-    return element("section", {}, head, table ?? "");
+      ...caveats.map((caveat) => element("p", { class: "caveat" }, caveat)),
+    ];
+    return element("section", {}, ...head);
   }));
 }
 

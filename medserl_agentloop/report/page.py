@@ -54,12 +54,6 @@ FACTS = {
     "profile": "selfplay.profile",
 }
 """Labels of the first screen, and the config key of each."""
-MEASURED = {
-    "detection": "errors found",
-    "success": "attacks valid and not found",
-    "false alarms, untouched": "correct notes called wrong",
-}
-"""Rows of ``medserl progress`` on the first screen, by the measure in its file."""
 
 
 def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
@@ -125,7 +119,6 @@ def about(run: Path) -> dict[str, Any]:
         "caveats": caveats,
         "headline": headline(folder),
         "curves": [[curve.label, sorted(curve.values.items())] for curve in curves(folder)],
-        "progress": _progress(folder),
     }
 
 
@@ -140,30 +133,6 @@ def _caveats(config: Any) -> list[str]:
         ]
     except (ConfigError, OmegaConfBaseException):  # of a class or a version that is not here
         return []
-
-
-def _progress(folder: Path) -> list[list[str]]:
-    """The newest ``medserl progress`` of a run as rows of a table, its head first; empty without
-    one.
-    """
-    files = sorted(folder.glob("progress/*/tournament.json"), key=lambda file: file.stat().st_mtime)
-    shares = json.loads(files[-1].read_text(encoding="utf-8")).get("shares") if files else None
-    if not shares:
-        return []
-    assessors = list(dict.fromkeys(one["assessor"] for one in shares if one["assessor"]))
-    rows: dict[str, dict[str, str]] = {}
-    for one in shares:
-        if (measure := MEASURED.get(one["measure"])) is not None:
-            label = measure + f", attacker at {_step(one['attacker'])}" * bool(one["attacker"])
-            rows.setdefault(label, {})[one["assessor"]] = f"{100 * one['share']:.0f} %"
-    body = [[label, *(cells.get(name, "-") for name in assessors)] for label, cells in rows.items()]
-    return [["", *(f"assessor at {_step(name)}" for name in assessors)], *body]
-
-
-def _step(player: str) -> str:
-    """``step 16`` for a checkpoint of a run, ``run/16``."""
-    step = player.rpartition("/")[2]
-    return f"step {step}" if step.isdecimal() else player
 
 
 def _render(blocks: Sequence[tuple[str, str]]) -> str:

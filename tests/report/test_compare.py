@@ -17,15 +17,11 @@ OUTCOMES = [Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION, Outcome.INVALID_ATT
 
 def run(folder: Path, scheme: str = "zero_sum", outcomes: list[Outcome] = OUTCOMES) -> Path:
     """A run of two steps with the same games in both; a step takes 2 s."""
-    pay = load_scheme(scheme)
-    games = [
-        paid(outcome, pay, step=step, scheme=scheme) for step in (1, 2) for outcome in outcomes
-    ]
-    StepFile(folder / GAMES_FILE).append(game.to_json() for game in games)
-    memory = {"actor/perf/max_memory_allocated_gb": 3.0}
-    StepFile(folder / METRICS_FILE).append(
-        {"step": s, "timing_s/step": 2.0, **memory} for s in (1, 2)
-    )
+    numbers = {"timing_s/step": 2.0, "actor/perf/max_memory_allocated_gb": 3.0}
+    for step in (1, 2):
+        games = [paid(of, load_scheme(scheme), step=step, scheme=scheme) for of in outcomes]
+        StepFile(folder / GAMES_FILE).append(game.to_json() for game in games)
+        StepFile(folder / METRICS_FILE).append([{"step": step, **numbers}])
     return folder
 
 
@@ -88,10 +84,8 @@ def test_the_verdict_says_what_differs_and_by_how_much(tmp_path: Path) -> None:
 
 def test_several_runs_on_both_sides_are_seeds(tmp_path: Path) -> None:
     found, missed = Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR
-    for side, seeds in {
-        "a": [[found] * 4, [found] * 3 + [missed]],
-        "b": [[missed] * 4] * 2,
-    }.items():
+    sides = {"a": [[found] * 4, [found] * 3 + [missed]], "b": [[missed] * 4] * 2}
+    for side, seeds in sides.items():
         for seed, outcomes in enumerate(seeds):
             run(tmp_path / side / str(seed), outcomes=outcomes)
     for side in (tmp_path / "a", tmp_path / "a" / "*"):
@@ -104,9 +98,8 @@ def test_games_between_the_players_of_a_run_are_no_seed(tmp_path: Path) -> None:
     for seed in ("0", "1"):
         run(tmp_path / "seeds" / seed)
         run(tmp_path / "seeds" / seed / "progress" / "2")
-    assert [each.name for each in read_side(str(tmp_path / "seeds"))] == [
-        str(tmp_path / "seeds" / s) for s in "01"
-    ]
+    runs = read_side(str(tmp_path / "seeds"))
+    assert [each.name for each in runs] == [str(tmp_path / "seeds" / s) for s in "01"]
 
 
 def test_openrlhf_log_reports_absent_numbers_as_not_measured(tmp_path: Path) -> None:

@@ -39,27 +39,22 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = Path("runs/quickstart")
     StepFile(folder / GAMES_FILE).append(record.to_json() for record in RECORDS)
-    StepFile(folder / METRICS_FILE).append(
-        [{"step": 1, "actor/grad_norm": 0.5}, {"step": 2, "selfplay/alarm/x": 1.0}]
-    )
+    numbers = [{"step": 1, "actor/grad_norm": 0.5}, {"step": 2, "selfplay/alarm/x": 1.0}]
+    StepFile(folder / METRICS_FILE).append(numbers)
     return folder
 
 
 def test_a_game_is_a_row_with_the_columns_of_the_schema(run: Path) -> None:
     frame = games(run)
-    dtypes = {
-        name: str(dtype) for name, dtype in frame.dtypes.items() if not name.startswith("reward/")
-    }
-    assert dtypes == {name: column.dtype for name, column in GAMES.items()}
+    own = frame.loc[:, ~frame.columns.str.startswith("reward/")].dtypes.astype(str)
+    assert dict(own) == {name: column.dtype for name, column in GAMES.items()}
     assert list(frame["outcome"]) == [record.outcome.value for record in RECORDS]
     assert list(frame["right"].astype(object)) == [False, True, pd.NA, pd.NA, pd.NA]
     assert list(frame["assessor_readable"].astype(object)) == [True, True, pd.NA, False, True]
     assert list(frame["finished"][:2].astype(object)) == [NOON, pd.NaT]
     assert list(frame["signal"]) == [True, True, False, False, False]
-    for role in (
-        "attacker",
-        "assessor",
-    ):  # the components add up to the reward, and are missing where it is
+    for role in ("attacker", "assessor"):
+        # The components add up to the reward, and are missing where it is.
         total = frame.filter(like=f"reward/{role}/").sum(axis=1, min_count=1)
         pd.testing.assert_series_equal(total, frame[f"{role}_reward"], check_names=False)
 
@@ -75,9 +70,8 @@ def test_the_error_type_is_that_of_an_error_that_the_game_began_with(
 
 def example(words: str) -> str:
     """The one block of Python on the page that has these words."""
-    blocks = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs" / "report.md").read_text(encoding="utf-8"), re.DOTALL
-    )
+    text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (code,) = (block for block in blocks if words in block)
     return str(code)
 
@@ -94,9 +88,8 @@ def test_the_questions_of_the_page_are_answered() -> None:
 
 def test_undetected_errors_are_written_as_notes_of_medec(run: Path) -> None:
     note = ERROR_NOTE.replace(" Discharge", "\n\ud800 Discharge")
-    missed = paid(
-        Outcome.MISSED_ERROR, step=4, attack={"note": note}, error_sentences=[ERROR_SENTENCE]
-    )
+    wrong = {"attack": {"note": note}, "error_sentences": [ERROR_SENTENCE]}
+    missed = paid(Outcome.MISSED_ERROR, step=4, **wrong)
     StepFile(run / GAMES_FILE).append(missed.to_json() for _ in range(2))
     exec(example("undetected.csv"), {})
     (row,) = read_reference([Path("undetected.csv")]).notes
@@ -111,10 +104,8 @@ TEXT = "word " * 2000  # as long as a turn's reasoning
 
 
 def record(number: int) -> MedicalRecord:
-    outcome, changes = (
-        list(Outcome)[number % len(Outcome)],
-        {"profile": "medserl", "scheme": "medserl"},
-    )
+    outcome = list(Outcome)[number % len(Outcome)]
+    changes = {"profile": "medserl", "scheme": "medserl"}
     place = {"step": number // 8, "uid": str(number // 4), "session": number % 4}
     return paid(outcome, assessment={"reasoning": TEXT}, **place, **changes)
 

@@ -35,41 +35,22 @@ HOSTILE = (
     "<a href=\"javascript:document.title='owned'\">\"quoted\" 'single'</a> &lt; \\u003c {{ 1 }} "
     "\ud800 é"
 )
-STEPS = (
-    Outcome.MISSED_ERROR,
-    Outcome.CORRECT_DETECTION,
-    Outcome.INVALID_ATTACK,
-    Outcome.UNREADABLE,
-    Outcome.VOID,
-)
+STEPS = [Outcome.MISSED_ERROR, Outcome.CORRECT_DETECTION, Outcome.INVALID_ATTACK]
+STEPS += [Outcome.UNREADABLE, Outcome.VOID]
 
 
 def scored(outcome: Outcome, step: int, session: int = 0, **changes: Any) -> MedicalRecord:
-    return paid(
-        outcome,
-        step=step,
-        uid=f"group {step}",
-        session=session,
-        **{"profile": "medserl", **changes},
-    )
+    changes = {"uid": f"group {step}", "session": session, "profile": "medserl", **changes}
+    return paid(outcome, step=step, **changes)
 
 
 def write_run(folder: Path, records: list[MedicalRecord]) -> Path:
     StepFile(folder / GAMES_FILE).append(record.to_json() for record in records)
-    StepFile(folder / METRICS_FILE).append([{"step": 0, "val-aux/panel/recall": 0.25}])
-    StepFile(folder / METRICS_FILE).append(
-        {
-            "step": n,
-            "actor/grad_norm": n / 10,
-            **({"selfplay/alarm/no_signal": 1.0} if n == 2 else {}),
-        }
-        for n in range(1, 7)
-    )
-    StepFile(folder / METRICS_FILE).append(
-        [
-            {"step": 6, "val-aux/panel/recall": 0.75, "val-aux/panel/notes": 8},
-        ]
-    )
+    steps: list[dict[str, float]] = [{"step": 0, "val-aux/panel/recall": 0.25}]
+    steps += [{"step": n, "actor/grad_norm": n / 10} for n in range(1, 7)]
+    steps[2]["selfplay/alarm/no_signal"] = 1.0
+    steps.append({"step": 6, "val-aux/panel/recall": 0.75, "val-aux/panel/notes": 8})
+    StepFile(folder / METRICS_FILE).append(steps)
     config = {
         "selfplay": {"reward": "zero_sum", "judge": "games.clinic:OracleJudge"},
         "actor_rollout_ref": {"model": {"path": "/models/novice"}},
@@ -84,53 +65,43 @@ def test_page_shows_the_prompts_of_the_run_though_the_profile_changed(tmp_path: 
         for template in ("attacker/adversarial_benign.jinja", "assessor/assess.jinja"):
             (tmp_path / "mine" / template).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "mine" / template).write_text(words + "{{ note }}")
-        write_prompts(tmp_path, step, PromptProfile(tmp_path / "mine").templates())
-        write_prompts(
-            tmp_path, step + 1, PromptProfile(tmp_path / "mine").templates()
-        )  # unchanged: nothing is written
+        for at in (step, step + 1):  # the second is unchanged: nothing is written
+            write_prompts(tmp_path, at, PromptProfile(tmp_path / "mine").templates())
     stored = module.prompts_of(tmp_path)
     assert [row["step"] for row in stored] == [3, 3, 1, 1]
 
     for step, words in ((2, "Old: "), (3, "New: ")):
         game = scored(Outcome.MISSED_ERROR, step, profile="./nonesuch")
-        assert reads(game, stored) == [
-            f"[user] {words}{note}" for note in (game.spec.seed_note, game.presented_note)
-        ]
+        notes = (game.spec.seed_note, game.presented_note)
+        assert reads(game, stored) == [f"[user] {words}{note}" for note in notes]
         assert reads(game, []) == ["", ""]
 
 
 def reads(game: MedicalRecord, prompts: list[dict[str, Any]]) -> list[str]:
     """Return the text that each role of a game read."""
     sections = MedicalGameInteraction.View.sections(game, prompts)
-    return [
-        text
-        for section in sections
-        for label, text in section.folded.items()
-        if label.startswith("what the")
-    ]
+    folded = (named for section in sections for named in section.folded.items())
+    return [text for label, text in folded if label.startswith("what the")]
 
 
-@pytest.mark.parametrize(
-    "profile", sorted(p.name for p in resource("prompts").iterdir() if p.is_dir())
-)
+PROFILES = sorted(path.name for path in resource("prompts").iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("profile", PROFILES)
 def test_the_stored_prompts_of_every_profile_are_those_that_its_roles_read(profile: str) -> None:
     stored = [{"step": 1, **prompt} for prompt in load_profile(profile).templates()]
-    games = [
-        scored(Outcome.UNREADABLE, 1, category=category, profile=profile) for category in Category
-    ]
-    assert all(reads(game, stored) == reads(game, []) and all(reads(game, [])) for game in games)
+    for category in Category:
+        game = scored(Outcome.UNREADABLE, 1, category=category, profile=profile)
+        assert reads(game, stored) == reads(game, []) and all(reads(game, []))
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = [scored(o, n, s) for n, o in enumerate(STEPS, start=1) for s in range(2)]
     records.append(scored(Outcome.CORRECT_REJECTION, 5, 2, category="vanilla_benign"))
-    attack = {
-        "response": attack_text(HOSTILE),
-        "note": f"Before. {HOSTILE} After.",
-        "reasoning": HOSTILE,
-    }
     assessment = {"response": HOSTILE, "sentence": HOSTILE, "reasoning": HOSTILE}
+    attack = {"response": attack_text(HOSTILE), "note": f"Before. {HOSTILE} After."}
+    attack["reasoning"] = HOSTILE
     parts = {"attack": attack, "assessment": assessment, "facts": {"vignette_id": HOSTILE}}
     records.append(scored(Outcome.MISSED_ERROR, 6, **parts))
     return write_run(tmp_path_factory.mktemp("runs") / "first", records)
@@ -168,20 +139,6 @@ def test_the_first_screen_says_what_was_run_and_what_was_gained(view: Any) -> No
     assert "errors found 75 %" in " ".join(legend.inner_text().split())
     view.locator("#plots figure").first.locator(".step").first.hover()
     assert "errors found 25 %" in " ".join(legend.inner_text().split())
-
-
-def test_the_last_progress_is_on_the_first_screen(
-    viewed: Callable[..., Any], tmp_path: Path
-) -> None:
-    run = write_run(tmp_path / "run", [scored(Outcome.MISSED_ERROR, 1)])
-    shares = [
-        {"measure": "detection", "attacker": "run/0", "assessor": f"run/{step}", "share": share}
-        for step, share in ((0, 0.512), (16, 0.91))
-    ]
-    (run / "progress" / "16").mkdir(parents=True)
-    (run / "progress" / "16" / "tournament.json").write_text(json.dumps({"shares": shares}))
-    cells = viewed(run).locator(".progress tr").last.locator("th, td").all_text_contents()
-    assert cells == ["errors found, attacker at step 0", "51 %", "91 %"]
 
 
 def test_a_filter_greys_what_it_leaves_out_and_can_be_taken_back(view: Any) -> None:
@@ -266,10 +223,7 @@ def test_a_text_too_long_to_be_drawn_is_cut_with_a_word_on_it(
 ) -> None:
     long = "x" * 1_000_000
     turn = {"response": long, "reasoning": long}
-    answers = {
-        "attack": {**turn, "note": long},
-        "assessment": {**turn, "sentence": long},
-    }
+    answers = {"attack": {**turn, "note": long}, "assessment": {**turn, "sentence": long}}
     run = write_run(tmp_path / "run", [scored(Outcome.MISSED_ERROR, 1, **answers)])
     started = time.monotonic()
     view = viewed(run)
@@ -286,10 +240,8 @@ def test_the_page_fits_its_window(
     view = viewed(run, game="#4", color_scheme=scheme, viewport={"width": width, "height": 900})
     assert "invalid attack" in view.inner_text("h2")
     parts = "[...document.querySelectorAll('html, #plots, #list, #game, .row span')]"
-    assert (
-        view.evaluate(f"{parts}.filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent)")
-        == []
-    )
+    wide = f"{parts}.filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent)"
+    assert view.evaluate(wide) == []
     style = "getComputedStyle(document.body)"
     assert view.evaluate(f"{style}.color") != view.evaluate(f"{style}.backgroundColor")
     view.emulate_media(media="print")
@@ -301,13 +253,10 @@ def test_several_runs_stand_side_by_side(
     viewed: Callable[..., Any], tmp_path: Path, names: tuple[str, str]
 ) -> None:
     steps = {"alpha": 1, "omega": 5}
-    runs = [
-        write_run(
-            tmp_path / name,
-            [scored(Outcome.MISSED_ERROR, steps[name], n) for n in range(len(name))],
-        )
-        for name in names
-    ]
+    runs = []
+    for name in names:
+        games = [scored(Outcome.MISSED_ERROR, steps[name], n) for n in range(5)]
+        runs.append(write_run(tmp_path / name, games))
     view = viewed(*runs)
     assert ", ".join(names) in view.title()
     figures = view.locator("#plots figure")
@@ -321,9 +270,8 @@ def test_several_runs_stand_side_by_side(
     assert view.inner_text("#count") == "5 of 10 games"
     view.select_option("#plots select >> nth=0", label="actor/grad_norm")
     drawn = view.locator("#plots path title").all_text_contents()
-    assert [title for title in drawn if "grad_norm" in title] == [
-        f"actor/grad_norm, {name}" for name in names
-    ]
+    drawn = [title for title in drawn if "grad_norm" in title]
+    assert drawn == [f"actor/grad_norm, {name}" for name in names]
 
 
 def test_too_many_games_are_sampled_by_whole_groups(
@@ -336,9 +284,8 @@ def test_too_many_games_are_sampled_by_whole_groups(
 def test_a_user_is_told_what_is_wrong(run: Path, tmp_path: Path) -> None:
     for runs, says in (((run, run), "named twice"), ((tmp_path,), "does not exist")):
         refused = invoke("report", *runs, "-o", tmp_path / "x.html")
-        assert (
-            refused.exit_code == 2 and says in refused.output and not (tmp_path / "x.html").exists()
-        )
+        assert refused.exit_code == 2 and says in refused.output
+        assert not (tmp_path / "x.html").exists()
 
 
 @pytest.mark.slow
