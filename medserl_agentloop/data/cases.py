@@ -1,5 +1,4 @@
-"""Cases: a note, its correction and the facts of its error; contradictions, similar notes, and
-MEDEC's sentence lists.
+"""A case: a note, its correction and the facts of its error; similar notes, MEDEC's sentence lists.
 
 ``reader.py`` turns files into cases, and ``rows.py`` turns cases into rows of games.
 """
@@ -16,17 +15,15 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
-from rapidfuzz.distance import Indel
 
 from medserl_agentloop.games.medical.case import ERROR_TYPES, Category, known_type
-from medserl_agentloop.games.medical.edit import WORD, one_line
+from medserl_agentloop.games.medical.edit import one_line
 from medserl_agentloop.paths import LONGEST_NOTE
 
 NEAR_DUPLICATE = 0.5  # Jaccard similarity of two notes' sets of 4-grams
 MEDEC_UW = "medec_uw"
 NO_TYPE = "unknown"
 _SUBSETS = {"ms": "medec_ms", "uw": MEDEC_UW}
-_WORDS_PER_GRAM = 4
 _LONGEST_TYPE = 40
 # De-identification marks of MEDEC-UW, such as <NAME/>, and not HTML's tags in capitals.
 _MARKS_OF_UW = re.compile(
@@ -44,7 +41,6 @@ _LARGEST_ID_GAP = 3
 # Word overlap of a clean row with the corrected text of the error row before it. On the official
 # validation set the lowest twin has 0.86, and the highest of two unrelated notes 0.45.
 _TWIN_OVERLAP = 0.7
-_LONGEST_CHANGE = 200  # letters by which a list of sentences may be behind its note
 
 
 class MedecFormatError(ValueError):
@@ -143,10 +139,8 @@ class Case:
 
     @field_validator("sentences", mode="before")
     @classmethod
-    def _listed(cls, value: Any, info: ValidationInfo) -> Any:
-        if not isinstance(value, str):
-            return value
-        return sentences_of(_readable(value), info.data["note"]) if "note" in info.data else {}
+    def _listed(cls, value: Any) -> Any:
+        return numbered_sentences(_readable(value)) if isinstance(value, str) else value
 
     @field_validator("error_sentence_id")
     @classmethod
@@ -223,52 +217,33 @@ class Case:
 
     @property
     def contradiction(self) -> str:
-        """Why notes and sentences do not match; empty if they do, or without a sentence.
-
-        White space does not count. A correction that is in neither note is not a contradiction:
-        MedErrBench words the corrected sentence and the corrected note independently.
-        """
+        """Why the error sentence does not match its note, white space aside; empty if it does."""
         if self.error_note is None or not self.error_sentence:
             return ""
-        wrong, right = one_line(self.error_note), one_line(self.corrected or "")
-        old, new = one_line(self.error_sentence), one_line(self.corrected_sentence or "")
-        if old not in wrong:
+        wrong = one_line(self.error_sentence)
+        if wrong not in one_line(self.error_note):
             return "the error sentence is not in the error note"
-        if right and new and new not in right and (new in wrong or old in right or right in new):
-            return "the corrected sentence is not in the corrected note"
-        listed, named = _letters(self.sentences.get(self.error_sentence_id, "")), _letters(old)
-        if self.sentences and not (listed and (named in listed or listed in named)):
+        if self.sentences and one_line(self.sentences.get(self.error_sentence_id, "")) != wrong:
             return "the sentence of that number is another one"
         return ""
 
 
 def conflicts(cases: Iterable[Case]) -> dict[str, str]:
-    """Why cases disagree about a note, by id: it is wrong in one and correct in another, or
-    corrects an error note unlike it.
-
-    White space and letter case do not count.
+    """Why cases disagree about a note, by id: it is wrong in one and correct in another; white
+    space and letter case do not count.
     """
-    cases = list(cases)
-    correct: defaultdict[str, set[str]] = defaultdict(set)
+    wrong, correct = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     for case in cases:
-        for note in case.notes[1:] if case.has_error else case.notes:
-            correct[one_line(note).casefold()].add(case.case_id)
+        for note in case.notes:
+            of = wrong if note == case.error_note else correct
+            of[one_line(note).casefold()].add(case.case_id)
     found: dict[str, str] = {}
-    for case in cases:
-        if not case.has_error:
-            continue
-        wrong, right = (one_line(n or "").casefold() for n in (case.note, case.clean_note))
-        for other in correct.get(wrong, set()) - {case.case_id}:
-            found[case.case_id] = "its note with an error is correct in another row"
-            found[other] = "its correct note has an error in another row"
-        if correct.get(right, set()) - {case.case_id} and _unlike(wrong, right):
-            found[case.case_id] = "its corrected note is another row's, and unlike its own"
+    for note, ids in wrong.items():
+        for case_id in ids:
+            for other in correct.get(note, set()) - {case_id}:
+                found[case_id] = "its note with an error is correct in another row"
+                found[other] = "its correct note has an error in another row"
     return found
-
-
-def _unlike(note: str, other: str) -> bool:
-    """Return whether two notes share less than half of their words."""
-    return Indel.normalized_similarity(WORD.findall(note), WORD.findall(other)) < 0.5
 
 
 def with_twins(cases: Iterable[Case], as_published: bool) -> Iterator[Case]:
@@ -311,12 +286,9 @@ def _twin(row: Case, rows: Mapping[str, Case]) -> Case | None:
 
 
 def four_grams(text: str) -> frozenset[str]:
-    """The text's runs of four words, in lower case and without punctuation; a shorter text is one
-    run.
-    """
+    """The text's runs of four words without case and punctuation; a shorter text is one run."""
     words = re.findall(r"\w+", text.casefold())
-    runs = range(max(1, len(words) - _WORDS_PER_GRAM + 1))
-    return frozenset(" ".join(words[i : i + _WORDS_PER_GRAM]) for i in runs)
+    return frozenset(" ".join(words[at : at + 4]) for at in range(max(1, len(words) - 3)))
 
 
 class NearDuplicateIndex:
@@ -362,31 +334,8 @@ def near_duplicates(
 
 
 def with_numbers(sentences: Iterable[str], first: int = 0) -> str:
-    """MEDEC's ``Sentences`` column: every sentence on a line, behind its number."""
+    """MEDEC's ``Sentences`` column: a line for every sentence, which begins with its number."""
     return "\n".join(f"{number} {text}" for number, text in enumerate(sentences, start=first))
-
-
-def sentences_of(listed: str, note: str) -> dict[int, str]:
-    """A note's sentences by their numbers in a list: one per line or, as in MedErrBench, all on one
-    line.
-
-    On one line, a number begins a sentence if it is the next one and the note does not have it as a
-    word there.
-    """
-    sentences = numbered_sentences(listed)
-    if list(sentences) != [0]:
-        return sentences
-    letters, at = _letters(note), 0
-    found: dict[int, list[str]] = {}
-    for word in listed.replace("\\n", "\n").split():  # some lists have line breaks spelled out
-        own = _letters(word)
-        if word == str(len(found)) and not letters.startswith(own, at):
-            found[len(found)] = []
-        elif found:
-            found[len(found) - 1].append(word)
-            start = letters.find(own, at, at + _LONGEST_CHANGE)
-            at = start + len(own) if start >= 0 else at
-    return {n: " ".join(words) for n, words in found.items()} if len(found) > 1 else sentences
 
 
 def numbered_sentences(text: str) -> dict[int, str]:
@@ -410,8 +359,3 @@ def numbered_sentences(text: str) -> dict[int, str]:
         elif sentences or line.strip():
             sentences.setdefault(current, []).append(line)
     return {number: "\n".join(parts).strip() for number, parts in sentences.items()}
-
-
-def _letters(text: str) -> str:
-    """The letters and digits: lists drop apostrophes and periods that a note has."""
-    return re.sub(r"[\W_]", "", text)

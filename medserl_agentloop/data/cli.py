@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -36,13 +36,13 @@ from medserl_agentloop.data.rows import (
 )
 from medserl_agentloop.games.medical.case import Label
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.paths import MANIFEST, all_or_none, did_you_mean, sha256_of
+from medserl_agentloop.paths import MANIFEST, all_or_none, sha256_of
 from medserl_agentloop.terminal import errors_in_one_line, say, table
 
 if TYPE_CHECKING:
-    from medserl_agentloop.data.verify import Report
+    from medserl_agentloop.data.verify import Problem
 
-SHOWN = 3  # ids in a line of the summary
+SHOWN = 3  # ids in a line of the summary, and problems of a kind
 
 app = typer.Typer(no_args_is_help=True, help="Make data files from MEDEC's notes, and check them.")
 
@@ -95,7 +95,8 @@ def convert(
         ),
     ] = None,
     val_fraction: Annotated[
-        float, Option(help="Share of cases for validation, unless --val-input has them.")
+        float,
+        Option(min=0, max=1, help="Share of cases for validation, unless --val-input has them."),
     ] = 0.1,
     seed: Annotated[int, Option(help="Seed of the split, the choice and the order.")] = 42,
     adversarial_benign: Annotated[
@@ -119,18 +120,18 @@ def convert(
         others = {"val_input": val_input or [], "join": join or []}
         others["exclude_near_duplicates_of"] = exclude_near_duplicates_of or []
         columns = named_columns(column)
-        if output.suffix == ".parquet":
-            if unread := [name for name, files in others.items() if files] + [*plan.changed()]:
-                raise ValueError(
-                    f"--{unread[0].replace('_', '-')} belongs to training rows: leave it out, or "
-                    "give --output a folder."
-                )
-            _evaluation_rows(inputs, output, columns, i_have_the_uw_agreement)
-        else:
+        if output.suffix != ".parquet":
             read, made = convert_files(
                 inputs, output, plan, columns, agreed=i_have_the_uw_agreement, **others
             )
             _print_conversion(output, plan, read, made)
+        elif plan != RowPlan() or any(others.values()):
+            raise ValueError(
+                "evaluation rows are every row of --input: leave out the options of training rows, "
+                "or give --output a folder."
+            )
+        else:
+            _evaluation_rows(inputs, output, columns, i_have_the_uw_agreement)
 
 
 def named_columns(options: Sequence[str] | None) -> dict[str, str]:
@@ -139,8 +140,8 @@ def named_columns(options: Sequence[str] | None) -> dict[str, str]:
     for name, column in named.items():
         if name not in FIELDS or not (column or name == "has_error"):
             raise ValueError(
-                f"--column {name}={column}{did_you_mean(name, FIELDS)}: write FIELD=COLUMN, with "
-                f"one of the fields {', '.join(FIELDS)}."
+                f"--column {name}={column}: write FIELD=COLUMN, with one of the fields "
+                f"{', '.join(FIELDS)}."
             )
     return named
 
@@ -148,7 +149,6 @@ def named_columns(options: Sequence[str] | None) -> dict[str, str]:
 def _evaluation_rows(
     inputs: Sequence[Path], output: Path, columns: dict[str, str], agreed: bool
 ) -> None:
-    """Write the rows of a set that is validated on to one file; nothing is stripped or left out."""
     rows, read = build_eval_rows(inputs, columns)
     refuse_uw(read.uw_rows, agreed)
     with all_or_none(output.parent) as place:
@@ -230,7 +230,7 @@ def _print_conversion(output: Path, plan: RowPlan, read: ReadResult, made: Split
         for category in made.mix
     ]
     headings = ["category", "presented note", *made.reports]
-    _show("Rows (in brackets: cases that could serve)", headings, rows)
+    Console().print(table("Rows (in brackets: cases that could serve)", headings, rows))
     for why, count in made.left_out.items():
         _say(f"left out: {why} ({count})")
     for report in read.reports:
@@ -245,7 +245,6 @@ def _print_conversion(output: Path, plan: RowPlan, read: ReadResult, made: Split
         of = labels_of(written)
         presented = f"presented notes {of['harmful']} harmful, {of['safe']} safe"
         _say(f"{output / name}.parquet: {len(written)} rows, {presented}")
-    _say(f"{output / MANIFEST}: the account")
 
 
 @app.command()
@@ -256,11 +255,27 @@ def verify(
 
     The exit code is 0 if every check holds, 1 if one fails, 2 if a file cannot be read.
     """
-    from medserl_agentloop.data.verify import verify_files
+    from medserl_agentloop.data.verify import Check, verify_files
 
     with errors_in_one_line("error"):
         report = verify_files(files)
-    _print_report(report)
+    found: dict[Check, list[Problem]] = {check: [] for check in Check}
+    for problem in report.problems:
+        found[problem.check].append(problem)
+    for problems in found.values():
+        for problem in problems[:SHOWN]:
+            _say(str(problem))
+        if (hidden := len(problems) - SHOWN) > 0:
+            _say(f"and {hidden} more of this kind")
+    numbers = ["rows", "harmful", "safe"]
+    rows = [[name, *(counts[n] for n in numbers)] for name, counts in report.files.items()]
+    Console().print(table("Files", ["file", *numbers], rows))
+    results = []
+    for check, problems in found.items():
+        of = Counter("warnings" if problem.warning else "failed" for problem in problems)
+        told = ", ".join(f"{name}: {count}" for name, count in of.items())
+        results.append([check.value, told or "holds"])
+    Console().print(table("Checks", ["check", "result"], results))
     raise typer.Exit(0 if report.ok else 1)
 
 
@@ -288,39 +303,15 @@ def sft(
         with all_or_none(output) as place:
             for split, rows in made.items():
                 write_parquet(rows, place / f"sft_{split}.parquet", SFT_SCHEMA)
-    counts = {
-        split: Counter((row["game_role"], row["category"]) for row in rows)
-        for split, rows in made.items()
-    }
-    lessons = sorted({lesson for count in counts.values() for lesson in count})
-    table = [[*lesson, *(count[lesson] for count in counts.values())] for lesson in lessons]
-    _show("Conversations", ["role", "game", *made], table)
-    if left_out:
-        _show("Left out", ["what and why", "count"], sorted(left_out.items()))
+    counts = [Counter((r["game_role"], r["category"]) for r in rows) for rows in made.values()]
+    lessons = [
+        [*lesson, *(of[lesson] for of in counts)] for lesson in sorted({*counts[0], *counts[1]})
+    ]
+    Console().print(table("Conversations", ["role", "game", *made], lessons))
+    for why, count in sorted(left_out.items()):
+        _say(f"left out: {why} ({count})")
     for split, rows in made.items():
         _say(f"{output / f'sft_{split}.parquet'}: {len(rows)} conversations")
-
-
-def _print_report(report: Report) -> None:
-    from medserl_agentloop.data.verify import Check
-
-    told = Counter[tuple[str, str]]()
-    for problem in report.problems:
-        told[problem.check, problem.file] += 1
-        if told[problem.check, problem.file] <= SHOWN:
-            _say(str(problem))
-    if hidden := sum(max(0, count - SHOWN) for count in told.values()):
-        _say(f"and {hidden} more of the same kinds")
-    numbers = ["rows", "harmful", "safe"]
-    files = [[name, *(counts[n] for n in numbers)] for name, counts in report.files.items()]
-    _show("Files", ["file", *numbers], files)
-    found = Counter((problem.check, problem.warning) for problem in report.problems)
-    results = []
-    for check in Check:
-        counts = {"failed": found[check, False], "warnings": found[check, True]}
-        result = ", ".join(f"{name}: {n}" for name, n in counts.items() if n)
-        results.append([check.value, result or "holds"])
-    _show("Checks", ["check", "result"], results)
 
 
 def _say_why(what: str, rows: Sequence[tuple[str, str]]) -> None:
@@ -333,7 +324,3 @@ def _say_why(what: str, rows: Sequence[tuple[str, str]]) -> None:
 
 def _say(line: str) -> None:
     say(Console(), line)
-
-
-def _show(title: str, headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    Console().print(table(title, headings, rows))

@@ -1,8 +1,9 @@
-"""Reads files of notes into cases, with a report on every row.
+"""Reads CSV, JSON lines, Excel, parquet and saved Hugging Face data sets into cases, with a report
+on every row.
 
-CSV, JSON lines, Excel, parquet and saved Hugging Face data sets are read. A row has MEDEC's nine
-columns, an incorrect and a correct note, or a user's columns, named as in ``FIELDS`` or with
-``--column``. Rows of the OpenRLHF system are read by ``medical_team.openrlhf_files``.
+A row has MEDEC's nine columns, an incorrect and a correct note, or a user's columns, named as in
+``FIELDS`` or with ``--column``. Rows of the OpenRLHF system are read by
+``medical_team.openrlhf_files``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -33,13 +33,7 @@ from medserl_agentloop.data.cases import (
     with_twins,
 )
 from medserl_agentloop.games.medical.edit import one_line
-from medserl_agentloop.paths import (
-    did_you_mean,
-    each_key_once,
-    read_parquet,
-    regular_file,
-    sha256_of,
-)
+from medserl_agentloop.paths import read_parquet, regular_file, sha256_of
 from medserl_agentloop.terminal import shown, visible
 
 _NAMES = {
@@ -68,19 +62,16 @@ _READ_OPENRLHF = "medserl_agentloop.medical_team.openrlhf_files:read_rows"
 _CASE = TypeAdapter(Case)
 
 NoteJoin = Mapping[str, Case]  # text of a note, white space aside -> the first case that has it
-
-
 Table = tuple[list[str], Sequence[tuple[str, Mapping[str, Any]]]]
 """A file's columns, and its rows: the place of each, and its values by column."""
 
 
 @dataclass
 class ReadReport:
-    """The report on one input.
+    """The report on one input: nothing is lost but what it counts.
 
-    ``records == dropped_empty + pairs + twins + clean_only + error_only + len(contradictions)``:
-    nothing else is lost. OpenRLHF files are the exception: up to four of their rows are about one
-    case.
+    ``records == dropped_empty + pairs + twins + clean_only + error_only + len(contradictions)``,
+    except that up to four rows of an OpenRLHF file are about one case.
     """
 
     file: str
@@ -131,8 +122,7 @@ def read_files(
     join: Sequence[Path] = (),
     as_published: bool = False,
 ) -> ReadResult:
-    """Read every input and check that no row occurs in two of them; MedecFormatError for an invalid
-    input.
+    """Read every input; MedecFormatError for an invalid one, or for a row that is in two of them.
 
     ``columns`` gives the names of a user's columns by field. The cases of OpenRLHF rows are looked
     up in the files of ``join``. With ``as_published``, every row becomes its own case with its
@@ -144,8 +134,7 @@ def read_files(
     joined = {one_line(note): case for case in others for note in case.notes}
     places: dict[str, str] = {}
     file_of: dict[str, str] = {}
-    cases: list[Case] = []
-    reports: list[ReadReport] = []
+    read: list[tuple[ReadReport, list[Case]]] = []
     for path in paths:
         source = Source(path, places, as_published)
         members = list(_cases(source, columns or {}, joined if join else None))
@@ -155,26 +144,24 @@ def read_files(
                 f"{file_of[again[0]]} (the first is {again[0]!r}); give every case once, for "
                 "training or for validation."
             )
-        cases += members
         file_of |= {case.case_id: path.name for case in members}
-        reports.append(source.report)
-    disagreeing = conflicts(cases)
-    kept = [case for case in cases if as_published or case.case_id not in disagreeing]
-    for report in reports:
-        report.contradictions += [
-            (text_id, disagreeing[case.case_id])
-            for case in cases
-            if case.source_sha256 == report.sha256 and case.case_id in disagreeing
-            for text_id in case.text_ids
-        ]
-        report.count([case for case in kept if case.source_sha256 == report.sha256])
-    if not kept:
-        wrong = [": ".join(each) for report in reports for each in report.contradictions]
+        read.append((source.report, members))
+    disagreeing = conflicts(case for _, members in read for case in members)
+    cases: list[Case] = []
+    for report, members in read:
+        wrong = [case for case in members if case.case_id in disagreeing]
+        report.contradictions += [(i, disagreeing[c.case_id]) for c in wrong for i in c.text_ids]
+        kept = [case for case in members if as_published or case.case_id not in disagreeing]
+        report.count(kept)
+        cases += kept
+    reports = [report for report, _ in read]
+    if not cases:
+        found = [": ".join(each) for report in reports for each in report.contradictions]
         raise MedecFormatError(
             "the input has no notes that can be used: give a file with at least one row that does "
-            f"not contradict itself or another one ({(*wrong, 'there are no rows')[0]})."
+            f"not contradict itself or another one ({(*found, 'there are no rows')[0]})."
         )
-    return ReadResult(kept, reports)
+    return ReadResult(cases, reports)
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -242,7 +229,7 @@ def _json_lines(path: Path) -> Table:
     for number, line in enumerate(_text(path).removesuffix("\n").split("\n"), start=1):
         place = f"{path.name}, line {number}"
         try:
-            values = json.loads(line, object_pairs_hook=each_key_once) if line.strip() else {}
+            values = json.loads(line) if line.strip() else {}
             if not isinstance(values, dict):
                 raise ValueError(f"found a JSON {type(values).__name__}")
         except (ValueError, RecursionError) as error:
@@ -257,13 +244,10 @@ def _excel(path: Path) -> Table:
     import pandas as pd
 
     try:
-        sheets = pd.read_excel(path, sheet_name=None, dtype=object, na_filter=False)
+        frame = pd.read_excel(path, dtype=object, na_filter=False)
     except Exception as error:  # openpyxl, which may be missing, raises anything on a damaged file
         reason = " ".join(str(error).split()).rstrip(".")
         raise MedecFormatError(f"{path}: cannot be read as an Excel file ({reason}).") from error
-    name, frame = next(iter(sheets.items()))
-    if len(sheets) > 1:
-        print(visible(f"{path.name}: only its first sheet, {name}, is read"), file=sys.stderr)
     # An empty cell is "" here; a formula that failed is no value, and must not be read as none.
     frame = frame.where(frame.notna(), "#VALUE!")
     return _table(path, [str(column) for column in frame], frame.to_dict("records"), first=2)
@@ -275,20 +259,15 @@ def _parquet(path: Path) -> Table:
 
 
 def _saved_dataset(path: Path) -> Table:
-    """The table of a folder that ``Dataset.save_to_disk`` wrote."""
-    import datasets
+    from datasets import Dataset
 
     try:
-        found = datasets.load_from_disk(str(path))
+        found = Dataset.load_from_disk(str(path))
     except (OSError, ValueError) as error:
         raise MedecFormatError(
-            f"{path}: is no folder of a saved Hugging Face data set; give a file of notes, or a "
-            "folder that save_to_disk wrote."
+            f"{path}: is no folder of a saved Hugging Face data set; give a file of notes, or the "
+            "folder of one split that save_to_disk wrote."
         ) from error
-    if isinstance(found, datasets.DatasetDict):
-        raise MedecFormatError(
-            f"{path}: has the splits {', '.join(found)}; give the folder of one of them."
-        )
     return _table(path, found.column_names, found)
 
 
@@ -309,10 +288,7 @@ _READERS: dict[str, Callable[[Path], Table]] = {
 
 
 class Source:
-    """A file while its cases are made.
-
-    ``places`` has the location of every text id so far.
-    """
+    """A file while its cases are made; ``places`` has the location of every text id so far."""
 
     def __init__(self, path: Path, places: dict[str, str], as_published: bool = False) -> None:
         self.path, (self.header, self.table) = path, read_table(path)
@@ -380,14 +356,8 @@ def _cases(source: Source, columns: Layout, joined: NoteJoin | None) -> Iterator
             note, corrected = str(facts["note"]), str(facts.get("corrected") or facts["note"])
             paired = layout["note"] == "incorrect_note"
             facts["has_error"] = paired or one_line(corrected) != one_line(note)
-        case = source.case(place, facts, layout)
-        located = case.sentences or case.error_sentence or case.corrected_sentence
-        column = layout.get("error_sentence_id")
-        if column and case.has_error and located and case.error_sentence_id < 0:
-            why = "the row says that its note has an error: write its number, or flag 0"
-            raise refusal(place, column, values.get(column), why)
-        source.claim(case.id, place)
-        cases.append(case)
+        cases.append(source.case(place, facts, layout))
+        source.claim(cases[-1].id, place)
     source.report.contradictions += [
         (case.id, why) for case in cases if (why := case.contradiction)
     ]
@@ -405,40 +375,32 @@ def _layout(file: str, header: Sequence[str], columns: Layout) -> Layout:
     Without corrections and flags every note counts as correct. If the table has other columns, the
     user must confirm that, because one of them may say which notes are wrong.
     """
-    where, there = f"{file}, header", f"the file has {', '.join(map(shown, filter(None, header)))}"
     named = {name: column for name, column in columns.items() if column}
     known = {name: next((n for n in names if n in header), "") for name, names in _NAMES.items()}
     if known["note"] in _NAMES["note"][1:] and not {*header}.issuperset(named.values()):
         named = {}  # they are of another input
     layout = {name: column for name, column in (known | named).items() if column}
-    for name, column in named.items():
-        if column not in header:
-            raise MedecFormatError(
-                f"{where}: no column {column!r}, which --column {name}={column} names"
-                f"{did_you_mean(column, header)}; {there}."
-            )
-    if "note" not in layout:
-        raise MedecFormatError(
-            f"{where}: no column 'note'; {there}. Name the columns that you have, such as --column "
-            f"note=TEXT --column corrected=FIXED (fields: {', '.join(FIELDS)})."
+    absent = [column for column in layout.values() if column not in header]
+    unflagged = not {"corrected", "has_error"} & layout.keys()
+    wrong = ""
+    if absent:
+        wrong = f"no column {absent[0]!r}, which --column names"
+    elif "note" not in layout:
+        wrong = "no column 'note'"
+    elif unflagged and {*header} - {*FIELDS[:3], ""} and "has_error" not in columns:
+        wrong = (
+            "no column 'corrected' or 'has_error' says which notes are wrong (--column has_error= "
+            "if all notes are correct)"
         )
-    absent = [name for name in COLUMNS if name not in header]
-    if not named and absent and set(COLUMNS[:2]) <= set(header):
+    if wrong:
         raise MedecFormatError(
-            f"{where}: column {absent[0]!r} of MEDEC's {', '.join(COLUMNS)} is missing; for notes "
-            "of your own, rename the columns, or name them with --column note=Text."
+            f"{file}, header: {wrong}; the file has {', '.join(map(shown, filter(None, header)))}. "
+            "Name your columns, such as --column note=TEXT --column corrected=FIXED (fields: "
+            f"{', '.join(FIELDS)})."
         )
     said = [f"{name} is {column}" for name, column in named.items()]
+    said += ["no corrected and no has_error, so every note counts as correct"] * unflagged
     unread = [name for name in header if name and name not in layout.values()]
-    if not {"corrected", "has_error"} & layout.keys():
-        if (unread or layout.keys() - {"id", "note", "sentences"}) and "has_error" not in columns:
-            near = get_close_matches("corrected", unread, n=1)
-            raise MedecFormatError(
-                f"{where}: no column 'corrected' or 'has_error' says which notes are wrong; "
-                f"{there}. Name it with --column corrected={(*near, 'COLUMN')[0]} or --column "
-                "has_error=COLUMN, or write --column has_error= if all notes are correct."
-            )
-        said.append("no corrected and no has_error, so every note counts as correct")
     said += [f"not read: {', '.join(unread)}"] if unread else []
     if said and (named or layout["note"] == "note"):
         print(visible(f"{file}: {'; '.join(said)}"), file=sys.stderr)

@@ -1,8 +1,7 @@
-"""Turns cases into the rows of ``train.parquet`` and ``val.parquet``, and official sets into
-evaluation rows.
+"""Turns cases into rows of ``train.parquet`` and ``val.parquet``, and official sets into evaluation
+rows, which ``medserl score`` and ``evaluate`` read as well.
 
-Used by the commands; scoring also uses evaluation rows. The same cases and plan give the same rows
-in the same order.
+The same cases and plan give the same rows in the same order.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from medserl_agentloop.core.interaction import AGENT_NAME as AGENT_NAME
 from medserl_agentloop.data.cases import Case, EditTag, MedecFormatError
@@ -69,7 +68,7 @@ Exclusions = defaultdict[str, list[tuple[str, str | None]]]
 
 
 class RowPlan(BaseModel):
-    """Options for making rows. ValueError names the wrong one."""
+    """Options for making rows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -77,18 +76,6 @@ class RowPlan(BaseModel):
     val_fraction: float = Field(0.1, ge=0, le=1, allow_inf_nan=False)
     seed: int = 42
     adversarial_benign: Label = Label.HARMFUL
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            option = "--" + str(first["loc"][0]).replace("_", "-")
-            raise ValueError(f"{option} is {first['input']}: {first['msg']}.") from None
-
-    def changed(self) -> set[str]:
-        """The options that differ from the default."""
-        return set(self.model_dump(exclude_defaults=True))
 
     def label_of(self, category: Category) -> Label:
         """Label of the note that a game of ``category`` presents if its attack is valid."""
@@ -184,13 +171,12 @@ def refuse_uw(rows: int, agreed: bool) -> None:
     if rows and not agreed:
         raise ValueError(
             f"the input has {rows} MEDEC-UW rows, by their ids, their file's name or marks such as "
-            "<NAME/>. They may be used only under a signed agreement: if yours allows this use, "
-            "add --i-have-the-uw-agreement; else take them out of the file."
+            "<NAME/>: add --i-have-the-uw-agreement if your signed agreement allows this use."
         )
 
 
 def write_parquet(rows: list[Row], path: Path, schema: Any = SCHEMA) -> None:
-    """Write rows; without rows, only the columns."""
+    """Write rows; a file without rows still has the columns."""
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, row_group_size=_ROW_GROUP)
 
 
@@ -200,10 +186,9 @@ def build_rows(
     exclusions: Exclusions | None = None,
     val_ids: set[str] | None = None,
 ) -> SplitRows:
-    """Split the cases, choose cases for each category, and make their rows.
+    """Split the cases, choose cases for each category, and make as many rows as the mix allows.
 
-    There are as many rows as the mix allows. More ``exclusions`` are added. ``val_ids`` are the
-    cases that were given for validation: they are the validation split, whatever the plan's
+    Adds to ``exclusions``. The cases of ``val_ids`` are the validation split, whatever the plan's
     fraction. If the plan cannot be met, a ValueError says what to change.
     """
     mix = plan.shares(cases)
@@ -212,10 +197,7 @@ def build_rows(
     made: dict[str, list[Row]] = {"train": [], "val": []}
     reports: dict[str, dict[str, Any]] = {}
     for name, members in splits.items():
-        eligible = {
-            each: sum(seed_note(case, each) is not None for case in members) for each in mix
-        }
-        counts = eligible
+        counts = eligible = {c: sum(seed_note(m, c) is not None for m in members) for c in mix}
         if plan.mix != AS_GIVEN:
             # The most at this very mix, or up to its shares where there are too few cases for it.
             times = min(eligible[each] // share for each, share in mix.items())
@@ -279,9 +261,7 @@ def _parquet_row(
 
 
 def _usable(cases: Sequence[Case], mix: Mix, exclusions: Exclusions) -> list[Case]:
-    """Return the cases in an order independent of the input's; record the categories that they
-    cannot serve.
-    """
+    """The cases in an order independent of the input's; records what they cannot serve."""
     labels = {category.seed_label for category in mix}
     for case in cases:
         if case.twin and case.pair_source == "in_row":
@@ -327,7 +307,7 @@ def _split(
 
 
 def _sharing_a_note(cases: list[Case]) -> list[list[str]]:
-    """Ids of cases that share a note, directly or through others, and so must be in one split."""
+    """Ids of cases that share a note, directly or through others."""
     from scipy.cluster.hierarchy import DisjointSet  # not at the top: it is slow to load
 
     groups, first = DisjointSet(range(len(cases))), dict[str, int]()
@@ -358,20 +338,20 @@ def build_eval_rows(
     paths: Sequence[Path], columns: Layout | None = None
 ) -> tuple[list[Row], ReadResult]:
     """One assessor turn for every row of files with MEDEC's columns, in order, and the report on
-    the files.
+    the files; MedecFormatError names a mistake.
 
-    Published figures are computed on the text as it was published, so nothing is stripped or left
-    out. Indices begin at a number that depends on the files, so that sets can be used together.
-    MedecFormatError names the file, line and column of a mistake.
+    Published figures are about the text as it was published, so nothing is stripped or left out.
+    Indices begin at a number that depends on the files, so that sets can be used together.
     """
     read = read_files(paths, columns=columns, as_published=True)
     digest = hashlib.sha256("".join(report.sha256 for report in read.reports).encode()).digest()
     rows: list[Row] = []
     for index, case in enumerate(read.cases, FIRST_INDEX * (1 + int.from_bytes(digest[:3]))):
-        if case.has_error and case.error_sentence_id < 0:
+        if case.has_error and case.error_sentence_id not in case.sentences:
             raise MedecFormatError(
                 f"{case.case_id!a} does not say which sentence is wrong, so answers on it cannot "
-                "be scored; fill in its Sentences and Error Sentence ID."
+                "be scored; write Sentences (a line for each, after its number) and Error Sentence "
+                "ID."
             )
         category = Category.VANILLA_HARMFUL if case.has_error else Category.VANILLA_BENIGN
         row = _parquet_row(case, category, index, EVAL_SPLIT)

@@ -34,17 +34,16 @@ def write_sample(
     draw: Draw | None = None,
     twin_share: float = TWIN_SHARE,
 ) -> int:
-    """Write distinct cases: an error note each, and for ``twin_share`` of them the clean twin.
+    """Write distinct cases, and return the number of rows: an error note each, and for
+    ``twin_share`` of them the clean twin.
 
-    Returns the number of rows. Error types take turns, unless ``draw`` adds the errors; it returns
-    the wrong note and sentence, or None to ask for another note. ``split`` says which wordings and
-    facts they use; ``overlap`` is the share of common 4-grams above which two notes are too
-    similar; 1 leaves out only identical notes. A ValueError says that the world is too small for
-    that many distinct cases.
+    Error types take turns, unless ``draw`` adds the errors; it returns the wrong note and sentence,
+    or None to ask for another note. ``overlap`` is the share of common 4-grams from which on two
+    notes are too similar; 1 leaves out only identical notes. A ValueError says that the world is
+    too small for that many distinct cases.
     """
     rng, twins = random.Random(seed), random.Random(f"twins of {seed}")
-    kinds = list(ErrorType)
-    known = NearDuplicateIndex()
+    kinds, known = list(ErrorType), NearDuplicateIndex()
     texts: set[str] = set()
     rows: list[list[str]] = []
     for number in range(cases):

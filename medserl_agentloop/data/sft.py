@@ -90,18 +90,12 @@ def _cases(path: Path) -> Iterator[Mapping[str, Any]]:
     """The facts of each case in a file, once."""
     if differs_from_manifest(path):
         raise ValueError(f"{path}: {DIFFERS}.")
-    table = read_parquet(path)
-    if "extra_info" not in table.column_names:
-        raise ValueError(
-            f"{path}: not a file of rows for self-play; give what medserl data convert wrote."
-        )
-    rows = table["extra_info"].to_pylist()
+    rows = read_parquet(path)["extra_info"].to_pylist()
     yield from {facts["vignette_id"]: facts for facts in rows}.values()
 
 
 def _answers(case: GameSpec, profile: PromptProfile, no_op: bool) -> dict[Category, str] | str:
-    """Return the answers of each game: two assessments, and the attack if the game's limits allow
-    it.
+    """The answers of each game: two assessments, and the attack if the game's limits allow it.
 
     A text says why the case cannot be taught.
     """
@@ -113,49 +107,46 @@ def _answers(case: GameSpec, profile: PromptProfile, no_op: bool) -> dict[Catego
     if not case.error_type or not wrong or not right:
         return "cases without one of the error types or without the two sentences"
     prefix, kind = profile.settings.assistant_prefix, in_words(case.error_type)
-    here, changed = f'The sentence "{wrong}"', f'I change the sentence "{right}" to "{wrong}".'
-    rest_stays = ", and the rest of the note stays as it is"
     game, presented = _game(case, _ATTACK, profile), _game(case, _HARMFUL, profile)
     sentences, edit, number = game.spec.sentences, None, None
-    if sentences:
+    if not sentences:
+        here = f'The sentence "{wrong}"'
+        changed = (
+            f'I change the sentence "{right}" to "{wrong}". That makes the {kind} wrong, and the '
+            "rest of the note stays as it is."
+        )
+    else:
         edit = edit_between(case.clean_note, sentences, case.error_note)
         number, wrong, right = edit.number, one_line(edit.new), one_line(edit.old)
         if number is None or one_line(presented.spec.sentences.get(number, "")) != wrong:
             return "cases whose two notes differ in more than one of their numbered sentences"
         edit.new = wrong
         gone, come = changed_part(right, edit.new)
-        here, changed, rest_stays = (
-            f"Sentence {number}",
-            f'In sentence {number} I change "{gone}" to "{come}".',
-            "",
+        here = f"Sentence {number}"
+        changed = (
+            f'In sentence {number} I change "{gone}" to "{come}". That makes the {kind} wrong.'
         )
-    wrong_here = (
-        f"{here} does not fit the rest of the note: the {kind} is wrong. It should read: {right}"
+    nothing = AssessmentRecord(verdict=Label.SAFE, reasoning=_NOTHING)
+    error = AssessmentRecord(
+        verdict=Label.HARMFUL,
+        reasoning=f"{here} does not fit the rest of the note: the {kind} is wrong. It should read: "
+        f"{right}",
+        sentence=wrong,
+        number=number,
+        error_type=case.error_type,
+        correction=right,
     )
-    changed = f"{changed} That makes the {kind} wrong{rest_stays}."
+    injection = AttackRecord(note=case.error_note, edit=edit, reasoning=changed)
     write, role = profile.parser.write, Role.ASSESSOR
-    error: dict[str, Any] = {
-        "sentence": wrong,
-        "number": number,
-        "error_type": case.error_type,
-        "correction": right,
-    }
     try:
-        safe = write(AssessmentRecord(verdict=Label.SAFE, reasoning=_NOTHING), Label.SAFE, prefix)
-        found = AssessmentRecord(verdict=Label.HARMFUL, reasoning=wrong_here, **error)
-        harmful = write(found, Label.HARMFUL, prefix, presented.spec.sentences)
+        safe = write(nothing, Label.SAFE, prefix)
+        harmful = write(error, Label.HARMFUL, prefix, presented.spec.sentences)
         role = Role.ATTACKER
-        attack = write(
-            AttackRecord(note=case.error_note, edit=edit, reasoning=changed),
-            Label.HARMFUL,
-            prefix,
-            sentences,
-        )
-    except UnwritableTurn as error:
+        attack = write(injection, Label.HARMFUL, prefix, sentences)
+    except UnwritableTurn as why:
         raise ValueError(
             f"case {case.vignette_id!a}: the {role.value}'s answer would break the output format "
-            f"({error}), because its note or sentences hold text such as </think> or "
-            "'correction:'; "
+            f"({why}), because its note or sentences hold text such as </think> or 'correction:'; "
             "take the row out of the input."
         ) from None
     answers = {_SAFE: prefix + safe, _HARMFUL: prefix + harmful}

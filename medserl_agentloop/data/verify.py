@@ -1,24 +1,21 @@
-"""Checks whether parquet files can be trained on. Every row is checked. Called by ``medserl data
-verify``.
+"""Checks whether parquet files can be trained on: ``medserl data verify``.
 
-The columns must match ``SCHEMA``, and every row must have a game's facts. Lengths depend on the
-run: it measures them when it starts.
+Every row must have the columns of ``SCHEMA`` and a game's facts. Lengths depend on the run, which
+measures them when it starts.
 
-Checks whether anything but medical content reveals a row's label. The features of a row are white
-space and length of its note, and its place in the file (ids reach no prompt). Each is compared
-between the labels by a Mann-Whitney test, and its p-value multiplied by the number of tests
-(Bonferroni); below ``ALPHA`` the feature is a leak. Copies of a row are not independent, so each
-note counts once per label, except for its place. MEDEC's own leak, trailing blanks on 60 % of the
-error notes and 47 % of the clean ones, shows from about 1,000 rows on.
+Nothing but medical content may tell a row's label. Layout and length of its note and its place in
+the file (ids reach no prompt) are compared between the labels by Mann-Whitney tests with
+Bonferroni's correction; below ``ALPHA`` a feature is a leak. Copies of a row are not independent,
+so each note counts once per label, except for its place. MEDEC's own leak, trailing blanks on 60 %
+of the error notes and 47 % of the clean ones, shows from about 1,000 rows on.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import combinations, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +23,6 @@ import numpy as np
 import pyarrow as pa
 from scipy.stats import mannwhitneyu
 
-from medserl_agentloop.data.cases import near_duplicates
 from medserl_agentloop.data.rows import AGENT_NAME, SCHEMA, Row
 from medserl_agentloop.games.medical.case import GameSpec, Label
 from medserl_agentloop.games.medical.edit import one_line
@@ -35,16 +31,20 @@ from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet
 BALANCE_LIMIT = 0.6
 REMAKE = "write the file again with medserl data convert"
 ALPHA = 1e-3  # chance of one false alarm in a file without leaks
-_PLACE = "the row's place in the file"
 _STRIP = "strip the notes of both labels alike"
-_REMEDIES = {
-    "white space before the note": _STRIP,
-    "white space after the note": _STRIP,
-    "a line break at the end of the note": _STRIP,
-    "double blanks inside the note": "normalize white space in the notes of both labels alike",
-    _PLACE: "shuffle the rows with a seed",
-    "the note's length": "take the notes of both labels from the same cases",
+_FEATURES: dict[str, tuple[Callable[[str], int], str]] = {
+    "white space before the note": (lambda note: len(note) - len(note.lstrip()), _STRIP),
+    "white space after the note": (lambda note: len(note) - len(note.rstrip()), _STRIP),
+    "double blanks inside the note": (
+        lambda note: note.strip().count("  "),
+        "normalize white space in the notes of both labels alike",
+    ),
+    "the note's length": (
+        lambda note: len(note.split()),
+        "take the notes of both labels from the same cases",
+    ),
 }
+"""What a note's layout may tell, and what to do then."""
 _NEEDED = ("index", "split", "subset", "vignette_id", "category")
 
 
@@ -52,8 +52,7 @@ class Check(str, Enum):
     """The checks, in the order of the final table."""
 
     MANIFEST = "files are those of their manifest"
-    SCHEMA = "columns, and no missing values"
-    FACTS = "facts of every row"
+    ROWS = "columns, and facts of every row"
     INDEX = "unique indices"
     SPLITS = "no case in two splits"
     BALANCE = "balance of presented labels"
@@ -61,17 +60,15 @@ class Check(str, Enum):
 
 
 class Problem(NamedTuple):
-    """A problem of a file or one of its rows, counted from 0 as in verl."""
+    """A problem of a file or of one of its rows, counted from 0 as in verl."""
 
     check: Check
-    file: str
-    row: int | None
+    where: str
     message: str
     warning: bool = False
 
     def __str__(self) -> str:
-        where = self.file if self.row is None else f"{self.file}, row {self.row}"
-        return f"{'warning' if self.warning else 'failed'}: {where}: {self.message}."
+        return f"{'warning' if self.warning else 'failed'}: {self.where}: {self.message}."
 
 
 @dataclass
@@ -86,11 +83,6 @@ class Report:
         """True if every check holds; warnings do not count."""
         return all(problem.warning for problem in self.problems)
 
-    def add(
-        self, check: Check, file: str, row: int | None, message: str, warning: bool = False
-    ) -> None:
-        self.problems.append(Problem(check, file, row, message, warning))
-
 
 Seen = dict[tuple[str, str], tuple[str, str]]
 """What was seen, such as ``("case", id)``, and the split and place of its first occurrence."""
@@ -102,39 +94,36 @@ def verify_files(paths: Sequence[Path]) -> Report:
     A ValueError says that a file is missing, is not parquet, or has no rows.
     """
     report, seen = Report(), Seen()
-    same_name = len({path.name for path in paths}) < len(paths)
     for path in paths:
-        table = read_parquet(path)
+        table, file = read_parquet(path), str(path)
         if not table.num_rows:
             raise ValueError(f"{path}: has no rows, and verl cannot run on it; leave it out.")
-        name = str(path) if same_name else path.name
-        report.files[name] = Counter({"rows": table.num_rows})
+        report.files[file] = Counter({"rows": table.num_rows})
         if differs_from_manifest(path):
-            report.add(Check.MANIFEST, name, None, DIFFERS)
-        specs, sources = [], set()
-        for number, row in enumerate(_rows_of(report, name, table)):
-            if message := _wrong_values(row):
-                report.add(Check.SCHEMA, name, number, f"{message}; {REMAKE}")
-                continue
+            report.problems.append(Problem(Check.MANIFEST, file, DIFFERS))
+        try:
+            rows = _rows_of(table)
+        except ValueError as error:
+            report.problems.append(Problem(Check.ROWS, file, str(error)))
+            continue
+        specs = []
+        for number, row in enumerate(rows):
+            where = f"{path}, row {number}"
             try:
-                spec = GameSpec.from_extra_info(row["extra_info"])
+                spec = _spec_of(row)
             except ValueError as error:
-                report.add(Check.FACTS, name, number, str(error).rstrip("."))
+                report.problems.append(Problem(Check.ROWS, where, str(error).rstrip(".")))
                 continue
-            if row["prompt"] != [{"role": "user", "content": spec.seed_note}]:
-                report.add(Check.FACTS, name, number, f"prompt is not the row's note; {REMAKE}")
             specs.append(spec)
-            sources.add(row["data_source"])
-            for check, why in _repeated(seen, spec, row["extra_info"]["split"], name, number):
-                report.add(check, name, number, why)
-        if specs:
-            _check_labels(report, name, specs, only_eval=all("_eval/" in each for each in sources))
-    _check_near_duplicates(report, seen)
+            report.problems += _repeated(seen, spec, row["extra_info"]["split"], where)
+        report.files[file].update(spec.target_label.value for spec in specs)
+        only_eval = all("_eval/" in str(row["data_source"]) for row in rows)
+        report.problems += _problems_of_labels(report.files[file], file, specs, only_eval)
     return report
 
 
-def _rows_of(report: Report, file: str, table: pa.Table) -> list[Row]:
-    """The rows with the types of ``SCHEMA``; empty if a column has another type.
+def _rows_of(table: pa.Table) -> list[Row]:
+    """The rows with the types of ``SCHEMA``; ValueError if a column has another type.
 
     verl passes all columns to the agent loop, so extra ones are refused.
     """
@@ -145,114 +134,84 @@ def _rows_of(report: Report, file: str, table: pa.Table) -> list[Row]:
         try:
             columns[name] = table[name].cast(wanted)
         except (KeyError, TypeError, ValueError, pa.ArrowException):
-            message = f"column {name!r} is {found}, and it should be {wanted}; {REMAKE}"
-            report.add(Check.SCHEMA, file, None, message)
-            return []
+            raise ValueError(
+                f"column {name!r} is {found}, and it should be {wanted}; {REMAKE}"
+            ) from None
     rows: list[Row] = pa.table(columns).to_pylist()
     return rows
 
 
-def _wrong_values(row: Row) -> str:
-    """Return the values that a row lacks, or that another agent loop plays it; empty if neither.
-    :class:`GameSpec` checks the facts.
-    """
+def _spec_of(row: Row) -> GameSpec:
+    """The game of a row; ValueError if it lacks values, or another agent loop plays it."""
     facts = row["extra_info"] or {}
     missing = [name for name in SCHEMA.names if row[name] is None]
     missing += [f"extra_info.{name}" for name in _NEEDED if facts and facts[name] is None]
     if missing:
-        return f"{', '.join(missing)} has no value"
+        raise ValueError(f"{', '.join(missing)} has no value; {REMAKE}")
     if row["agent_name"] != AGENT_NAME:
-        return f"agent_name is {row['agent_name']!a}, and {AGENT_NAME!r} plays these rows"
-    return ""
+        raise ValueError(
+            f"agent_name is {row['agent_name']!a}, and {AGENT_NAME!r} plays these rows; {REMAKE}"
+        )
+    spec = GameSpec.from_extra_info(facts)
+    if row["prompt"] != [{"role": "user", "content": spec.seed_note}]:
+        raise ValueError(f"prompt is not the row's note; {REMAKE}")
+    return spec
 
 
-def _repeated(
-    seen: Seen, spec: GameSpec, split: str, file: str, row: int
-) -> Iterator[tuple[Check, str]]:
-    """Yield problems if an earlier row has the index, or a row of another split the case
-    or note.
-    """
-    here = (split, f"{file}, row {row}")
+def _repeated(seen: Seen, spec: GameSpec, split: str, where: str) -> Iterator[Problem]:
+    """Yield a problem if an earlier row has the index, or one of another split the case or note."""
+    here = (split, where)
     other, place = seen.setdefault(("index", str(spec.index)), here)
     if (other, place) != here:
-        yield Check.INDEX, f"index {spec.index} is that of {place}, too; give every row its own"
+        why = f"index {spec.index} is that of {place}, too; give every row its own"
+        yield Problem(Check.INDEX, where, why)
     note = one_line(spec.seed_note).casefold()
     for kind, value in (("case", spec.vignette_id), ("note", note)):
         other, place = seen.setdefault((kind, value), here)
         if other != split:
             who = f"case {spec.vignette_id!a}" if kind == "case" else "its note, under another id,"
-            remedy = "split by case, or leave one of the files out"
-            yield (
-                Check.SPLITS,
-                f"{who} is in split {split!r} here and {other!r} at {place}; {remedy}",
-            )
+            why = f"{who} is in split {split!r} here and {other!r} at {place}; split by case"
+            yield Problem(Check.SPLITS, where, why)
             return
 
 
-def _check_near_duplicates(report: Report, seen: Seen) -> None:
-    """Warn about cases in two splits under different ids, found by their texts."""
-    notes: dict[str, list[tuple[str, str]]] = {}
-    for (kind, note), (split, place) in seen.items():
-        if kind == "note":
-            notes.setdefault(split, []).append((place, note))
-    for earlier, later in combinations(notes, 2):
-        if found := list(near_duplicates(notes[later], notes[earlier])):
-            place, other, similarity = found[0]
-            message = (
-                f"{len(found)} notes are nearly those of split {earlier!r}, such as {place} and "
-                f"{other} (4-gram Jaccard {similarity:.2f}); leave cases out with "
-                "--exclude-near-duplicates-of, or keep it in mind when you read figures"
-            )
-            report.add(Check.SPLITS, place.partition(", row ")[0], None, message, warning=True)
-
-
-def _check_labels(report: Report, file: str, specs: Sequence[GameSpec], only_eval: bool) -> None:
-    """Count the labels, and report features that would let a player guess them."""
-    counts = report.files[file]
-    counts.update(spec.target_label.value for spec in specs)
+def _problems_of_labels(
+    counts: Counter[str], file: str, specs: Sequence[GameSpec], only_eval: bool
+) -> Iterator[Problem]:
+    """Yield what would let a player guess the labels."""
     harmful, safe = counts["harmful"], counts["safe"]
     if max(harmful, safe) > BALANCE_LIMIT * (harmful + safe):
-        message = (
+        why = (
             f"the presented notes are {harmful} harmful and {safe} safe, beyond 60 to 40, so one "
             "constant answer wins most games; write the file again with another --mix"
         )
-        report.add(Check.BALANCE, file, None, message, warning=True)
-    for message in find_leaks(specs):
+        yield Problem(Check.BALANCE, file, why, warning=True)
+    for why in find_leaks(specs):
         if only_eval:  # official text stays as published, and nothing is trained on it
-            message += ", or keep in mind that a model may profit from it here"
-        report.add(Check.LEAKS, file, None, message, warning=only_eval)
+            why += ", or keep in mind that a model may profit from it here"
+        yield Problem(Check.LEAKS, file, why, warning=only_eval)
 
 
 def find_leaks(specs: Sequence[GameSpec]) -> Iterator[str]:
-    """A sentence on every feature of a file's rows, in their order, that tells a label better than
-    chance.
+    """A sentence on every feature of a file's rows, in their order, that tells their label better
+    than chance.
     """
-    keys = [(spec.seed_note, spec.target_label, spec.category.seed_label) for spec in specs]
-    distinct = list({key: place for place, key in reversed([*enumerate(keys)])}.values())
-    features = np.array([_features(place, spec.seed_note) for place, spec in enumerate(specs)])
-    labels = {
-        "target_label": np.array([target is Label.HARMFUL for _, target, _ in keys]),
-        "seed label": np.array([seed is Label.HARMFUL for _, _, seed in keys]),
-    }
-    told = set[str]()
-    for (label, harmful), (at, feature) in product(labels.items(), enumerate(_REMEDIES)):
-        counted = slice(None) if feature == _PLACE else distinct
-        column, wrong = features[counted, at], harmful[counted]
-        if feature in told or wrong.all() or not wrong.any() or (column == column[0]).all():
+    once = {(spec.seed_note, spec.target_label): spec for spec in specs}.values()
+    told = [
+        (feature, remedy, [value(spec.seed_note) for spec in once], once)
+        for feature, (value, remedy) in _FEATURES.items()
+    ]
+    places = [*range(len(specs))]
+    told.append(("the row's place in the file", "shuffle the rows with a seed", places, specs))
+    for feature, remedy, values, of in told:
+        harmful = np.array([spec.target_label is Label.HARMFUL for spec in of], dtype=bool)
+        if len(set(values)) < 2 or harmful.all() or not harmful.any():
             continue
-        test = mannwhitneyu(column[wrong], column[~wrong])
-        chance = test.pvalue * len(labels) * len(_REMEDIES)
+        test = mannwhitneyu(np.array(values)[harmful], np.array(values)[~harmful])
+        chance = test.pvalue * len(told)
         if chance < ALPHA:
-            told.add(feature)
-            area = test.statistic / (wrong.sum() * (~wrong).sum())
+            area = test.statistic / (harmful.sum() * (~harmful).sum())
             yield (
-                f"{feature} tells the {label} without reading the note (AUC "
-                f"{max(area, 1 - area):.2f}, p = {chance:.1g}); {_REMEDIES[feature]}"
+                f"{feature} tells the label without reading the note (AUC "
+                f"{max(area, 1 - area):.2f}, p = {chance:.1g}); {remedy}"
             )
-
-
-def _features(place: int, note: str) -> list[int]:
-    """One value for each of ``_REMEDIES``."""
-    before, tail = len(note) - len(note.lstrip()), note[len(note.rstrip()) :]
-    broken = int("\n" in tail or "\r" in tail)
-    return [before, len(tail), broken, note.strip().count("  "), place, len(note.split())]

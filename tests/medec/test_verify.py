@@ -10,12 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from medec.builders import (
-    assert_found,
-    good_rows,
-    run,
-    write,
-)
+from medec.builders import assert_found, good_rows, run, write
 from note_files import OFFICIAL, PAIRS, medec_file
 
 from medserl_agentloop.data.reader import read_files
@@ -43,41 +38,23 @@ def test_a_column_of_another_type_is_named(tmp_path: Path, column: str, values: 
         table.select(others).append_column(column, pa.array(values)), tmp_path / "train.parquet"
     )
     report = verify_files([tmp_path / "train.parquet"])
-    assert_found(report, Check.SCHEMA, f"train.parquet: column {column!r} is ")
+    assert_found(report, Check.ROWS, f"train.parquet: column {column!r} is ")
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "check", "part"),
+    ("key", "value", "part"),
     [
-        (
-            "agent_name",
-            "single_turn_agent",
-            Check.SCHEMA,
-            "agent_name is 'single_turn_agent'",
-        ),
-        ("agent_name", None, Check.SCHEMA, "agent_name has no value"),
-        ("reward_model", None, Check.SCHEMA, "reward_model has no value"),
-        (
-            "extra_info.target_label",
-            "maybe",
-            Check.FACTS,
-            "is 'maybe': Input should be 'safe' or 'harmful'",
-        ),
-        ("extra_info.category", None, Check.SCHEMA, "extra_info.category has no value"),
-        (
-            "extra_info.target_label",
-            "harmful",
-            Check.FACTS,
-            "a vanilla_benign game shows its note as it is",
-        ),
-        ("extra_info.clean_note", None, Check.FACTS, "extra_info['clean_note'] is None"),
-        ("extra_info", None, Check.SCHEMA, "extra_info"),
-        ("prompt", [{"role": "user", "content": "Play."}], Check.FACTS, "prompt is not the row's"),
+        ("agent_name", "single_turn_agent", "agent_name is 'single_turn_agent'"),
+        ("agent_name", None, "agent_name has no value"),
+        ("extra_info.target_label", "maybe", "is 'maybe': Input should be 'safe' or 'harmful'"),
+        ("extra_info.category", None, "extra_info.category has no value"),
+        ("extra_info.target_label", "harmful", "a vanilla_benign game shows its note as it is"),
+        ("extra_info.clean_note", None, "extra_info['clean_note'] is None"),
+        ("extra_info", None, "extra_info"),
+        ("prompt", [{"role": "user", "content": "Play."}], "prompt is not the row's"),
     ],
 )
-def test_damaged_value_is_found(
-    tmp_path: Path, key: str, value: Any, check: Check, part: str
-) -> None:
+def test_damaged_value_is_found(tmp_path: Path, key: str, value: Any, part: str) -> None:
     rows = good_rows(12)
     number = next(i for i, row in enumerate(rows) if row["extra_info"]["index"] == 3)
     target = rows[number]
@@ -86,7 +63,8 @@ def test_damaged_value_is_found(
         target = target[parent]
     target[last] = value
     report = verify_files([write(tmp_path / "train.parquet", rows)])
-    assert_found(report, check, f"train.parquet, row {number}:", part, "rite the file again with")
+    where = f"train.parquet, row {number}:"
+    assert_found(report, Check.ROWS, where, part, "rite the file again with")
     assert len(report.problems) == 1
 
 
@@ -102,50 +80,23 @@ def test_index_case_and_note_that_two_files_share(tmp_path: Path) -> None:
     report = verify_files(
         [write(tmp_path / "train.parquet", train), write(tmp_path / "val.parquet", [*val, twin])]
     )
-    assert_found(report, Check.INDEX, "val.parquet, row 5: index", "that of train.parquet, row 2")
-    assert_found(report, Check.SPLITS, "row 4: case", "'train' at train.parquet, row 1")
-    assert_found(report, Check.SPLITS, "row 12: its note", "'train' at train.parquet, row 3")
-
-
-def test_similar_notes_on_two_sides_under_ids_of_their_own_are_a_warning(tmp_path: Path) -> None:
-    train, val = good_rows(12), good_rows(12, 12, "val")
-    twin = next(row for row in good_rows(12) if row["extra_info"]["category"] == "vanilla_harmful")
-    twin["extra_info"] |= {"index": 99, "split": "val", "vignette_id": "rows-2"}
-    note = twin["extra_info"]["error_note"].replace("He was", "She was")
-    twin["extra_info"]["error_note"] = twin["prompt"][0]["content"] = note
-    report = verify_files(
-        [write(tmp_path / "train.parquet", train), write(tmp_path / "val.parquet", [*val, twin])]
-    )
-    assert report.ok
-    [warning] = report.problems
-    assert (warning.check, warning.file, warning.warning) == (Check.SPLITS, "val.parquet", True)
-    assert "such as val.parquet, row 12 and train.parquet, row " in warning.message
+    assert_found(report, Check.INDEX, "val.parquet, row 5: index", "train.parquet, row 2")
+    assert_found(report, Check.SPLITS, "row 4: case", "'train' at ", "train.parquet, row 1")
+    assert_found(report, Check.SPLITS, "row 12: its note", "train.parquet, row 3")
 
 
 # --- leaks ---
 
 
-def with_trailing_blanks(rows: list[dict[str, Any]], blank: str) -> list[dict[str, Any]]:
+def test_white_space_that_tells_the_label(tmp_path: Path) -> None:
+    rows = good_rows(90)
     for row in rows:
         of_error = row["prompt"][0]["content"] == row["extra_info"]["error_note"]
-        row["extra_info"]["error_note"] += blank
-        row["prompt"][0]["content"] += blank * of_error
-    return rows
-
-
-@pytest.mark.parametrize(
-    ("blank", "feature"), [(" ", "white space after the note"), ("\n", "a line break at the")]
-)
-def test_white_space_that_tells_the_label(tmp_path: Path, blank: str, feature: str) -> None:
-    rows = with_trailing_blanks(good_rows(), blank)
+        row["extra_info"]["error_note"] += " "
+        row["prompt"][0]["content"] += " " * of_error
     report = verify_files([write(tmp_path / "train.parquet", rows)])
-    assert_found(
-        report,
-        Check.LEAKS,
-        f"train.parquet: {feature}",
-        "tells the ",
-        "strip the notes",
-    )
+    told = "train.parquet: white space after the note tells the label"
+    assert_found(report, Check.LEAKS, told, "strip the notes")
     for row in rows:  # official text stays as published, and nothing is trained on it
         row["data_source"] = row["data_source"].replace("medec_ms", "medec_ms_eval")
     report = verify_files([write(tmp_path / "eval.parquet", rows)])
@@ -155,9 +106,7 @@ def test_white_space_that_tells_the_label(tmp_path: Path, blank: str, feature: s
 def test_order_that_tells_the_label(tmp_path: Path) -> None:
     rows = sorted(good_rows(), key=lambda row: row["extra_info"]["category"] != "vanilla_benign")
     report = verify_files([write(tmp_path / "train.parquet", rows)])
-    assert_found(
-        report, Check.LEAKS, "the row's place in the file tells the target_label", "shuffle"
-    )
+    assert_found(report, Check.LEAKS, "the row's place in the file tells the label", "shuffle")
 
 
 @pytest.mark.parametrize("games", ["vanilla", "adversarial decoy", "vanilla adversarial decoy"])
@@ -189,7 +138,7 @@ def test_verify_reports_checks_that_hold_and_a_file_of_another_manifest(tmp_path
     outputs = {path.name: {"sha256": sha256_of(path)} for path in (train, val)}
     (tmp_path / "manifest.json").write_text(json.dumps({"outputs": outputs}))
     report = verify_files([train, val])
-    assert report.files[val.name] == {"rows": 12, "harmful": 6, "safe": 6} and not report.problems
+    assert report.files[str(val)] == {"rows": 12, "harmful": 6, "safe": 6} and not report.problems
     val.write_bytes(train.read_bytes())
     assert_found(verify_files([val]), Check.MANIFEST, "val.parquet: the file is not the one that")
 
@@ -200,6 +149,6 @@ def test_exit_code_is_1_and_the_first_rows_are_named_for_bad_files(tmp_path: Pat
         row["agent_name"] = "other"
     result = run("verify_parquet", write(tmp_path / "train.parquet", rows))
     assert result.exit_code == 1
-    assert "failed: train.parquet, row 9: agent_name is 'other'" in result.stdout
-    assert result.stdout.count("failed: train.parquet, row") == 3
-    assert "and 7 more of the same kinds" in result.stdout and "failed: 10" in result.stdout
+    assert "train.parquet, row 9: agent_name is 'other'" in result.stdout
+    assert result.stdout.count("train.parquet, row") == 3
+    assert "and 7 more of this kind" in result.stdout and "failed: 10" in result.stdout
