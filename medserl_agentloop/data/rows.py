@@ -73,7 +73,7 @@ class RowPlan(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mix: str | None = None
-    val_fraction: float = Field(0.1, ge=0, le=1, allow_inf_nan=False)
+    val_fraction: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.1
     seed: int = 42
     adversarial_benign: Label = Label.HARMFUL
 

@@ -196,8 +196,8 @@ def find_leaks(specs: Sequence[GameSpec]) -> Iterator[str]:
     """A sentence on every feature of a file's rows, in their order, that tells their label better
     than chance.
     """
-    once = {(spec.seed_note, spec.target_label): spec for spec in specs}.values()
-    told = [
+    once = list({(spec.seed_note, spec.target_label): spec for spec in specs}.values())
+    told: list[tuple[str, str, list[int], Sequence[GameSpec]]] = [
         (feature, remedy, [value(spec.seed_note) for spec in once], once)
         for feature, (value, remedy) in _FEATURES.items()
     ]
