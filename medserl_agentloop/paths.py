@@ -20,9 +20,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def resource(name: str) -> Path:
-    """Path of a resource such as ``recipes``, in a wheel or next to the package; FileNotFoundError
-    if there is none.
-    """
+    """Path of a resource such as ``recipes``, in a wheel or next to the package."""
     for path in (PACKAGE / name, PACKAGE.parent / name):
         if path.exists():
             return path
@@ -44,7 +42,6 @@ def find_object(
 ) -> Any:
     """The object called ``name`` in ``known``, or a user's own ``package.module:attribute``.
 
-    An import path works in every process that can import the module, Ray's workers included.
     ``kind`` and ``expected`` are for messages; ``fits`` says whether an object is of the right
     kind. ValueError lists the choices.
     """
@@ -79,26 +76,19 @@ def regular_file(path: Path) -> Path:
 
 
 def read_parquet(path: Path) -> Any:
-    """The table of a parquet file; a ValueError says that it is missing, no regular file or
-    damaged.
-    """
+    """The table of a parquet file; a ValueError says that it is missing or damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         return pq.read_table(regular_file(path))
     except (OSError, pa.ArrowException) as error:
-        reason = " ".join((getattr(error, "strerror", None) or str(error)).split()).rstrip(".")
-        raise ValueError(
-            f"{path}: cannot be read as parquet ({reason}); give a file written by medserl data "
-            "convert."
-        ) from error
+        reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
+        raise ValueError(f"{path}: cannot be read as parquet ({reason})") from error
 
 
 def each_key_once(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    """``object_pairs_hook`` for JSON: ValueError for a repeated key, of which json would keep the
-    last.
-    """
+    """``object_pairs_hook`` for JSON that refuses a repeated key; json would keep the last."""
     values = dict(items)
     if len(values) < len(items):
         key = Counter(key for key, _ in items).most_common(1)[0][0]
@@ -122,10 +112,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        if error.errno and error.filename in (
-            None,
-            str(temporary),
-        ):  # a full disk's error names no file
+        # A full disk's error names no file.
+        if error.errno and error.filename in (None, str(temporary)):
             error.filename = str(asked)
         raise
     finally:
@@ -143,9 +131,8 @@ def all_or_none(folder: Path) -> Iterator[Path]:
     """
     exists = folder.exists()
     # Inside an existing folder, so that the exchange stays on one file system.
-    temporary = (
-        folder if exists else folder.absolute().parent
-    ) / f".{folder.name}.{os.getpid()}.tmp"
+    place = folder if exists else folder.absolute().parent
+    temporary = place / f".{folder.name}.{os.getpid()}.tmp"
     try:
         temporary.mkdir(parents=True)
         yield temporary
@@ -155,10 +142,7 @@ def all_or_none(folder: Path) -> Iterator[Path]:
         else:
             os.rename(temporary, folder)
     except OSError as error:
-        raise ValueError(
-            f"{folder}: cannot be written ({error.strerror or error}); give a folder that you may "
-            "write to."
-        ) from error
+        raise ValueError(f"{folder}: cannot be written ({error.strerror or error})") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -170,30 +154,15 @@ def sha256_of(path: Path) -> str:
 
 MANIFEST = "manifest.json"  # says what is in the data files of its folder
 DIFFERS = (
-    f"the file is not the one that {MANIFEST} next to it describes: a run was killed while it put "
-    "its files in place, "
-    "or it was changed since; write the folder again with medserl data convert, or remove "
-    f"{MANIFEST} if it was meant"
+    f"the file is not the one that {MANIFEST} next to it describes: a conversion was killed, or "
+    f"it was changed since; convert again, or remove {MANIFEST} if it was meant"
 )
 
 
-def in_manifest(path: Path) -> str | None:
-    """The hash that the manifest next to an output file has for it, or None."""
-    try:
-        value = json.loads((path.parent / MANIFEST).read_bytes())["outputs"][path.name]["sha256"]
-        return None if value is None else str(value)
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-    ):  # no such file, or one that is about something else
-        return None
-
-
 def differs_from_manifest(path: Path) -> bool:
-    """Return whether the manifest next to a file has another hash for it; False without a hash or a
-    file.
-    """
-    expected = in_manifest(path)
-    return expected is not None and path.is_file() and expected != sha256_of(path)
+    """Return whether the manifest next to a file has another hash for it."""
+    try:
+        outputs = json.loads((path.parent / MANIFEST).read_bytes())["outputs"]
+        return bool(outputs[path.name]["sha256"] != sha256_of(path))
+    except (OSError, ValueError, LookupError, TypeError):  # no such files, or of something else
+        return False

@@ -117,19 +117,17 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
         from ray._private.worker import _post_init_hooks
 
-        from medserl_agentloop.core.config import SelfPlayConfig, game_class, refuse
-        from medserl_agentloop.core.run_check import RunConfig, problems
+        from medserl_agentloop.core.config import game_class, refuse
+        from medserl_agentloop.core.run_check import RunConfig, check_run, warnings
         from medserl_agentloop.core.run_check.machine import CHECKS
 
         announce(f"medserl-agentloop {VERSION} loaded into verl {verl.__version__}")
         _choose_platform(self.platform)
-        refused, warned = problems(config, compose(config.hydra.job.config_name))
-        refuse(refused)
-        for warning in warned:
+        for warning in warnings(config, compose(config.hydra.job.config_name)):
             announce(f"warning: {warning}")
         if "selfplay" not in config:  # a warm start
             return
-        run = RunConfig(config, SelfPlayConfig.from_run(config))
+        run = RunConfig(config, check_run(config))
         # On the machine of a Ray client nothing of the run is there.
         elsewhere = str(run["ray_kwargs.ray_init.address"]).startswith("ray://")
         findings = [one for check in CHECKS.values() if not elsewhere for one in check(run)]
@@ -141,9 +139,9 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
             *filter(None, [run.selfplay.who_trains(game.roles)]),
             *game.View.caveats(config, run.selfplay),
             *game.View.startup_lines(config, run.selfplay),
+            "starting Ray",
         ):
             announce(line)
-        announce("starting Ray")
         folder = config.trainer.default_local_dir
         sys.excepthook = partial(_say_how_to_resume, sys.excepthook, folder)
         # Ray's core aborts the process at SIGTERM, and takes the signal when it starts.

@@ -1,6 +1,4 @@
-"""Text for a terminal: untrusted text made harmless, lines of a run, errors of a command in one
-line.
-"""
+"""Text for a terminal: untrusted text made harmless, a run's lines, a command's errors."""
 
 from __future__ import annotations
 
@@ -25,17 +23,12 @@ def shown(value: str) -> str:
 
 def visible(text: str) -> str:
     """Untrusted text for a terminal: what it would obey, or not show, is spelt out, e.g. as
-    ``\\x1b`` or ``\\u202e``.
-
-    These are the control, format, private and unassigned characters, lone surrogates and Unicode's
-    line separators. Newlines stay, tabs become spaces. Rich's markup is left as it is: use
-    :func:`plain` there.
+    ``\\x1b`` or ``\\u202e``. Newlines stay, tabs become spaces; for rich use :func:`plain`.
     """
     if text.isprintable():
         return text
-    hidden = {
-        c for c in text if c not in "\n\t" and (category(c).startswith("C") or c in "\u2028\u2029")
-    }
+    # Categories C: control, format, private and unassigned characters, and lone surrogates.
+    hidden = {c for c in text if c != "\n" and (category(c)[0] == "C" or c in "\u2028\u2029")}
     return "".join(ascii(c)[1:-1] if c in hidden else c for c in text.expandtabs(4))
 
 
@@ -61,9 +54,7 @@ def say(console: Console, line: str) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **style: Any) -> Table:
-    """Numbers and untrusted text as a table of ``rich`` in this ``style``; whole numbers stand on
-    the right.
-    """
+    """Numbers and untrusted text as a table of ``rich``; whole numbers are right-aligned."""
     from rich.table import Table
 
     made = Table(title=plain(title), title_justify="left", **style)
@@ -77,10 +68,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **s
 
 @contextmanager
 def errors_in_one_line(who: str = "medserl", stopped: str = "") -> Iterator[None]:
-    """Exit with code 2 and print a user's error and its notes, one line each.
+    """Exit with code 2 and print a user's error and its notes, one line each, after ``who``.
 
-    ``who`` begins the line. With ``stopped``, a command reports after Ctrl-C what is left, and ends
-    with 130.
+    With ``stopped``, a command reports after Ctrl-C what is left, and ends with 130.
     """
     import typer  # slow, and a run needs none of it
 

@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 from planning.gpu_recipes import JUDGE_SERVER
 from planning.gpu_recipes import PARTS as GPU_PARTS
 from rollout.families import qwen3
-from run_check.runs import start_up
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
 
@@ -160,8 +159,3 @@ def test_the_whole_answer_is_learnt_after_the_prompt_that_self_play_gives(
         )
         own = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
         assert tokenizer.decode(item["input_ids"][~learnt].tolist()) == own
-
-
-def test_warm_start_that_cannot_work_ends_with_one_clear_line() -> None:
-    with pytest.raises(SystemExit, match=r"checkpoint\.save_contents"):
-        start_up("model.lora_rank=8", recipe="warm_start", **SFT)

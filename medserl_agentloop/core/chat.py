@@ -44,8 +44,8 @@ _CUT = re.compile(r"length|max_?(output_?)?tokens|model_length", re.I)
 _NO_END = re.compile(r"abort|cancel|content|filter|safety|recitation|refus|error|fail", re.I)
 _TOO_MUCH = re.compile(r"too (large|long|many)|context", re.I)  # no field is to blame
 _ALL_REASONING = (
-    ": the server put all of it into its reasoning. Start it without a reasoning parser, or switch "
-    f"thinking off (extra_body {TEMPLATE_KWARGS}.enable_thinking=false)"
+    ", but for its reasoning: start the server without a reasoning parser, or switch thinking off "
+    f"(extra_body {TEMPLATE_KWARGS}.enable_thinking=false)"
 )
 
 
@@ -107,19 +107,16 @@ class ChatClient:
 
     def _watch(self, words: int, tokens: int) -> None:
         """Warn once if a server reads fewer tokens than a prompt has words, or as many of a long
-        prompt as of a short one.
+        prompt as of a short one: it cuts prompts.
         """
         fewest = min(words, self._fewest_words.get(tokens, words))
         self._fewest_words[tokens] = fewest
         if tokens and not self._warned and (tokens < words or words > 1.5 * fewest + 20):
             self._warned = True
             logger.warning(
-                "%s says that it read %d tokens of a prompt of %d words%s: it cuts long prompts. "
+                "%s says that it read %d tokens of a prompt of %d words: it cuts long prompts. "
                 "Raise its context length",
-                self.http.url,
-                tokens,
-                words,
-                "" if tokens < words else f", as of one of {fewest}",
+                *(self.http.url, tokens, words),
             )
 
 
@@ -165,53 +162,45 @@ class ServedModel(ChatClient):
     ) -> None:
         super().__init__(http, special_tokens)
         self.name, self.url = str(http.options.model), http.url  # without credentials
-        self._names, self._fields = {"", self.name}, fields
+        self._fields = fields
 
     async def check(self) -> dict[str, str]:
         """Ask the server about its weights; ValueError for a wrong address or key."""
-        url, served = f"{self.url}/models", dict[str, Any]()
         try:
-            served = {str(each["id"]): each for each in (await self.http.get("/models"))["data"]}
-        except (NoAnswer, KeyError, TypeError) as error:  # not every server lists its models
-            if isinstance(error, Unreachable) and str(error).startswith(("Connect", "Timeout")):
-                raise self._no_server(error) from None
-            await self._check_chat()
+            served = await self._served()
+        except Unreachable as error:
+            raise ValueError(
+                f"no server answers at {self.url} ({error}); name the base of an API"
+            ) from None
         base, _, adapter = self.name.partition(":")  # SGLang's name of an adapter
         card = dict(served.get(self.name) or (base in served and served.get(adapter)) or {})
         if card.get("parent") and card.get("owned_by") == "sglang" and not adapter:
-            name = shown(f"{card['parent']}:{self.name}")
             raise ValueError(
-                f"{url}: {self.name} is an adapter, and by this name the base would answer; name "
-                f"it {name}"
+                f"{self.url}: {self.name} is an adapter, and by this name the base would answer; "
+                f"name it {shown(card['parent'])}:{self.name}"
             )
         if served and not card and base not in served:  # it may know other names, too
             listed = shown(", ".join(served))
-            logger.warning(
-                "%s does not list %s; it is asked for. Listed: %s", url, self.name, listed
-            )
+            logger.warning("%s does not list %s, only %s", self.url, self.name, listed)
         with suppress(NoAnswer, TypeError, ValueError):  # SGLang's
             root = str(self.http.options.url).removesuffix("/v1")
             card |= await self.http.get(f"{root}/model_info")
         facts = ("root", "model_path", "weight_version")
         return {name: shown(str(card[name])) for name in facts if card.get(name)}
 
-    async def _check_chat(self) -> None:
-        """Ask for one token; ValueError if the server does not answer or refuses the key."""
+    async def _served(self) -> dict[str, Any]:
+        """The models by name, if the server lists them; ValueError if it refuses the key."""
+        with suppress(Refused, BadAnswer, KeyError, TypeError):
+            return {str(each["id"]): each for each in (await self.http.get("/models"))["data"]}
         try:
             await self.complete([{"role": "user", "content": "Hello"}], {"max_tokens": 1})
-        except Unreachable as error:
-            raise self._no_server(error) from None
         except Refused as error:
             if error.status in (401, 403):
                 option = self.http.options.option("api_key_env")
-                raise ValueError(
-                    f"{self.url}{CHAT_PATH}: HTTP {error.status}; name a variable with {option}"
-                ) from None
-        except NoAnswer:
+                raise ValueError(f"{self.url}: {error}; name a variable with {option}") from None
+        except BadAnswer:
             pass  # it answers; what it makes of one token is no matter
-
-    def _no_server(self, error: Unreachable) -> ValueError:
-        return ValueError(f"no server answers at {self.url} ({error}); name the base of an API")
+        return {}
 
     async def reply(self, turn: Turn, messages: Sequence[Message], **fields: Any) -> Reply:
         """Take a turn, or raise :class:`NoReplyError`; ``fields`` of this request override the
@@ -238,25 +227,18 @@ class ServedModel(ChatClient):
         temperature: float,
         seed: int,
     ) -> Reply:
-        """Take a turn of at most ``budget`` tokens with its own seed, or raise
-        :class:`NoReplyError`.
+        """Take a turn of at most ``budget`` tokens, or raise :class:`NoReplyError`.
 
-        Its seed depends on ``seed``, the turn and the ``number`` of the game or sample, not on the
-        order of requests, which differs between runs.
+        Its own seed depends on ``seed``, the turn and the ``number`` of the game or sample, not on
+        the order of requests.
         """
         text = "".join(turn.prompt.data.values()) or str(list(messages))
         role = turn.role if turn.conversation is None else f"{turn.role}/{turn.conversation}"
         key = f"{seed}/{role}/{text}" + (f"/{number}" if number else "")
         own_seed = zlib.crc32(key.encode(errors="replace")) >> 1
-        reply = await self.reply(
+        return await self.reply(
             turn, messages, max_tokens=budget, temperature=temperature, seed=own_seed
         )
-        if reply.model not in self._names:
-            self._names.add(reply.model)
-            logger.warning(
-                "%s answers as %s, asked for %s", self.url, shown(reply.model), self.name
-            )
-        return reply
 
     def count(self, text: str) -> int:
         """Estimate the tokens of ``text``: two per word."""

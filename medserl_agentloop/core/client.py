@@ -1,5 +1,4 @@
-"""The one client of servers: sends JSON and reads JSON, with the retries and time-outs of the
-``openai`` package.
+"""The one client of servers: JSON out, JSON in, with the retries and pauses of ``openai``.
 
 Every failure becomes :class:`NoAnswer`; the API key is removed from the server's text.
 """
@@ -11,7 +10,6 @@ import json
 import logging
 import math
 import os
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +17,6 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
 from typing import Any, ClassVar, TypeVar
-from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -35,11 +32,9 @@ for _library in ("openai", "httpx", "httpcore"):  # they log addresses and heade
     logging.getLogger(_library).setLevel(logging.WARNING)
 
 CHAT_PATH = "/chat/completions"  # of chat requests, under a base that ends with /v1 by custom
-_MINUTE_S = 60.0  # what providers count requests by, and the longest Retry-After that openai keeps
+_LONGEST_PAUSE_S = 60.0  # of a Retry-After that openai keeps
 _CONNECT_S, _GET_S = 5.0, 10.0  # a server that is there connects, and lists its models
 _TRIAL_S = 30.0  # between requests to a server that counts as down
-_NO_CREDIT = re.compile(r"quota|credit|billing|payment|balance", re.I)  # no use to ask again
-_AGAIN = "x-should-retry"  # header by which openai is told
 _SHORTEST_SECRET = 6  # "none" and "EMPTY" are keys, too, and words that a model may say
 
 
@@ -52,12 +47,10 @@ class Unreachable(NoAnswer):
 
 
 class Refused(NoAnswer):
-    """The server refuses this request with an HTTP ``status`` and ``words``; ``way`` names a proxy
-    between.
-    """
+    """The server refuses this request with an HTTP ``status`` and ``words``."""
 
-    def __init__(self, status: int, words: str, way: str) -> None:
-        super().__init__(f"HTTP {status}: {shown(words)}".removesuffix(": ") + way)
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(f"HTTP {status}: {shown(words)}".removesuffix(": "))
         self.status, self.words = status, words
 
 
@@ -66,23 +59,17 @@ class BadAnswer(NoAnswer):
 
 
 class CircuitBreaker:
-    """Circuit breaker: stops requests after several failures in a row, then tries one from time to
-    time.
-    """
+    """Stops requests after ``limit`` failures in a row, then tries one from time to time."""
 
     def __init__(self, limit: float) -> None:
         self._limit, self._lost, self._next_trial = limit, 0, 0.0
-
-    @property
-    def is_open(self) -> bool:
-        return self._lost >= self._limit
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """The context of one request, lost if it raises Unreachable; Unreachable if no request may
         be made now.
         """
-        if self.is_open:
+        if self._lost >= self._limit:
             if time.monotonic() < self._next_trial:
                 raise Unreachable(
                     f"the server did not answer {self._lost} requests in a row and counts as down"
@@ -134,9 +121,7 @@ class ServerOptions(BaseModel):
         return f"{self.node}.{name}" if self.node else f"--{name.replace('_', '-')}"
 
     def api_key(self) -> str:
-        """Read the API key from the environment, because configs are logged; ValueError if
-        unusable.
-        """
+        """Read the API key from the environment; ValueError if unusable."""
         if not self.api_key_env:
             return ""
         if not (key := os.environ.get(self.api_key_env, "").strip()):
@@ -149,23 +134,22 @@ class ServerOptions(BaseModel):
         return key
 
     def address(self) -> httpx.URL:
-        """Parse an address; its ValueError does not repeat a password."""
+        """Parse the address; its ValueError does not repeat a password."""
         with suppress(httpx.InvalidURL):
             url = httpx.URL((self.url or "").strip().rstrip("/"))
             if url.scheme in ("http", "https") and url.host and not (url.query or url.fragment):
                 return url
         raise ValueError(
             "expected http://host:port or https://host as the address of the server, with percent "
-            "codes for signs in a password. Azure's is https://NAME.openai.azure.com/openai/v1"
+            "codes for signs in a password"
         )
 
     def check_address(self) -> None:
-        """Raise ValueError for an unusable or unsafe address."""
+        """Raise ValueError for the address of a run that is unusable, or would log a password."""
         if "@" in (self.url or ""):
             raise ValueError(
-                f"{self.node}.url holds a user name or a password, and verl logs the whole config. "
-                f"Take them out, and set {self.node}.api_key_env to the name of an environment "
-                "variable that holds the word Basic, a blank and the base64 code of user:password."
+                f"{self.node}.url holds a password, and verl logs the config. Take it out, and let "
+                f"{self.node}.api_key_env name a variable with 'Basic <base64 of user:password>'"
             )
         try:
             self.address()
@@ -191,18 +175,10 @@ class HttpClient:
         self.options = options
         address, key = options.address(), options.api_key()
         self.url = str(address.copy_with(userinfo=b""))
-        self._secrets = [
-            secret
-            for secret in (key.rpartition(" ")[2], address.password)
-            if len(secret) >= _SHORTEST_SECRET
-        ]
-        http_client, proxy = _http_client(address)
-        http_client.event_hooks["response"] = [self._plan_next_try]
-        self._way = proxy and f" (through the proxy {without_credentials(proxy)}; see no_proxy)"
+        secrets = (key.rpartition(" ")[2], address.password)
+        self._secrets = [secret for secret in secrets if len(secret) >= _SHORTEST_SECRET]
         self._breaker = CircuitBreaker(options.lost_in_a_row)
-        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            WeakKeyDictionary()
-        )
+        self._places = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
         # A key with its scheme in front ("Basic ...") is sent as it is.
         sent = key if " " in key else f"Bearer {key}"
         self._api = openai.AsyncOpenAI(
@@ -210,7 +186,7 @@ class HttpClient:
             api_key="",
             default_headers={"Authorization": sent} if key else {},
             timeout=httpx.Timeout(options.timeout_s, connect=_CONNECT_S),
-            http_client=http_client,
+            http_client=_http_client(address),
         )
 
     async def get(self, path: str) -> Any:
@@ -222,8 +198,8 @@ class HttpClient:
         """Post ``body`` and return the answer's JSON; raises as :meth:`get` after all tries."""
         # In bytes: httpx's own JSON cannot hold the lone surrogates that a text may have.
         send = partial(self._api.post, body=json.dumps(body).encode())
-        limit = self.options.timeout_s
-        return await self._request(send, path, self.options.retries + 1, limit)
+        tries = self.options.retries + 1
+        return await self._request(send, path, tries=tries, limit=self.options.timeout_s)
 
     async def _request(
         self, send: Callable[..., Awaitable[httpx.Response]], path: str, tries: int, limit: float
@@ -234,64 +210,46 @@ class HttpClient:
             self._breaker.watching(),
         ):
             response = await self._response(send, path, tries, limit)
-        text = self._without_key(response.text)
+            text, status = self._without_key(response.text), response.status_code
+            if status >= 500 or status in (408, 409, 429):  # openai has tried again
+                words = f"HTTP {status}: {shown(text)}".removesuffix(": ")
+                raise Unreachable(f"{words} ({_counted(tries)})")
         if not response.is_success:
-            raise Refused(response.status_code, text, self._way)
+            raise Refused(status, text)
         try:
             return from_json(text)
         except ValueError:
-            raise BadAnswer(f"the answer is not JSON: {shown(text)!r}{self._way}") from None
+            raise BadAnswer(f"the answer is not JSON: {shown(text)!r}") from None
 
     async def _response(
         self, send: Callable[..., Awaitable[httpx.Response]], path: str, tries: int, limit: float
     ) -> httpx.Response:
+        """The server's last answer, whatever its status."""
         import openai
 
         # openai's time-outs start anew with every byte, and a server may drip for ever.
-        options = self.options
-        longest = 1 + tries * limit + (tries - 1) * _MINUTE_S
+        longest = 1 + tries * limit + (tries - 1) * _LONGEST_PAUSE_S
         try:
             async with asyncio.timeout(longest):
                 return await send(path, cast_to=httpx.Response, options={"max_retries": tries - 1})
         except openai.APIStatusError as error:
-            again = error.status_code >= 500 or error.status_code in (408, 409, 429)
-            if not again or error.response.headers.get(_AGAIN) == "false":
-                return error.response
-            words = shown(self._without_key(error.response.text))
-            reason = f"HTTP {error.status_code}: {words}".removesuffix(": ")
-            if error.status_code == 429:
-                reason += f". It limits requests: lower {options.option('concurrency')}"
+            return error.response
         except (openai.APIConnectionError, TimeoutError) as error:
             cause = error.__cause__
-            words = shown(self._without_key(str(cause)))
-            reason = f"{type(cause).__name__}: {words}".removesuffix(": ")
-            if "CERTIFICATE_VERIFY_FAILED" in words:
-                reason += ". Name the file of your own certificate in SSL_CERT_FILE"
+            reason = f"{type(cause).__name__}: {shown(self._without_key(str(cause)))}"
             slow = isinstance(error, (openai.APITimeoutError, TimeoutError))
             if slow and not isinstance(cause, httpx.ConnectTimeout):
-                hint = f"; raise {options.node}.timeout_s or lower {options.node}.concurrency"
-                reason = f"Timeout: no answer within {limit:g} s{hint * bool(options.node)}"
-        raise Unreachable(f"{reason} ({tries} {'try' if tries == 1 else 'tries'}){self._way}")
-
-    async def _plan_next_try(self, response: httpx.Response) -> None:
-        """Tell openai in the response headers whether and when to retry.
-
-        Retrying does not help an empty account. Tries are spread over a minute if a server limits
-        requests without naming a pause; a longer pause, which openai ignores, becomes a minute.
-        """
-        headers, limits = response.headers, response.status_code == 429
-        pause = headers.get("retry-after", "")
-        if limits and _NO_CREDIT.search((await response.aread()).decode(errors="replace")):
-            headers[_AGAIN] = "false"
-        elif pause.isdecimal() and int(pause) > _MINUTE_S:
-            headers["retry-after"] = f"{_MINUTE_S:g}"
-        elif limits and not pause and "retry-after-ms" not in headers:
-            headers["retry-after"] = f"{_MINUTE_S / max(1, self.options.retries):g}"
+                reason = f"Timeout: no answer within {limit:g} s"
+        raise Unreachable(f"{reason.removesuffix(': ')} ({_counted(tries)})")
 
     def _without_key(self, words: str) -> str:
         for secret in self._secrets:
             words = words.replace(secret, "***")
         return words
+
+
+def _counted(tries: int) -> str:
+    return "1 try" if tries == 1 else f"{tries} tries"
 
 
 def _is_this_machine(host: str) -> bool:
@@ -302,25 +260,19 @@ def _is_this_machine(host: str) -> bool:
     return number.is_loopback or number.is_unspecified
 
 
-def _http_client(address: httpx.URL) -> tuple[httpx.AsyncClient, str]:
-    """Return a client and the environment's proxy; no proxy for this machine, because it would see
-    the key.
-    """
-    past = _is_this_machine(address.host) or proxy_bypass(address.host)
-    proxy = "" if past else getproxies().get(address.scheme) or getproxies().get("all") or ""
-    proxy = proxy if "://" in proxy or not proxy else f"http://{proxy}"
-    # A connection that is kept would belong to one event loop. Loading certificates takes 40 ms.
-    limits = httpx.Limits(max_keepalive_connections=0)
-    verify = address.scheme == "https" and httpx.create_ssl_context()
+def _http_client(address: httpx.URL) -> httpx.AsyncClient:
     try:
-        client = httpx.AsyncClient(
-            limits=limits, verify=verify, proxy=proxy or None, trust_env=False
+        return httpx.AsyncClient(
+            # A proxy of the environment would see the key of a server on this machine.
+            trust_env=not _is_this_machine(address.host),
+            verify=address.scheme == "https" and httpx.create_ssl_context(),  # takes 40 ms
+            # A connection that is kept would belong to one event loop.
+            limits=httpx.Limits(max_keepalive_connections=0),
         )
     except (ImportError, ValueError, httpx.InvalidURL):  # its words may repeat a password
         raise ValueError(
-            f"{address.scheme}_proxy or all_proxy cannot be used (SOCKS needs socksio)"
+            "http_proxy, https_proxy or all_proxy cannot be used (SOCKS needs socksio)"
         ) from None
-    return client, proxy
 
 
 def blocking(request: Coroutine[Any, Any, T]) -> T:

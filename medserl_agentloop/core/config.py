@@ -235,10 +235,6 @@ class SelfPlayConfig(BaseModel):
         factor = 1 + (self.anchor_end - 1) * done
         return {role: value * factor for role, value in self.anchor.items() if value}
 
-    def longest_turn(self, prompt_tokens: int) -> int | None:
-        """Largest token budget of a turn after a first prompt of this length; None if unknown."""
-        return None
-
     def problems(self) -> Iterator[str]:
         """Yield problems that involve several keys; each begins with the key."""
         return iter(())

@@ -159,7 +159,6 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             (self.train_dataset, "train_files", data.train_batch_size),
             (self.val_dataset, "val_files", 1),
         ):
-            machine.check_files(data[key])
             name = f"data.{key}={data[key]}"
             announce(machine.check_dataset(dataset, name, self.interaction, data, batch=batch))
         self.interaction.view.read_validation_set(self.val_dataset)

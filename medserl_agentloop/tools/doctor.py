@@ -6,28 +6,30 @@ sentence, with ``warn`` if the run may not be as intended or may not last.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import torch
 import verl  # noqa: F401  first: its plugin imports the trainer, which imports what follows here
+from datasets import Dataset
 from omegaconf import DictConfig
-from packaging.requirements import Requirement
 from ray._private.utils import get_system_memory
 from rich.console import Console
 from rich.progress import track
+from verl.utils.config import omega_conf_to_dataclass
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
-from medserl_agentloop.core.run_check import ROLLOUT, RunConfig, machine, problems
+from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.run_check import ROLLOUT, RunConfig, check_run, machine, warnings
 from medserl_agentloop.paths import read_parquet
 from medserl_agentloop.tools.plan import GIB, plan_run, read_shape
 
@@ -51,8 +53,9 @@ def diagnose(
     """
     here = "cuda" if torch.cuda.is_available() else "cpu"
     device = here if config is None else config.trainer.device
-    checks = {"versions": _versions, "cards": _cards, "shared memory": _shared_memory}
-    yield from _asked(checks, device)
+    yield from _asked(
+        {"versions": _versions, "cards": _cards, "shared memory": _shared_memory}, device
+    )
     if config is None or "selfplay" not in config:
         if compile_on:
             yield CheckResult("kernels", "fail", "--compile needs the recipe of a run.")
@@ -62,14 +65,11 @@ def diagnose(
         run = RunConfig(config, SelfPlayConfig.from_run(config))
     except ConfigError:  # said above
         return
-    at_start = list(_asked(machine.CHECKS, run))
-    yield from at_start
-    if device == "cuda" and machine.stays_here(run):
-        yield from _asked({"memory": _memory}, run)
+    yield from (at_start := list(_asked(machine.CHECKS, run)))
     if compile_on is not None:
         yield from _asked({"kernels": _kernels}, run, compile_on)
     if all(finding.status != "fail" for finding in at_start):
-        yield from _asked({"game": _game, "disk": _disk, "dry run": _dry_run}, run)
+        yield from _asked({"rows": _rows, "game": _game, "memory and disk": _room}, run)
 
 
 def _asked(checks: Mapping[str, Callable[..., Findings]], *arguments: Any) -> Iterator[CheckResult]:
@@ -79,51 +79,39 @@ def _asked(checks: Mapping[str, Callable[..., Findings]], *arguments: Any) -> It
             for finding in list(check(*arguments)) or [("ok", holds)]:
                 status, text = ("fail", finding) if isinstance(finding, str) else finding
                 yield CheckResult(name, status, text)  # type: ignore[arg-type]
+        except ValueError as error:
+            yield CheckResult(name, "fail", str(error))
         except Exception as error:  # a broken machine breaks in its own ways; other checks go on
-            known = isinstance(error, ConfigError)
-            text = str(error) if known else f"the check failed: {type(error).__name__}: {error}"
-            yield CheckResult(name, "fail", text)
+            yield CheckResult(name, "fail", f"the check failed: {type(error).__name__}: {error}")
 
 
 def _config(config: DictConfig, schema: DictConfig) -> Findings:
     """Keys, batches and lengths fit together."""
-    refused, warned = problems(config, schema)
-    yield from refused
-    yield from (("warn", text) for text in warned)
+    yield from (("warn", text) for text in warnings(config, schema))
+    try:
+        check_run(config)
+    except ConfigError as error:
+        yield from str(error).splitlines()
 
 
 def _versions(device: str) -> Findings:
-    """The installed packages match the requirements of this package and verl."""
-    # PyPI's torch is a CUDA build on any machine.
-    gpu = torch.version.cuda and (torch.cuda.is_available() or _driver() or find_spec("flashinfer"))
-    of_verl = ("", "verl-core", "sglang", "fsdp") if gpu else ("",)
-    for package, names in (("medserl-agentloop", ("", "gpu" if gpu else "cpu")), ("verl", of_verl)):
-        for needed in map(Requirement, requires(package) or ()):
-            marker = needed.marker
-            if marker and not any(marker.evaluate({"extra": name}) for name in names):
-                continue
-            try:
-                installed = version(needed.name)
-            except PackageNotFoundError:
-                installed = "missing"
-            if installed == "missing" or not needed.specifier.contains(installed, prereleases=True):
-                right = f"{needed.name}{needed.specifier}"
-                said = f"{needed.name} is {installed}, and {package} needs {right}"
-                yield f"{said}. Run: pip install '{right}'"
-    shown = ("medserl-agentloop", "verl", "torch")
-    yield "ok", ", ".join(f"{name} {version(name)}" for name in shown)
+    """The versions of the packages."""
+    names = ("medserl-agentloop", "verl", "torch", "transformers")
+    yield "ok", ", ".join(f"{name} {version(name)}" for name in names)
 
 
 def _cards(device: str) -> Findings:
     """torch has kernels for the GPUs and runs on the driver, and their memory is free."""
-    if torch.version.cuda and not torch.cuda.is_available() and (driver := _driver()):
-        yield (
-            f"torch {torch.__version__} cannot use the GPU with driver {driver}: CUDA "
-            f"{torch.version.cuda} needs 580 or later. Update the driver, or see docs/gpu.md."
-        )
-        return
     if not torch.cuda.is_available():
-        yield "ok", "no GPU: recipes for the CPU only"
+        if torch.version.cuda and (driver := _driver()):
+            yield (
+                f"torch {torch.__version__} cannot use the GPU with driver {driver}: CUDA "
+                f"{torch.version.cuda} needs 580 or later. Update the driver, or see docs/gpu.md."
+            )
+        elif device == "cuda":
+            yield "this run needs a GPU (trainer.device=cuda): take a recipe for the CPU, own_notes"
+        else:
+            yield "ok", "no GPU: recipes for the CPU only"
     for index in range(torch.cuda.device_count()):
         name = torch.cuda.get_device_name(index)
         major, minor = torch.cuda.get_device_capability(index)
@@ -154,9 +142,8 @@ def _driver() -> str | None:
 
 
 def _shared_memory(device: str) -> Findings:
-    """Ray's object store, NCCL and the push of weights use it; verl's docker/README.md gives its
-    container 10 GB.
-    """
+    """/dev/shm has room for Ray's object store, NCCL and the push of weights."""
+    # verl's docker/README.md gives its container 10 GB.
     free, needed = shutil.disk_usage("/dev/shm").free / GIB, 10 if device == "cuda" else 1
     if free < needed:
         text = f"/dev/shm has {free:.1f} GiB free, and a run on {device} should have {needed}"
@@ -210,16 +197,15 @@ def _kernels(run: RunConfig, console: Console) -> Findings:
                 yield f"{name}: {(re.search('.*error.*', str(error)) or [error])[0]}"
 
 
-def _memory(run: RunConfig) -> Findings:
-    """The host has the memory that the plan computes."""
-    try:
-        needed = plan_run(run, 96).host / GIB
-    except ValueError as error:
-        yield "warn", f"not planned: {error}"
-        return
-    here = get_system_memory() / GIB
-    text = f"this machine has {here:.0f} GiB, and a run needs {needed:.0f} (medserl plan)"
-    yield ("ok", text) if here >= needed else ("warn", f"{text}: train without offload, or lora.")
+def _rows(run: RunConfig) -> Findings:
+    """The rows are games that fit the lengths of this run."""
+    node, selfplay = run.config.data, run.selfplay
+    tokenizer = omega_conf_to_dataclass(run.config.actor_rollout_ref.model).tokenizer  # as verl
+    game = game_class(selfplay.game)(selfplay, ChatEncoder.of_run(tokenizer, node))
+    for key in ("data.train_files", "data.val_files"):
+        for file in (name for name in run.names(key) if "://" not in name):
+            rows = SimpleNamespace(dataframe=Dataset(read_parquet(Path(file).expanduser())))
+            yield "ok", machine.check_dataset(rows, f"{key}={file}", game, node)
 
 
 def _game(run: RunConfig) -> Findings:
@@ -228,42 +214,26 @@ def _game(run: RunConfig) -> Findings:
         yield "note", line
 
 
-def _disk(run: RunConfig) -> Findings:
-    """The disk has room for the run's checkpoints."""
-    folder = Path(run["trainer.default_local_dir"]).resolve()
-    exists = next(parent for parent in (folder, *folder.parents) if parent.exists())
+def _room(run: RunConfig) -> Findings:
+    """The host's memory and the disk have room for what the plan computes."""
     try:
-        size = plan_run(run, 96).checkpoint / GIB
+        plan = plan_run(run, 96)
     except ValueError as error:
         yield "warn", f"not planned: {error}"
         return
+    if run["trainer.device"] == "cuda" and machine.stays_here(run):
+        needed, here = plan.host / GIB, get_system_memory() / GIB
+        text = f"this machine has {here:.0f} GiB, and a run needs {needed:.0f} (medserl plan)"
+        fits = here >= needed
+        yield ("ok", text) if fits else ("warn", f"{text}: train without offload, or lora.")
+    folder = Path(run["trainer.default_local_dir"]).resolve()
+    exists = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    size, free = plan.checkpoint / GIB, shutil.disk_usage(exists).free / GIB
     keep, saves = run["trainer.max_actor_ckpt_to_keep"], run["trainer.save_freq"] > 0
     needed = saves * size * max(keep or 1, 2)  # one stays whole until another is written
-    free = shutil.disk_usage(exists).free / GIB
     text = f"{folder}: {free:.0f} GiB free; checkpoints of {size:.1f} GiB, {keep or 'all'} kept"
     text = f"{text}, need {needed:.1f}"
-    remedy = "trainer.default_local_dir to another disk, or trainer.max_actor_ckpt_to_keep to fewer"
     if free < needed:
-        yield f"{text}. Set {remedy}."
+        yield f"{text}. Set trainer.default_local_dir or trainer.max_actor_ckpt_to_keep."
     else:
         yield "warn" if saves and not keep else "ok", text
-
-
-def _dry_run(run: RunConfig) -> Findings:
-    """One game on the first row, with the run's own agent loop and tokenizer; a script plays."""
-    from medserl_agentloop.testing import MockSGLangEngine, build_agent_loop
-
-    tokenizer = run.tokenizer()
-    file = run.names("data.train_files")[0]
-    facts = read_parquet(Path(file)).slice(0, 1).to_pylist()[0]["extra_info"]
-    engine = MockSGLangEngine(lambda prompt, sampling: "no answer", tokenizer)
-
-    async def play() -> Any:
-        loop = build_agent_loop(engine, tokenizer, run.config)
-        row = {"extra_info": facts, "uid": "dry run", "session_id": 0, "global_steps": 0}
-        return await loop.run({"logprobs": True}, **row)
-
-    output = asyncio.run(play())
-    tokens = len(output.prompt_ids) + len(output.response_ids)
-    turns = len(engine.calls)
-    yield "ok", f"a game on row 0 of {file}: {turns} turn(s) by a script, {tokens} tokens"

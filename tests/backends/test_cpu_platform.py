@@ -13,7 +13,6 @@ from types import ModuleType
 import pytest
 import torch
 import verl  # noqa: F401  the plugin's registrations run while verl is imported
-from run_check.runs import run_of
 from verl.plugin.platform import PlatformRegistry
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -24,7 +23,6 @@ from medserl_agentloop.backends import sglang_cpu
 from medserl_agentloop.backends.attention import PACKED
 from medserl_agentloop.backends.cpu_platform import PlatformCPU
 from medserl_agentloop.backends.engines import RoleAdapters
-from medserl_agentloop.core.run_check.machine import RESERVED, longest_context, sglang_on_cpu
 from medserl_agentloop.testing import tiny_model
 
 
@@ -110,19 +108,3 @@ def test_an_installed_kernel_package_goes_before_the_stand_in(
     import sgl_kernel
 
     assert sgl_kernel.__file__ == str(tmp_path / "sgl_kernel" / "__init__.py")
-
-
-RECIPE = "[quickstart,sglang_cpu]"
-
-
-@pytest.mark.parametrize("key", ["max_model_len", "engine_kwargs.sglang.max_total_tokens"])
-def test_context_that_would_cut_a_turn_is_refused_with_the_number_needed(key: str) -> None:
-    key, needed = f"actor_rollout_ref.rollout.{key}", longest_context(run_of({}, RECIPE)) + RESERVED
-    assert not list(sglang_on_cpu(run_of({key: needed}, RECIPE)))
-    (problem,) = sglang_on_cpu(run_of({key: needed - 1}, RECIPE))
-    assert f"{key}={needed - 1}" in problem and f"at least {needed}" in problem
-
-
-def test_in_a_shared_context_a_turn_sees_all_that_came_before() -> None:
-    run = run_of({"selfplay.context": "shared"}, RECIPE)
-    assert longest_context(run) == run["data.max_prompt_length"] + run["data.max_response_length"]

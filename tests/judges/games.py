@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ from medserl_agentloop.games.medical.judges import (
     take_judgement,
 )
 from medserl_agentloop.games.medical.records import Judgement, MedicalRecord
-from medserl_agentloop.paths import PACKAGE
 
 
 def played(
@@ -78,8 +78,8 @@ def judged_by(
 
 def printed_at_start_up(capsys: pytest.CaptureFixture[str], *overrides: str) -> list[str]:
     """The lines that a run of the quickstart prints before it starts."""
-    data = PACKAGE.parent / "README.md"  # start-up looks whether it is there; nothing reads it
-    start_up(f"data.train_files={data}", f"data.val_files={data}", *overrides)
+    with NamedTemporaryFile(suffix=".parquet") as file:  # nothing reads it
+        start_up(f"data.train_files={file.name}", f"data.val_files={file.name}", *overrides)
     return capsys.readouterr().out.splitlines()
 
 

@@ -91,7 +91,7 @@ def test_a_server_without_json_schema_is_asked_without_from_then_on(status: int)
     [
         (completion("no idea"), "BadAnswer: not the JSON that was asked for: 'no idea'"),
         (completion(PRESENT, finish="length"), "cut off after 512 tokens"),
-        (completion(None, reasoning_content=PRESENT), "put all of it into its reasoning"),
+        (completion(None, reasoning_content=PRESENT), "is empty, but for its reasoning"),
         # The remedy comes before the server's words, which are cut.
         (
             Status(400, refusal("max_tokens", "max_completion_tokens")),

@@ -9,8 +9,8 @@ from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from medserl_agentloop.core.config import SelfPlayConfig
-from medserl_agentloop.core.run_check import RunConfig, problems
+from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
+from medserl_agentloop.core.run_check import RunConfig, check_run
 from medserl_agentloop.testing import compose_run
 
 schema = cache(compose_run)
@@ -30,9 +30,13 @@ def run_of(changes: Mapping[str, Any], recipe: str = "own_notes") -> RunConfig:
     return RunConfig(config, SelfPlayConfig.from_run(config))
 
 
-def refusal(changes: Mapping[str, Any], recipe: str = "own_notes") -> str:
-    """Return the refusal of such a run by its config alone; empty if it is accepted."""
-    return "\n".join(problems(run(changes, recipe), schema())[0])
+def refusal(config: DictConfig) -> str:
+    """Return the refusal of a run by its config alone; empty if it is accepted."""
+    try:
+        check_run(config)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def start_up(

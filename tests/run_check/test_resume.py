@@ -229,21 +229,6 @@ def test_a_config_of_the_run_that_cannot_be_read_is_named(home: Path, text: str)
     assert problem(here).startswith(f"{home}/run/run_config.yaml cannot be read")
 
 
-def test_a_checkpoint_of_another_number_of_workers_is_named(home: Path) -> None:
-    here = trained(home / "run", 3)
-    weights = home / "run" / "global_step_3" / "actor"
-    weights.mkdir()
-    (weights / "model_world_size_2_rank_0.pt").touch()
-    assert "global_step_3 is of 2 training workers, and this run has 1. Set" in problem(here)
-    assert problem({**here, "trainer.n_gpus_per_node": 2}) == ""
-
-
-@pytest.mark.parametrize("path", [None, "runs/quickstart"])
-def test_a_path_to_resume_from_that_names_no_step_is_refused(path: str | None) -> None:
-    chosen = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": path}
-    assert f"trainer.resume_from_path={path} is no checkpoint" in problem(chosen)
-
-
 def test_a_last_checkpoint_that_is_none_is_told(home: Path) -> None:
     folder = home / "run"
     here = {"trainer.default_local_dir": str(folder)}
@@ -257,12 +242,6 @@ def test_a_last_checkpoint_that_is_none_is_told(home: Path) -> None:
         assert answer in problem(here)
     (folder / LATEST).write_text("10")
     assert problem(here) == ""
-
-
-def test_a_damaged_line_of_the_games_is_named_before_ray(home: Path) -> None:
-    here = trained(home / "run", 2)
-    (home / "run" / "games.jsonl").write_text('{"step": 1}\n{"step": \n{"step": 2}\n')
-    assert f"{home}/run/games.jsonl, line 2 has no step" in problem(here)
 
 
 def test_a_finished_run_goes_on_for_the_validation_that_it_lacks(home: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from run_check.runs import refusal, run, run_of, schema
 
 from medserl_agentloop.core.config import ConfigError
-from medserl_agentloop.core.run_check import MUST_BE, check_run, problems
+from medserl_agentloop.core.run_check import MUST_BE, check_run, warnings
 from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
@@ -38,9 +38,6 @@ IS = {f"{CORRECTION}.rollout_is": "token"}
 WRONG = {
     SAMPLER: None,
     "reward.custom_reward_function.path": "x.py",
-    "trainer.critic_warmup": 100,
-    f"{ROLLOUT}.temperature": 0.0,
-    f"{ROLLOUT}.do_sample": False,
     f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
     f"{ACTOR}.checkpoint.async_save": True,
     f"{MODEL}.lora_adapter_path": "a",
@@ -94,14 +91,13 @@ WITH_ADAPTERS = {
         *(({**REUSE, **wrong}, f"are read with {next(iter(wrong))}=") for wrong in NEEDED_BEFORE),
         ({f"{ACTOR}.checkpoint.save_contents": ["hf_model"]}, f"{ACTOR}.checkpoint.load_contents="),
         # adapters
-        ({**LORA, f"{ACTOR}.checkpoint.save_contents": ["model", "hf_model"]}, "save_contents="),
         *(({**PER_ROLE, key: value}, f"{key}={value}: ") for key, value in WITH_ADAPTERS.items()),
     ],
 )  # fmt: skip
 def test_a_run_that_could_not_be_trusted_is_refused_by_the_name_of_its_key(
     changes: dict[str, Any], named: str
 ) -> None:
-    assert named in refusal(changes)
+    assert named in refusal(run(changes))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +109,6 @@ def test_a_run_that_could_not_be_trusted_is_refused_by_the_name_of_its_key(
         {**FEW, f"{CORRECTION}.bypass_mode": True},
         {**IS, f"{CORRECTION}.rollout_is_threshold": "0.5_5.0"},
         {f"{ACTOR}.shuffle": False},  # with one mini-batch
-        {f"{ROLLOUT}.temperature": 0.0, "trainer.val_only": True},
         {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor": 512},
         {"trainer.save_freq": -1, f"{ACTOR}.checkpoint.save_contents": ["hf_model"]},
         {"algorithm.adv_estimator": "reinforce_plus_plus"},  # the certificate measures what it does
@@ -121,14 +116,14 @@ def test_a_run_that_could_not_be_trusted_is_refused_by_the_name_of_its_key(
     ],
 )
 def test_supported_configs_are_accepted(changes: dict[str, Any]) -> None:
-    assert refusal(changes) == ""
+    assert refusal(run(changes)) == ""
 
 
 def test_adapters_in_cuda_graphs_need_a_backend_that_drops_none() -> None:
     def refused(*overrides: str) -> str:
         base = ("selfplay.judge_server.url=base", "selfplay.judge_server.json_schema=false")
-        config = compose_run("+recipes=[qwen3_4b,lora,adapter_per_role]", *base, *overrides)
-        return "\n".join(problems(config, schema())[0])
+        recipe = "+recipes=[qwen3_4b,lora,adapter_per_role]"
+        return refusal(compose_run(recipe, *base, *overrides))
 
     backend = f"{ROLLOUT}.engine_kwargs.sglang.lora_backend"
     assert refused() == refused(f"{backend}=csgmv", f"{ROLLOUT}.enforce_eager=true") == ""
@@ -154,8 +149,8 @@ def test_a_run_plays_and_trains_the_roles_that_its_opponent_leaves() -> None:
     ],
 )
 def test_unlikely_settings_are_warnings(changes: dict[str, Any], warning: str) -> None:
-    refused, (only,) = problems(run(changes), schema())
-    assert not refused and warning in only
+    (only,) = warnings(run(changes), schema())
+    assert warning in only
 
 
 @pytest.mark.parametrize(

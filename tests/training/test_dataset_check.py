@@ -1,23 +1,19 @@
 """The start-up check reads a dataset as verl does and refuses what could not be played as
 planned."""
 
-import json
-from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 from support import NOTE, TOKENIZER, extra_info
 from verl.trainer.ppo.utils import create_rl_dataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from medserl_agentloop.core.config import ConfigError, OpponentConfig
 from medserl_agentloop.core.encoding import ChatEncoder
-from medserl_agentloop.core.run_check import RunConfig
-from medserl_agentloop.core.run_check.machine import check_dataset, check_files, check_stop_strings
-from medserl_agentloop.core.run_check.machine import data as problems_of_data
+from medserl_agentloop.core.run_check.machine import check_dataset, check_stop_strings
 from medserl_agentloop.data.rows import AGENT_NAME, write_parquet
 from medserl_agentloop.games.medical.case import Category, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -73,21 +69,13 @@ EVALUATED["extra_info"]["split"] = "eval"
         (
             row("vanilla_benign", agent_name="other"),
             {},
-            "row 0: agent_name is 'other', expected 'medserl_selfplay'",
+            "row 0: agent_name is 'other', not 'medserl_selfplay'",
         ),
         (NO_NOTE, {}, r"rows\.parquet row 0: .*extra_info\['clean_note'\]"),
         (row("decoy_benign"), {}, "decoy_benign games need a judge"),
         (VARIATION, {}, "decoy_benign games need a judge"),
-        (
-            row("adversarial_benign"),
-            {"prompt": 10},
-            r"row 0 needs data.max_prompt_length=\d+",
-        ),
-        (
-            row("adversarial_benign"),
-            {"response": 10},
-            r"row 0 needs data.max_response",
-        ),
+        (row("adversarial_benign"), {"prompt": 10}, r"row 0 needs data.max_prompt_length=\d+"),
+        (row("adversarial_benign"), {"response": 10}, r"row 0 needs data.max_response"),
         (EVALUATED, {}, None),
         (VARIATION, {"selfplay": MedicalConfig(judge="http")}, None),
     ],
@@ -127,21 +115,11 @@ def test_filter_overlong_prompts_leaves_out_rows_by_their_games(
         check_dataset(everything, "rows.parquet", game, run.data)
 
 
-def problems(config: Any) -> list[str]:
-    return list(problems_of_data(RunConfig(config, MedicalConfig.from_run(config))))
-
-
-def test_file_without_game_columns_is_named_and_remote_files_are_left(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": ["a"] * 16}), file := tmp_path / "rows.parquet")
-    config = compose_run(
-        "+recipes=own_notes", f"data.train_files={file}", "data.val_files=hdfs://rows.parquet"
-    )
-    (problem,) = problems(config)
-    assert "rows.parquet has no column extra_info, prompt" in problem
-    pq.write_table(pa.Table.from_pylist([row("decoy_benign")] * 16), file)
-    assert "decoy_benign games need a judge" in problems(config)[0]
-    config.actor_rollout_ref.model.path = "someone/not-here-yet"
-    assert not problems(config)
+def test_rows_without_the_columns_of_a_game_are_refused() -> None:
+    rows: Any = SimpleNamespace(dataframe=Dataset.from_dict({"prompt": ["a"], "extra_info": [{}]}))
+    game = MedicalGameInteraction(SELFPLAY, ENCODER)
+    with pytest.raises(ConfigError, match=r"rows\.parquet has no column agent_name"):
+        check_dataset(rows, "rows.parquet", game, compose_run().data)
 
 
 def test_turns_of_an_opponent_take_no_room() -> None:
@@ -163,21 +141,6 @@ def test_turns_of_an_opponent_take_no_room() -> None:
     assert planned("adversarial_benign", "assessor") == (len(assess.ids) + grown, budget.assessor)
     assert planned("vanilla_benign", "attacker") == (1, 1)
     assert planned("vanilla_benign", "assessor") == (len(assess.ids), budget.assessor)
-
-
-def test_files_of_two_conversions_are_refused(tmp_path: Path) -> None:
-    for name in ("train.parquet", "val.parquet"):
-        (tmp_path / name).write_bytes(name.encode())
-    hashes = {
-        name: {"sha256": sha256(name.encode()).hexdigest()}
-        for name in ("train.parquet", "val.parquet")
-    }
-    (tmp_path / "manifest.json").write_text(json.dumps({"outputs": hashes}))
-    check_files([str(tmp_path / "train.parquet"), str(tmp_path / "val.parquet")])
-    (tmp_path / "val.parquet").write_bytes(b"of an older conversion")
-    check_files(str(tmp_path / "train.parquet"))
-    with pytest.raises(ConfigError, match=r"val\.parquet: the file is not the one"):
-        check_files([str(tmp_path / "train.parquet"), str(tmp_path / "val.parquet")])
 
 
 def test_stop_strings_that_an_engine_would_refuse_are_named() -> None:

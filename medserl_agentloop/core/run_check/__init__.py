@@ -1,9 +1,9 @@
-"""Checks a run's config before self-play; every refusal says what to write instead.
+"""Composes a run's config and checks it before self-play; a refusal says what to write instead.
 
 Each rule prevents a run that would be silently wrong or would fail after hours. Errors that verl,
-Hydra or torch report within minutes are left to them. The certificate measures whether the roles
-are separate. :func:`check_run` runs in the recipe's Hydra callback, before Ray is up, and in the
-trainer.
+Hydra or torch report within minutes are left to them, and the separation of the roles to the
+certificate. :func:`check_run` runs before Ray is up, in the recipe's Hydra callback, and again in
+the trainer.
 """
 
 from __future__ import annotations
@@ -20,16 +20,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from transformers import AutoTokenizer
 from verl.trainer.ppo.utils import need_reference_policy
 
-from medserl_agentloop.core.config import (
-    NORMALIZATIONS,
-    ConfigError,
-    SelfPlayConfig,
-    game_class,
-    refuse,
-)
+from medserl_agentloop.core.config import NORMALIZATIONS, SelfPlayConfig, game_class, refuse
 from medserl_agentloop.paths import did_you_mean, resource
 
 ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"
@@ -38,31 +31,15 @@ CORRECTION, SAMPLER = "algorithm.rollout_correction", "trainer.v1.sampler"
 FSDP = ("fsdp2",)
 OWN_MODULES = "pkg://medserl_agentloop."
 
-_OPEN_NODES = (
-    *("selfplay", "hydra", "ray_kwargs.ray_init"),
-    # Fields of FSDPEngineConfig and of CriticConfig that verl's YAML leaves out.
-    *(f"{node}.fsdp_config.mixed_precision" for node in (ACTOR, REF)),
-    *("critic.fsdp.mixed_precision", "engine.mixed_precision"),
-    f"{CRITIC}.ppo_infer_max_token_len_per_gpu",
-)
-
+# How the keys for the size of micro-batches begin: in an update, and in a pass for log-probs.
 UPDATES = {ACTOR: f"{ACTOR}.ppo_", CRITIC: f"{CRITIC}.ppo_infer_"}
 LOG_PROBS = {ACTOR: f"{ROLLOUT}.log_prob_", REF: f"{REF}.log_prob_"}
-"""Beginnings of the keys for the size of micro-batches: in an engine's update, and in its pass for
-log-probs.
-"""
 
 MUST_BE: dict[str, tuple[Any, str]] = {
     "trainer.use_v1": (True, "verl's older trainer knows no roles"),
     "trainer.v1.trainer_mode": ("selfplay_sync", "it knows no roles and measures no certificate"),
     "algorithm.filter_groups.enable": (False, "it reads one score per row, the roles' sum"),
-    "algorithm.use_pf_ppo": (False, "verl's V1 trainer does not read it"),
     "distillation.enabled": (False, "self-play sets the actor's loss, so no teacher is used"),
-    f"{SAMPLER}.sync_refill_failed_groups": (
-        False,
-        "verl does not tell a custom sampler (selfplay/lost_games counts what is lost)",
-    ),
-    "hydra.job.chdir": (False, "relative folders would be looked for in another place"),
 }
 """The required value of a key, and why."""
 
@@ -116,17 +93,6 @@ class RunConfig:
         """Training workers."""
         return int(self["trainer.nnodes"] * self["trainer.n_gpus_per_node"])
 
-    def tokenizer(self, **options: Any) -> Any:
-        """The tokenizer that the run's ``model`` node asks for; raises as
-        ``AutoTokenizer.from_pretrained``.
-        """
-        model = self.config.actor_rollout_ref.model
-        trusted = bool(model.get("trust_remote_code", False))
-        path = model.get("tokenizer_path") or model.path
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trusted, **options)
-        tokenizer.chat_template = model.get("custom_chat_template") or tokenizer.chat_template
-        return tokenizer
-
     def ulysses(self, engine: str) -> int:
         """Workers of an FSDP engine that share a row; 1 without sequence parallelism."""
         # verl/workers/config: actor.py takes either key, critic.py reads only that of its engine.
@@ -155,31 +121,16 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
     return run.selfplay
 
 
-def problems(config: DictConfig, schema: DictConfig) -> tuple[list[str], list[str]]:
-    """Return refusals and warnings for the start of a run; ``schema`` is verl's own config."""
-    warned = [
-        f"{key} is not a key of verl's config; nothing in verl reads it"
-        for key in unknown_keys(config, schema)
-    ]
-    if "selfplay" not in config:  # a warm start
-        contents = config.checkpoint.save_contents if "checkpoint" in config else ()
-        if OmegaConf.select(config, "model.lora_rank") and "hf_model" in contents:
-            return [
-                "checkpoint.save_contents has hf_model: with LoRA, verl's folder holds names that "
-                "no model reads. Set it to [model,optimizer,extra] and merge (docs/warm_start.md)."
-            ], warned
-        return [], warned
-    try:
-        check_run(config)
-    except ConfigError as error:
-        return str(error).splitlines(), warned
+def warnings(config: DictConfig, schema: DictConfig) -> Iterator[str]:
+    """Yield what is likely a mistake in a run; ``schema`` is verl's own config."""
+    for key in unknown_keys(config, schema):
+        yield f"{key} is not a key of verl's config; nothing in verl reads it"
     top_p, top_k = (OmegaConf.select(config, f"{ROLLOUT}.{key}") for key in ("top_p", "top_k"))
-    if top_p < 1 or top_k > 0:
-        warned.append(
+    if "selfplay" in config and (top_p < 1 or top_k > 0):
+        yield (
             f"{ROLLOUT}.top_p={top_p} and top_k={top_k} cut the distribution that games are drawn "
             "from, and the loss knows of the temperature only; train with top_p=1.0 and top_k=-1"
         )
-    return [], warned
 
 
 def _roles(run: RunConfig) -> Iterator[str]:
@@ -215,13 +166,10 @@ def _roles(run: RunConfig) -> Iterator[str]:
 
 
 def _adapters(run: RunConfig) -> Iterator[str]:
-    """Adapters are loaded, saved in a readable form, and used only for their role's tokens."""
-    path, contents = f"{MODEL}.lora_adapter_path", f"{ACTOR}.checkpoint.save_contents"
+    """Adapters are loaded, and used only for their role's tokens."""
+    path = f"{MODEL}.lora_adapter_path"
     if not run.lora_rank and run[path] is not None:
         yield run.refusal(path, f"it is not loaded with {MODEL}.lora_rank=0", "null")
-    if run.lora_rank and "hf_model" in run.names(contents):
-        reason = "with LoRA, verl's hf_model folder holds names that no model reads"
-        yield run.refusal(contents, reason, "[model,optimizer,extra]")
     if run.selfplay.adapters == "shared":
         return
     rank, merge, engine = f"{MODEL}.lora_rank", f"{MODEL}.lora.merge", f"{ROLLOUT}.name"
@@ -249,9 +197,6 @@ def _of_verl(run: RunConfig) -> Iterator[str]:
     if not str(run[key] or OWN_MODULES).startswith(OWN_MODULES):
         remedy = "null, and name a reward of yours in selfplay (docs/rewards.md)"
         yield run.refusal(key, "rewards come from the game; this one is never called", remedy)
-    key = "trainer.critic_warmup"
-    if run[key] and not run[f"{CRITIC}.enable"]:
-        yield run.refusal(key, "without a critic no role would be trained until then", "0")
     key = "algorithm.norm_adv_by_std_in_grpo"
     if run["algorithm.adv_estimator"] == "role_grpo" and not run[key]:
         reason = "role_grpo reads selfplay.credit.normalize: mean for each role is Dr. GRPO"
@@ -266,9 +211,6 @@ def _of_verl(run: RunConfig) -> Iterator[str]:
     key = f"{ROLLOUT}.calculate_log_probs"
     if corrects and not run[key]:
         yield run.refusal(key, f"{CORRECTION} reads the rollout's log-probs", "True")
-    for key, remedy in ((f"{ROLLOUT}.temperature", "1.0"), (f"{ROLLOUT}.do_sample", "True")):
-        if not (run[key] or run["trainer.val_only"]):
-            yield run.refusal(key, "log-probs of greedy tokens train nothing", remedy)
     key, factor = f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor"
     if run[key] == "seq-mean-token-sum-norm" and run[factor] is None:
         reason = "it divides by the padded width, so one role's length shrinks the other's update"
@@ -326,6 +268,15 @@ def _checkpoints(run: RunConfig) -> Iterator[str]:
             yield run.refusal(contents, reason, "[model,optimizer,extra], as save_contents")
 
 
+_OPEN_NODES = (
+    *("selfplay", "hydra", "ray_kwargs.ray_init"),
+    # Fields of FSDPEngineConfig and of CriticConfig that verl's YAML leaves out.
+    *(f"{node}.fsdp_config.mixed_precision" for node in (ACTOR, REF)),
+    *(f"{CRITIC}.fsdp.mixed_precision", "engine.mixed_precision"),
+    f"{CRITIC}.ppo_infer_max_token_len_per_gpu",
+)
+
+
 def unknown_keys(run: DictConfig, schema: DictConfig) -> list[str]:
     """Keys of a run that verl's own config, ``schema``, does not have.
 
@@ -352,9 +303,7 @@ PPO, SFT = "ppo_trainer", "sft_trainer_engine"
 
 
 def compose_run(*overrides: str, config_name: str = PPO) -> DictConfig:
-    """Compose a run's config as ``python -m verl.trainer.main_ppo`` does, with overrides as on the
-    command line.
-    """
+    """Compose a run's config as ``python -m verl.trainer.main_ppo`` does."""
     GlobalHydra.instance().clear()
     with initialize_config_module("verl.trainer.config", version_base=None):
         config: DictConfig = compose(config_name, overrides=list(overrides))
@@ -364,7 +313,7 @@ def compose_run(*overrides: str, config_name: str = PPO) -> DictConfig:
 def compose_recipe(recipe: str, overrides: list[str]) -> tuple[DictConfig, DictConfig]:
     """Compose one or several comma-separated recipes; return them with verl's own config.
 
-    A ValueError says in one line why Hydra cannot.
+    Raises as :func:`compose_explained`.
     """
     names = recipe.strip("[]")
     name = SFT if names.startswith("warm_start") else PPO
@@ -380,16 +329,12 @@ def compose_explained(config_name: str, overrides: list[str]) -> DictConfig:
         reason = " ".join(str(error).split())
     if missing := re.search(r"Could not find 'recipes/(\S+)'", reason):
         known = sorted(path.stem for path in resource("recipes").glob("*.yaml"))
-        name = missing[1]
-        raise ValueError(
-            f"there is no recipe {name!r}{did_you_mean(name, known)}: {', '.join(known)}"
-        )
-    if unknown := re.search(r"Could not override '([^']+)'", reason):
-        key, schema = unknown[1], compose_run(config_name=config_name)
-        known = [name for name, _ in leaves(OmegaConf.to_container(schema))]
-        tail = [name for name in known if name.endswith(f".{key}")]
-        likest = f" (did you mean {' or '.join(tail)}?)" if tail else did_you_mean(key, known)
-        raise ValueError(f"verl's config has no key {key}{likest}")
+        reason = f"no recipe {missing[1]!r}{did_you_mean(missing[1], known)}: {', '.join(known)}"
+    elif unknown := re.search(r"Could not override '([^']+)'", reason):
+        keys = dict(leaves(OmegaConf.to_container(compose_run(config_name=config_name))))
+        whole = [key for key in keys if key.endswith(f".{unknown[1]}")]
+        likest = f" (did you mean {' or '.join(whole)}?)" if whole else ""
+        reason = f"verl has no key {unknown[1]}{likest or did_you_mean(unknown[1], keys)}"
     raise ValueError(reason)
 
 
@@ -398,16 +343,14 @@ def without_a_recipe(overrides: list[str]) -> str | None:
     keys = {key.lstrip("+~"): value for key, _, value in (o.partition("=") for o in overrides)}
     if "recipes" in keys:
         return None
-    advice = "write +recipes=NAME, e.g. +recipes=quickstart (docs/start.md)"
-    if "recipe" in keys:
-        return f"recipe={keys['recipe']} is read by nothing: {advice}"
-    if own := next((key for key in keys if key.startswith("selfplay.")), None):
-        return f"{own} belongs to self-play, which only a recipe starts: {advice}"
-    # verl's own default; with a data set of the user's, this is a run without self-play.
+    advice = "no recipe is named: write +recipes=NAME, e.g. +recipes=quickstart (docs/start.md)"
+    if own := next((key for key in keys if key == "recipe" or key.startswith("selfplay.")), None):
+        return f"{own} does nothing here, for {advice}"
+    # With a data set, this is a run of verl's without self-play. The other file is its default.
     files = keys.get("data.train_files", "~/data/rlhf/gsm8k/train.parquet")
-    if any(character in files for character in "[:") or Path(files).expanduser().exists():
-        return None
-    return f"no recipe is named, and there is no file {files} to train on: {advice}"
+    several = any(character in files for character in "[:")
+    there = several or Path(files).expanduser().exists()
+    return None if there else f"there is no file {files} to train on, and {advice}"
 
 
 def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,7 @@
-"""Checks the machine and a run's files for the common mistakes of the first hour.
+"""Checks that the machine, the data files and the servers of a run are what it needs.
 
-The recipes' Hydra callback, before Ray starts, and ``medserl doctor`` run :data:`CHECKS`.
+The recipes' Hydra callback, before Ray starts, and ``medserl doctor`` run :data:`CHECKS`. The rows
+are checked where verl has read them: by the trainer.
 """
 
 from __future__ import annotations
@@ -8,45 +9,31 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from heapq import nlargest
-from operator import itemgetter
 from pathlib import Path
 from shlex import quote
-from tempfile import TemporaryFile
-from types import SimpleNamespace
 from typing import Any
 
-import httpx
-import torch
-from datasets import Dataset
-from huggingface_hub import HfApi, try_to_load_from_cache
-from ray._common.utils import get_default_ray_temp_dir
 from ray._private.utils import get_num_cpus, read_ray_address
 
 from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.client import blocking, without_credentials
-from medserl_agentloop.core.config import ConfigError, game_class
-from medserl_agentloop.core.encoding import ChatEncoder
+from medserl_agentloop.core.config import ConfigError
 from medserl_agentloop.core.interaction import AGENT_NAME, LIMITS, Interaction, overlong
 from medserl_agentloop.core.run_check import ROLLOUT, RunConfig
 from medserl_agentloop.core.run_check.resume import Finding, checkpoints
-from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet
+from medserl_agentloop.paths import DIFFERS, differs_from_manifest
 
 OWN_DATASET = "pkg://medserl_agentloop.core.trainer"  # data.custom_cls.path in recipes/core.yaml
-ROWS_AT_START = 500  # of a data file, looked at before Ray starts: about a second
-# positions of the context that SGLang never fills (max_req_len in sglang/srt/managers/tp_worker.py)
-RESERVED = 2
-NOT_CONVERTED = (".csv", ".tsv", ".xlsx", ".xls", ".jsonl", ".json")
-CONVERT = "Write it with medserl data convert --input FILE.csv --output FOLDER"
 
 
-def gpus(run: RunConfig) -> Iterator[str]:
-    """This machine has a GPU, unless the run uses a Ray cluster."""
-    if run["trainer.device"] == "cuda" and stays_here(run) and not torch.cuda.device_count():
-        yield (
-            "this run needs a GPU (trainer.device=cuda), and torch sees none. Start it where "
-            "`nvidia-smi` shows one, or try a recipe for the CPU: +recipes=own_notes."
-        )
+def stays_here(run: RunConfig) -> bool:
+    """Return whether all processes of a run are on this machine: ``ray.init`` does not join a
+    cluster.
+    """
+    given = run["ray_kwargs.ray_init.address"]
+    address = (None if given == "auto" else given) or os.environ.get("RAY_ADDRESS")
+    found = address or read_ray_address()  # of `ray start`
+    return found in (None, "", "local") and run["trainer.nnodes"] == 1
 
 
 def cpus(run: RunConfig) -> Iterator[str]:
@@ -68,189 +55,24 @@ def cpus(run: RunConfig) -> Iterator[str]:
         )
 
 
-def folders(run: RunConfig) -> Iterator[str]:
-    """Home, Ray's folder and the run's are writable; Ray would report it after half a minute."""
-    checkpoints, records = run["trainer.default_local_dir"], run.selfplay.records
-    for folder, remedy in (
-        (Path.home(), "run: export HOME=FOLDER"),
-        (Path(get_default_ray_temp_dir()), "run: export RAY_TMPDIR=FOLDER"),
-        (Path(checkpoints), "set trainer.default_local_dir"),
-        (Path(records), "set selfplay.records"),
-    ):
-        whole = folder.expanduser().absolute()
-        there = next(parent for parent in (whole, *whole.parents) if parent.exists())
-        try:
-            with TemporaryFile(dir=there):
-                pass
-        except OSError as error:
-            yield f"{folder} cannot be written to ({error.strerror}). For another one, {remedy}."
-
-
-def stays_here(run: RunConfig) -> bool:
-    """Return whether all processes of a run are on this machine: ``ray.init`` does not join a
-    cluster.
-    """
-    given = run["ray_kwargs.ray_init.address"]
-    address = (None if given == "auto" else given) or os.environ.get("RAY_ADDRESS")
-    found = address or read_ray_address()  # of `ray start`
-    return found in (None, "", "local") and run["trainer.nnodes"] == 1
-
-
-def sglang_on_cpu(run: RunConfig) -> Iterator[str]:
-    """A CPU recipe's SGLang sees no GPU and has room for the longest turn."""
-    if run["trainer.device"] != "cpu" or run[f"{ROLLOUT}.name"] != "sglang":
-        return
-    needed = longest_context(run) + RESERVED
-    for key in ("max_model_len", "engine_kwargs.sglang.max_total_tokens"):
-        # The engine lowers a request's budget to what is left of either, and reports an ordinary
-        # "length".
-        if (limit := run[f"{ROLLOUT}.{key}"]) is not None and limit < needed:
-            yield (
-                f"a turn may need {needed} tokens with its prompt, and {ROLLOUT}.{key}={limit}: "
-                f"SGLang would cut it. Set it to at least {needed}, or lower data.max_*_length."
-            )
-
-
-def longest_context(run: RunConfig) -> int:
-    """Largest number of tokens that a prompt and its turn may have together."""
-    prompt, response = run["data.max_prompt_length"], run["data.max_response_length"]
-    if run.selfplay.context == "shared":
-        return int(prompt + response)
-    # verl counts all prompts but the first as response.
-    return int(max(prompt + min(run.selfplay.longest_turn(prompt) or response, response), response))
-
-
-def models(run: RunConfig) -> Iterator[str]:
-    """The models are local, or on a reachable hub."""
-    found = {str(run[key]): key for key in (f"{of}.path" for of in run.trained.values())}
-    for path, key in found.items():  # the critic's is mostly the actor's
-        folder = Path(path).expanduser()
-        if "://" in path or (folder / "config.json").is_file():
-            continue
-        try:
-            if folder.is_dir():
-                raise FileNotFoundError("there is no config.json in it")
-            if not isinstance(try_to_load_from_cache(path, "config.json"), str):
-                HfApi().model_info(path, timeout=3.0)
-        except (OSError, ValueError, httpx.HTTPError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            yield (
-                f"{key}={path} is no folder of a model (seen from {Path.cwd()}), nor one on the "
-                f"hub: {reason}. Name another, or fetch it: `hf download {path} --local-dir FOLDER`"
-            )
-
-
 def data(run: RunConfig) -> Iterator[str]:
-    """The data files exist and are converted, and their longest rows fit this config.
-
-    The trainer checks all rows once Ray is up. verl checks what only it can read: remote files,
-    other formats, a user's data set class, a tokenizer that is not downloaded yet.
-    """
-    node = run.config.data
-    if node.custom_cls.path not in (None, OWN_DATASET):
+    """The data files exist, are converted, and are of one conversion."""
+    if run["data.custom_cls.path"] not in (None, OWN_DATASET):
         return
-    try:
-        tokenizer = run.tokenizer(local_files_only=True)
-        game = game_class(run.selfplay.game)(run.selfplay, ChatEncoder.of_run(tokenizer, node))
-    except (OSError, ValueError):
-        game = None
-    names = [
+    files = [
         (key, name) for key in ("train_files", "val_files") for name in run.names(f"data.{key}")
     ]
-    for key, file in [
-        (f"data.{key}", Path(name).expanduser()) for key, name in names if "://" not in name
-    ]:
-        source = "FILE.csv" if not file.exists() else quote(str(file))
-        command = f"medserl data convert --input {source} --output {quote(str(file.parent))}"
+    for key, file in ((key, Path(name).expanduser()) for key, name in files if "://" not in name):
+        source = quote(str(file)) if file.exists() else "FILE.csv"
+        write = (
+            f"write it: medserl data convert --input {source} --output {quote(str(file.parent))}"
+        )
         if not file.exists():
-            yield (
-                f"{key}: {file} does not exist (seen from {Path.cwd()}). Name another, or write "
-                f"it: {command}"
-            )
-        elif file.suffix in NOT_CONVERTED:
-            yield f"{key}={file} is not converted, and a run reads converted rows. Write: {command}"
-        elif file.suffix == ".parquet" and game is not None:
-            try:
-                table = read_parquet(file)
-                if absent := {"prompt", "extra_info"} - {*table.column_names}:
-                    raise ValueError(
-                        f"{key}={file} has no column {', '.join(sorted(absent))}. {CONVERT}."
-                    )
-                rows = SimpleNamespace(dataframe=Dataset(table))
-                check_dataset(rows, f"{key}={file}", game, node, ROWS_AT_START)
-            except ValueError as error:
-                yield str(error)
-
-
-def check_stop_strings(strings: Sequence[str], rollout: Any) -> None:
-    """Refuse stop strings of more than one token, which SGLang would ignore."""
-    if strings and rollout.name == "sglang" and rollout.get("skip_tokenizer_init", False):
-        raise ConfigError(
-            f"the stop strings {', '.join(map(repr, strings))} are more than one token each. "
-            f"SGLang looks for such with {ROLLOUT}.skip_tokenizer_init=False only: set that, or "
-            "take them out of profile.yaml."
-        )
-
-
-def check_files(files: str | Sequence[str]) -> None:
-    """Refuse files of two different conversions, which a killed one may leave behind."""
-    for file in [files] if isinstance(files, str) else files:
-        if differs_from_manifest(Path(file)):
-            raise ConfigError(f"{file}: {DIFFERS}.")
-
-
-def check_dataset(
-    dataset: Any,
-    name: str,
-    game: Interaction[Any, Any],
-    data: Any,
-    most: int | None = None,
-    batch: int = 1,
-) -> str:
-    """Check every row of verl's ``RLHFDataset`` (``name`` in messages), or the ``most`` longest.
-    verl drops rows that do not fill a ``batch``.
-
-    Returns a line that says what will be played and how long the longest row is; a ConfigError
-    names a bad row and what to do.
-    """
-    table = dataset.dataframe
-    agents = table["agent_name"] if "agent_name" in table.column_names else [None] * len(table)
-    rows = list(enumerate(zip(agents, table["extra_info"], strict=True)))
-    if most is not None:
-        rows = sorted(nlargest(most, rows, key=lambda row: len(str(row[1][1]))), key=itemgetter(0))
-    kinds, longest, too_long = Counter[str](), [0, 0], dict[str, list[int]]()
-    for number, (agent, facts) in rows:
-        where = f"{name} row {number}"
-        if agent != AGENT_NAME:
-            raise ConfigError(
-                f"{where}: agent_name is {agent!r}, expected {AGENT_NAME!r}. {CONVERT}."
-            )
-        try:
-            needed = game.plan(facts)
-        except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from None
-        longest = list(map(max, longest, needed[1:]))
-        for limit in overlong(needed, data):
-            too_long.setdefault(limit, []).append(number)
-        kinds[needed.kind] += 1
-    if too_long and not data.filter_overlong_prompts:
-        numbers = sorted({number for found in too_long.values() for number in found})
-        needs = " and ".join(f"data.{key}={longest[LIMITS.index(key)]}" for key in too_long)
-        has = " and ".join(f"{key}={data[key]}" for key in too_long)
-        raise ConfigError(
-            f"{name}: row {', '.join(map(str, numbers[:3]))} needs {needs} ({len(numbers)} rows in "
-            f"all), and the run has {has}. Set these, plan shorter turns, or leave such rows out "
-            "with data.filter_overlong_prompts=true."
-        )
-    plays = f"all of its {len(table)} rows"
-    if left := len(table) % batch:
-        plays = f"{len(table) - left} of its {len(table)} rows in each epoch, in batches of {batch}"
-    counted = ", ".join(f"{count} {kind}".strip() for kind, count in sorted(kinds.items()))
-    return (
-        f"{name}: plays {plays} ({counted}); longest prompt {longest[0]} of "
-        f"{data.max_prompt_length} tokens, longest planned response {longest[1]} of "
-        f"{data.max_response_length}"
-    )
+            yield f"data.{key}: {file} does not exist (seen from {Path.cwd()}); {write}"
+        elif file.suffix != ".parquet":
+            yield f"data.{key}={file} is not converted, and a run reads converted rows: {write}"
+        elif differs_from_manifest(file):
+            yield f"{file}: {DIFFERS}."
 
 
 def opponent(run: RunConfig) -> Iterator[Finding]:
@@ -265,11 +87,7 @@ def opponent(run: RunConfig) -> Iterator[Finding]:
 
 
 CHECKS: dict[str, Callable[[RunConfig], Iterator[Finding]]] = {
-    "folders": folders,
-    "GPU": gpus,
     "CPUs": cpus,
-    "engine": sglang_on_cpu,
-    "model": models,
     "data": data,
     "checkpoints": checkpoints,
     "opponent": opponent,
@@ -277,3 +95,63 @@ CHECKS: dict[str, Callable[[RunConfig], Iterator[Finding]]] = {
 """All checks by name: each yields a sentence for a problem, with its remedy, or ``warn`` and what
 should be known.
 """
+
+
+# --- with verl's tokenizer and data sets ---
+
+
+def check_stop_strings(strings: Sequence[str], rollout: Any) -> None:
+    """Refuse stop strings of more than one token, which SGLang would ignore."""
+    if strings and rollout.name == "sglang" and rollout.get("skip_tokenizer_init", False):
+        raise ConfigError(
+            f"the stop strings {', '.join(map(repr, strings))} are more than one token each. "
+            f"SGLang looks for such with {ROLLOUT}.skip_tokenizer_init=False only: set that, or "
+            "take them out of profile.yaml."
+        )
+
+
+def check_dataset(
+    dataset: Any, name: str, game: Interaction[Any, Any], data: Any, batch: int = 1
+) -> str:
+    """Check every row of verl's ``RLHFDataset``, called ``name`` in messages. verl drops rows that
+    do not fill a ``batch``.
+
+    Returns a line that says what will be played and how long the longest row is; a ConfigError
+    names a bad row and what to do.
+    """
+    table = dataset.dataframe
+    convert = "Write it with medserl data convert --input FILE.csv --output FOLDER."
+    if absent := {"agent_name", "extra_info"} - {*table.column_names}:
+        raise ConfigError(f"{name} has no column {', '.join(sorted(absent))}. {convert}")
+    kinds, longest, too_long = Counter[str](), [0, 0], dict[str, list[int]]()
+    for number, (agent, facts) in enumerate(
+        zip(table["agent_name"], table["extra_info"], strict=True)
+    ):
+        where = f"{name} row {number}"
+        if agent != AGENT_NAME:
+            raise ConfigError(f"{where}: agent_name is {agent!r}, not {AGENT_NAME!r}. {convert}")
+        try:
+            needed = game.plan(facts)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        longest = list(map(max, longest, needed[1:]))
+        for limit in overlong(needed, data):
+            too_long.setdefault(limit, []).append(number)
+        kinds[needed.kind] += 1
+    if too_long and not data.filter_overlong_prompts:
+        numbers = sorted({number for found in too_long.values() for number in found})
+        needs = " and ".join(f"data.{key}={longest[LIMITS.index(key)]}" for key in too_long)
+        raise ConfigError(
+            f"{name}: row {', '.join(map(str, numbers[:3]))} needs {needs} ({len(numbers)} rows in "
+            "all). Set that, plan shorter turns, or leave such rows out with "
+            "data.filter_overlong_prompts=true."
+        )
+    plays = f"all of its {len(table)} rows"
+    if left := len(table) % batch:
+        plays = f"{len(table) - left} of its {len(table)} rows in each epoch, in batches of {batch}"
+    counted = ", ".join(f"{count} {kind}".strip() for kind, count in sorted(kinds.items()))
+    return (
+        f"{name}: plays {plays} ({counted}); longest prompt {longest[0]} of "
+        f"{data.max_prompt_length} tokens, longest planned response {longest[1]} of "
+        f"{data.max_response_length}"
+    )

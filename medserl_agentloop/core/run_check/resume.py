@@ -83,11 +83,6 @@ def checkpoints(run: RunConfig) -> Iterator[Finding]:
                     pass
         if mode == "auto":
             yield from _newest(run, folder)
-        elif mode == "resume_path" and "global_step_" not in chosen.name:
-            yield (
-                f"trainer.resume_mode=resume_path, and trainer.resume_from_path={chosen} is no "
-                "checkpoint. Set it to a folder global_step_N."
-            )
         elif mode == "resume_path" and chosen.resolve().parent == folder.resolve():
             yield from _same(run, chosen)
         elif (folder / LATEST).is_file() and not run["trainer.val_only"]:
@@ -108,8 +103,8 @@ def _newest(run: RunConfig, folder: Path) -> Iterator[Finding]:
     whole = [int(path.parent.name[12:]) for path in folder.glob("global_step_[0-9]*/data.pt")]
     if not latest.is_file() and not whole:
         return
-    # A full disk, or a kill at the wrong moment, leaves the file empty: verl fails on that once the
-    # models are loaded. Without it, or for a folder that is gone, verl starts from nothing.
+    # A full disk, or a kill at the wrong moment, leaves the file empty. Without it, or for a folder
+    # that is gone, verl starts from nothing.
     step = latest.read_text(encoding="utf-8", errors="replace").strip() if latest.is_file() else ""
     if not (step.isdecimal() and (folder / f"global_step_{step}").is_dir()):
         newest = f"write {max(whole)} into it, the newest checkpoint there, or " * bool(whole)
@@ -117,8 +112,6 @@ def _newest(run: RunConfig, folder: Path) -> Iterator[Finding]:
         return
     yield from _same(run, folder / f"global_step_{step}")
     files, total = RunFiles(run.selfplay.records), run["trainer.total_training_steps"]
-    for file in (files.games, files.metrics):
-        list(file.steps())  # a ValueError names a damaged line
     done = total is not None and int(step) >= total and not run["trainer.val_only"]
     if done and not validation_is_missing(run, files, int(step)):
         yield (
@@ -140,7 +133,6 @@ def validation_is_missing(
 
 def _same(run: RunConfig, checkpoint: Path) -> Iterator[Finding]:
     """Check that the run of a checkpoint in this run's folder is this one."""
-    yield from _written_by_others(run, checkpoint)
     if not (found := changes(run, Path(run.selfplay.records))):
         return
     new = {
@@ -159,7 +151,6 @@ def _same(run: RunConfig, checkpoint: Path) -> Iterator[Finding]:
 
 def _of_another_run(run: RunConfig, checkpoint: Path) -> Iterator[Finding]:
     """Check the other run's checkpoint from which this run starts."""
-    yield from _written_by_others(run, checkpoint)
     found = changes(run, checkpoint.parent)
     differs = "; ".join(map(str, found))
     # verl takes the learning rate and more from an optimizer's state.
@@ -179,17 +170,6 @@ def rows_begin_anew(run: RunConfig) -> bool:
     found = changes(run, Path(str(run["trainer.resume_from_path"])).parent)
     filtered = bool(run["data.filter_overlong_prompts"])  # by lengths, budgets and templates
     return any(filtered or change.key.startswith("data.") for change in found)
-
-
-def _written_by_others(run: RunConfig, checkpoint: Path) -> Iterator[str]:
-    """verl's FSDP engines read a checkpoint only with as many workers as wrote it."""
-    names = (file.name.split("_") for file in checkpoint.glob("*/model_world_size_*_rank_*.pt"))
-    if (sizes := {name[3] for name in names}) - {str(run.gpus)}:
-        yield (
-            f"the checkpoint {checkpoint} is of {' and '.join(sorted(sizes))} training workers, "
-            f"and this run has {run.gpus}. Set trainer.nnodes and trainer.n_gpus_per_node as they "
-            f"were, or merge it (docs/advanced.md) and start a new run from it with {MODEL}.path."
-        )
 
 
 def changes(run: RunConfig, folder: Path) -> list[Change]:

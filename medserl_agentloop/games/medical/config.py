@@ -171,9 +171,6 @@ class MedicalConfig(SelfPlayConfig):
         measures = facts.get("split") == EVAL_SPLIT
         return self.model_copy(update={"assessments": 1}) if measures else self
 
-    def longest_turn(self, prompt_tokens: int) -> int:
-        return max(self.budget.attacker(prompt_tokens), self.budget.assessor)
-
     def problems(self) -> Iterator[str]:
         try:
             load_scheme(self.reward, self.reward_terms)
