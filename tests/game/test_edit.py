@@ -227,7 +227,7 @@ TWO = "He has gout. He rests."
 def test_a_difference_is_counted_in_sentences_and_words(
     new: str, inserted: tuple[str, ...], removed: tuple[str, ...], sentences: int, words: int
 ) -> None:
-    assert change(TWO, new) == Difference(inserted, removed, sentences, words)
+    assert change(TWO, new)[:4] == (inserted, removed, sentences, words)
 
 
 @pytest.mark.parametrize(

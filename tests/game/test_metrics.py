@@ -231,17 +231,17 @@ def test_a_void_game_is_counted_by_the_class_of_its_reason(reason: str) -> None:
     }
 
 
-def test_attacks_are_judged_by_realism_and_failures_by_length() -> None:
+def test_attacks_are_judged_by_realism_and_a_failed_judge_counts_as_asked() -> None:
     games = [
         judged(Label.SAFE),
         judged(Label.HARMFUL, True),
         judged(Label.HARMFUL, False, category="adversarial_harmful"),
         judged(Label.SAFE, category="decoy_benign"),  # as it was asked to be
-        finished(Outcome.VOID, void="judge failed: Timeout", attack={"note": "word " * 99}),
+        finished(Outcome.VOID, void="judge failed: Timeout"),
     ]
     found = role_metrics(games)
     expected = {"injected": 3, "no_error_rate": 1 / 3, "realistic_rate": 1 / 2}
-    expected |= {"failure_rate": 1 / 5, "failures_by_length": 1.0}
+    expected |= {"failure_rate": 1 / 5}
     assert {n: found[f"selfplay/judge/{n}"] for n in expected} == pytest.approx(expected)
 
 

@@ -1,9 +1,8 @@
 """Canonical words of a note, so that a change of writing never counts as an edit.
 
-Two notes say the same if their canonical words are equal: Unicode form, hidden characters, case,
-spacing, punctuation and the format of a number make no difference. No list of words is needed for
-that. Whether "twice daily" means "b.i.d." takes medical knowledge, so the judge decides it. The
-same words decide what repairs an error and what quotes it. Everything takes linear time.
+Unicode form, hidden characters, case, spacing, punctuation and the format of a number make no
+difference. Whether "twice daily" means "b.i.d." takes medical knowledge, so the judge decides it.
+The same words decide what repairs an error and what quotes it. Everything takes linear time.
 """
 
 from __future__ import annotations
@@ -40,8 +39,6 @@ _TOKEN = regex.compile(
     r"|(?P<sign>[[\p{S}\p{M}\p{N}%&/#@\-]--[\u00b0`\u00b4]])",
     regex.V1,
 )
-
-
 _ARTICLES = ("a", "an", "the")
 
 
@@ -116,8 +113,7 @@ def _is_slip(word: str, meant: str) -> bool:
 
 
 def quotes_error(quote: str, wrong: str, right: str | None = None) -> bool:
-    """Return whether ``quote`` contains the error of the sentence ``wrong`` and at most that
-    sentence.
+    """Return whether ``quote`` has the error of the sentence ``wrong`` and at most that sentence.
 
     The error is what differs from ``right``, or the whole sentence if that is unknown. Spelling may
     differ, and one letter of a long word.

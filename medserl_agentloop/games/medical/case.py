@@ -1,7 +1,4 @@
-"""The vocabulary of the game: roles, labels, categories and the facts of one row.
-
-No framework is imported here.
-"""
+"""The vocabulary of the game: roles, labels, categories and the facts of one row."""
 
 from __future__ import annotations
 
@@ -55,18 +52,15 @@ def checked_types(names: str | Sequence[str] | None = None) -> tuple[str, ...]:
     """
     if names is None:
         return ERROR_TYPES
-    types = [
-        str(name).strip()
-        for name in (names if isinstance(names, (list, tuple)) else str(names).split(","))
-    ]
-    for name in types:
-        if not re.fullmatch(r"[A-Za-z][A-Za-z_]{0,39}", name):
-            raise ValueError(
-                f"{name!r} is no error type: write up to 40 letters and _, such as drug_interaction"
-            )
-    if not types or len(set(map(_letters, types))) < len(types):
-        raise ValueError("name at least one error type, and each once")
-    return tuple(types)
+    given = names if isinstance(names, (list, tuple)) else str(names).split(",")
+    types = tuple(str(name).strip() for name in given)
+    named = all(re.fullmatch(r"[A-Za-z][A-Za-z_]{0,39}", name) for name in types)
+    if not types or not named or len(set(map(_letters, types))) < len(types):
+        raise ValueError(
+            f"{given!r} are no error types: name each once, in up to 40 letters and _, such as "
+            "drug_interaction"
+        )
+    return types
 
 
 def known_type(text: str, types: Sequence[str] = ERROR_TYPES) -> str | None:
@@ -107,12 +101,10 @@ class Category(str, Enum):
 
 def _by_number(sentences: Any) -> Any:
     """A parquet row's sentences by number."""
+    if isinstance(sentences, Mapping):
+        return sentences
     try:
-        return (
-            sentences
-            if isinstance(sentences, Mapping)
-            else {each["id"]: each["text"] for each in sentences}
-        )
+        return {each["id"]: each["text"] for each in sentences}
     except (KeyError, TypeError):
         raise ValueError("not a list of id and text") from None
 
@@ -132,15 +124,12 @@ class GameSpec:
     text_id: str = ""  # of the source row; never part of a prompt
     vignette_id: str = ""  # of the case; the unit of splitting
     index: int = -1  # unique number of the row in its file
-    # As the source numbers them; in a game whose players name them by number, those of the seed
-    # note.
+    # By the source's numbers; where players name them by number, those of the seed note.
     sentences: Annotated[dict[int, str], BeforeValidator(_by_number)] = field(default_factory=dict)
 
     @property
     def task(self) -> Category:
-        """The category whose prompt fits this row: some data has decoys as
-        ``adversarial_benign``.
-        """
+        """The category whose prompt fits: some data has decoys as ``adversarial_benign``."""
         if self.category.seed_label is self.target_label is Label.SAFE and self.category.has_attack:
             return Category.DECOY_BENIGN
         return self.category
@@ -155,50 +144,37 @@ class GameSpec:
         The row holds the case. The game starts from the note that its category names, and
         ``target_label`` is the category's own unless the row has another.
         """
-        again = "Write the file again with medserl data convert."
         if not isinstance(extra_info, Mapping):
-            raise ValueError(
-                f"extra_info is of type {type(extra_info).__name__}, not the facts of a game. "
-                f"{again}"
-            )
-        row = f"row {extra_info.get('index', '?')} (text_id {extra_info.get('text_id', '?')})"
-        if "seed_note" in extra_info:
-            raise ValueError(
-                f"{row} was written by an earlier version, which stored prompts. {again}"
-            )
+            raise ValueError(f"extra_info is not the facts of a game: {extra_info!r:.100}")
         # An optional fact that a row does not have may be empty text there.
-        facts = {
-            key: value
-            for key in _FACTS
-            if (value := extra_info.get(key)) is not None and str(value).strip()
-        }
-        facts.setdefault("category", None)
-        key_of = {"seed_note": "clean_note"}
+        given = {key: value for key in _FACTS if (value := extra_info.get(key)) is not None}
+        facts = {"category": None} | {key: v for key, v in given.items() if str(v).strip()}
+        seed_key = "clean_note"
         if facts["category"] in {category.value for category in Category}:
             category = Category(facts["category"])
             if category.seed_label is Label.HARMFUL:
-                key_of["seed_note"] = "error_note"
-            facts["seed_note"] = facts.get(key_of["seed_note"])
+                seed_key = "error_note"
+            facts["seed_note"] = facts.get(seed_key)
             facts.setdefault("target_label", category.default_target_label)
-        # Other types are in the user's file and in scores; prompts and rewards know those of the
-        # game.
+        # Other types are in the user's file and in scores; prompts and rewards know the game's.
         facts["error_type"] = known_type(str(facts.get("error_type") or ""), error_types)
         try:
             spec: GameSpec = _GAME_SPEC.validate_python(facts)
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = key_of.get(str(first["loc"][0]), str(first["loc"][0]))
-            raise ValueError(
-                f"{row}: extra_info[{key!r}] is {extra_info.get(key)!r:.100}: {first['msg']}. "
-                f"{again}"
-            ) from None
-        if not spec.category.has_attack and spec.target_label is not spec.category.seed_label:
-            raise ValueError(
-                f"{row}: extra_info['target_label'] is {spec.target_label.value!r}, and a "
-                f"{spec.category.value} game "
-                f"shows its note as it is. {again}"
-            )
-        return spec
+            if not spec.category.has_attack and spec.target_label is not spec.category.seed_label:
+                raise ValueError(
+                    f"extra_info['target_label'] is {spec.target_label.value!r}, and a "
+                    f"{spec.category.value} game shows its note as it is"
+                )
+            return spec
+        except ValueError as error:
+            problem = str(error)
+            if isinstance(error, ValidationError):
+                first = error.errors()[0]
+                key = seed_key if first["loc"][0] == "seed_note" else str(first["loc"][0])
+                problem = f"extra_info[{key!r}] is {extra_info.get(key)!r:.100}: {first['msg']}"
+            row = f"row {extra_info.get('index', '?')} (text_id {extra_info.get('text_id', '?')})"
+            again = "Write the file again with medserl data convert."
+            raise ValueError(f"{row}: {problem}. {again}") from None
 
 
 _GAME_SPEC = TypeAdapter(GameSpec)

@@ -48,10 +48,7 @@ class _MedicalCredit(CreditSettings):
 
 
 class JudgeServer(ServerOptions):
-    """Settings for requests to a judge.
-
-    A game waits at most ``(retries + 1) * timeout_s`` and pauses, per worker.
-    """
+    """Settings for requests to a judge; a game waits at most ``(retries + 1) * timeout_s``."""
 
     node: ClassVar[str] = "selfplay.judge_server"
     lost_in_a_row: ClassVar[float] = 5
@@ -80,9 +77,7 @@ class JudgeServer(ServerOptions):
 
 
 class BlindGate(BaseModel):
-    """The blind reader, which must find the error in the note alone: the model on the judge's
-    server.
-    """
+    """The blind reader, the judge's model, which must find the error in the note alone."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

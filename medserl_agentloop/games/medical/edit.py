@@ -4,12 +4,9 @@ Every attack is a :class:`SentenceEdit`: the ``edits`` format names one directly
 :func:`edit_between` makes one from a whole note. The sentences are the row's own if it lists them.
 
 Otherwise :func:`sentences_in` splits: at line breaks, and after a mark before a digit or a letter
-that is not lower case, unless an abbreviation precedes it. ``python benchmarks/sentences.py FILE``
-compares that with a file's own list. Of the 7,153 sentences of MEDEC's validation set 5,525 are
-equal (0.772; pysbd 0.4.0: 5,510), and of its 319 wrong sentences 301; of the 1,219 wrong ones of
-the training set 1,176. In the others MEDEC's lists split differently: they end sentences within
-vital signs and tables (``110/70 mm | Hg.``), and none after a unit or the letter of a figure (``12
-mg/dL. Patient``, ``in Figure A. Patient``).
+that is not lower case, unless an abbreviation precedes it. It finds 301 of the 319 wrong sentences
+of MEDEC's validation set as MEDEC lists them (``python benchmarks/sentences.py FILE``); the others
+end within vital signs and tables, or go on after a unit (``110/70 mm | Hg.``, ``12 mg/dL. He``).
 """
 
 from __future__ import annotations
@@ -17,8 +14,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import regex
 from pydantic import BaseModel, ConfigDict
@@ -37,15 +34,11 @@ _SENTENCE_END = regex.compile(
     r"|(?<=[\u3002\uff01\uff1f])\s*(?=[^\s\u3002\uff01\uff1f])"
 )
 
-LONGEST_WORD = 32
-"""Characters of one word; MEDEC's longest has 31.
-
-What is longer, or glued with ``_``, counts as several words.
-"""
+LONGEST_WORD = 32  # characters; what is longer, or glued with ``_``, counts as several words
 WORD = re.compile(rf"[{IDEOGRAPHS}]|_{{1,{LONGEST_WORD}}}|[^\s_{IDEOGRAPHS}]{{1,{LONGEST_WORD}}}")
 
-# Format, control, private and unassigned characters, those that fonts show as nothing, and
-# Braille's blank: what a model reads in them, a person does not see.
+# What a model reads and a person does not see: format, control, private and unassigned characters,
+# those that fonts show as nothing, Braille's blank.
 _INVISIBLE = regex.compile(
     r"[\p{Cf}\p{Cc}\p{Co}\p{Cn}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800"
     r"--[\t\n\r\x0b\x0c]]",
@@ -78,11 +71,8 @@ def split_sentences(note: str) -> list[str]:
 
 
 def number_sentences(note: str, listed: Mapping[int, str] = {}) -> dict[int, str]:
-    """The sentences of ``note``, numbered as in ``listed`` if that lists them, else from 0.
-
-    They are in the note's order and verbatim: only white space is between them. ``listed`` is the
-    source's list. One sentence may differ, because a source lists the sentences of only one of the
-    two notes.
+    """The sentences of ``note``, verbatim, numbered as in the source's list if that fits, else
+    from 0. One sentence may differ: a source lists the sentences of only one of two notes.
     """
     return _as_listed(note, listed) or dict(enumerate(sentences_in(note)))
 
@@ -191,8 +181,7 @@ def edit_of(note: str, sentences: Mapping[int, str], number: int, new: str) -> S
 
 
 def edit_between(note: str, sentences: Mapping[int, str], other: str) -> SentenceEdit:
-    """The edit by which ``other`` differs from ``note``: from the first changed sentence to the
-    last.
+    """The edit that makes ``other`` of ``note``, from the first changed sentence to the last.
 
     Only ``note`` has sentences here, so an edit may drop a full stop or add one. White space
     outside the changed sentences does not count.
@@ -264,19 +253,17 @@ def changed_runs(before: list[str], after: list[str]) -> list[tuple[int, int, in
 # -- what an edit comes to -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """The change that an edit makes, as the rules measure it."""
 
-    inserted: tuple[str, ...]  # sentences of the new text that the old one does not have, in order
-    removed: tuple[str, ...]  # sentences of the old text that the new one does not have, in order
-    sentences: int  # number of sentences touched
-    words: int  # words inserted, deleted or replaced
-    similarity: float = field(default=1.0, compare=False)  # share of the note's words left alone
-    cut_short: bool = field(default=False, compare=False)  # whether the note's end is missing
-    says_the_same: bool = field(default=True, compare=False)  # whether all of it is mere dressing
-    # whether invisible or look-alike characters or a wide gap come in
-    hides_text: bool = field(default=False, compare=False)
+    inserted: tuple[str, ...]  # sentences of the new text that the old one does not have
+    removed: tuple[str, ...]  # sentences of the old text that the new one does not have
+    sentences: int  # touched
+    words: int  # inserted, deleted or replaced
+    similarity: float  # share of the note's words left alone
+    cut_short: bool  # whether the note's end is missing
+    says_the_same: bool  # whether all of it is mere dressing
+    hides_text: bool  # whether invisible or look-alike characters or a wide gap come in
 
 
 def measure(seed: str, note: str, edit: SentenceEdit) -> Difference:

@@ -55,9 +55,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
             self._profile.parser,
             special_tokens=() if self.tokens is None else self.tokens.special_tokens,
             count=None if self.tokens is None else self.tokens.count,
-            # As planned: every token of the attacker's turn may be one of the note. As text the
-            # note can have more, e.g. in a control token.
-            room=config.budget.attacker,
+            room=config.budget.attacker,  # as planned; as text a note can have more tokens
             assessments=config.assessments,
         )
         game.record.profile = config.profile
@@ -67,8 +65,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         if game.next_role is None:
             return None
         turn = self._turn(game.next_role, game.spec.task, game.note, game.text_to_rewrite)
-        # A conversation of its own for each further assessment; the first is as if it were the only
-        # one.
+        # Each further assessment has a conversation of its own.
         number = len(game.record.assessments)
         return replace(turn, conversation=str(number)) if number else turn
 
@@ -132,8 +129,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         self._scheme.settle(records, counts)
 
     def plan(self, facts: Mapping[str, Any]) -> PlannedRow:
-        """Plan the attacker's turn and, for each assessment, the assessor's prompt with the longest
-        note and its turn.
+        """Plan the attack, and for each assessment the prompt with the longest note and the turn.
 
         An opponent's turns take no room.
         """

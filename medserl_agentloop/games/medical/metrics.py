@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import combinations
-from statistics import median
 
 from rapidfuzz import fuzz
 
@@ -44,10 +43,7 @@ _PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 def role_metrics(records: Iterable[MedicalRecord]) -> dict[str, float]:
-    """Metrics by name: the attacker's per attack, the assessor's and the shortcuts' per assessment.
-
-    An unreadable assessment counts as wrong.
-    """
+    """Metrics by name, per attack and per assessment; an unreadable assessment counts as wrong."""
     games = list(records)
     repeated = [Role.ASSESSOR.value] if any(game.further_assessments for game in games) else []
     metrics = game_metrics(games, [role.value for role in Role], _VOID_CLASSES, repeated)
@@ -81,10 +77,6 @@ def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
     answers = [g for g in asked if g.label is not None and not failed(g)]
     judgements = [g.judgement for g in answers if g.judgement is not None]
     injected = [g for g in answers if g.spec.target_label is Label.HARMFUL]
-    middle = median(map(_words, asked))
-    longer, others = (
-        share(failed(g) for g in asked if (_words(g) > middle) is long) for long in (True, False)
-    )
     gated = [judgement for judgement in judgements if judgement.knowable is not None]
     readings = [r for judgement in gated for r in judgement.readings if r.failed is None]
     return {
@@ -92,7 +84,6 @@ def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
         "answer_rate": len(answers) / len(asked),
         "abstention_rate": share(g.judgement is not None and g.label is None for g in asked),
         "failure_rate": share(map(failed, asked)),
-        "failures_by_length": longer - others,
         "injected": _count(injected),
         "no_error_rate": share(g.label is Label.SAFE for g in injected),
         "realistic_rate": share(j.realistic for j in judgements if j.realistic is not None),
@@ -104,7 +95,7 @@ def _judge_metrics(games: list[MedicalRecord]) -> dict[str, float]:
 
 
 def _unread(game: MedicalRecord) -> bool:
-    """Return whether a rewritten note has a label that no judge or source confirmed."""
+    """Return whether no judge or source confirms the label of a rewritten note."""
     believed = game.judgement is not None and game.judgement.judge == LABELS_JUDGE
     known = game.presented_note in (game.spec.error_note, game.spec.clean_note)
     return believed and not known
@@ -127,7 +118,7 @@ def _turn_metrics(turns: Sequence[AttackRecord | AssessmentRecord]) -> dict[str,
 
 
 def _attacker_metrics(games: list[MedicalRecord]) -> dict[str, float]:
-    """Success is an unnoticed error; with several assessments of one attack, the share of them."""
+    """Success is an unnoticed error; of several assessments, the share that did not notice it."""
     attacks = [g.attack for g in games if g.attack is not None]
     valid = [attack for attack in attacks if attack.valid]
     harmful = [_outcomes(g) for g in games if g.label is Label.HARMFUL]
@@ -193,7 +184,8 @@ def _assessor_metrics(games: list[MedicalRecord]) -> dict[str, float]:
     safe = [g for g in games if g.label is Label.SAFE]
     said_harmful = list(filter(_says_harmful, games))
     precision, recall = _accuracy(said_harmful), _accuracy(harmful)
-    found, called = sum(map(_is_right, harmful)), len(said_harmful) + len(harmful)
+    found = sum(game.outcome is Outcome.CORRECT_DETECTION for game in harmful)
+    called = len(said_harmful) + len(harmful)
     untouched = [g for g in harmful if g.category is Category.VANILLA_HARMFUL]
     return {
         **_turn_metrics(assessments),
@@ -216,13 +208,8 @@ def _accuracies(
     return {prefix + name: _accuracy([g for g in games if group(g) == name]) for name in names}
 
 
-def _is_right(game: MedicalRecord) -> bool:
-    return game.outcome.is_right is True
-
-
 def _accuracy(games: Sequence[MedicalRecord]) -> float:
-    """Share of the games that the assessor got right; an unreadable assessment did not."""
-    return share(map(_is_right, games))
+    return share(game.outcome.is_right is True for game in games)
 
 
 def trained_role_won(record: MedicalRecord) -> bool | None:
@@ -238,9 +225,8 @@ def trained_role_won(record: MedicalRecord) -> bool | None:
 def shortcut_metrics(games: Sequence[MedicalRecord]) -> dict[str, float]:
     """Measure whether the verdict depends on the edit instead of medicine.
 
-    ``false_positives`` and ``recall`` are effects of an edit on saying "harmful" with the label
-    held fixed, and ``index`` is their mean: 0 means that the assessor does not use the cue, and 1
-    that it follows nothing else; nan where there is nothing to compare.
+    ``false_positives`` and ``recall`` are an edit's effects on saying "harmful" under either label,
+    ``index`` their mean: 0 if the cue is not used, 1 if nothing else is.
     """
     read = [game for game in games if game.outcome.is_right is not None]
     edited, untouched = (
@@ -263,10 +249,6 @@ def shortcut_metrics(games: Sequence[MedicalRecord]) -> dict[str, float]:
 
 def _says_harmful(game: MedicalRecord) -> bool:
     return game.assessment is not None and game.assessment.verdict is Label.HARMFUL
-
-
-def _words(game: MedicalRecord) -> int:
-    return len((game.presented_note or "").split())
 
 
 def validation_numbers(record: MedicalRecord) -> dict[str, float | str | None]:
@@ -303,8 +285,7 @@ _CUT = (
     "notes need), or switch the model's own reasoning off."
 )
 _ABOVE, _BELOW = True, False
-# The alarm's name, its number, where it fires, what counts the games that the number rests on: and
-# what to look at first.
+# Name, metric, where it fires, what counts the games behind the metric; and what to look at first.
 _ALARMS = {
     # Beyond these two the loser rarely sees the reward it should learn from.
     ("attacker_wins", "attacker/success_rate", _ABOVE, 0.95, "decided"): _STALEMATE,
@@ -321,10 +302,6 @@ _ALARMS = {
     ("no_error_present", "judge/no_error_rate", _ABOVE, 0.15, "injected"): (
         "The attacker edits harmlessly: read these games. A judge that can err may also miss "
         "errors: medserl judge calibrate."
-    ),
-    ("long_notes_lost", "judge/failures_by_length", _ABOVE, 0.1, "asked"): (
-        "The judge fails on the longer notes: raise selfplay.judge_server.timeout_s, or lower its "
-        "concurrency."
     ),
     ("unknowable_errors", "judge/knowable_rate", _BELOW, 0.8, "gated"): (
         "Read the attacks that are invalid as not_knowable: the attacker swaps facts that the note "

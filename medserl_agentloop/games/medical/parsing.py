@@ -33,21 +33,18 @@ class UnwritableTurn(ValueError):
 class TurnFormat:
     """The reader and writer of one profile's turns. Pure functions; reading never raises.
 
-    All get ``prefill``, how the prompt began the turn for the player, e.g. ``<think>``. An attack's
-    label is what it says about the note. Where sentences are ``numbered``, reading gets those of
-    the note as well.
+    ``attack(text, prefill)`` and ``assessment`` read a turn; ``prefill`` is how the prompt began
+    it, e.g. ``<think>``. Where sentences are ``numbered`` they get those of the note as well, and
+    an attack is an edit. An ``assessment`` with a parameter ``error_types`` gets the game's. The
+    composers write a turn that says the label of the note; without one the format is only read.
     """
 
-    attack: Callable[..., AttackRecord]  # reads an attacker's turn: ``attack(text, prefill="")``
-    # the same; told the game's types if it has ``error_types``
+    attack: Callable[..., AttackRecord]
     assessment: Callable[..., AssessmentRecord]
-    # unchecked; None: the format is only read
     compose_attack: Callable[[AttackRecord, Label, str], str] | None = None
     compose_assessment: Callable[[AssessmentRecord, Label, str], str] | None = None
-    # whether an assessment says sentence, error type and correction besides the verdict
-    locates: bool = False
-    # whether players read sentences with numbers, and name them so; an attack is an edit
-    numbered: bool = False
+    locates: bool = False  # whether an assessment also says sentence, error type and correction
+    numbered: bool = False  # whether players read and name sentences by number
 
     def write(
         self,
@@ -58,8 +55,7 @@ class TurnFormat:
     ) -> str:
         """The turn of a player that says ``label`` of the note, without the ``prefill``.
 
-        It parses back to ``turn``, as far as the format can express it. UnwritableTurn if the
-        format cannot express these texts, e.g. because they contain its tags.
+        It is read back as ``turn``; UnwritableTurn if not, e.g. because a text holds a tag.
         """
         read: Callable[..., Any] = self.attack
         compose: Callable[..., str] | None = self.compose_attack
@@ -101,9 +97,8 @@ def write_reasoning(reasoning: str, prefill: str) -> str:
 
 
 def last_section(text: str, tag: str) -> tuple[str, str, str] | None:
-    """Return the text before, in and after the last ``<tag>``'s section, up to the last ``</tag>``.
-
-    If reasoning mentions tags, none of it gets into the section.
+    """Return the text before, in and after the last ``<tag>``'s section, up to the last ``</tag>``,
+    so that no reasoning that mentions tags gets into it.
     """
     opening, closing = f"<{tag}>", f"</{tag}>"
     end = text.rfind(closing)
@@ -172,8 +167,7 @@ def _medserl_assessment(
     sentences: Mapping[int, str] = {},
     error_types: Sequence[str] = ERROR_TYPES,
 ) -> AssessmentRecord:
-    """Fields line by line; a value runs to the next field, so that a copied sentence may span
-    lines.
+    """Fields line by line; a value runs to the next field, so a copied sentence may span lines.
 
     The first occurrence of a field counts; a second one is a violation, and a second, different
     verdict cancels the first. Of numbered ``sentences`` the wrong one is named by number.
@@ -203,9 +197,7 @@ def _medserl_assessment(
     error: dict[str, Any] = {"sentence": sentence, "correction": correction, "error_type": kind}
     if verdict is Label.HARMFUL:
         violations += [f"no_{name}" for name, value in error.items() if value is None]
-    elif verdict is Label.SAFE and any(
-        value for name, value in fields.items() if name != "verdict"
-    ):
+    elif verdict is Label.SAFE and any(fields[name] for name in fields.keys() - {"verdict"}):
         violations.append("safe_with_error")
     return AssessmentRecord(
         verdict=verdict, number=number, reasoning=reasoning, violations=violations, **error
@@ -229,12 +221,14 @@ def _compose_medserl_assessment(turn: AssessmentRecord, verdict: Label, prefill:
     return f"{write_reasoning(turn.reasoning, prefill)}<answer>\n{answer}\n</answer>"
 
 
+def _compose_note(turn: AttackRecord, label: Label, prefill: str) -> str:
+    return f"{write_reasoning(turn.reasoning, prefill)}<note>{turn.note}</note>"
+
+
 MEDSERL = TurnFormat(
     lambda text, prefill="": attack_record(*_medserl_section(text, prefill, "note")),
     _medserl_assessment,
-    lambda turn, label, prefill: (
-        f"{write_reasoning(turn.reasoning, prefill)}<note>{turn.note}</note>"
-    ),
+    _compose_note,
     _compose_medserl_assessment,
     locates=True,
 )
@@ -270,8 +264,7 @@ _MARKS = re.compile(
 
 
 def named_sentence(text: str, sentences: Mapping[int, str]) -> int | None:
-    """Number of the sentence that ``text`` names by number, by a copy, or both; None if there is
-    none.
+    """Number of the sentence that ``text`` names by number, by a copy, or both; else None.
 
     If they disagree the copy counts: it is longer, so a slip is less likely.
     """
@@ -326,14 +319,7 @@ def _compose_edit(turn: AttackRecord, label: Label, prefill: str) -> str:
     return f"{write_reasoning(turn.reasoning, prefill)}<edit>\n{fields}\n</edit>"
 
 
-EDITS = TurnFormat(
-    _edits_attack,
-    _medserl_assessment,
-    _compose_edit,
-    _compose_medserl_assessment,
-    locates=True,
-    numbered=True,
-)
+EDITS = replace(MEDSERL, attack=_edits_attack, compose_attack=_compose_edit, numbered=True)
 """The format of the ``edits`` profile."""
 
 
@@ -347,10 +333,12 @@ PARSERS: dict[str, TurnFormat | str] = {
 
 def load_parser(name: str, error_types: Sequence[str] = ERROR_TYPES) -> TurnFormat:
     """The parser called ``name``, or a user's as ``package.module:NAME``; else ValueError."""
+
+    def is_format(found: object) -> bool:
+        return isinstance(found, TurnFormat)
+
     expected = f"package.module:NAME of a {__name__}.TurnFormat"
-    parser: TurnFormat = find_object(
-        "parser", name, PARSERS, expected, lambda found: isinstance(found, TurnFormat)
-    )
+    parser: TurnFormat = find_object("parser", name, PARSERS, expected, is_format)
     if "error_types" in signature(parser.assessment).parameters:
         parser = replace(parser, assessment=partial(parser.assessment, error_types=error_types))
     return parser

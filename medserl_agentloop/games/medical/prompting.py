@@ -1,7 +1,6 @@
 """Prompt profiles: Jinja templates that turn a note into a role's prompt, and their parser.
 
-docs/prompts.md describes their folders. Rendering is a single pass: a note is a value, never read
-as a template.
+docs/prompts.md describes their folders. A note is a value, never read as a template.
 """
 
 from __future__ import annotations
@@ -38,13 +37,10 @@ class _ProfileSettings(BaseModel):
         default="medserl", description="Name of the parser, or package.module:NAME of a user's own."
     )
     assistant_prefix: str = Field(
-        default="",
-        description="How the prompt begins the player's turn, after the chat template's generation "
-        "prompt.",
+        default="", description="How the prompt begins the player's turn, after the chat template."
     )
     stop: dict[Role, list[str]] = Field(
-        default={},
-        description="For a role, strings that end its turn besides the end-of-turn token.",
+        default={}, description="For a role, strings that end its turn, too."
     )
 
 
@@ -59,9 +55,7 @@ class PromptProfile:
             self.settings = _ProfileSettings.model_validate(values)
             parser = self.settings.parser
             if ":" in parser:
-                logger.warning(
-                    "%s: parser %r imports a module, which may do anything", file, parser
-                )
+                logger.warning("%s: %r imports a module, which may do anything", file, parser)
             self.parser = load_parser(parser, self.error_types)
         except Exception as error:  # a user's file and module may raise anything
             raise ValueError(f"prompt profile {file}: {error}") from error
@@ -88,8 +82,7 @@ class PromptProfile:
         categories = {(role, template_name(role, c)): c for role in Role for c in Category}
         templates = []
         for (role, name), category in categories.items():
-            # A run checks those that its rows need; a profile may lack others.
-            with suppress(ValueError):
+            with suppress(ValueError):  # a profile may lack those that no row needs
                 messages = self.messages(role, category, place("note"))
                 templates.append({"role": role.value, "template": name, "messages": messages})
         return templates
@@ -110,12 +103,10 @@ class PromptProfile:
         try:
             return self._jinja.get_template(name).render(error_types=self.error_types, **values)
         except Exception as error:  # a user's template may raise anything
-            # The last template on the way to the error, which another one may include.
-            frames = traceback.extract_tb(error.__traceback__)
-            inside = [
-                f"{f.filename}, line {f.lineno}" for f in frames if f.filename.endswith(".jinja")
-            ]
-            where = inside[-1] if inside else self.folder / name
+            where = str(self.folder / name)
+            for frame in traceback.extract_tb(error.__traceback__):  # a template may include others
+                if frame.filename.endswith(".jinja"):
+                    where = f"{frame.filename}, line {frame.lineno}"
             allowed = "{{ note }} and {{ error_types }}" if values else "{{ error_types }}"
             raise ValueError(
                 f"prompt template {where}: {error}. It may use {allowed}, and nothing else."

@@ -21,10 +21,8 @@ from medserl_agentloop.games.medical.edit import SentenceEdit, numbered_text, st
 SCHEMA_VERSION = 1
 """Increased by a release that changes the fields. Older records are read, newer ones refused."""
 
-JUDGE_FAILED = "judge failed"
-"""Prefix of :attr:`MedicalRecord.void` if the judge gave no answer; the reason follows."""
-JUDGE_ABSTAINED = "judge abstained"
-"""Its value if the judge said that it cannot tell."""
+# Reasons of void games. After the first one comes why there was no answer.
+JUDGE_FAILED, JUDGE_ABSTAINED = "judge failed", "judge abstained"
 
 LABELS_JUDGE = "labels"
 """The judge that does not read notes: a valid attack counts as what its row asks for."""
@@ -99,15 +97,12 @@ class AttackRecord(_Turn):
 
     note: str | None  # the rewritten one; None where no note can be told apart from the rest
     edit: SentenceEdit | None = None  # what it changes, also where a whole note was written
-    # of the rewritten note, those that the seed note does not have
-    changed_sentences: list[str] = []
-    # inserted, deleted or replaced; 0 where the note is too long to be compared
-    changed_words: int = 0
+    changed_sentences: list[str] = []  # of the rewritten note, that the seed note does not have
+    changed_words: int = 0  # 0 where the note is too long to be compared
     edit_share: float = 0.0  # ``changed_words`` as a share of what the limits allow
-    # share of the note's words left alone, 0 to 1; None without a note
-    similarity: float | None = None
+    similarity: float | None = None  # share of the note's words left alone; None without a note
     injections: list[str] = []  # look-alikes of the machine's own text that the note brings in
-    invalid: InvalidAttack | None = None  # why the attack does not count; None if it does
+    invalid: InvalidAttack | None = None  # why the attack does not count
 
     @property
     def valid(self) -> bool:
@@ -117,18 +112,12 @@ class AttackRecord(_Turn):
     def readable(self) -> bool:
         return self.note is not None
 
-    def follows_from(self, seed: str) -> bool:
-        """Return whether the rewritten note is the seed note with the edit."""
-        known = self.edit is not None and self.edit.start is not None
-        return known and self.edit is not None and self.edit.applied(seed) == self.note
-
 
 class AssessmentRecord(_Turn):
     """The assessor's turn."""
 
     verdict: Label | None  # None where there is no readable one
-    # called wrong, as the assessor copied it, or the one of the ``number`` it names
-    sentence: str | None = None
+    sentence: str | None = None  # called wrong: as copied, or the one of the ``number``
     number: int | None = None  # where sentences have numbers
     error_type: str | None = None
     correction: str | None = None  # the sentence as the assessor would write it
@@ -160,9 +149,8 @@ class Judgement(_Record):
     error_type: str | None = None  # the kind of the error, from a judge that names it
     cached: bool = False  # whether the answer was given before, about the same notes
     seconds: float = 0.0  # until the answer was there, with all waiting and every further try
-    readings: list[Reading] = []  # of those who saw the presented note alone, where they were asked
-    # whether enough of them found the error; None where none was asked
-    knowable: bool | None = None
+    readings: list[Reading] = []  # of those who saw the presented note alone
+    knowable: bool | None = None  # whether enough of them found the error; None if none was asked
 
 
 class MedicalRecord(GameRecord):
@@ -232,9 +220,7 @@ class MedicalRecord(GameRecord):
 
     @property
     def reading_rank(self) -> int:
-        """Attacks that fooled the assessor first, then those that it found, then the rest; among
-        equals, games whose turns both have reasoning and keep the format.
-        """
+        """Attacks that fooled the assessor first, then those it found; best with clean turns."""
         found = FOUND.get(self.outcome)
         if self.attack is None or self.assessment is None or found is None:
             return 0
@@ -271,31 +257,10 @@ class MedicalRecord(GameRecord):
 
     def names_error(self, quote: str) -> bool:
         """Return whether ``quote`` contains a wrong sentence's error and at most that sentence."""
-        put_in = self.edit is not None and self.category.seed_label is Label.SAFE
-        for wrong in self.error_sentences:
-            right = self.spec.corrected_sentence
-            if self.edit is not None and put_in:
-                right = self.edit.old if self.edit.new == wrong else None
-            if quotes_error(quote, wrong, right):
-                return True
-        return False
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-able form with each note once.
-
-        Sentences are stored by their start; a note that follows from the seed note and the edit is
-        omitted.
-        """
-        row, seed = super().to_json(), self.spec.seed_note
-        own = _seed_key(row["spec"])
-        if row["spec"][own] == seed:
-            del row["spec"][own]
-        if self.attack is not None and self.attack.follows_from(seed):
-            del row["attack"]["note"]
-        starts = starts_of(self.spec.sentences, seed)
-        if starts is not None:
-            row["spec"]["sentences"] = starts
-        return row
+        right = dict.fromkeys(self.error_sentences, self.spec.corrected_sentence)
+        if (edit := self.edit) is not None and self.category.seed_label is Label.SAFE:
+            right = {wrong: edit.old if edit.new == wrong else None for wrong in right}
+        return any(quotes_error(quote, wrong, right[wrong]) for wrong in right)
 
     def turn_rewards_of(self, role: str) -> list[float]:
         """Return the rewards of the assessments, from their own fields: ``turns`` is not kept."""
@@ -303,16 +268,6 @@ class MedicalRecord(GameRecord):
             return super().turn_rewards_of(role)
         numbers = range(self.first_assessment, self.first_assessment + len(self.assessments))
         return list(self.reward_of_turns(dict.fromkeys(numbers, role)).values())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_json(cls, fields: Any) -> Any:
-        """Drop fields that are only for readers of JSON or follow from other fields."""
-        if not isinstance(fields, dict):
-            return fields
-        derived = ("outcome", "presented_note")
-        fields = {name: value for name, value in fields.items() if name not in derived}
-        return _with_notes(fields) if isinstance(fields.get("spec"), dict) else fields
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -334,11 +289,8 @@ class MedicalRecord(GameRecord):
     @property
     def cut_off(self) -> bool:
         """True if the assessor was truncated before its verdict."""
-        return (
-            self.outcome is Outcome.UNREADABLE
-            and self.assessment is not None
-            and self.assessment.truncated
-        )
+        truncated = self.assessment is not None and self.assessment.truncated
+        return truncated and self.outcome is Outcome.UNREADABLE
 
     @property
     def attack_failed(self) -> bool:
@@ -346,24 +298,44 @@ class MedicalRecord(GameRecord):
         valid = self.attack is not None and self.attack.valid and self.category.has_attack
         return valid and self.label not in (None, self.spec.target_label)
 
+    # A line of games.jsonl holds a note once: the seed note, the starts of its sentences, the edit.
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form without the texts that follow from the seed note and the edit."""
+        row, seed = super().to_json(), self.spec.seed_note
+        spec, attack = row["spec"], self.attack
+        if spec[own := _seed_key(spec)] == seed:
+            del spec[own]
+        if attack and attack.edit and attack.edit.applied(seed) == attack.note:
+            del row["attack"]["note"]
+        if (starts := starts_of(self.spec.sentences, seed)) is not None:
+            spec["sentences"] = starts
+        return row
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_json(cls, fields: Any) -> Any:
+        """Put back what :meth:`to_json` leaves out; drop what follows from other fields."""
+        if not isinstance(fields, dict):
+            return fields
+        row = {name: v for name, v in fields.items() if name not in ("outcome", "presented_note")}
+        if not isinstance(row.get("spec"), dict):
+            return row
+        seed, attack = str(row["spec"].get("seed_note")), row.get("attack")
+        row["spec"] = spec = {_seed_key(row["spec"]): row["spec"].get("seed_note"), **row["spec"]}
+        starts = spec.get("sentences")
+        if isinstance(starts, dict) and starts and all(type(at) is int for at in starts.values()):
+            ends = [*list(starts.values())[1:], None]
+            places = zip(starts.items(), ends, strict=True)
+            spec["sentences"] = {number: seed[at:end].strip() for (number, at), end in places}
+        if isinstance(attack, dict) and isinstance(attack.get("edit"), dict):
+            edit = SentenceEdit.model_validate(attack["edit"])
+            row["attack"] = {"note": edit.applied(seed), **attack}
+        return row
+
 
 def _seed_key(spec: Mapping[str, Any]) -> str:
     return "error_note" if str(spec.get("category")).endswith("harmful") else "clean_note"
-
-
-def _with_notes(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a JSON line with the notes and sentences that it leaves out."""
-    seed, attack = row["spec"].get("seed_note"), row.get("attack")
-    spec = {_seed_key(row["spec"]): seed, **row["spec"]}
-    starts = spec.get("sentences")
-    if isinstance(starts, dict) and starts and all(type(at) is int for at in starts.values()):
-        ends = [*list(starts.values())[1:], None]
-        places = zip(starts.items(), ends, strict=True)
-        spec["sentences"] = {number: str(seed)[at:end].strip() for (number, at), end in places}
-    if isinstance(attack, dict) and "note" not in attack and isinstance(attack.get("edit"), dict):
-        edit = SentenceEdit.model_validate(attack["edit"])
-        attack = {**attack, "note": edit.applied(str(seed))}
-    return {**row, "spec": spec, "attack": attack}
 
 
 read_games = partial(records.read_games, record=MedicalRecord)

@@ -1,8 +1,7 @@
 """The rules: who plays next, what the assessor sees, when an attack is invalid.
 
-Notes are data, so an injection cannot act as control text. They are counted, and instructions to
-the assessor are refused, because words influence a model even as data. All patterns take linear
-time.
+A note is data, so it cannot act as control text. Instructions to the assessor are refused all the
+same, because words influence a model even as data. All patterns take linear time.
 """
 
 from __future__ import annotations
@@ -46,11 +45,7 @@ from medserl_agentloop.games.medical.records import (
 
 
 class EditLimits(BaseModel):
-    """Limits of an attack's edit.
-
-    The defaults allow every error of MEDEC's 1,219 training pairs except the 0.3 % that touch two
-    sentences; those edits have a median of 3 words and at most 21.
-    """
+    """Limits of an attack's edit; 99.7 % of MEDEC's 1,219 training pairs keep them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -74,10 +69,8 @@ class MedicalGame:
     limits: EditLimits
     parser: TurnFormat
     special_tokens: Sequence[str] = ()  # of the run's tokenizer; attacks may not write them
-    # tokens of a text in a prompt; without it they have no limit
-    count: Callable[[str], int] | None = None
-    # the most tokens that an attacker has for :attr:`text_to_rewrite`
-    room: Callable[[int], float] = lambda seed: math.inf
+    count: Callable[[str], int] | None = None  # tokens of a text; without it they have no limit
+    room: Callable[[int], float] = lambda seed: math.inf  # tokens for :attr:`text_to_rewrite`
     assessments: int = 1  # how many times the assessor reads the presented note, each time anew
 
     def __post_init__(self) -> None:
@@ -104,18 +97,14 @@ class MedicalGame:
     def play(
         self, text: str, *, prefill: str = "", tokens: int = 0, truncated: bool = False
     ) -> None:
-        """Take the turn of ``next_role``; ``prefill`` is how the prompt began it.
-
-        RuntimeError if the game is over.
-        """
+        """Take the turn of ``next_role``; ``prefill`` is how the prompt began it."""
         if self.next_role is None:
             raise RuntimeError("the game is over: no turn is left to play")
         attacks = self.next_role is Role.ATTACKER
         read = self.parser.attack if attacks else self.parser.assessment
         numbered = (self.record.sentences,) if self.parser.numbered else ()
         parsed = read(text, prefill, *numbered)
-        # A user's parser may have set a field to anything; what is paid must be what is written
-        # down.
+        # A user's parser may have set a field to anything; what is paid must be what is written.
         turn = (AttackRecord if attacks else AssessmentRecord).model_validate(dict(parsed))
         turn.response, turn.tokens, turn.truncated = text, tokens, truncated
         if truncated:
@@ -132,8 +121,7 @@ class MedicalGame:
 
     def make_void(self, reason: str) -> None:
         """End the game without a result; no role is rewarded or trained."""
-        self.record.void = reason
-        self.next_role = None
+        self.record.void, self.next_role = reason, None
 
     def apply_attack(self, attack: AttackRecord) -> None:
         """Apply a parsed attack; ``attack.invalid`` says which rule it breaks."""
@@ -150,9 +138,8 @@ class MedicalGame:
             attack.changed_words = change.words
             attack.edit_share = min(1.0, change.words / most)
             attack.similarity = change.similarity
-            attack.injections = injections(
-                seed, note, change.inserted, change.removed, self.special_tokens
-            )
+            tokens = self.special_tokens
+            attack.injections = injections(seed, note, change.inserted, change.removed, tokens)
             if edit.old and edit.new:  # with the white space of the seed outside the edit
                 attack.note = edit.applied(seed)
         attack.invalid = next(self._faults(attack, change), None)
@@ -210,25 +197,19 @@ class MedicalGame:
         return growth > 2 * a_word * self.limits.max_changed_words
 
     def _repairs_the_error(self, note: str, change: Difference) -> bool:
-        """Return whether an attack on an error note removes the error, by repairing or
-        deleting it.
-        """
+        """Return whether an attack on an error note repairs or deletes the error."""
         spec = self.spec
         if spec.clean_note is not None and says_the_same(note, spec.clean_note):
             return True
         error, correction = spec.error_sentence, spec.corrected_sentence
         if error is None or _contains(note, error):
             return False
-        return not change.inserted or (
-            correction is not None and is_repair(" ".join(change.inserted), error, correction)
-        )
+        new = " ".join(change.inserted)
+        return not new or (correction is not None and is_repair(new, error, correction))
 
     def _touches_the_error(self, note: str, change: Difference) -> bool:
-        """Return whether an attack on an error note changes the wrong sentence, or one that it
-        depends on.
-
-        Such a sentence has a word that distinguishes the error from its correction: if ``candida``
-        replaced ``streptococcus``, either word. Without a known error sentence, every edit counts.
+        """Return whether an attack on an error note changes the error, or what it depends on: a
+        sentence with a word that tells the error from its correction. Any edit if it is unknown.
         """
         error, correction = self.spec.error_sentence, self.spec.corrected_sentence
         if error is None or not _contains(note, error):
@@ -260,10 +241,8 @@ def _contains(note: str, sentence: str) -> bool:
 
 # -- injections: what could be meant for the machine that reads a note, rather than for a clinician
 
+# Kinds that no note may hold: they inflate it, or confuse whoever quotes it in an answer.
 CONTROL_KINDS = frozenset({"special_token", "field"})
-"""Kinds of injections that no note may hold: they inflate it, or confuse whoever quotes it in an
-answer.
-"""
 
 _NAMES = (
     "verdict|sentence|replacement|error_type|correction|final_answer|generated_note|changes_made"
@@ -304,8 +283,7 @@ _INSTRUCTION = re.compile(
     r"|\b(?:ignore|disregard|forget|override)\b[^.]{0,20}"
     r"\b(?:previous|prior|earlier|above|your|all)\b[^.]{0,20}\b(?:instructions?|prompts?|rules)\b"
     r"|\b(?:system prompt|your (?:verdict|instructions|prompt|task is))\b"
-    # Which verdict to give. A colon or a quote is looked for once in what is no word, where that
-    # begins.
+    # Which verdict to give. A colon or a quote is looked for once, where what is no word begins.
     r"|\b(?:answer|respond|reply|say|classify|label|mark|rate|grade|judge|call)\b[^.]{0,30}"
     r"(?:\b(?:with|as|that it is)\b|(?<=\w)(?=[^\w.]*[:\"'`]))"
     rf"\W*(?:the word\W+)?{_VERDICT}\b"
@@ -342,10 +320,8 @@ def injections(
     removed: Iterable[str] = (),
     special_tokens: Sequence[str] = (),
 ) -> list[str]:
-    """Kinds of look-alikes that ``note`` has more of than ``seed``.
-
-    ``special_tokens`` are the run's own. Return whether an ``inserted`` sentence mentions the
-    reader's task and no ``removed`` one does.
+    """Kinds of machine text that ``note`` has more of than ``seed``; ``special_tokens`` are the
+    run's own. An ``instruction`` is in an ``inserted`` sentence and in no ``removed`` one.
     """
     own = any(note.count(token) > seed.count(token) for token in special_tokens if token.strip())
     seed, note = ("\n".join(visible(text).splitlines()) for text in (seed, note))

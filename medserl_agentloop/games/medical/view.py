@@ -40,9 +40,7 @@ TOY_PLAYERS = {"novice": "brief", "tiny_player": "medserl"}
 
 
 class MedicalView(GameView[MedicalRecord]):
-    """Checks and alarms of judges and roles, MEDEC's scores in validation, and a game's
-    sections.
-    """
+    """Checks and alarms of judges and roles, MEDEC's scores in validation, a game's sections."""
 
     trained_role_won = staticmethod(trained_role_won)
     validation_numbers = staticmethod(validation_numbers)
@@ -89,10 +87,7 @@ class MedicalView(GameView[MedicalRecord]):
         yield from judge_lines(selfplay)
         if selfplay.credit.normalize.get(Role.ASSESSOR) == "kind":
             key = "selfplay.credit.normalize.assessor"
-            yield (
-                f"credit: the assessor reads the same prompt in all kinds of games, and {key}=kind "
-                "gives more weight to kinds with few mistakes. batch and mean weigh all alike"
-            )
+            yield f"credit: {key}=kind gives more weight to kinds of games with few mistakes"
 
     def __init__(self, roles: Sequence[str]) -> None:
         super().__init__(roles)
@@ -123,9 +118,8 @@ class MedicalView(GameView[MedicalRecord]):
     ) -> list[Section]:
         """Both turns with changes and quotes marked, and what the judge said."""
         seed, presented = record.spec.seed_note, record.presented_note or ""
-        sections = [
-            Section("no attack: the note is shown as it is in the data", "note", text=[("", seed)])
-        ]
+        untouched = "no attack: the note is shown as it is in the data"
+        sections = [Section(untouched, "note", text=[("", seed)])]
         if (attack := record.attack) is not None:
             standing = f"invalid: {attack.invalid.value}" if attack.invalid else "valid"
             edit, note = attack.edit, [("", attack.response)]

@@ -1,6 +1,4 @@
-"""Judges decide whether the presented note contains an error; a user's judge is named by import
-path.
-"""
+"""Judges decide whether the presented note contains an error; a user's is named by import path."""
 
 from __future__ import annotations
 
@@ -45,27 +43,20 @@ UNREAD_WARNING = (  # printed once by a run or command that plays games with ``l
 
 
 class Judge(Protocol):
-    """Says whether a presented note is harmful.
-
-    A class method ``from_config(config: MedicalConfig)`` may build it.
-    """
+    """Says whether a presented note is harmful; ``from_config(config)`` may build it."""
 
     name: str
 
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
-        """Judge the ``presented`` note, which an attacker made from the ``original``.
-
-        An exception voids the game.
-        """
+        """Judge a note that an attacker made from the ``original``; an exception voids the game."""
         ...
 
 
 class LabelJudge:
-    """Trusts the row: every presented note gets its target label, so a harmless edit counts as an
-    error.
-    """
+    """Trusts the row: a presented note gets its target label, so a harmless edit is an error."""
 
     name = LABELS_JUDGE
+    never_errs = True  # by its own account: it is not measured
 
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         return Judgement(judge=self.name, label=spec.target_label)
@@ -74,11 +65,8 @@ class LabelJudge:
 class GatedJudge:
     """Asks a judge, possibly a user's, only about rewritten notes, and checks its answer.
 
-    Attributes:
-        reader: Reads the notes in which the judge finds an injected error. The error counts if
-            enough readings find it.
-        limit_s: Seconds that a user's judge may take; None for a judge of this package, which has
-            limits of its own.
+    ``reader`` reads the notes in which the judge finds an injected error. ``limit_s`` is what a
+    user's judge may take; those of this package have a limit for each request.
     """
 
     def __init__(
@@ -99,8 +87,9 @@ class GatedJudge:
         try:
             answer = await (ask() if self.limit_s is None else limited(ask, self.limit_s))
         except TimeoutError:
-            key = f"{JudgeServer.node}.timeout_s"
-            raise BadAnswer(f"no answer in {self.limit_s} s: raise {key}") from None
+            raise BadAnswer(
+                f"no answer in {self.limit_s} s: raise {JudgeServer.node}.timeout_s"
+            ) from None
         judgement = Judgement.model_validate(answer)
         return judgement.model_copy(update={"seconds": time.monotonic() - started})
 
@@ -119,10 +108,7 @@ def build_judge(
     reward_model: str | None = None,
     base: BaseModelChat | None = None,
 ) -> GatedJudge:
-    """The judge of a ``selfplay`` node behind its gate; without a url verl's reward model.
-
-    ValueError if it cannot.
-    """
+    """The judge of a ``selfplay`` node behind its gate; without a url verl's reward model."""
     if config.asks_base and base is None:
         raise ValueError(f"{JudgeServer.node}.url={BASE} answers in a run only: name a server")
     server, weights = config.judge_server, None
@@ -137,7 +123,6 @@ def build_judge(
         chosen = judge_class(config.judge)
         judge = chosen.from_config(config) if hasattr(chosen, "from_config") else chosen()
     reader = BlindReader(config, base, weights) if config.blind.readings else None
-    # Those of this package have a limit for each request, and wait for others behind it.
     limit_s = None if config.judge in JUDGES else server.timeout_s * (server.retries + 1)
     return GatedJudge(judge, reader, limit_s)
 
@@ -148,10 +133,7 @@ def why_failed(error: Exception) -> str:
 
 
 async def ask_judge(judge: GatedJudge, record: MedicalRecord) -> Judgement | str:
-    """Return the judge's answer on the presented note, or a text that says why there is none.
-
-    It needs no assessment, so it can be asked while the assessor reads.
-    """
+    """Return the judge's answer on the presented note, or a text that says why there is none."""
     spec, note = record.spec, record.presented_note or ""
     try:
         judgement = await judge.judge(note, spec.seed_note, spec)
@@ -169,9 +151,7 @@ async def ask_judge(judge: GatedJudge, record: MedicalRecord) -> Judgement | str
 
 
 def with_readings(judgement: Judgement, readings: Sequence[Reading], needed: int) -> Judgement:
-    """Add whether ``needed`` readings of the note alone found its error; BadAnswer if too many
-    failed.
-    """
+    """Add whether ``needed`` readings found the error; BadAnswer if too many failed to say."""
     hits = sum(reading.found is True for reading in readings)
     lost = [reading.failed for reading in readings if reading.failed is not None]
     if hits < needed <= hits + len(lost):

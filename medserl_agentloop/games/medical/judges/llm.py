@@ -1,7 +1,7 @@
 """The judge that is a language model: its prompt, the reading of its answer, and its clients.
 
-The judged player wrote the note: each line gets a number, so none looks like a line of the prompt;
-two markers that no note can know enclose it; control text is made harmless.
+The judged player wrote the note: each line gets a number, two markers that no note can know enclose
+it, and control text is made harmless.
 """
 
 from __future__ import annotations
@@ -76,9 +76,7 @@ class Finding(_Said):
 
 
 def read_answer(text: str, kind: type[Answer], note: str = "") -> Answer:
-    """Read a response's one JSON object, after reasoning and amid prose; one in ``note`` is a
-    quote.
-    """
+    """Read a response's one JSON object, after reasoning or amid prose; no quote of ``note``."""
     answer = _REASONING.sub("", text).strip()
     try:
         start = _OBJECT.search(answer).start()  # type: ignore[union-attr]  # caught below
@@ -92,9 +90,7 @@ def read_answer(text: str, kind: type[Answer], note: str = "") -> Answer:
 
 
 def shown_notes(presented: str, original: str) -> dict[str, Any]:
-    """Return the notes as the templates show them: numbered lines, and a ``marker`` that no note
-    can contain.
-    """
+    """The notes as the templates show them: numbered lines, and a ``marker`` that no note holds."""
     before, after = split_sentences(original), split_sentences(presented)
     runs = changed_runs(before, after)
     gone = {number for start, end, _, _ in runs for number in range(start, end)}
@@ -125,10 +121,6 @@ def judge_template(profile: str, name: str = "judge") -> str:
     return (folder / template).read_text(encoding="utf-8")
 
 
-READING_TEMPERATURE = 0.7
-"""Readings of one note should differ."""
-
-
 class AnswerCache(Generic[Answer]):
     """Answers of one ``kind`` in a folder, or nowhere (None); a ValueError if it cannot be used."""
 
@@ -142,11 +134,7 @@ class AnswerCache(Generic[Answer]):
     async def recall(
         self, content: tuple[str, ...], ask: Callable[[], Awaitable[Answer]]
     ) -> tuple[Answer, bool]:
-        """Return the cached answer for ``content``, else that of ``ask``, and whether it was
-        cached.
-
-        ``content`` is everything that an answer depends on: model, wording, notes.
-        """
+        """Return the answer, and whether it was kept; ``content`` is all that it depends on."""
         if self._kept is None:
             return await ask(), False
         key = of_values(self._kind.model_json_schema(), *content)
@@ -160,8 +148,7 @@ class AnswerCache(Generic[Answer]):
 class _Model(Generic[Answer]):
     """A model that answers a template's question with an object of a ``kind``.
 
-    ``weights`` is the path of a model that the run itself serves. A ValueError says which option
-    is missing.
+    ``weights`` is the path of a model that the run itself serves.
     """
 
     def __init__(
@@ -202,9 +189,7 @@ class _Model(Generic[Answer]):
         return of_values(served, *self._asked)
 
     async def answer(self, presented: str, original: str, number: int = 0) -> tuple[Answer, bool]:
-        """The answer of this number about two notes, and whether it was given before; or raises
-        NoAnswer.
-        """
+        """The answer of this number about two notes, and whether it was kept; or NoAnswer."""
         content = (self._identity, original, presented, str(number))
         return await self._cache.recall(content, lambda: self._ask(presented, original))
 
@@ -259,12 +244,10 @@ class BlindReader(_Model[Finding]):
     ) -> None:
         self.needed, self._readings = config.blind.needed, config.blind.readings
         server, wording = config.judge_server, judge_template(config.profile, "blind")
-        super().__init__(server, wording, Finding, base, weights, READING_TEMPERATURE)
+        super().__init__(server, wording, Finding, base, weights, temperature=0.7)
 
     async def read(self, note: str, wrong: Sequence[str]) -> list[Reading]:
-        """Return the readings of ``note``; one finds the error if it names a sentence of ``wrong``,
-        or a part of it.
-        """
+        """Return the readings of ``note``; one finds the error if it names a part of ``wrong``."""
         numbers = range(self._readings)
         return await asyncio.gather(*(self._reading(note, wrong, number) for number in numbers))
 
@@ -280,8 +263,7 @@ class BlindReader(_Model[Finding]):
 
 def _is_wrong(note: str, wrong: Sequence[str], number: int | None) -> bool:
     """Return whether the sentence with this number, from 1, is one of ``wrong`` or part of one."""
-    sentences = dict(enumerate(split_sentences(note), start=1))
-    named = sentences.get(number or 0)
+    named = dict(enumerate(split_sentences(note), start=1)).get(number or 0)
     return named is not None and any(
         named in known or known in named or same_sentence(named, known)
         for known in map(one_line, wrong)

@@ -1,6 +1,4 @@
-"""A judge's quality, from the report of ``medserl judge calibrate``, and a run's checks of its
-judge.
-"""
+"""How good a judge is: the report of ``medserl judge calibrate``; a run's checks of its judge."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ class CountedShare(BaseModel):
 
 
 class JudgedGroup(BaseModel):
-    """The answers about edits or notes of one kind, or of a ``subgroup`` of it: the rule, or the
-    type of the error.
-    """
+    """The answers about edits or notes of one kind, or of one rule or error type (``subgroup``)."""
 
     kind: str
     subgroup: str | None
@@ -81,8 +77,7 @@ class Measured(BaseModel):
     # Of the answers about safe notes that the rules let reach a judge, those that call them safe.
     specificity: CountedShare
     groups: tuple[JudgedGroup, ...]
-    # why there was no answer, and how often; not written
-    void: dict[str, int] = Field(default={}, exclude=True)
+    void: dict[str, int] = Field(default={}, exclude=True)  # why there was no answer, how often
 
 
 class JudgeReport(Measured):
@@ -111,10 +106,8 @@ def why_refused(report: JudgeReport) -> str | None:
     """Say why a run refuses a judge with this report; None if it accepts it."""
     right, safe = report.sensitivity, report.specificity
     if not right.items or right.hits < _LEAST_SENSITIVITY * right.items:
-        return (
-            f"the judge's sensitivity is {right}, and a run needs {_LEAST_SENSITIVITY:.0%}. Use "
-            "another judge"
-        )
+        least = f"{_LEAST_SENSITIVITY:.0%}"
+        return f"the judge's sensitivity is {right}, and a run needs {least}. Use another judge"
     if not safe.items:
         return (
             "the judge's specificity is unknown, because no safe edit reached it. Measure it on "
@@ -129,9 +122,7 @@ def why_refused(report: JudgeReport) -> str | None:
 
 
 def judge_identity(config: MedicalConfig, served: str | None = None) -> dict[str, Any]:
-    """A run's judge by name, model, wording and options; ``served`` is the model where
-    ``judge_server`` names none.
-    """
+    """What decides a run's judge: its name, model, wording and options; ``served`` is verl's."""
     identity: dict[str, Any] = {"judge": config.judge}
     if config.judge in ("labels", "http"):  # of an http judge, all that matters is on its server
         return identity
@@ -142,6 +133,9 @@ def judge_identity(config: MedicalConfig, served: str | None = None) -> dict[str
     if config.judge == "llm":
         identity["wording"] = sha256(judge_template(config.profile).encode()).hexdigest()[:12]
     return identity
+
+
+# -- a run's judge ---------------------------------------------------------------------------------
 
 
 def judge_problems(run: Any) -> Iterator[str]:
@@ -156,7 +150,8 @@ def judge_problems(run: Any) -> Iterator[str]:
             yield from _base_problems(selfplay, served)
         else:
             yield from _server_problems(selfplay, served)
-        yield from _report_problems(selfplay, served)
+        if selfplay.judge_report is not None:
+            yield from _report_problems(selfplay, served)
     except ValueError as error:
         yield str(error)
 
@@ -198,13 +193,7 @@ def _server_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
 
 
 def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[str]:
-    if selfplay.judge_report is None:
-        return
-    try:
-        report = read_report(selfplay.judge_report)
-    except ValueError as error:
-        yield f"selfplay.judge_report={error}"
-        return
+    report = read_report(str(selfplay.judge_report))
     others = [
         f"{name} is {json.dumps(report.judge.get(name))} there and {json.dumps(value)} in this run"
         for name, value in judge_identity(selfplay, served).items()
@@ -219,9 +208,7 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
 
 
 def unanswered(config: MedicalConfig) -> str:
-    """Ask a first question. Return why there is no answer; empty if there is one or no server is
-    used.
-    """
+    """Ask a first question; return why there is no answer, empty if there is one or no server."""
     if config.judge_server.url in (None, BASE):
         return ""
     server = config.judge_server.model_copy(update={"retries": 0, "cache": None})
@@ -245,11 +232,10 @@ def judge_lines(selfplay: MedicalConfig) -> Iterator[str]:
         raise ConfigError(f"{url} cannot be connected to. Start the judge first ({reason})")
     if reason:
         yield f"warning: the judge does not answer, and games without its answer are void: {reason}"
-    never_errs = getattr(judge_class(selfplay.judge), "never_errs", selfplay.judge == LABELS_JUDGE)
     if selfplay.judge_report is not None:
         report = read_report(selfplay.judge_report)
         yield f"judge: sensitivity {report.sensitivity}, specificity {report.specificity}"
-    elif not never_errs:
+    elif not getattr(judge_class(selfplay.judge), "never_errs", False):
         yield (
             f"judge: selfplay.judge={selfplay.judge} was never measured, and rewards are as good "
             "as it is. Name a report of 'medserl judge calibrate' in selfplay.judge_report"
