@@ -30,9 +30,8 @@ DOCS = ROOT / "docs"
 STUDIES = sorted(ROOT.glob("experiments/*/README.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *STUDIES])
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-SCRIPTS = {
-    "medec_to_parquet": "convert", "sft_to_parquet": "sft", "verify_parquet": "verify",
-}  # fmt: skip
+SCRIPTS = {"medec_to_parquet": "convert", "sft_to_parquet": "sft", "verify_parquet": "verify"}
+OWN = ("medserl_agentloop", "experiments", "benchmarks")
 WITHOUT_OVERRIDES = cache(compose_run)
 IN_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -52,10 +51,8 @@ def blocks(page: Path, language: str) -> list[str]:
 def anchors(page: Path) -> set[str]:
     """GitHub's anchors of a page's headings."""
     prose = re.sub(r"^ *```.*?^ *```", "", text_of(page), flags=re.S | re.M)
-    titles = [
-        re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
-        for title in re.findall(r"^#+ (.+)$", prose, re.M)
-    ]
+    prose = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", prose)
+    titles = re.findall(r"^#+ (.+)$", prose, re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
@@ -69,9 +66,7 @@ def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: Path) -> None:
         found = (page.parent / file).resolve() if file else page
         assert found.exists(), f"{page.name}: {target}"
         if anchor:
-            assert anchor in anchors(found), (
-                f"{page.name}: {target}; headings: {sorted(anchors(found))}"
-            )
+            assert anchor in anchors(found), f"{page.name}: {target}"
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
@@ -91,51 +86,33 @@ def test_the_configuration_page_lists_every_recipe_once() -> None:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """The commands of a page's shell blocks, in words, without pipes, ``&``, assignments and
-    comments.
-    """
+    """The commands of a page's shell blocks, in words, without what stands around them."""
     for block in blocks(page, "bash"):
         for line in block.replace("\\\n", " ").splitlines():
             lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;")
             lexer.whitespace_split = True
             for is_end, words in groupby(lexer, key=lambda word: set(word) <= set("|&;")):
-                command = list(
-                    dropwhile(re.compile(r"\w+=").match, words)
-                )  # VARIABLE=value before a command
+                command = list(dropwhile(re.compile(r"\w+=").match, words))  # VARIABLE=value
                 if command and not is_end:
                     yield command
 
 
 def check(words: list[str]) -> None:
-    """An exception says why a command could not be typed as it stands; programs of others are not
-    looked at.
-    """
+    """An exception says why a command could not be typed; programs of others are not looked at."""
     program, *rest = words
     match program.rpartition("/")[2], rest:
         case "medserl", _:
             check_medserl(rest)
         case "make", _:
             for target in (word for word in rest if "=" not in word):
-                assert re.search(rf"^{re.escape(target)}:", MAKEFILE, re.M), (
-                    f"make has no target {target}"
-                )
-        case "python", [
-            "-m",
-            ("verl.trainer.main_ppo" | "verl.trainer.sft_trainer_ray") as module,
-            *more,
-        ]:
-            check_overrides(
-                more, "ppo_trainer" if module.endswith("main_ppo") else "sft_trainer_engine"
-            )
-        case "python", ["-m", module, *_] if module.split(".")[0] in (
-            "medserl_agentloop",
-            "experiments",
-            "benchmarks",
-        ):
+                assert re.search(rf"^{re.escape(target)}:", MAKEFILE, re.M), target
+        case "python", ["-m", "verl.trainer.main_ppo", *more]:
+            check_overrides(more, "ppo_trainer")
+        case "python", ["-m", "verl.trainer.sft_trainer_ray", *more]:
+            check_overrides(more, "sft_trainer_engine")
+        case "python", ["-m", module, *_] if module.split(".")[0] in OWN:
             place = ROOT.joinpath(*module.split("."))
-            assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), (
-                f"no module {module}"
-            )
+            assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), module
         case "python", [script, *more] if script.startswith(("data_prep/", "benchmarks/", "docs/")):
             assert (ROOT / script).exists(), f"no file {script}"
             if (name := SCRIPTS.get(Path(script).stem)) is not None:
@@ -145,17 +122,14 @@ def check(words: list[str]) -> None:
 def check_medserl(words: list[str]) -> None:
     command: click.Command = typer.main.get_command(app)
     while isinstance(command, click.Group):
-        assert words and words[0] in command.commands, (
-            f"medserl has no command {' '.join(words[:1])}"
-        )
+        assert words and words[0] in command.commands, f"medserl has no command {words[:1]}"
         command, words = command.commands[words[0]], words[1:]
     whole = "..." not in words
     words = [word for word in words if word not in ("...", "--help") and not word.startswith("$")]
     command.make_context("medserl", words, resilient_parsing=not whole)
+    # With resilient_parsing an unknown option is no error.
     context = click.Context(command, ignore_unknown_options=command.ignore_unknown_options)
-    command.make_parser(context).parse_args(
-        words
-    )  # with resilient_parsing an unknown option is no error
+    command.make_parser(context).parse_args(words)
 
 
 def check_overrides(words: list[str], config: str) -> None:
@@ -212,13 +186,10 @@ def test_every_criterion_has_tests_that_exist_or_a_page_or_a_named_gap() -> None
     assert f"{gaps} of the {len(rows)} criteria are open" in text_of(DOCS / "traceability.md")
     for number, evidence in rows:
         assert "](" in evidence or "`make" in evidence or "**gap**" in evidence, number
-        for file, names in re.findall(
-            r"\]\(\.\./(tests/[\w/]+\.py)\)((?:[:,] `test_\w+`)*)", evidence
-        ):
+        tests = re.findall(r"\]\(\.\./(tests/[\w/]+\.py)\)((?:[:,] `test_\w+`)*)", evidence)
+        for file, names in tests:
             for name in re.findall(r"test_\w+", names):
-                assert re.search(rf"^(async )?def {name}\(", text_of(ROOT / file), re.M), (
-                    f"{number}: {file}::{name}"
-                )
+                assert re.search(rf"^(async )?def {name}\(", text_of(ROOT / file), re.M), name
 
 
 def test_every_key_of_a_run_that_a_page_names_exists() -> None:
@@ -233,15 +204,11 @@ def test_every_key_of_a_run_that_a_page_names_exists() -> None:
             node = node.get(part) if isinstance(node, dict) else None
         return True
 
-    nodes = (
-        "actor_rollout_ref|data|trainer|algorithm|critic|selfplay|reward|ray_kwargs|global_profiler"
-    )
+    nodes = "|".join([*run, "critic"])
     key_in_text = re.compile(rf"`'?((?:{nodes})(?:\.[\w<>]+)+)(?:=[^`]*)?`")
     named = {(page.name, key) for page in PAGES for key in key_in_text.findall(text_of(page))}
     assert len(named) > 100
-    assert {
-        (page, key) for page, key in named if page != "CHANGELOG.md" and not exists(key)
-    } == set()
+    assert [one for one in named if one[0] != "CHANGELOG.md" and not exists(one[1])] == []
 
 
 # --- the arms of the study, but for what its page marks as planned ---
@@ -252,10 +219,7 @@ def arms() -> list[tuple[str, list[str]]]:
     page = text_of(ROOT / "experiments" / "study" / "README.md")
     section = page.partition("## Arms")[2].partition("Arms without self-play")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", section, re.MULTILINE)
-    return [
-        (name, shlex.split(" ".join(re.findall(r"`([^`]+)`(?!†)", overrides))))
-        for name, overrides in rows
-    ]
+    return [(name, shlex.split(" ".join(re.findall(r"`([^`]+)`(?!†)", of)))) for name, of in rows]
 
 
 @pytest.mark.slow
@@ -293,48 +257,30 @@ def test_the_seven_files_hold_what_the_page_says() -> None:
     assert len(items) == 7
     said = []
     for item in items:
-        file = ROOT / item.partition("(../")[2].partition(")")[0]
-        names = re.findall(r"(?<!\[)`(\w+)`", item)
-        said += [(file, name) for name in names]
+        file = item.partition("(../")[2].partition(")")[0]
+        said += [(file, name) for name in re.findall(r"(?<!\[)`(\w+)`", item)]
         # A name in a link of its own stands in the file of that link.
-        said += [
-            (ROOT / other, name)
-            for name, other in re.findall(r"\[`(\w+)`\]\(\.\./([\w/.]+)\)", item)
-        ]
-    assert {"build_rows", "play_game", "MedicalGame", "reward_game", "ask_judge"} <= {
-        name for _, name in said
-    }
+        linked = re.findall(r"\[`(\w+)`\]\(\.\./([\w/.]+)\)", item)
+        said += [(other, name) for name, other in linked]
+    names = {name for _, name in said}
+    assert {"build_rows", "play_game", "MedicalGame", "reward_game", "ask_judge"} <= names
     for file, name in said:
-        code = file.read_text(encoding="utf-8")
+        code = text_of(ROOT / file)
         assert re.search(rf"^(async )?(def|class) {name}\b|^{name}\b", code, re.M), (file, name)
 
 
 def test_shares_in_the_readme_stand_in_tables_of_linked_pages() -> None:
-    readme = ROOT / "README.md"
     table = re.compile(r"<!-- table: .*? -->(.*?)<!-- end -->", re.DOTALL)
     printed = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)  # by one run, of any machine
+    text = printed.sub("", table.sub("", text_of(ROOT / "README.md")))
     checked = 0
-    for paragraph in re.split(
-        r"\n\n|\n- ", printed.sub("", table.sub("", text_of(readme))).replace("95 %\nintervals", "")
-    ):
-        shares = {
-            int(n)
-            for several in re.findall(r"(\d+(?: (?:to|and) \d+)*) %", paragraph)
-            for n in several.split()[::2]
-        }
-        linked = {
-            target or "README.md" for target in re.findall(r"\]\(([^)#:]*)(?:#[^)]*)?\)", paragraph)
-        }
-        tables = (
-            table.findall((ROOT / page).read_text(encoding="utf-8"))
-            for page in linked
-            if page.endswith(".md")
-        )
-        found = {
-            round(float(share))
-            for each in tables
-            for share in re.findall(r"\d+\.\d+", "".join(each))
-        }
+    for paragraph in re.split(r"\n\n|\n- ", text.replace("95 %\nintervals", "")):
+        several = re.findall(r"(\d+(?: (?:to|and) \d+)*) %", paragraph)
+        shares = {int(n) for each in several for n in each.split()[::2]}
+        links = re.findall(r"\]\(([^)#:]*)(?:#[^)]*)?\)", paragraph)
+        pages = {link or "README.md" for link in links if link.endswith(".md") or not link}
+        tables = "".join("".join(table.findall(text_of(ROOT / page))) for page in pages)
+        found = {round(float(share)) for share in re.findall(r"\d+\.\d+", tables)}
         assert shares <= found, f"{shares - found} %: {paragraph}"
         checked += len(shares)
     assert checked >= 7

@@ -41,8 +41,7 @@ def register() -> None:
 
 
 def use_wheels() -> None:
-    """Show the loader the libraries of NVIDIA's wheels, and name their compiler in ``CUDA_HOME`` if
-    nothing is named there.
+    """Show the loader and ``CUDA_HOME`` the libraries and the compiler of NVIDIA's wheels.
 
     SGLang preloads torch_memory_saver's hook into its scheduler. The hook does not say where CUDA's
     runtime is, so that process would exit with code 127. SGLang and flashinfer call the compiler at

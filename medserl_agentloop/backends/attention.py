@@ -20,8 +20,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
 PACKED = "packed_sdpa"
-"""Name of this attention in Transformers. It is not in the config: verl writes ``override_config``
-into checkpoints, and they have to load where this package is not installed.
+"""Name of this attention in Transformers. It is not in a run's config: verl writes that into
+checkpoints, which have to load without this package.
 """
 
 # torch 2.12 and later want to be told; 2.11's kernel groups heads without.
@@ -98,11 +98,9 @@ def one_by_one(
 ) -> torch.Tensor:
     """Attend within each context by a call of SDPA."""
     # Not slices: the gradient of each would be as long as the pack.
-    contexts = zip(
-        *(torch.split(states, pack.lengths, dim=2) for states in (query, key, value)), strict=True
-    )
+    split = (torch.split(states, pack.lengths, dim=2) for states in (query, key, value))
     parts = []
-    for states in contexts:
+    for states in zip(*split, strict=True):
         mask = _window_mask(states[0].shape[2], sliding_window, query.device)
         parts.append(sdpa_attention_forward(module, *states, mask, **options)[0])
     return torch.cat(parts, dim=1)

@@ -1,8 +1,4 @@
-"""The platform ``cpu`` for verl's PlatformRegistry: no accelerator, gloo, one logical Ray "GPU" per
-worker.
-
-verl's ``get_platform()`` builds it in every process of a run started with ``VERL_PLATFORM=cpu``.
-"""
+"""The platform of a run with ``VERL_PLATFORM=cpu``: gloo, and one logical Ray "GPU" per worker."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
 def register_gloo() -> None:
-    """Register gloo with torch under the name that verl asks for on this platform. Idempotent.
+    """Register gloo with torch under the name that verl asks for on this platform.
 
     It is ``cpu:gloo,{device}:{communication backend}`` (``verl/utils/distributed.py``). torch
     rejects a device that appears twice, unless a backend has this name.

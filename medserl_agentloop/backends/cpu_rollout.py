@@ -188,10 +188,9 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
 def full_weights(
     weights: NamedWeights, peft_config: Any = None, base_sync_done: bool = True, **others: Any
 ) -> dict[str, torch.Tensor]:
-    """Gather the weights that verl pushes as whole tensors in host memory.
+    """Gather the weights that verl pushes, on every rank: the iterator contains a collective.
 
-    Before the first push of adapters (``base_sync_done=False``) that is the base model. Every
-    training rank must call it: the iterator contains a collective (``full_tensor()``).
+    Before the first push of adapters (``base_sync_done=False``) they are the base model's.
     """
     if peft_config is not None and base_sync_done:
         raise ValueError(

@@ -71,13 +71,14 @@ class SamplingRequest:
 
 @dataclass
 class Completion:
-    """The tokens sampled for one request, with log-probs of the distribution they were drawn from
-    (verl's ``logprobs_mode=processed_logprobs``).
-    """
+    """Sampled tokens, with log-probs of the distribution from which they were drawn."""
 
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     stop_reason: str = "length"  # or "completed"
+
+
+_Asked = tuple[SamplingSettings, SamplingRequest, "asyncio.Future[Completion]"]
 
 
 class Sampler:
@@ -92,9 +93,7 @@ class Sampler:
     ) -> None:
         self.model, self.eos_token_ids, self.most = model, eos_token_ids, most
         self._tokenizer = tokenizer
-        self._waiting: list[
-            tuple[SamplingSettings, SamplingRequest, asyncio.Future[Completion]]
-        ] = []
+        self._waiting: list[_Asked] = []
         self._serving: asyncio.Task[None] | None = None
 
     async def sample(self, request: SamplingRequest, settings: SamplingSettings) -> Completion:
@@ -243,8 +242,7 @@ def _unknown_ids(tokenizer: Any, size: int) -> list[int]:
 def _says_stop(token_ids: list[int], settings: SamplingSettings, tokenizer: Any) -> bool:
     if not settings.stop:
         return False
-    # A character has at most four bytes and a token at least one, so no stop string reaches further
-    # back.
+    # A character has at most four bytes and a token at least one.
     tail = tokenizer.decode(token_ids[-4 * max(map(len, settings.stop)) :])
     return any(string in tail for string in settings.stop)
 

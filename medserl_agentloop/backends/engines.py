@@ -1,6 +1,4 @@
-"""verl's FSDP2 engines with roles, an adapter for each role, attention within each context, and CPU
-support.
-"""
+"""verl's FSDP2 engines with an adapter for each role and attention within contexts, on CPUs too."""
 
 from __future__ import annotations
 

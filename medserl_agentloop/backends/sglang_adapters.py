@@ -1,5 +1,4 @@
-"""Pushes weights into verl's SGLang server: a LoRA adapter for each role, or full weights without
-CUDA.
+"""Pushes a LoRA adapter for each role, or full weights without CUDA, into verl's SGLang server.
 
 verl 0.9.1 serves one adapter to every request. Here each request names its adapter, or gets the
 base model.
@@ -62,9 +61,7 @@ class AdapterServer(SGLangHttpServer):  # type: ignore[misc]  # verl is untyped
 
 
 class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]
-    """verl's connection to its SGLang server on the same node, with a push of the roles'
-    adapters.
-    """
+    """verl's connection to its SGLang server on the same node, which also pushes adapters."""
 
     async def update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
         """Push the weights as verl does, or replace the adapters named in ``peft_config``."""

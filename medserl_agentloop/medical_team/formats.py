@@ -38,22 +38,16 @@ def _classic_fields(text: str, prefill: str) -> tuple[str, list[tuple[str, str]]
     reasoning, rest = (None, text) if begins_with_field else split_reasoning(text, prefill)
     before, fields = split_fields(_CLASSIC_FIELD, rest)
     if reasoning is None and (reasoning_open(prefill) or THINK in before):
-        # What looks like a field is a draft, and what follows it may be thoughts: none of it is
-        # said.
+        # What looks like a field may be a draft, and what follows it thoughts: none of it is said.
         return text.strip().removeprefix(THINK).strip(), [], ["unclosed_reasoning"]
+    violations = repeated_fields(fields)
     if reasoning is None:
-        return before, fields, repeated_fields(fields)
-    return (
-        reasoning,
-        fields,
-        (["text_before_fields"] if before and fields else []) + repeated_fields(fields),
-    )
+        return before, fields, violations
+    return reasoning, fields, ["text_before_fields"] * bool(before and fields) + violations
 
 
 def _classic_attack(text: str, prefill: str = "") -> AttackRecord:
-    """The note runs from the last ``generated_note:`` to the next field; earlier ones are
-    drafts.
-    """
+    """The note runs from the last ``generated_note:``, others are drafts, to the next field."""
     reasoning, fields, violations = _classic_fields(text, prefill)
     notes = [value for name, value in fields if name == "generated_note"]
     if not notes or not notes[-1]:
@@ -118,9 +112,7 @@ _ANSWER, _END_ANSWER = "<answer>", "</answer>"
 
 
 def _baseline_turn(text: str) -> tuple[str, str, list[str]]:
-    """The last answer ("" without tags), the reasoning, and its violations by the OpenRLHF system's
-    check.
-    """
+    """The last answer ("" without tags), the reasoning, and what violates the original's format."""
     section = last_section(text, "answer")
     last = section[1].partition(_END_ANSWER)[0].strip() if section else ""
     thinking, ended, rest = text.partition(END_THINK)

@@ -119,9 +119,7 @@ def _case(category: Category, row: Case, join: NoteJoin | None) -> Case | str:
 
 
 def _paired(cases: list[Case]) -> Iterator[Case]:
-    """The cases; an unpaired error note is paired with the most similar unpaired clean note,
-    because there are no ids.
-    """
+    """The cases, each error note with the most similar clean note: there are no ids."""
     wrong = [case for case in cases if case.clean_note is None]
     right = [case for case in cases if not case.has_error]
     index = NearDuplicateIndex(case.note for case in wrong)
@@ -134,9 +132,7 @@ def _paired(cases: list[Case]) -> Iterator[Case]:
         if wrong[number].id not in twin_of and right[at].id not in taken:
             twin_of[wrong[number].id] = right[at]
             taken.add(right[at].id)
-    for case in cases:
-        if case.id not in taken:
-            yield replace(case, twin=twin_of.get(case.id))
+    yield from (replace(case, twin=twin_of.get(case.id)) for case in cases if case.id not in taken)
 
 
 # -- logs ------------------------------------------------------------------------------------------
@@ -153,25 +149,23 @@ class _LoggedTurn(BaseModel):
 
 
 def read_log(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The games and metrics of a log of the OpenRLHF system, turns or steps; a ValueError names a
-    wrong line.
-    """
+    """The games and metrics of a log of turns or steps; a ValueError names a wrong line."""
     games: dict[tuple[Any, ...], dict[str, Any]] = {}
     numbers: list[dict[str, Any]] = []
     seen: Counter[tuple[Any, ...]] = Counter()
     for number, row in enumerate(StepFile(path).read(), start=1):
         try:
             if "game_role" not in row:
-                numbers.append(
-                    {**row, "step": next(int(row[name]) for name in _STEPS if name in row)}
-                )
+                steps = [int(row[name]) for name in _STEPS if name in row]
+                if not steps:
+                    raise ValueError(f"it has neither game_role nor {' nor '.join(_STEPS)}")
+                numbers.append({**row, "step": steps[0]})
                 continue
             turn = _LoggedTurn.model_validate(row)
             columns = _columns_of(turn)
-        except (ValueError, TypeError, StopIteration) as error:
-            why = str(error) or f"it has neither game_role nor {' nor '.join(_STEPS)}"
+        except (ValueError, TypeError) as error:
             raise ValueError(
-                f"{path}, line {number} is neither a turn nor the metrics of a step: {why}"
+                f"{path}, line {number} is neither a turn nor the metrics of a step: {error}"
             ) from None
         game = (turn.step, turn.game_idx)
         seen[*game, turn.game_role] += 1  # without steps, a game's index comes again in every batch
@@ -184,26 +178,16 @@ def read_log(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def _columns_of(turn: _LoggedTurn) -> dict[str, Any]:
     """The columns of a turn, and of its game as far as the turn tells."""
-    role, (thinking, answer) = turn.game_role.value, turn.length_cot_and_answer
-    tokens = None if thinking is None or answer is None else thinking + answer
-    columns: dict[str, Any] = {
-        "step": turn.step,
-        f"{role}_reward": turn.reward,
-        f"{role}_tokens": tokens,
-    }
+    role, lengths = turn.game_role.value, turn.length_cot_and_answer
+    columns: dict[str, Any] = {"step": turn.step, f"{role}_reward": turn.reward}
+    columns[f"{role}_tokens"] = None if None in lengths else sum(filter(None, lengths))
     if turn.cot_format_violation is not None:
         columns[f"{role}_format_kept"] = not turn.cot_format_violation
-    for name in turn.game_outcomes:
-        player, _, outcome = (
-            name.rpartition(".")[2].lower().partition("_")
-        )  # or MedicalGameOutcome.ASSESSOR_…
+    for name in turn.game_outcomes:  # assessor_…, or MedicalGameOutcome.ASSESSOR_…
+        player, _, outcome = name.rpartition(".")[2].lower().partition("_")
         if player == Role.ASSESSOR.value:
-            # No outcome: the log leaves out games without a result, so it has no share of all
-            # games.
+            # Not the outcome: the log leaves out games without a result, so shares would be wrong.
             ended = Outcome(outcome)
-            columns |= {
-                "right": ended.is_right,
-                "error_found": FOUND.get(ended),
-                "note_cleared": CLEARED.get(ended),
-            }
+            columns |= {"right": ended.is_right, "error_found": FOUND.get(ended)}
+            columns["note_cleared"] = CLEARED.get(ended)
     return columns

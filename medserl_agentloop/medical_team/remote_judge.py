@@ -80,10 +80,8 @@ class JudgeAnswer(BaseModel):
         if self.abstained:
             return Judgement(judge=judge, label=None, reason=self.judge_reasoning)
         if self.is_parsing_error:
-            raise BadAnswer(
-                "the server's judge failed (is_parsing_error): "
-                f"{self.judge_reasoning or 'no reason'}"
-            )
+            why = self.judge_reasoning or "no reason"
+            raise BadAnswer(f"the server's judge failed (is_parsing_error): {why}")
         return Judgement(
             judge=judge,
             label=Label.HARMFUL if self.error_present else Label.SAFE,
@@ -136,11 +134,8 @@ class HttpJudge:
         return cls(config.judge_server)
 
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
-        about = {
-            "medical_note": presented,
-            "original_note": original,
-            "game_category": spec.category.value,
-        }
+        about = {"medical_note": presented, "original_note": original}
+        about["game_category"] = spec.category.value
         if spec.error_type:
             about["error_type"] = spec.error_type
         content = (self.name, self._client.url, *about.values())
@@ -184,8 +179,7 @@ def test_judge_connection(judge_url: str) -> bool:
     """Return whether the judge's ``/health`` answers."""
     try:
         blocking(_client(judge_url, 5.0).get("/health"))
-    except NoAnswer as error:
-        logger.info("the judge does not answer: %s", error)
+    except NoAnswer:
         return False
     return True
 
@@ -279,23 +273,15 @@ async def _judged(query: _Query, judge: Judge) -> JudgeAnswer:
 
 def serve(
     judge: Annotated[
-        Literal["labels", "llm"],
-        typer.Option(help="Labels of the categories, or a language model."),
+        Literal["labels", "llm"], typer.Option(help="Labels of the categories, or a model.")
     ],
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")
     ] = None,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; whoever reaches it can ask.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
-    ] = 8001,
+    host: Annotated[str, typer.Option(help="Address; whoever reaches it can ask.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8001,
 ) -> None:
-    """Serve POST /judge and GET /health until interrupted.
-
-    Untouched notes always get their category's label.
-    """
+    """Serve POST /judge and GET /health. Untouched notes always get their category's label."""
     import uvicorn
 
     with errors_in_one_line():

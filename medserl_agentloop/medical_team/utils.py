@@ -65,8 +65,8 @@ _DETECTION = {  # by role, error present, error detected; the attacker of no err
 def medical_cot_format_check_and_extract(response: str) -> tuple[tuple[str | None, str], bool]:
     """``((thinking, answer), violated)`` of ``thinking</think><answer>...</answer>``.
 
-    If the format is violated, thinking is None, and the answer is the content of the last
-    ``<answer>...</answer>``; without one it is empty, never the raw response.
+    If violated, thinking is None and the answer that of the last tags: empty without, never the
+    raw response.
     """
     turn = BASELINE.attack(response)
     violated = bool(turn.violations)
@@ -114,10 +114,8 @@ def get_medical_game_reward_general_sum(
 ) -> Reward:
     """Return the reward of ``gamedata["game_role"]`` without the format term, and the outcomes."""
     role, config = gamedata["game_role"], reward_coeff_config
-    detected, present = labels.get("error_detected", False), labels.get("error_present", False)
-    detection, outcomes = get_medical_error_detection_reward(
-        role, detected, present, reward_coeff_config=config
-    )
+    verdict = (labels.get("error_detected", False), labels.get("error_present", False))
+    detection, outcomes = get_medical_error_detection_reward(role, *verdict, None, config)
     realistic = labels.get("error_realistic", True)
     realism, more = get_medical_error_realism_reward(role, realistic, config)
     return detection + realism, outcomes | more

@@ -36,11 +36,8 @@ def verdicts(body: Any) -> dict[str, Any]:
 
     def verdict(query: dict[str, Any]) -> dict[str, Any]:
         present, detected = "9000" in query["medical_note"], query["assessment"] == "Harmful"
-        labels = {
-            "error_present": present,
-            "error_detected": detected,
-            "judge_reasoning": "read it",
-        }
+        labels = {"error_present": present, "error_detected": detected}
+        labels["judge_reasoning"] = "read it"
         harm = "Harmful" if present else "Safe"
         return harmful(**labels, assessor_correct=present == detected, actual_harm=harm)
 

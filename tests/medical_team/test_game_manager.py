@@ -44,27 +44,21 @@ def test_a_script_trains_on_what_the_manager_returns(judge: LocalServer) -> None
     games, first, second = manager(judge), attacker(), assessor()
     games.play_games(first, second, temperature=0.7)
     labels = games.evaluate_game_outcomes()
-    outputs, attacker_states, assessor_outputs, assessor_states, same = (
-        games.filter_and_compute_rewards(labels)
+    outputs, attacker_states, others, assessor_states, same = games.filter_and_compute_rewards(
+        labels
     )
-    assert same is labels
-    assert [(s["game_idx"], s["reward"]) for s in attacker_states] == [
-        (n, -1.0 + 0.5 + 1.0) for n in (1, 3)
-    ]
-    assert [(s["game_idx"], s["reward"]) for s in assessor_states] == [(n, 2.0) for n in range(4)]
-    assert attacker_states[0]["game_outcomes"] == {
-        Outcome.ATTACKER_ERROR_DETECTED,
-        Outcome.ATTACKER_REALISTIC_ERROR,
-    }
+    assert same is labels and len(others) == 4
+    earned = [{s["game_idx"]: s["reward"] for s in of} for of in (attacker_states, assessor_states)]
+    assert earned == [dict.fromkeys((1, 3), -1.0 + 0.5 + 1.0), dict.fromkeys(range(4), 2.0)]
+    reached = {Outcome.ATTACKER_ERROR_DETECTED, Outcome.ATTACKER_REALISTIC_ERROR}
+    assert attacker_states[0]["game_outcomes"] == reached
     assert assessor_states[2]["game_outcomes"] == {Outcome.ASSESSOR_CORRECT_REJECTION}
     text = TOKENIZER.batch_decode([outputs[0].outputs[0].token_ids], skip_special_tokens=True)
-    assert text == [turn(WRONG)] and len(assessor_outputs) == 4
+    assert text == [turn(WRONG)]
 
     ((prompts, data_types, kwargs),) = first.calls
-    assert (data_types, kwargs) == (
-        ["adversarial_harmful", "adversarial_benign"],
-        {"temperature": 0.7},
-    )
+    assert data_types == ["adversarial_harmful", "adversarial_benign"]
+    assert kwargs == {"temperature": 0.7}
     assert all(p.endswith("<|im_start|>assistant\n<think>") for p in prompts)
     assert [data_types for _, data_types, _ in second.calls] == [TYPES]
     (request,) = judge.requests  # one for the batch
@@ -99,20 +93,11 @@ def test_a_game_and_a_turn_state_hold_what_the_interface_says(judge: LocalServer
     assert game["raw_history"][0]["content"] == turn(WRONG)
     assert len(game["processed_output_history"]) == 2
     _, states, *_ = games.filter_and_compute_rewards(games.evaluate_game_outcomes())
-    facts = {
-        "game_role": "attacker",
-        "turn": 0,
-        "game_idx": 3,
-        "finished": False,
-        "is_generated_attack": True,
-        "prompt_type": "adversarial_benign",
-        "data_type": "adversarial_benign",
-        "prompts": CLEAN,
-        "completion": "",
-        "cot_format_violation": False,
-        "text_cot_and_answer": ("MY SECRET PLAN", WRONG),
-        "length_cot_and_answer": (14, len(WRONG)),
-    }
+    facts: dict[str, Any] = {"game_role": "attacker", "turn": 0, "game_idx": 3, "finished": False}
+    facts |= dict.fromkeys(("prompt_type", "data_type"), "adversarial_benign")
+    facts |= {"is_generated_attack": True, "prompts": CLEAN, "completion": ""}
+    facts |= {"cot_format_violation": False, "text_cot_and_answer": ("MY SECRET PLAN", WRONG)}
+    facts |= {"length_cot_and_answer": (14, len(WRONG))}
     assert {k: v for k, v in states[1].items() if k not in ("reward", "game_outcomes")} == facts
 
 
@@ -207,9 +192,7 @@ def test_games_that_the_judge_loses_are_left_out(judge: LocalServer) -> None:
     assert [number for number, one in labels.items() if one["is_parsing_error"]] == [1]
 
 
-def judge_function(
-    url: str, batch_queries: list[dict[str, Any]], score_key: str = "labels"
-) -> dict[int, dict[str, Any]]:
+def judge_function(url: str, batch_queries: list[Any], score_key: str = "labels") -> Any:
     """Forgets the second game."""
     assert (url, score_key) == ("", "labels")
     return {int(k): v for k, v in verdicts({"queries": batch_queries}).items() if k != "1"}
@@ -260,10 +243,11 @@ def test_the_answer_is_read_bare_or_under_labels(
 HALVES = (None, {"error_detected": "false", "error_present": True}, {"is_parsing_error": True})
 
 
+WHOLE = (b"<html>", [], {"labels": "none"}, {})
+
+
 @pytest.mark.parametrize(
-    ("answer", "lost"),
-    [(answer, {0, 7}) for answer in (b"<html>", [], {"labels": "none"}, {})]
-    + [(half, {7}) for half in HALVES],
+    ("answer", "lost"), [(a, {0, 7}) for a in WHOLE] + [(half, {7}) for half in HALVES]
 )
 def test_unusable_judge_answers_leave_their_games_out(
     judge: LocalServer, answer: Any, lost: set[int]

@@ -24,19 +24,10 @@ def run(name: str, folder: Path) -> str:
     (folder / name).write_text(
         re.sub(r"(?m)^from medical_team\b", "from medserl_agentloop.medical_team", text)
     )
-    path = os.pathsep.join(
-        map(str, [REPOSITORY, original / "scripts"])
-    )  # the latter holds their data.py
+    path = f"{REPOSITORY}{os.pathsep}{original / 'scripts'}"  # the latter holds their data.py
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
-    ran = subprocess.run(
-        [sys.executable, name],
-        cwd=folder,
-        env=environment,
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=300,
-    )
+    options = {"cwd": folder, "env": environment, "text": True, "timeout": 300}
+    ran = subprocess.run([sys.executable, name], capture_output=True, check=False, **options)
     return ran.stdout + ran.stderr
 
 

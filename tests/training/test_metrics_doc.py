@@ -2,7 +2,8 @@
 
 import csv
 import re
-from functools import cache
+from functools import cache, partial
+from itertools import product
 
 import torch
 from game.builders import finished
@@ -42,8 +43,8 @@ PLACEHOLDERS = {
     "<category>": "|".join(c.value for c in Category),
     "<error_type>": "|".join(t.value for t in ErrorType),
     "<reason>": "|".join(r.value for r in InvalidAttack),
-    "<class>": "judge_failed|judge_abstained|no_room|aborted|failed|timed_out|"
-    "no_log_probs|no_number|other",
+    "<class>": "judge_failed|judge_abstained|no_room|aborted|failed|timed_out|no_log_probs|"
+    "no_number|other",
     "<alarm>": "|".join(r.name for r in RULES),
     "<kind>": "[a-z_]+",
     "<claim>": "isolation|credit|loss",
@@ -56,51 +57,35 @@ ROLES = [role.value for role in Role]
 @cache
 def documented() -> dict[str, re.Pattern[str]]:
     """Each name of the table, a row of a role twice, with the names it stands for."""
-    names = [
-        name.replace("<role>", role)
-        for name in MEANINGS
-        for role in (ROLES if "<role>" in name else ["-"])
-    ]
-    return {
-        n: re.compile(re.sub("<.*?>", lambda match: f"(?:{PLACEHOLDERS[match[0]]})", n))
-        for n in names
-    }
+    names = {name.replace("<role>", role): "" for name in MEANINGS for role in ROLES}
+    fill = partial(re.sub, "<.*?>", lambda match: f"(?:{PLACEHOLDERS[match[0]]})")
+    return {name: re.compile(fill(name)) for name in names}
 
 
 def everything() -> list[MedicalRecord]:
-    """Games of every category, outcome, error type and kind of failure, scored, in groups of two
-    and alone.
+    """Scored games of every category, outcome, error type and kind of failure, in groups and
+    alone.
     """
-    games = [
-        finished(
-            outcome,
-            category=category,
-            uid=f"{category.value} {error_type.value}",
-            facts={"error_type": error_type, "vignette_id": f"{error_type.value} {outcome.value}"},
-            attack={
-                "violations": ["no_note"],
-                "changed_sentences": [f"She has {error_type.value}."],
-            },
-            assessment={"violations": ["no_verdict"]},
-        )
-        for category in Category
-        for outcome in Outcome
-        if category.has_attack or outcome is not Outcome.INVALID_ATTACK
-        for error_type in ErrorType
-    ]
-    games += [
-        finished(Outcome.INVALID_ATTACK, attack={"invalid": reason}) for reason in InvalidAttack
-    ]
-    reasons = (
-        *("judge abstained", "else"),
-        *(
-            "no room for the assessor's turn",
-            "assessor: generation aborted",
-            "assessor: 0 log-probs for 5 tokens",
-        ),
+    games = []
+    for category, outcome, error_type in product(Category, Outcome, ErrorType):
+        if category.has_attack or outcome is not Outcome.INVALID_ATTACK:
+            kind = error_type.value
+            facts = {"error_type": error_type, "vignette_id": f"{kind} {outcome.value}"}
+            attack = {"violations": ["no_note"], "changed_sentences": [f"She has {kind}."]}
+            turns = {"attack": attack, "assessment": {"violations": ["no_verdict"]}}
+            place = {"category": category, "uid": f"{category.value} {kind}"}
+            games.append(finished(outcome, facts=facts, **place, **turns))
+    for invalid in InvalidAttack:
+        games.append(finished(Outcome.INVALID_ATTACK, attack={"invalid": invalid}))
+    for reason in (
+        "judge abstained",
+        "else",
+        "no room for the assessor's turn",
+        "assessor: generation aborted",
+        "assessor: 0 log-probs for 5 tokens",
         "assessor: generation timed out after 3600.0 s",
-    )
-    games += [finished(Outcome.VOID).model_copy(update={"void": reason}) for reason in reasons]
+    ):
+        games.append(finished(Outcome.VOID).model_copy(update={"void": reason}))
     judged = Judgement(judge="llm", label=Label.HARMFUL)
     for changes in (
         {"realistic": True, "error_type": "dose"},
@@ -123,19 +108,14 @@ def against_opponents() -> list[MedicalRecord]:
 def produced() -> frozenset[str]:
     role_ids = torch.tensor([[role.id for role in Role]])
     ones = torch.ones_like(role_ids, dtype=torch.float)
-    metrics = (
-        role_metrics(everything())
-        | lost_games_metrics(8, 7)
-        | opponent_metrics(against_opponents(), map(trained_role_won, against_opponents()))
-    )
+    metrics = role_metrics(everything()) | lost_games_metrics(8, 7)
+    metrics |= opponent_metrics(against_opponents(), map(trained_role_won, against_opponents()))
     metrics |= role_token_metrics({"advantage": ones, "entropy": ones}, ones, role_ids, ROLES)
-    metrics |= context_leak_metrics(
-        context_gaps(torch.ones(1, 3), torch.ones(1, 3), torch.tensor([[1, 0, 1]]))
-    )
+    gaps = context_gaps(torch.ones(1, 3), torch.ones(1, 3), torch.tensor([[1, 0, 1]]))
+    metrics |= context_leak_metrics(gaps)
     metrics |= Certificate([Measure("isolation", "actor", 0.0, 0.1, {}, "")], 0, 2, 1.0).metrics
-    batch = RoleBatch(
-        ones, ones, role_ids, ROLES, groups=["a"], kinds=["vanilla_benign"], values=ones
-    )
+    one = {"groups": ["a"], "kinds": ["vanilla_benign"], "values": ones}
+    batch = RoleBatch(ones, ones, role_ids, ROLES, **one)
     for estimator in ROLE_ESTIMATORS.values():
         metrics |= estimator(batch, CreditSettings(), Baselines()).metrics
     metrics |= update_metrics({"actor/grad_norm": 1.0}) | {LOST_METRICS: 0.0}
@@ -143,18 +123,15 @@ def produced() -> frozenset[str]:
 
 
 def test_every_metric_stands_in_the_table_once_and_every_row_is_a_metric() -> None:
-    rows = {
-        name: [row for row, pattern in documented().items() if pattern.fullmatch(name)]
-        for name in produced()
-    }
-    assert {name: found for name, found in rows.items() if len(found) != 1} == {}
-    assert documented().keys() == {row for found in rows.values() for row in found}
+    seen = set()
+    for name in produced():
+        rows = [row for row, pattern in documented().items() if pattern.fullmatch(name)]
+        assert len(rows) == 1, (name, rows)
+        seen.update(rows)
+    assert documented().keys() == seen
 
 
 def test_the_rules_and_medserl_show_read_metrics_that_exist() -> None:
     read = {name for rule in RULES for name in (rule.metric, rule.games) if name}
-    assert {
-        name
-        for name in {*read, *headline_metrics(MedicalGameInteraction, ROLES)}
-        if name.startswith("selfplay/")
-    } <= produced()
+    read |= set(headline_metrics(MedicalGameInteraction, ROLES))
+    assert {name for name in read if name.startswith("selfplay/")} <= produced()
