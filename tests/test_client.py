@@ -99,6 +99,14 @@ def test_wait_for_a_place_is_no_timeout_and_bounds_requests_in_flight() -> None:
         assert server.most_at_once == 2
 
 
+def test_an_empty_account_is_asked_once() -> None:
+    words = {"error": {"message": "You exceeded your current quota, check your billing details."}}
+    with answering(Status(429, words)) as server:
+        with pytest.raises(Refused, match="your current quota"):
+            ask(server.url, retries=3)
+        assert len(server.requests) == 1
+
+
 # --- chat: servers say the same in other words ---
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,8 @@ CHAT_PATH = "/chat/completions"  # of chat requests, under a base that ends with
 _LONGEST_PAUSE_S = 60.0  # of a Retry-After that openai keeps
 _CONNECT_S, _GET_S = 5.0, 10.0  # a server that is there connects, and lists its models
 _TRIAL_S = 30.0  # between requests to a server that counts as down
+_NO_CREDIT = re.compile(r"quota|credit|billing|payment|balance", re.I)  # no use to ask again
+_AGAIN = "x-should-retry"  # header by which openai is told
 _SHORTEST_SECRET = 6  # "none" and "EMPTY" are keys, too, and words that a model may say
 
 
@@ -141,7 +144,7 @@ class ServerOptions(BaseModel):
                 return url
         raise ValueError(
             "expected http://host:port or https://host as the address of the server, with percent "
-            "codes for signs in a password"
+            "codes for signs in a password. Azure's is https://NAME.openai.azure.com/openai/v1"
         )
 
     def check_address(self) -> None:
@@ -211,8 +214,11 @@ class HttpClient:
         ):
             response = await self._response(send, path, tries, limit)
             text, status = self._without_key(response.text), response.status_code
-            if status >= 500 or status in (408, 409, 429):  # openai has tried again
+            again = status >= 500 or status in (408, 409, 429)
+            if again and response.headers.get(_AGAIN) != "false":  # openai has tried again
                 words = f"HTTP {status}: {shown(text)}".removesuffix(": ")
+                if status == 429:
+                    words += f". It limits requests: lower {self.options.option('concurrency')}"
                 raise Unreachable(f"{words} ({_counted(tries)})")
         if not response.is_success:
             raise Refused(status, text)
@@ -237,6 +243,8 @@ class HttpClient:
         except (openai.APIConnectionError, TimeoutError) as error:
             cause = error.__cause__
             reason = f"{type(cause).__name__}: {shown(self._without_key(str(cause)))}"
+            if "CERTIFICATE_VERIFY_FAILED" in reason:
+                reason += ". Name the file of your own certificate in SSL_CERT_FILE"
             slow = isinstance(error, (openai.APITimeoutError, TimeoutError))
             if slow and not isinstance(cause, httpx.ConnectTimeout):
                 reason = f"Timeout: no answer within {limit:g} s"
@@ -250,6 +258,12 @@ class HttpClient:
 
 def _counted(tries: int) -> str:
     return "1 try" if tries == 1 else f"{tries} tries"
+
+
+async def _ask_an_empty_account_once(response: httpx.Response) -> None:
+    words = await response.aread() if response.status_code == 429 else b""
+    if _NO_CREDIT.search(words.decode(errors="replace")):
+        response.headers[_AGAIN] = "false"
 
 
 def _is_this_machine(host: str) -> bool:
@@ -268,6 +282,7 @@ def _http_client(address: httpx.URL) -> httpx.AsyncClient:
             verify=address.scheme == "https" and httpx.create_ssl_context(),  # takes 40 ms
             # A connection that is kept would belong to one event loop.
             limits=httpx.Limits(max_keepalive_connections=0),
+            event_hooks={"response": [_ask_an_empty_account_once]},
         )
     except (ImportError, ValueError, httpx.InvalidURL):  # its words may repeat a password
         raise ValueError(

@@ -108,8 +108,6 @@ def _cards(device: str) -> Findings:
                 f"torch {torch.__version__} cannot use the GPU with driver {driver}: CUDA "
                 f"{torch.version.cuda} needs 580 or later. Update the driver, or see docs/gpu.md."
             )
-        elif device == "cuda":
-            yield "this run needs a GPU (trainer.device=cuda): take a recipe for the CPU, own_notes"
         else:
             yield "ok", "no GPU: recipes for the CPU only"
     for index in range(torch.cuda.device_count()):

@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
@@ -44,12 +45,31 @@ def test_opponent_that_nobody_serves_is_refused() -> None:
     assert problem("opponent", {}) == ""
 
 
+@pytest.mark.parametrize("place", ["someone/no-model", "./models/nothing", "."])
+def test_a_model_that_is_neither_a_folder_nor_on_the_hub_is_refused(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model_info(self: Any, name: str, *, timeout: float) -> None:
+        raise httpx.ConnectError("Name or service not known")
+
+    monkeypatch.setattr(machine.HfApi, "model_info", model_info)
+    key = "actor_rollout_ref.model.path"
+    assert f"{key}={place} is no folder of a model" in problem("model", {key: place})
+    assert problem("model", {}) == ""
+
+
 def current_cluster(address: str) -> Path:
     """The file in which `ray start` leaves the address of its cluster."""
     file = Path(get_ray_address_file(None))
     file.parent.mkdir()
     file.write_text(address)
     return file
+
+
+def test_a_machine_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert "trainer.device=cuda" in problem("GPU", {}, "qwen3_4b")
+    assert problem("GPU", {}) == problem("GPU", {"trainer.nnodes": 2}, "qwen3_4b") == ""
 
 
 def test_a_run_that_would_wait_for_cpus_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +107,18 @@ def test_files_of_two_conversions_are_refused(home: Path) -> None:
     assert problem("data", names) == ""
     (home / "val.parquet").write_text("of an older conversion")
     assert problem("data", names).startswith("val.parquet: the file is not the one")
+
+
+@pytest.mark.parametrize("variable", ["HOME", "RAY_TMPDIR"])
+def test_a_folder_that_cannot_be_written_is_named_before_ray(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert problem("folders", {}) == ""
+    monkeypatch.setenv(variable, "/proc/none")  # where root cannot write either
+    answer = problem("folders", {})
+    assert answer.startswith("/proc/none") and f"export {variable}=" in answer
+    unwritable = problem("folders", {"trainer.default_local_dir": "/proc/run"})
+    assert "set trainer.default_local_dir" in unwritable
 
 
 def test_the_recipes_callback_refuses_what_is_missing_and_prints_warnings(

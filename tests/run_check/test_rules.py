@@ -38,6 +38,8 @@ IS = {f"{CORRECTION}.rollout_is": "token"}
 WRONG = {
     SAMPLER: None,
     "reward.custom_reward_function.path": "x.py",
+    f"{ROLLOUT}.temperature": 0.0,
+    f"{ROLLOUT}.do_sample": False,
     f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
     f"{ACTOR}.checkpoint.async_save": True,
     f"{MODEL}.lora_adapter_path": "a",
@@ -109,6 +111,7 @@ def test_a_run_that_could_not_be_trusted_is_refused_by_the_name_of_its_key(
         {**FEW, f"{CORRECTION}.bypass_mode": True},
         {**IS, f"{CORRECTION}.rollout_is_threshold": "0.5_5.0"},
         {f"{ACTOR}.shuffle": False},  # with one mini-batch
+        {f"{ROLLOUT}.temperature": 0.0, "trainer.val_only": True},
         {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor": 512},
         {"trainer.save_freq": -1, f"{ACTOR}.checkpoint.save_contents": ["hf_model"]},
         {"algorithm.adv_estimator": "reinforce_plus_plus"},  # the certificate measures what it does

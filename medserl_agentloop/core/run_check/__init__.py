@@ -40,6 +40,7 @@ MUST_BE: dict[str, tuple[Any, str]] = {
     "trainer.v1.trainer_mode": ("selfplay_sync", "it knows no roles and measures no certificate"),
     "algorithm.filter_groups.enable": (False, "it reads one score per row, the roles' sum"),
     "distillation.enabled": (False, "self-play sets the actor's loss, so no teacher is used"),
+    "hydra.job.chdir": (False, "relative folders would be looked for in another place"),
 }
 """The required value of a key, and why."""
 
@@ -211,6 +212,9 @@ def _of_verl(run: RunConfig) -> Iterator[str]:
     key = f"{ROLLOUT}.calculate_log_probs"
     if corrects and not run[key]:
         yield run.refusal(key, f"{CORRECTION} reads the rollout's log-probs", "True")
+    for key, remedy in ((f"{ROLLOUT}.temperature", "1.0"), (f"{ROLLOUT}.do_sample", "True")):
+        if not (run[key] or run["trainer.val_only"]):
+            yield run.refusal(key, "log-probs of greedy tokens train nothing", remedy)
     key, factor = f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor"
     if run[key] == "seq-mean-token-sum-norm" and run[factor] is None:
         reason = "it divides by the padded width, so one role's length shrinks the other's update"

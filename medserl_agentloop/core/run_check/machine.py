@@ -11,8 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from shlex import quote
+from tempfile import TemporaryFile
 from typing import Any
 
+import httpx
+import torch
+from huggingface_hub import HfApi, try_to_load_from_cache
+from ray._common.utils import get_default_ray_temp_dir
 from ray._private.utils import get_num_cpus, read_ray_address
 
 from medserl_agentloop.core.chat import ServedModel
@@ -36,6 +41,32 @@ def stays_here(run: RunConfig) -> bool:
     return found in (None, "", "local") and run["trainer.nnodes"] == 1
 
 
+def folders(run: RunConfig) -> Iterator[str]:
+    """Home, Ray's folder and the run's are writable; Ray would report it after half a minute."""
+    for folder, remedy in (
+        ("~", "run: export HOME=FOLDER"),
+        (get_default_ray_temp_dir(), "run: export RAY_TMPDIR=FOLDER"),
+        (run["trainer.default_local_dir"], "set trainer.default_local_dir"),
+        (run.selfplay.records, "set selfplay.records"),
+    ):
+        whole = Path(folder).expanduser().absolute()
+        there = next(parent for parent in (whole, *whole.parents) if parent.exists())
+        try:
+            with TemporaryFile(dir=there):
+                pass
+        except OSError as error:
+            yield f"{whole} cannot be written to ({error.strerror}). For another one, {remedy}."
+
+
+def gpus(run: RunConfig) -> Iterator[str]:
+    """This machine has a GPU, unless the run uses a Ray cluster."""
+    if run["trainer.device"] == "cuda" and stays_here(run) and not torch.cuda.device_count():
+        yield (
+            "this run needs a GPU (trainer.device=cuda), and torch sees none. Start it where "
+            "`nvidia-smi` shows one, or try a recipe for the CPU: +recipes=own_notes."
+        )
+
+
 def cpus(run: RunConfig) -> Iterator[str]:
     """Ray has enough CPUs for the run's processes: with fewer, verl hangs silently."""
     units = run["transfer_queue.backend.SimpleStorage.num_data_storage_units"]
@@ -53,6 +84,26 @@ def cpus(run: RunConfig) -> Iterator[str]:
             "verl would wait for ever. Take a machine with 16, or let Ray count more than there "
             f"are: ray_kwargs.ray_init.num_cpus={needed}."
         )
+
+
+def models(run: RunConfig) -> Iterator[str]:
+    """The models are local, or on a reachable hub."""
+    found = {str(run[key]): key for key in (f"{of}.path" for of in run.trained.values())}
+    for path, key in found.items():  # the critic's is mostly the actor's
+        folder = Path(path).expanduser()
+        if "://" in path or (folder / "config.json").is_file():
+            continue
+        try:
+            if folder.is_dir():
+                raise FileNotFoundError("there is no config.json in it")
+            if not isinstance(try_to_load_from_cache(path, "config.json"), str):
+                HfApi().model_info(path, timeout=3.0)
+        except (OSError, ValueError, httpx.HTTPError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            yield (
+                f"{key}={path} is no folder of a model (seen from {Path.cwd()}), nor one on the "
+                f"hub: {reason}. Name another, or fetch it: `hf download {path} --local-dir FOLDER`"
+            )
 
 
 def data(run: RunConfig) -> Iterator[str]:
@@ -87,7 +138,10 @@ def opponent(run: RunConfig) -> Iterator[Finding]:
 
 
 CHECKS: dict[str, Callable[[RunConfig], Iterator[Finding]]] = {
+    "folders": folders,
+    "GPU": gpus,
     "CPUs": cpus,
+    "model": models,
     "data": data,
     "checkpoints": checkpoints,
     "opponent": opponent,
