@@ -1,5 +1,5 @@
-"""A model's folder (Hugging Face's, a LoRA adapter's, verl's run or checkpoint) -> a player in fp32
-on the CPU, or a Hugging Face folder.
+"""Reads a model folder (Hugging Face, LoRA adapter, verl run or checkpoint) as a player in fp32 on
+the CPU, and exports it as a Hugging Face folder.
 """
 
 from __future__ import annotations
@@ -39,11 +39,7 @@ logger = logging.getLogger(__name__)
 _SHARDS = "model_world_size_*_rank_*.pt"
 _ADAPTER = "adapter_config.json"
 _WEIGHTS = (_SHARDS, "*.safetensors", "*.bin")
-_WORTH_THREADS = 20_000_000
-"""Parameters from which on threads speed a model up.
-
-Below, they wait for each other, on a busy machine for long.
-"""
+_WORTH_THREADS = 20_000_000  # parameters; in smaller models threads wait for each other
 _LARGE = 1_000_000_000
 
 
@@ -59,9 +55,7 @@ def find_weights(folder: Path) -> Path:
     if not _files(weights, _WEIGHTS):
         raise ValueError(
             f"{folder} holds no model: expected a Hugging Face folder, a LoRA adapter, the folder "
-            "of a run, or a "
-            "checkpoint of verl's FSDP engines (global_step_N). Megatron's are merged with "
-            "verl.model_merger first"
+            "of a run, or a checkpoint of verl's FSDP engines (global_step_N)"
         )
     return weights
 
@@ -99,28 +93,24 @@ def load_model(weights: Path) -> tuple[Any, Any]:
         return model.eval(), tokenizer
     with TemporaryDirectory() as temporary:
         folder = _merged(weights, Path(temporary)) if any(weights.glob(_SHARDS)) else weights
-        adapter = next(
-            (place for place in (folder, folder / "lora_adapter") if (place / _ADAPTER).exists()),
-            None,
-        )
+        places = (folder, folder / "lora_adapter")
+        adapters = [place for place in places if (place / _ADAPTER).exists()]
         start = base_of(folder) or folder
+        own = (folder / "tokenizer_config.json").exists()
         try:
             model, loading = AutoModelForCausalLM.from_pretrained(
                 start, dtype=torch.float32, output_loading_info=True
             )
-            tokenizer = AutoTokenizer.from_pretrained(
-                folder if (folder / "tokenizer_config.json").exists() else start
-            )
+            tokenizer = AutoTokenizer.from_pretrained(folder if own else start)
         except (OSError, ValueError) as error:
             raise ValueError(f"{weights} cannot be loaded as a model: {error}") from None
         if missing := sorted(loading["missing_keys"]):
             raise ValueError(
-                f"{weights} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}, "
-                "...); verl writes "
-                "such a folder for LoRA with hf_model in checkpoint.save_contents: take the "
+                f"{weights} lacks {len(missing)} of the model's weights ({missing[0]}, ...); verl "
+                "writes such a folder for LoRA with hf_model in checkpoint.save_contents: take the "
                 "checkpoint above it"
             )
-        if adapter is not None:
+        for adapter in adapters[:1]:
             model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     return model.eval(), tokenizer
 
@@ -128,9 +118,8 @@ def load_model(weights: Path) -> tuple[Any, Any]:
 def _merged(weights: Path, target: Path) -> Path:
     places = {"local_dir": str(weights), "hf_model_config_path": str(weights / "huggingface")}
     config = ModelMergerConfig(operation="merge", backend="fsdp", target_dir=str(target), **places)
-    logging.getLogger("torch.distributed.device_mesh").setLevel(
-        logging.ERROR
-    )  # of torch.compile, which is not used
+    # It warns of torch.compile, which is not used.
+    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     try:
         with redirect_stdout(StringIO()):
             _ExactMerger(config).merge_and_save()
@@ -153,24 +142,20 @@ class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
         mesh_shape: tuple[int, ...],
         mesh_dim_names: tuple[str, ...],
     ) -> dict[str, torch.Tensor]:
-        folder = Path(self.config.local_dir)
-        files = [
-            folder / f"model_world_size_{world_size}_rank_{rank}.pt" for rank in range(total_shards)
+        file = f"{self.config.local_dir}/model_world_size_{world_size}_rank_{{}}.pt"
+        shards = [
+            torch.load(file.format(rank), map_location="cpu", weights_only=False)
+            for rank in range(total_shards)
         ]
-        shards = [torch.load(file, map_location="cpu", weights_only=False) for file in files]
         if all("lora_" in name for name in shards[0]):
-            raise ValueError(
-                f"{folder} holds a LoRA adapter without its model: save them with "
-                "save_lora_only=False"
-            )
+            raise ValueError("a LoRA adapter without its model: save with save_lora_only=False")
         merged: dict[str, torch.Tensor] = {}
         for name, first in shards[0].items():
             parts = [shard[name] for shard in shards]
             if isinstance(first, DTensor):
+                tensors = [part._local_tensor for part in parts]
                 # The last placement is FSDP's; one before it is of replicas.
-                merged[name] = self._merge_by_placement(
-                    [part._local_tensor for part in parts], first.placements[-1]
-                )
+                merged[name] = self._merge_by_placement(tensors, first.placements[-1])
             else:
                 merged[name] = merge_non_dtensor_shards(name, parts)
         return merged
@@ -210,25 +195,18 @@ class LocalModel:
             return Reply("", truncated=True, prefill=prompt.prefill)
         draws = torch.Generator().manual_seed(_turn_seed(seed, number, turn))
         of_role = turn.role if turn.role in getattr(self.model, "peft_config", ()) else None
-        stop = self.encoder.stop(turn.stop)
-        settings = SamplingSettings.from_params(
-            {"temperature": temperature, "adapter": of_role, **stop}
-        )
-        request = SamplingRequest(prompt.ids, room, draws)
-        completion = await self.sampler.sample(request, settings)
-        text = self.encoder.decode(completion.token_ids, turn.stop)
-        return Reply(
-            text, len(completion.token_ids), completion.stop_reason == "length", prompt.prefill
-        )
+        params = {"temperature": temperature, "adapter": of_role, **self.encoder.stop(turn.stop)}
+        settings = SamplingSettings.from_params(params)
+        drawn = await self.sampler.sample(SamplingRequest(prompt.ids, room, draws), settings)
+        text, cut = self.encoder.decode(drawn.token_ids, turn.stop), drawn.stop_reason == "length"
+        return Reply(text, len(drawn.token_ids), cut, prompt.prefill)
 
 
 def _turn_seed(seed: int, number: int, turn: Turn) -> int:
     """Seed of a turn in game ``number``; each role and conversation has its own."""
-    role, conversation = turn.role, turn.conversation or "0"
+    role, which = turn.role, turn.conversation or "0"
     of_role = {each.value: each.id for each in Role}.get(role) or zlib.crc32(role.encode())
-    of_conversation = (
-        int(conversation) if conversation.isdecimal() else zlib.crc32(conversation.encode())
-    )
+    of_conversation = int(which) if which.isdecimal() else zlib.crc32(which.encode())
     return (seed * 1_000_003 + 2 * number + of_role + (of_conversation << 48)) % 2**63
 
 
@@ -245,13 +223,11 @@ def load_player(folder: str | Path, template_kwargs: Mapping[str, Any] | None = 
         logger.warning(
             "%s has %.1f billion parameters and answers in fp32 on this CPU, which may take days. "
             "Serve it, for example with python -m sglang.launch_server, and give the address",
-            folder,
-            size / 1e9,
+            *(folder, size / 1e9),
         )
     ends = end_ids(model.config, model.generation_config)
-    return LocalModel(
-        folder.name, model, tokenizer, ChatEncoder(tokenizer, dict(template_kwargs or {}), ends)
-    )
+    encoder = ChatEncoder(tokenizer, dict(template_kwargs or {}), ends)
+    return LocalModel(folder.name, model, tokenizer, encoder)
 
 
 def load_for_command(folder: str, template_kwargs: Mapping[str, Any]) -> LocalModel:
@@ -293,9 +269,8 @@ medserl evaluate {folder} --profile {profile} --notes NOTES.csv
 
 
 def export(run: Path, checkpoint: Checkpoint, target: Path, role: str) -> None:
-    """Write a checkpoint as a Hugging Face folder, with its scores, in its run's number format.
-
-    A ``role``'s adapter is merged. ValueError if the checkpoint cannot be loaded, or lacks it.
+    """Write a checkpoint as a Hugging Face folder, in its run's number format and with a card; a
+    ``role``'s adapter is merged. ValueError if it cannot be loaded, or lacks the adapter.
     """
     model, tokenizer = load_model(find_weights(checkpoint.folder))
     if adapters := getattr(model, "peft_config", None):
@@ -303,9 +278,8 @@ def export(run: Path, checkpoint: Checkpoint, target: Path, role: str) -> None:
             raise ValueError(f"--role {role}: the run has adapters of {', '.join(adapters)}")
         model.set_adapter(role)
         model = model.merge_and_unload()
-    config: Any = (
-        OmegaConf.load(run / CONFIG_FILE) if (run / CONFIG_FILE).is_file() else OmegaConf.create()
-    )
+    file = run / CONFIG_FILE
+    config = OmegaConf.load(file) if file.is_file() else OmegaConf.create()
     dtype = str(OmegaConf.select(config, "actor_rollout_ref.rollout.dtype", default="bfloat16"))
     model.to(getattr(torch, dtype)).save_pretrained(target)
     tokenizer.save_pretrained(target)
@@ -328,11 +302,9 @@ def _score_rows(run: Path, step: int) -> list[str]:
     found: dict[int, dict[str, float]] = {0: {}, step: {}}
     for row in file.read() if file.path.is_file() else ():
         if row["step"] in found:
-            scores = {name: row[name] for name in row if name.startswith("val-core/")}
-            found[row["step"]] |= scores
+            found[row["step"]] |= {k: v for k, v in row.items() if k.startswith("val-core/")}
+    before = {name: f"{value:.3f}" for name, value in found[0].items()}
     return [
-        f"| {name.removeprefix('val-core/')} | "
-        + (f"{found[0][name]:.3f}" if name in found[0] else "")
-        + f" | {value:.3f} |"
+        f"| {name.removeprefix('val-core/')} | {before.get(name, '')} | {value:.3f} |"
         for name, value in sorted(found[step].items())
     ]

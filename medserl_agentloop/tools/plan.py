@@ -6,6 +6,7 @@ real steps on a CPU.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, log2
@@ -25,11 +26,9 @@ Parts = dict[str, float]
 
 GIB = 2**30
 USABLE, FULL = 0.985, 0.95  # assumed shares: of a card that programs get, and that a plan may fill
-CONTEXTS, GRAPHS, PREFILL_GRAPHS = 1.0 * GIB, 2.5 * GIB, 1.5 * GIB
-"""Assumed: CUDA contexts of trainer and server; SGLang's graphs for decoding with its workspace;
-its graphs for prefill, which it does without where it serves adapters.
-"""
-PROCESS = 0.75 * GIB  # of the host, with torch and verl; 0.3 to 0.5 were measured without CUDA
+# Assumed: CUDA contexts of trainer and server, SGLang's graphs and workspace, a process on the host
+# with torch and verl (0.3 to 0.5 were measured without CUDA).
+CONTEXTS, GRAPHS, PREFILL_GRAPHS, PROCESS = 1.0 * GIB, 2.5 * GIB, 1.5 * GIB, 0.75 * GIB
 
 QWEN3 = {  # hidden, intermediate, layers, heads, tied: quoted from the config.json of each
     "qwen3-0.6b": (1024, 3072, 28, 16, True),
@@ -38,7 +37,7 @@ QWEN3 = {  # hidden, intermediate, layers, heads, tied: quoted from the config.j
     "qwen3-8b": (4096, 12288, 36, 32, False),
     "qwen3-32b": (5120, 25600, 64, 64, False),
 }
-"""Models that can be planned without their files, by how a model's name begins."""
+"""Models that can be planned without their files, by how their names begin."""
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
@@ -71,9 +70,7 @@ class Shape:
         self.kv_bytes = 2 * self.layers * 2 * self.kv  # of a token in the KV cache, in 16 bits
 
     def saved_in_layer(self, dtype: int) -> int:
-        """Bytes per token that a layer with flash attention saves for its backward pass; ``dtype``
-        in bytes.
-        """
+        """Bytes per token that a layer with flash attention saves for its backward pass."""
         normed = 2 * self.hidden + self.qk_norm * (self.q + self.kv)  # in fp32, and in the dtype
         others = 2 * self.hidden + 2 * (self.q + self.kv) + 4 * self.intermediate
         heads = self.q // self.head_dim, self.kv // self.head_dim
@@ -158,9 +155,7 @@ class Engine:
         return 0.0 if self.on_cpu else parameters * self.weight_bytes / self.workers
 
     def resident(self, *, at_work: bool = False, steps: bool = False) -> Parts:
-        """Weights and states on the GPU: offloaded ones while the engine is ``at_work``, and while
-        its optimizer ``steps``.
-        """
+        """Weights and states on the GPU, those of an offloaded engine only while it needs them."""
         return {
             "weights": self.share(self.parameters) * (at_work or not self.param_offload),
             "Adam": self.share(2 * self.trained) * (steps or not self.optimizer_offload),
@@ -355,9 +350,7 @@ def _host(run: RunConfig, engines: list[Engine], served: float) -> float:
 
 
 def composed(recipe: str, overrides: list[str]) -> RunConfig:
-    """The run of a recipe; a ValueError says why Hydra cannot compose it, or names a key that verl
-    does not have.
-    """
+    """The run of a recipe; ValueError if Hydra cannot compose it or verl lacks one of its keys."""
     from medserl_agentloop.core.config import SelfPlayConfig
     from medserl_agentloop.core.run_check import RunConfig, compose_recipe, unknown_keys
 
@@ -383,13 +376,10 @@ def _that_fit(recipe: str, own: list[str], gpu: float) -> list[str]:
         changes = [(names, [fused]), (names, lora), (names, [eight])]
     lines = []
     for name, more in changes:
-        try:
-            tried = plan_run(composed(name, [*own, *more]), gpu)
-        except ValueError:  # it does not go with the user's own overrides
-            continue
-        if tried.fits:
-            what = " ".join(f"'{part}'" for part in (f"+recipes=[{name}]", *more))
-            lines.append(f"Fits, {tried.peak / GIB:.1f} GiB at the peak: {what}")
+        with suppress(ValueError):  # it does not go with the user's own overrides
+            if (tried := plan_run(composed(name, [*own, *more]), gpu)).fits:
+                what = " ".join(f"'{part}'" for part in (f"+recipes=[{name}]", *more))
+                lines.append(f"Fits, {tried.peak / GIB:.1f} GiB at the peak: {what}")
     return lines or ["None of the usual changes makes it fit: take a larger card or smaller model."]
 
 
