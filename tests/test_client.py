@@ -7,11 +7,12 @@ import logging
 import socket
 import time
 from base64 import b64encode
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from serving import Line, LocalServer, Status, completion
+from serving import MODEL, ChatServer, Line, LocalServer, Status, completion, refusal
 
 from medserl_agentloop.core import client as core_client
 from medserl_agentloop.core.chat import ChatClient, ServedModel
@@ -26,8 +27,8 @@ from medserl_agentloop.core.client import (
     _is_this_machine,
     blocking,
 )
-from medserl_agentloop.core.encoding import as_think
-from medserl_agentloop.core.interaction import Reply
+from medserl_agentloop.core.encoding import as_think, place
+from medserl_agentloop.core.interaction import Prompt, Reply, Turn
 
 KEY, PASSWORD, QUOTED = "sk-TOPSECRET-0123", "p@ss/w:rd?#", "p%40ss%2Fw%3Ard%3F%23"
 
@@ -107,43 +108,94 @@ def test_an_empty_account_is_asked_once() -> None:
         assert len(server.requests) == 1
 
 
-# --- chat: servers say the same in other words ---
+# --- chat: what is sent, and what an answer becomes ---
 
 
-def chat(answer: Any, prompt: str = "Hello", path: str = "/v1") -> tuple[Reply, LocalServer]:
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    with ChatServer() as server:
+        yield server
+
+
+def player(server: LocalServer, model: str = MODEL) -> ServedModel:
+    options = ServerOptions(url=server.url, model=model, timeout_s=5.0, retries=0)
+    return ServedModel(options.client(CHAT_PATH))
+
+
+def chat(answer: Any, content: str = "hello", prefix: str = "") -> Reply:
     with answering(answer) as server:
-        options = ServerOptions(url=server.url + path, model="m", timeout_s=5.0, retries=0)
-        client = ChatClient(options.client(CHAT_PATH))
-        messages = [{"role": "user", "content": prompt}]
-        return blocking(client.complete(messages, {})), server
+        messages = [{"role": "user", "content": content}]
+        return blocking(player(server).complete(messages, {}, prefix))
 
 
 @pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/chat/completions"])
 def test_an_address_may_lack_its_v1_or_name_the_path(path: str) -> None:
-    _, server = chat(completion("Hi"), path=path)
+    with answering(completion("Hi")) as server:
+        options = ServerOptions(url=server.url + path, model=MODEL)
+        blocking(ChatClient(options.client(CHAT_PATH)).complete([], {}))
     assert server.paths == ["/v1/chat/completions"]
 
 
-@pytest.mark.parametrize("finish", ["stop", "end_turn", "STOP", "eos", "", None])
-def test_a_whole_answer_ends_in_any_word(finish: str | None) -> None:
-    reply, _ = chat(completion("Hi", finish=finish))
-    assert (reply.text, reply.truncated) == ("Hi", False)
+def test_request_holds_messages_and_extra_fields_and_continues_a_prefix(server: ChatServer) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    for prefix in ("", "Sure. <|think|>"):
+        blocking(player(server).complete(messages, {"seed": 7, "top_p": None}, prefix))
+    first, body = server.requests
+    assert first == {"model": MODEL, "messages": messages, "seed": 7}
+    assert body["messages"][1:] == [{"role": "assistant", "content": "Sure. <|think|>"}]
+    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
 
 
-@pytest.mark.parametrize("finish", ["length", "max_tokens", "MAX_TOKENS"])
-def test_an_answer_that_its_budget_cut_says_so(finish: str) -> None:
-    assert chat(completion("Hi", finish=finish))[0].truncated
+def test_server_gets_control_tokens_of_a_note_broken_and_the_rest_intact(
+    server: ChatServer,
+) -> None:
+    note = "BP <140 and >90, a<b, [2], [1-3], {x} a<MINE>b </s> <|im_end|> /think"
+    prompt = Prompt(
+        ({"role": "user", "content": f"Reason in <think>: {place('note')}"},), {"note": note}
+    )
+    server.answer = lambda role, prompt: prompt
+    client = ChatClient(player(server).http, special_tokens=["<MINE>", ""])
+    answer = blocking(client.complete(prompt.filled(), {})).text
+    sent = server.requests[0]["messages"][0]["content"]
+    broken = "a<\u2060MINE>b <\u2060/s> <\u2060|im_end|> / think"
+    assert sent == f"Reason in <think>: BP <140 and >90, a<b, [2], [1-3], {{x}} {broken}"
+    assert answer == sent.replace("\u2060", "")
+
+
+OPEN, WHY = "Sure. <think>\n", "<think>why</think>\nx"
+TEXTS = [{"type": "text", "text": words} for words in "xy"]
+THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "why"}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "prefix", "expected"),
+    [
+        *(
+            (completion("x", finish=word), "", Reply("x", 12, False))
+            for word in ("stop", "end_turn", "STOP", "eos", "", None)
+        ),
+        *(
+            (completion("x", finish=word), "", Reply("x", 12, True))
+            for word in ("length", "max_tokens", "MAX_TOKENS", "model_length")
+        ),
+        (completion("x", reasoning_content="why"), "", Reply(WHY, 12, False)),
+        (completion("x", reasoning="why"), OPEN, Reply("why</think>\nx", 12, prefill=OPEN)),
+        (completion(None, finish="length", reasoning="why"), "", Reply("<think>why", 12, True)),
+        (completion(TEXTS), "", Reply("xy", 12, False)),
+        (completion([THOUGHT, TEXTS[0]]), "", Reply(WHY, 12, False)),
+        ({**completion("x"), "usage": None}, "", Reply("x", 0, False)),
+        ({**completion("x"), "model": "m-7b"}, "", Reply("x", 12, False, model="m-7b")),
+    ],
+)
+def test_a_completion_becomes_the_turn(body: Any, prefix: str, expected: Reply) -> None:
+    assert chat(body, prefix=prefix) == expected
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        completion("Hi", finish="content_filter"),
-        completion("Hi", finish="SAFETY"),
-        completion("Hi", finish="abort"),
-        completion(""),
-        {"error": {"message": "overloaded"}},
-        {"choices": []},
+        *(completion("Hi", finish=word) for word in ("content_filter", "SAFETY", "abort")),
+        *(completion(""), {"error": {"message": "overloaded"}}, {"choices": []}),
     ],
 )
 def test_an_answer_that_is_none_is_bad(answer: Any) -> None:
@@ -171,7 +223,7 @@ def test_an_answer_that_is_none_is_bad(answer: Any) -> None:
 )
 def test_reasoning_has_one_pair_of_marks_whatever_the_family(text: str, read: str) -> None:
     assert as_think(text) == read
-    assert chat(completion(text))[0].text == read
+    assert chat(completion(text)).text == read
 
 
 @pytest.mark.parametrize(
@@ -187,11 +239,75 @@ def test_a_server_that_cuts_prompts_is_named(
         return completion("Hi") | {"usage": {"prompt_tokens": read[number]}}
 
     with LocalServer(reply) as server:
-        client = ChatClient(ServerOptions(url=server.url, model="m").client(CHAT_PATH))
+        model = player(server)
         for words in (90, 400):
             message = {"role": "user", "content": "word " * words}
-            answer = blocking(client.complete([message], {}))
+            answer = blocking(model.complete([message], {}))
     assert (answer.prompt_tokens, "cuts long prompts" in caplog.text) == (read[-1], warns)
+
+
+REMEDY = ["max_tokens=null", "max_completion_tokens=77"]
+FORBIDDEN = {"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "not permitted"}
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (refusal("max_tokens", "max_completion_tokens"), REMEDY),
+        (refusal("temperature"), ["temperature=null"]),
+        ({"detail": [FORBIDDEN]}, ["seed=null"]),
+        ({"message": "'max_tokens' is too large: the model's context is 8192 tokens"}, []),
+    ],
+)
+def test_a_refused_field_is_told_with_the_option_that_helps(
+    words: dict[str, Any], remedy: list[str]
+) -> None:
+    fields = {"max_tokens": 77, "temperature": 0.0, "seed": 3}
+    with answering(Status(400, words)) as server, pytest.raises(Refused) as error:
+        blocking(player(server).complete([], fields))
+    options = "".join(f"--extra-body {change} " for change in remedy)
+    assert str(error.value).startswith(f"add {options}(HTTP 400" if remedy else "HTTP 400")
+
+
+# --- a served model as a player ---
+
+
+def test_turn_seed_follows_the_seed_note_game_and_conversation(server: ChatServer) -> None:
+    def draw(number: int = 0, seed: int = 1, note: str = "a", conversation: str = "0") -> int:
+        turn = Turn("assessor", Prompt(({"role": "user", "content": note},)), 9, conversation)
+        drawn: Any = {"number": number, "budget": 5, "temperature": 0.5, "seed": seed}
+        blocking(player(server).sample(turn, turn.prompt.filled(), **drawn))
+        body = server.requests[-1]
+        assert (body["max_tokens"], body["temperature"]) == (5, 0.5) and 0 <= body["seed"] < 2**31
+        return int(body["seed"])
+
+    others = {draw(seed=2), draw(note="b"), draw(number=1), draw(conversation="1")}
+    assert draw() == draw() and len({draw(), *others}) == 5
+
+
+@pytest.mark.parametrize("models", [404, 401, b"<html>", {"data": []}, {"models": 3}])
+def test_a_server_is_refused_where_its_chat_refuses_the_key(
+    server: ChatServer, models: Any
+) -> None:
+    """A list of models may be refused or broken where the chat works."""
+    server.models = models
+    blocking(player(server).check())
+    server.models, server.answer = 401, lambda role, prompt: 401
+    with pytest.raises(ValueError, match="with --api-key-env"):
+        blocking(player(server).check())
+
+
+def test_adapter_of_sglang_is_asked_by_the_name_that_reaches_it(
+    server: ChatServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    cards = [{"id": "base"}, {"id": "trained", "root": "runs/adapter", "parent": "base"}]
+    server.models = {"data": [card | {"owned_by": "sglang"} for card in cards]}
+    with pytest.raises(ValueError, match="the base would answer; name it base:trained"):
+        blocking(player(server, "trained").check())
+    found = blocking(player(server, "base:trained").check())
+    assert found["root"] == "runs/adapter" and not caplog.messages
+    server.models = {"data": [card | {"owned_by": "vllm"} for card in cards]}
+    assert blocking(player(server, "trained").check())["root"] == "runs/adapter"
 
 
 @pytest.mark.parametrize("listens", [True, False])

@@ -1,16 +1,12 @@
 """``medserl play``, from their options to the records, and the chat server that they ask."""
 
-import asyncio
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,18 +15,14 @@ from evaluation.conftest import run_at
 from game.builders import CLEAN_NOTE, ERROR_NOTE, HARMFUL_ANSWER, SAFE_ANSWER, attack_text
 from invoking import invoke
 from note_files import SAMPLE
-from serving import MODEL, ChatServer, Status, completion, refusal
+from serving import MODEL, ChatServer
 from typer.testing import Result
 
-from medserl_agentloop.core.chat import ChatClient, ServedModel
-from medserl_agentloop.core.client import ServerOptions, blocking
-from medserl_agentloop.core.encoding import place
-from medserl_agentloop.core.interaction import NoReplyError, Prompt, Reply
-from medserl_agentloop.evaluation.play import can_play, model_at, suggested_budget
+from medserl_agentloop.core.interaction import Reply
+from medserl_agentloop.evaluation.play import can_play, suggested_budget
 from medserl_agentloop.games.kuhn_poker import KuhnRecord
 from medserl_agentloop.games.kuhn_poker import rows as kuhn_rows
-from medserl_agentloop.games.medical.case import Category, Role
-from medserl_agentloop.games.medical.prompting import load_profile
+from medserl_agentloop.games.medical.case import Role
 from medserl_agentloop.games.medical.records import Outcome, read_games
 from medserl_agentloop.games.medical.rewards import Medserl
 
@@ -227,168 +219,6 @@ print(frameworks & {*sys.modules})
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.stdout.strip() == "set()", run.stdout + run.stderr
-
-
-# --- a chat server's answers, faults and habits, as everyone who asks for a turn meets them ---
-
-
-def ask(
-    url: str, content: str = "hello", prefix: str = "", special_tokens: Iterable[str] = ()
-) -> Reply:
-    chat = ChatClient(
-        ServerOptions(url=f"{url}/v1", model=MODEL, timeout_s=5.0).client(), special_tokens
-    )
-    return blocking(chat.complete([{"role": "user", "content": content}], {"seed": 7}, prefix))
-
-
-# --- what is sent ---
-
-
-def test_request_holds_messages_and_extra_fields_and_continues_a_prefix(server: ChatServer) -> None:
-    ask(server.url)
-    ask(server.url, prefix="Sure. <|think|>")
-    first, body = server.requests
-    assert first == {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "seed": 7}
-    assert body["messages"][1:] == [{"role": "assistant", "content": "Sure. <|think|>"}]
-    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
-
-
-def test_server_gets_control_tokens_of_a_note_broken_and_the_rest_intact(
-    server: ChatServer,
-) -> None:
-    note = "BP <140 and >90, a<b, [2], [1-3], {x} a<MINE>b </s> <|im_end|> /think"
-    prompt = Prompt(
-        ({"role": "user", "content": f"Reason in <think>: {place('note')}"},), {"note": note}
-    )
-    server.answer = lambda role, prompt: prompt
-    answer = ask(server.url, prompt.filled()[0]["content"], special_tokens=["<MINE>", ""]).text
-    sent = server.requests[0]["messages"][0]["content"]
-    broken = "a<\u2060MINE>b <\u2060/s> <\u2060|im_end|> / think"
-    assert sent == f"Reason in <think>: BP <140 and >90, a<b, [2], [1-3], {{x}} {broken}"
-    assert answer == sent.replace("\u2060", "")
-
-
-# --- what an answer becomes ---
-
-
-OPEN, WHY = "Sure. <think>\n", "<think>why</think>\nx"
-
-
-def text(words: str) -> dict[str, Any]:
-    return {"type": "text", "text": words}
-
-
-THOUGHT = {"type": "thinking", "thinking": [text("why")]}
-
-
-@pytest.mark.parametrize(
-    ("body", "prefix", "expected"),
-    [
-        (completion("x", reasoning_content="why"), "", Reply(WHY, 12, False)),
-        (completion("x", reasoning="why"), OPEN, Reply("why</think>\nx", 12, prefill=OPEN)),
-        (completion(None, finish="length", reasoning="why"), "", Reply("<think>why", 12, True)),
-        (completion("x", finish="model_length"), "", Reply("x", 12, True)),
-        (completion([text("x"), text("y")]), "", Reply("xy", 12, False)),
-        (completion([THOUGHT, text("x")]), "", Reply(WHY, 12, False)),
-        ({**completion("x"), "usage": None}, "", Reply("x", 0, False)),
-        ({**completion("x"), "model": "m-7b"}, "", Reply("x", 12, False, model="m-7b")),
-    ],
-)
-def test_a_completion_becomes_the_turn(
-    server: ChatServer, body: dict[str, Any], prefix: str, expected: Reply
-) -> None:
-    server.answer = lambda role, prompt: body
-    assert ask(server.url, prefix=prefix) == expected
-
-
-# --- a served model as a player ---
-
-
-def turn(note: str = CLEAN_NOTE, **changes: Any) -> Any:
-    return replace(
-        load_profile().turn(Role.ASSESSOR, Category.VANILLA_BENIGN, note), max_tokens=77, **changes
-    )
-
-
-def play(url: str, use: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
-    return asyncio.run(use(model_at(url, MODEL, {}, timeout_s=5.0, retries=1)))
-
-
-def reply(url: str, one: Any, **fields: Any) -> Any:
-    return play(url, lambda player: player.reply(one, one.prompt.filled(), **fields))
-
-
-def test_turn_seed_follows_the_seed_note_game_and_conversation(server: ChatServer) -> None:
-    def draw(one: Any, number: int, seed: int) -> int:
-        drawn: Any = {"number": number, "budget": 5, "temperature": 0.5, "seed": seed}
-        play(server.url, lambda player: player.sample(one, one.prompt.filled(), **drawn))
-        body = server.requests[-1]
-        assert (body["max_tokens"], body["temperature"]) == (5, 0.5) and 0 <= body["seed"] < 2**31
-        return int(body["seed"])
-
-    first, again = draw(turn(), 0, 1), draw(turn(), 0, 1)
-    others = {
-        draw(turn(), 0, 2),
-        draw(turn("b"), 0, 1),
-        draw(turn(), 1, 1),
-        draw(turn(conversation="1"), 0, 1),
-    }
-    assert first == again and len({first, *others}) == 5
-
-
-@pytest.mark.parametrize("models", [404, 401, b"<html>", {"data": []}, {"models": 3}])
-def test_a_server_is_refused_where_its_chat_refuses_the_key(
-    server: ChatServer, models: Any
-) -> None:
-    """A list of models may be refused or broken where the chat works."""
-    server.models = models
-    play(server.url, ServedModel.check)
-    server.models, server.answer = 401, lambda role, prompt: 401
-    with pytest.raises(ValueError, match="with --api-key-env"):
-        play(server.url, ServedModel.check)
-
-
-def test_adapter_of_sglang_is_asked_by_the_name_that_reaches_it(
-    server: ChatServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    cards = [{"id": "base"}, {"id": "trained", "root": "runs/adapter", "parent": "base"}]
-    server.models = {"data": [card | {"owned_by": "sglang"} for card in cards]}
-    with pytest.raises(
-        ValueError,
-        match="trained is an adapter, and by this name the base would answer; name it base:tra",
-    ):
-        asyncio.run(model_at(server.url, "trained", {}).check())
-    found = asyncio.run(model_at(server.url, "base:trained", {}).check())
-    assert found["root"] == "runs/adapter" and not caplog.messages
-    server.models = {"data": [card | {"owned_by": "vllm"} for card in cards]}
-    assert asyncio.run(model_at(server.url, "trained", {}).check())["root"] == "runs/adapter"
-
-
-# --- servers that refuse fields of a request ---
-
-REMEDY = ["max_tokens=null", "max_completion_tokens=77"]
-REFUSALS = [
-    (refusal("max_tokens", "max_completion_tokens"), REMEDY),
-    (refusal("temperature"), ["temperature=null"]),
-    (
-        {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "not permitted"}]},
-        ["seed=null"],
-    ),
-    ({"message": "'max_tokens' is too large: the model's context is 8192 tokens"}, []),
-]
-
-
-@pytest.mark.parametrize(("words", "remedy"), REFUSALS)
-def test_a_refused_field_is_told_with_the_option_that_helps(
-    server: ChatServer, words: dict[str, Any], remedy: list[str]
-) -> None:
-    server.answer = lambda role, prompt: Status(400, words)
-    with pytest.raises(NoReplyError) as error:
-        reply(server.url, turn(), temperature=0.0, seed=3)
-    said = "add " + " ".join(f"--extra-body {change}" for change in remedy) + " (HTTP 400"
-    assert (said in str(error.value)) is bool(remedy) and (
-        "extra-body" in str(error.value)
-    ) is bool(remedy)
 
 
 @pytest.mark.parametrize(
