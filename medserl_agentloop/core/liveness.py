@@ -1,11 +1,9 @@
-"""Detects what would hang or silently spoil a run: dead processes, and user code that blocks or
-raises.
+"""Ends a run that would hang or learn something else: dead processes, and game code that raises.
 
-verl 0.9.1 continues without the games of a dead rollout server or reward-loop worker, and waits
-forever for those of a dead agent-loop worker. Nor does it stop if a game's code raises. Lost games
-differ from the rest: a reward that divides by zero on invalid turns would hide them all. Ray is
-imported late: games use this module, and so do verl's servers, where the import would block the
-event loop.
+verl 0.9.1 continues without the games of a dead rollout server or reward-loop worker, waits forever
+for those of a dead agent-loop worker, and goes on if a game's code raises. Lost games differ from
+the rest: a reward that divides by zero on invalid turns would hide them all. Ray is imported late:
+games use this module, and so do verl's servers, where the import would block the event loop.
 """
 
 from __future__ import annotations
@@ -15,9 +13,8 @@ import multiprocessing
 import os
 import re
 import threading
-import time
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from inspect import isawaitable
 from textwrap import indent
@@ -44,8 +41,7 @@ async def limited(work: Callable[[], Awaitable[T] | T], limit_s: float) -> T:
     """Call ``work`` in the thread of users' code, and return or await what it returns.
 
     A coroutine may keep connections in the thread's event loop between games. TimeoutError after
-    ``limit_s`` seconds, even if it blocks. If it raises SystemExit or cancels itself, that becomes
-    a RuntimeError.
+    ``limit_s`` seconds, even if it blocks; RuntimeError if it exits or cancels itself.
     """
 
     async def call() -> Any:
@@ -73,9 +69,8 @@ async def limited(work: Callable[[], Awaitable[T] | T], limit_s: float) -> T:
         try:
             await within(_PULSE_S, asyncio.sleep(0))
         except TimeoutError:
-            # Blocked, maybe for ever: the next call gets another thread. Other calls notice it,
-            # too.
-            if loop in _loops:
+            # Blocked, maybe for ever: the next call gets another thread.
+            if loop in _loops:  # or another call has noticed it
                 _loops.remove(loop)
         raise
 
@@ -103,63 +98,33 @@ def first_failure(actor: Any) -> str | None:
     return next(iter(_failures), None)
 
 
-# -- processes and nodes ---------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 # a living process answers at once; one that is slower is taken for busy, not for dead
 ANSWER_WITHIN_S = 10.0
-# Ray asks a node five times, every three seconds, before it calls it dead
-NODE_DECLARED_DEAD_WITHIN_S = 30.0
-
-Processes = list[tuple[str, Any]]  # Ray actors, each with its name in messages
 
 
 class ProcessDied(RuntimeError):
     """A process that plays games is gone; the message says which, why, and how to go on."""
 
 
+Processes = list[tuple[str, Any]]  # Ray actors, each with its name in messages
+
+
 def game_processes(trainer: Any) -> Processes:
     """The Ray actors of verl's trainer that serve, play and score."""
-    servers = [
-        (f"rollout server {replica.replica_rank}", server)
-        for replica in trainer.llm_server_manager.get_replicas()
-        for server in replica.servers
-    ]
     # A user's own manager of agent loops may have no workers.
     players = getattr(trainer.agent_loop_manager, "agent_loop_workers", ())
     scorers = trainer.reward_loop_manager.reward_loop_workers
     return [
-        *servers,
-        *((f"agent-loop worker {number}", worker) for number, worker in enumerate(players)),
-        *((f"reward-loop worker {number}", worker) for number, worker in enumerate(scorers)),
+        (f"rollout server {replica.replica_rank}", server)
+        for replica in trainer.llm_server_manager.get_replicas()
+        for server in replica.servers
+    ] + [
+        (f"{kind} {number}", worker)
+        for kind, workers in (("agent-loop worker", players), ("reward-loop worker", scorers))
+        for number, worker in enumerate(workers)
     ]
-
-
-class Liveness:
-    """Ends a run whose ``processes`` or nodes died; ``where`` says when and how to continue."""
-
-    def __init__(self, processes: Callable[[], Processes], where: Callable[[], str]) -> None:
-        self._processes, self._where = processes, where
-        self._nodes: Collection[str] = ()
-
-    def start(self) -> None:
-        """Remember the nodes that the run trains on."""
-        import ray
-
-        self._nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-
-    def check(self, cause: Exception | None = None, within_s: float = ANSWER_WITHIN_S) -> None:
-        """Raise ProcessDied if a process or node died, RuntimeError if a game's code raised."""
-        dead = lost_nodes(self._nodes) or dead_processes(self._processes(), within_s)
-        if len(self._nodes) > 1 and (dead or cause):
-            # Ray says later that a node is lost than that its processes are.
-            declared = time.monotonic() + NODE_DECLARED_DEAD_WITHIN_S
-            while not lost_nodes(self._nodes) and time.monotonic() < declared:
-                time.sleep(1)
-            dead = lost_nodes(self._nodes) or dead
-        if dead:
-            message = f"{'; '.join(dead)} {self._where()}"
-            announce(message)
-            raise ProcessDied(message) from cause
 
 
 def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_S) -> list[str]:
@@ -169,10 +134,8 @@ def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_
     import ray
     from ray.exceptions import ActorUnavailableError, RayActorError
 
-    signs_of_life = {actor.__ray_call__.remote(first_failure): name for name, actor in processes}
-    answered, _ = ray.wait(
-        list(signs_of_life), num_returns=len(signs_of_life), timeout=answer_within_s
-    )
+    signs = {actor.__ray_call__.remote(first_failure): name for name, actor in processes}
+    answered, _ = ray.wait(list(signs), num_returns=len(signs), timeout=answer_within_s)
     dead = []
     for sign in answered:
         try:
@@ -180,7 +143,7 @@ def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_
         except ActorUnavailableError:  # out of reach, and perhaps not for long
             continue
         except RayActorError as error:
-            dead.append(f"{signs_of_life[sign]} died ({_identity(error)})")
+            dead.append(f"{signs[sign]} died ({_identity(error)})")
             continue
         if failure:
             raise RuntimeError(
@@ -192,23 +155,11 @@ def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_
 
 
 def _identity(error: Exception) -> str:
-    """Class, name and pid of a dead actor, from Ray's long report."""
-    facts = dict(re.findall(r"^\s*(class_name|name|pid): (.+)$", str(error), flags=re.MULTILINE))
-    texts = {"class_name": "class {}", "name": "named {}", "pid": "pid {}"}
-    known = [texts[key].format(facts[key]) for key in texts if key in facts]
+    """Class, name, pid and address of a dead actor, from Ray's long report."""
+    texts = {"class_name": "class {}", "name": "named {}", "pid": "pid {}", "ip": "on {}"}
+    found = re.findall(rf"^\s*({'|'.join(texts)}): (.+)$", str(error), flags=re.MULTILINE)
+    known = [texts[key].format(value) for key, value in found]
     return ", ".join(known) or " ".join(str(error).split())
-
-
-def lost_nodes(known: Collection[str]) -> list[str]:
-    """Return a line for each lost node of the ``known`` ids."""
-    import ray
-
-    return [
-        f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']}, Ray's id "
-        f"{node['NodeID'][:8]}) was lost"
-        for node in ray.nodes()
-        if node["NodeID"] in known and not node["Alive"]
-    ]
 
 
 @contextmanager

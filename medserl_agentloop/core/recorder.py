@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from medserl_agentloop.core.step_file import RunFiles
 
 TABLE_NAME = "selfplay/games_table"
+WANDB_RUN_FILE = "wandb_run_id"
 WANDB_GAMES = 8  # in the table of each step
 NO_UPDATE = "selfplay/no_update"
 """Metric: 1 if a step changed no weights; verl skips an update with a non-finite gradient."""
@@ -53,10 +57,9 @@ _announce_once = cache(announce)
 
 
 class StepRecorder:
-    """Records the steps of one run.
+    """Records the steps of one run; the state of ``health``, the alarms, goes into checkpoints.
 
-    ``stop_reason`` says why the run stops before its next step, or None; the state of ``health``,
-    the alarms, goes into checkpoints.
+    ``stop_reason`` says why the run stops before its next step, or None.
     """
 
     def __init__(
@@ -169,29 +172,26 @@ class StepTable:
         self, step: int, total: int, numbers: Mapping[str, float], alarms: Sequence[str]
     ) -> list[str]:
         """Return the row of a step; every twentieth has the column names above it."""
+        labels = ["left", *(label for label, *_ in self._columns)]
+        widths = [max(8, len(label)) for label in labels]
+
+        def row(first: str, cells: Sequence[str], rest: Sequence[str]) -> str:
+            first = first.ljust(len(f"step {total}/{total}"))
+            return "  ".join([first, *map(str.rjust, cells, widths), ", ".join(rest)]).rstrip()
+
         now = time.monotonic()
         if not self._printed:
             self._began = now - numbers["timing_s/step"]
         self._printed += 1
         # The clock, not the sum of the steps: checkpoints and validation take time between them.
         left = timedelta(seconds=round((now - self._began) / self._printed * (total - step)))
-        values = (numbers.get(name) for _, name, _ in self._columns)
         cells = [
-            "-" if value is None else format(value, form)
-            for value, (_, _, form) in zip(values, self._columns, strict=True)
+            format(numbers[name], form) if name in numbers else "-"
+            for _, name, form in self._columns
         ]
         unusual = [f"{label} {numbers[name]:.3g}" for label, name in _UNUSUAL if numbers.get(name)]
-        row = self._row(f"step {step}/{total}", total, [str(left), *cells], [*unusual, *alarms])
-        if self._printed % _ROWS != 1:
-            return [row]
-        labels = [label for label, *_ in self._columns]
-        return [self._row("step", total, ["left", *labels], ["alarm"]), row]
-
-    def _row(self, step: str, total: int, cells: list[str], rest: list[str]) -> str:
-        first = f"{step:{len(f'step {total}/{total}')}}"
-        widths = [8, *(max(8, len(label)) for label, *_ in self._columns)]
-        aligned = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
-        return "  ".join([first, *aligned, ", ".join(rest)]).rstrip()
+        names = [row("step", labels, ["alarm"])] if self._printed % _ROWS == 1 else []
+        return [*names, row(f"step {step}/{total}", [str(left), *cells], [*unusual, *alarms])]
 
 
 def games_table(
@@ -223,6 +223,16 @@ def log_games(columns: Sequence[str], rows: list[list[Any]], step: int) -> None:
         # A table per step: W&B keeps them all, and one that grew would be written anew each time.
         # With an explicit step W&B holds the row open, so that verl's metrics of it join it.
         wandb.run.log({TABLE_NAME: wandb.Table(columns=list(columns), data=data)}, step=step)
+
+
+def resume_wandb_run(folder: Path, *, resumed: bool) -> None:
+    """Let ``wandb.init`` continue this folder's run, or start one: verl passes no id."""
+    file = folder / WANDB_RUN_FILE
+    if not (resumed and file.is_file()):
+        file.write_text(secrets.token_hex(4), encoding="utf-8")
+    os.environ.setdefault("WANDB_RUN_ID", file.read_text(encoding="utf-8").strip())
+    os.environ.setdefault("WANDB_RESUME", "allow")
+    os.environ.setdefault("WANDB_DIR", str(folder))  # or wandb/ is where the command runs
 
 
 def finish_loggers(tracking: Any, exit_code: int) -> None:

@@ -1,5 +1,4 @@
-"""The record of one game, with the fields of any game. A game's own record is a subclass with its
-facts and turns.
+"""The record of one game. A game's own record is a subclass with its facts and turns.
 
 The agent loop creates it, the game fills it turn by turn and scores it, and the trainer writes it
 as one JSON line. Many of them are one table, and one is shown in sections.
@@ -91,9 +90,7 @@ class GameRecord(BaseModel):
         return None if components is None else sum(components.values())
 
     def check_rewards(self, roles: Sequence[str], turns: Sequence[str]) -> None:
-        """Raise ValueError for rewards of a role or turn that the game lacks; ``turns`` are the
-        roles in order of play.
-        """
+        """Raise ValueError for rewards of a role, or of one of the ``turns``, that the game lacks."""
         if not set(self.rewards) <= set(roles):
             raise ValueError(f"the game rewards {list(self.rewards)}, and its roles are {roles}")
         for number in self.turn_rewards:

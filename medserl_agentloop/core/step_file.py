@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 import os
-import secrets
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,7 +35,6 @@ PROMPTS_FILE = "prompts.jsonl"
 STATE_FILE = "selfplay_state.json"
 LOCK_FILE = ".lock"
 LATEST = "latest_checkpointed_iteration.txt"  # where verl writes the step of the last checkpoint
-WANDB_RUN_FILE = "wandb_run_id"
 _PREFIX = "global_step_"  # of verl's checkpoint folders
 
 
@@ -52,16 +50,6 @@ def lock_folder(folder: str | Path, wait_s: float = 30.0) -> AbstractContextMana
     except (OSError, NotImplementedError) as error:  # a file system without locks
         announce(f"warning: {folder} cannot be locked ({error}): let no second run write to it")
         return nullcontext()
-
-
-def resume_wandb_run(folder: Path, *, resumed: bool) -> None:
-    """Let ``wandb.init`` continue this folder's run, or start one: verl passes no id."""
-    file = folder / WANDB_RUN_FILE
-    if not (resumed and file.is_file()):
-        file.write_text(secrets.token_hex(4), encoding="utf-8")
-    os.environ.setdefault("WANDB_RUN_ID", file.read_text(encoding="utf-8").strip())
-    os.environ.setdefault("WANDB_RESUME", "allow")
-    os.environ.setdefault("WANDB_DIR", str(folder))  # or wandb/ is where the command runs
 
 
 class StepFile:
@@ -104,8 +92,8 @@ class StepFile:
                 yield row
 
     def steps(self) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
-        """Yield step, text and object of each complete line; ValueError for a missing step or one
-        before the previous line's.
+        """Yield step, text and object of each complete line; ValueError for a line without a step,
+        or with an earlier one than the line before.
         """
         before = 0
         with self.path.open("rb") if self.path.exists() else BytesIO() as file:
@@ -139,9 +127,8 @@ class StepFile:
         if kept:
             os.truncate(self.path, sum(kept))
         elif removed:
-            aside = (f"{self.path.name}.{number}" for number in itertools.count(1))
-            free = (path for path in map(self.path.with_name, aside) if not path.exists())
-            self.path.rename(next(free))
+            aside = (self.path.with_name(f"{self.path.name}.{n}") for n in itertools.count(1))
+            self.path.rename(next(path for path in aside if not path.exists()))
             self.path.touch()
         return removed
 
@@ -179,10 +166,7 @@ def write_prompts(folder: str | Path, step: int, prompts: Iterable[dict[str, Any
 
 
 class RunFiles:
-    """The files of one run: games and metrics by step, and its config.
-
-    ``folder`` is ``selfplay.records``.
-    """
+    """The files of one run in ``selfplay.records``: games and metrics by step, and its config."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -206,7 +190,6 @@ class RunFiles:
 
 
 # -- checkpoints -----------------------------------------------------------------------------------
-
 
 State = dict[str, dict[str, float]]
 """State that one part of a run keeps between steps: numbers by group and name."""
@@ -249,9 +232,8 @@ class Checkpoint:
 
 
 def read_scores(records: str | Path, best_by: str | None) -> dict[int, float]:
-    """Validation scores of a run by step, from its ``metrics.jsonl``; 0 is before training.
-
-    A score is the mean of ``best_by`` over the validation data sets.
+    """Means of ``best_by`` over the validation data sets by step, from a run's ``metrics.jsonl``;
+    0 is before training.
     """
     scores: dict[int, float] = {}
     for step, _, row in StepFile(Path(records) / METRICS_FILE).steps() if best_by else ():
@@ -282,12 +264,11 @@ def latest_step(folder: str | Path) -> int | None:
 def remove_old(
     folder: str | Path, step: int, keep: int | None, scores: Mapping[int, float]
 ) -> None:
-    """Remove old weights so that ``keep`` checkpoints remain with that of ``step``, and the best by
-    ``scores``.
+    """Remove old weights so that ``keep`` checkpoints (None: all) remain with that of ``step``, and
+    the best by ``scores``.
 
-    None keeps all. verl's own (utils/checkpoint/checkpoint_manager.py) forgets checkpoints from
-    before a resume. Only weights are removed, and one checkpoint stays complete until the new one
-    is.
+    verl's own (utils/checkpoint/checkpoint_manager.py) forgets checkpoints from before a resume.
+    Only weights are removed, and one checkpoint stays complete until the new one is.
     """
     before = [number for number in saved_steps(folder) if number < step]
     best = best_step({number: scores[number] for number in before if number in scores})
@@ -316,9 +297,7 @@ def checkpoints(run: str | Path) -> list[Checkpoint]:
 
 
 def choose(run: str | Path, wanted: str) -> Checkpoint:
-    """The checkpoint for ``best``, ``newest`` or a step number; ValueError lists the
-    existing ones.
-    """
+    """The checkpoint for ``best``, ``newest`` or a step; ValueError lists the existing ones."""
     found = checkpoints(run)
     for checkpoint in found:
         names = (str(checkpoint.step), "newest" * checkpoint.newest, "best" * checkpoint.best)

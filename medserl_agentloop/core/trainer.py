@@ -1,7 +1,7 @@
 """verl's trainer with what a game of several roles needs.
 
 It restarts ``position_ids`` at each private context, keeps the roles' advantages and losses
-separate, and writes the games. ``recipes/core.yaml`` names it
+separate, and has the games recorded. ``recipes/core.yaml`` names it
 (``trainer.v1.trainer_mode=selfplay_sync``), its data set and its replay buffer.
 """
 
@@ -42,9 +42,15 @@ from medserl_agentloop.core.config import (
 )
 from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import overlong
-from medserl_agentloop.core.liveness import Liveness, ProcessDied, game_processes, watched
+from medserl_agentloop.core.liveness import (
+    ANSWER_WITHIN_S,
+    ProcessDied,
+    dead_processes,
+    game_processes,
+    watched,
+)
 from medserl_agentloop.core.metrics import HealthError
-from medserl_agentloop.core.recorder import StepRecorder, finish_loggers
+from medserl_agentloop.core.recorder import StepRecorder, finish_loggers, resume_wandb_run
 from medserl_agentloop.core.run_check import RunConfig, check_run, machine, resume
 from medserl_agentloop.core.trajectory import RECORD_KEY
 from medserl_agentloop.terminal import announce
@@ -119,6 +125,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         announce("Ray is up; reading the data")
         self.selfplay = check_run(config)
         self.game = game_class(self.selfplay.game)
+        self.roles = dict(enumerate(self.game.roles, start=1))  # by their ids
         if self.selfplay.adapters == "per_role":
             weigh = self.selfplay.credit.role_weights.get
             rates = {r: weigh(r, 1.0) * self.selfplay.trains(r) for r in self.game.roles}
@@ -135,7 +142,6 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         self.rows_begin_anew = resume.rows_begin_anew(run)
         self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
         self.recorder = StepRecorder(self.selfplay, self.game, self.files)
-        self.liveness = Liveness(partial(game_processes, self), self._where_it_ended)
         self.run_state: dict[str, step_file.State] = {
             "baselines": self.credit.baselines,
             "counts": {},
@@ -172,9 +178,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         announce("the workers are up; measuring the certificate")
         # Workers start with verl's own loss and no knowledge of roles.
         actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
-        trained = [
-            n for n, role in enumerate(self.game.roles, start=1) if self.selfplay.trains(role)
-        ]
+        trained = [n for n, role in self.roles.items() if self.selfplay.trains(role)]
         apart = trained if self.selfplay.credit.loss == "per_role" else ()
         self.actor_loss = partial(losses.selfplay_loss, actor, apart)
         self.actor_rollout_wg.set_loss_fn(self.actor_loss)
@@ -194,7 +198,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         self, sources: Any, uids: Any, facts: Any, *rest: Any, **more: Any
     ) -> dict[str, float]:
         # a validation without the games that raised would look like a whole one
-        self.liveness.check()
+        self.check_processes()
         metrics: dict[str, float] = super()._val_metrics_update(sources, uids, facts, *rest, **more)
         for numbers, line in self.interaction.view.validation_scores(sources, facts):
             metrics.update(numbers)
@@ -216,11 +220,12 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             )
             self.total_training_steps = step
 
+    @property
     def _checkpoint_folder(self) -> Path:
         return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
 
     def _save_checkpoint(self) -> None:
-        folder, own = self._checkpoint_folder(), self.selfplay
+        folder, own = self._checkpoint_folder, self.selfplay
         try:
             scores = step_file.read_scores(own.records, own.best_by)
             step_file.remove_old(folder.parent, self.global_steps, self.kept_checkpoints, scores)
@@ -242,7 +247,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             super()._load_checkpoint()
         except Exception as error:  # torch may raise anything for a damaged file
             raise ValueError(
-                f"the checkpoint {chosen or self._checkpoint_folder()} cannot be loaded "
+                f"the checkpoint {chosen or self._checkpoint_folder} cannot be loaded "
                 f"({type(error).__name__}). Resume from another one: set "
                 "trainer.resume_mode=resume_path and trainer.resume_from_path"
             ) from error
@@ -251,7 +256,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             announce("the rows are not those of the checkpoint: they begin anew")
         step, total = self.global_steps, self.total_training_steps
         if step:
-            for name in step_file.load_state(chosen or self._checkpoint_folder(), self.run_state):
+            for name in step_file.load_state(chosen or self._checkpoint_folder, self.run_state):
                 announce(f"the checkpoint holds no {name}: they start anew")
             rest = "nothing is left to train" if step >= total else f"{total - step} steps are left"
             announce(f"resuming after step {step} of {total}: {rest}")
@@ -271,10 +276,9 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         if self.selfplay.certify == "only":
             return
         # The wait for games would only sleep meanwhile, and a busy process may be asked again.
-        self.replay_buffer.check = partial(self.liveness.check, within_s=1.0)
-        self.liveness.start()
+        self.replay_buffer.check = partial(self.check_processes, within_s=1.0)
         if self.logs_to_wandb:
-            step_file.resume_wandb_run(Path(self.selfplay.records), resumed=self.global_steps > 0)
+            resume_wandb_run(Path(self.selfplay.records), resumed=self.global_steps > 0)
         exit_code = 1
         try:
             with watched(self.llm_server_manager.get_replicas()):
@@ -283,20 +287,29 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         except ProcessDied:
             raise
         except Exception as error:
-            self.liveness.check(error)
+            self.check_processes(cause=error)
             raise
         finally:
             finish_loggers(getattr(self, "logger", None), exit_code)
 
-    def _where_it_ended(self) -> str:
-        return (
-            f"in step {self.global_steps}. Its last output is above in the log. The same command "
-            f"resumes from the last checkpoint in {self.config.trainer.default_local_dir}"
-        )
+    def check_processes(
+        self, cause: Exception | None = None, within_s: float = ANSWER_WITHIN_S
+    ) -> None:
+        """Raise ProcessDied if a process that plays games died, RuntimeError if a game's code
+        raised.
+        """
+        if dead := dead_processes(game_processes(self), within_s):
+            message = (
+                f"{'; '.join(dead)} in step {self.global_steps}. Its last output is above in the "
+                "log. The same command resumes from the last checkpoint in "
+                f"{self.config.trainer.default_local_dir}"
+            )
+            announce(message)
+            raise ProcessDied(message) from cause
 
     def on_sample_end(self) -> None:
         # The games that are left when a process has died are not a batch to train on.
-        self.liveness.check()
+        self.check_processes()
         # SGLang's scheduler cannot go to sleep with what games gave up on and it still generates.
         self.checkpoint_manager.abort_replicas()
         self.checkpoint_manager.resume_generation_replicas()
@@ -326,7 +339,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         # verl leaves it for whoever computes next, the critic and the actor's update.
         batch.extra_info.pop("no_lora_adapter", None)
         if anchors := self.selfplay.anchors(self.global_steps / self.total_training_steps):
-            write_anchor(batch, {self.game.roles.index(r) + 1: of for r, of in anchors.items()})
+            write_anchor(batch, {n: anchors.get(role, 0.0) for n, role in self.roles.items()})
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -349,13 +362,14 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         columns = read_columns(games, "extra_fields")
         records = [extra[RECORD_KEY] for extra in list(columns["extra_fields"])]
         self._records = dict(zip(games.keys, records, strict=True))
-        roles = dict(enumerate(self.game.roles, start=1))
-        before = [{number: record.reward(roles[number]) for number in roles} for record in records]
+
+        def rewards() -> list[dict[int, Any]]:
+            return [{n: of.reward(role) for n, role in self.roles.items()} for of in records]
+
+        before = rewards()
         self.interaction.settle(records, self.run_state["counts"])
-        changed = [
-            {n: record.reward(roles[n]) for n in roles if record.reward(roles[n]) != old[n]}
-            for record, old in zip(records, before, strict=True)
-        ]
+        pairs = zip(before, rewards(), strict=True)
+        changed = [{n: now[n] for n in now if now[n] != was[n]} for was, now in pairs]
         if any(changed):
             write_rewards(games, changed)
 
@@ -381,9 +395,8 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         return batch
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
-        """One training step; its metrics are on disk before verl's checkpoint.
-
-        HealthError if an alarm stops it.
+        """One training step; its metrics are on disk before verl's checkpoint. HealthError if an
+        alarm stops it.
         """
         if self.recorder.stop_reason is not None:
             raise HealthError(self.recorder.stop_reason)

@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,10 +18,8 @@ import pytest
 import ray
 
 from medserl_agentloop.core.liveness import (
-    Liveness,
     ProcessDied,
     dead_processes,
-    game_processes,
     watched,
 )
 from medserl_agentloop.core.trainer import SelfPlayTrainer
@@ -73,8 +70,7 @@ def test_the_trainer_names_the_dead_among_all_processes_that_games_need(
     trainer.reward_loop_manager = SimpleNamespace(reward_loop_workers=reward_loop_workers)
     trainer.config = SimpleNamespace(trainer=SimpleNamespace(default_local_dir="runs/mine"))
     trainer.global_steps = 7
-    liveness = Liveness(partial(game_processes, trainer), trainer._where_it_ended)
-    liveness.check()
+    trainer.check_processes()
 
     victims = {
         "rollout server 1": servers[1],
@@ -87,14 +83,13 @@ def test_the_trainer_names_the_dead_among_all_processes_that_games_need(
         os.kill(pid, signal.SIGKILL)
     cause = ValueError("an error that this is behind")
     with pytest.raises(ProcessDied) as found:
-        liveness.check(cause, within_s=2.0)
+        trainer.check_processes(cause, within_s=2.0)
     assert found.value.__cause__ is cause
     dead, _, rest = str(found.value).partition(" in step 7. ")
     assert rest.endswith("The same command resumes from the last checkpoint in runs/mine")
+    of_ray = r"class process.<locals>.Process, pid {}, named [a-z_]+_\d, on \S+"
     for line, (name, pid) in zip(dead.split("; "), pids.items(), strict=True):
-        assert re.fullmatch(
-            rf"{name} died \(class process.<locals>.Process, named [a-z_]+_\d, pid {pid}\)", line
-        )
+        assert re.fullmatch(rf"{name} died \({of_ray.format(pid)}\)", line)
 
 
 def test_exception_of_game_code_is_raised_with_its_line(cluster: None) -> None:
@@ -104,7 +99,7 @@ def test_exception_of_game_code_is_raised_with_its_line(cluster: None) -> None:
     with pytest.raises(
         RuntimeError, match=r'(?s)Mend it: .* in game\n.*raise KeyError\("a user\'s reward"\)'
     ):
-        Liveness(lambda: processes, str).check(ValueError("what verl makes of it"))
+        dead_processes(processes)
 
 
 def test_server_ends_with_its_engine_and_one_without_an_engine_stays(cluster: None) -> None:

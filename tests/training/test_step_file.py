@@ -16,13 +16,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from medserl_agentloop.core.advantages import Baselines
+from medserl_agentloop.core.recorder import resume_wandb_run
 from medserl_agentloop.core.step_file import (
     STATE_FILE,
     RunFiles,
     StepFile,
     load_state,
     lock_folder,
-    resume_wandb_run,
     save_state,
 )
 

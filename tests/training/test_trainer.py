@@ -99,7 +99,7 @@ def test_abandoned_requests_are_aborted_before_the_engine_sleeps() -> None:
     trainer.checkpoint_manager = SimpleNamespace(
         **{step: partial(calls.append, step) for step in steps}
     )
-    trainer.liveness = SimpleNamespace(check=partial(calls.append, "check"))
+    trainer.check_processes = partial(calls.append, "check")
     trainer.curr_step_profile = False
     trainer.on_sample_end()
     assert calls == ["check", *steps]
@@ -165,7 +165,7 @@ def test_a_claim_that_does_not_hold_ends_a_run_unless_it_is_only_to_warn(
 
 def test_a_validation_without_the_games_that_raised_is_not_written(tmp_path: Path) -> None:
     trainer: Any = object.__new__(SelfPlayTrainer)
-    trainer.liveness = Mock(**{"check.side_effect": RuntimeError("the code of a game raised")})
+    trainer.check_processes = Mock(side_effect=RuntimeError("the code of a game raised"))
     trainer.files = RunFiles(tmp_path)
     with pytest.raises(RuntimeError, match="the code of a game raised"):
         trainer._val_metrics_update([], [], {})
@@ -431,7 +431,7 @@ def test_what_a_game_settles_reaches_records_and_tokens(monkeypatch: pytest.Monk
         counts["seen"] = {"KQ": 1.0}
 
     trainer: Any = object.__new__(SelfPlayTrainer)
-    trainer.game, trainer.run_state = KuhnPoker, {"counts": {}}
+    trainer.roles, trainer.run_state = dict(enumerate(KuhnPoker.roles, 1)), {"counts": {}}
     trainer.interaction = SimpleNamespace(settle=settle)
     trainer._settle(queued(rows, monkeypatch))
     written = [rows[key]["rm_scores"].tolist() for key in rows]
