@@ -34,7 +34,6 @@ import torch
 from adapters import LENGTHS, batch, game, worker
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.utils import tensordict_utils
 
 from medserl_agentloop.backends import cpu_sampling
@@ -154,7 +153,7 @@ def game_parts(games: int) -> dict[str, Callable[[], Any]]:
 
     def columns() -> None:
         for record in records:
-            trajectory.to_output(record, AgentLoopMetrics(), scored, 0).as_dict()
+            trajectory.to_output(record, 0, extra_fields=scored).as_dict()
 
     def write_and_read() -> None:
         for record in records:

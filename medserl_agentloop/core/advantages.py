@@ -34,8 +34,7 @@ from medserl_agentloop.core.config import CreditSettings, Normalization, SelfPla
 from medserl_agentloop.core.metrics import role_token_metrics
 
 VARIANCE_FLOOR = 1e-8
-# signals that differ by less than this share of their mean are equal as far as float32 can tell
-RESOLUTION = 1e-6
+RESOLUTION = 1e-6  # share of their mean by which signals differ at least, as far as float32 tells
 RAE_DECAY = 0.95  # what is left of a role's baseline after one more game
 GROUP_STD_EPSILON = 1e-6  # added to a group's standard deviation, as in verl
 
@@ -55,8 +54,7 @@ class RoleBatch:
     roles: Sequence[str]
     groups: Sequence[str]  # the prompt group of each of the B rows
     kinds: Sequence[str]  # of their games
-    # of its row, to which each token belongs; None if no role has two
-    conversations: torch.Tensor | None = None
+    conversations: torch.Tensor | None = None  # each token's, by row; None if no role has two
     repeated_roles: Collection[str] = ()
     values: torch.Tensor | None = None  # the critic's, for estimators that need one
     gamma: float = 1.0  # discount per token of the role
@@ -75,11 +73,9 @@ class _RoleTokens:
         self, batch: RoleBatch, where: torch.Tensor, role: str, how: Normalization
     ) -> None:
         self.batch, self.where, self.role, self.how = batch, where, role, how
-        number = (
-            torch.zeros_like(batch.role_ids) if batch.conversations is None else batch.conversations
-        )
-        # (2, n): each token's row and conversation
-        owners = torch.stack([where.nonzero()[:, 0], number[where]])
+        number = batch.conversations
+        number = torch.zeros_like(batch.role_ids) if number is None else number
+        owners = torch.stack([where.nonzero()[:, 0], number[where]])  # (2, n)
         keys, lengths = torch.unique_consecutive(owners, dim=1, return_counts=True)
         self.lengths: list[int] = lengths.tolist()
         self.rewards = batch.rewards[where].double()
@@ -87,8 +83,7 @@ class _RoleTokens:
         self.earned = torch.stack([rewards.sum() for rewards in of_conversations])
         games = keys[0].tolist()
         self.groups = [batch.groups[game] for game in games]
-        # In the certificate's batch every game has one, and its claim on credit is about whole
-        # prompt groups then.
+        # In the certificate's batch every game has one: its claim is about whole prompt groups.
         if role in batch.repeated_roles and len(set(games)) < len(games):
             self.groups = [f"{batch.groups[game]}/{game}" for game in games]
         self.kinds = [batch.kinds[game] for game in games]
@@ -120,10 +115,7 @@ class _RoleTokens:
 
     def normalized(self, signal: torch.Tensor) -> torch.Tensor:
         """A signal (n,) minus its mean over the role's tokens, divided by their standard deviation
-        except for ``mean``.
-
-        ``kind`` does so kind by kind; ``none`` leaves the signal as it is. Signals that are all
-        equal become exactly 0.
+        except for ``mean``; ``kind`` does so kind by kind. Equal signals become exactly 0.
         """
         if self.how == "none":
             return signal
@@ -181,17 +173,17 @@ def _role_estimator(
             }
         return result
 
-    def from_verl(*_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        raise ValueError(
-            f"algorithm.adv_estimator={name} needs to know each token's role, which verl's own "
-            "trainer "
-            "does not pass on. Set trainer.v1.trainer_mode=selfplay_sync."
-        )
-
     ROLE_ESTIMATORS[name] = estimator
-    register_adv_est(name)(from_verl)
+    register_adv_est(name)(_without_roles)
     estimator.__doc__ = credit.__doc__
     return estimator
+
+
+def _without_roles(*_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    raise ValueError(
+        "a role_ estimator needs each token's role, which verl's own trainer does not pass on. Set "
+        "trainer.v1.trainer_mode=selfplay_sync."
+    )
 
 
 @_role_estimator
@@ -309,12 +301,8 @@ _READ = (
     *("rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "entropy"),
 )
 _WRITTEN = (
-    "advantages",
-    "returns",
-    "response_mask",
-    "loss_mask",
-    "token_level_rewards",
-    "rollout_is_weights",
+    *("advantages", "returns", "response_mask", "loss_mask"),
+    *("token_level_rewards", "rollout_is_weights"),
 )
 
 
@@ -332,27 +320,23 @@ class RoleCredit:
         columns = read_columns(batch, *_READ)
         names = {name: columns.pop(name).tolist() for name in ("uid", "kind")}
         rows = {name: np.array(values, dtype=object) for name, values in names.items()}
-        role_ids, context_lengths = (
-            columns.pop(name).unbind() for name in ("role_ids", "context_lengths")
-        )
-        contexts = [context_ids(c, len(r)) for c, r in zip(context_lengths, role_ids, strict=True)]
-        lengths = columns["response_mask"]
+        role_ids, lengths = (columns.pop(of).unbind() for of in ("role_ids", "context_lengths"))
+        contexts = [context_ids(c, len(r)) for c, r in zip(lengths, role_ids, strict=True)]
+        nested_mask = columns["response_mask"]
         data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch=rows)
-        data.batch["role_ids"] = stacked(role_ids, data.batch["response_mask"])
-        data.batch["contexts"] = stacked(contexts, data.batch["response_mask"])
+        mask = data.batch["response_mask"]
+        data.batch["role_ids"], data.batch["contexts"] = (
+            stacked(of, mask) for of in (role_ids, contexts)
+        )
         data, metrics = self.credit(data, repeated_roles, kl_controller)
-        written = {
-            name: response_to_nested(data.batch[name], lengths)
-            for name in _WRITTEN
-            if name in data.batch
-        }
+        found = {name: data.batch[name] for name in _WRITTEN if name in data.batch}
+        written = {name: response_to_nested(of, nested_mask) for name, of in found.items()}
         return write_columns(batch, written), metrics
 
     def credit(
         self, data: DataProto, repeated_roles: Sequence[str], kl_controller: Any = None
     ) -> tuple[DataProto, dict[str, float]]:
-        """As ``assign``, on (B, T) columns of verl's, ``role_ids`` and ``contexts``, and rows'
-        ``uid`` and ``kind``.
+        """As ``assign``, on (B, T) columns of verl's, ``role_ids``, ``contexts``, and rows' names.
 
         Narrows ``response_mask`` and ``loss_mask`` to the trained roles: verl weights its loss by
         the latter, so other roles also leave the token counts.
@@ -371,8 +355,7 @@ class RoleCredit:
         correction = algorithm.get("rollout_correction", None)
         corrects = correction is not None and not correction.get("bypass_mode", False)
         known = {"rollout_log_probs", "old_log_probs"} <= set(data.batch.keys())
-        # verl's correction refuses a batch without a trained token, e.g. one whose games are all
-        # void.
+        # verl's correction refuses a batch without a trained token, e.g. of void games.
         if corrects and known and data.batch["response_mask"].any():
             data, correction_metrics = compute_rollout_correction_and_add_to_batch(data, correction)
             metrics |= correction_metrics

@@ -62,9 +62,7 @@ class _Worker:
             self.opponent = ServedModel(client, special_tokens=special, temperature=1.0)
 
 
-_workers: WeakKeyDictionary[Any, _Worker] = (
-    WeakKeyDictionary()
-)  # by verl's server client of a worker
+_workers: WeakKeyDictionary[Any, _Worker] = WeakKeyDictionary()  # by verl's server client
 
 
 class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
@@ -72,8 +70,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
 
     @ends_the_run
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> SelfPlayOutput:
-        """Play the game of one row; its ``extra_info`` holds the facts, ``sampling_params`` are
-        verl's.
+        """Play the game of one row, whose ``extra_info`` holds the facts.
 
         Returns the trajectory with the game's record, not yet scored. A turn that does not fit,
         fails, is aborted, takes too long, or lacks requested ``logprobs`` makes the game void; it
@@ -90,9 +87,8 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         name = f"{row.get('global_steps', 0)}-{row.get('index', record.uid)}-{record.session}"
         policy = _Policy(worker, sampling_params, name)
         opponent = _Opponent(worker, record)
-        players = {
-            role: policy if worker.config.plays(role) else opponent for role in worker.game.roles
-        }
+        plays, roles = worker.config.plays, worker.game.roles
+        players = {role: policy if plays(role) else opponent for role in roles}
         await play_game(worker.game, game, players)
 
         record.context = worker.config.context
@@ -103,7 +99,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         version = min(versions, default=int(row.get("global_steps", 1)) - 1)
         extra = {"min_global_steps": version, "max_global_steps": version}
         metrics = AgentLoopMetrics(generate_sequences=policy.timing.get("generate_sequences", 0.0))
-        return policy.trajectory.to_output(record, metrics, extra, self.tokenizer.pad_token_id)
+        return policy.trajectory.to_output(record, self.tokenizer.pad_token_id, metrics, extra)
 
 
 class _Policy:
@@ -199,8 +195,7 @@ class _Opponent:
             reply = await self._model.reply(turn, messages)
         except NoReplyError as error:
             self._record.opponent = opponent
-            # An outage costs its games, not the run, and nothing is invented in the opponent's
-            # place.
+            # An outage costs its games, not the run; nobody else takes the opponent's place.
             raise NoReplyError(f"opponent failed: {error}") from None
         if self._record.opponent is None:  # or a concurrent turn has failed
             opponent.version = reply.model or str(self._config.model)
@@ -209,9 +204,8 @@ class _Opponent:
 
 
 class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is untyped
-    """Rewards per role (``reward.reward_manager.source=importlib``).
-
-    ``compute_score`` is unused: the game scores.
+    """Rewards per role (``reward.reward_manager.source=importlib``); the game scores, not
+    ``compute_score``.
     """
 
     def __init__(

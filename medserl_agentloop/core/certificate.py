@@ -23,7 +23,6 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.utils import tensordict_utils
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_from_nested
@@ -115,8 +114,7 @@ class Certificate:
 def sample_games(
     interaction: Interaction[Any, Any], dataset: Any, encoder: ChatEncoder, count: int
 ) -> list[Game]:
-    """Make ``count`` games of two opening turns from the shortest rows, repeated if there are too
-    few.
+    """Make ``count`` games of two opening turns from the shortest rows, repeated if too few.
 
     Every role answers with the next game's text, so that a leak is as visible as possible.
     """
@@ -216,7 +214,7 @@ class Probe:
 
     def _row(self, turns: Game, isolated: bool = True) -> Row:
         trajectory = Trajectory(self.roles, isolated, has_log_probs=False, turns=list(turns))
-        output = trajectory.to_output(GameRecord(), AgentLoopMetrics(), {}, self.pad_token_id)
+        output = trajectory.to_output(GameRecord(), self.pad_token_id)
         row: Row = {
             "kind": output.kind,
             "prompts": torch.tensor(output.prompt_ids),

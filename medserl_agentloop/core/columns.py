@@ -43,6 +43,10 @@ def write_columns(batch: KVBatchMeta, columns: Mapping[str, torch.Tensor]) -> KV
     return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
 
+def _jagged(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
 def restarted(context_lengths: torch.Tensor) -> torch.Tensor:
     """Position ids (T,) of a row whose contexts have these lengths: they count from 0 in each."""
     return torch.cat([torch.arange(int(length)) for length in context_lengths])
@@ -65,21 +69,20 @@ def write_token_roles(batch: KVBatchMeta) -> None:
         else token_roles(contexts, role_ids)
         for tag, contexts, role_ids in zip(batch.tags, *own, strict=True)
     ]
-    write_columns(batch, {TOKEN_ROLES: torch.nested.as_nested_tensor(roles, layout=torch.jagged)})
+    write_columns(batch, {TOKEN_ROLES: _jagged(roles)})
 
 
 def restart_positions(batch: KVBatchMeta) -> None:
     """Restart the batch's ``position_ids`` at 0 in every private context; padding rows keep theirs.
 
-    verl's FSDP engine passes them and no attention mask, and Transformers reads each 0 as a new
-    packed sequence.
+    verl's FSDP engine passes no attention mask, and Transformers reads each 0 as a new sequence.
     """
     games = without_padding(batch)
     context_lengths = read_columns(games, "context_lengths")["context_lengths"].unbind()
     lengths = [int(own.sum()) for own in context_lengths]
     assert lengths == [tag["seq_len"] for tag in games.tags]
     rows = [restarted(own) for own in context_lengths]
-    write_columns(games, {"position_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)})
+    write_columns(games, {"position_ids": _jagged(rows)})
 
 
 def write_rewards(batch: KVBatchMeta, rewards: Sequence[Mapping[int, float]]) -> None:
@@ -93,23 +96,19 @@ def write_rewards(batch: KVBatchMeta, rewards: Sequence[Mapping[int, float]]) ->
             if len(tokens := (roles == role).nonzero()):  # an opponent's turns have none here
                 own[tokens[-1]] = reward
         scores.append(own)
-    write_columns(batch, {"rm_scores": torch.nested.as_nested_tensor(scores, layout=torch.jagged)})
+    write_columns(batch, {"rm_scores": _jagged(scores)})
 
 
 def write_anchor(batch: KVBatchMeta, per_role: Mapping[int, float]) -> None:
-    """Write each generated token's anchor coefficient, given by role id.
-
-    Void games and padding get 0.
-    """
+    """Write each generated token's anchor coefficient, given by role id; 0 in void games."""
     columns = read_columns(batch, "response_mask", "role_ids")
     mask = columns["response_mask"].to_padded_tensor(0)
     role_ids = stacked(columns["role_ids"].unbind(), mask)
     coefficients = torch.zeros(mask.shape, dtype=torch.float32)
     for role, coefficient in per_role.items():
         coefficients += coefficient * ((role_ids == role) & (mask > 0))
-    write_columns(
-        batch, {ANCHOR_COLUMN: response_to_nested(coefficients, columns["response_mask"])}
-    )
+    column = response_to_nested(coefficients, columns["response_mask"])
+    write_columns(batch, {ANCHOR_COLUMN: column})
 
 
 def token_counts(data: TensorDict) -> Counter[tuple[str, int]]:

@@ -30,14 +30,9 @@ def refuse(problems: Iterable[str]) -> None:
 
 
 ROLE_ADAPTERS = "role_adapters"
-"""Key of ``actor_rollout_ref.model.lora`` in which the trainer tells its workers the roles, and
-which are trained.
-"""
+"""Key of ``actor_rollout_ref.model.lora``: the trainer tells its workers the roles and rates."""
 ROUTER_ADDRESS = "router_address"
-"""Key of ``reward.reward_model`` where the trainer puts the address of verl's server for agent
-loops.
-"""
-
+"""Key of ``reward.reward_model``: the trainer tells agent loops the address of verl's server."""
 ADAPTERS_FOLDER = "lora_adapters"
 """Checkpoint folder with one peft adapter folder per role."""
 
@@ -96,9 +91,7 @@ class CreditSettings(BaseModel):
     )
 
     def normalization(self, estimator: str, role: str) -> Normalization:
-        """Return how ``estimator`` normalizes advantages of ``role``; ValueError for an impossible
-        choice.
-        """
+        """How ``estimator`` normalizes advantages of ``role``; ValueError if it cannot so."""
         allowed = NORMALIZATIONS[estimator]
         chosen = self.normalize.get(role) or allowed[0]
         if chosen not in allowed:
@@ -241,22 +234,14 @@ class SelfPlayConfig(BaseModel):
 
     @classmethod
     def from_run(cls: type[C], config: DictConfig) -> C:
-        """Read the ``selfplay`` node of a run's config; a ConfigError names each wrong key and how
-        to fix it.
-        """
+        """Read the ``selfplay`` node of a run's config; a ConfigError names each wrong key."""
         node = OmegaConf.select(config, "selfplay")
         if node is None:
-            raise ConfigError(
-                "the run has no 'selfplay' node. Start from a recipe, e.g. +recipes=quickstart, "
-                "or add +selfplay.context=isolated for the defaults."
-            )
+            raise ConfigError("the run has no 'selfplay' node. Start from a recipe: +recipes=NAME")
         values: Any = OmegaConf.to_container(node, resolve=True)
         name = values.get("game")
         if name == "???":
-            raise ConfigError(
-                "selfplay.game is not set: name the game, or take a recipe that does, such as "
-                "quickstart"
-            )
+            raise ConfigError("selfplay.game is not set: name it, or take a recipe that does")
         game = game_class(name or DEFAULT_GAME)
         if not issubclass(game.Config, cls):
             raise ConfigError(f"selfplay.game={name} is another game than this command is for")
@@ -269,13 +254,10 @@ class SelfPlayConfig(BaseModel):
 
 
 def game_class(name: str) -> type[Any]:
-    """The game called ``name`` in ``medserl_agentloop/games``, or a ``package.module:Class``;
-    ConfigError if none.
+    """The ``Interaction`` called ``name``, or a user's ``package.module:Class``; ConfigError if
+    there is none.
     """
-    expected = (
-        "package.module:Class of yours, a subclass of "
-        "medserl_agentloop.core.interaction.Interaction"
-    )
+    expected = "package.module:Class, a subclass of core.interaction.Interaction"
     try:
         game: type[Any] = find_object(
             "game", name, GAMES, expected, lambda found: hasattr(found, "next_turn")
@@ -286,15 +268,10 @@ def game_class(name: str) -> type[Any]:
 
 
 def _against_the_game(config: SelfPlayConfig, game: type[Any]) -> Iterator[str]:
-    """Yield config entries for roles or alarms that the game lacks, and a choice that trains no
-    role.
-    """
+    """Yield entries for roles or alarms that the game lacks, and a choice that trains no role."""
     weights = config.credit.role_weights
     if config.train not in ("both", *game.roles):
-        yield (
-            f"selfplay.train={config.train!r}: expected both, or one of the roles "
-            f"{', '.join(game.roles)}"
-        )
+        yield f"selfplay.train={config.train!r}: expected both, or one of {', '.join(game.roles)}"
     elif not any(weights.get(role, 1.0) for role in game.roles if config.trains(role)):
         yield (
             "selfplay.credit.role_weights: every role that is trained has weight 0, so nothing "
@@ -315,19 +292,15 @@ def _against_the_game(config: SelfPlayConfig, game: type[Any]) -> Iterator[str]:
 
 
 def key_values(option: str, fields: Sequence[str]) -> dict[str, Any]:
-    """Parse the KEY=VALUE of an option; a ValueError names the option and the field that is
-    wrong."""
-    found = OmegaConf.create()
-    for field in fields:
-        if field.find("=") < 1:
-            raise ValueError(f"{option} {field}: expected KEY=VALUE")
-        try:
-            found.merge_with_dotlist([field])
-        except Exception as error:  # YAML and OmegaConf have errors of their own
-            raise ValueError(
-                f"{option} {field}: write KEY=VALUE, with the value as in YAML ({error})"
-            ) from None
-    values: Any = OmegaConf.to_container(found)
+    """Parse the KEY=VALUE of an option; a ValueError names the option."""
+    try:
+        if any(field.find("=") < 1 for field in fields):
+            raise ValueError("no KEY or no =")
+        values: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(fields)))
+    except Exception as error:  # YAML and OmegaConf have errors of their own
+        raise ValueError(
+            f"{option} {' '.join(fields)}: expected KEY=VALUE, with the value as in YAML ({error})"
+        ) from None
     return dict(values)
 
 

@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -39,10 +39,8 @@ def game_metrics(
     void_classes: Mapping[str, str] = {},
     repeated_roles: Collection[str] = (),
 ) -> dict[str, float]:
-    """Return voids and rewards; metrics without games are omitted. ``void_classes``: class by words
-    of a reason.
-
-    The turns of ``repeated_roles`` in one game form their own group, as in ``core.advantages``.
+    """Voids and rewards; metrics without games are omitted. ``void_classes`` adds classes by words
+    of a reason; turns of ``repeated_roles`` in one game form a group, as in ``core.advantages``.
     """
     metrics = {
         "selfplay/games": float(len(records)),
@@ -59,10 +57,9 @@ def void_class(record: GameRecord, more: Mapping[str, str] = {}) -> list[str]:
     """The class of a void game as a one-item list; empty for other games."""
     if not record.is_void:
         return []
-    # Words of a server may follow the game's own, so what is said first counts.
-    reason = record.void or ""
-    classes = {**_VOID_CLASSES, **more}
+    reason, classes = record.void or "", {**_VOID_CLASSES, **more}
     found = {reason.find(text): name for text, name in classes.items() if text in reason}
+    # Words of a server may follow the game's own, so what is said first counts.
     return [found[min(found)] if found else "other"]
 
 
@@ -121,10 +118,8 @@ def role_token_metrics(
     per_role: bool = True,
 ) -> dict[str, float]:
     """Mean and spread of (B, T) columns over a role's trained tokens, their number and share of the
-    signal, and the largest share of one game.
-
-    The signal is the mean of a role's absolute advantages, or their sum without a ``per_role``
-    loss.
+    signal, and the largest share of one game. The signal is the mean of a role's absolute
+    advantages, or their sum without a ``per_role`` loss.
     """
     metrics: dict[str, float] = {}
     tokens = [(role_ids == number) & (response_mask > 0) for number in range(1, len(roles) + 1)]
@@ -185,9 +180,7 @@ def effective_number(counts: Sequence[int]) -> float:
 
 
 def storable(cell: Any) -> Any:
-    """Text with lone surrogates spelled out; models may write them, but UTF-8 cannot
-    encode them.
-    """
+    """Text with lone surrogates spelled out: models may write them, and UTF-8 cannot."""
     return cell.encode(errors="backslashreplace").decode() if isinstance(cell, str) else cell
 
 
@@ -223,12 +216,10 @@ class Rule:
     metric: str
     limit: float
     advice: str  # what to look at first
-    # metric that counts what the number rests on; None: one token is enough
-    games: str | None = "selfplay/games"
+    games: str | None = "selfplay/games"  # metric that counts what the number rests on, if anything
     above: bool = True  # whether it fires above its limit, not below
     of_first: bool = False  # whether the limit is a share of the number's first value in the run
-    # whether one step is enough, whatever ``patience`` is: no chance explains the number
-    at_once: bool = False
+    at_once: bool = False  # after one step, whatever ``patience`` is: no chance explains the number
 
 
 _RULES_OF_ROLES = (
@@ -315,17 +306,12 @@ _RULES = (
 
 def common_rules(roles: Sequence[str]) -> tuple[Rule, ...]:
     """The alarms of any game with these roles."""
-    of_roles = (
-        replace(
-            rule,
-            name=f"{role}_{rule.name}",
-            metric=f"selfplay/{role}/{rule.metric}",
-            games=f"selfplay/{role}/{rule.games}",
-        )
-        for role in roles
-        for rule in _RULES_OF_ROLES
-    )
-    return (*of_roles, *_RULES)
+
+    def of(role: str, rule: Rule) -> Rule:
+        metric, games = (f"selfplay/{role}/{name}" for name in (rule.metric, rule.games))
+        return replace(rule, name=f"{role}_{rule.name}", metric=metric, games=games)
+
+    return (*(of(role, rule) for role in roles for rule in _RULES_OF_ROLES), *_RULES)
 
 
 @dataclass(frozen=True)
@@ -347,16 +333,15 @@ class _Alarm:
         )
 
 
-@dataclass(frozen=True)
-class HealthReport:
+class HealthReport(NamedTuple):
     """The alarms that fire in a step, and a line for each that begins or ends."""
 
-    firing: tuple[_Alarm, ...]
-    lines: tuple[str, ...]
+    firing: list[_Alarm]
+    lines: list[str]
 
     @property
     def metrics(self) -> dict[str, float]:
-        """1.0 for each alarm that fires; other alarms are omitted."""
+        """1.0 for each alarm that fires."""
         return {METRIC_PREFIX + alarm.rule.name: 1.0 for alarm in self.firing}
 
 
@@ -364,7 +349,7 @@ class HealthError(RuntimeError):
     """A run with ``selfplay.on_alarm=stop`` has an alarm."""
 
 
-def stop_message(alarms: tuple[_Alarm, ...], step: int) -> str:
+def stop_message(alarms: Sequence[_Alarm], step: int) -> str:
     keys = ", ".join(f"selfplay.alarms.limits.{alarm.rule.name}" for alarm in alarms)
     return (
         f"stopped after step {step} (selfplay.on_alarm=stop). {' '.join(map(str, alarms))} To go "
@@ -376,8 +361,8 @@ def stop_message(alarms: tuple[_Alarm, ...], step: int) -> str:
 class HealthMonitor:
     """Watches the metrics of a run, step by step.
 
-    An alarm fires from the ``patience``-th consecutive step beyond its limit (some at once) until
-    the number recovers. A number that is missing, or based on too few games, changes nothing.
+    An alarm fires from the ``patience``-th step in a row beyond its limit (some at once) until the
+    number recovers. A number that is missing, or based on too few games, changes nothing.
     """
 
     def __init__(self, config: Alarms, rules: Sequence[Rule]) -> None:
@@ -387,8 +372,7 @@ class HealthMonitor:
         self.state: dict[str, dict[str, float]] = {"streaks": {}}
 
     def observe(self, metrics: Mapping[str, float]) -> HealthReport:
-        firing: list[_Alarm] = []
-        lines: list[str] = []
+        firing, lines = list[_Alarm](), list[str]()
         streaks = self.state["streaks"]
         for rule in self._rules:
             value = metrics.get(rule.metric, math.nan)
@@ -408,4 +392,4 @@ class HealthMonitor:
                     lines.append(str(firing[-1]))
             elif before >= patience:
                 lines.append(f"{rule.name} is over: {rule.metric} is {value:.3g}")
-        return HealthReport(tuple(firing), tuple(lines))
+        return HealthReport(firing, lines)

@@ -90,7 +90,7 @@ class GameRecord(BaseModel):
         return None if components is None else sum(components.values())
 
     def check_rewards(self, roles: Sequence[str], turns: Sequence[str]) -> None:
-        """Raise ValueError for rewards of a role, or of one of the ``turns``, that the game lacks."""
+        """Raise ValueError for rewards of a role or a turn that the game lacks."""
         if not set(self.rewards) <= set(roles):
             raise ValueError(f"the game rewards {list(self.rewards)}, and its roles are {roles}")
         for number in self.turn_rewards:

@@ -8,7 +8,7 @@ A trajectory is a list of conversations, each owned by a role, in the order in w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +30,7 @@ class TrajectoryTurn:
     role: str
     prompt_ids: list[int]  # what stands between the conversation's turn before it and the response
     response_ids: list[int]
-    # under the sampling distribution; None where the server did not give them
-    log_probs: list[float] | None
+    log_probs: list[float] | None  # under the sampling distribution; None if the server gave none
     conversation: str | None = None  # as in ``Turn``, and the number
     number: int = 0
     weights: int | None = None  # their version, where the server says it
@@ -42,10 +41,10 @@ class TrajectoryTurn:
 
 @dataclass
 class Trajectory:
-    """The turns of one game, in the order of play.
+    """The turns of one game, in the order of play; without ``isolated`` one conversation.
 
-    Without ``isolated`` all turns are one conversation. ``has_log_probs`` says whether verl gets
-    the sampled tokens' log-probs: all rows of a run do, or none.
+    ``has_log_probs`` says whether verl gets the sampled tokens' log-probs: all rows of a run do, or
+    none.
     """
 
     roles: Sequence[str]
@@ -78,9 +77,9 @@ class Trajectory:
     def to_output(
         self,
         record: GameRecord,
-        metrics: AgentLoopMetrics,
-        extra_fields: dict[str, Any],
         pad_token_id: int,
+        metrics: AgentLoopMetrics | None = None,
+        extra_fields: Mapping[str, Any] = {},
     ) -> SelfPlayOutput:
         """The trajectory in verl's format, not yet scored.
 
@@ -90,10 +89,7 @@ class Trajectory:
         """
         contexts = self.conversations or [[TrajectoryTurn(self.roles[0], [pad_token_id], [], None)]]
         first = contexts[0][0]
-        ids: list[int] = []
-        mask: list[int] = []
-        log_probs: list[float] = []
-        role_ids: list[int] = []
+        ids, mask, role_ids, log_probs = list[int](), list[int](), list[int](), list[float]()
         ends: list[PlacedTurn] = []
         for turn in (turn for context in contexts for turn in context):
             prompt_ids, response_ids = [] if turn is first else turn.prompt_ids, turn.response_ids
@@ -118,7 +114,7 @@ class Trajectory:
             turn_ends=ends,
             kind=record.kind,
             num_turns=2 * len(self.turns),
-            metrics=metrics,
+            metrics=metrics or AgentLoopMetrics(),
             extra_fields={**extra_fields, RECORD_KEY: record},
         )
 
@@ -128,23 +124,19 @@ PlacedTurn = tuple[int, str, int]
 
 
 class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
-    """An agent-loop output with columns that separate the roles.
+    """An agent-loop output with columns that separate the roles."""
 
-    ``role_ids`` are per response token; ``context_lengths`` sum to the whole sequence;
-    ``turn_ends`` are the policy's turns with the index of their last token.
-    """
-
-    role_ids: list[int]
-    context_lengths: list[int]
-    turn_ends: list[PlacedTurn]
+    role_ids: list[int]  # per response token
+    context_lengths: list[int]  # they sum to the whole sequence
+    turn_ends: list[PlacedTurn]  # of the policy's turns
     kind: str
 
     def as_dict(self) -> dict[str, Any]:
         """Columns for the TransferQueue: verl's, ``rm_scores`` (T,), ``role_ids`` (T,) and
-        ``context_lengths``.
+        ``context_lengths``. ValueError if the reward manager did not return a scored game.
 
         Each turn's reward is on its last token; a role without a reward, and a void game, have a
-        mask of zeros. ValueError if the reward manager did not return a scored game.
+        mask of zeros.
         """
         # verl's dump would turn the record into a dict, and makes metrics of all that is in
         # reward_extra_info.
