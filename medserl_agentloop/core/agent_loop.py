@@ -23,12 +23,7 @@ from verl.utils.profiler import simple_timer
 from verl.workers.rollout.replica import TokenOutput
 
 from medserl_agentloop.core.chat import ABORTED, BaseModelChat, ServedModel
-from medserl_agentloop.core.config import (
-    ROUTER_ADDRESS,
-    SelfPlayConfig,
-    adapter_names,
-    game_class,
-)
+from medserl_agentloop.core.config import ROUTER_ADDRESS, SelfPlayConfig, adapter_names, game_class
 from medserl_agentloop.core.encoding import ChatEncoder, Message, end_ids
 from medserl_agentloop.core.interaction import Interaction, NoReplyError, Reply, Turn, play_game
 from medserl_agentloop.core.liveness import ends_the_run

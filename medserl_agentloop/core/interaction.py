@@ -24,14 +24,7 @@ from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.encoding import Message
 from medserl_agentloop.core.encoding import Prompt as Prompt  # for games, as Turn is
 from medserl_agentloop.core.metrics import Rule, common_rules, game_metrics
-from medserl_agentloop.core.records import (
-    COLUMNS,
-    Column,
-    GameRecord,
-    Section,
-    TurnRecord,
-    as_text,
-)
+from medserl_agentloop.core.records import COLUMNS, Column, GameRecord, Section, TurnRecord, as_text
 
 AGENT_NAME = "medserl_selfplay"  # ``agent_name`` of the rows that the self-play agent loop plays
 

@@ -15,12 +15,7 @@ from serving import ChatServer
 from support import TOKENIZER, judge, run_game
 
 from experiments.kuhn_poker import warm_start
-from experiments.kuhn_poker.exploitability import (
-    Policy,
-    information_sets,
-    nash_conv,
-    value_of,
-)
+from experiments.kuhn_poker.exploitability import Policy, information_sets, nash_conv, value_of
 from experiments.kuhn_poker.run import measure
 from medserl_agentloop.core.certificate import CertificateError, sample_games
 from medserl_agentloop.core.encoding import ChatEncoder

@@ -49,12 +49,10 @@ def batch() -> TensorDict:
     messages = [
         load_profile().messages(Role.ATTACKER, Category.ADVERSARIAL_BENIGN, note) for note in NOTES
     ]
+    rows = enumerate(NOTES)
     columns = {
         "raw_prompt": messages,
-        "extra_info": [
-            extra_info("adversarial_benign", index=n, clean_note=note)
-            for n, note in enumerate(NOTES)
-        ],
+        "extra_info": [extra_info("adversarial_benign", index=n, clean_note=s) for n, s in rows],
         "uid": list(map(str, range(GAMES))),
         "index": list(range(GAMES)),
         "data_source": ["tests"] * GAMES,
@@ -74,9 +72,8 @@ class Server:
         prompt = PLAYER.decode(prompt_ids)
         [number] = map(int, re.findall(r"Chart (\d) is closed", prompt))
         turn = int("giardia" in prompt)
-        text = (
-            assessment_text() if turn else attack_text(NOTES[number].replace("candida", "giardia"))
-        )
+        attacked = NOTES[number].replace("candida", "giardia")
+        text = assessment_text() if turn else attack_text(attacked)
         ids = [*PLAYER.encode(text, add_special_tokens=False), PLAYER.eos_token_id]
         extra = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"), 1)
         output = TokenOutput(
@@ -115,15 +112,13 @@ class Kept:
 
 def stored(server: Any, monkeypatch: pytest.MonkeyPatch, score: Any = None) -> Kept:
     storage, score = Kept(), score or PerTurnRewardManager(RUN, PLAYER).run_single
-    reward_loop = SimpleNamespace(
-        compute_score=SimpleNamespace(remote=score)
-    )  # the handle of a Ray actor
+    handle = SimpleNamespace(compute_score=SimpleNamespace(remote=score))  # of a Ray actor
     monkeypatch.setattr(agent_loop_tq, "tq", storage)
     register(AGENT_NAME)(SelfPlayAgentLoop)
     worker_class = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
     async def games() -> None:
-        worker = worker_class(RUN, server, None, [reward_loop])
+        worker = worker_class(RUN, server, None, [handle])
         await worker.generate_sequences(batch())
         await asyncio.gather(*worker.background_tasks)
 
@@ -160,11 +155,7 @@ async def never_comes(output: TokenOutput) -> TokenOutput:
 @pytest.mark.parametrize(
     ("fault", "reason", "counted"),
     [
-        (
-            raises(RuntimeError("CUDA out of memory")),
-            "generation failed: RuntimeError: CUDA out of memory",
-            "failed",
-        ),
+        (raises(RuntimeError("no memory")), "generation failed: RuntimeError: no mem", "failed"),
         (raises(ActorDiedError()), "generation failed: ActorDiedError", "failed"),
         (answers(stop_reason="abort"), "generation aborted", "aborted"),
         (answers(token_ids=[], log_probs=[]), "generation aborted", "aborted"),
@@ -181,15 +172,10 @@ def test_a_server_that_fails_costs_its_own_games_and_pays_nothing_for_them(
     assert len(failed) == GAMES / 2 and not whole.of(failed=True)
     assert others == {uid: game for uid, game in whole.of(failed=False).items() if uid in others}
     for uid, game in failed.items():
-        assert (
-            game["void"].startswith(f"{list(Role)[turn].value}: {reason}") and game["rewards"] == {}
-        )
-        assert kept.paid[uid] == 0.0
-    void = {
-        name: share
-        for name, share in role_metrics(kept.games).items()
-        if name.startswith("selfplay/void/")
-    }
+        assert game["void"].startswith(f"{list(Role)[turn].value}: {reason}")
+        assert game["rewards"] == {} and kept.paid[uid] == 0.0
+    shares = role_metrics(kept.games).items()
+    void = {name: share for name, share in shares if name.startswith("selfplay/void/")}
     assert void == {f"selfplay/void/{counted}": 0.5}
 
 
@@ -242,6 +228,3 @@ def test_first_exception_of_game_code_ends_the_run_with_its_line(
     shown = str(liveness.first_failure(None))
     assert 'raise ZeroDivisionError("of a user' in shown and shown.count("ZeroDivisionError: ") == 1
     assert "\x1b" not in shown and all(line.startswith("    ") for line in shown.splitlines())
-
-
-# --- rows ---

@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 from fuzz.targets import CONTROL_TEXTS, PAIRS, encoder
-from rollout.families import (
-    ALWAYS_THINKS,
-    FAMILIES,
-    QWEN3,
-    WITHOUT_SYSTEM,
-    qwen3,
-)
+from rollout.families import ALWAYS_THINKS, FAMILIES, QWEN3, WITHOUT_SYSTEM, qwen3
 from support import NOTE, REWRITTEN, extra_info, run_game, run_with
 from test_prompting import profile_in
 

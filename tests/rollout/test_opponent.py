@@ -25,10 +25,8 @@ def server() -> Iterator[ChatServer]:
 
 def against(server: ChatServer, train: str, **opponent: Any) -> Any:
     settings = {"url": server.url, "retries": 0, "timeout_s": 5.0, **opponent}
-    return run_with(
-        selfplay__train=train,
-        **{f"selfplay__opponent__{name}": value for name, value in settings.items()},
-    )
+    of_opponent = {f"selfplay__opponent__{name}": value for name, value in settings.items()}
+    return run_with(selfplay__train=train, **of_opponent)
 
 
 def test_assessor_trained_against_an_opponent_is_alone_in_its_trajectory(
@@ -52,12 +50,8 @@ def test_assessor_trained_against_an_opponent_is_alone_in_its_trajectory(
     assert output.context_lengths == [len(call.prompt_ids) + len(call.output.token_ids)]
     assert record.presented_note == REWRITTEN
     assert record.attack is not None and record.attack.tokens == 12
-    assert record.opponent is not None
-    assert record.opponent.model_dump(mode="json") == {
-        "role": "attacker",
-        "kind": "endpoint",
-        "version": "frozen-7b",
-    }
+    met = {"role": "attacker", "kind": "endpoint", "version": "frozen-7b"}
+    assert record.opponent is not None and record.opponent.model_dump(mode="json") == met
     assert record.policy_version == 0  # the live policy's, whatever the opponent is
     columns = judge(output, run)
     judged = MedicalRecord.model_validate(columns["extra_fields"][RECORD_KEY])
@@ -89,20 +83,15 @@ def test_a_vanilla_game_needs_the_opponent_only_where_it_assesses(server: ChatSe
     assert output.response_mask == [0]
     # No weights played; verl casts both to int, and takes the age of a game from them.
     assert record.policy_version is None
-    assert [output.extra_fields[f"{end}_global_steps"] for end in ("min", "max")] == [
-        2,
-        2,
-    ]  # of a row of step 3
+    of_step_3 = [output.extra_fields[f"{end}_global_steps"] for end in ("min", "max")]
+    assert of_step_3 == [2, 2]
 
 
 def test_an_opponents_invalid_attack_leaves_nothing_to_train_on(server: ChatServer) -> None:
     server.answer = lambda *_: "no note here"
     output, record, engine = play([], run=(run := against(server, "assessor")))
-    assert (
-        record.attack is not None
-        and record.attack.invalid is InvalidAttack.UNPARSED
-        and not engine.calls
-    )
+    assert record.attack is not None and record.attack.invalid is InvalidAttack.UNPARSED
+    assert not engine.calls
     columns = judge(output, run)
     assert columns["response_mask"].tolist() == columns["rm_scores"].tolist() == [0]
 

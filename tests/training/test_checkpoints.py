@@ -91,10 +91,7 @@ def test_a_run_ends_when_the_best_validation_is_too_long_ago(
     validate(tmp_path, {0: 0.2, 2: 0.6, 3: 0.5, 4: 0.6})
     trainer: Any = object.__new__(SelfPlayTrainer)
     trainer.selfplay = SelfPlayConfig(
-        game="medical",
-        records=str(tmp_path),
-        best_by="accuracy",
-        stop_after_evaluations=patience,
+        game="medical", records=str(tmp_path), best_by="accuracy", stop_after_evaluations=patience
     )
     trainer.global_steps, trainer.total_training_steps = 4, 9
     trainer._stop_if_nothing_got_better()

@@ -17,11 +17,7 @@ from typing import Any
 import pytest
 import ray
 
-from medserl_agentloop.core.liveness import (
-    ProcessDied,
-    dead_processes,
-    watched,
-)
+from medserl_agentloop.core.liveness import ProcessDied, dead_processes, watched
 from medserl_agentloop.core.trainer import SelfPlayTrainer
 
 pytestmark = pytest.mark.slow

@@ -36,12 +36,7 @@ from medserl_agentloop.core.certificate import (
     CertificateError,
     Measure,
 )
-from medserl_agentloop.core.columns import (
-    ANCHOR_COLUMN,
-    TOKEN_COUNTS,
-    TOKEN_ROLES,
-    token_counts,
-)
+from medserl_agentloop.core.columns import ANCHOR_COLUMN, TOKEN_COUNTS, TOKEN_ROLES, token_counts
 from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.loss import context_gaps, context_leak_metrics, selfplay_loss
 from medserl_agentloop.core.metrics import HealthError, turn_metrics
