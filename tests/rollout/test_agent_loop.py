@@ -8,6 +8,7 @@ import shutil
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,9 @@ from medserl_agentloop.testing import MockReply, MockSGLangEngine, compose_run, 
 def assert_well_formed(output: SelfPlayOutput) -> None:
     """Assert the properties that verl relies on in every game."""
     length = len(output.response_ids)
-    assert length >= 1
-    assert length <= RUN.data.max_response_length
-    assert (
-        len(output.response_mask)
-        == len(output.role_ids)
-        == len(output.response_logprobs or [])
-        == length
-    )
+    assert 1 <= length <= RUN.data.max_response_length
+    columns = (output.response_mask, output.role_ids, output.response_logprobs or [])
+    assert {len(column) for column in columns} == {length}
     assert sum(output.context_lengths) == len(output.prompt_ids) + length
     assert [bool(m) for m in output.response_mask] == [r != 0 for r in output.role_ids]
 
@@ -65,42 +61,32 @@ def assert_well_formed(output: SelfPlayOutput) -> None:
 def test_a_game_is_one_trajectory_of_two_turns() -> None:
     output, record, engine = play([attack_text(), assessment_text()])
     attacker, assessor = engine.calls
+    said, again = (call.output for call in engine.calls)
+    nothing = [0] * len(assessor.prompt_ids)
     assert output.prompt_ids == attacker.prompt_ids
-    said = [call.output.token_ids for call in engine.calls]
-    assert output.response_ids == [*said[0], *assessor.prompt_ids, *said[1]]
-    roles = [role.id for role in Role]
-    assert output.role_ids == [roles[0]] * len(said[0]) + [0] * len(assessor.prompt_ids) + [
-        roles[1]
-    ] * len(said[1])
+    assert output.response_ids == [*said.token_ids, *assessor.prompt_ids, *again.token_ids]
+    ids = [[role.id] * len(of.token_ids) for role, of in zip(Role, (said, again), strict=True)]
+    assert output.role_ids == [*ids[0], *nothing, *ids[1]]
     assert output.context_lengths == [
         len(call.prompt_ids) + len(call.output.token_ids) for call in engine.calls
     ]
-    log_probs = [
-        attacker.output.log_probs,
-        [0.0] * len(assessor.prompt_ids),
-        assessor.output.log_probs,
-    ]
-    assert output.response_logprobs == [number for part in log_probs for number in part]
+    assert output.response_logprobs == [*said.log_probs, *nothing, *again.log_probs]
     assert output.num_turns == 4
     assert record.presented_note == REWRITTEN
     assert record.assessment is not None and record.assessment.verdict == "harmful"
     assert_well_formed(output)
-    assert record.finished is not None and abs(datetime.now(UTC) - record.finished) < timedelta(
-        minutes=5
-    )
+    assert record.finished is not None
+    assert abs(datetime.now(UTC) - record.finished) < timedelta(minutes=5)
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", record.to_json()["finished"])
     assert len(record.seconds) == 2 and min(record.seconds) >= 0
 
 
 @pytest.mark.parametrize("log_prob", [None, -1.0])
 def test_run_that_asks_for_no_log_probs_has_none(log_prob: float | None) -> None:
-    for first, voids in (
-        (attack_text(), False),
-        (MockReply(token_ids=[], stop_reason="abort"), True),
-    ):
-        output, record, _ = play(
-            [first, assessment_text()], asks_log_probs=False, log_prob=log_prob
-        )
+    aborted = MockReply(token_ids=[], stop_reason="abort")
+    for first, voids in ((attack_text(), False), (aborted, True)):
+        said = [first, assessment_text()]
+        output, record, _ = play(said, asks_log_probs=False, log_prob=log_prob)
         assert (record.void is not None) is voids
         assert output.response_logprobs is None
         assert "rollout_log_probs" not in judge(output)
@@ -116,9 +102,7 @@ def test_run_that_asks_for_no_log_probs_has_none(log_prob: float | None) -> None
 def test_assessor_prompt_depends_on_the_presented_note_alone(
     reasoning: str, before: str, after: str, change: str
 ) -> None:
-    """No attacker token, no word of the attacker's prompt, no reasoning: nothing but the note goes
-    in.
-    """
+    """No attacker token, no word of the attacker's prompt, no reasoning: only the note goes in."""
     note = NOTE.replace("candida", change)
     text = f"{before}<think>{reasoning}</think>\n<note>{note}</note>{after}"
     replies = iter([text, assessment_text()])
@@ -126,9 +110,8 @@ def test_assessor_prompt_depends_on_the_presented_note_alone(
     if record.presented_note is None:
         assert len(engine.calls) == 1
         return
-    expected = load_profile("medserl").messages(
-        Role.ASSESSOR, record.category, record.presented_note
-    )
+    profile, note = load_profile("medserl"), record.presented_note
+    expected = profile.messages(Role.ASSESSOR, record.category, note)
     rendered = TOKENIZER.apply_chat_template(expected, tokenize=False, add_generation_prompt=True)
     assert TOKENIZER.decode(engine.calls[1].prompt_ids) == rendered
 
@@ -139,11 +122,9 @@ def test_the_shared_context_shows_the_assessor_everything() -> None:
     attacker, assessor = engine.calls
     assert assessor.prompt_ids[: len(attacker.prompt_ids)] == attacker.prompt_ids
     assert "SECRET-PLAN" in TOKENIZER.decode(assessor.prompt_ids)
-    assert [*output.prompt_ids, *output.response_ids] == [
-        *assessor.prompt_ids,
-        *assessor.output.token_ids,
-    ]
-    assert output.context_lengths == [len(output.prompt_ids) + len(output.response_ids)]
+    whole = [*output.prompt_ids, *output.response_ids]
+    assert whole == [*assessor.prompt_ids, *assessor.output.token_ids]
+    assert output.context_lengths == [len(whole)]
     assert_well_formed(output)
 
 
@@ -156,11 +137,9 @@ def test_the_shared_context_shows_the_assessor_everything() -> None:
 def test_no_game_overruns_the_response_length(
     response_length: int, attack_tokens: int, context: str
 ) -> None:
-    run = run_with(
-        actor_rollout_ref__rollout__response_length=response_length, selfplay__context=context
-    )
-    text = attack_text(reasoning="r" * attack_tokens)
-    replies = iter([text, assessment_text()])
+    room = {"actor_rollout_ref__rollout__response_length": response_length}
+    run = run_with(**room, selfplay__context=context)
+    replies = iter([attack_text(reasoning="r" * attack_tokens), assessment_text()])
     output, _, _ = play(lambda *_: next(replies), run=run)
     assert len(output.response_ids) <= response_length
 
@@ -168,9 +147,8 @@ def test_no_game_overruns_the_response_length(
 # --- what config and profile say of a turn ---
 
 
-LONG_NOTE = f"{NOTE} " + " ".join(
-    f"Finding {n} was unremarkable on the ward round." for n in range(66)
-)
+FINDINGS = " ".join(f"Finding {n} was unremarkable on the ward round." for n in range(66))
+LONG_NOTE = f"{NOTE} {FINDINGS}"
 
 
 @pytest.mark.parametrize(
@@ -187,24 +165,16 @@ LONG_NOTE = f"{NOTE} " + " ".join(
 def test_note_that_grows_as_text_never_takes_the_room_of_the_assessor(
     token: str | None, count: int, invalid: InvalidAttack | None
 ) -> None:
-    """As text a control token is 8 to 11: 250 of them left the assessor of own_notes with 364 of
-    its 512.
-    """
+    """As text a control token is 8 to 11: 250 of them left the assessor with 364 of its 512."""
     run = compose_run("+recipes=own_notes")
     tokenizer = AutoTokenizer.from_pretrained(run.actor_rollout_ref.model.path)
-    many = (
-        [next(n for n in range(len(tokenizer)) if tokenizer.decode([n]) == token)] * count
-        if token
-        else []
-    )
+    vocabulary = {tokenizer.decode([n]): n for n in reversed(range(len(tokenizer)))}
     before, _, after = f"<think>x</think>\n<note>{LONG_NOTE}</note>".partition("candida")
-    start, end = (
-        tokenizer.encode(text, add_special_tokens=False) for text in (f"{before}giardia", after)
-    )
-    attack = [*start, *many, *end, tokenizer.eos_token_id]
-    _, record, engine = play(
-        [attack, assessment_text()], run=run, tokenizer=tokenizer, clean_note=LONG_NOTE
-    )
+    texts = (f"{before}giardia", after)
+    start, end = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+    many = [vocabulary[token]] * count if token else []
+    said = [[*start, *many, *end, tokenizer.eos_token_id], assessment_text()]
+    _, record, engine = play(said, run=run, tokenizer=tokenizer, clean_note=LONG_NOTE)
     assert record.void is None and record.attack is not None and record.attack.invalid is invalid
     budgets = [call.sampling_params["max_tokens"] for call in engine.calls[1:]]
     assert budgets == ([] if invalid else [run.selfplay.budget.assessor])
@@ -217,32 +187,22 @@ def test_turn_text_drops_every_end_id_that_the_model_names(file: str, tmp_path: 
     """
     for name in ("config.json", "generation_config.json"):
         settings = json.loads((resource("assets/tiny_player") / name).read_text())
-        (tmp_path / name).write_text(
-            json.dumps(settings | {"eos_token_id": [0, 2] if name == file else 0})
-        )
+        settings["eos_token_id"] = [0, 2] if name == file else 0
+        (tmp_path / name).write_text(json.dumps(settings))
     own = tiny_tokenizer()
     own.eos_token = "<|endoftext|>"
-    said = (
-        attack_text(),
-        assessment_text(),
-        '{"reason": "no", "error": "present", "realistic": true}',
-    )
-    base = {
-        "judge": "llm",
-        "adapters": "per_role",
-        "judge_server__url": "base",
-        "judge_server__json_schema": False,
-    }
+    answer = '{"reason": "no", "error": "present", "realistic": true}'
+    server = {"selfplay__judge_server__url": "base", "selfplay__judge_server__json_schema": False}
     run = run_with(
         actor_rollout_ref__model__path=str(tmp_path),
-        **{f"selfplay__{key}": value for key, value in base.items()},
+        selfplay__judge="llm",
+        selfplay__adapters="per_role",
+        **server,
     )
-    _, record, _ = play([[*TOKENIZER.encode(text), 2] for text in said], run=run, tokenizer=own)
-    assert (
-        own.eos_token_id == 0
-        and record.judgement is not None
-        and record.judgement.label == "harmful"
-    )
+    said = [[*TOKENIZER.encode(t), 2] for t in (attack_text(), assessment_text(), answer)]
+    _, record, _ = play(said, run=run, tokenizer=own)
+    assert own.eos_token_id == 0
+    assert record.judgement is not None and record.judgement.label == "harmful"
     assert record.attack is not None and record.attack.violations == []
     assert record.assessment is not None and record.assessment.violations == []
 
@@ -303,8 +263,7 @@ def test_rewards_sit_on_the_last_token_of_each_role() -> None:
     )
 
 
-# four assessments of one attack: contexts, rewards in their places, credit, and room for all of
-# them
+# --- four assessments of one attack: contexts, rewards, credit, and room for all of them ---
 
 
 K = 4
@@ -342,40 +301,30 @@ def ends(output: SelfPlayOutput) -> list[int]:
 def test_every_assessor_reads_the_prompt_of_a_single_one_and_nothing_else() -> None:
     _, _, one = play([attack_text(), SAID[0]])
     output, record, four = play([attack_text(), *SAID], run=FOUR)
-    assert [call.prompt_ids for call in four.calls] == [
-        one.calls[0].prompt_ids,
-        *[one.calls[1].prompt_ids] * K,
-    ]
-    assert output.context_lengths == [
-        len(call.prompt_ids) + len(call.output.token_ids) for call in four.calls
-    ]
-    contexts = [
-        token for call in four.calls for token in (*call.prompt_ids, *call.output.token_ids)
-    ]
-    assert [*output.prompt_ids, *output.response_ids] == contexts
+    attack, assess = (call.prompt_ids for call in one.calls)
+    assert [call.prompt_ids for call in four.calls] == [attack, *[assess] * K]
+    contexts = [[*call.prompt_ids, *call.output.token_ids] for call in four.calls]
+    assert output.context_lengths == list(map(len, contexts))
+    assert [*output.prompt_ids, *output.response_ids] == list(chain(*contexts))
     assert [len(game.further_assessments) for game in record.by_assessment] == [K - 1] * K
     assert [game.assessment.response for game in record.by_assessment if game.assessment] == SAID
 
 
 def test_assessment_is_paid_at_its_last_token_and_the_judge_asked_once() -> None:
     Counting.asked = 0
-    output, columns = scored(
-        *SAID, run=run_with(selfplay__assessments=K, selfplay__judge=f"{__name__}:Counting")
-    )
+    run = run_with(selfplay__assessments=K, selfplay__judge=f"{__name__}:Counting")
+    output, columns = scored(*SAID, run=run)
     assert Counting.asked == 1
     record = MedicalRecord.model_validate(columns["extra_fields"][RECORD_KEY])
-    right, wrong, unreadable, elsewhere = (
-        game.reward(Role.ASSESSOR) for game in record.by_assessment
-    )
+    earned = [game.reward(Role.ASSESSOR) for game in record.by_assessment]
+    right, wrong, unreadable, elsewhere = earned
     assert right == 1.25 and wrong == -1.0 and elsewhere == 0.75
     assert unreadable is not None and unreadable < wrong
     attacker = record.reward(Role.ATTACKER)
     assert attacker == pytest.approx(sum(record.rewards[Role.ATTACKER].values()))
     assert record.rewards[Role.ATTACKER]["game"] == pytest.approx((-1 + 1 + 0 - 1) / K)
     scores = columns["rm_scores"].tolist()
-    assert [scores[end] for end in ends(output)] == pytest.approx(
-        [attacker, right, wrong, unreadable, elsewhere]
-    )
+    assert [scores[end] for end in ends(output)] == pytest.approx([attacker, *earned])
     assert sum(score != 0 for score in scores) == 1 + K
 
 
@@ -394,9 +343,8 @@ class ReadableAssessors(RewardScheme):
 def test_a_conversation_that_a_scheme_leaves_out_is_masked(
     said: list[str], trained: list[int]
 ) -> None:
-    run = run_with(
-        selfplay__reward=f"{__name__}:ReadableAssessors", selfplay__assessments=len(said)
-    )
+    scheme = f"{__name__}:ReadableAssessors"
+    run = run_with(selfplay__reward=scheme, selfplay__assessments=len(said))
     output, columns = scored(*said, run=run)
     record = MedicalRecord.model_validate(columns["extra_fields"][RECORD_KEY])
     assert record.attack is not None
@@ -417,17 +365,8 @@ def test_assessments_are_generated_side_by_side_and_keep_their_order() -> None:
         return MockReply(text=[attack_text(), *SAID][number + 1], latency=0.02 * (K - number))
 
     one_after_another, _, _ = play([attack_text(), *SAID], run=FOUR)
-    output, record, _ = play(
-        lambda prompt, params: asyncio.wait_for(reply(prompt, params), 10), run=FOUR
-    )
-    for column in (
-        "prompt_ids",
-        "response_ids",
-        "response_mask",
-        "role_ids",
-        "context_lengths",
-        "turn_ends",
-    ):
+    output, record, _ = play(lambda *asked: asyncio.wait_for(reply(*asked), 10), run=FOUR)
+    for column in ("prompt_ids", "response_ids", "response_mask", "role_ids", "turn_ends"):
         assert getattr(output, column) == getattr(one_after_another, column)
     assert [game.assessment.response for game in record.by_assessment if game.assessment] == SAID
 
@@ -435,9 +374,7 @@ def test_assessments_are_generated_side_by_side_and_keep_their_order() -> None:
 @pytest.mark.parametrize("broken", [RuntimeError("lost"), MockReply(text="", stop_reason="abort")])
 def test_one_assessment_without_an_answer_makes_the_game_void(broken: Any) -> None:
     output, columns = scored(SAID[0], broken, *SAID[2:])
-    assert "assessor: generation" in str(
-        MedicalRecord.model_validate(columns["extra_fields"][RECORD_KEY]).void
-    )
+    assert "assessor: generation" in str(columns["extra_fields"][RECORD_KEY].void)
     assert not columns["response_mask"].any() and not columns["rm_scores"].any()
     assert_well_formed(output)
 
@@ -459,11 +396,12 @@ def two_games() -> tuple[RoleBatch, list[list[int]]]:
     width = max(len(output.response_ids) for output, _ in games)
 
     def padded(name: str) -> torch.Tensor:
-        return torch.stack(
-            [torch.nn.functional.pad(c[name], (0, width - len(c[name]))) for _, c in games]
-        )
+        pad = torch.nn.functional.pad
+        return torch.stack([pad(c[name], (0, width - len(c[name]))) for _, c in games])
 
     mask = padded("response_mask")
+    contexts = [context_ids(c["context_lengths"], len(of.response_ids)) for of, c in games]
+    game = MedicalGameInteraction(MedicalConfig(judge="labels", assessments=K))
     batch = RoleBatch(
         rewards=padded("rm_scores"),
         mask=mask,
@@ -471,16 +409,8 @@ def two_games() -> tuple[RoleBatch, list[list[int]]]:
         roles=ROLES,
         groups=["note", "note"],
         kinds=["adversarial_benign"] * 2,
-        conversations=stacked(
-            [
-                context_ids(columns["context_lengths"], len(output.response_ids))
-                for output, columns in games
-            ],
-            mask,
-        ),
-        repeated_roles=MedicalGameInteraction(
-            MedicalConfig(judge="labels", assessments=K)
-        ).repeated_roles,
+        conversations=stacked(contexts, mask),
+        repeated_roles=game.repeated_roles,
         values=torch.zeros(mask.shape),
     )
     return batch, [ends(output) for output, _ in games]
@@ -513,9 +443,8 @@ def test_reward_moves_its_own_assessment_and_those_of_the_same_note_alone(
     own = assessors & (batch.conversations == turn)
     assert torch.allclose(moved[own], torch.tensor(3.0 * own_share), atol=1e-5)
     assert torch.allclose(moved[assessors & ~own], torch.tensor(-3.0 * others_share), atol=1e-5)
-    assert not moved[
-        ~assessors
-    ].any()  # neither the attacker's tokens nor the answers to another attack's note
+    # Neither the attacker's tokens nor the answers to another attack's note.
+    assert not moved[~assessors].any()
 
 
 def test_the_longest_game_fits_into_its_plan() -> None:
@@ -525,11 +454,9 @@ def test_the_longest_game_fits_into_its_plan() -> None:
     first = game.next_turn(game.new_game(row))
     assert first is not None
     _, prompt, response = game.plan(row)
-    run = run_with(
-        selfplay__assessments=K,
-        actor_rollout_ref__rollout__response_length=response,
-        actor_rollout_ref__rollout__prompt_length=prompt,
-    )
+    room = {"response_length": response, "prompt_length": prompt}
+    lengths = {f"actor_rollout_ref__rollout__{name}": tokens for name, tokens in room.items()}
+    run = run_with(selfplay__assessments=K, **lengths)
     output, record, _ = play([attack_text(), *[long] * K], run=run)
     assert record.void is None
     assert [game.assessment.tokens for game in record.by_assessment if game.assessment] == [400] * K

@@ -52,14 +52,12 @@ from medserl_agentloop.testing import compose_run
 NAMES = MedicalGameInteraction.roles
 
 
-@pytest.mark.parametrize("on_alarm", ["warn", "stop"])
+@pytest.mark.parametrize(("on_alarm", "saved"), [("warn", []), ("stop", [1])])
 def test_a_step_with_an_alarm_is_the_last_one_only_if_the_run_is_to_stop(
-    on_alarm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on_alarm: str, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def of_verl(self: Any, metrics: dict[str, float], timing: dict[str, float]) -> None:
-        metrics["training/rollout_probs_diff_mean"] = 0.5
-
-    monkeypatch.setattr(PPOTrainer, "step", of_verl)
+    mismatch = {"training/rollout_probs_diff_mean": 0.5}
+    monkeypatch.setattr(PPOTrainer, "step", lambda self, metrics, _: metrics.update(mismatch))
     trainer: Any = object.__new__(SelfPlayTrainer)
     trainer.selfplay = SelfPlayConfig(game="medical", on_alarm=on_alarm, alarms={"patience": 1})
     trainer.interaction = SimpleNamespace(view=SimpleNamespace(notices=lambda numbers: []))
@@ -67,24 +65,15 @@ def test_a_step_with_an_alarm_is_the_last_one_only_if_the_run_is_to_stop(
     trainer.recorder = StepRecorder(trainer.selfplay, MedicalGameInteraction, trainer.files)
     trainer.global_steps, trainer.total_training_steps = 1, 4
     trainer._certificate_metrics = {}
-    trainer.config, saved = OmegaConf.create({"trainer": {"save_freq": 2}}), list[int]()
-    trainer._save_checkpoint = lambda: saved.append(trainer.global_steps)
+    trainer.config, found = OmegaConf.create({"trainer": {"save_freq": 2}}), list[int]()
+    trainer._save_checkpoint = lambda: found.append(trainer.global_steps)
     trainer.step({}, {})
-    assert saved == ([1] if on_alarm == "stop" else [])
-    if on_alarm == "stop":
-        with pytest.raises(
-            HealthError,
-            match=r"stopped after step 1 .* rollout_mismatch: training/rollout_probs_diff_mean is "
-            r"0\.5",
-        ):
-            trainer.step({}, {})
-    else:
+    assert found == saved
+    stopped = r"stopped after step 1 .* rollout_mismatch: training/rollout_probs_diff_mean is 0\.5"
+    with pytest.raises(HealthError, match=stopped) if saved else nullcontext():
         trainer.step({}, {})
     steps = [json.loads(line) for line in trainer.files.metrics.path.read_text().splitlines()]
-    assert (
-        len(steps) == (1 if on_alarm == "stop" else 2)
-        and steps[0]["selfplay/alarm/rollout_mismatch"] == 1.0
-    )
+    assert len(steps) == 2 - len(saved) and steps[0]["selfplay/alarm/rollout_mismatch"] == 1.0
 
 
 def test_abandoned_requests_are_aborted_before_the_engine_sleeps() -> None:
@@ -101,16 +90,11 @@ def test_abandoned_requests_are_aborted_before_the_engine_sleeps() -> None:
 
 
 def test_two_conversations_of_a_role_are_credited_apart() -> None:
-    settings = {
-        "adv_estimator": "role_reinforce_pp",
-        "use_kl_in_reward": False,
-        "gamma": 1.0,
-        "lam": 1.0,
-    }
-    selfplay = SelfPlayConfig.model_validate(
-        {"game": "mine", "credit": {"normalize": {"only": "none"}}}
-    )
-    credit = RoleCredit(OmegaConf.create(settings), selfplay, roles=("only",))
+    settings = {"adv_estimator": "role_reinforce_pp", "use_kl_in_reward": False}
+    algorithm = OmegaConf.create({**settings, "gamma": 1.0, "lam": 1.0})
+    plain = {"normalize": {"only": "none"}}
+    selfplay = SelfPlayConfig.model_validate({"game": "mine", "credit": plain})
+    credit = RoleCredit(algorithm, selfplay, roles=("only",))
     columns = {
         "rm_scores": torch.tensor([[0.0, 1.0, 0.0, 0.0, 5.0]]),
         "contexts": torch.tensor([[0, 0, 1, 1, 1]]),
@@ -136,25 +120,17 @@ def test_turns_and_their_lengths_are_counted_for_any_game() -> None:
 
 @pytest.mark.parametrize("certify", ["stop", "only", "warn"])
 def test_a_claim_that_does_not_hold_ends_a_run_unless_it_is_only_to_warn(
-    certify: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    certify: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    measures = [Measure("loss", "actor", 1.0, 1e-5, {}, "the loss couples the roles")]
-    monkeypatch.setattr(
-        core_trainer, "certify", lambda *_: Certificate(measures, step=0, games=2, seconds=1.0)
-    )
+    problem = "the loss couples the roles"
+    found = Certificate([Measure("loss", "actor", 1.0, 1e-5, {}, problem)], 0, games=2, seconds=1.0)
+    monkeypatch.setattr(core_trainer, "certify", lambda *_: found)
     trainer: Any = object.__new__(SelfPlayTrainer)
     trainer.encoder, trainer.selfplay = None, SimpleNamespace(certify=certify, records=tmp_path)
-    ends = (
-        nullcontext()
-        if certify == "warn"
-        else pytest.raises(CertificateError, match="the loss couples the roles")
-    )
-    with ends:
+    ends = pytest.raises(CertificateError, match=problem)
+    with nullcontext() if certify == "warn" else ends:
         trainer._certify()
-    assert "certificate: the loss couples the roles" in capsys.readouterr().out
+    assert f"certificate: {problem}" in capsys.readouterr().out
     assert (tmp_path / CERTIFICATE_FILE).is_file()
 
 
@@ -170,25 +146,22 @@ def test_a_validation_without_the_games_that_raised_is_not_written(tmp_path: Pat
 MASK = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]])
 
 
-def test_the_leak_metric_compares_later_contexts_with_the_first_ones() -> None:
-    rollout = torch.zeros(2, 6)
-    actor = torch.where(MASK > 0, 0.01, 9.0)
-    assert context_leak_metrics(context_gaps(rollout, actor, MASK))[
-        "selfplay/context_leak"
-    ] == pytest.approx(1.0)
+def leak(rollout: torch.Tensor, actor: torch.Tensor, mask: torch.Tensor = MASK) -> Any:
+    return context_leak_metrics(context_gaps(rollout, actor, mask))
 
+
+def test_the_leak_metric_compares_later_contexts_with_the_first_ones() -> None:
+    rollout, actor = torch.zeros(2, 6), torch.where(MASK > 0, 0.01, 9.0)
+    assert leak(rollout, actor)["selfplay/context_leak"] == pytest.approx(1.0)
     actor[0, 4:] = 0.2
-    metrics = context_leak_metrics(context_gaps(rollout, actor, MASK))
+    metrics = leak(rollout, actor)
     assert metrics["selfplay/context_leak"] == pytest.approx(20.0)
     assert metrics["selfplay/log_prob_gap/first_context"] == pytest.approx(0.01)
     assert metrics["selfplay/context_leak_games"] == 1
-
     actor = torch.zeros(2, 6)
     actor[0, 4] = 5e-7  # less than float32 can tell
-    assert context_leak_metrics(context_gaps(rollout, actor, MASK))["selfplay/context_leak"] < 1
-    assert (
-        context_leak_metrics(context_gaps(torch.zeros(1, 6), torch.ones(1, 6), MASK[1:])) == {}
-    )  # no second context
+    assert leak(rollout, actor)["selfplay/context_leak"] < 1
+    assert leak(rollout[1:], actor[1:], MASK[1:]) == {}  # no second context
 
 
 ROLES = torch.tensor([[1, 1, 0, 0, 2, 2], [2, 2, 2, 0, 0, 0]])
@@ -262,14 +235,10 @@ class Queue:
     def __init__(self, rows: dict[str, dict[str, torch.Tensor]]) -> None:
         self.rows = rows
 
-    def kv_batch_get(
-        self, keys: list[str], partition_id: str, select_fields: list[str]
-    ) -> TensorDict:
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: Any) -> TensorDict:
+        rows = [self.rows[key] for key in keys]
         return list_of_dict_to_tensordict(
-            [
-                {name: self.rows[key][name] for name in select_fields if name in self.rows[key]}
-                for key in keys
-            ]
+            [{name: row[name] for name in select_fields if name in row} for row in rows]
         )
 
     def kv_batch_put(self, keys: list[str], partition_id: str, fields: TensorDict) -> None:
@@ -290,12 +259,12 @@ def test_positions_restart_in_every_context_before_verl_reads_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lengths = {"two": [3, 2], "one": [4], "three": [2, 2, 3], "padding": [3, 2]}
+    others = {"old_log_probs": torch.zeros(2), "response_mask": torch.ones(2)}
     rows = {
         key: {
             "context_lengths": torch.tensor(contexts),
             "position_ids": torch.arange(sum(contexts)),  # as verl's agent loop counts them
-            "old_log_probs": torch.zeros(2),
-            "response_mask": torch.ones(2),
+            **others,
         }
         for key, contexts in lengths.items()
     }
@@ -321,14 +290,10 @@ def test_positions_restart_in_every_context_before_verl_reads_them(
 def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    row = {
-        "context_lengths": torch.tensor([4, 3, 2]),
-        "role_ids": torch.tensor([1, 1, 0, 2, 2, 0, 0]),
-    }
-    rows = {
-        "game": row,
-        "padding": dict(row),
-    }  # verl copies a row, but its response is one masked token
+    lengths, role_ids = torch.tensor([4, 3, 2]), torch.tensor([1, 1, 0, 2, 2, 0, 0])
+    row = {"context_lengths": lengths, "role_ids": role_ids}
+    # verl copies a row as padding, but its response is one masked token.
+    rows = {"game": row, "padding": dict(row)}
     columns.write_token_roles(queued(rows, monkeypatch, game=9, padding=3))
     assert rows["game"][TOKEN_ROLES].tolist() == [1, 1, 1, 1, 2, 2, 2, 0, 0]
     assert rows["padding"][TOKEN_ROLES].tolist() == [0, 0, 0]
@@ -340,12 +305,10 @@ def test_every_token_of_a_context_belongs_to_the_role_that_answers_in_it(
 def test_coefficients_follow_roles_and_skip_observations_and_void_games(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    numbers = {"game": ([1, 1, 0, 2], [1, 1, 0, 1]), "void": ([2, 2], [0, 0])}
     rows = {
-        "game": {
-            "role_ids": torch.tensor([1, 1, 0, 2]),
-            "response_mask": torch.tensor([1, 1, 0, 1]),
-        },
-        "void": {"role_ids": torch.tensor([2, 2]), "response_mask": torch.tensor([0, 0])},
+        key: {"role_ids": torch.tensor(ids), "response_mask": torch.tensor(mask)}
+        for key, (ids, mask) in numbers.items()
     }
     columns.write_anchor(queued(rows, monkeypatch), {1: 0.5, 2: 0.1})
     torch.testing.assert_close(rows["game"][ANCHOR_COLUMN], torch.tensor([0.5, 0.5, 0.0, 0.1]))
@@ -360,7 +323,7 @@ def micro_batch(
     trained_tokens: int,
     anchor: list[list[float]] | None = None,
     lengths: tuple[int, ...] = (4, 2),
-    **columns: list[list[float]],
+    **changed: list[list[float]],
 ) -> tuple[dict[str, Any], TensorDict]:
     """Games of so many response tokens behind prompts of 1, as verl's engine passes them."""
     rows = {
@@ -371,20 +334,14 @@ def micro_batch(
         "old_log_probs": [torch.full((n,), -1.0) for n in lengths],
         "ref_log_prob": [torch.full((n,), -1.5) for n in lengths],
         "advantages": [torch.ones(n) for n in lengths],
-        **{name: list(map(torch.tensor, column)) for name, column in columns.items()},
+        **{name: list(map(torch.tensor, column)) for name, column in changed.items()},
     }
     if anchor is not None:
         rows[ANCHOR_COLUMN] = list(map(torch.tensor, anchor))
-    data = TensorDict(
-        {name: nested(column) for name, column in rows.items()}, batch_size=len(lengths)
-    )
-    told = {
-        "dp_size": 1,
-        "batch_num_tokens": trained_tokens,
-        "global_batch_size": 2,
-        TOKEN_COUNTS: token_counts(data),
-    }
-    tensordict_utils.assign_non_tensor(data, **told)
+    columns = {name: nested(column) for name, column in rows.items()}
+    data = TensorDict(columns, batch_size=len(lengths))
+    sizes = {"dp_size": 1, "batch_num_tokens": trained_tokens, "global_batch_size": 2}
+    tensordict_utils.assign_non_tensor(data, **sizes, **{TOKEN_COUNTS: token_counts(data)})
     log_probs = nested([torch.full((n + 1,), -1.0, requires_grad=True) for n in lengths])
     return {"log_probs": log_probs}, data
 
@@ -412,13 +369,10 @@ def test_what_a_game_settles_reaches_records_and_tokens(monkeypatch: pytest.Monk
     records = [
         KuhnPoker.Record(cards=("K", "Q"), rewards={"first": {"chips": 0.5}}) for _ in role_ids
     ]
+    scores, ids = map(torch.tensor, before), map(torch.tensor, role_ids)
     rows = {
-        str(n): {
-            "role_ids": torch.tensor(role_ids[n]),
-            "rm_scores": torch.tensor(before[n]),
-            "extra_fields": {RECORD_KEY: records[n]},
-        }
-        for n in range(3)
+        str(n): {"role_ids": of, "rm_scores": score, "extra_fields": {RECORD_KEY: record}}
+        for n, (of, score, record) in enumerate(zip(ids, scores, records, strict=True))
     }
 
     def settle(records: list[Any], counts: dict[str, Any]) -> None:
@@ -447,18 +401,12 @@ def of_assessor(
     roles: tuple[int, ...], games: list[tuple[int, int]], where: list[tuple[int, int]] | None = None
 ) -> torch.Tensor:
     """The update's gradient of the assessor's log-probs, in the order of ``games``: tokens of
-    attacker and assessor.
-
-    ``where`` says which of two workers' micro-batches each game is in, as verl's engines split a
-    mini-batch.
+    attacker and assessor. ``where`` says which of two workers' micro-batches each game is in.
     """
     where = where or [(0, 0)] * len(games)
     parts = {place: [n for n, at in enumerate(where) if at == place] for place in where}
-    told = {
-        "dp_size": 2,
-        "batch_num_tokens": sum(map(sum, games)),
-        TOKEN_COUNTS: Counter[tuple[str, int]](),
-    }
+    told: dict[str, Any] = {"dp_size": 2, "batch_num_tokens": sum(map(sum, games))}
+    told[TOKEN_COUNTS] = Counter[tuple[str, int]]()
     micro_batches = {}
     for place, members in parts.items():
         role_ids = [[1] * games[n][0] + [0] + [2] * games[n][1] for n in members]
@@ -497,18 +445,15 @@ def test_loss_of_a_role_does_not_know_the_other_roles_length(games: Any, times: 
     where = [place for *_, place in games]
     lengths = [(attacker, assessor) for attacker, assessor, _ in games]
     before = of_assessor((1, 2), lengths)
-    after = of_assessor(
-        (1, 2), [(attacker * times, assessor) for attacker, assessor in lengths], where
-    )
+    longer = [(attacker * times, assessor) for attacker, assessor in lengths]
+    after = of_assessor((1, 2), longer, where)
     torch.testing.assert_close(after, before)
 
 
 def test_update_pass_measures_the_leak_with_an_untrained_role_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A game of two contexts of which the later is trained, a void game, and padding with the
-    columns of its copy.
-    """
+    """A game of two contexts of which the later is trained, a void game, and padding."""
     output, data = micro_batch(
         trained_tokens=1,
         lengths=(4, 2, 1),
@@ -518,13 +463,9 @@ def test_update_pass_measures_the_leak_with_an_untrained_role_too(
     )
     del data["old_log_probs"]
     _, metrics = selfplay_loss(CONFIG, (2,), output, data)
-    of_verl = {
-        f"actor/{name}": getattr(of, "aggregate", lambda of=of: of)()
-        for name, of in metrics.items()
-    }
-    monkeypatch.setattr(
-        PPOTrainer, "_update_actor", lambda self, batch, metrics: metrics.update(of_verl)
-    )
+    numbers = {name: getattr(of, "aggregate", lambda of=of: of)() for name, of in metrics.items()}
+    of_verl = {f"actor/{name}": number for name, number in numbers.items()}
+    monkeypatch.setattr(PPOTrainer, "_update_actor", lambda self, batch, own: own.update(of_verl))
     found: dict[str, Any] = {}
     object.__new__(SelfPlayTrainer)._update_actor(None, found)
     assert found["selfplay/log_prob_gap/first_context"] == pytest.approx(0.1, abs=1e-6)
