@@ -58,10 +58,8 @@ def test_a_resumed_run_removes_old_checkpoints_before_it_writes_another(
     save(tmp_path, 10, 20, 30, 50, latest=latest)
     remove_old(tmp_path, 40, keep, {})
     for engine in ("actor", "critic"):
-        found = sorted(
-            int(path.parent.name[12:]) for path in tmp_path.glob(f"global_step_*/{engine}")
-        )
-        assert found == left
+        found = (path.parent.name[12:] for path in tmp_path.glob(f"global_step_*/{engine}"))
+        assert sorted(map(int, found)) == left
 
 
 def test_the_best_one_is_kept_with_the_newest_ones(tmp_path: Path) -> None:
@@ -74,11 +72,8 @@ def test_the_best_one_is_kept_with_the_newest_ones(tmp_path: Path) -> None:
 def test_checkpoints_say_which_is_which_and_are_chosen_by_name(tmp_path: Path) -> None:
     save(tmp_path, 2, 4, 6, latest=6)
     validate(tmp_path, {0: 0.2, 2: 0.4, 4: 0.6})
-    assert list(map(str, checkpoints(tmp_path))) == [
-        "step 2 (0.400)",
-        "step 4 (best, 0.600)",
-        "step 6 (newest)",
-    ]
+    named = ["step 2 (0.400)", "step 4 (best, 0.600)", "step 6 (newest)"]
+    assert list(map(str, checkpoints(tmp_path))) == named
     assert [choose(tmp_path, name).step for name in ("best", "newest", "2")] == [4, 6, 2]
     with pytest.raises(ValueError, match=r"no checkpoint '8'.*step 4 \(best"):
         choose(tmp_path, "8")

@@ -63,19 +63,18 @@ EVALUATED = row("vanilla_benign")
 EVALUATED["extra_info"]["split"] = "eval"
 
 
+ATTACKED = row("adversarial_benign")
+
+
 @pytest.mark.parametrize(
     ("made", "options", "message"),
     [
-        (
-            row("vanilla_benign", agent_name="other"),
-            {},
-            "row 0: agent_name is 'other', not 'medserl_selfplay'",
-        ),
+        (row("vanilla_benign", agent_name="other"), {}, "row 0: agent_name is 'other', not"),
         (NO_NOTE, {}, r"rows\.parquet row 0: .*extra_info\['clean_note'\]"),
         (row("decoy_benign"), {}, "decoy_benign games need a judge"),
         (VARIATION, {}, "decoy_benign games need a judge"),
-        (row("adversarial_benign"), {"prompt": 10}, r"row 0 needs data.max_prompt_length=\d+"),
-        (row("adversarial_benign"), {"response": 10}, r"row 0 needs data.max_response"),
+        (ATTACKED, {"prompt": 10}, r"row 0 needs data.max_prompt_length=\d+"),
+        (ATTACKED, {"response": 10}, r"row 0 needs data.max_response"),
         (EVALUATED, {}, None),
         (VARIATION, {"selfplay": MedicalConfig(judge="http")}, None),
     ],
@@ -105,10 +104,7 @@ def test_filter_overlong_prompts_leaves_out_rows_by_their_games(
     run.data.filter_overlong_prompts = True
     dataset = create_rl_dataset(run.data.train_files, run.data, TOKENIZER, None)
     assert [facts["category"] for facts in dataset.dataframe["extra_info"]] == ["vanilla_benign"]
-    assert (
-        "rows.parquet: data.filter_overlong_prompts leaves out 2 of 3 rows"
-        in capsys.readouterr().out
-    )
+    assert "rows.parquet: data.filter_overlong_prompts leaves out 2 of 3" in capsys.readouterr().out
     run.data.filter_overlong_prompts = False
     everything = create_rl_dataset(run.data.train_files, run.data, TOKENIZER, None)
     with pytest.raises(ConfigError, match=r"row 1, 2 needs .*data\.filter_overlong_prompts=true"):
@@ -129,14 +125,11 @@ def test_turns_of_an_opponent_take_no_room() -> None:
         selfplay = MedicalConfig(judge="labels", train=trained, opponent=opponent)
         return MedicalGameInteraction(selfplay, ENCODER).plan(extra_info(category))[1:]
 
-    attack, assess = (
-        ENCODER.opening(load_profile().turn(r, Category.ADVERSARIAL_BENIGN, NOTE)) for r in Role
-    )
+    turns = (load_profile().turn(role, Category.ADVERSARIAL_BENIGN, NOTE) for role in Role)
+    attack, assess = map(ENCODER.opening, turns)
     budget = SELFPLAY.budget
-    assert planned("adversarial_benign", "attacker") == (
-        len(attack.ids),
-        budget.attacker(attack.data_tokens),
-    )
+    room = budget.attacker(attack.data_tokens)
+    assert planned("adversarial_benign", "attacker") == (len(attack.ids), room)
     grown = budget.rewritten_note(assess.data_tokens) - assess.data_tokens
     assert planned("adversarial_benign", "assessor") == (len(assess.ids) + grown, budget.assessor)
     assert planned("vanilla_benign", "attacker") == (1, 1)
@@ -145,9 +138,7 @@ def test_turns_of_an_opponent_take_no_room() -> None:
 
 def test_stop_strings_that_an_engine_would_refuse_are_named() -> None:
     rollout = compose_run("actor_rollout_ref.rollout.name=sglang").actor_rollout_ref.rollout
-    with pytest.raises(
-        ConfigError, match=r"'</answer>' are more than one token.*skip_tokenizer_init=False"
-    ):
+    with pytest.raises(ConfigError, match=r"'</answer>' are .*skip_tokenizer_init=False"):
         check_stop_strings(["</answer>"], rollout)
     check_stop_strings([], rollout)
     rollout.skip_tokenizer_init = False

@@ -36,23 +36,23 @@ def answer_to(record: Any, run: Any) -> dict[str, Any]:
 def test_run_of_the_baseline_scheme_gets_its_components() -> None:
     judged = finished(Outcome.CORRECT_DETECTION, category="vanilla_harmful")
     answer = answer_to(judged, run_with(selfplay__reward="medical_general_sum"))
-    record = answer["reward_extra_info"][RECORD_KEY]
-    assert (
-        record.rewards
-        == MedicalGeneralSum().rewards(record)
-        == {Role.ASSESSOR: {"detection": 1.0, "format": 1.0}}
-    )
+    record, paid = answer["reward_extra_info"][RECORD_KEY], {"detection": 1.0, "format": 1.0}
+    assert record.rewards == MedicalGeneralSum().rewards(record) == {Role.ASSESSOR: paid}
     assert (record.scheme, answer["reward_score"]) == ("medical_general_sum", 2.0)
 
 
-@pytest.mark.parametrize(
-    "number", [float("nan"), float("inf"), -1e39]
-)  # the last one is infinite in float32
+def kuhn(**fields: Any) -> KuhnRecord:
+    return KuhnRecord(cards=("Q", "K"), **fields)
+
+
+def of_kuhn(record: KuhnRecord) -> dict[str, Any]:
+    return answer_to(record, compose_run("+recipes=kuhn_poker"))
+
+
+# The last one is infinite in float32.
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1e39])
 def test_a_reward_that_is_no_number_makes_its_game_void(number: float) -> None:
-    record = KuhnRecord(
-        cards=("Q", "K"), rewards={"first": {"chips": 1.0}, "second": {"chips": number}}
-    )
-    answer = answer_to(record, compose_run("+recipes=kuhn_poker"))
+    answer = of_kuhn(kuhn(rewards={"first": {"chips": 1.0}, "second": {"chips": number}}))
     voided = answer["reward_extra_info"][RECORD_KEY]
     reason = f"reward 'chips' is no number within 1e+15: {number}"
     assert (voided.void, voided.rewards, answer["reward_score"]) == (reason, {}, 0)
@@ -61,24 +61,20 @@ def test_a_reward_that_is_no_number_makes_its_game_void(number: float) -> None:
 
 @pytest.mark.parametrize("numbers", [(1, 2), (-1, 0)], ids=str)
 def test_rewards_of_turns_are_numbered_from_0(numbers: tuple[int, ...]) -> None:
-    record = KuhnRecord(
-        cards=("Q", "K"),
+    record = kuhn(
         turns=[TurnRecord(role=role) for role in ("first", "second")],
         rewards={"first": {"chips": 1.0}, "second": {"chips": -1.0}},
         turn_rewards={number: {"chips": 1.0} for number in numbers},
     )
     with pytest.raises(ValueError, match=rf"turn {'2' if 2 in numbers else '-1'},"):
-        answer_to(record, compose_run("+recipes=kuhn_poker"))
+        of_kuhn(record)
     record.turn_rewards = {0: {"chips": 1.0}, 1: {"chips": -1.0}}
-    answer_to(record, compose_run("+recipes=kuhn_poker"))
+    of_kuhn(record)
 
 
 def test_rewards_of_a_role_that_the_game_lacks_are_refused() -> None:
-    record = KuhnRecord(cards=("Q", "K"), rewards={"frist": {"chips": 1.0}})
-    with pytest.raises(
-        ValueError, match=r"rewards \['frist'\], and its roles are \('first', 'second'\)"
-    ):
-        answer_to(record, compose_run("+recipes=kuhn_poker"))
+    with pytest.raises(ValueError, match=r"rewards \['frist'\], and its roles are \('first'"):
+        of_kuhn(kuhn(rewards={"frist": {"chips": 1.0}}))
 
 
 class Slow(ZeroSum):
@@ -114,14 +110,10 @@ GAME = MedicalGameInteraction(MedicalConfig(judge="labels"))
 
 def games(step: int) -> list[MedicalRecord]:
     """Three of each outcome, and one with a lone surrogate and without a role's reward."""
-    odd = {
-        "attack": {"note": "a \ud800 note", "reasoning": "\x1b[31m"},
-        "rewards": {Role.ATTACKER: {"game": 1.0}},
-    }
-    return [
-        finished(Outcome.MISSED_ERROR, step=step, **odd),
-        *[finished(o, step=step) for o in list(Outcome) * 3],
-    ]
+    attack = {"note": "a \ud800 note", "reasoning": "\x1b[31m"}
+    odd = {"attack": attack, "rewards": {Role.ATTACKER: {"game": 1.0}}}
+    usual = [finished(outcome, step=step) for outcome in list(Outcome) * 3]
+    return [finished(Outcome.MISSED_ERROR, step=step, **odd), *usual]
 
 
 @pytest.fixture
@@ -146,23 +138,19 @@ def test_every_step_has_its_table_beside_verls_metrics(offline: Path) -> None:
         facts = (row["_step"], row.get("selfplay/games"), row.get(TABLE_NAME) is not None)
         assert facts == ((0, None, False) if step == 1 else (step - 1, 19.0 + step, True))
     tracking.finish()
-    tables = [
-        json.loads(file.read_text())
-        for file in offline.glob("wandb/offline-run-*/files/media/**/*.table.json")
-    ]
+    files = offline.glob("wandb/offline-run-*/files/media/**/*.table.json")
+    tables = [json.loads(file.read_text()) for file in files]
     assert sorted(table["data"][0][0] for table in tables) == [1, 2, 3]
     for table in tables:
-        assert table["columns"][0] == "step" and {"attacker", "assessor", "judge"} <= set(
-            table["columns"]
-        )
+        assert table["columns"][0] == "step"
+        assert {"attacker", "assessor", "judge"} <= set(table["columns"])
         assert [line[0] for line in table["data"]] == [table["data"][0][0]] * count
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 100])
 def test_a_rare_outcome_is_not_crowded_out(count: int) -> None:
-    played = [finished(Outcome.CORRECT_DETECTION, step=n) for n in range(20)] + [
-        finished(Outcome.MISSED_ERROR, step=20)
-    ]
+    played = [finished(Outcome.CORRECT_DETECTION, step=n) for n in range(20)]
+    played.append(finished(Outcome.MISSED_ERROR, step=20))
     columns, rows = games_table(GAME, played, count)
     assert len(rows) == min(count, 21)
     assert count < 2 or "missed_error" in [values[columns.index("outcome")] for values in rows]

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from medserl_agentloop.core import step_file
 from medserl_agentloop.core.advantages import Baselines
 from medserl_agentloop.core.recorder import resume_wandb_run
 from medserl_agentloop.core.step_file import (
@@ -93,10 +94,8 @@ def disk_that_is_full_after(size: int) -> Iterator[None]:
 
 def test_full_disk_names_the_file_and_a_resumed_run_cuts_a_partial_line(file: StepFile) -> None:
     file.append(steps(1, 2))
-    with (
-        disk_that_is_full_after(file.path.stat().st_size + 10),
-        pytest.raises(OSError, match=r"games\.jsonl"),
-    ):
+    full = disk_that_is_full_after(file.path.stat().st_size + 10)
+    with full, pytest.raises(OSError, match=r"games\.jsonl"):
         file.append(steps(3, 3))
     assert file.path.read_bytes().endswith(b'{"step": 3')
     assert file.cut_after(2) == 1
@@ -110,9 +109,8 @@ def test_lock_waits_for_a_process_being_killed_and_not_for_its_forks(tmp_path: P
         "lock = lock_folder(sys.argv[1]); print(flush=True); os.fork() or time.sleep(9);"
         "time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", other, str(tmp_path)], stdout=subprocess.PIPE
-    ) as process:
+    command = [sys.executable, "-c", other, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         with lock_folder(tmp_path, wait_s=5):
@@ -131,10 +129,8 @@ def test_a_run_killed_anywhere_resumes_with_every_step_once(
     torn: bytes,
 ) -> None:
     file = StepFile(tmp_path_factory.mktemp("killed") / "games.jsonl")
-    whole, later = (
-        raw(*(n for n in numbers if n <= checkpoint)),
-        raw(*(n for n in numbers if n > checkpoint)),
-    )
+    whole = raw(*(n for n in numbers if n <= checkpoint))
+    later = raw(*(n for n in numbers if n > checkpoint))
     rest = later[: max(0, len(later) - lost)] + torn
     file.path.write_bytes(whole + rest)
     assert file.cut_after(checkpoint) == len(rest.splitlines())
@@ -169,9 +165,7 @@ def test_two_runs_with_one_folder_of_checkpoints_do_not_run_side_by_side(
 ) -> None:
     first, same, second = (RunFiles(tmp_path / name) for name in ("a", "a", "b"))
     first.open("x: 1", checkpoints=tmp_path / "a")  # one folder for both, as the recipes have it
-    monkeypatch.setattr(
-        "medserl_agentloop.core.step_file.lock_folder", partial(lock_folder, wait_s=0.1)
-    )
+    monkeypatch.setattr(step_file, "lock_folder", partial(lock_folder, wait_s=0.1))
     for other in (same, second):
         with pytest.raises(ValueError, match="another process writes to"):
             other.open("x: 1", checkpoints=tmp_path / "a")
