@@ -237,9 +237,7 @@ class SelfPlayConfig(BaseModel):
         """Read the ``selfplay`` node of a run's config; a ConfigError names each wrong key."""
         node = OmegaConf.select(config, "selfplay")
         if node is None:
-            raise ConfigError(
-                "the run has no 'selfplay' node: start from a recipe, e.g. +recipes=quickstart"
-            )
+            raise ConfigError("no 'selfplay' node: start from a recipe, e.g. +recipes=quickstart")
         values: Any = OmegaConf.to_container(node, resolve=True)
         name = values.get("game")
         if name == "???":
