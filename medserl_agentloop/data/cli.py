@@ -36,7 +36,7 @@ from medserl_agentloop.data.rows import (
 )
 from medserl_agentloop.games.medical.case import Label
 from medserl_agentloop.games.medical.prompting import load_profile
-from medserl_agentloop.paths import MANIFEST, all_or_none, sha256_of
+from medserl_agentloop.paths import MANIFEST, all_or_none, did_you_mean, sha256_of
 from medserl_agentloop.terminal import errors_in_one_line, say, table
 
 if TYPE_CHECKING:
@@ -140,8 +140,8 @@ def named_columns(options: Sequence[str] | None) -> dict[str, str]:
     for name, column in named.items():
         if name not in FIELDS or not (column or name == "has_error"):
             raise ValueError(
-                f"--column {name}={column}: write FIELD=COLUMN, with one of the fields "
-                f"{', '.join(FIELDS)}."
+                f"--column {name}={column}{did_you_mean(name, FIELDS)}: write FIELD=COLUMN, with "
+                f"one of the fields {', '.join(FIELDS)}."
             )
     return named
 

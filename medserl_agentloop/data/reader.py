@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -33,7 +34,7 @@ from medserl_agentloop.data.cases import (
     with_twins,
 )
 from medserl_agentloop.games.medical.edit import one_line
-from medserl_agentloop.paths import read_parquet, regular_file, sha256_of
+from medserl_agentloop.paths import did_you_mean, read_parquet, regular_file, sha256_of
 from medserl_agentloop.terminal import shown, visible
 
 _NAMES = {
@@ -384,13 +385,14 @@ def _layout(file: str, header: Sequence[str], columns: Layout) -> Layout:
     unflagged = not {"corrected", "has_error"} & layout.keys()
     wrong = ""
     if absent:
-        wrong = f"no column {absent[0]!r}, which --column names"
+        wrong = f"no column {absent[0]!r}, which --column names{did_you_mean(absent[0], header)}"
     elif "note" not in layout:
         wrong = "no column 'note'"
     elif unflagged and {*header} - {*FIELDS[:3], ""} and "has_error" not in columns:
+        near = get_close_matches("corrected", header, n=1)
         wrong = (
-            "no column 'corrected' or 'has_error' says which notes are wrong (--column has_error= "
-            "if all notes are correct)"
+            "no column 'corrected' or 'has_error' says which notes are wrong (write --column "
+            f"corrected={(*near, 'COLUMN')[0]}, or --column has_error= if all notes are correct)"
         )
     if wrong:
         raise MedecFormatError(

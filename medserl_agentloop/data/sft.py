@@ -90,7 +90,10 @@ def _cases(path: Path) -> Iterator[Mapping[str, Any]]:
     """The facts of each case in a file, once."""
     if differs_from_manifest(path):
         raise ValueError(f"{path}: {DIFFERS}.")
-    rows = read_parquet(path)["extra_info"].to_pylist()
+    table = read_parquet(path)
+    if "extra_info" not in table.column_names:
+        raise ValueError(f"{path}: no rows of self-play; give what medserl data convert wrote.")
+    rows = table["extra_info"].to_pylist()
     yield from {facts["vignette_id"]: facts for facts in rows}.values()
 
 

@@ -84,13 +84,13 @@ def test_a_column_that_may_tell_wrong_notes_is_asked_about(convert: Any, tmp_pat
     """As correct notes, those with errors would be rewarded as safe."""
     rows = [row | {"error_type": "diagnosis"} for row in pairs_of()]
     path = write_table(tmp_path / "own.csv", renamed(rows, corrected="corrected_note"))
-    assert_one_sentence(convert("--input", path), "'corrected_note'", "--column corrected=")
+    assert_one_sentence(convert("--input", path), "--column corrected=corrected_note")
     done = convert("--input", path, "--column", "corrected=corrected_note")
     assert done.exit_code == 0, done.output
     (facts, *_) = pq.read_table(tmp_path / "out/train.parquet")["extra_info"].to_pylist()
     assert facts["error_type"] == "diagnosis" and "warfarin" in facts["error_note"]
     misspelt = convert("--input", path, "--column", "corrected=corected_note")
-    assert_one_sentence(misspelt, "no column 'corected_note'", "'corrected_note'")
+    assert_one_sentence(misspelt, "'corected_note'", "did you mean 'corrected_note'?")
     assert_one_sentence(convert("--input", path, "--column", "fixed=x"), "--column fixed=x", "id")
 
 
@@ -111,6 +111,7 @@ def test_other_columns_need_the_word_that_all_notes_are_correct(tmp_path: Path) 
     ("header", "part"),
     [
         ("id,note,error_type", "--column has_error="),
+        ("id,note,is_corrected", "--column corrected=is_corrected"),
         ("patient,findings", "no column 'note'"),
         (",".join(COLUMNS[:3]), "says which notes are wrong"),  # a test set without its answers
         (",".join([*COLUMNS, "Text"]), "column 'Text' occurs twice"),
