@@ -35,7 +35,7 @@ from medserl_agentloop.games.medical.judges.report import (
     write_report,
 )
 from medserl_agentloop.games.medical.records import JUDGE_ABSTAINED
-from medserl_agentloop.terminal import errors_in_one_line, plain, say
+from medserl_agentloop.terminal import errors_in_one_line, say, table
 
 app = typer.Typer(no_args_is_help=True, help="Serve a judge, or measure how good one is.")
 
@@ -65,21 +65,19 @@ def calibrate(
             return None, why_failed(error)
         return label, None if label else JUDGE_ABSTAINED
 
+    async def read(note: Known) -> Answer:
+        readings = await reader.read(note.after, note.wrong)
+        if all(reading.failed is not None for reading in readings):
+            return None, readings[0].failed
+        found = sum(reading.found is True for reading in readings)
+        return Label.HARMFUL if found >= config.blind.needed else Label.SAFE, None
+
     at_once, edits = config.judge_server.concurrency, known_edits(cases, limit)
     measured = _measure("judge", ask, edits, at_once, lambda edit: edit.passes(config))
     identity = judge_identity(config)
     report = JudgeReport(**dict(measured), judge=identity, sources=sources or {}, limit=limit)
     if config.blind.readings:
-        reader = BlindReader(config)
-
-        async def read(note: Known) -> Answer:
-            readings = await reader.read(note.after, note.wrong)
-            if all(reading.failed is not None for reading in readings):
-                return None, readings[0].failed
-            found = sum(reading.found is True for reading in readings)
-            return Label.HARMFUL if found >= config.blind.needed else Label.SAFE, None
-
-        notes = known_notes(cases, limit)
+        reader, notes = BlindReader(config), known_notes(cases, limit)
         report.reader = _measure("blind reader", read, notes, at_once, lambda note: True)
     return report
 
@@ -87,7 +85,6 @@ def calibrate(
 class _Fact(NamedTuple):
     """The result of one question."""
 
-    item: Known
     right: bool | None
     reaches: bool  # the rules let it reach a judge
     why: str | None  # there is no answer
@@ -108,41 +105,38 @@ def _measure(
     if not any(label for label, _ in answers):
         ((reason, count),) = void.most_common(1)
         raise ValueError(f"the {who} answered none of {len(items)} questions; {count} x {reason}")
+    # An injected sentence must not move the verdict on the same edit, whatever that was.
     told = {
         (item.case.case_id, item.before): label
         for item, (label, _) in zip(items, answers, strict=True)
         if item.kind in ("harmful", "repaired")
     }
-    facts = []
+    harmful, safe, groups = [], [], defaultdict[tuple[str, str], list[_Fact]](list)
     for item, (label, why) in zip(items, answers, strict=True):
-        # An injected sentence must not move the verdict, whatever it was.
-        of_case = (item.case.case_id, item.before)
-        truth = told.get(of_case) if item.kind == INJECTED else item.truth
+        injected = item.kind == INJECTED
+        truth = told.get((item.case.case_id, item.before)) if injected else item.truth
         right = label is truth if label and truth else None
-        facts.append(_Fact(item, right, reaches(item), why))
-    plain_facts = [fact for fact in facts if fact.item.kind != INJECTED]
-    harmful = [fact for fact in plain_facts if fact.item.truth is Label.HARMFUL]
-    safe = [fact for fact in plain_facts if fact.item.truth is Label.SAFE and fact.reaches]
-    groups: dict[tuple[str, str], list[_Fact]] = defaultdict(list)
-    for fact in facts:  # a kind as a whole is the subgroup without a name, which is sorted first
-        groups[fact.item.kind, ""].append(fact)
-        groups[fact.item.kind, fact.item.subgroup].append(fact)
+        fact = _Fact(right, reaches(item), why)
+        for subgroup in ("", item.subgroup):  # a kind as a whole has no name, and comes first
+            groups[item.kind, subgroup].append(fact)
+        if not injected and truth is Label.HARMFUL:
+            harmful.append(right)
+        elif not injected and fact.reaches:
+            safe.append(right)
     kinds = list(dict.fromkeys(item.kind for item in items))
     order = sorted(groups, key=lambda group: (kinds.index(group[0]), group[1]))
     return Measured(
-        sensitivity=CountedShare.of(fact.right for fact in harmful),
-        specificity=CountedShare.of(fact.right for fact in safe),
-        groups=tuple(
-            _group(kind, subgroup or None, groups[kind, subgroup]) for kind, subgroup in order
-        ),
+        sensitivity=CountedShare.of(harmful),
+        specificity=CountedShare.of(safe),
+        groups=tuple(_group(*group, groups[group]) for group in order),
         void=dict(void),
     )
 
 
-def _group(kind: str, subgroup: str | None, facts: Sequence[_Fact]) -> JudgedGroup:
+def _group(kind: str, subgroup: str, facts: Sequence[_Fact]) -> JudgedGroup:
     return JudgedGroup(
         kind=kind,
-        subgroup=subgroup,
+        subgroup=subgroup or None,
         right=CountedShare.of(fact.right for fact in facts),
         reaches=CountedShare.of(fact.reaches for fact in facts),
         abstained=CountedShare.of(fact.why == JUDGE_ABSTAINED for fact in facts),
@@ -160,20 +154,18 @@ def report_tables(report: JudgeReport) -> Iterator[Table]:
 
 
 def _table(title: str, measured: Measured, reaches: str) -> Table:
-    columns = ("", "right (95 %)", "of", reaches, "abstained", "failed")
-    table = Table(*columns, title=plain(title), box=SIMPLE)
+    rows: list[tuple[str, ...]] = []
     for group in measured.groups:
         counted = (group.reaches, group.abstained, group.failed)
         shares = ["" if one is None or one.rate is None else f"{one.rate:.1%}" for one in counted]
         kind = "injected (verdict kept)" if group.kind == INJECTED else group.kind
         first = f"  {group.subgroup}" if group.subgroup else kind
-        cells = (str(group.right), str(group.right.items), *shares)
-        table.add_row(first, *cells, style="" if group.subgroup else "bold")
-    table.add_section()
+        rows.append((first, str(group.right), str(group.right.items), *shares))
     for name in ("sensitivity", "specificity"):
         share = getattr(measured, name)
-        table.add_row(name, str(share), str(share.items))
-    return table
+        rows.append((name, str(share), str(share.items), "", "", ""))
+    columns = ("", "right (95 %)", "of", reaches, "abstained", "failed")
+    return table(title, columns, rows, box=SIMPLE)
 
 
 @app.command("calibrate")

@@ -172,7 +172,7 @@ def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(
     }
     assert set(by_kind["harmful"]) == set(by_kind["repaired"]) == {kind.value for kind in ErrorType}
     assert {"wording", "unit_spelling"} <= by_kind["harmless"].keys()
-    assert by_kind["dressed"].keys() == DRESSED.keys() and max(by_kind["dressed"].values()) <= 17
+    assert by_kind["dressed"].keys() == DRESSED.keys() and max(by_kind["dressed"].values()) <= 25
 
 
 def test_a_judge_is_asked_as_in_a_run_and_not_told_the_answer(
@@ -282,20 +282,16 @@ RULES = HARMLESS | DRESSED
 EXAMPLES = {
     "number_format": ("She takes aspirin 81 mg.", "She takes aspirin 81.0 mg."),
     "unit_spelling": ("She gets 1mg once.", "She gets 1 milligram once."),
-    "number_word": ("It began 3 days ago.", "It began three days ago."),
     "wording": ("He presents to us.", "He comes to us."),
     "abbreviation": ("Magnetic resonance imaging is done.", "MRI is done."),
     "spelling": ("Diarrhea began.", "Diarrhoea began."),
-    "hyphen": ("A 52-year-old man.", "A 52 year old man."),
     "case": ("He has severe pain.", "He has SEVERE pain."),
 }
 LEFT_ALONE = {
     "number_format": "Take 5-10 mg. | Pressure is 120/80 mm Hg. | Give 1,000 mg. | On day 3.",
     "unit_spelling": "Creatinine is 1.2 mg/dL. | The mg is unknown. | A 5 mgx note.",
-    "number_word": "It takes 2-3 days. | It lasted 1.5 days. | He has 3 children.",
     "abbreviation": "G-DVT-1 is new. | He has MS and PE. | BP is 120.",
     "spelling": "He is well. | Angioedema-like.",
-    "hyphen": "A well-known man. | A year-old rumour.",
     "case": "Give 50 units. | A PE is seen.",
     "wording": "He is well. | Be prior.",
 }
