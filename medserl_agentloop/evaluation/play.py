@@ -1,7 +1,4 @@
-"""Games outside of a run: their players, rows, settings and files, and ``medserl play``.
-
-Tournament and evaluation get their models here.
-"""
+"""``medserl play``; models and games outside of a run, for tournaments and evaluation as well."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
+import numpy as np
 import typer
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -101,8 +99,7 @@ def play(
         output = output or Path(f"{output_of('play', model, served)}.jsonl")
         if output.exists():
             raise ValueError(f"{output} exists already; name a new file with --output")
-        run = run_config(model)
-        named = {"profile": profile, "judge": judge}
+        run, named = run_config(model), {"profile": profile, "judge": judge}
         interaction, started = start_games(
             run, SelfPlayConfig, named, settings, data, games, samples
         )
@@ -120,21 +117,18 @@ def play(
                 void.update([record.void] if record.void is not None else [])
                 progress.update(bar, advance=1, description=f"games, {void.total()} void")
 
-            records = asyncio.run(
-                play_games(
-                    interaction,
-                    started,
-                    dict.fromkeys(interaction.roles, player),
-                    # The game does not know how long its texts are for this model.
-                    budgets=dict.fromkeys(interaction.roles, max_tokens),
-                    temperature=temperature,
-                    concurrency=concurrency,
-                    done=done,
-                )
+            # The game does not know how long its texts are for this model.
+            budgets = dict.fromkeys(interaction.roles, max_tokens)
+            options: dict[str, Any] = {"temperature": temperature, "concurrency": concurrency}
+            everyone = dict.fromkeys(interaction.roles, player)
+            playing = play_games(
+                interaction, started, everyone, budgets=budgets, done=done, **options
             )
+            records = asyncio.run(playing)
     metrics = interaction.metrics(records)
-    taken = {r: [t for one in records for t in one.turns if t.role == r] for r in interaction.roles}
-    turns = {role: of_role for role, of_role in taken.items() if of_role}
+    taken = [turn for record in records for turn in record.turns]
+    by_role = {role: [turn for turn in taken if turn.role == role] for role in interaction.roles}
+    turns = {role: of_role for role, of_role in by_role.items() if of_role}
     values = [(name, f"{value:.4g}") for name, value in metrics.items()]
     console.print(table("role metrics", ["metric", "value"], values))
     console.print(lengths_table(turns, max_tokens))
@@ -208,8 +202,7 @@ def _cut(turns: Sequence[Any]) -> float:
 
 def _longest(turns: Sequence[Any], percent: int) -> int:
     """The smallest length that this percentage of turns does not exceed."""
-    lengths = sorted(turn.tokens for turn in turns)
-    return int(lengths[math.ceil(len(lengths) * percent / 100) - 1])
+    return int(np.percentile([turn.tokens for turn in turns], percent, method="inverted_cdf"))
 
 
 # --- the run that a model is of ---
@@ -276,9 +269,7 @@ def model_at(
     **options: Any,
 ) -> Model:
     """The model in a folder, or the one that the server at ``place`` (with ``/v1`` or not) calls
-    ``served``.
-
-    For commands only: a model on the CPU sets the process's threads.
+    ``served``. For commands only: a model on the CPU sets the process's threads.
     """
     if place.startswith(("http://", "https://")):
         if served is None:
@@ -291,10 +282,7 @@ def model_at(
         server = ServerOptions(url=base, model=served, extra_body=extra, **REQUESTS | options)
         return ServedModel(server.client(CHAT_PATH))
     if served is not None or extra_body:
-        raise ValueError(
-            "--model and --extra-body are for a server, whose address begins with http:// or "
-            "https://"
-        )
+        raise ValueError("--model and --extra-body are for a server, at http:// or https://")
     from medserl_agentloop.evaluation.local_models import load_for_command  # loads verl
 
     return load_for_command(place, template_kwargs)
@@ -310,9 +298,7 @@ def start_games(
     samples: int = 1,
 ) -> tuple[Any, list[Any]]:
     """The interaction of a run's config, changed by options, and ``samples`` games on each of
-    ``count`` rows.
-
-    A ValueError says what is wrong.
+    ``count`` rows; a ValueError says what is wrong.
     """
     given = {key: value for key, value in named.items() if value is not None}
     config = selfplay_config(kind, run.get("selfplay", {}) | given, list(settings or []))
@@ -347,29 +333,27 @@ def start_games(
     return interaction, games
 
 
-Said: TypeAlias = dict[int, Reply | NoReplyError]
-"""A role's turn by the game's number: the same attacks meet several assessors."""
+Said: TypeAlias = dict[tuple[int, int], Reply | NoReplyError]
+"""Answers by the numbers of game and turn: the same attacks meet several assessors."""
 
 
 @dataclass
 class _Seat:
-    """A model's seat in one game. Turns in ``said`` are reused; new ones are added."""
+    """A model's seat in one game; it does not take a turn again that is in ``said``."""
 
     name: str
     sample: Callable[..., Awaitable[Reply]]
     drawn: dict[str, Any]
-    said: Said | None = None
+    said: Said
 
     async def reply(self, turn: Turn, messages: Sequence[Message]) -> Reply:
-        number = self.drawn["number"]
-        if self.said is None:
-            return await self.sample(turn, messages, **self.drawn)
-        if number not in self.said:
+        asked = (self.drawn["number"], turn.number)
+        if asked not in self.said:
             try:
-                self.said[number] = await self.sample(turn, messages, **self.drawn)
+                self.said[asked] = await self.sample(turn, messages, **self.drawn)
             except NoReplyError as reason:
-                self.said[number] = reason
-        if isinstance(answer := self.said[number], NoReplyError):
+                self.said[asked] = reason
+        if isinstance(answer := self.said[asked], NoReplyError):
             raise answer
         return answer
 
@@ -383,23 +367,23 @@ async def play_games(
     temperature: float,
     seed: int = 0,
     concurrency: int = 64,
-    said: Mapping[str, Said | None] | None = None,
+    said: Mapping[str, Said] | None = None,
     done: Callable[[int, Any], None] = lambda number, record: None,
 ) -> list[Any]:
     """Play and score games concurrently and return their records; ``done`` gets each one when it is
     scored.
 
     ``budgets`` are the most tokens of a turn, by role. A game's random numbers depend only on
-    ``seed`` and its number. ``said`` has the turns of a role that takes one turn per game.
+    ``seed`` and its number. ``said`` has answers by role, and gets the new ones of these roles.
     """
     places = asyncio.Semaphore(concurrency)
 
     async def one(number: int, game: Any) -> Any:
         seats = {}
         for role, model in players.items():
-            drawn = {"number": number, "temperature": temperature, "seed": seed}
-            drawn["budget"] = budgets[role]
-            seats[role] = _Seat(model.name, model.sample, drawn, (said or {}).get(role))
+            drawn = {"number": number, "budget": budgets[role]}
+            drawn |= {"temperature": temperature, "seed": seed}
+            seats[role] = _Seat(model.name, model.sample, drawn, (said or {}).get(role, {}))
         async with places:
             await play_game(interaction, game, seats)
             await interaction.score(game.record)
@@ -421,13 +405,11 @@ async def play_match(
     attacks: Said | None = None,
     **options: Any,
 ) -> list[MedicalRecord]:
-    """One game per spec, by :func:`play_games`; ``attacks`` are those already played on another
-    assessor.
-    """
+    """One game per spec, by :func:`play_games`; ``attacks`` are those that met others already."""
     interaction = MedicalGameInteraction(config)
     games = [interaction.start(spec) for spec in specs]
     players = {Role.ATTACKER.value: attacker, Role.ASSESSOR.value: assessor}
-    said = {Role.ATTACKER.value: attacks}
+    said = {} if attacks is None else {Role.ATTACKER.value: attacks}
     if budgets is None:
         longest = max(attacker.count(spec.seed_note) for spec in specs)
         budgets = {

@@ -77,10 +77,7 @@ class SkillChange(NamedTuple):
 
 
 def entries(text: str) -> list[Entry]:
-    """The players that an argument of the command means, a run's oldest first.
-
-    A ValueError if there is no such folder.
-    """
+    """The players that an argument means, a run's oldest first; ValueError if there are none."""
     name, _, place = ("", "", text) if Path(text).exists() else text.rpartition("=")
     served, at, address = place.partition("@http")
     if at:
@@ -112,10 +109,7 @@ def progress(
     """
     with errors_in_one_line():
         if len(found := entries(str(run))) < 2:
-            raise ValueError(
-                f"{run} lacks a checkpoint, or what it began with: give the folder of a run with "
-                "both"
-            )
+            raise ValueError(f"{run} lacks a checkpoint, or the folder of what it began with")
     first, last = found[0], found[-1]
     output = run / "progress" / last.name.rpartition("/")[2]
     ends = [f"{name}={place}" for name, place, _ in (first, last)]
@@ -167,16 +161,14 @@ def tournament(
         untouched = {number: spec for number, spec in rows.items() if number not in attacked}
         errors = sum(spec.target_label is Label.HARMFUL for spec in attacked.values())
         if not errors:
-            raise ValueError(
-                "none of the rows asks for an error; take other --data, or more --games"
-            )
+            raise ValueError("no row asks for an error; take other --data, or more --games")
         matches = [_Match(*pair, attacked) for pair in product(everyone, everyone)]
         matches += [_Match(None, assessor, untouched) for assessor in everyone if untouched]
         say(
             console,
-            f"{sum(len(match.specs) for match in matches)} games: {errors} attacks that are to put "
-            f"an error in and {len(attacked) - errors} rewordings in each of {len(everyone)} x "
-            f"{len(everyone)} pairings, {len(untouched)} untouched notes for each assessor",
+            f"{sum(len(match.specs) for match in matches)} games: in each of {len(everyone)} x "
+            f"{len(everyone)} pairings {errors} attacks with an error and {len(attacked) - errors} "
+            f"rewordings, {len(untouched)} untouched notes for each assessor",
         )
         template = play.template_of(run)
         asking = {"api_key_env": api_key_env, "concurrency": concurrency}
@@ -201,8 +193,7 @@ def tournament(
             before = before.get("settings", asked)
             if differ := ", ".join(key for key in asked if before.get(key) != asked[key]):
                 raise ValueError(
-                    f"{output} holds a tournament with other settings ({differ}): use another "
-                    "folder (-o)"
+                    f"{output} holds a tournament with other settings ({differ}): name another, -o"
                 )
             results.write_text(json.dumps({"settings": asked}, indent=1), encoding="utf-8")
             file = StepFile(output / GAMES_FILE)
@@ -211,9 +202,7 @@ def tournament(
 
 
 def _identity(entry: Entry, model_of: Callable[[Entry], play.Model]) -> Any:
-    """Identity of a player's weights, if known: a tournament does not continue with other
-    weights.
-    """
+    """A player's weights, as far as they are known: with others no tournament continues."""
     if entry.served is None:
         from medserl_agentloop.evaluation.local_models import facts_of  # loads verl
 
@@ -281,7 +270,7 @@ def _conclude(output: Path, asked: dict[str, Any], names: Sequence[str], console
 
 def shares(games: Sequence[MedicalRecord]) -> pd.DataFrame:
     """Shares with Wilson's 95 % intervals, a row each; an empty ``attacker`` or ``assessor`` means
-    all. docs/evaluation.md explains the measures.
+    all (docs/evaluation.md has the measures).
     """
     import pandas as pd  # not at the top: half a second of every command
 
@@ -339,11 +328,9 @@ def changes(results: pd.DataFrame, first: str, last: str) -> list[SkillChange]:
     for measure, role in roles.items() if first != last else ():
         (other,) = set(_BY) - {role}
         rows = results[(results.measure == measure) & results[other].isin(["", first, last])]
-        before, after = (
-            (int(own.hits.sum()), int(own.games.sum()))
-            for own in (rows[rows[role] == name] for name in (first, last))
-        )
-        if before[1] and after[1]:
+        sums = rows.groupby(role)[["hits", "games"]].sum()
+        if {first, last} <= {*sums.index}:
+            before, after = (tuple(map(int, sums.loc[name])) for name in (first, last))
             found.append(SkillChange(measure, before, after, share_difference(before, after)))
     return found
 
