@@ -12,10 +12,9 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from medserl_agentloop.evaluation.local_models import LocalModel
-from medserl_agentloop.evaluation.play import play_match
+from medserl_agentloop.evaluation.play import Said, play_match
 from medserl_agentloop.games.clinic import (
     Split,
     error_detail,
@@ -92,7 +91,7 @@ class Measurement:
     profile: PromptProfile
     temperature: float
     seed: int
-    _attacks: dict[tuple[int, Category], dict[int, Any]] = field(
+    _attacks: dict[tuple[int, Category], Said] = field(
         default_factory=lambda: defaultdict(dict), init=False
     )
 

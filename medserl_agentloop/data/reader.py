@@ -245,10 +245,13 @@ def _excel(path: Path) -> Table:
     import pandas as pd
 
     try:
-        frame = pd.read_excel(path, dtype=object, na_filter=False)
+        sheets = pd.read_excel(path, sheet_name=None, dtype=object, na_filter=False)
     except Exception as error:  # openpyxl, which may be missing, raises anything on a damaged file
         reason = " ".join(str(error).split()).rstrip(".")
         raise MedecFormatError(f"{path}: cannot be read as an Excel file ({reason}).") from error
+    name, frame = next(iter(sheets.items()))
+    if len(sheets) > 1:
+        print(visible(f"{path.name}: only its first sheet, {name}, is read"), file=sys.stderr)
     # An empty cell is "" here; a formula that failed is no value, and must not be read as none.
     frame = frame.where(frame.notna(), "#VALUE!")
     return _table(path, [str(column) for column in frame], frame.to_dict("records"), first=2)
@@ -387,7 +390,7 @@ def _layout(file: str, header: Sequence[str], columns: Layout) -> Layout:
     if absent:
         wrong = f"no column {absent[0]!r}, which --column names{did_you_mean(absent[0], header)}"
     elif "note" not in layout:
-        wrong = "no column 'note'"
+        wrong = f"no column 'note'{did_you_mean('note', header)}" if header else "the file is empty"
     elif unflagged and {*header} - {*FIELDS[:3], ""} and "has_error" not in columns:
         near = get_close_matches("corrected", header, n=1)
         wrong = (
@@ -395,10 +398,10 @@ def _layout(file: str, header: Sequence[str], columns: Layout) -> Layout:
             f"corrected={(*near, 'COLUMN')[0]}, or --column has_error= if all notes are correct)"
         )
     if wrong:
+        there = ", ".join(map(shown, filter(None, header))) or "none"
         raise MedecFormatError(
-            f"{file}, header: {wrong}; the file has {', '.join(map(shown, filter(None, header)))}. "
-            "Name your columns, such as --column note=TEXT --column corrected=FIXED (fields: "
-            f"{', '.join(FIELDS)})."
+            f"{file}, header: {wrong}; its columns: {there}. Name yours, such as --column "
+            f"note=TEXT --column corrected=FIXED (fields: {', '.join(FIELDS)})."
         )
     said = [f"{name} is {column}" for name, column in named.items()]
     said += ["no corrected and no has_error, so every note counts as correct"] * unflagged

@@ -381,8 +381,8 @@ async def play_games(
     async def one(number: int, game: Any) -> Any:
         seats = {}
         for role, model in players.items():
-            drawn = {"number": number, "budget": budgets[role]}
-            drawn |= {"temperature": temperature, "seed": seed}
+            drawn: dict[str, Any] = {"number": number, "temperature": temperature, "seed": seed}
+            drawn["budget"] = budgets[role]
             seats[role] = _Seat(model.name, model.sample, drawn, (said or {}).get(role, {}))
         async with places:
             await play_game(interaction, game, seats)

@@ -330,7 +330,7 @@ def changes(results: pd.DataFrame, first: str, last: str) -> list[SkillChange]:
         rows = results[(results.measure == measure) & results[other].isin(["", first, last])]
         sums = rows.groupby(role)[["hits", "games"]].sum()
         if {first, last} <= {*sums.index}:
-            before, after = (tuple(map(int, sums.loc[name])) for name in (first, last))
+            before, after = ((int(hits), int(n)) for hits, n in sums.loc[[first, last]].to_numpy())
             found.append(SkillChange(measure, before, after, share_difference(before, after)))
     return found
 

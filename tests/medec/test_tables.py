@@ -202,7 +202,7 @@ def test_a_formula_that_failed_in_an_excel_file_is_refused(tmp_path: Path) -> No
     ("name", "content", "part"),
     [
         ("notes.xls", b"", "files that end in '.xls' are not known"),
-        ("empty.csv", b"", "no column 'note'"),
+        ("empty.csv", b"", "the file is empty"),
         ("utf16.csv", "Text".encode("utf-16"), "utf16.csv, line 1, byte 1: 0xff is not UTF-8"),
         ("notes.csv", ",".join(COLUMNS).encode(), "the input has no notes"),
         ("open.csv", f'{",".join(COLUMNS)}\n\nms-test-9,"open'.encode(), "line 3: not valid CSV"),
