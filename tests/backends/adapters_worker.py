@@ -1,8 +1,6 @@
 """verl's real worker and engine with an adapter for each role, in this process and without Ray.
 
-Writes a checkpoint whose adapters are not zero. Answers with the log-probs of a packed row and its
-contexts, what an update for each role alone changed, what one changed that trains the first role
-only, and what the rollout answers with and without adapters before ten updates and after.
+Writes a checkpoint whose adapters are not zero, and log-probs, gradients, changes and answers.
 """
 
 import asyncio
@@ -54,17 +52,15 @@ def engine(trained: dict[str, float], start: Path | None = None) -> Any:
     return worker
 
 
-def row(
-    trained_roles: tuple[int, ...] = (1, 2), advantage_of_the_second: float = 1.0
-) -> TensorDict:
-    advantages = {1: 1.0, 2: advantage_of_the_second}
-    return batch([game(LENGTHS, 1, {role: advantages[role] for role in trained_roles})])
+def row(first: float | None = 1.0, second: float | None = 1.0) -> TensorDict:
+    """A game with an advantage of each role that is trained."""
+    advantages = {1: first, 2: second}
+    return batch([game(LENGTHS, 1, {k: v for k, v in advantages.items() if v is not None})])
 
 
 def adapters(worker: Any) -> dict[str, torch.Tensor]:
-    return {
-        k: v.clone() for k, v in worker.actor.engine.get_per_tensor_param(base_sync_done=True)[0]
-    }
+    weights, _ = worker.actor.engine.get_per_tensor_param(base_sync_done=True)
+    return {name: tensor.clone() for name, tensor in weights}
 
 
 def gradients(worker: Any, batch: TensorDict) -> dict[str, float]:
@@ -84,17 +80,14 @@ def gradients(worker: Any, batch: TensorDict) -> dict[str, float]:
     return found
 
 
-def changed(worker: Any, roles: tuple[int, ...]) -> dict[str, float]:
-    """By adapter: the largest change of a weight in one update on the tokens of these roles."""
+def changed(worker: Any) -> dict[str, float]:
+    """By adapter: the largest change of a weight in one update."""
     before = adapters(worker)
-    worker.update_actor(row(roles))
-    after = adapters(worker)
+    worker.update_actor(row())
     largest: dict[str, float] = {}
-    for name, tensor in after.items():
-        adapter = name.partition(":")[0]
-        largest[adapter] = max(
-            largest.get(adapter, 0.0), float((tensor - before[name]).abs().max())
-        )
+    for name, tensor in adapters(worker).items():
+        adapter, moved = name.partition(":")[0], float((tensor - before[name]).abs().max())
+        largest[adapter] = max(largest.get(adapter, 0.0), moved)
     return largest
 
 
@@ -144,13 +137,13 @@ def main() -> None:
     tensordict_utils.assign_non_tensor(base, no_lora_adapter=True, compute_loss=False)
     found["of_base"] = worker.compute_log_prob(base)["log_probs"].unbind()[0].tolist()
     found["answers"] = asyncio.run(answers(engine(both), updates=10))
-    found["gradients_of_the_first_alone"] = gradients(engine(both), row((1,)))
+    found["gradients_of_the_first_alone"] = gradients(engine(both), row(second=None))
     found["gradients"] = gradients(engine(both), row())
-    found["gradients_beside_a_huge_one"] = gradients(engine(both), row(advantage_of_the_second=1e7))
+    found["gradients_beside_a_huge_one"] = gradients(engine(both), row(second=1e7))
     computed, own, others = map(gradients_with, ("computed", "own", "any"))
     found["own_log_probs"] = [all(map(torch.equal, computed, of)) for of in (own, others)]
-    found["frozen"] = changed(engine({"attacker": 1, "assessor": 0}), (1, 2))
-    found["at_a_quarter"] = changed(engine({"attacker": 1, "assessor": 0.25}), (1, 2))
+    found["frozen"] = changed(engine({"attacker": 1, "assessor": 0}))
+    found["at_a_quarter"] = changed(engine({"attacker": 1, "assessor": 0.25}))
     one = engine({})
     one.save_checkpoint(f"{folder}/one/actor", global_step=1)
     found["log_probs_of_one"] = one.compute_log_prob(row())["log_probs"].unbind()[0].tolist()

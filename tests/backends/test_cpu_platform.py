@@ -1,8 +1,4 @@
-"""The CPU backend is chosen by the environment, in no other way, and leaves other runs alone.
-
-So does SGLang on a CPU: where it is not installed, where it is not chosen, and where there is a
-GPU.
-"""
+"""The CPU backend and SGLang on a CPU are chosen by the environment, and leave other runs alone."""
 
 from __future__ import annotations
 

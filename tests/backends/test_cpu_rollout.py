@@ -95,9 +95,8 @@ def test_top_k_and_top_p_keep_the_smallest_sufficient_set(
     settings: dict[str, Any], expected: list[float]
 ) -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
-    torch.testing.assert_close(
-        processed_log_probs(logits, SamplingSettings(**settings)).exp(), torch.tensor([expected])
-    )
+    found = processed_log_probs(logits, SamplingSettings(**settings)).exp()
+    torch.testing.assert_close(found, torch.tensor([expected]))
 
 
 def test_tokens_are_drawn_with_the_reported_probabilities(model: Any) -> None:
@@ -113,19 +112,14 @@ def test_tokens_are_drawn_with_the_reported_probabilities(model: Any) -> None:
 
 
 def test_a_completion_ends_at_eos_and_not_before(model: Any) -> None:
-    free = sample_batch(model, requests(), SamplingSettings(temperature=0), eos_token_ids=NO_EOS)
+    greedy = SamplingSettings(temperature=0)
+    free = sample_batch(model, requests(), greedy, eos_token_ids=NO_EOS)
     eos = free[4].token_ids[5]
-    done = sample_batch(
-        model, requests(), SamplingSettings(temperature=0), eos_token_ids=frozenset([eos])
-    )
+    done = sample_batch(model, requests(), greedy, eos_token_ids=frozenset([eos]))
     for unbounded, completion in zip(free, done, strict=True):
-        if eos in unbounded.token_ids:
-            end = unbounded.token_ids.index(eos) + 1
-            assert completion.token_ids == unbounded.token_ids[:end]
-            assert completion.stop_reason == "completed"
-        else:
-            assert completion.token_ids == unbounded.token_ids
-            assert completion.stop_reason == "length"
+        ids, ends = unbounded.token_ids, eos in unbounded.token_ids
+        assert completion.token_ids == (ids[: ids.index(eos) + 1] if ends else ids)
+        assert completion.stop_reason == ("completed" if ends else "length")
     ignoring = SamplingSettings(temperature=0, ignore_eos=True)
     unstopped = sample_batch(model, requests(), ignoring, eos_token_ids=frozenset([eos]))
     assert [c.token_ids for c in unstopped] == [c.token_ids for c in free]
@@ -142,11 +136,9 @@ def test_a_completion_ends_where_its_turn_says_stop(model: Any, by_token: bool) 
     tokenizer: Any = tiny_tokenizer()
     tokenizer.decode = lambda ids: "".join(f"[{i}]" for i in ids)
     done = sample_batch(model, requests(), settings, eos_token_ids=NO_EOS, tokenizer=tokenizer)
-    ids = free[4].token_ids
-    end = next(
-        i for i, t in enumerate(ids) if t == token and (by_token or ids[i - 1 : i] == [before])
-    )
-    assert done[4].token_ids == ids[: end + 1]
+    ids, ended = free[4].token_ids, [token] if by_token else [before, token]
+    end = next(i for i in range(1, len(ids)) if ids[i - len(ended) : i] == ended)
+    assert done[4].token_ids == ids[:end]
     assert done[4].stop_reason == "completed"
 
 
@@ -176,15 +168,9 @@ def make_server(
     model_path: Path, model: Any = None, *, steps: int | None = 3, **config: Any
 ) -> CpuRolloutServer:
     """A server outside Ray, with weights pushed if a model is given."""
-    settings = {
-        "prompt_length": 16,
-        "response_length": 24,
-        "max_model_len": 128,
-        "dtype": "float32",
-        **config,
-    }
+    settings = {"prompt_length": 16, "response_length": 24, "max_model_len": 128, **config}
     server = CpuRolloutServer(
-        RolloutConfig(name="cpu_hf", **settings),
+        RolloutConfig(name="cpu_hf", dtype="float32", **settings),
         HFModelConfig(path=str(model_path), override_config={"attn_implementation": "sdpa"}),
     )
     if model is not None:
@@ -192,34 +178,31 @@ def make_server(
     return server
 
 
-def ask(
-    server: CpuRolloutServer, *calls: tuple[list[int], dict[str, Any]], names: str = "abcdefgh"
-) -> list[Any]:
+def ask(server: CpuRolloutServer, *calls: Any, names: str = "abcdefgh") -> list[Any]:
     """Send the calls at the same time, by these names; an error takes the place of its answer."""
 
     async def all_calls() -> list[Any]:
-        return await asyncio.gather(
-            *(server.generate(*call, name) for call, name in zip(calls, names, strict=False)),
-            return_exceptions=True,
-        )
+        asked = (server.generate(*call, name) for call, name in zip(calls, names, strict=False))
+        return await asyncio.gather(*asked, return_exceptions=True)
 
     return asyncio.run(all_calls())
 
 
-@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
+FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_server_ends_a_turn_at_any_end_id_of_the_model_files(file: str, model_path: Path) -> None:
     """verl puts the tokenizer's into the config that it passes on."""
     folder = shutil.copytree(model_path, model_path.with_name(file))
-    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
-        settings = json.loads((folder / name).read_text()) | {
-            "eos_token_id": [5, 6] if name == file else None
-        }
-        if name == "tokenizer_config.json":
+    for name in FILES:
+        settings = json.loads((folder / name).read_text())
+        settings["eos_token_id"] = [5, 6] if name == file else None
+        if name == FILES[-1]:
             settings["eos_token"] = "<|im_start|>"
         (folder / name).write_text(json.dumps(settings))
-    assert make_server(folder).sampler.eos_token_ids == (
-        {1} if file == "tokenizer_config.json" else {1, 5, 6}
-    )
+    expected = {1} if file == FILES[-1] else {1, 5, 6}
+    assert make_server(folder).sampler.eos_token_ids == expected
 
 
 @pytest.mark.parametrize(
@@ -235,9 +218,8 @@ def test_server_spends_budgets_that_fit_and_tells_the_step_of_its_weights(
     assert output.extra_fields == {"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3}
     assert output.log_probs is not None
     completion = Completion(output.token_ids, output.log_probs)
-    assert output.log_probs == pytest.approx(
-        forward_log_probs(model, prompt, completion, SamplingSettings()), abs=1e-5
-    )
+    expected = forward_log_probs(model, prompt, completion, SamplingSettings())
+    assert output.log_probs == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,11 @@ def found(folder: Path) -> dict[str, Any]:
     return answers_of(program, folder, {}, Path(adapters.__file__).parent)
 
 
+def tiny_player() -> Any:
+    path = resource("assets/tiny_player")
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
 def apart(
     found: dict[str, Any], adapters: tuple[Path, Path], packed_row: str = "log_probs"
 ) -> float:
@@ -41,10 +46,7 @@ def apart(
     ids, packed = torch.tensor(found["ids"]), torch.tensor(found[packed_row])
     largest = 0.0
     for adapter, part in zip(adapters, (slice(0, FIRST), slice(FIRST, None)), strict=True):
-        base = AutoModelForCausalLM.from_pretrained(
-            resource("assets/tiny_player"), dtype=torch.float32
-        )
-        model = PeftModel.from_pretrained(base, adapter).eval()
+        model = PeftModel.from_pretrained(tiny_player(), adapter).eval()
         largest = max(largest, float((packed[part][:-1] - log_probs(model, ids[part])).abs().max()))
     return largest
 
@@ -56,9 +58,7 @@ def test_own_log_probs_give_the_gradients_of_recomputed_ones_exactly(found: Any)
 def test_exported_adapters_give_the_log_probs_of_the_engine_in_peft(
     folder: Path, found: dict[str, Any]
 ) -> None:
-    attacker, assessor = (
-        folder / "actor" / ADAPTERS_FOLDER / role for role in ("attacker", "assessor")
-    )
+    attacker, assessor = (folder / "actor" / ADAPTERS_FOLDER / r for r in ("attacker", "assessor"))
     assert apart(found, (attacker, assessor)) < AGREEMENT
     assert apart(found, (assessor, attacker)) > 100 * AGREEMENT
 
@@ -77,10 +77,8 @@ def test_the_one_adapter_is_merged_as_the_page_says(
     run = tmp_path / "runs" / "warm_start_qwen3_4b_lora"
     run.mkdir(parents=True)
     (run / "global_step_N").symlink_to(folder / "one" / "actor")
-    text = (REPOSITORY / "docs" / "warm_start.md").read_text()
-    (merger,) = re.findall(
-        r"python -m (verl\.model_merger.*?)```", text.replace("\\\n", ""), re.DOTALL
-    )
+    text = (REPOSITORY / "docs" / "warm_start.md").read_text().replace("\\\n", "")
+    (merger,) = re.findall(r"python -m (verl\.model_merger.*?)```", text, re.DOTALL)
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", merger.split())
@@ -94,9 +92,7 @@ def test_the_one_adapter_is_merged_as_the_page_says(
 
 def test_the_reference_policy_is_the_base_without_adapters(found: dict[str, Any]) -> None:
     ids, packed = torch.tensor(found["ids"]), torch.tensor(found["of_base"])
-    base = AutoModelForCausalLM.from_pretrained(
-        resource("assets/tiny_player"), dtype=torch.float32
-    ).eval()
+    base = tiny_player()
     for part in (slice(0, FIRST), slice(FIRST, None)):
         assert (packed[part][:-1] - log_probs(base, ids[part])).abs().max() < AGREEMENT
 

@@ -26,9 +26,8 @@ PROMPT = list(range(5, 70))
 
 
 def tiny_player() -> Any:
-    return AutoModelForCausalLM.from_pretrained(
-        resource("assets/tiny_player"), dtype=torch.float32
-    ).eval()
+    path = resource("assets/tiny_player")
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +47,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def engine(folders: dict[str, Path]) -> Iterator[LiveSGLang]:
-    run = compose_run(
-        "+recipes=[own_notes,sglang_cpu,adapter_per_role]", "actor_rollout_ref.model.lora_rank=4"
-    )
-    server = LiveSGLang(run)
+    recipes = "+recipes=[own_notes,sglang_cpu,adapter_per_role]"
+    server = LiveSGLang(compose_run(recipes, "actor_rollout_ref.model.lora_rank=4"))
     for name, folder in folders.items():
         load(server, name, folder)
     yield server
@@ -67,25 +64,18 @@ def load(server: LiveSGLang, name: str, folder: Path) -> None:
 
 
 def ask(engine: LiveSGLang, adapter: str | None, **params: Any) -> TokenOutput:
-    sampling = {
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": -1,
-        "logprobs": True,
-        "max_tokens": 24,
-        "ignore_eos": True,
-    }
-    chosen = {} if adapter is None else {"adapter": adapter}
-    request = engine.generate(
-        f"{adapter}-{ask.__name__}", prompt_ids=PROMPT, sampling_params=sampling | chosen | params
-    )
-    return engine.call(request)
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True, **params}
+    sampling |= {"max_tokens": 24, "ignore_eos": True}
+    if adapter is not None:
+        sampling["adapter"] = adapter
+    name = f"{adapter}-{ask.__name__}"
+    return engine.call(engine.generate(name, prompt_ids=PROMPT, sampling_params=sampling))
 
 
 def of_answer(output: TokenOutput, folder: Path | None) -> torch.Tensor:
-    model = (
-        tiny_player() if folder is None else PeftModel.from_pretrained(tiny_player(), folder).eval()
-    )
+    model = tiny_player()
+    if folder is not None:
+        model = PeftModel.from_pretrained(model, folder).eval()
     return log_probs(model, torch.tensor([*PROMPT, *output.token_ids]))[len(PROMPT) - 1 :]
 
 
@@ -119,6 +109,5 @@ def test_new_adapter_takes_nothing_from_the_cache_of_the_one_it_replaces(
     load(engine, "attacker", folders["assessor"])
     output = ask(engine, "attacker")
     assert output.extra_fields["cached_tokens"] == 0
-    assert (
-        torch.tensor(output.log_probs) - of_answer(output, folders["assessor"])
-    ).abs().max() < AGREEMENT
+    difference = torch.tensor(output.log_probs) - of_answer(output, folders["assessor"])
+    assert difference.abs().max() < AGREEMENT

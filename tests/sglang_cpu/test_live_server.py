@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -24,13 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 RUN = compose_run("+recipes=[own_notes,sglang_cpu]")
 MODEL = str(resource("assets/tiny_player"))
 TOKENIZER = AutoTokenizer.from_pretrained(MODEL)
-SAMPLED = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "repetition_penalty": 1.0,
-    "logprobs": True,
-}
+SAMPLED = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
+SAMPLED |= {"logprobs": True}
 GREEDY = SAMPLED | {"temperature": 0.0}
 GAMES = 48
 
@@ -60,9 +56,8 @@ class TransformersServer:
     """The embedded Transformers server in the place of the server client."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        config = RolloutConfig(
-            name="cpu_hf", prompt_length=2048, response_length=6144, dtype="float32"
-        )
+        lengths = {"prompt_length": 2048, "response_length": 6144}
+        config = RolloutConfig(name="cpu_hf", dtype="float32", **lengths)
         self.server = CpuRolloutServer(config, HFModelConfig(path=MODEL))
         self.state = model.state_dict()
 
@@ -76,10 +71,8 @@ def play(server: Any, rows: Rows, sampling: dict[str, Any]) -> list[SelfPlayOutp
     """Play the games of the rows at the same time."""
 
     async def games() -> list[SelfPlayOutput]:
-        loops = [build_agent_loop(server, TOKENIZER, RUN) for _ in rows]
-        return await asyncio.gather(
-            *(loop.run(sampling, **row) for loop, row in zip(loops, rows, strict=True))
-        )
+        loops = [build_agent_loop(server, TOKENIZER, RUN).run(sampling, **row) for row in rows]
+        return await asyncio.gather(*loops)
 
     return asyncio.run(games())
 
@@ -98,19 +91,15 @@ def turns(output: SelfPlayOutput) -> list[list[int]]:
 
 
 def generate(engine: LiveSGLang, prompt: list[int], **params: Any) -> TokenOutput:
-    return engine.call(
-        engine.server.generate(
-            prompt, {**SAMPLED, **params}, f"test-{generate.__name__}-{len(prompt)}"
-        )
-    )
+    name = f"test-{generate.__name__}-{len(prompt)}"
+    return engine.call(engine.server.generate(prompt, {**SAMPLED, **params}, name))
 
 
 def forward_log_probs(
     model: torch.nn.Module, prompt: list[int], answer: list[int], temperature: float
 ) -> torch.Tensor:
-    return log_probs(model, torch.tensor([*prompt, *answer]), temperature=temperature)[
-        len(prompt) - 1 :
-    ]
+    whole = log_probs(model, torch.tensor([*prompt, *answer]), temperature=temperature)
+    return whole[len(prompt) - 1 :]
 
 
 def test_greedy_games_are_the_same_on_transformers_and_on_sglang(
@@ -118,11 +107,9 @@ def test_greedy_games_are_the_same_on_transformers_and_on_sglang(
 ) -> None:
     ours = play(engine, rows[:GAMES], GREEDY)
     theirs = play(TransformersServer(model), rows[:GAMES], GREEDY)
-    pairs = [
-        pair
-        for a, b in zip(ours, theirs, strict=True)
-        for pair in zip(turns(a), turns(b), strict=False)
-    ]
+    pairs: list[Any] = []
+    for a, b in zip(ours, theirs, strict=True):
+        pairs += zip(turns(a), turns(b), strict=False)
     same = sum(a == b for a, b in pairs)
     print(f"{same} of {len(pairs)} greedy turns are the same, token for token")
     assert len(pairs) > GAMES
@@ -148,11 +135,8 @@ def test_a_turn_gets_the_tokens_that_were_planned_for_it(engine: LiveSGLang) -> 
 def test_a_turn_ends_with_the_models_end_of_turn_and_keeps_its_token(
     engine: LiveSGLang, rows: Rows
 ) -> None:
-    [output] = play(
-        engine,
-        [next(row for row in rows if row["extra_info"]["category"] == "vanilla_benign")],
-        GREEDY,
-    )
+    untouched = (row for row in rows if row["extra_info"]["category"] == "vanilla_benign")
+    [output] = play(engine, [next(untouched)], GREEDY)
     assert output.response_ids[-1] == TOKENIZER.eos_token_id
 
 
@@ -166,22 +150,18 @@ def test_a_stop_token_ends_a_turn(engine: LiveSGLang) -> None:
 
 def test_an_abort_by_the_engine_makes_its_games_void(engine: LiveSGLang, rows: Rows) -> None:
     async def aborted_games() -> list[SelfPlayOutput]:
+        sampling, loop = SAMPLED | {"ignore_eos": True}, partial(build_agent_loop, engine)
         playing = asyncio.gather(
-            *(
-                build_agent_loop(engine, TOKENIZER, RUN).run(SAMPLED | {"ignore_eos": True}, **row)
-                for row in rows[:4]
-            )
+            *(loop(TOKENIZER, RUN).run(sampling, **row) for row in rows[:4]),
         )
         while not engine.server.tokenizer_manager.rid_to_state:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(engine.abort_all)
         return await playing
 
-    records = [
-        MedicalRecord.model_validate(o.extra_fields[RECORD_KEY])
-        for o in asyncio.run(aborted_games())
-    ]
-    assert all(record.void is not None and "aborted" in record.void for record in records)
+    for output in asyncio.run(aborted_games()):
+        record = MedicalRecord.model_validate(output.extra_fields[RECORD_KEY])
+        assert record.void is not None and "aborted" in record.void
     assert generate(engine, [5, 6, 7], max_tokens=4).token_ids  # the engine goes on
 
 

@@ -45,13 +45,12 @@ def judge_model(tmp_path: Path) -> Path:
     )
     tokenizer.chat_template += "{% if 'woman' in messages[-1]['content'] %}<note>{% endif %}"
     note, verdict, prose = tokenizer.convert_tokens_to_ids(["<note>", VERDICT, PROSE])
-    config = Qwen3Config.from_pretrained(
-        PLAYER,
-        vocab_size=len(tokenizer),
-        num_hidden_layers=1,
-        layer_types=["full_attention"],
-        tie_word_embeddings=False,
-    )
+    shape = {
+        "num_hidden_layers": 1,
+        "layer_types": ["full_attention"],
+        "tie_word_embeddings": False,
+    }
+    config = Qwen3Config.from_pretrained(PLAYER, vocab_size=len(tokenizer), **shape)
     model = Qwen3ForCausalLM(config).float()
     with torch.no_grad():
         for name, weights in model.named_parameters():
@@ -60,10 +59,9 @@ def judge_model(tmp_path: Path) -> Path:
         said, answers = model.model.embed_tokens.weight, model.lm_head.weight
         said[:, 0] = 1
         answers[prose, 0] = 1
-        for last, (token, answer) in enumerate(
-            [(note, verdict), (verdict, tokenizer.eos_token_id), (prose, tokenizer.eos_token_id)],
-            start=1,
-        ):
+        end = tokenizer.eos_token_id
+        pairs = [(note, verdict), (verdict, end), (prose, end)]
+        for last, (token, answer) in enumerate(pairs, start=1):
             said[token] = 0
             said[token, last] = answers[answer, last] = 1
     model.save_pretrained(tmp_path / "judge")

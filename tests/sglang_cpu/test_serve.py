@@ -20,12 +20,8 @@ from medserl_agentloop.paths import resource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-VERDICT = {
-    "type": "object",
-    "properties": {"error": {"enum": ["present", "absent"]}},
-    "required": ["error"],
-}
-VERDICT |= {"additionalProperties": False}
+VERDICT = {"type": "object", "properties": {"error": {"enum": ["present", "absent"]}}}
+VERDICT |= {"required": ["error"], "additionalProperties": False}
 QUESTION = {
     "model": "player",
     "max_tokens": 64,
@@ -80,11 +76,11 @@ def test_evaluated_through_its_server_a_model_says_what_its_folder_says(
 ) -> None:
     with SAMPLE.open(newline="") as sample, (tmp_path / "notes.csv").open("w", newline="") as file:
         csv.writer(file).writerows(list(csv.reader(sample))[:25])
+    answers = []
     for model, output in (([url, "--model", "player"], "server"), ([PLAYER], "folder")):
         files = ("--notes", tmp_path / "notes.csv", "--output", tmp_path / output)
         done = invoke("evaluate", *model, *files, "--max-tokens", 256)
         assert done.exit_code == 0, done.output
-    served, local = (
-        (tmp_path / name / "answers.jsonl").read_text() for name in ("server", "folder")
-    )
+        answers.append((tmp_path / output / "answers.jsonl").read_text())
+    served, local = answers
     assert served == local and len(served.splitlines()) == 24
