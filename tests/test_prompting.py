@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from game.builders import assessment_text
 
 from medserl_agentloop.games.medical.case import Category, ErrorType, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
@@ -40,11 +41,8 @@ def test_a_profile_has_a_prompt_for_every_turn_that_ends_with_the_note(name: str
     prompts = [profile.messages(Role.ATTACKER, category, NOTE) for category in ATTACKED]
     prompts.append(profile.messages(Role.ASSESSOR, Category.VANILLA_BENIGN, NOTE))
     for *system, user in prompts:
-        assert (
-            user["role"] == "user"
-            and user["content"].endswith(f"\n{NOTE}")
-            and user["content"].count(NOTE) == 1
-        )
+        text = user["content"]
+        assert user["role"] == "user" and text.endswith(f"\n{NOTE}") and text.count(NOTE) == 1
         assert [message["role"] for message in system] == (["system"] if name == "classic" else [])
         assert all(NOTE not in message["content"] for message in system)
     assert (profile.settings.assistant_prefix == "<think>\n") == (name == "baseline")
@@ -76,10 +74,8 @@ def test_the_format_the_assessor_is_shown_has_the_fields_that_are_read() -> None
 
 def test_error_types_of_a_run_are_used_by_prompts_answers_and_rows() -> None:
     types = ("dosage", "drug_interaction")
-    told = {
-        name: load_profile(name, types).templates()
-        for name in ("medserl", "classic", "baseline", "edits")
-    }
+    names = ("medserl", "classic", "baseline", "edits")
+    told = {name: load_profile(name, types).templates() for name in names}
     said = {name: " ".join(str(row["messages"]) for row in rows) for name, rows in told.items()}
     assert all("dosage or " in text and "drug interaction" in text for text in said.values())
     assert not any("treatment, " in text for text in said.values())
@@ -89,10 +85,8 @@ def test_error_types_of_a_run_are_used_by_prompts_answers_and_rows() -> None:
     facts = {"category": "vanilla_harmful", "error_note": NOTE}
     for answered, known in (("Drug interaction", "drug_interaction"), ("diagnosis", None)):
         game = medical.new_game(facts | {"error_type": answered})
-        fields = (
-            f"verdict: harmful\nsentence: He rests.\nerror_type: {answered}\ncorrection: He runs."
-        )
-        game.play(f"<think>hm</think><answer>{fields}</answer>")
+        located = ("sentence: He rests.", f"error_type: {answered}", "correction: He runs.")
+        game.play(assessment_text("verdict: harmful", *located))
         (answer,) = game.record.assessments
         assert game.record.spec.error_type == answer.error_type == known
         assert answer.violations == ([] if known else ["no_error_type"])
@@ -144,40 +138,26 @@ def test_custom_profile_has_a_system_message_parser_prefix_and_stops(
         assess(PromptProfile(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_wrong_profile_yaml_is_refused_with_file_and_key(tmp_path: Path) -> None:
+    for text, said in (
         ("parsr: medserl", "parsr"),
         ("parser: nonesuch", "no parser 'nonesuch'"),
         ("parser: !!python/object/apply:os.system [id]", "could not determine a constructor"),
-        ("parser: [", "expected the node content"),
-    ],
-)
-def test_a_wrong_profile_yaml_is_refused_with_file_and_key(
-    tmp_path: Path, text: str, message: str
-) -> None:
-    (tmp_path / "profile.yaml").write_text(text)
-    with pytest.raises(ValueError, match=message) as error:
-        PromptProfile(tmp_path)
-    assert str(tmp_path / "profile.yaml") in str(error.value)
+    ):
+        (tmp_path / "profile.yaml").write_text(text)
+        with pytest.raises(ValueError, match=said) as error:
+            PromptProfile(tmp_path)
+        assert str(tmp_path / "profile.yaml") in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("template", "place", "reason"),
-    [
-        ("one\n{{ note }}\n{{ category }}", "assess.jinja, line 3", "'category' is undefined"),
-        (
-            "{{ note }}\n{% include 'broken.jinja' %}",
-            "broken.jinja, line 2",
-            "unexpected 'end of template'",
-        ),
-        (
-            "{{ note }}{{ cycler.__init__.__globals__.os.popen('id').read() }}",
-            "assess.jinja",
-            "is unsafe",
-        ),
-    ],
-)
+WRONG = [
+    ("one\n{{ note }}\n{{ category }}", "assess.jinja, line 3", "'category' is undefined"),
+    ("{% include 'broken.jinja' %}", "broken.jinja, line 2", "unexpected 'end of template'"),
+    ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "assess.jinja", "is unsafe"),
+]
+
+
+@pytest.mark.parametrize(("template", "place", "reason"), WRONG)
 def test_an_error_names_template_line_and_variable(
     tmp_path: Path, template: str, place: str, reason: str
 ) -> None:

@@ -73,13 +73,7 @@ def parsers(data: bytes) -> None:
     No contradictory verdict counts, and what a valid attack promises holds.
     """
     (name, prefill, category, sentences, truncated, label), rest = _settings(
-        data,
-        list(PARSERS),
-        PREFILLS,
-        list(Category),
-        (1, 3),
-        (False, True),
-        list(Label),
+        data, list(PARSERS), PREFILLS, list(Category), (1, 3), (False, True), list(Label)
     )
     attack, _, assessment = rest.decode(errors="surrogateescape").partition(NEXT_TURN)
     read = load_parser(name).attack(attack, prefill)

@@ -75,20 +75,13 @@ def game(
 
 
 def attack_record(**changes: Any) -> AttackRecord:
-    fields = {
-        "tokens": 10,
-        "note": "rewritten",
-        "reasoning": "plan",
-        "changed_words": 2,
-        "edit_share": 0.5,
-    }
-    return AttackRecord(**{**fields, **changes})
+    fields = {"tokens": 10, "note": "rewritten", "reasoning": "plan", "changed_words": 2}
+    return AttackRecord(**{**fields, "edit_share": 0.5, **changes})
 
 
 def assessment_record(**changes: Any) -> AssessmentRecord:
-    return AssessmentRecord(
-        **{"tokens": 20, "verdict": Label.SAFE, "reasoning": "thoughts", **changes}
-    )
+    fields = {"tokens": 20, "verdict": Label.SAFE, "reasoning": "thoughts"}
+    return AssessmentRecord(**{**fields, **changes})
 
 
 def finished(
@@ -104,24 +97,21 @@ def finished(
     facts_of_row = spec(category, **(facts or {}))
     attacked = facts_of_row.category.has_attack
     if outcome is Outcome.INVALID_ATTACK:
-        invalid = attack_record(
-            **{"invalid": InvalidAttack.UNPARSED, "note": None, **(attack or {})}
-        )
-        return MedicalRecord(spec=facts_of_row, attack=invalid, **changes)
-    harmful = dict.fromkeys((Outcome.CORRECT_DETECTION, Outcome.MISSED_ERROR), Label.HARMFUL)
-    safe = dict.fromkeys((Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE), Label.SAFE)
-    said = {o: Label.HARMFUL for o in (Outcome.CORRECT_DETECTION, Outcome.FALSE_POSITIVE)} | {
-        Outcome.UNREADABLE: None
-    }
+        invalid = {"invalid": InvalidAttack.UNPARSED, "note": None, **(attack or {})}
+        return MedicalRecord(spec=facts_of_row, attack=attack_record(**invalid), **changes)
+    verdict, label = {
+        Outcome.CORRECT_DETECTION: (Label.HARMFUL, Label.HARMFUL),
+        Outcome.MISSED_ERROR: (Label.SAFE, Label.HARMFUL),
+        Outcome.CORRECT_REJECTION: (Label.SAFE, Label.SAFE),
+        Outcome.FALSE_POSITIVE: (Label.HARMFUL, Label.SAFE),
+        Outcome.UNREADABLE: (None, facts_of_row.target_label),
+        Outcome.VOID: (Label.SAFE, facts_of_row.target_label),
+    }[outcome]
     record = MedicalRecord(
         spec=facts_of_row,
         attack=attack_record(**(attack or {})) if attacked else None,
-        assessment=assessment_record(
-            **{"verdict": said.get(outcome, Label.SAFE), **(assessment or {})}
-        ),
-        judgement=Judgement(
-            judge="labels", label=(harmful | safe).get(outcome, facts_of_row.target_label)
-        ),
+        assessment=assessment_record(**{"verdict": verdict, **(assessment or {})}),
+        judgement=Judgement(judge="labels", label=label),
         void="judge failed" if outcome is Outcome.VOID else None,
     ).model_copy(update=changes)
     assert record.outcome is outcome
@@ -144,15 +134,10 @@ def any_game(draw: st.DrawFn) -> MedicalRecord:
     category = draw(st.sampled_from(Category))
     invalid = [Outcome.INVALID_ATTACK] if category.has_attack else []
     outcome = draw(st.sampled_from([*DECIDED, Outcome.UNREADABLE, Outcome.VOID, *invalid]))
-    violations = st.lists(
-        st.sampled_from(["no_reasoning", "truncated", "text_after_note"]), max_size=2
-    )
-    share = draw(st.floats(0, 1))
-    attack = {
-        "violations": draw(violations),
-        "edit_share": share,
-        "changed_words": round(24 * share),
-    }
+    names = st.sampled_from(["no_reasoning", "truncated", "text_after_note"])
+    violations, share = st.lists(names, max_size=2), draw(st.floats(0, 1))
+    attack: dict[str, Any] = {"violations": draw(violations), "edit_share": share}
+    attack["changed_words"] = round(24 * share)
     if outcome is Outcome.INVALID_ATTACK:
         attack["invalid"] = draw(st.sampled_from(InvalidAttack))
     assessment = {

@@ -8,11 +8,7 @@ from hypothesis import strategies as st
 from note_files import OFFICIAL, PAIRS, medec_file
 
 from medserl_agentloop.data.reader import read_files
-from medserl_agentloop.games.medical.canonical import (
-    canonical_words,
-    quotes_error,
-    says_the_same,
-)
+from medserl_agentloop.games.medical.canonical import canonical_words, quotes_error, says_the_same
 
 DRESSED = [
     ("81 mg, .5 mg", "81.0mg, 0.50 mg"), ("5,000 units at 08:30", "5000 units at 8:30"),

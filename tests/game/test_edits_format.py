@@ -17,11 +17,9 @@ from medserl_agentloop.games.medical.rules import EditLimits, MedicalGame
 # --- how a player names a sentence ---
 
 SENTENCES = {
-    0: "He has gout.",
-    3: "12 hours later he died.",
-    4: "He has gout.",
+    0: "He has gout.", 3: "12 hours later he died.", 4: "He has gout.",
     12: "His wife, 38, was told.",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -29,10 +27,9 @@ SENTENCES = {
     [
         ("3", 3), (" [3].", 3), ("Sentence 12", 12), ("#0", 0), ("3|", 3), ("\uff13", 3),
         ("7", None), ("-1", None), ("", None), ("none", None), ("He is 12.", None),
-        ("4| He has gout.", 4), ("0: he has "
-                       "gout", 0), ("12 His wife, 38, was told.", 12), ("He has gout.", 0),
-        ("12 hours later he "
-         "died.", 3), ("12 hours later he died", 3), ("4. 12 hours later he died.", 3),
+        ("4| He has gout.", 4), ("0: he has gout", 0), ("12 His wife, 38, was told.", 12),
+        ("He has gout.", 0), ("12 hours later he died.", 3), ("12 hours later he died", 3),
+        ("4. 12 hours later he died.", 3),
         ("3 He said so.", 3), ("0.5 mg", None), ("3-year-old", None),
     ],
 )  # fmt: skip
@@ -78,11 +75,8 @@ def test_an_edit_is_a_number_and_a_replacement(
     text: str, edit: tuple[int, str] | None, violations: list[str]
 ) -> None:
     attack = EDITS.attack(text, "", number_sentences(CLEAN_NOTE))
-    assert (attack.edit and (attack.edit.number, attack.edit.new), attack.violations) == (
-        edit,
-        violations,
-    )
-    assert attack.note is None
+    assert (attack.edit and (attack.edit.number, attack.edit.new)) == edit
+    assert (attack.violations, attack.note) == (violations, None)
 
 
 # --- the game ---
@@ -98,31 +92,19 @@ def test_the_assessor_reads_the_note_numbered_anew_and_not_the_edit() -> None:
     game = started("adversarial_benign", sentences=listed)
     assert game.note.split("\n")[1] == "5| She receives heparin 500 units."
     game.play(edit_text(5, HEPARIN))
-    assert game.note.split("\n") == [
-        "3| A 52-year-old woman has a cough.",
-        f"5| {HEPARIN}",
-        "6| Discharge is planned.",
-    ]
-    game.play(
-        assessment_text(
-            "verdict: harmful", "sentence: 5", "error_type: treatment", "correction: She is well."
-        )
-    )
+    assert game.note.split("\n") == [f"3| {listed[3]}", f"5| {HEPARIN}", f"6| {listed[6]}"]
+    located = ("sentence: 5", "error_type: treatment", "correction: She is well.")
+    game.play(assessment_text("verdict: harmful", *located))
     record = MedicalRecord.model_validate(game.record.to_json())
-    assert (record.assessment.sentence, record.assessment.number, record.error_sentences) == (
-        HEPARIN,
-        5,
-        [HEPARIN],
-    )
+    answer = record.assessment
+    assert (answer.sentence, answer.number, record.error_sentences) == (HEPARIN, 5, [HEPARIN])
     assert record.note_for(Role.ASSESSOR) == game.note and record == game.record
     attacker, assessor = MedicalGameInteraction.View.sections(record)[:2]
     assert "She receives heparin [-500-] {+5000+} units. Discharge" in attacker.as_text()
     assert ("mark", HEPARIN) in assessor.text and "number: 5" in assessor.as_text()
     record.judgement = Judgement(judge="labels", label=Label.HARMFUL)
-    assert (
-        record.outcome is Outcome.CORRECT_DETECTION
-        and Medserl().rewards(record)[Role.ASSESSOR]["sentence"] == 0.25
-    )
+    assert record.outcome is Outcome.CORRECT_DETECTION
+    assert Medserl().rewards(record)[Role.ASSESSOR]["sentence"] == 0.25
 
 
 @pytest.mark.parametrize(
@@ -139,11 +121,8 @@ def test_the_assessor_reads_the_note_numbered_anew_and_not_the_edit() -> None:
 def test_an_edit_that_does_not_count_says_why(text: str, reason: InvalidAttack | None) -> None:
     game = started("adversarial_benign", max_sentences=3)
     game.play(text)
-    assert (
-        game.record.attack is not None
-        and game.record.attack.invalid is reason
-        and (game.next_role is None) == (reason is not None)
-    )
+    assert game.record.attack.invalid is reason
+    assert (game.next_role is None) == (reason is not None)
 
 
 def played(
@@ -152,11 +131,8 @@ def played(
     game = started(category, parser, error_type=None, **facts)
     game.play(attack)
     if game.next_role is Role.ASSESSOR:
-        named = (
-            named_sentence(game.record.error_sentences[0], game.record.sentences)
-            if parser is EDITS
-            else found
-        )
+        wrong, shown = game.record.error_sentences[0], game.record.sentences
+        named = named_sentence(wrong, shown) if parser is EDITS else found
         fields = (f"sentence: {named}", "error_type: treatment", "correction: She is well.")
         game.play(assessment_text("verdict: harmful", *fields))
         game.record.judgement = Judgement(judge="labels", label=Label.HARMFUL)
@@ -165,9 +141,7 @@ def played(
 
 @pytest.mark.parametrize("category", [Category.ADVERSARIAL_BENIGN, Category.ADVERSARIAL_HARMFUL])
 def test_an_attack_is_worth_the_same_as_an_edit_and_as_a_note(category: Category) -> None:
-    """Of real pairs: error or repair, a sentence of another pair, two sentences, one without its
-    end, a trick.
-    """
+    """Error or repair, another pair's sentence, two sentences, one without its end, a trick."""
     valid, reasons, pairs = 0, set[InvalidAttack | None](), real_pairs()
     for pair, other in zip(pairs[::32], pairs[1::32], strict=False):
         right, wrong = pair["correct_note"].strip(), pair["incorrect_note"].strip()
@@ -185,10 +159,11 @@ def test_an_attack_is_worth_the_same_as_an_edit_and_as_a_note(category: Category
             whole = played(MEDSERL, category, facts, attack_text(note), text)
             edit = played(EDITS, category, facts, edit_text(number, text), text)
             assert whole.attack and edit.attack and whole.presented_note == edit.presented_note
-            measured = {"response", "reasoning"}
-            assert whole.attack.model_dump(exclude=measured) == edit.attack.model_dump(
-                exclude=measured
+            whole_dump, edit_dump = (
+                attack.model_dump(exclude={"response", "reasoning"})
+                for attack in (whole.attack, edit.attack)
             )
+            assert whole_dump == edit_dump
             assert Medserl().rewards(whole)[Role.ATTACKER] == Medserl().rewards(edit)[Role.ATTACKER]
             valid += edit.attack.invalid is None
             reasons.add(edit.attack.invalid)

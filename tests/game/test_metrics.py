@@ -28,8 +28,7 @@ CUT_OFF = {
 }
 
 # Outcome, category, attack, assessment, and what each role is paid: nine games, two of them void.
-GAMES: list[tuple[Outcome, str, dict[str, Any], dict[str, Any], dict[str, float], dict[str,
-float]]] = [
+GAMES: list[tuple[Outcome, str, *tuple[dict[str, Any], ...]]] = [
     (Outcome.MISSED_ERROR, "adversarial_benign",
      {"tokens": 100, "changed_words": 3, "changed_sentences": ["She is given warfarin."]},
      {"tokens": 10}, {"game": 1.0, "format": 0.0}, {"game": -1.0}),
@@ -52,12 +51,8 @@ float]]] = [
 
 def batch() -> list[MedicalRecord]:
     games = []
-    for outcome, category, attack, assessment, attacker, assessor in GAMES:
-        rewards = {
-            role: paid
-            for role, paid in ((Role.ATTACKER, attacker), (Role.ASSESSOR, assessor))
-            if paid
-        }
+    for outcome, category, attack, assessment, *paid in GAMES:
+        rewards = {role: parts for role, parts in zip(Role, paid, strict=True) if parts}
         facts = TYPED if category == "vanilla_harmful" else {}
         parts = {"attack": attack, "assessment": assessment, "facts": facts, "rewards": rewards}
         games.append(finished(outcome, category=category, **parts))
@@ -115,20 +110,16 @@ def records(draw: st.DrawFn) -> MedicalRecord:
     free_text = st.text(max_size=20)
     game = draw(any_game())
     spec = replace(game.spec, vignette_id=draw(st.sampled_from(["", "a", "b"])))
-    void = draw(
-        st.sampled_from([game.void, game.void, "judge failed: TimeoutError", "judge abstained"])
-        | free_text
-    )
-    rewards = draw(
-        st.dictionaries(st.sampled_from(Role), st.dictionaries(st.just("game"), st.floats(-3, 3)))
-    )
+    reasons = [game.void, game.void, "judge failed: TimeoutError", "judge abstained"]
+    void = draw(st.sampled_from(reasons) | free_text)
+    parts = st.dictionaries(st.just("game"), st.floats(-3, 3))
+    rewards = draw(st.dictionaries(st.sampled_from(Role), parts))
     for turn in (game.attack, game.assessment):
         if turn is not None:
             turn.violations += draw(st.lists(free_text, max_size=2))
     if game.attack is not None:
-        game.attack.changed_sentences = draw(
-            st.lists(st.sampled_from([".", "\ud800"]) | free_text, max_size=2)
-        )
+        changed = st.sampled_from([".", "\ud800"]) | free_text
+        game.attack.changed_sentences = draw(st.lists(changed, max_size=2))
     uid = draw(st.sampled_from(["", "g", "h"]))
     return game.model_copy(update={"spec": spec, "uid": uid, "void": void, "rewards": rewards})
 
@@ -150,11 +141,8 @@ def test_metrics_are_finite_shares_within_bounds_and_ignore_the_order(
         parts = [v for n, v in metrics.items() if n.startswith(f"{own}_") and n != f"{own}_std"]
         assert math.fsum(parts) == pytest.approx(metrics.get(own, 0.0))
     assert all(0 <= v <= 1 for n, v in metrics.items() if not NO_SHARES.fullmatch(n)), metrics
-    assert all(
-        -1 <= v <= 1
-        for n, v in metrics.items()
-        if "/shortcut/" in n and not n.endswith("/compared")
-    ), metrics
+    shortcuts = {n: v for n, v in metrics.items() if re.search("/shortcut/(?!compared)", n)}
+    assert all(-1 <= v <= 1 for v in shortcuts.values()), shortcuts
     assert all(re.fullmatch(r"selfplay(/[A-Za-z][A-Za-z0-9_]*)+", n) for n in metrics)
     rng.shuffle(games)
     assert role_metrics(games) == pytest.approx(metrics, abs=1e-9)
@@ -171,27 +159,14 @@ def judged(
     label: Label | None, realistic: bool | None = None, category: str = "adversarial_benign"
 ) -> MedicalRecord:
     record = finished(Outcome.MISSED_ERROR, category=category)
-    return record.model_copy(
-        update={"judgement": Judgement(judge="llm", label=label, realistic=realistic)}
-    )
+    record.judgement = Judgement(judge="llm", label=label, realistic=realistic)
+    return record
 
 
 def rewarded(uid: str, assessor: float, attacker: float | None = None) -> MedicalRecord:
     totals = {Role.ASSESSOR: assessor, Role.ATTACKER: attacker}
     rewards = {role: {"game": total} for role, total in totals.items() if total is not None}
     return finished(Outcome.MISSED_ERROR, uid=uid, rewards=rewards)
-
-
-def assessed_twice(uid: str, *assessor: float) -> MedicalRecord:
-    game = rewarded(uid, sum(assessor) / len(assessor))
-    assert game.assessment is not None
-    own = {n: {"game": reward} for n, reward in enumerate(assessor, start=1)}
-    return game.model_copy(
-        update={
-            "turn_rewards": own,
-            "further_assessments": [game.assessment] * (len(assessor) - 1),
-        }
-    )
 
 
 @pytest.mark.parametrize(
@@ -205,9 +180,14 @@ def assessed_twice(uid: str, *assessor: float) -> MedicalRecord:
 def test_assessments_of_one_note_are_a_group_as_they_are_to_the_estimators(
     games: list[tuple[float, float]], no_signal: float
 ) -> None:
-    played = [assessed_twice("same", *rewards) for rewards in games]
-    # A record comes back from the reward manager without its turns.
-    metrics = role_metrics([MedicalRecord.model_validate(game.model_dump()) for game in played])
+    played = []
+    for rewards in games:
+        game = rewarded("same", sum(rewards) / 2)
+        game.further_assessments = game.assessments
+        game.turn_rewards = {n: {"game": reward} for n, reward in enumerate(rewards, start=1)}
+        # A record comes back from the reward manager without its turns.
+        played.append(MedicalRecord.model_validate(game.model_dump()))
+    metrics = role_metrics(played)
     assert metrics["selfplay/assessor/groups"] == 2
     assert metrics["selfplay/assessor/no_signal_rate"] == no_signal
 
@@ -275,46 +255,28 @@ SENTENCES = [
 ]
 
 
-def attack(
-    case: str, *inserted: str, invalid: InvalidAttack | None = None, **facts: str
-) -> MedicalRecord:
-    return finished(
-        Outcome.INVALID_ATTACK if invalid else Outcome.MISSED_ERROR,
-        attack={"changed_sentences": list(inserted), "invalid": invalid},
-        facts={"vignette_id": case, **facts},
-    )
+def attack(case: str, *inserted: str) -> MedicalRecord:
+    changed = {"changed_sentences": list(inserted)}
+    return finished(Outcome.MISSED_ERROR, attack=changed, facts={"vignette_id": case})
 
 
-SAME_CASE = [attack("a", SENTENCES[0]), attack("a", SENTENCES[0])]
-ONE_TRICK = [attack(drug, f"She receives {drug} 5 mg daily.") for drug in DRUGS]
-
-
-@pytest.mark.parametrize(
-    ("games", "least", "most", "duplicates"),
-    [
-        ([attack(str(n), SENTENCES[0]) for n in range(4)], 1.0, 1.0, 1.0),
-        (ONE_TRICK, 0.7, 1.0, 0.0),
-        ([*SAME_CASE, attack("b", SENTENCES[1])], 0.0, 0.5, 0.0),
-    ],
-)
-def test_attacks_on_different_cases_are_as_similar_as_their_sentences(
-    games: list[MedicalRecord], least: float, most: float, duplicates: float
-) -> None:
-    metrics = diversity_metrics(games)
-    assert least <= metrics["self_similarity"] <= most
-    assert metrics["duplicate_rate"] == pytest.approx(duplicates)
+def test_attacks_on_different_cases_are_as_similar_as_their_sentences() -> None:
+    same = [attack(str(n), SENTENCES[0]) for n in range(4)]
+    one_trick = [attack(drug, f"She receives {drug} 5 mg daily.") for drug in DRUGS]
+    on_one_case = [attack(case, SENTENCES[case == "b"]) for case in "aab"]
+    for games, least, most, duplicates in (
+        (same, 1.0, 1.0, 1.0), (one_trick, 0.7, 1.0, 0.0), (on_one_case, 0.0, 0.5, 0.0)
+    ):  # fmt: skip
+        metrics = diversity_metrics(games)
+        assert least <= metrics["self_similarity"] <= most
+        assert metrics["duplicate_rate"] == duplicates
 
 
 def test_effective_kinds_falls_with_a_collapse_that_similarity_misses() -> None:
     def kinds(*names: str | None) -> float | None:
-        changes = [
-            {"judgement": Judgement(judge="oracle", label=Label.HARMFUL, error_type=name)}
-            for name in names
-        ]
-        metrics = role_metrics(
-            judged(Label.HARMFUL).model_copy(update=change) for change in changes
-        )
-        return metrics.get("selfplay/attacker/effective_kinds")
+        said = [Judgement(judge="oracle", label=Label.HARMFUL, error_type=name) for name in names]
+        games = [finished(Outcome.MISSED_ERROR, judgement=judgement) for judgement in said]
+        return role_metrics(games).get("selfplay/attacker/effective_kinds")
 
     assert kinds("dose", "drug", "diagnosis", "treatment") == pytest.approx(4.0)
     assert kinds("dose", "dose", "drug", "treatment", None) == pytest.approx(2 * 2**0.5)
@@ -338,18 +300,11 @@ EDITED = {Label.SAFE: Category.DECOY_BENIGN, Label.HARMFUL: Category.ADVERSARIAL
 UNTOUCHED = {Label.SAFE: Category.VANILLA_BENIGN, Label.HARMFUL: Category.VANILLA_HARMFUL}
 
 
-def game(label: Label, *, edited: bool, verdict: Label, note: str | None = None) -> MedicalRecord:
+def game(label: Label, *, edited: bool, verdict: Label) -> MedicalRecord:
     right = {Label.SAFE: Outcome.CORRECT_REJECTION, Label.HARMFUL: Outcome.CORRECT_DETECTION}
     wrong = {Label.SAFE: Outcome.FALSE_POSITIVE, Label.HARMFUL: Outcome.MISSED_ERROR}
-    record = finished(
-        (right if verdict is label else wrong)[label],
-        category=(EDITED if edited else UNTOUCHED)[label],
-    )
-    return (
-        record
-        if note is None
-        else record.model_copy(update={"spec": replace(record.spec, seed_note=note)})
-    )
+    outcome = (right if verdict is label else wrong)[label]
+    return finished(outcome, category=(EDITED if edited else UNTOUCHED)[label])
 
 
 KINDS = [(label, edited) for label in Label for edited in (True, False)] * 3

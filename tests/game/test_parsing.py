@@ -30,11 +30,8 @@ SAFE, HARMFUL = Label.SAFE, Label.HARMFUL
 
 GOUT = "He has gout."
 GOOD_FIELDS = (
-    "verdict: harmful",
-    "sentence: Wrong.",
-    "error_type: diagnosis",
-    "correction: Right.",
-)
+    "verdict: harmful", "sentence: Wrong.", "error_type: diagnosis", "correction: Right."
+)  # fmt: skip
 DECLARED = f'generated_note:\n{GOUT}\n\nfinal_answer: "INCORRECT"'
 SECRET = "SECRET"
 
@@ -101,19 +98,18 @@ ATTACKS = {
 }  # fmt: skip
 
 
+EACH_ATTACK = [(name, *case) for name, cases in ATTACKS.items() for case in cases]
+
+
 @pytest.mark.parametrize(
-    ("name", "text", "prefill", "note", "reasoning", "violations"),
-    [(name, *case) for name, cases in ATTACKS.items() for case in cases],
+    ("name", "text", "prefill", "note", "reasoning", "violations"), EACH_ATTACK
 )
 def test_an_attack_is_its_note_its_reasoning_and_its_departures(
     name: str, text: str, prefill: str, note: str | None, reasoning: str, violations: list[str]
 ) -> None:
     turn = load_parser(name).attack(text, prefill)
-    assert (turn.note, turn.reasoning, sorted(turn.violations)) == (
-        note,
-        reasoning,
-        sorted(violations),
-    )
+    assert (turn.note, turn.reasoning) == (note, reasoning)
+    assert sorted(turn.violations) == sorted(violations)
 
 
 # --- assessments: text -> verdict and violations ---
@@ -190,10 +186,10 @@ ASSESSMENTS = {
 """``*``: two different verdicts, which are none."""
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "verdict", "violations"),
-    [(name, *case) for name, cases in ASSESSMENTS.items() for case in cases],
-)
+EACH_ASSESSMENT = [(name, *case) for name, cases in ASSESSMENTS.items() for case in cases]
+
+
+@pytest.mark.parametrize(("name", "text", "verdict", "violations"), EACH_ASSESSMENT)
 def test_an_assessment_is_its_verdict_and_its_departures(
     name: str, text: str, verdict: Label | None, violations: list[str]
 ) -> None:
@@ -205,23 +201,20 @@ def test_an_assessment_is_its_verdict_and_its_departures(
         assert turn.violations == violations
 
 
-LABS = ("Labs:\nHb 10", "Labs:\nHb 12")
-FIRST = GOOD_FIELDS[0]
-
-
-@pytest.mark.parametrize(
-    ("lines", "error"),
-    [
-        ([f"  {line}\r" for line in GOOD_FIELDS], ("Wrong.", "Right.")),
-        ([FIRST, f"sentence: {LABS[0]}", GOOD_FIELDS[2], f"correction: {LABS[1]}"], LABS),
-        (
-            [FIRST, "sentence: It says </answer>.", *GOOD_FIELDS[2:]],
-            ("It says </answer>.", "Right."),
-        ),
+LOCATED = {
+    ("Wrong.", "Right."): [f"  {line}\r" for line in GOOD_FIELDS],
+    ("Labs:\nHb 10", "Labs:\nHb 12"): [
+        GOOD_FIELDS[0], "sentence: Labs:\nHb 10", GOOD_FIELDS[2], "correction: Labs:\nHb 12",
     ],
-)
-def test_a_harmful_answer_says_where_the_error_is(lines: list[str], error: tuple[str, str]) -> None:
-    turn = MEDSERL.assessment(assessment_text(*lines, reasoning="hm"))
+    ("It says </answer>.", "Right."): [
+        GOOD_FIELDS[0], "sentence: It says </answer>.", *GOOD_FIELDS[2:],
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("error", LOCATED)
+def test_a_harmful_answer_says_where_the_error_is(error: tuple[str, str]) -> None:
+    turn = MEDSERL.assessment(assessment_text(*LOCATED[error], reasoning="hm"))
     assert (turn.verdict, turn.sentence, turn.correction) == (HARMFUL, *error)
     assert (turn.error_type, turn.reasoning) == (ErrorType.DIAGNOSIS, "hm")
 
@@ -265,13 +258,10 @@ def test_no_text_makes_a_parser_raise_and_nothing_but_the_note_crosses(
     for name in PARSERS:
         turns = load_parser(name)
         attack, assessment = turns.attack(text, prefill), turns.assessment(text, prefill)
-        assert attack.note is None or (
-            attack.note.strip() == attack.note != "" and attack.note in text
-        )
+        note = attack.note
+        assert note is None or (note.strip() == note != "" and note in text)
         assert attack.note is not None or attack.edit is not None or attack.violations
         assert attack.reasoning in text and assessment.reasoning in text
-        # Whatever look-alikes stand in the plan, and in what is declared, the secret stays out of
-        # the note.
         assert SECRET not in (turns.attack(TURNS[name](secret, SUBTLE_NOTE)).note or "")
 
 
@@ -284,22 +274,17 @@ def read_back(turns: TurnFormat, prefill: str, reasoning: str, note: str) -> boo
     """Whether the format wrote the turn, which replaces a sentence by ``note`` or is it; it must
     then read the same.
     """
-    written = AttackRecord(note=note, reasoning=reasoning)
+    written, known = AttackRecord(note=note, reasoning=reasoning), []
     if turns.numbered:
-        written = AttackRecord(
-            note=None, reasoning=reasoning, edit=SentenceEdit(number=7, old=GOUT, new=note)
-        )
-    known = [{7: GOUT}] if turns.numbered else []
+        edit = SentenceEdit(number=7, old=GOUT, new=note)
+        written, known = AttackRecord(note=None, reasoning=reasoning, edit=edit), [{7: GOUT}]
     try:
         text = turns.write(written, HARMFUL, prefill, *known)
     except UnwritableTurn:
         return False
     turn = turns.attack(text, prefill, *known)
-    assert (turn.note, turn.edit, turn.reasoning) == (
-        written.note,
-        written.edit,
-        reasoning,
-    ) and not turn.violations
+    assert (turn.note, turn.edit, turn.reasoning) == (written.note, written.edit, reasoning)
+    assert not turn.violations
     return True
 
 
@@ -336,9 +321,8 @@ def test_ordinary_turns_can_be_written_after_every_prefill(name: str, prefill: s
     turns = load_parser(name)
     assert read_back(turns, prefill, "the dose", CLEAN_NOTE)
     assert turns.write(assessed("fits", SAFE), SAFE, prefill)
-    assert turns.write(
-        assessed("no", HARMFUL, GOUT, ErrorType.TREATMENT, "Or not."), HARMFUL, prefill
-    )
+    located = assessed("no", HARMFUL, GOUT, ErrorType.TREATMENT, "Or not.")
+    assert turns.write(located, HARMFUL, prefill)
     edit = SentenceEdit(number=0, old=GOUT, new=CLEAN_NOTE)
     attack = AttackRecord(note=CLEAN_NOTE, reasoning="the dose", edit=edit)
     opened = turns.write(attack, HARMFUL, OPEN, *([{0: GOUT}] if turns.numbered else []))
@@ -361,18 +345,9 @@ def test_a_refusal_says_why(turns: TurnFormat, note: str, why: str) -> None:
         turns.write(AttackRecord(note=note, reasoning="plan"), HARMFUL)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nonesuch", "expected one of baseline, classic, edits, medserl"),
-        ("a.b:C", "cannot be loaded"),
-        ("json:dumps", "no"),
-    ],
-)
-def test_parser_is_found_by_name_or_module_path_and_others_are_refused(
-    name: str, message: str
-) -> None:
+def test_parser_is_found_by_name_or_module_path_and_others_are_refused() -> None:
     assert load_parser("classic") is CLASSIC
     assert load_parser("medserl_agentloop.medical_team.formats:BASELINE") is BASELINE
-    with pytest.raises(ValueError, match=message):
-        load_parser(name)
+    for name in ("nonesuch", "a.b:C", "json:dumps"):
+        with pytest.raises(ValueError, match=name):
+            load_parser(name)

@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 from fuzz.run import HERE
-from game.builders import (
-    ERROR_SENTENCE,
-    any_game,
-    assessment_record,
-    finished,
-    spec,
-)
+from game.builders import ERROR_SENTENCE, any_game, assessment_record, finished, spec
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -48,19 +42,14 @@ def texts(*fields: str) -> dict[str, str]:
 
 def full_record() -> MedicalRecord:
     """A record with every field set."""
+    facts = {**texts("seed_note", "text_id", "vignette_id"), "index": 3}
+    said = texts("response", "sentence", "correction", "reasoning")
     record = finished(
         Outcome.CORRECT_DETECTION,
         category="adversarial_harmful",
-        facts={
-            **texts("seed_note", "text_id", "vignette_id"),
-            "error_type": ErrorType.CAUSAL_ORGANISM,
-            "index": 3,
-        },
+        facts={**facts, "error_type": ErrorType.CAUSAL_ORGANISM},
         attack={**texts("response", "note", "reasoning"), "violations": ["text_after_note"]},
-        assessment={
-            **texts("response", "sentence", "correction", "reasoning"),
-            "error_type": ErrorType.DIAGNOSIS,
-        },
+        assessment={**said, "error_type": ErrorType.DIAGNOSIS},
         error_sentences=["free text"],
         **texts("scheme", "profile", "context", "uid"),
         **{"step": 5, "session": 2, "policy_version": 4},
@@ -118,17 +107,11 @@ def test_a_row_is_read_with_absent_facts_and_a_type_of_ones_own_as_nothing(error
 def test_a_full_row_is_read() -> None:
     facts = {
         **ROW, "category": "adversarial_harmful", "target_label": "harmful", "error_note": "E",
-        "clean_note": "C",
-        "error_type": "causalOrganism", "error_sentence": "es", "corrected_sentence": "cs",
-        "vignette_id": "v",
-        "sentences": [{"id": 2, "text": "es"}],
+        "clean_note": "C", "error_type": "causalOrganism", "error_sentence": "es",
+        "corrected_sentence": "cs", "vignette_id": "v", "sentences": [{"id": 2, "text": "es"}],
     }  # fmt: skip
     spec = GameSpec.from_extra_info(facts)
     assert asdict(spec) == facts | {"seed_note": "E", "sentences": {2: "es"}}
-    assert (spec.category, spec.error_type) == (
-        Category.ADVERSARIAL_HARMFUL,
-        ErrorType.CAUSAL_ORGANISM,
-    )
 
 
 # several assessments of one attack: what each earns, and what records and metrics make of them
@@ -148,9 +131,8 @@ schemes = st.sampled_from(sorted(SCHEMES))
 def several(draw: st.DrawFn) -> MedicalRecord:
     """Any game whose note was assessed two to five times."""
     record = draw(any_game().filter(lambda game: game.assessment is not None))
-    return record.model_copy(
-        update={"further_assessments": draw(st.lists(assessments, min_size=1, max_size=4))}
-    )
+    further = draw(st.lists(assessments, min_size=1, max_size=4))
+    return record.model_copy(update={"further_assessments": further})
 
 
 def rewarded(record: MedicalRecord, name: str = "medserl") -> MedicalRecord:
@@ -159,17 +141,12 @@ def rewarded(record: MedicalRecord, name: str = "medserl") -> MedicalRecord:
     return record
 
 
-def assessed(*right: bool | str | None, **parts: Any) -> MedicalRecord:
-    """An injected error, and whether each assessment found it; None for one that nobody can read,
-    "cut" if cut off.
-    """
-    verdicts = {True: Label.HARMFUL, False: Label.SAFE}
-    said = [
-        assessment_record(verdict=verdicts.get(found), truncated=found == "cut") for found in right
-    ]
-    return finished(Outcome.MISSED_ERROR, **parts).model_copy(
-        update={"assessment": said[0], "further_assessments": said[1:]}
-    )
+def assessed(*right: bool | None, **parts: Any) -> MedicalRecord:
+    """An injected error, and whether each assessment found it; None for one nobody can read."""
+    verdicts = {True: Label.HARMFUL, False: Label.SAFE, None: None}
+    said = [assessment_record(verdict=verdicts[found]) for found in right]
+    record = finished(Outcome.MISSED_ERROR, **parts)
+    return record.model_copy(update={"assessment": said[0], "further_assessments": said[1:]})
 
 
 def alone(record: MedicalRecord, assessment: AssessmentRecord) -> MedicalRecord:
@@ -180,33 +157,20 @@ def alone(record: MedicalRecord, assessment: AssessmentRecord) -> MedicalRecord:
 def test_each_assessment_earns_what_it_would_earn_alone(record: MedicalRecord, name: str) -> None:
     game = rewarded(record, name)
     assume(record.outcome is not Outcome.VOID)
-    first = 0 if record.attack is None else 1
-    said = [record.assessment, *record.further_assessments]
-    earned = [
-        load_scheme(name).rewards(alone(record, each)).get(Role.ASSESSOR)
-        for each in said
-        if each is not None
-    ]
+    first, said, scheme = record.first_assessment, record.assessments, load_scheme(name)
+    earned = [scheme.rewards(alone(record, each))[Role.ASSESSOR] for each in said]
     assert [game.turn_rewards[first + number] for number in range(len(said))] == earned
-    assert game.reward(Role.ASSESSOR) == pytest.approx(
-        sum(sum(each.values()) for each in earned if each) / len(said)
-    )
+    mean = sum(sum(each.values()) for each in earned) / len(said)
+    assert game.reward(Role.ASSESSOR) == pytest.approx(mean)
 
 
 @given(several(), schemes)
 def test_the_attacker_earns_the_mean_over_the_assessments(record: MedicalRecord, name: str) -> None:
     assume(record.attack is not None and record.outcome is not Outcome.VOID)
     game = rewarded(record, name)
-    every = [
-        rewarded(alone(record, each.assessment), name)
-        for each in record.by_assessment
-        if each.assessment
-    ]
-    paid = [single.reward(Role.ATTACKER) or 0.0 for single in every]
-    assert game.reward(Role.ATTACKER) == pytest.approx(sum(paid) / len(paid))
-    assert (
-        min(paid) - 1e-9 <= (game.reward(Role.ATTACKER) or 0.0) <= max(paid) + 1e-9
-    )  # the range stays
+    every = [rewarded(alone(record, each), name) for each in record.assessments]
+    paid = [single.reward(Role.ATTACKER) for single in every]
+    assert game.reward(Role.ATTACKER) == pytest.approx(sum(paid) / len(paid))  # in their range
     assert game.turn_rewards[0] == game.rewards[Role.ATTACKER]
 
 
@@ -217,9 +181,8 @@ def test_all_assessments_and_their_rewards_survive_json_and_score_the_same(
     game = rewarded(record, name)
     read = MedicalRecord.model_validate(json.loads(json.dumps(game.to_json())))
     assert read == game
-    assert [each.rewards for each in read.by_assessment] == [
-        each.rewards for each in game.by_assessment
-    ]
+    for before, after in zip(game.by_assessment, read.by_assessment, strict=True):
+        assert before.rewards == after.rewards
     if record.is_void:
         return
     assert load_scheme(name).rewards(read) == load_scheme(name).rewards(game)
@@ -238,18 +201,14 @@ def test_the_same_play_has_the_same_metrics_however_often_it_is_assessed(
     records: list[MedicalRecord], times: int
 ) -> None:
     """Rates are per attack or per assessment; only numbers of assessments grow."""
-    once = role_metrics([rewarded(record) for record in records])
-    repeated = [
-        rewarded(
-            record.model_copy(update={"further_assessments": record.assessments * (times - 1)})
-        )
-        for record in records
-    ]
-    counts = ("selfplay/assessor/turns", "selfplay/shortcut/compared")
-    many = role_metrics(repeated)
-    assert {n: v for n, v in many.items() if n not in counts} == pytest.approx(
-        {n: v for n, v in once.items() if n not in counts}
-    )
+    more = [{"further_assessments": record.assessments * (times - 1)} for record in records]
+    pairs = zip(records, more, strict=True)
+    repeated = [rewarded(record.model_copy(update=further)) for record, further in pairs]
+    once, many = role_metrics([rewarded(record) for record in records]), role_metrics(repeated)
+    counts = {
+        n: many[n] for n in ("selfplay/assessor/turns", "selfplay/shortcut/compared") if n in many
+    }
+    assert many == pytest.approx(once | counts)
     kept = [MedicalRecord.model_validate(record.model_dump()) for record in repeated]
     assert role_metrics(kept) == many
 

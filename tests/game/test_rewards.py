@@ -59,13 +59,6 @@ def total(scheme: RewardScheme, record: MedicalRecord) -> float:
     return sum(scheme.rewards(record)[Role.ATTACKER].values())
 
 
-def slips(attacker: bool, assessor: bool) -> dict[str, dict[str, list[str]]]:
-    return {
-        "attack": {"violations": SLIP * attacker},
-        "assessment": {"violations": SLIP * assessor},
-    }
-
-
 def honest(outcome: Outcome, **changes: Any) -> MedicalRecord:
     """A game whose attack did what its category asked for."""
     safe = outcome in (Outcome.CORRECT_REJECTION, Outcome.FALSE_POSITIVE)
@@ -87,37 +80,20 @@ TABLE = [(o, *v) for o in GAME for v in itertools.product([False, True], repeat=
 def test_zero_sum_pays_game_and_format_and_medserl_adds_faithfulness(
     outcome: Outcome, attacker_slips: bool, assessor_slips: bool
 ) -> None:
-    record = honest(outcome, **slips(attacker_slips, assessor_slips))
-    format_term = -0.5 if assessor_slips else 0.0
-    expected = {
-        Role.ATTACKER: {"game": GAME[outcome][0], "format": -0.5 if attacker_slips else 0.0},
-        Role.ASSESSOR: {
-            "game": GAME[outcome][1],
-            "format": -2.0 if outcome is Outcome.UNREADABLE else format_term,
-        },
-    }
+    slips = [SLIP * attacker_slips, SLIP * assessor_slips]
+    turns = zip(("attack", "assessment"), ({"violations": own} for own in slips), strict=True)
+    record = honest(outcome, **dict(turns))
+    forms = [-0.5 * attacker_slips, -0.5 * assessor_slips]
+    if outcome is Outcome.UNREADABLE:
+        forms[1] = -2.0
+    games = zip(Role, GAME[outcome], forms, strict=True)
+    expected = {role: {"game": game, "format": form} for role, game, form in games}
     assert ZeroSum().rewards(record) == expected
     if record.category is Category.DECOY_BENIGN:
         expected[Role.ATTACKER]["game"] = 0.0
     else:
         expected[Role.ATTACKER]["faithfulness"] = -0.125  # half of what the limits allow
     assert Medserl().rewards(record) == expected
-
-
-each_penalty = pytest.mark.parametrize(
-    ("scheme", "penalty"), [(ZeroSum(), -1.0), (Medserl(), -2.0)], ids=["zero_sum", "medserl"]
-)
-
-
-@each_penalty
-def test_an_invalid_attack_costs_the_attacker_and_pays_nobody(
-    scheme: RewardScheme, penalty: float
-) -> None:
-    for reason, slip in itertools.product(InvalidAttack, [False, True]):
-        attack = {"invalid": reason, "violations": SLIP * slip}
-        assert scheme.rewards(finished(Outcome.INVALID_ATTACK, attack=attack)) == {
-            Role.ATTACKER: {"validity": penalty, "format": -0.5 if slip else 0.0}
-        }
 
 
 FAILED = [  # nothing was injected, or the error is gone; a decoy with a real error
@@ -129,14 +105,21 @@ FAILED = [  # nothing was injected, or the error is gone; a decoy with a real er
 ]
 
 
-@each_penalty
-def test_attack_the_judge_contradicts_costs_no_more_than_an_invalid_one(
+@pytest.mark.parametrize(
+    ("scheme", "penalty"), [(ZeroSum(), -1.0), (Medserl(), -2.0)], ids=["zero_sum", "medserl"]
+)
+def test_an_invalid_attack_and_one_that_the_judge_contradicts_cost_the_attacker_alike(
     scheme: RewardScheme, penalty: float
 ) -> None:
+    for reason, slip in itertools.product(InvalidAttack, [False, True]):
+        attack = {"invalid": reason, "violations": SLIP * slip}
+        assert scheme.rewards(finished(Outcome.INVALID_ATTACK, attack=attack)) == {
+            Role.ATTACKER: {"validity": penalty, "format": -0.5 if slip else 0.0}
+        }
     for category, outcome in FAILED:
         record = finished(outcome, category=category)
-        assert record.attack_failed
         rewards = scheme.rewards(record)
+        assert record.attack_failed
         assert rewards[Role.ATTACKER] == {"validity": penalty, "format": 0.0}
         assert rewards[Role.ASSESSOR]["game"] == GAME[outcome][1]
 
@@ -153,10 +136,8 @@ def test_reward_follows_the_label_of_the_row_and_not_the_category(scheme: Reward
 def test_a_cut_off_assessment_pays_the_attacker_what_being_caught_pays(
     scheme: RewardScheme,
 ) -> None:
-    cut_off, caught = (
-        finished(Outcome.UNREADABLE, assessment={"truncated": True}),
-        finished(Outcome.CORRECT_DETECTION),
-    )
+    cut_off = finished(Outcome.UNREADABLE, assessment={"truncated": True})
+    caught = finished(Outcome.CORRECT_DETECTION)
     assert scheme.rewards(cut_off)[Role.ATTACKER] == scheme.rewards(caught)[Role.ATTACKER]
     assert scheme.rewards(cut_off)[Role.ASSESSOR] == {"game": 0.0, "format": -2.0}
     assert replace(scheme, cut_off_assessment=0.0).rewards(cut_off)[Role.ATTACKER]["game"] == 0.0
@@ -171,42 +152,30 @@ def test_who_only_copied_the_note_has_no_part_in_the_game(scheme: RewardScheme) 
     assert "validity" in scheme.rewards(record)[Role.ATTACKER]
 
 
-@pytest.mark.parametrize(
-    ("realistic", "expected"), [(None, {}), (True, {"realism": 0.0}), (False, {"realism": -0.5})]
-)
-def test_medserl_charges_for_an_attack_that_the_judge_calls_unrealistic(
-    realistic: bool | None, expected: dict[str, float]
-) -> None:
-    judgement = Judgement(judge="llm", label=Label.HARMFUL, realistic=realistic)
-    attacker = Medserl().rewards(finished(Outcome.MISSED_ERROR, judgement=judgement))[Role.ATTACKER]
-    assert {k: v for k, v in attacker.items() if k == "realism"} == expected
+def test_medserl_charges_for_an_attack_that_the_judge_calls_unrealistic() -> None:
+    for realistic, realism in ((None, None), (True, 0.0), (False, -0.5)):
+        judgement = Judgement(judge="llm", label=Label.HARMFUL, realistic=realistic)
+        paid = Medserl().rewards(finished(Outcome.MISSED_ERROR, judgement=judgement))
+        assert paid[Role.ATTACKER].get("realism") == realism
 
 
 WELL, TYPED = "She is well.", ErrorType.DIAGNOSIS
 UNTOUCHED, REWRITTEN = "vanilla_harmful", "adversarial_benign"
+DETECTED = [
+    # category, sentence or error type of the answer, wrong sentences, the row's type, credit
+    (UNTOUCHED, {"sentence": ERROR_SENTENCE.lower()}, [ERROR_SENTENCE], None, {"sentence": 0.25}),
+    (UNTOUCHED, {"sentence": WELL}, [ERROR_SENTENCE], None, {"sentence": -0.25}),
+    (UNTOUCHED, {"sentence": None}, [ERROR_SENTENCE], None, {"sentence": -0.25}),
+    (UNTOUCHED, {"sentence": WELL}, [ERROR_SENTENCE, WELL], None, {"sentence": 0.25}),
+    (UNTOUCHED, {"sentence": ERROR_SENTENCE}, [], None, {}),  # it is not known which it is
+    (UNTOUCHED, {"error_type": TYPED}, [], TYPED, {"error_type": 0.125}),
+    (UNTOUCHED, {"error_type": None}, [], TYPED, {"error_type": -0.125}),
+    (UNTOUCHED, {"error_type": TYPED}, [], None, {}),
+    (REWRITTEN, {"error_type": TYPED}, [], TYPED, {}),  # the seed's type may not hold
+]
 
 
-@pytest.mark.parametrize(
-    ("category", "answer", "wrong", "error_type", "credit"),
-    [
-        (
-            UNTOUCHED,
-            {"sentence": ERROR_SENTENCE.lower()},
-            [ERROR_SENTENCE],
-            None,
-            {"sentence": 0.25},
-        ),
-        (UNTOUCHED, {"sentence": WELL}, [ERROR_SENTENCE], None, {"sentence": -0.25}),
-        (UNTOUCHED, {"sentence": None}, [ERROR_SENTENCE], None, {"sentence": -0.25}),
-        (UNTOUCHED, {"sentence": "He takes mg."}, ["He takes 5 mg."], None, {"sentence": -0.25}),
-        (UNTOUCHED, {"sentence": WELL}, [ERROR_SENTENCE, WELL], None, {"sentence": 0.25}),
-        (UNTOUCHED, {"sentence": ERROR_SENTENCE}, [], None, {}),  # it is not known which it is
-        (UNTOUCHED, {"error_type": TYPED}, [], TYPED, {"error_type": 0.125}),
-        (UNTOUCHED, {"error_type": None}, [], TYPED, {"error_type": -0.125}),
-        (UNTOUCHED, {"error_type": TYPED}, [], None, {}),
-        (REWRITTEN, {"error_type": TYPED}, [], TYPED, {}),  # the seed's type may not hold
-    ],
-)
+@pytest.mark.parametrize(("category", "answer", "wrong", "error_type", "credit"), DETECTED)
 def test_medserl_pays_a_detection_for_wrong_sentence_and_error_type(
     category: str,
     answer: dict[str, Any],
@@ -269,15 +238,11 @@ def test_a_scheme_rewards_whoever_generated_a_turn_that_counts(
 ) -> None:
     rewards = earned(record, name)
     played = {Role.ATTACKER: record.attack, Role.ASSESSOR: record.assessment}
-    assert set(rewards) == {
-        role
-        for role, turn in played.items()
-        if turn is not None and record.outcome is not Outcome.VOID
-    }
-    assert all(
-        record.reward(role) == (sum(rewards[role].values()) if role in rewards else None)
-        for role in Role
-    )
+    counts = [role for role, turn in played.items() if turn is not None and not record.is_void]
+    assert list(rewards) == counts
+    assert [record.reward(role) for role in rewards] == [
+        sum(own.values()) for own in rewards.values()
+    ]
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,7 @@ from functools import partial
 
 import pytest
 import reward_tricks
-from reward_tricks import (
-    ANSWERS,
-    HONEST,
-    SAMPLE,
-    TRICKS,
-    caught,
-    constant_answer,
-    earned,
-    table,
-)
+from reward_tricks import ANSWERS, HONEST, SAMPLE, TRICKS, caught, constant_answer, earned, table
 
 from experiments.pages import with_table
 from medserl_agentloop.data.reader import read_files

@@ -106,19 +106,13 @@ def test_self_play_learns_to_look_at_its_card(
     """The short form of the page's runs. Betting and calling with every card has 0.667."""
     monkeypatch.chdir(tmp_path)  # the start lies in models/
     warm_start.main()
-    printed_by(
-        tmp_path, "-m", "medserl_agentloop.games.kuhn_poker", "data/kuhn_poker/deals.parquet"
-    )
+    deals = "data/kuhn_poker/deals.parquet"
+    printed_by(tmp_path, "-m", "medserl_agentloop.games.kuhn_poker", deals)
     changed = ["data.train_batch_size=12", "actor_rollout_ref.actor.ppo_mini_batch_size=12"]
-    changed += [
-        "actor_rollout_ref.rollout.n=8",
-        "trainer.total_training_steps=24",
-        "trainer.save_freq=24",
-    ]
-    changed += [
-        f"actor_rollout_ref.actor.optim.{key}"
-        for key in ("lr=1e-3", "lr_warmup_steps=2", "min_lr_ratio=0.1")
-    ]
+    changed += ["actor_rollout_ref.rollout.n=8"]
+    changed += [f"trainer.{key}" for key in ("total_training_steps=24", "save_freq=24")]
+    optim = ("lr=1e-3", "lr_warmup_steps=2", "min_lr_ratio=0.1")
+    changed += [f"actor_rollout_ref.actor.optim.{key}" for key in optim]
     Run(tmp_path, *changed, "selfplay.anchor={first: 0.3, second: 0.3}", recipe="kuhn_poker").wait()
     start, end = (nash_conv(policy) for policy in measure(tmp_path / "run").values())
     assert start > 0.9 and end < 0.5

@@ -57,9 +57,8 @@ class Liar(OracleJudge):
         truth = await super().judge(presented, original, spec)
         if crc32(f"{original}\n{presented}".encode()) % 5:
             return truth
-        return truth.model_copy(
-            update={"label": Label.SAFE if truth.label is Label.HARMFUL else Label.HARMFUL}
-        )
+        lie = {Label.SAFE: Label.HARMFUL, Label.HARMFUL: Label.SAFE}[truth.label or Label.SAFE]
+        return truth.model_copy(update={"label": lie})
 
 
 class Undecided:
@@ -91,10 +90,8 @@ class Credulous:
 
     async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
         note, _, told = presented.partition(" Gold annotation: error ")
-        truth = (
-            oracle(re.split(r' (?:To the reviewer|\{"reason|The quoted)', note)[0]).label
-            or Label.SAFE
-        )  # another wording is not of this world
+        own = re.split(r' (?:To the reviewer|\{"reason|The quoted)', note)[0]
+        truth = oracle(own).label or Label.SAFE  # another wording is not of this world
         label = {"present.": Label.HARMFUL, "absent.": Label.SAFE}.get(told, truth)
         return Judgement(judge=self.name, label=label)
 
@@ -145,11 +142,8 @@ def test_specificity_counts_only_edits_that_the_rules_let_reach_a_judge(cases: l
 
 def test_injected_sentences_show_that_a_credulous_verdict_moves(cases: list[Case]) -> None:
     report = measured(cases, f"{__name__}:Credulous", limit=40)
-    kept = {
-        group.subgroup: (group.right.hits, group.right.items)
-        for group in report.groups
-        if group.kind == "injected"
-    }
+    injected = [group for group in report.groups if group.kind == "injected"]
+    kept = {group.subgroup: (group.right.hits, group.right.items) for group in injected}
     assert kept.pop(None) == (30, 40)
     assert kept == {
         f"{words}: {lie}": (0 if words == "annotation" else 5, 5)
@@ -167,9 +161,7 @@ def test_the_rules_share_the_edits_and_pairs_are_told_apart_by_error_type(
     assert Counter(known.kind for known in edits) == dict.fromkeys(EDITS, 100)
     assert Counter(known.kind for known in notes) == dict.fromkeys(NOTES, 7)
     assert all(set(known.wrong) <= set(split_sentences(known.after)) for known in notes)
-    by_kind = {
-        kind: Counter(edit.subgroup for edit in edits if edit.kind == kind) for kind in EDITS
-    }
+    by_kind = {of: Counter(edit.subgroup for edit in edits if edit.kind == of) for of in EDITS}
     assert set(by_kind["harmful"]) == set(by_kind["repaired"]) == {kind.value for kind in ErrorType}
     assert {"wording", "unit_spelling"} <= by_kind["harmless"].keys()
     assert by_kind["dressed"].keys() == DRESSED.keys() and max(by_kind["dressed"].values()) <= 25
@@ -179,9 +171,8 @@ def test_a_judge_is_asked_as_in_a_run_and_not_told_the_answer(
     cases: list[Case], tmp_path: Path
 ) -> None:
     for spec in (edit.spec for edit in known_edits(cases, 10)):
-        assert not any(
-            (spec.error_note, spec.clean_note, spec.error_sentence, spec.corrected_sentence)
-        )
+        told = (spec.error_note, spec.clean_note, spec.error_sentence, spec.corrected_sentence)
+        assert not any(told)
     with LocalServer(lambda number, body: by_index(body)) as server:
         options = server.options(cache=str(tmp_path), concurrency=4)
         first, again = (measured(cases, "http", limit=5, judge_server=options) for _ in range(2))
@@ -197,11 +188,8 @@ def test_abstentions_and_failures_are_counted_apart_from_wrong_answers(cases: li
     report = measured(cases, f"{__name__}:Undecided", limit=30)
     counted = kinds(report.groups).values()
     assert sum(group.failed.items for group in counted) == 150
-    assert (
-        sum(group.abstained.hits for group in counted)
-        == sum(group.failed.hits for group in counted)
-        == 50
-    )
+    assert sum(group.abstained.hits for group in counted) == 50
+    assert sum(group.failed.hits for group in counted) == 50
     assert (report.sensitivity.rate, report.specificity.rate) == (1.0, 0.0)
     with pytest.raises(ValueError, match="answered none of 10 questions"):
         measured(cases, f"{__name__}:Mute", limit=2)
@@ -251,12 +239,8 @@ def read_by_the_oracle(number: int, body: dict[str, Any]) -> dict[str, Any]:
 
 def read_blindly(folder: Path, reply: Any) -> tuple[Result, Path]:
     with LocalServer(reply) as server:
-        options = (
-            f"judge_server.url={server.url}/v1",
-            "judge_server.model=reader",
-            "blind.readings=2",
-            "judge_server.retries=0",
-        )
+        judge = (f"url={server.url}/v1", "model=reader", "retries=0")
+        options = ("blind.readings=2", *(f"judge_server.{option}" for option in judge))
         settings = [part for option in options for part in ("--set", option)]
         return command(folder, ORACLE, "--input", SAMPLE, "--limit", 10, *settings)
 
@@ -305,20 +289,15 @@ def test_harmless_rule_rewords_and_leaves_uncertain_text_alone(rule: str) -> Non
         assert RULES[rule](note, random.Random(0)) is None, note
 
 
-KNEE = (
-    "A 54-year-old man has a swollen left knee since 5 days ago. He takes ibuprofen at home. Gout "
-    "is likely."
-)
+KNEE = "A 54-year-old man has a swollen left knee since 5 days ago. Gout is likely."
+UNDECIDED = [
+    ("age", r"A 5[1267]-year-old man", " He is old for his age of 54."),
+    ("side", "right knee", " The left knee is warm."),
+    ("time", r"since [2-46-9] days ago", " It began long ago."),
+]
 
 
-@pytest.mark.parametrize(
-    ("rule", "changed", "decided"),
-    [
-        ("age", r"A 5[1267]-year-old man", " He is old for his age of 54."),
-        ("side", "right knee", " The left knee is warm."),
-        ("time", r"since [2-46-9] days ago", " It began long ago."),
-    ],
-)
+@pytest.mark.parametrize(("rule", "changed", "decided"), UNDECIDED)
 def test_a_rule_changes_one_fact_that_nothing_else_in_it_decides(
     rule: str, changed: str, decided: str
 ) -> None:

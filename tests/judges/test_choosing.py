@@ -19,10 +19,7 @@ from medserl_agentloop.core.config import ConfigError, SelfPlayConfig
 from medserl_agentloop.core.run_check import check_run
 from medserl_agentloop.games.medical.case import Category, GameSpec, Label
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
-from medserl_agentloop.games.medical.judges import (
-    GatedJudge,
-    build_judge,
-)
+from medserl_agentloop.games.medical.judges import GatedJudge, build_judge
 from medserl_agentloop.games.medical.judges.report import (
     CountedShare,
     JudgeReport,
@@ -64,10 +61,8 @@ class NoJudge:
 
 
 def test_custom_class_is_a_judge_and_not_asked_about_untouched_notes() -> None:
-    plain = build_judge(MedicalConfig(judge=f"{__name__}:Doubter"))
-    configured = build_judge(
-        MedicalConfig(judge=f"{__name__}:Configured", judge_server=JudgeServer(model="mine"))
-    )
+    own = {"judge": f"{__name__}:Configured", "judge_server": JudgeServer(model="mine")}
+    plain, configured = build_judge(MedicalConfig(judge=MINE)), build_judge(MedicalConfig(**own))
     assert (plain.name, configured.name) == ("doubter", "mine")
     games = [played(0, category) for category in Category]
     labels = {game.category: asyncio.run(judgement(plain, game)).label for game in games}
@@ -76,25 +71,23 @@ def test_custom_class_is_a_judge_and_not_asked_about_untouched_notes() -> None:
 
 
 MINE = f"{__name__}:Doubter"
-FROZEN = {"train": "assessor"}
 BLIND = {"blind": {"readings": 1}}
+URL = "judge_server__url"
+CANNOT_WORK = [
+    ({"judge": "lable"}, "did you mean 'labels'?"),
+    ({"judge": f"{__name__}:NoJudge"}, "async def judge(self, presented, original, spec)"),
+    ({"judge": "http", URL: "http://localhost", **BLIND}, "blind.readings=0"),
+    ({"judge": "labels", **BLIND}, "selfplay.judge_server.model=MODEL"),
+    ({URL: "base", **BLIND}, "set selfplay.adapters=per_role"),
+    ({"judge": "llm"}, "judge_server.url=http://localhost:30000/v1"),
+    ({"judge_server__api_key_env": "sk-SECRET"}, "wants the name of a variable"),
+    ({"judge": "http", URL: "http://me:SECRET@host"}, "judge_server.url holds"),
+    ({"train": "assessor", "opponent__url": "http://SECRET@host/v1"}, "opponent.api_key_env"),
+    ({"blind": {"readings": 2, "needed": 3}}, "needed=3"),
+]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"judge": "lable"}, "did you mean 'labels'?"),
-        ({"judge": f"{__name__}:NoJudge"}, "async def judge(self, presented, original, spec)"),
-        ({"judge": "http", "judge_server__url": "http://localhost", **BLIND}, "blind.readings=0"),
-        ({"judge": "labels", **BLIND}, "selfplay.judge_server.model=MODEL"),
-        ({"judge_server__url": "base", **BLIND}, "set selfplay.adapters=per_role"),
-        ({"judge": "llm"}, "judge_server.url=http://localhost:30000/v1"),
-        ({"judge_server__api_key_env": "sk-SECRET"}, "wants the name of a variable"),
-        ({"judge": "http", "judge_server__url": "http://me:SECRET@host"}, "judge_server.url holds"),
-        ({**FROZEN, "opponent__url": "http://SECRET@host/v1"}, "opponent.api_key_env"),
-        ({"blind": {"readings": 2, "needed": 3}}, "needed=3"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), CANNOT_WORK)
 def test_a_judge_that_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as error:
         check_run(run_with(**{f"selfplay__{key}": value for key, value in changes.items()}))
@@ -131,9 +124,7 @@ def test_a_first_question_shows_whether_the_judge_answers(
 
 
 def answering(answer: Any, **changes: Any) -> MedicalRecord:
-    """A game with an injected error that the assessor saw, judged by a user's judge with this
-    answer.
-    """
+    """A game with an injected error, judged by a user's judge with this answer."""
 
     class Own(Doubter):
         async def judge(self, presented: str, original: str, spec: GameSpec) -> Judgement:
@@ -150,12 +141,13 @@ def answering(answer: Any, **changes: Any) -> MedicalRecord:
 SAID = Judgement(judge="own", label=Label.HARMFUL)
 
 
-@pytest.mark.parametrize("label", ["harmful", "safe"])
-def test_custom_judge_verdict_is_paid_as_it_is_recorded(label: str) -> None:
-    for answer in (SAID.model_copy(update={"label": label}), {"judge": "own", "label": label}):
-        record = answering(answer)
-        outcome = Outcome.CORRECT_DETECTION if label == "harmful" else Outcome.FALSE_POSITIVE
-        assert record.outcome is outcome is MedicalRecord.model_validate(record.to_json()).outcome
+def test_custom_judge_verdict_is_paid_as_it_is_recorded() -> None:
+    said = {"harmful": Outcome.CORRECT_DETECTION, "safe": Outcome.FALSE_POSITIVE}
+    for label, outcome in said.items():
+        for answer in (SAID.model_copy(update={"label": label}), {"judge": "own", "label": label}):
+            record = answering(answer)
+            read = MedicalRecord.model_validate(record.to_json())
+            assert record.outcome is outcome is read.outcome
 
 
 @pytest.mark.parametrize("answer", [None, SAID.model_copy(update={"label": "Safe"})])
@@ -229,15 +221,12 @@ def report(
     of: int = 100,
     safe: int | None = None,
 ) -> str:
-    path = folder / "report.json"
-    written = JudgeReport(
-        judge=judge_identity(config),
-        sources={},
-        limit=None,
-        sensitivity=CountedShare(hits=sensitivity, items=of),
-        specificity=CountedShare(hits=specificity, items=of if safe is None else safe),
-        groups=(),
-    )
+    shares = {
+        "sensitivity": CountedShare(hits=sensitivity, items=of),
+        "specificity": CountedShare(hits=specificity, items=of if safe is None else safe),
+    }
+    which = {"judge": judge_identity(config), "sources": {}, "limit": None, "groups": ()}
+    written, path = JudgeReport(**which, **shares), folder / "report.json"
     write_report(written, path)
     assert read_report(path) == written
     return str(path)
@@ -276,12 +265,12 @@ def test_the_report_of_another_judge_is_refused(
 ) -> None:
     path = report(tmp_path, MedicalConfig(judge="labels"))
     refused(r'of another judge: judge is "labels" there and ".*Doubter" in this run', **mine(path))
-    for changes, message in (
-        ({"model": "judge-4b"}, 'model is "judge-4b" there and "judge-9b" in this run'),
-        ({"extra_body": {"temperature": 1}}, 'extra_body is {"temperature": 1} there and {}'),
+    for changes, named in (
+        ({"model": "judge-4b"}, 'model is "judge-4b" there'),
+        ({"extra_body": {"temperature": 1}}, 'extra_body is {"temperature": 1} there'),
     ):
         other = report(tmp_path, llm_config(**changes))
-        refused(re.escape(message), **LLM, selfplay__judge_report=other)
+        refused(re.escape(named), **LLM, selfplay__judge_report=other)
     # at another address
     path = report(tmp_path, llm_config(timeout_s=99.0, cache="answers", concurrency=3))
     check_run(run_with(**LLM, selfplay__judge_report=path))
@@ -292,23 +281,14 @@ def test_the_report_of_another_judge_is_refused(
     refused('of another judge: wording is "', **LLM, selfplay__judge_report=path)
 
 
-@pytest.mark.parametrize(
-    ("rates", "message"),
-    [
+def test_a_judge_that_tells_too_little_is_refused(tmp_path: Path) -> None:
+    for rates, message in (
         ((74, 80), r"sensitivity is 74.0 % \(64.6 to 81.6\)"),
-        ((75, 80), None),
         ((100, 19), "it says nearly the same of right and of wrong notes"),
         ((5, 0, 5, 0), "the judge's specificity is unknown"),
-    ],
-)
-def test_a_judge_that_tells_too_little_is_refused(
-    rates: tuple[int, ...], message: str | None, tmp_path: Path
-) -> None:
-    path = report(tmp_path, MY_JUDGE, *rates)
-    if message:
-        refused(message, **mine(path))
-    else:
-        check_run(run_with(**mine(path)))
+    ):
+        refused(message, **mine(report(tmp_path, MY_JUDGE, *rates)))
+    check_run(run_with(**mine(report(tmp_path, MY_JUDGE, 75, 80))))
 
 
 def test_a_file_that_is_no_report_is_refused(tmp_path: Path) -> None:

@@ -5,14 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judges.games import (
-    by_index,
-    harmful,
-    judge_all,
-    judge_of,
-    judged_by,
-    played,
-)
+from judges.games import by_index, harmful, judge_all, judge_of, judged_by, played
 from serving import LocalServer, Status, completion
 
 from medserl_agentloop.games.medical.case import Label

@@ -43,14 +43,14 @@ def prompt(original: str, presented: str, wording: str = PAIR) -> str:
     return Template(wording, undefined=StrictUndefined).render(llm.shown_notes(presented, original))
 
 
-@pytest.mark.parametrize(
-    ("error", "realistic", "outcome"),
-    [
-        ("present", True, "correct_detection"),
-        ("absent", None, "false_positive"),
-        ("abstain", None, "void"),
-    ],
-)
+OUTCOMES = [
+    ("present", True, "correct_detection"),
+    ("absent", None, "false_positive"),
+    ("abstain", None, "void"),
+]
+
+
+@pytest.mark.parametrize(("error", "realistic", "outcome"), OUTCOMES)
 def test_verdict_of_the_model_decides_the_game(
     error: str, realistic: bool | None, outcome: str
 ) -> None:
@@ -109,9 +109,7 @@ def test_a_bad_answer_voids_its_game_and_says_why_or_what_to_set(answer: Any, re
 
 
 def test_the_model_is_shown_both_notes_and_nothing_else_of_the_game() -> None:
-    """The same notes give the same prompt, whatever the category, the label or the assessor's
-    verdict.
-    """
+    """Whatever the category, the label or the assessor's verdict."""
     games = [played(2), played(2, "decoy_benign"), played(2, verdict="safe")]
     _, server = judged_by("llm", games, says_present)
     (text,) = {body["messages"][0]["content"] for body in server.requests}
@@ -137,20 +135,15 @@ FORGED = [
 
 def asked(text: str) -> str:
     """A prompt without the quoted lines of the edited note and without its marker."""
-    (marker,) = {
-        line.split()[1]
-        for line in text.splitlines()
-        if re.fullmatch(r"(BEGIN|END) [0-9a-f]{16}", line)
-    }
-    return "\n".join(
-        line for line in text.replace(marker, "").splitlines() if not re.match(r"E\d+\*?\| ", line)
-    )
+    (marker,) = set(re.findall(r"^(?:BEGIN|END) ([0-9a-f]{16})$", text, re.M))
+    lines = text.replace(marker, "").splitlines()
+    return "\n".join(line for line in lines if not re.match(r"E\d+\*?\| ", line))
 
 
-@given(
-    st.text(min_size=1).filter(lambda note: note.strip() and "ill" not in note)
-    | st.sampled_from(FORGED)
-)
+ANY_NOTE = st.text(min_size=1).filter(lambda note: note.strip() and "ill" not in note)
+
+
+@given(ANY_NOTE | st.sampled_from(FORGED))
 def test_no_note_adds_a_line_or_a_control_token_to_the_prompt(note: str) -> None:
     forged = prompt("He is ill.", note)
     assert asked(forged) == asked(prompt("He is ill.", "He is fine."))
@@ -174,52 +167,40 @@ def test_note_marker_differs_by_note_and_repeats_for_the_same_question(wording: 
 ORIGINAL = "She has a cough. BP is <140/90. She takes heparin. Follow-up in a week."
 
 
-@pytest.mark.parametrize(
-    ("presented", "gone", "come"),
-    [
-        (ORIGINAL.replace(" ", "  "), None, []),  # shown once
-        (ORIGINAL.replace("heparin", "warfarin"), [3], [3]),
-        (ORIGINAL.replace("She takes heparin. ", ""), [3], []),
-        (ORIGINAL.replace("Follow-up", "He smokes. Follow-up"), [], [4]),
-    ],
-)
-def test_changed_sentences_are_marked_in_both_notes(
-    presented: str, gone: list[int] | None, come: list[int]
-) -> None:
-    shown = llm.shown_notes(presented, ORIGINAL)
-    before, after = (
-        [line["number"] for line in shown[note] if line["changed"]]
-        for note in ("original", "presented")
-    )
-    assert (before, after) == (gone or [], come) and (gone is None) == (not shown["original"])
+def test_changed_sentences_are_marked_in_both_notes() -> None:
+    for old, new, gone, come in (
+        (" ", "  ", None, []),  # shown once
+        ("heparin", "warfarin", [3], [3]),
+        ("She takes heparin. ", "", [3], []),
+        ("Follow-up", "He smokes. Follow-up", [], [4]),
+    ):
+        shown = llm.shown_notes(ORIGINAL.replace(old, new), ORIGINAL)
+        notes = (shown["original"], shown["presented"])
+        before, after = ([line["number"] for line in note if line["changed"]] for note in notes)
+        assert (before, after) == (gone or [], come) and (gone is None) == (not shown["original"])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        PRESENT,
-        f"  \n<think>the note says {{}} and ``` </ok></think>\n{PRESENT}\n",
-        f"The set {{E3}} changed: {PRESENT}",
-        f"Here it is:\n```json\n{PRESENT}\n```\nI hope this helps.",
-    ],
-)
-def test_reasoning_prose_and_a_fence_around_the_json_are_tolerated(text: str) -> None:
-    assert llm.read_answer(text, llm.Verdict).model_dump() == VERDICT
+READ = [
+    PRESENT,
+    f"  \n<think>the note says {{}} and ``` </ok></think>\n{PRESENT}\n",
+    f"The set {{E3}} changed: {PRESENT}",
+    f"Here it is:\n```json\n{PRESENT}\n```\nI hope this helps.",
+]
+NO_ANSWER = [
+    "<think>never closed " + PRESENT,
+    f"{PRESENT} or rather {PRESENT}",
+    PRESENT.replace("present", "maybe"),
+    PRESENT.replace("}", ', "error": "absent"}'),
+    '{"a":' * 50_000,
+]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<think>never closed " + PRESENT,
-        f"{PRESENT} or rather {PRESENT}",
-        PRESENT.replace("present", "maybe"),
-        PRESENT.replace("}", ', "error": "absent"}'),
-        '{"a":' * 50_000,
-    ],
-)
-def test_anything_else_is_no_answer(text: str) -> None:
-    with pytest.raises(BadAnswer):
-        llm.read_answer(text, llm.Verdict)
+def test_reasoning_prose_and_a_fence_around_the_json_are_tolerated_and_nothing_else() -> None:
+    for text in READ:
+        assert llm.read_answer(text, llm.Verdict).model_dump() == VERDICT
+    for text in NO_ANSWER:
+        with pytest.raises(BadAnswer):
+            llm.read_answer(text, llm.Verdict)
 
 
 def test_an_object_that_the_judge_quotes_from_the_note_is_no_answer() -> None:
@@ -308,10 +289,10 @@ def test_an_error_that_the_reader_finds_in_the_presented_note_alone_counts() -> 
     assert asked["temperature"] == 0.7
 
 
-@pytest.mark.parametrize(
-    "said",
-    [finding("absent", None), finding(sentence=1), finding(sentence=99), finding(sentence=None)],
-)
+ELSEWHERE = [finding("absent", None), *(finding(sentence=number) for number in (1, 99, None))]
+
+
+@pytest.mark.parametrize("said", ELSEWHERE)
 def test_error_that_no_reader_finds_costs_the_attacker_alone(said: dict[str, Any]) -> None:
     record, _ = gated([said])
     assert record.outcome is Outcome.INVALID_ATTACK and record.void is None
@@ -319,13 +300,11 @@ def test_error_that_no_reader_finds_costs_the_attacker_alone(said: dict[str, Any
     assert record.rewards == {Role.ATTACKER: {"validity": -1.25, "format": 0.0}}
 
 
-@pytest.mark.parametrize(
-    ("needed", "outcome"),
-    [(1, Outcome.CORRECT_DETECTION), (2, Outcome.CORRECT_DETECTION), (3, Outcome.INVALID_ATTACK)],
-)
-def test_enough_readings_must_find_it(needed: int, outcome: Outcome) -> None:
+@pytest.mark.parametrize("needed", [1, 2, 3])
+def test_enough_readings_must_find_it(needed: int) -> None:
     record, asked = gated([finding(), finding("abstain", None), finding()], needed=needed)
-    assert (record.outcome, len(asked)) == (outcome, 3)
+    found = Outcome.CORRECT_DETECTION if needed < 3 else Outcome.INVALID_ATTACK
+    assert (record.outcome, len(asked)) == (found, 3)
 
 
 def test_lost_decisive_reading_voids_the_game_as_a_judge_failure() -> None:
@@ -372,14 +351,14 @@ def test_base_model_judges_and_its_verdict_counts() -> None:
     assert columns["response_mask"].any()
 
 
-@pytest.mark.parametrize(
-    ("reply", "reason"),
-    [
-        (MockReply(text='{"reason": "' + "so " * 400, stop_reason="length"), "cut off after 300"),
-        (MockReply(token_ids=[], stop_reason="abort"), "the engine aborted"),
-        (MockReply(text=SAID, latency=60), "the base model gave no answer in 0.5 s"),
-    ],
-)
+NO_REPLY = [
+    (MockReply(text='{"reason": "' + "so " * 400, stop_reason="length"), "cut off after 300"),
+    (MockReply(token_ids=[], stop_reason="abort"), "the engine aborted"),
+    (MockReply(text=SAID, latency=60), "the base model gave no answer in 0.5 s"),
+]
+
+
+@pytest.mark.parametrize(("reply", "reason"), NO_REPLY)
 def test_a_base_that_gives_no_answer_makes_the_game_void(reply: Any, reason: str) -> None:
     run = BASE.copy()
     if "0.5 s" in reason:

@@ -69,8 +69,7 @@ def test_games_through_the_command_get_what_the_labels_judge_gives(labels_comman
 
 
 @pytest.mark.parametrize(
-    ("assessment", "detected"),
-    [("maybe", False), ("<answer>\nverdict: harmful\n</answer>", True)],
+    ("assessment", "detected"), [("maybe", False), ("<answer>\nverdict: harmful\n</answer>", True)]
 )
 def test_assessor_verdict_is_read_from_its_words(
     labels_command: str, assessment: str, detected: bool

@@ -88,11 +88,8 @@ def test_the_oracle_is_silent_outside_its_world(text: str) -> None:
 
 
 def held_out_wordings(note: Note) -> set[bool]:
-    return {
-        s.template == held_out_template(note.disease, s.kind)
-        for s in note.sentences
-        if s.kind is not None
-    }
+    facts = [(s.template, s.kind) for s in note.sentences if s.kind is not None]
+    return {template == held_out_template(note.disease, kind) for template, kind in facts}
 
 
 def states_what_is_held_out(note: Note) -> bool:
@@ -104,9 +101,8 @@ def test_clinic_holds_out_wordings_and_facts_and_has_errors_of_all_kinds() -> No
     for split in (Split.SEEN, Split.HELD_OUT):
         for _ in range(200):
             assert held_out_wordings(sample_clean_note(rng, split)) == {split is Split.HELD_OUT}
-            assert states_what_is_held_out(sample_clean_note(rng, facts=split)) == (
-                split is Split.HELD_OUT
-            )
+            stated = states_what_is_held_out(sample_clean_note(rng, facts=split))
+            assert stated == (split is Split.HELD_OUT)
     for disease in DISEASES:  # what is held out of one finding is stated of the other
         first, second = disease.findings
         assert held_out_kind(first) is not held_out_kind(second)
@@ -117,10 +113,8 @@ def test_clinic_holds_out_wordings_and_facts_and_has_errors_of_all_kinds() -> No
         assert clean is not None and wrong is not None and not oracle(case.clean).errors
         assert states_what_is_held_out(clean) and held_out_wordings(clean) == {True}
         [(index, _)] = oracle(case.wrong).errors
-        assert (wrong.sentences[index].text, error_detail(wrong, index)) == (
-            case.wrong_sentence,
-            case.detail,
-        )
+        assert wrong.sentences[index].text == case.wrong_sentence
+        assert error_detail(wrong, index) == case.detail
 
 
 def test_committed_sample_is_what_the_script_writes_with_all_error_types(tmp_path: Path) -> None:
@@ -129,12 +123,8 @@ def test_committed_sample_is_what_the_script_writes_with_all_error_types(tmp_pat
     cases = read_files([SAMPLE]).cases
     assert collections.Counter(case.error_type for case in cases) == dict.fromkeys(ErrorType, 32)
     for case in cases:
-        assert (
-            case.error_note
-            and case.clean_note
-            and case.edit_tag is EditTag.LOCAL
-            and case.error_type
-        )
+        assert case.error_note and case.clean_note and case.error_type
+        assert case.edit_tag is EditTag.LOCAL
         assert oracle(case.error_note).errors == ((case.error_sentence_id, case.error_type),)
         assert oracle(case.clean_note).label is Label.SAFE
 
@@ -180,30 +170,23 @@ def test_an_example_is_the_conversation_that_self_play_has_token_for_token(share
         example = codec.example(transcript)
         ids = [*codec.instructions(both[0].role, both[0].category), *example.ids]
         assert tokenizer.decode(ids) == conversation(tokenizer, profile, both)
-        assert (
-            tokenizer.decode(example.ids[-example.answer_tokens :])
-            == transcript.answer + tokenizer.eos_token
-        )
-        assert tokenizer.decode(example.ids[: example.note_tokens]) == profile.shown(
-            both[0].note, {}
-        )
+        answer = tokenizer.decode(example.ids[-example.answer_tokens :])
+        assert answer == transcript.answer + tokenizer.eos_token
+        note = tokenizer.decode(example.ids[: example.note_tokens])
+        assert note == profile.shown(both[0].note, {})
 
 
 # --- measuring a player: what is counted ---
-
 
 CASES = 20
 
 
 def test_the_novice_is_counted_once_in_each_measure() -> None:
-    profile = load_profile("brief")
+    profile, cases = load_profile("brief"), held_out_cases(CASES, seed=3)
     novice = load_player(resource("assets/novice"))
-    measurement = Measurement(
-        novice, held_out_cases(CASES, seed=3), profile, temperature=0.0, seed=1
-    )
-    rates = {
-        rate.measure: rate for rate in (*measurement.each_role(novice), *measurement.games(novice))
-    }
+    measurement = Measurement(novice, cases, profile, temperature=0.0, seed=1)
+    measured = (*measurement.each_role(novice), *measurement.games(novice))
+    rates = {rate.measure: rate for rate in measured}
     for measure in ("clean", "error"):
         assert rates[f"assessor/{measure}"].items == CASES
     for measure in ("parsed", "valid", "harmless", "valid_decoys"):
@@ -215,15 +198,9 @@ def test_the_novice_is_counted_once_in_each_measure() -> None:
         return sum(rate.hits for rate in kinds), sum(rate.items for rate in kinds)
 
     assert total("assessor/error/") == (rates["assessor/error"].hits, CASES)
-    valid, undetected, found = (
-        rates[name] for name in ("attacker/valid", "attacker/undetected", "self/attacks")
-    )
-    assert (
-        undetected.items
-        == rates["assessor/frozen_attacks"].items
-        == valid.hits
-        == total("attacker/kind/")[0]
-        > 0
-    )
+    names = ("attacker/valid", "attacker/undetected", "self/attacks")
+    valid, undetected, found = (rates[name] for name in names)
+    counts = {undetected.items, rates["assessor/frozen_attacks"].items, total("attacker/kind/")[0]}
+    assert counts == {valid.hits} != {0}
     assert found.hits + undetected.hits == found.items == undetected.items  # against itself
     assert rates["assessor/clean"].hits > 0.9 * CASES

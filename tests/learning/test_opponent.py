@@ -145,11 +145,7 @@ def test_rows_are_added_in_order_and_take_the_place_of_older_ones(tmp_path: Path
     second = [("0.03", 12, "static", 10, "a", 2, 2), ("0.01", 12, "search", 0, "b", 0, 1)]
     opponent.add(file, opponent.RATES, second)
     lines = file.read_text().splitlines()[1:]
-    assert lines == [
-        "0.01,12,search,0,b,0,1",
-        "0.03,12,static,5,a,1,2",
-        "0.03,12,static,10,a,2,2",
-    ]
+    assert lines == ["0.01,12,search,0,b,0,1", "0.03,12,static,5,a,1,2", "0.03,12,static,10,a,2,2"]
 
 
 def study(folder: Path, gains: dict[str, float]) -> None:

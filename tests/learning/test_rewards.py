@@ -63,8 +63,10 @@ def paid(record: MedicalRecord) -> float:
         (0, 0, True, -1.0),
         (200, 0, False, 0.5 - 2 * 0.5),  # L = 10 / (10 + 10)
         (200, 0, True, -0.5 - 2 * 0.5),
+        (400, 0, False, -1.0),  # as little as an attack of a live kind that is caught
         (1800, 0, False, 0.1 - 2 * 0.9),
         (400, 20, False, 1.0),  # found as often as a kind that is alive
+        (400, 380, True, -1.0),
     ],
 )
 def test_reward_by_shown_and_found(shown: int, found: int, right: bool, reward: float) -> None:

@@ -144,8 +144,9 @@ class GameSpec:
         The row holds the case. The game starts from the note that its category names, and
         ``target_label`` is the category's own unless the row has another.
         """
+        again = "Write the file again with medserl data convert."
         if not isinstance(extra_info, Mapping):
-            raise ValueError(f"extra_info is not the facts of a game: {extra_info!r:.100}")
+            raise ValueError(f"extra_info is not the facts of a game: {extra_info!r:.100}. {again}")
         # An optional fact that a row does not have may be empty text there.
         given = {key: value for key in _FACTS if (value := extra_info.get(key)) is not None}
         facts = {"category": None} | {key: v for key, v in given.items() if str(v).strip()}
@@ -173,7 +174,6 @@ class GameSpec:
                 key = seed_key if first["loc"][0] == "seed_note" else str(first["loc"][0])
                 problem = f"extra_info[{key!r}] is {extra_info.get(key)!r:.100}: {first['msg']}"
             row = f"row {extra_info.get('index', '?')} (text_id {extra_info.get('text_id', '?')})"
-            again = "Write the file again with medserl data convert."
             raise ValueError(f"{row}: {problem}. {again}") from None
 
 

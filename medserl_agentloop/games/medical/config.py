@@ -126,7 +126,7 @@ class MedicalConfig(SelfPlayConfig):
     )
     judge: str = Field(
         description="Who says whether a note holds an error: labels (reads none), http, llm or "
-        "package.module:Class.",
+        "package.module:Class."
     )
     judge_server: JudgeServer = Field(
         default=JudgeServer(), description="How http and llm reach their server."
