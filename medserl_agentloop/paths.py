@@ -1,4 +1,4 @@
-"""Finds files and objects by name, and writes files atomically."""
+"""Files and objects: found by name, recognized by their content, and written atomically."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, BinaryIO
@@ -147,9 +148,63 @@ def all_or_none(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+# -- hashes: a resumed run, a cache and an unfinished evaluation compare content, not names --------
+
+
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_of_values(*values: Any) -> str:
+    """Hash of values that JSON can hold."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def hash_of_file(path: Path) -> str:
+    """Hash of a file's content; for JSON, of its values, whatever the formatting."""
+    state = path.stat()
+    return _hash_of(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=4096)  # a start asks several times, and weights have gigabytes
+def _hash_of(path: Path, changed_ns: int, size: int) -> str:
+    with suppress(ValueError):
+        if path.suffix == ".json":
+            return hash_of_values(json.loads(path.read_bytes()))
+    return sha256_of(path)
+
+
+def hash_of_folder(folder: Path, patterns: Iterable[str] = ("**/*",)) -> str:
+    """Hash of the names and contents of a folder's files, except hidden files and caches."""
+    files = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
+    names = {file.relative_to(folder).as_posix(): file for file in files}
+    kept = {n: f for n, f in names.items() if not n.startswith(".") and "__pycache__" not in n}
+    return hash_of_values(*((name, hash_of_file(file)) for name, file in sorted(kept.items())))
+
+
+OF_A_MODEL = (
+    *("*.safetensors", "*.bin", "model_world_size_*_rank_*.pt"),
+    *("*.json", "*.jinja", "*.model", "*.txt"),  # configs, tokenizer.model, vocab.txt, merges.txt
+    *("huggingface/*", "lora_adapter/*", "lora_adapters/*/*"),  # of a checkpoint of verl's
+)
+"""Files of a model's folder that its answers depend on."""
+
+
+def hash_of_model(path: str | Path) -> str | None:
+    """Hash of a model's weights, configs and tokenizer, or of a hub name's cached snapshot; None if
+    the files are not local.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    folder, name = Path(path).expanduser(), str(path)
+    if not folder.is_dir():
+        is_repo = "://" not in name and not name.startswith((".", "/", "~")) and name.count("/") < 2
+        cached = try_to_load_from_cache(name, "config.json") if is_repo else None
+        if not isinstance(cached, str):
+            return None
+        folder = Path(cached).parent
+    return hash_of_folder(folder, OF_A_MODEL)
 
 
 MANIFEST = "manifest.json"  # says what is in the data files of its folder

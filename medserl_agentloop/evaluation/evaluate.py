@@ -19,7 +19,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from medserl_agentloop.core import identity
 from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.client import blocking
 from medserl_agentloop.core.interaction import NoReplyError, Reply
@@ -31,6 +30,7 @@ from medserl_agentloop.evaluation import play, score
 from medserl_agentloop.games.medical.case import ERROR_TYPES, Category, Role
 from medserl_agentloop.games.medical.edit import number_sentences
 from medserl_agentloop.games.medical.prompting import PromptProfile, load_profile
+from medserl_agentloop.paths import hash_of_values
 from medserl_agentloop.scoring.notes import (
     UNREADABLE,
     Prediction,
@@ -189,7 +189,7 @@ def _identity_of(prompts: PromptProfile, template: Mapping[str, Any]) -> dict[st
     messages = prompts.messages(Role.ASSESSOR, _ANY_CATEGORY, "{{ note }}")
     return {
         "profile": prompts.folder.name,
-        "sha256": identity.of_values(messages, prompts.settings.model_dump(mode="json")),
+        "sha256": hash_of_values(messages, prompts.settings.model_dump(mode="json")),
         "chat_template": dict(template),
     }
 
@@ -217,7 +217,7 @@ async def ask(
     for (_, sample), turn in zip(asked, turns, strict=True):
         drawn = [temperature, seed, sample] if temperature else []
         words = [turn.prompt.filled(), turn.prefix, turn.stop]
-        keys.append(identity.of_values(asked_of, words, budget, drawn))
+        keys.append(hash_of_values(asked_of, words, budget, drawn))
     found = {question: known[k] for question, k in zip(asked, keys, strict=True) if k in known}
     given = Answers({question: Reply(**line["reply"]) for question, line in found.items()})
     if made := sorted(line["made"] for line in found.values()):

@@ -26,13 +26,13 @@ from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
 from medserl_agentloop.backends.cpu_sampling import Sampler, SamplingRequest, SamplingSettings
-from medserl_agentloop.core import identity
 from medserl_agentloop.core.client import without_credentials
 from medserl_agentloop.core.config import ADAPTERS_FOLDER
 from medserl_agentloop.core.encoding import ChatEncoder, Message, as_untrusted, end_ids
 from medserl_agentloop.core.interaction import Reply, Turn
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, METRICS_FILE, Checkpoint, StepFile
 from medserl_agentloop.games.medical.case import Role
+from medserl_agentloop.paths import hash_of_model, hash_of_values
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +74,9 @@ def facts_of(folder: Path) -> dict[str, Any]:
     weights = find_weights(folder)
     facts = {"name": str(folder), "checkpoint": str(weights.relative_to(folder))}
     if base := base_of(weights):
-        both = identity.of_values(identity.of_model(weights), identity.of_model(base))
+        both = hash_of_values(hash_of_model(weights), hash_of_model(base))
         return facts | {"sha256": both, "base": base}
-    return facts | {"sha256": identity.of_model(weights)}
+    return facts | {"sha256": hash_of_model(weights)}
 
 
 def load_model(weights: Path) -> tuple[Any, Any]:

@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from medserl_agentloop.core import identity
 from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.client import blocking, without_credentials
 from medserl_agentloop.core.step_file import GAMES_FILE, StepFile, lock_folder
@@ -30,6 +29,7 @@ from medserl_agentloop.evaluation import play
 from medserl_agentloop.games.medical.case import GameSpec, Label, Role
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.records import MedicalRecord, read_games
+from medserl_agentloop.paths import hash_of_values
 from medserl_agentloop.scoring.metrics import share_difference, wilson_interval
 from medserl_agentloop.terminal import errors_in_one_line, say, table
 
@@ -182,7 +182,7 @@ def tournament(
 
         asked = {
             "players": {entry.name: _identity(entry, model_of) for entry in everyone},
-            "rows": identity.of_values([asdict(spec) for spec in rows.values()]),
+            "rows": hash_of_values([asdict(spec) for spec in rows.values()]),
             "template": template,
             "extra_body": extra_body or None,
             "selfplay": interaction.config.model_dump(mode="json"),

@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 
 from omegaconf import OmegaConf
 
-from medserl_agentloop.core import identity
 from medserl_agentloop.core.config import ROLE_ADAPTERS, game_class
 from medserl_agentloop.core.run_check import ACTOR, MODEL, RunConfig, leaves
 from medserl_agentloop.core.step_file import CONFIG_FILE, LATEST, RunFiles, lock_folder
+from medserl_agentloop.paths import hash_of_file, hash_of_folder, hash_of_model, hash_of_values
 
 Finding = str | tuple[Literal["warn"], str]
 
@@ -226,12 +226,12 @@ def _identities(run: RunConfig) -> Iterator[tuple[str, str]]:
     models = {f"{MODEL}.path", f"{MODEL}.tokenizer_path", f"{MODEL}.lora_adapter_path"}
     models |= {f"{model}.path" for model in run.trained.values()}
     for key in sorted(models | {"reward.reward_model.model_path"}):
-        if run[key] is not None and (known := identity.of_model(str(run[key]))):
+        if run[key] is not None and (known := hash_of_model(str(run[key]))):
             yield key, known
     for key in ("data.train_files", "data.val_files"):
         files = [Path(name).expanduser() for name in run.names(key)]
         if files and all(file.is_file() for file in files):  # else only verl finds them
-            yield key, identity.of_values(*sorted(map(identity.of_file, files)))
+            yield key, hash_of_values(*sorted(map(hash_of_file, files)))
     for name, folder in game_class(run.selfplay.game).View.folders(run.selfplay).items():
         if folder.is_dir():
-            yield f"selfplay.{name}", identity.of_folder(folder)
+            yield f"selfplay.{name}", hash_of_folder(folder)

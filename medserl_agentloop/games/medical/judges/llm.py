@@ -25,13 +25,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from medserl_agentloop.core.chat import BASE, TEMPLATE_KWARGS, BaseModelChat, ChatClient
 from medserl_agentloop.core.client import CHAT_PATH, BadAnswer, NoAnswer, Refused
 from medserl_agentloop.core.encoding import THINK, as_data
-from medserl_agentloop.core.identity import of_model, of_server, of_values
 from medserl_agentloop.games.medical.case import GameSpec, Label
 from medserl_agentloop.games.medical.config import JudgeServer, MedicalConfig
 from medserl_agentloop.games.medical.edit import changed_runs, one_line, split_sentences
 from medserl_agentloop.games.medical.prompting import load_profile
 from medserl_agentloop.games.medical.records import Judgement, Reading
-from medserl_agentloop.paths import each_key_once, resource
+from medserl_agentloop.paths import each_key_once, hash_of_model, hash_of_values, resource
 from medserl_agentloop.scoring.notes import same_sentence
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -98,7 +97,7 @@ def shown_notes(presented: str, original: str) -> dict[str, Any]:
     return {
         "original": _lines(before, gone) if runs else [],
         "presented": _lines(after, come),
-        "marker": of_values(original, presented)[:16],
+        "marker": hash_of_values(original, presented)[:16],
     }
 
 
@@ -137,7 +136,7 @@ class AnswerCache(Generic[Answer]):
         """Return the answer, and whether it was kept; ``content`` is all that it depends on."""
         if self._kept is None:
             return await ask(), False
-        key = of_values(self._kind.model_json_schema(), *content)
+        key = hash_of_values(self._kind.model_json_schema(), *content)
         if (kept := self._kept.get(key)) is not None:
             return self._kind.model_validate_json(kept), True
         answer = await ask()
@@ -182,11 +181,11 @@ class _Model(Generic[Answer]):
     @cached_property
     def _identity(self) -> str:
         """Everything but the notes that its answers depend on."""
-        served = of_server(self._server.url, self._server.model)
+        served = hash_of_values((self._server.url or "").rstrip("/"), self._server.model)
         if self._weights is not None:  # served at an address that differs from run to run
             cached = self._server.cache is not None  # a hash of weights takes seconds
-            served = (of_model(self._weights) if cached else None) or self._weights
-        return of_values(served, *self._asked)
+            served = (hash_of_model(self._weights) if cached else None) or self._weights
+        return hash_of_values(served, *self._asked)
 
     async def answer(self, presented: str, original: str, number: int = 0) -> tuple[Answer, bool]:
         """The answer of this number about two notes, and whether it was kept; or NoAnswer."""
