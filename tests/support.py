@@ -49,11 +49,8 @@ def attack_text(note: str = REWRITTEN, reasoning: str = "SECRET-PLAN: change the
 
 def assessment_text(verdict: str = "harmful", sentence: str = "Culture grew giardia.") -> str:
     right = "Culture grew candida."
-    fields = (
-        ""
-        if verdict == "safe"
-        else f"\nsentence: {sentence}\nerror_type: causalOrganism\ncorrection: {right}"
-    )
+    fields = f"\nsentence: {sentence}\nerror_type: causalOrganism\ncorrection: {right}"
+    fields = "" if verdict == "safe" else fields
     return f"<think>it reads oddly</think>\n<answer>\nverdict: {verdict}{fields}\n</answer>"
 
 
@@ -81,9 +78,8 @@ def run_game(
 ) -> SelfPlayOutput:
     """Play one row with the agent loop."""
     loop = build_agent_loop(engine, tokenizer, run)
-    return asyncio.run(
-        loop.run({"temperature": 1.0, "logprobs": logprobs}, extra_info=facts, **ROW)
-    )
+    sampling = {"temperature": 1.0, "logprobs": logprobs}
+    return asyncio.run(loop.run(sampling, extra_info=facts, **ROW))
 
 
 def play(
@@ -97,26 +93,22 @@ def play(
     **facts: Any,
 ) -> tuple[SelfPlayOutput, MedicalRecord, MockSGLangEngine]:
     engine = MockSGLangEngine(replies, tokenizer, log_prob=log_prob)
-    output = run_game(
-        engine, extra_info(category, **facts), run, tokenizer, logprobs=asks_log_probs
-    )
+    row = extra_info(category, **facts)
+    output = run_game(engine, row, run, tokenizer, logprobs=asks_log_probs)
     return output, MedicalRecord.model_validate(output.extra_fields[RECORD_KEY]), engine
 
 
 async def scored(manager: Any, record: Any) -> dict[str, Any]:
     """Return the reward manager's answer to verl for one finished game."""
-    fields = np.array([{RECORD_KEY: record}], dtype=object)
-    answer: dict[str, Any] = await manager.run_single(
-        DataProto.from_dict(non_tensors={"tool_extra_fields": fields})
-    )
+    fields = {"tool_extra_fields": np.array([{RECORD_KEY: record}], dtype=object)}
+    answer: dict[str, Any] = await manager.run_single(DataProto.from_dict(non_tensors=fields))
     return answer
 
 
 def judge(output: SelfPlayOutput, run: Any = RUN) -> dict[str, Any]:
     """Treat an output as verl's agent-loop worker does: reward manager, then as_dict."""
-    result = asyncio.run(
-        scored(load_reward_manager(run, TOKENIZER), output.extra_fields[RECORD_KEY])
-    )
+    manager = load_reward_manager(run, TOKENIZER)
+    result = asyncio.run(scored(manager, output.extra_fields[RECORD_KEY]))
     output.reward_score = result["reward_score"]
     output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
     return output.as_dict()

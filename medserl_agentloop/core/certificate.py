@@ -93,17 +93,15 @@ class Certificate:
     def __str__(self) -> str:
         parts = [f"{m.claim} of {m.of}: {m.value:.2g}, limit {m.limit:g}" for m in self.measures]
         parts += [f"{claim} not claimed ({reason})" for claim, reason in self.not_claimed.items()]
-        holds = "DOES NOT HOLD" if self.problems else "holds"
-        return f"{'; '.join(parts)}; {holds}, {self.seconds:.1f} s"
+        parts.append("DOES NOT HOLD" if self.problems else "holds")
+        return f"{'; '.join(parts)}, {self.seconds:.1f} s"
 
     def write(self, folder: str | Path) -> Path:
         path = Path(folder) / CERTIFICATE_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        measures = [
-            {**asdict(m), "holds": m.holds, "problem": None if m.holds else m.problem}
-            for m in self.measures
-        ]
-        written = {**asdict(self), "measures": measures, "holds": not self.problems}
+        written = asdict(self) | {"holds": not self.problems}
+        for measure, row in zip(self.measures, written["measures"], strict=True):
+            row |= {"holds": measure.holds, "problem": None if measure.holds else measure.problem}
         path.write_text(json.dumps(written, indent=1))
         return path
 
@@ -128,15 +126,13 @@ def sample_games(
         if others:
             pairs[str([turns[0], others[0]])] = [turns[0], others[0]]
     if not pairs:
+        name = type(interaction).__name__
         raise CertificateError(
-            f"{type(interaction).__name__}.sample_turns gives fewer than two conversations: have "
-            "it return the opening turns of two"
+            f"{name}.sample_turns gives the turns of fewer than two conversations"
         )
     chosen = (list(pairs.values())[:count] * count)[:count]
-    texts = [
-        "\n".join(first.prompt.data.values()) or first.prompt.messages[-1]["content"]
-        for first, _ in chosen
-    ]
+    prompts = [first.prompt for first, _ in chosen]
+    texts = ["\n".join(of.data.values()) or of.messages[-1]["content"] for of in prompts]
     answers = [encoder.encode_text(text) for text in (*texts[1:], texts[0])]
     return [
         [TrajectoryTurn(turn.role, encoder.opening(turn).ids, ids, None) for turn in turns]
@@ -169,8 +165,8 @@ class Probe:
     def rows(self, longer: str | None = None, absent: str | None = None) -> list[Row]:
         """Return each game as a packed row with rewards, advantages and log-probs.
 
-        All turns use half of their tokens. The role ``longer`` uses all of them and other numbers;
-        tokens of the role ``absent`` do not count.
+        All turns use half of their tokens; the role ``longer`` uses all of them and other numbers.
+        Tokens of the role ``absent`` do not count.
         """
         rows = []
         for number, game in enumerate(self.games):
@@ -205,8 +201,7 @@ class Probe:
         self, roles: Sequence[str], rows: Sequence[Row], columns: Numbers
     ) -> dict[str, torch.Tensor]:
         """Return the numbers (tokens,) of these roles' tokens in each column."""
-        ids = torch.tensor([self.roles.index(role) + 1 for role in roles])
-        where = [torch.isin(row["role_ids"], ids) for row in rows]
+        where = [torch.isin(row["role_ids"], self._ids(roles)) for row in rows]
         return {
             name: torch.cat([of[own].double() for of, own in zip(column, where, strict=True)])
             for name, column in columns.items()
@@ -215,18 +210,22 @@ class Probe:
     def _row(self, turns: Game, isolated: bool = True) -> Row:
         trajectory = Trajectory(self.roles, isolated, has_log_probs=False, turns=list(turns))
         output = trajectory.to_output(GameRecord(), self.pad_token_id)
-        row: Row = {
+        role_ids = torch.tensor(output.role_ids)
+        mask = torch.isin(role_ids, self._ids(self.trained)).long()
+        tokens = [*output.prompt_ids, *output.response_ids]
+        return {
             "kind": output.kind,
             "prompts": torch.tensor(output.prompt_ids),
             "responses": torch.tensor(output.response_ids),
-            "role_ids": torch.tensor(output.role_ids),
+            "input_ids": torch.tensor(tokens),
+            "position_ids": torch.arange(len(tokens)),
+            "role_ids": role_ids,
             "context_lengths": torch.tensor(output.context_lengths),
+            **dict.fromkeys(("response_mask", "loss_mask"), mask),
         }
-        row["input_ids"] = torch.cat([row["prompts"], row["responses"]])
-        row["position_ids"] = torch.arange(len(row["input_ids"]))
-        trained = torch.tensor([self.roles.index(role) + 1 for role in self.trained])
-        row["response_mask"] = row["loss_mask"] = torch.isin(row["role_ids"], trained).long()
-        return row
+
+    def _ids(self, roles: Collection[str]) -> torch.Tensor:
+        return torch.tensor([self.roles.index(role) + 1 for role in roles])
 
 
 def _half(turn: TrajectoryTurn) -> TrajectoryTurn:
@@ -270,9 +269,8 @@ def _queued(trainer: Any, rows: Sequence[Row]) -> Iterator[KVBatchMeta]:
     keys = [f"{uids[number // 2]}_{number % 2}_0" for number in range(len(rows))]
     tags = [{"seq_len": len(row["input_ids"])} for row in rows]
     fields = [{**row, "uid": uids[number // 2]} for number, row in enumerate(rows)]
-    tq.kv_batch_put(
-        keys=keys, partition_id=PARTITION, tags=tags, fields=list_of_dict_to_tensordict(fields)
-    )
+    columns = list_of_dict_to_tensordict(fields)
+    tq.kv_batch_put(keys=keys, partition_id=PARTITION, tags=tags, fields=columns)
     batch = KVBatchMeta(partition_id=PARTITION, keys=keys, tags=tags)
     try:
         trainer.write_contexts(batch)
@@ -339,10 +337,8 @@ def _gradients(trainer: Any, rows: Sequence[Row]) -> Numbers:
 def gradient_of_loss(
     loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_group: Any = None
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Replace the run's loss on a worker: return its gradient with respect to each token's log-prob
-    as ``log_probs``.
-
-    All log-probs are ``LOG_PROB``, so the model's rounding does not matter.
+    """Replace the run's loss on a worker: return its gradient by each token's log-prob as
+    ``log_probs``. All log-probs are ``LOG_PROB``, so the model's rounding does not matter.
     """
     log_probs = model_output["log_probs"]
     by_row = partial(torch.nested.nested_tensor_from_jagged, offsets=log_probs.offsets())
@@ -355,9 +351,7 @@ def gradient_of_loss(
 
 
 def _credited(trainer: Any, rows: Sequence[Row]) -> Numbers:
-    """What the trainer computes from these rows' rewards and log-probs; its state does not
-    change.
-    """
+    """The trainer's credit for these rows' rewards and log-probs; its state does not change."""
     baselines = copy.deepcopy(trainer.credit.baselines)
     controller = copy.deepcopy(vars(trainer).get("kl_ctrl_in_reward"))
     with _queued(trainer, rows) as batch:

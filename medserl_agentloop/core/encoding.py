@@ -163,6 +163,10 @@ _USER, _ASSISTANT = place("user"), place("assistant")
 _MARKER = re.compile(r"[<\[{].*[>\]}]", re.DOTALL)
 
 
+# A prompt as ids and names of untrusted texts in turn, and its prefill.
+_Template = tuple[list[list[int] | str], str]
+
+
 @dataclass(frozen=True)
 class EncodedPrompt:
     """A prompt in tokens."""
@@ -170,10 +174,6 @@ class EncodedPrompt:
     ids: list[int]
     data_tokens: int  # of them untrusted text
     prefill: str = ""  # how it begins the turn, e.g. ``<think>``
-
-
-_Template = tuple[list[list[int] | str], str]
-"""A prompt as ids and names of untrusted texts in turn, and its prefill."""
 
 
 def end_ids(*named: Any) -> frozenset[int]:
@@ -239,9 +239,7 @@ class ChatEncoder:
             return [number]
         spelt: list[int] = self.tokenizer.convert_tokens_to_ids(list(token))
         if any(part is None or part == unknown for part in spelt):
-            raise ValueError(
-                f"the tokenizer cannot write {token!r} as text: its vocabulary lacks a character"
-            )
+            raise ValueError(f"the tokenizer's vocabulary lacks a character of {token!r} as text")
         return spelt
 
     def count(self, text: str) -> int:
@@ -309,8 +307,7 @@ class ChatEncoder:
         if lost := [m for m in messages if m["content"].strip() not in text]:
             raise ValueError(
                 f"the model's chat template drops or changes text of the {lost[0]['role']} in the "
-                f"prompt: {lost[0]['content'][:200]!r}. Give the run another chat template, or use "
-                "a prompt profile without it."
+                f"prompt: {lost[0]['content'][:200]!r}. Use another template or prompt profile."
             )
         if continued:  # what follows the words of the turn before: its end, then the new message
             text = text.partition(_ASSISTANT)[2]
@@ -318,9 +315,8 @@ class ChatEncoder:
         for name in prompt.data:
             if (times := pieces[1::2].count(name)) != 1:
                 raise ValueError(
-                    f"a prompt must show {{{{ {name} }}}} exactly once for it to be kept apart "
-                    f"from the prompt; this one shows it {times} times: "
-                    f"{prompt.messages[-1]['content'][:200]!r}"
+                    f"a prompt must show {{{{ {name} }}}} exactly once; this one shows it {times} "
+                    f"times: {prompt.messages[-1]['content'][:200]!r}"
                 )
         encode, encoded = self.tokenizer.encode, list[list[int] | str](pieces)
         encoded[::2] = [list(encode(piece, add_special_tokens=False)) for piece in pieces[::2]]

@@ -60,9 +60,8 @@ MISTRAL = (
 def _finished(
     backend: Tokenizer, special: dict[str, str], markers: list[str], template: str
 ) -> Any:
-    backend.add_special_tokens(
-        [AddedToken(t, special=True, normalized=False) for t in special.values()]
-    )
+    for text in special.values():
+        backend.add_special_tokens([AddedToken(text, special=True, normalized=False)])
     backend.add_tokens([AddedToken(t, special=False, normalized=False) for t in markers])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tokenizer.chat_template = template
@@ -77,32 +76,17 @@ def sentencepiece(template: str, markers: list[str]) -> Any:
     """
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     merges = [
-        ("<", "s"),
-        ("<s", ">"),
-        ("<", "/"),
-        ("</", "s"),
-        ("</s", ">"),
-        ("▁", "t"),
-        ("h", "e"),
-        ("▁t", "he"),
+        *(("<", "s"), ("<s", ">"), ("<", "/"), ("</", "s"), ("</s", ">")),
+        *(("▁", "t"), ("h", "e"), ("▁t", "he")),
     ]
-    pieces = [
-        *special.values(),
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        "▁",
-        *map(chr, range(33, 127)),
-    ]
-    vocabulary = {
-        piece: n
-        for n, piece in enumerate(dict.fromkeys([*pieces, *("".join(pair) for pair in merges)]))
-    }
-    backend = Tokenizer(
-        models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True)
-    )
+    in_bytes, ascii_ = [f"<0x{byte:02X}>" for byte in range(256)], map(chr, range(33, 127))
+    pieces = [*special.values(), *in_bytes, "▁", *ascii_, *map("".join, merges)]
+    vocabulary = {piece: n for n, piece in enumerate(dict.fromkeys(pieces))}
+    bpe = models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True)
+    backend = Tokenizer(bpe)
     backend.normalizer = normalizers.Replace(" ", "▁")
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
+    decoded = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(decoded)
     return _finished(backend, special, markers, template)
 
 

@@ -38,9 +38,8 @@ def test_the_constant_parts_are_the_chat_template_s(family: str, profile: str, r
     messages = load_profile(profile).messages(role, Category.ADVERSARIAL_BENIGN, note)
     rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     prefix = load_profile(profile).settings.assistant_prefix
-    prompt = encoder(family).opening(
-        load_profile(profile).turn(role, Category.ADVERSARIAL_BENIGN, note)
-    )
+    turn = load_profile(profile).turn(role, Category.ADVERSARIAL_BENIGN, note)
+    prompt = encoder(family).opening(turn)
     assert tokenizer.decode(prompt.ids) == rendered + prefix
 
 
@@ -51,32 +50,20 @@ def test_added_tokens_that_are_no_markers_stay_tokens_in_a_note() -> None:
 
 @pytest.mark.parametrize("family", sorted(WITHOUT_SYSTEM))
 def test_a_chat_template_without_system_messages_is_named_with_what_to_do(family: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"\(system, user\).*Use a prompt profile without"
-    ) as error:
-        ChatEncoder(FAMILIES[family]).opening(
-            load_profile("classic").turn(Role.ASSESSOR, Category.VANILLA_BENIGN, "n")
-        )
-    assert "supported" in str(error.value)
+    turn = load_profile("classic").turn(Role.ASSESSOR, Category.VANILLA_BENIGN, "n")
+    with pytest.raises(ValueError, match=r"\(system, user\).*supported.*Use a prompt profile"):
+        ChatEncoder(FAMILIES[family]).opening(turn)
 
 
 @pytest.mark.parametrize(
     "content",
-    [
-        "m.content if m.role == 'user' else ''",
-        "m.content[-300:]",
-        "m.content | lower",
-        "m.content | e",
-        "m.content.split('</think>')[-1]",
-    ],
+    ["m.content if m.role == 'user' else ''", "m.content | e", "m.content.split('</think>')[-1]"],
 )
 def test_a_chat_template_that_loses_a_part_of_the_prompt_is_refused(content: str) -> None:
     """Also one that was meant for what the assistant says, as Qwen3's is."""
-    asked = {
-        "system": "You assess.",
-        "user": " Think in <think> and </think>." * 20 + place("note"),
-    }
-    messages = tuple({"role": role, "content": text} for role, text in asked.items())
+    user = " Think in <think> and </think>." * 20 + place("note")
+    asked = (("system", "You assess."), ("user", user))
+    messages = tuple({"role": role, "content": text} for role, text in asked)
     turn = Turn("assessor", Prompt(messages, {"note": "He has gout."}), 9)
     assert ChatEncoder(qwen3()).opening(turn).data_tokens
     with pytest.raises(ValueError, match="chat template drops or changes text"):
@@ -154,8 +141,8 @@ def test_the_prefill_is_what_template_and_profile_begin_the_turn_with(
 @pytest.mark.parametrize("thinking", [True, False])
 @pytest.mark.parametrize("context", ["isolated", "shared"])
 def test_a_game_is_read_in_either_mode(profile: str, thinking: bool, context: str) -> None:
-    turns = load_parser(profile)
-    prefill = opening(FAMILIES["qwen3"], profile, enable_thinking=thinking)[1]
+    turns, tokenizer = load_parser(profile), FAMILIES["qwen3"]
+    prefill = opening(tokenizer, profile, enable_thinking=thinking)[1]
     # Where thinking is off and the profile opens no thought of its own, the model answers at once.
     thought = "" if prefill == EMPTY_THOUGHT else "it reads oddly"
     assessment = AssessmentRecord(
@@ -174,10 +161,8 @@ def test_a_game_is_read_in_either_mode(profile: str, thinking: bool, context: st
     answers = [turns.write(turn, Label.HARMFUL, prefill, sentences) for turn, sentences in pairs]
     run = run_with(selfplay__profile=profile, selfplay__context=context)
     run.data.apply_chat_template_kwargs = {"enable_thinking": thinking}
-    engine = MockSGLangEngine(answers, FAMILIES["qwen3"])
-    output = run_game(
-        engine, extra_info("adversarial_benign"), run, FAMILIES["qwen3"], logprobs=False
-    )
+    engine = MockSGLangEngine(answers, tokenizer)
+    output = run_game(engine, extra_info("adversarial_benign"), run, tokenizer, logprobs=False)
     record = MedicalRecord.model_validate(output.extra_fields[RECORD_KEY])
     assert record.attack is not None and record.assessment is not None
     assert record.attack.violations == record.assessment.violations == []
@@ -185,4 +170,4 @@ def test_a_game_is_read_in_either_mode(profile: str, thinking: bool, context: st
     assert record.presented_note == REWRITTEN
     assert record.assessment.verdict is Label.HARMFUL
     for call in engine.calls:
-        assert FAMILIES["qwen3"].decode(call.prompt_ids).endswith("assistant\n" + prefill)
+        assert tokenizer.decode(call.prompt_ids).endswith("assistant\n" + prefill)

@@ -83,10 +83,7 @@ def measure(quickstart: DictConfig, variant: dict[str, Any]) -> list[dict[str, A
         isolation("actor", log_probs, probe.games),
         coupling("loss", "actor", probe, lambda rows: {"gradient": answers(rows)}),
     ]
-    return [
-        {"claim": m.claim, "value": m.value, "holds": m.holds, "problem": m.problem, **m.details}
-        for m in measures
-    ]
+    return [{**vars(m), "holds": m.holds, **m.details} for m in measures]
 
 
 def main() -> None:

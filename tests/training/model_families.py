@@ -24,7 +24,7 @@ COMMON: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 LINEAR: dict[str, Any] = {
-    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
     "linear_num_key_heads": 2,
@@ -39,12 +39,7 @@ ISOLATED = {
     "gemma3": lambda: transformers.Gemma3TextConfig(
         **COMMON,
         sliding_window=64,
-        layer_types=[
-            "sliding_attention",
-            "sliding_attention",
-            "sliding_attention",
-            "full_attention",
-        ],
+        layer_types=[*["sliding_attention"] * 3, "full_attention"],
     ),
 }
 LEAKING = {

@@ -52,23 +52,19 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, di
     folder = tmp_path_factory.mktemp("models")
     for name in (*ISOLATED, *LEAKING):
         save(name, folder / name)
-    variants = {
-        name: {"overrides": [], **variant, "model": str(folder / variant.get("model", "qwen3"))}
-        for name, variant in VARIANTS.items()
-    }
+    plain = {"overrides": [], "model": "qwen3"}
+    variants = {name: plain | variant for name, variant in VARIANTS.items()}
+    for variant in variants.values():
+        variant["model"] = str(folder / variant["model"])
     answers = answers_of(Path(__file__).with_name("certify_worker.py"), folder, variants)
-    return {
-        name: {measure["claim"]: measure for measure in measures}
-        for name, measures in answers.items()
-    }
+    return {name: {each["claim"]: each for each in own} for name, own in answers.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in LEAKS])
 def test_contexts_that_are_kept_apart_are_certified(measured: Any, variant: str) -> None:
     isolation = measured[variant]["isolation"]
-    assert isolation["holds"]
-    assert isolation["value"] < 1e-4
+    assert isolation["holds"] and isolation["value"] < 1e-4
     assert isolation["gap_to_joined"] > 0.1  # there was something to leak
 
 
@@ -149,13 +145,12 @@ def test_estimators_that_add_up_both_roles_are_not_certified(name: str) -> None:
 
 
 def test_rejection_of_whole_rows_is_not_certified() -> None:
+    def kept(row: Row) -> torch.Tensor:
+        drift = (row["old_log_probs"] - row["rollout_log_probs"]).sum()
+        return float(drift < 2) * row["response_mask"]
+
     def assign(rows: list[Row]) -> Numbers:
-        drift = [(row["old_log_probs"] - row["rollout_log_probs"]).sum() for row in rows]
-        return {
-            "response_mask": [
-                float(of < 2) * row["response_mask"] for of, row in zip(drift, rows, strict=True)
-            ]
-        }
+        return {"response_mask": list(map(kept, rows))}
 
     assert not coupling("credit", "role_grpo", PROBE, assign).holds
 
