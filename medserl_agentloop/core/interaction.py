@@ -318,27 +318,25 @@ async def play_game(
 
     try:
         while turns := interaction.next_turns(game):
-            first, read = len(record.seconds), [turn.prompt.filled() for turn in turns]
-            turns = [replace(turn, number=number) for number, turn in enumerate(turns, first)]
-            record.seconds += [0.0] * len(turns)
-            for turn, asked in zip(turns, read, strict=True):
+            asked: list[tuple[Turn, list[Message], list[Message]]] = []
+            for number, turn in enumerate(turns, start=len(record.seconds)):
                 if name := players[turn.role].name:
                     record.players[turn.role] = name
-                conversations[turn.role, turn.conversation] += asked
-            histories = [conversations[turn.role, turn.conversation] for turn in turns]
-            answers = asyncio.gather(*map(answer, turns, histories))
+                read, history = turn.prompt.filled(), conversations[turn.role, turn.conversation]
+                history += read
+                asked.append((replace(turn, number=number), read, history))
+            record.seconds += [0.0] * len(asked)
+            answers = asyncio.gather(*(answer(turn, history) for turn, _, history in asked))
             asking = asking or ask()
             # In the order of the game, whoever answers first.
-            taken = zip(turns, read, histories, await answers, strict=True)
-            for turn, asked, messages, reply in taken:
+            for (turn, read, history), reply in zip(asked, await answers, strict=True):
                 if isinstance(reply, NoReplyError):
                     game.make_void(str(reply))
                     return
-                messages.append({"role": "assistant", "content": reply.prefill + reply.text})
+                history.append({"role": "assistant", "content": reply.prefill + reply.text})
                 length: dict[str, Any] = {"tokens": reply.tokens, "truncated": reply.truncated}
-                record.turns.append(
-                    TurnRecord(role=turn.role, messages=asked, response=reply.text, **length)
-                )
+                played = TurnRecord(role=turn.role, messages=read, response=reply.text, **length)
+                record.turns.append(played)
                 game.play(reply.text, prefill=reply.prefill, **length)
         if (asking := asking or ask()) is not None:
             interaction.take_answer(record, await asking)

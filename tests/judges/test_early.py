@@ -89,7 +89,7 @@ def test_the_agent_loop_asks_a_judge_that_verl_serves(monkeypatch: Any) -> None:
     with LocalServer(lambda number, body: completion(PRESENT)) as server:
         address = server.url.removeprefix("http://")
         trainer = object.__new__(SelfPlayTrainer)
-        trainer.config, trainer.game = run, SimpleNamespace(roles=())
+        trainer.config, trainer.roles = run, {}
         trainer.selfplay = SimpleNamespace(credit=SimpleNamespace(loss="batch"))
         trainer.actor_rollout_wg = SimpleNamespace(set_loss_fn=lambda loss: None)
 
