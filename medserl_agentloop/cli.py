@@ -25,10 +25,7 @@ from medserl_agentloop.terminal import errors_in_one_line, plain, table
 from medserl_agentloop.tools.plan import plan
 from medserl_agentloop.tools.quickstart import quickstart
 
-_SIDE = (
-    "Folder of a run or of several (its seeds), a log of the OpenRLHF system (.jsonl), or a "
-    "pattern in quotes."
-)
+_SIDE = "Folder of one or several runs, a log of the OpenRLHF system (.jsonl), or a quoted pattern."
 
 
 def show(
@@ -54,10 +51,7 @@ def show(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs: their selfplay.records.")],
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="The page; else report.html in the folder of the first run."
-        ),
+        Path | None, typer.Option("--output", "-o", help="The page; else report.html in the run.")
     ] = None,
 ) -> None:
     """Write the games of runs as one HTML page."""
@@ -79,12 +73,10 @@ def compare(
     from medserl_agentloop.report import compare as comparison
 
     with errors_in_one_line():
-        sections, verdict = comparison.compare(
-            comparison.read_side(a, steps), comparison.read_side(b, steps)
-        )
-    console = Console(
-        width=None if sys.stdout.isatty() else 1000
-    )  # a file has no edge at which to break lines
+        sides = (comparison.read_side(side, steps) for side in (a, b))
+        sections, verdict = comparison.compare(*sides)
+    # A file has no edge at which to break lines.
+    console = Console(width=None if sys.stdout.isatty() else 1000)
     for title, columns, rows, note in sections:
         cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
         console.print(f"## {title}", table("", columns, cells, box=box.MARKDOWN), plain(note), "")
@@ -166,10 +158,8 @@ def _version(
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
 ) -> None:
     if version:
-        typer.echo(
-            f"medserl-agentloop {metadata.version('medserl-agentloop')}, verl "
-            f"{metadata.version('verl')}"
-        )
+        names = ("medserl-agentloop", "verl")
+        typer.echo(", ".join(f"{name} {metadata.version(name)}" for name in names))
         raise typer.Exit
 
 

@@ -36,7 +36,6 @@ from medserl_agentloop.terminal import MARK, announce, visible
 
 VERSION, VERL_VERSION = version("medserl-agentloop"), "0.9.1"
 
-
 RESOLVERS = {  # what recipes may write
     # The path of a file or folder that travels with the package.
     "medserl": lambda name: str(resource(name)),
@@ -177,9 +176,7 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
 
     @_or_no_run()
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Mark the run's own lines in all its processes, with a mark that no model or server text
-        can contain.
-        """
+        """Mark the run's own lines in all its processes, as no model or server can."""
         if not config.hydra.verbose:
             os.environ[MARK] = f":{secrets.token_hex(8)}"
             # A cluster that is there already does not inherit this environment.
@@ -199,9 +196,8 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
         path.parent.mkdir(parents=True, exist_ok=True)
         sys.stderr.flush()
         self.before = sys.stdout, sys.stderr, os.dup(1), os.dup(2)
-        log = _OwnLinesToo(
-            path.open("ab"), encoding="utf-8", errors="backslashreplace", line_buffering=True
-        )
+        how: Any = {"errors": "backslashreplace", "line_buffering": True}
+        log = _OwnLinesToo(path.open("ab"), encoding="utf-8", **how)
         log.terminal, log.mark = self.before[2], os.environ[MARK]
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -253,8 +249,7 @@ def _choose_platform(name: str | None) -> None:
         raise SystemExit(
             f"[medserl] no platform {name!r}: {', '.join(PlatformRegistry.registered_names())}"
         )
-    # verl looked for an accelerator while it was imported (trainer/constants_ppo.py), before any
-    # config was read.
+    # verl looked for an accelerator while it was imported (trainer/constants_ppo.py).
     if get_platform().device_name != name:
         set_platform(platform())
 

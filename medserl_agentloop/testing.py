@@ -40,11 +40,8 @@ def tiny_tokenizer(
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in special]
-    )
-    tags = [AddedToken(tag, special=False, normalized=False) for tag in ("<think>", "</think>")]
-    backend.add_tokens(tags)
+    backend.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+    backend.add_tokens([AddedToken(tag, normalized=False) for tag in ("<think>", "</think>")])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token=special[-1], pad_token=special[0]
     )
@@ -89,7 +86,7 @@ def build_agent_loop(engine: Any, tokenizer: Any, config: DictConfig) -> Any:
 
 @dataclass(frozen=True)
 class MockReply:
-    """One reply, if a plain string or list of token ids is not enough."""
+    """One reply, if a string or list of token ids is not enough."""
 
     text: str = ""
     token_ids: Sequence[int] | None = None  # used as they are, in place of ``text``
@@ -163,14 +160,10 @@ class MockSGLangEngine:
         if callable(self._replies):
             reply = self._replies(list(prompt), deepcopy(params))
             return await reply if inspect.isawaitable(reply) else reply
-        try:
-            return next(self._replies)
-        except StopIteration:
+        if (scripted := next(self._replies, None)) is None:
             ending = self._tokenizer.decode(prompt[-80:])
-            raise AssertionError(
-                f"MockSGLangEngine has no reply left after {len(self.calls)} calls, for a prompt "
-                f"of {len(prompt)} tokens that ends in {ending!r}"
-            ) from None
+            raise AssertionError(f"no reply left after {len(self.calls)} calls, for ...{ending!r}")
+        return scripted
 
     def _output(self, reply: MockReply, params: Mapping[str, Any]) -> TokenOutput:
         eos, ids = self._tokenizer.eos_token_id, list(reply.token_ids or ())

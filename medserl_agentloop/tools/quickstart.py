@@ -66,10 +66,8 @@ def write_data() -> None:
         _convert(new, games, mix="adversarial_benign=1,vanilla_benign=1", val_fraction=1)
         write_parquet(build_eval_rows([new])[0], NEW_NOTES)
     announce(f"{train}: to train on, from {TRAIN_CASES:,} cases of the toy clinic")
-    announce(
-        f"{NEW_NOTES}: {2 * NEW_CASES} new notes, half of them with an error, in wordings and with "
-        "facts that training never shows"
-    )
+    half = f"{2 * NEW_CASES} new notes, half of them with an error"
+    announce(f"{NEW_NOTES}: {half}, in wordings and with facts that training never shows")
 
 
 def _convert(csv: Path, folder: Path, **options: Any) -> None:

@@ -38,9 +38,7 @@ TOKENIZER = tiny_tokenizer()
 
 def same(one: Any, other: Any) -> bool:
     ours, theirs = one.state_dict(), other.state_dict()
-    return ours.keys() == theirs.keys() and all(
-        torch.equal(ours[name], theirs[name]) for name in ours
-    )
+    return ours.keys() == theirs.keys() and all(map(torch.equal, ours.values(), theirs.values()))
 
 
 def with_adapter(std: float = 0.1) -> Any:
@@ -67,9 +65,7 @@ def save_shards(model: Any, tokenizer: Any, folder: Path, ranks: int) -> Path:
     beside.
     """
     (folder / "huggingface").mkdir(parents=True)
-    model.config.architectures = [
-        "Qwen3ForCausalLM"
-    ]  # a model that was read from a folder has them
+    model.config.architectures = ["Qwen3ForCausalLM"]  # as in a model that was read from a folder
     model.config.save_pretrained(folder / "huggingface")
     model.generation_config.save_pretrained(folder / "huggingface")
     tokenizer.save_pretrained(folder / "huggingface")
@@ -82,14 +78,8 @@ def save_shards(model: Any, tokenizer: Any, folder: Path, ranks: int) -> Path:
             for name, weight in model.state_dict().items():
                 chunks = weight.chunk(ranks)
                 part = chunks[rank] if rank < len(chunks) else weight[:0]
-                shards[name] = DTensor.from_local(
-                    part.clone(),
-                    mesh,
-                    [Shard(0)],
-                    run_check=False,
-                    shape=weight.shape,
-                    stride=weight.stride(),
-                )
+                sizes = {"shape": weight.shape, "stride": weight.stride(), "run_check": False}
+                shards[name] = DTensor.from_local(part.clone(), mesh, [Shard(0)], **sizes)
             torch.save(shards, folder / f"model_world_size_{ranks}_rank_{rank}.pt")
     finally:
         dist.destroy_process_group()
@@ -98,11 +88,8 @@ def save_shards(model: Any, tokenizer: Any, folder: Path, ranks: int) -> Path:
 
 def merge(shards: Path, target: Path) -> None:
     """As ``python -m verl.model_merger`` does it."""
-    places = {
-        "local_dir": str(shards),
-        "hf_model_config_path": str(shards / "huggingface"),
-        "target_dir": str(target),
-    }
+    places = {"local_dir": str(shards), "hf_model_config_path": str(shards / "huggingface")}
+    places["target_dir"] = str(target)
     FSDPModelMerger(ModelMergerConfig(operation="merge", backend="fsdp", **places)).merge_and_save()
 
 
@@ -111,11 +98,8 @@ def drawn(
 ) -> Reply:
     """A greedy turn of a player, after its prompt alone or after a conversation."""
     options: Any = {"number": 0, "budget": budget, "temperature": 0.0, "seed": 0}
-    return asyncio.run(
-        player.sample(
-            turn, turn.prompt.filled() if conversation is None else conversation, **options
-        )
-    )
+    read = turn.prompt.filled() if conversation is None else conversation
+    return asyncio.run(player.sample(turn, read, **options))
 
 
 def loaded(folder: Path) -> Any:
@@ -196,9 +180,8 @@ def test_a_folder_with_a_part_of_the_weights_is_refused(tmp_path: Path) -> None:
     Transformers would fill the rest with random numbers.
     """
     model = tiny_model(len(TOKENIZER))
-    state = {
-        name.replace("layers.0.", "renamed."): weight for name, weight in model.state_dict().items()
-    }
+    weights = model.state_dict().items()
+    state = {name.replace("layers.0.", "renamed."): weight for name, weight in weights}
     model.save_pretrained(tmp_path, state_dict=state)
     TOKENIZER.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"lacks \d+ of the model's weights"):
@@ -225,10 +208,8 @@ def test_facts_of_a_model_differ_by_weights_tokenizer_and_base_of_the_adapter(
     before = facts_of(tmp_path)
     tiny_model(len(TOKENIZER), seed=1).save_pretrained(tmp_path / "base")
     after = facts_of(tmp_path)
-    assert (
-        before["base"] == after["base"] == str(tmp_path / "base")
-        and before["sha256"] != after["sha256"]
-    )
+    assert before["base"] == after["base"] == str(tmp_path / "base")
+    assert before["sha256"] != after["sha256"]
 
 
 def test_checkpoint_with_role_adapters_plays_each_role_with_its_own(tmp_path: Path) -> None:

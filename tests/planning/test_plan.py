@@ -50,9 +50,8 @@ def test_a_recipe_starts_and_fits_its_card(recipe: str) -> None:
     run = run_of(recipe)
     check_run(run.config)
     OmegaConf.resolve(resolved := run.config.copy())
-    validate_config(
-        resolved, use_reference_policy=True, use_critic=False
-    )  # verl's own: batches divide among GPUs
+    # verl's own: batches divide among GPUs.
+    validate_config(resolved, use_reference_policy=True, use_critic=False)
     assert plan_run(run, CARDS[recipe]).fits
 
 
@@ -70,16 +69,11 @@ def test_what_cannot_be_planned_is_refused_by_name(overrides: list[str], named: 
 
 def test_micro_batches_are_those_that_verl_makes() -> None:
     """A critic packs by tokens whatever its key says: its update takes what the actor's does."""
+    gae = ("algorithm.adv_estimator=role_gae", "critic.use_dynamic_bsz=false")
     small, large = (
-        plan_run(
-            run_of(
-                "qwen3_4b",
-                "algorithm.adv_estimator=role_gae",
-                "critic.use_dynamic_bsz=false",
-                f"critic.ppo_max_token_len_per_gpu={tokens}",
-            ),
-            80,
-        ).phases["update, critic"]
+        plan_run(run_of("qwen3_4b", *gae, f"critic.ppo_max_token_len_per_gpu={tokens}"), 80).phases[
+            "update, critic"
+        ]
         for tokens in (9216, 18432)
     )
     assert large["activations"] == 2 * small["activations"]
@@ -178,9 +172,8 @@ def test_parameters_of_a_critic_and_of_an_adapter() -> None:
     plain = sum(p.numel() for p in model_of(config).parameters())
     assert Engine(shape, critic=True).parameters == plain + shape.hidden
     adapted = get_peft_model(model_of(config), LoraConfig(r=8, target_modules="all-linear"))
-    assert Engine(shape, lora_rank=8).trained == sum(
-        p.numel() for p in adapted.parameters() if p.requires_grad
-    )
+    counted = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    assert Engine(shape, lora_rank=8).trained == counted
 
 
 def flash(
@@ -206,13 +199,11 @@ def test_saved_activations_are_those_that_torch_saves(qk_norm: bool, dtype: torc
     inputs = torch.zeros((1, tokens), dtype=torch.long, device="meta")
     mask: Any = {"full_attention": None} if qk_norm else None
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        last = model.model(
-            inputs, attention_mask=mask, position_ids=inputs, use_cache=False
-        ).last_hidden_state
-    counted = sum(s.nbytes() for key, s in saved.items() if key not in weights) + last.nbytes
-    computed = shape.layers * shape.saved_in_layer(dtype.itemsize) + shape.saved_outside(
-        dtype.itemsize
-    )
+        output = model.model(inputs, attention_mask=mask, position_ids=inputs, use_cache=False)
+    counted = sum(s.nbytes() for key, s in saved.items() if key not in weights)
+    counted += output.last_hidden_state.nbytes
+    size = dtype.itemsize
+    computed = shape.layers * shape.saved_in_layer(size) + shape.saved_outside(size)
     assert computed * tokens == pytest.approx(counted, rel=0.001)
 
 
