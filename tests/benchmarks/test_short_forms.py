@@ -1,16 +1,13 @@
 """A test runs each script in ``benchmarks/``, in a short form."""
 
 import csv
-import os
 import subprocess
-import sys
 from pathlib import Path
 from unittest.mock import Mock
 
 import card
 import edits_step
 import pytest
-import smollm2_step
 from transformers import AutoModelForCausalLM
 
 from medserl_agentloop.paths import resource
@@ -19,16 +16,13 @@ from medserl_agentloop.testing import compose_run
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 RUN_BY = {
-    "cpu_step": "tests/benchmarks/test_short_forms.py",
-    "smollm2_step": "tests/benchmarks/test_short_forms.py",
     "edits_step": "tests/benchmarks/test_short_forms.py",
     "card": "tests/benchmarks/test_short_forms.py",
     "plan_memory": "tests/planning/test_plan.py",
     "report_page": "tests/report/test_page.py",
 }
-# The first times what other tests run anyway, the parts of the second run in backends/, the third
-# wants MEDEC's files, the last SGLang.
-NOT_RUN = {"start", "adapters", "sentences", "prefix_reuse"}
+# The parts of the first run in backends/, the second wants MEDEC's files, the last SGLang.
+NOT_RUN = {"adapters", "sentences", "prefix_reuse"}
 
 
 def test_every_benchmark_is_run_by_a_test() -> None:
@@ -40,25 +34,6 @@ def test_every_benchmark_is_run_by_a_test() -> None:
     assert RUN_BY.keys() | NOT_RUN == scripts
     for script, test in RUN_BY.items():
         assert f"{script}." in (ROOT / test).read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_the_benchmark_of_a_step_runs_to_its_end() -> None:
-    command = [sys.executable, BENCHMARKS / "cpu_step.py", "--games=8", "--rounds=1", "--tokens=8"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, env={**os.environ, "COLUMNS": "130"}
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert all(
-        line in done.stdout
-        for line in ("model: update", "records: write and read", "log-probs and update")
-    )
-
-
-def test_an_update_takes_time_in_every_way_that_is_compared() -> None:
-    for way in smollm2_step.WAYS:
-        assert smollm2_step.measure(resource("assets/tiny_player"), way, tokens=256, rounds=1) > 0
 
 
 def test_both_halves_of_a_step_take_time() -> None:
