@@ -35,7 +35,6 @@ from medserl_agentloop.terminal import announce
 if TYPE_CHECKING:
     import torch
 
-    from medserl_agentloop.core.config import SelfPlayConfig
     from medserl_agentloop.core.interaction import Interaction
     from medserl_agentloop.core.step_file import RunFiles
 
@@ -62,39 +61,33 @@ class StepRecorder:
     ``stop_reason`` says why the run stops before its next step, or None.
     """
 
-    def __init__(
-        self, selfplay: SelfPlayConfig, game: type[Interaction[Any, Any]], files: RunFiles
-    ):
-        self.files = files
-        self.health = HealthMonitor(selfplay.alarms, game.View.rules(game.roles))
+    def __init__(self, game: Interaction[Any, Any], files: RunFiles, *, to_wandb: bool = False):
+        self._game, self._files, self._to_wandb = game, files, to_wandb
+        self.health = HealthMonitor(game.config.alarms, game.View.rules(game.roles))
         self.stop_reason: str | None = None
-        self._stops = selfplay.on_alarm == "stop"
-        self._roles = game.roles
         self._table = StepTable(game.roles, game.View.shown)
         self._always: set[str] | None = None  # verl's numbers that the first step has
 
     def games(
         self,
-        game: Interaction[Any, Any],
+        step: int,
         records: Sequence[GameRecord],
         role_ids: Sequence[torch.Tensor],
-        *,
         expected: int,
-        step: int,
-        to_wandb: bool,
     ) -> dict[str, float]:
         """Write the games of a step and return their metrics; ``role_ids`` are (T,) each.
 
         ``expected`` is the number of requested games.
         """
+        game = self._game
         for record in records:
             record.step = step
-        self.files.games.append(record.to_json() for record in records)
-        if to_wandb:
+        self._files.games.append(record.to_json() for record in records)
+        if self._to_wandb:
             log_games(*games_table(game, records, WANDB_GAMES), step)
         return {
             # First, because a game's own metrics may count its turns in another way.
-            **turn_metrics(records, role_ids, self._roles),
+            **turn_metrics(records, role_ids, game.roles),
             **game.metrics(records),
             **opponent_metrics(records, map(game.view.trained_role_won, records)),
             # verl logs a game whose worker crashed and trains on the rest: here it is counted.
@@ -103,30 +96,25 @@ class StepRecorder:
 
     def validation(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write the numbers of a validation."""
-        self.files.metrics.append([{"step": step, **step_numbers(metrics, {})}])
+        self._files.metrics.append([{"step": step, **step_numbers(metrics, {})}])
 
     def step(
-        self,
-        game: Interaction[Any, Any],
-        step: int,
-        total: int,
-        metrics: Mapping[str, Any],
-        timing: Mapping[str, float],
+        self, step: int, total: int, metrics: Mapping[str, Any], timing: Mapping[str, float]
     ) -> dict[str, float]:
         """Write a step's numbers, print its row and its alarms, and return what was added."""
         numbers = step_numbers(metrics, timing)
         added = self._missing(numbers) | update_metrics(metrics)
         health = self.health.observe(numbers | added)
         added |= health.metrics
-        self.files.metrics.append([{"step": step, "steps": total, **numbers, **added}])
-        for notice in game.view.notices(numbers):
+        self._files.metrics.append([{"step": step, "steps": total, **numbers, **added}])
+        for notice in self._game.view.notices(numbers):
             _announce_once(notice)
         alarms = [alarm.rule.name for alarm in health.firing]
         for line in self._table.lines(step, total, numbers, alarms):
             announce(line)
         for line in health.lines:
             announce(f"alarm {line}")
-        if health.firing and self._stops:
+        if health.firing and self._game.config.on_alarm == "stop":
             self.stop_reason = stop_message(health.firing, step)
         return added
 

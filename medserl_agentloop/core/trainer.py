@@ -119,6 +119,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
     """verl's synchronous trainer, for games of several roles."""
 
     total_training_steps: int
+    run_state: dict[str, step_file.State]  # kept in checkpoints
     rows_begin_anew = False  # of another run's checkpoint, where they are not this run's
 
     def __init__(self, config: Any) -> None:
@@ -141,12 +142,6 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             config.trainer.resume_mode = "disable"
         self.rows_begin_anew = resume.rows_begin_anew(run)
         self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
-        self.recorder = StepRecorder(self.selfplay, self.game, self.files)
-        self.run_state: dict[str, step_file.State] = {
-            "baselines": self.credit.baselines,
-            "counts": {},
-            "alarms": self.recorder.health.state,
-        }
         # verl would remove the best checkpoint, and forgets those of before a resume.
         self.kept_checkpoints = config.trainer.max_actor_ckpt_to_keep
         config.trainer.max_actor_ckpt_to_keep = config.trainer.max_critic_ckpt_to_keep = None
@@ -159,6 +154,9 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         data = self.config.data
         self.encoder = encoder = ChatEncoder.of_run(self.tokenizer, data)
         self.interaction = self.game(self.selfplay, encoder)
+        recorder = StepRecorder(self.interaction, self.files, to_wandb=self.logs_to_wandb)
+        kept = {"baselines": self.credit.baselines, "counts": {}, "alarms": recorder.health.state}
+        self.recorder, self.run_state = recorder, kept
         stop_strings = encoder.stop(self.interaction.stop_strings).get("stop", [])
         machine.check_stop_strings(stop_strings, self.config.actor_rollout_ref.rollout)
         for dataset, key, batch in (
@@ -383,15 +381,10 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
     ) -> KVBatchMeta:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         games = without_padding(batch)
-        added = self.recorder.games(
-            self.interaction,
-            [self._records[key] for key in games.keys],
-            list(read_columns(games, "role_ids")["role_ids"].unbind()),
-            expected=sample_batch_size * self.config.actor_rollout_ref.rollout.n,
-            step=self.global_steps,
-            to_wandb=self.logs_to_wandb,
-        )
-        metrics.update(added)
+        records = [self._records[key] for key in games.keys]
+        role_ids = list(read_columns(games, "role_ids")["role_ids"].unbind())
+        expected = sample_batch_size * self.config.actor_rollout_ref.rollout.n
+        metrics.update(self.recorder.games(self.global_steps, records, role_ids, expected))
         return batch
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
@@ -406,7 +399,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         metrics.update(self._certificate_metrics)
         self._certificate_metrics = {}  # of the first step after a start only
         timing = {**timing_raw, "step": time.monotonic() - started}
-        metrics.update(self.recorder.step(self.interaction, step, total, metrics, timing))
+        metrics.update(self.recorder.step(step, total, metrics, timing))
         if self.recorder.stop_reason is not None:
             save_freq = self.config.trainer.save_freq
             if save_freq > 0 and step % save_freq and step < total:  # after other steps verl saves

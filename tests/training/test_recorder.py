@@ -3,30 +3,28 @@
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from medserl_agentloop.core.config import SelfPlayConfig
 from medserl_agentloop.core.recorder import LOST_METRICS, NO_UPDATE, StepRecorder
 from medserl_agentloop.core.step_file import RunFiles, from_line, to_line
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 
 TRAINED = {"actor/grad_norm": 0.5, "actor/lr": 1e-3, "training/rollout_probs_diff_mean": 1e-7}
-GAME: Any = SimpleNamespace(view=SimpleNamespace(notices=lambda numbers: []))
 
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> StepRecorder:
-    return StepRecorder(SelfPlayConfig(game="medical"), MedicalGameInteraction, RunFiles(tmp_path))
+    game = MedicalGameInteraction(MedicalConfig(judge="labels"))
+    return StepRecorder(game, RunFiles(tmp_path))
 
 
 def recorded(recorder: StepRecorder, step: int, **changes: float | None) -> dict[str, float]:
     """What is added to a step's numbers: those of a good step, but for ``changes``."""
     numbers = {**TRAINED, **{name.replace("__", "/"): v for name, v in changes.items()}}
     held = {name: value for name, value in numbers.items() if value is not None}
-    return recorder.step(GAME, step, 9, held, {"step": 1.0})
+    return recorder.step(step, 9, held, {"step": 1.0})
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ from medserl_agentloop.core.step_file import RunFiles
 from medserl_agentloop.core.trainer import SelfPlayReplayBuffer, SelfPlayTrainer
 from medserl_agentloop.core.trajectory import RECORD_KEY
 from medserl_agentloop.games.kuhn_poker import KuhnPoker
+from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.games.medical.interaction import MedicalGameInteraction
 from medserl_agentloop.testing import compose_run
 
@@ -59,10 +60,9 @@ def test_a_step_with_an_alarm_is_the_last_one_only_if_the_run_is_to_stop(
     mismatch = {"training/rollout_probs_diff_mean": 0.5}
     monkeypatch.setattr(PPOTrainer, "step", lambda self, metrics, _: metrics.update(mismatch))
     trainer: Any = object.__new__(SelfPlayTrainer)
-    trainer.selfplay = SelfPlayConfig(game="medical", on_alarm=on_alarm, alarms={"patience": 1})
-    trainer.interaction = SimpleNamespace(view=SimpleNamespace(notices=lambda numbers: []))
+    config = MedicalConfig(judge="labels", on_alarm=on_alarm, alarms={"patience": 1})
     trainer.files = RunFiles(tmp_path)
-    trainer.recorder = StepRecorder(trainer.selfplay, MedicalGameInteraction, trainer.files)
+    trainer.recorder = StepRecorder(MedicalGameInteraction(config), trainer.files)
     trainer.global_steps, trainer.total_training_steps = 1, 4
     trainer._certificate_metrics = {}
     trainer.config, found = OmegaConf.create({"trainer": {"save_freq": 2}}), list[int]()
