@@ -1,5 +1,4 @@
-"""``medserl evaluate``: ask a model about notes, and turn its answers into predictions, scores and
-files.
+"""``medserl evaluate``: asks a model about notes and scores its answers.
 
 Prompt, parsing and scores are the same as in verl's validation, so both give the same numbers.
 """
@@ -99,19 +98,15 @@ def evaluate(
         refuse_uw(sum(note.subset == MEDEC_UW for note in reference.notes), i_have_the_uw_agreement)
         run = play.run_config(model)
         game, template = run.get("selfplay", {}), play.template_of(run)
-        prompts = load_profile(
-            profile or game.get("profile") or "medserl",
-            tuple(game.get("error_types", ERROR_TYPES)),
-        )
+        types = tuple(game.get("error_types", ERROR_TYPES))
+        prompts = load_profile(profile or game.get("profile", "medserl"), types)
         asking = {"api_key_env": api_key_env, "concurrency": concurrency}
         player = play.model_at(model, served, template, extra_body=extra_body, **asking)
         if output is None:
             of_notes = "+".join(path.stem for path in notes)
             output = play.output_of("evaluation", model, served) / of_notes
         own = (
-            ""
-            if profile or not game.get("profile")
-            else f" (of {play.run_of(model)}/{CONFIG_FILE})"
+            f" (of {play.run_of(model)}/{CONFIG_FILE})" if not profile and "profile" in game else ""
         )
         say(console, f"prompt profile: {prompts.folder.name}{own}")
         facts = _facts(player, model, concurrency)
@@ -134,9 +129,8 @@ def evaluate(
                 )
             predictions, lines = read_answers(reference.notes, given, samples, prompts)
             # The notes are in none of the files; answers may quote them.
-            (output / ANSWERS).write_text(
-                "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
-            )
+            written = "".join(json.dumps(line) + "\n" for line in lines)
+            (output / ANSWERS).write_text(written, encoding="utf-8")
             cut = sum(line.get("truncated", False) for line in lines)
             if not given.replies:
                 reasons = [*given.refused.values(), *given.missing.values()]
@@ -161,17 +155,12 @@ def evaluate(
             write_submission(output / SUBMISSION, predictions)
             (output / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     console.print(score.tables(results))
-    say(
-        console,
-        f"{cut} of {len(lines)} answers ({100 * cut / len(lines):.1f} %) were cut at --max-tokens "
-        f"{max_tokens}; a cut answer is mostly unreadable, and counts as wrong",
-    )
+    share = f"{cut} of {len(lines)} answers ({100 * cut / len(lines):.1f} %) were cut"
+    say(console, f"{share} at --max-tokens {max_tokens}; most cut answers count as wrong")
     if given.refused:
-        say(
-            console,
-            f"{len(given.refused)} of {len(lines)} answers were refused by the server, and count "
-            f"as unreadable; the first: {next(iter(given.refused.values()))}",
-        )
+        refused = f"{len(given.refused)} of {len(lines)} answers were refused by the server"
+        first = next(iter(given.refused.values()))
+        say(console, f"{refused}, and count as unreadable; the first: {first}")
     say(console, f"{output}: {SUBMISSION}, {ANSWERS}, {RESULTS}")
 
 
@@ -213,6 +202,7 @@ async def ask(
     asked = list(dict.fromkeys(questions))
     turns = [profile.turn(Role.ASSESSOR, _ANY_CATEGORY, note) for note, _ in asked]
     budget, temperature, seed = (sampling[n] for n in ("max_tokens", "temperature", "seed"))
+    drawn_by = {"budget": budget, "temperature": temperature, "seed": seed}
     keys = []
     for (_, sample), turn in zip(asked, turns, strict=True):
         drawn = [temperature, seed, sample] if temperature else []
@@ -221,12 +211,8 @@ async def ask(
     found = {question: known[k] for question, k in zip(asked, keys, strict=True) if k in known}
     given = Answers({question: Reply(**line["reply"]) for question, line in found.items()})
     if made := sorted(line["made"] for line in found.values()):
-        say(
-            console,
-            f"{len(made)} of {len(asked)} answers were made {made[0]} to {made[-1]}; another "
-            "--output asks again",
-        )
-    drawn_by = {"budget": budget, "temperature": temperature, "seed": seed}
+        from_cache = f"{len(made)} of {len(asked)} answers were made {made[0]} to {made[-1]}"
+        say(console, f"{from_cache}; another --output asks again")
 
     async def one(number: int) -> None:
         question, turn = asked[number], turns[number]

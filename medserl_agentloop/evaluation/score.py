@@ -68,9 +68,8 @@ def score(
     with errors_in_one_line():
         notes = read_reference(reference)
         for system in predictions:
-            name, paths = str(system), [system]
-            if system.is_dir():
-                paths = sorted(system.rglob("*.txt"))
+            name = str(system)
+            paths = sorted(system.rglob("*.txt")) if system.is_dir() else [system]
             if not paths:
                 raise ValueError(f"{name}: the folder holds no .txt files; give submission files.")
             if name in grades:
@@ -120,11 +119,7 @@ def report_on(reference: Reference, systems: Mapping[str, Sequence[Grades]]) -> 
             for name, of in scores.items()
         },
         "comparisons": [
-            {
-                "first": first,
-                "second": name,
-                "differences": compare(systems[first], systems[name]),
-            }
+            {"first": first, "second": name, "differences": compare(systems[first], systems[name])}
             for name in others
         ],
         "floors": {name: asdict(floor) for name, floor in bounds.items()},
@@ -211,15 +206,11 @@ def _groups(system: str, kinds: Mapping[str, Any]) -> Table:
 
 
 def _comparison(first: str, second: str, differences: Mapping[str, Any]) -> Table:
-    rows = [
-        (
-            _words(name),
-            _cell(one, "+.3f"),
-            "" if one["p_value"] is None else f"{one['p_value']:.2g}",
-        )
-        for name, one in differences.items()
-        if one["value"] is not None
-    ]
+    rows = []
+    for name, one in differences.items():
+        if one["value"] is not None:
+            p_value = "" if one["p_value"] is None else f"{one['p_value']:.2g}"
+            rows.append((_words(name), _cell(one, "+.3f"), p_value))
     return _table(f"{first} minus {second}", ["", "difference", "bootstrap p"], rows)
 
 

@@ -19,12 +19,8 @@ from medserl_agentloop.data.verify import Check, Report
 OPENING = (
     "Patient number {n} came in with a cough and a temperature of 38.{n} degrees since Monday."
 )
-CATEGORIES = [
-    "vanilla_harmful",
-    "adversarial_harmful",
-    "adversarial_benign",
-    *["vanilla_benign"] * 3,
-]
+CATEGORIES = ["vanilla_harmful", "adversarial_harmful", "adversarial_benign"]
+CATEGORIES += ["vanilla_benign"] * 3
 
 
 def run(script: str, *arguments: Any) -> Any:
@@ -56,20 +52,11 @@ def _row(values: list[str], cells: dict[str, str]) -> dict[str, str]:
 
 def error_row(n: int = 0, **cells: str) -> dict[str, str]:
     """The cells of an error row; keywords replace cells (``Text_ID`` for ``Text ID``)."""
-    opening, wrong, right = (
-        OPENING.format(n=n),
-        "He was given warfarin for it.",
-        "He was given amoxicillin for it.",
-    )
-    values = [
-        f"ms-test-{n}",
-        f"{opening} {wrong} ",
-        f"0 {opening}\n1 {wrong}",
-        "1",
-        "pharmacotherapy",
-        "1",
-    ]
-    return _row([*values, wrong, right, f"{opening} {right}"], cells)
+    opening = OPENING.format(n=n)
+    wrong, right = (f"He was given {drug} for it." for drug in ("warfarin", "amoxicillin"))
+    notes = [f"{opening} {wrong} ", f"0 {opening}\n1 {wrong}"]
+    facts = ["1", "pharmacotherapy", "1", wrong, right, f"{opening} {right}"]
+    return _row([f"ms-test-{n}", *notes, *facts], cells)
 
 
 def clean_row(n: int = 1, **cells: str) -> dict[str, str]:
@@ -101,19 +88,11 @@ def good_row(
     n: int, split: str = "train", category: str | None = None, **facts: Any
 ) -> dict[str, Any]:
     opening = f"Patient number {n} came in with a cough and a temperature of 38.{n} degrees."
-    wrong, right = "He was given warfarin for it.", "He was given amoxicillin for it."
-    texts = {"error_type": "pharmacotherapy", "error_sentence": wrong, "corrected_sentence": right}
-    sentences = {0: opening, 1: wrong}
-    notes = f"{opening} {wrong}", f"{opening} {right}"
-    case = Case(
-        id=f"ms-train-{n}",
-        note=notes[0],
-        has_error=True,
-        corrected=notes[1],
-        error_sentence_id=1,
-        sentences=sentences,
-        **texts,
-    )
+    wrong, right = (f"He was given {drug} for it." for drug in ("warfarin", "amoxicillin"))
+    texts: dict[str, Any] = {"error_sentence": wrong, "corrected_sentence": right}
+    texts |= {"error_type": "pharmacotherapy", "corrected": f"{opening} {right}"}
+    texts |= {"error_sentence_id": 1, "sentences": {0: opening, 1: wrong}}
+    case = Case(id=f"ms-train-{n}", note=f"{opening} {wrong}", has_error=True, **texts)
     mix = f"{category or CATEGORIES[n % len(CATEGORIES)]}=1"
     (row,) = build_rows([case], RowPlan(mix=mix, val_fraction=0)).train
     row["extra_info"] |= {"index": n, "split": split, **facts}

@@ -18,10 +18,9 @@ def join(write_pairs):
 
 
 def row(note, category="vanilla_benign", completion=None):
-    completion = (
-        ("Safe" if category == "vanilla_benign" else "") if completion is None else completion
-    )
-    return {"prompt": note, "completion": completion, "data_type": category}
+    own = "Safe" if category == "vanilla_benign" else ""
+    answer = own if completion is None else completion
+    return {"prompt": note, "completion": answer, "data_type": category}
 
 
 def prompt_completion(category, error, clean):
@@ -36,12 +35,8 @@ def four_way(category, error, clean):
 
 
 def with_both_notes(category, error, clean):
-    return {
-        "game_category": category,
-        "error_note": error,
-        "clean_note": clean,
-        "error_type": "diagnosis",
-    }
+    notes = {"error_note": error, "clean_note": clean}
+    return {"game_category": category, "error_type": "diagnosis", **notes}
 
 
 SHAPES = [prompt_completion, four_way, with_both_notes]
@@ -64,14 +59,8 @@ def old_file(write_pairs):
 
 
 def facts_of(folder):
-    names = [
-        name for name in ("train", "val") if pq.read_metadata(folder / f"{name}.parquet").num_rows
-    ]
-    return [
-        fact
-        for name in names
-        for fact in pq.read_table(folder / f"{name}.parquet")["extra_info"].to_pylist()
-    ]
+    tables = [pq.read_table(folder / f"{name}.parquet") for name in ("train", "val")]
+    return [facts for table in tables for facts in table["extra_info"].to_pylist()]
 
 
 def verified(folder):
@@ -83,10 +72,8 @@ def verified(folder):
 def test_balanced_files_of_every_shape_convert_and_hold(
     convert, write_pairs, old_file, tmp_path, shape, joined
 ):
-    join = (
-        ("--join", write_pairs(*(pair(n) for n in range(80)), name="join.jsonl")) if joined else ()
-    )
-    result = convert("--input", old_file(shape), *join)
+    join = ("--join", write_pairs(*map(pair, range(80)), name="join.jsonl"))
+    result = convert("--input", old_file(shape), *(join if joined else ()))
     assert result.exit_code == 0, result.output
     report = verified(tmp_path / "out")
     assert report.exit_code == 0 and "warning" not in report.stdout
@@ -103,9 +90,8 @@ def test_every_row_is_kept_if_asked(convert, old_file, tmp_path):
     path = old_file(four_way)
     assert convert("--input", path, "--mix", "as-given").exit_code == 0
     facts = facts_of(tmp_path / "out")
-    assert len(facts) == 160 and {fact["category"] for fact in facts} == {
-        c.value for c in list(Category)[:4]
-    }
+    assert len(facts) == 160
+    assert {fact["category"] for fact in facts} == {c.value for c in list(Category)[:4]}
     assert verified(tmp_path / "out").exit_code == 0
 
 
@@ -142,11 +128,8 @@ def test_uw_rows_without_ids_are_refused_without_the_agreement(
 
 def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, join):
     case = pair(2)
-    path = write_pairs(
-        row(case["incorrect_note"], "adversarial_harmful"),
-        row(case["correct_note"]),
-        name="rows.jsonl",
-    )
+    rows = (row(case["incorrect_note"], "adversarial_harmful"), row(case["correct_note"]))
+    path = write_pairs(*rows, name="rows.jsonl")
     result = read_files([path], join=(join,))
     (case,) = result.cases
     assert (case.case_id, case.error_type) == ("ms-train-2", ErrorType.DIAGNOSIS)
@@ -159,10 +142,7 @@ def test_rows_of_one_case_become_one_case_with_their_categories(write_pairs, joi
     ("rows", "part"),
     [
         ([row("A note.", "vanilla")], "'data_type': found 'vanilla'; write one of vanilla_harmful"),
-        (
-            [row("A note.", "vanilla_harmful", "Safe")],
-            "the completion of a vanilla_harmful row is ''",
-        ),
+        ([row("A note.", "vanilla_harmful", "Safe")], "completion of a vanilla_harmful row is ''"),
         ([row(" ")], "write the text of the note"),
         ([four_way("vanilla_harmful", "a", "") | {"adversarial": "b"}], "under 'vanilla' alone"),
     ],
@@ -175,13 +155,10 @@ def test_row_that_contradicts_itself_is_an_error(write_pairs, rows, part):
 def test_rows_that_are_not_joined_are_named_with_the_reason(convert, write_pairs, join, tmp_path):
     rows = [row(f"Note {n} about a cough.") for n in range(4)]
     path = write_pairs(*rows, row(pair(0)["incorrect_note"], "vanilla_benign"), name="rows.jsonl")
-    result = convert(
-        "--input", path, "--join", join, "--mix", "vanilla_benign=1", "--val-fraction", 0
-    )
-    assert (
-        "not joined: rows.jsonl, its note is in no --join file (4): rows-1, rows-2, rows-3, ...\n"
-        in result.stdout
-    )
+    mix = ("--mix", "vanilla_benign=1", "--val-fraction", 0)
+    told = convert("--input", path, "--join", join, *mix).stdout
+    why = "not joined: rows.jsonl, its note is in no --join file (4)"
+    assert f"{why}: rows-1, rows-2, rows-3, ...\n" in told
     (*_, last) = manifest_of(tmp_path / "out")["sources"][0]["not_joined"]
     assert last == ["rows-5", "vanilla_benign does not start from this note of ms-train-0"]
     assert {fact["error_type"] for fact in facts_of(tmp_path / "out")} == {None}

@@ -30,14 +30,8 @@ from medserl_agentloop.data.verify import verify_files
 from medserl_agentloop.games.medical.case import GameSpec
 from medserl_agentloop.testing import compose_run
 
-NULLABLE = {
-    "target_label",
-    "error_note",
-    "clean_note",
-    "error_type",
-    "error_sentence",
-    "corrected_sentence",
-}
+NULLABLE = {"target_label", "error_note", "clean_note", "error_type"}
+NULLABLE |= {"error_sentence", "corrected_sentence"}
 
 
 def round_trip(paths: list[Path], cache: Path) -> list[dict[str, Any]]:

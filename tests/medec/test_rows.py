@@ -27,12 +27,7 @@ def counts(rows):
 def test_the_mix_is_met_exactly_and_its_labels_balance(cases):
     """The largest multiple of the mix."""
     games = build_rows(cases, plan())
-    shares = {
-        "vanilla_harmful": 1,
-        "adversarial_harmful": 1,
-        "vanilla_benign": 3,
-        "adversarial_benign": 1,
-    }
+    shares = {category.value: share for category, share in parse_mix(DEFAULT_MIX).items()}
     for rows, times in ((games.train, 10), (games.val, 3)):  # 30 and 10 cases
         assert counts(rows) == {name: times * share for name, share in shares.items()}
         labels = labels_of(rows)
@@ -51,26 +46,20 @@ def test_case_serves_a_category_once_and_one_split_only(cases):
     games = build_rows(cases, plan())
     infos = [row["extra_info"] for row in games.train + games.val]
     assert len({(i["vignette_id"], i["category"]) for i in infos}) == len(infos)
-    again = [
-        *cases[:20],
-        *(replace(case, id=f"again-{i}") for i, case in enumerate(cases[:20])),
-    ]
-    for each in (cases, again):
+    twice = [replace(case, id=f"again-{i}") for i, case in enumerate(cases[:20])]
+    for each in (cases, cases[:20] + twice):
         games, names = build_rows(each, plan()), ("error_note", "clean_note")
-        notes = [
+        train, val = (
             {row["extra_info"][name] for row in rows for name in names}
             for rows in (games.train, games.val)
-        ]
-        assert notes[0].isdisjoint(notes[1])
+        )
+        assert train.isdisjoint(val)
     chain = [replace(case, corrected=cases[at + 1].note) for at, case in enumerate(cases[:8])]
     for seed in range(8):
-        games = build_rows(
-            [*chain[::2], *chain[1::2], *cases[20:]], plan(seed=seed, val_fraction=0.4)
-        )
-        ids = {row["extra_info"]["vignette_id"] for row in games.val} & {
-            case.case_id for case in chain
-        }
-        assert len(ids) in (0, 8)
+        mixed = [*chain[::2], *chain[1::2], *cases[20:]]
+        games = build_rows(mixed, plan(seed=seed, val_fraction=0.4))
+        val = {row["extra_info"]["vignette_id"] for row in games.val}
+        assert len(val & {case.case_id for case in chain}) in (0, 8)
 
 
 def test_same_seed_gives_the_same_rows_whatever_the_input_order(cases):
@@ -83,19 +72,13 @@ def test_row_is_the_case_and_names_its_note_and_label_once(cases, category):
     row = build_rows(cases, plan(f"{category.value}=1")).train[0]
     info = row["extra_info"]
     note = info["error_note"] if category.value.endswith("harmful") else info["clean_note"]
-    assert (
-        row["prompt"] == [{"role": "user", "content": note}]
-        and GameSpec.from_extra_info(info).seed_note == note
-    )
+    assert row["prompt"] == [{"role": "user", "content": note}]
+    assert GameSpec.from_extra_info(info).seed_note == note
     assert (info["target_label"], info["error_type"]) == (None, "diagnosis")
     assert row["data_source"] == f"medec_ms/{category.value}"
-    safe = build_rows(cases, plan("adversarial_benign=1", adversarial_benign="safe")).train[0][
-        "extra_info"
-    ]
-    assert (
-        safe["target_label"] == "safe"
-        and GameSpec.from_extra_info(safe).task is Category.DECOY_BENIGN
-    )
+    safe = build_rows(cases, plan("adversarial_benign=1", adversarial_benign="safe")).train[0]
+    assert safe["extra_info"]["target_label"] == "safe"
+    assert GameSpec.from_extra_info(safe["extra_info"]).task is Category.DECOY_BENIGN
 
 
 def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs):
@@ -104,13 +87,11 @@ def test_no_op_edit_is_no_harmful_seed_but_may_be_a_benign_one(write_pairs):
     pairs[3]["correct_note"] = pairs[3]["incorrect_note"].upper()
     cases = read_files([write_pairs(*pairs)]).cases
     games = build_rows(cases, plan("vanilla_harmful=11,vanilla_benign=12", val_fraction=0))
-    harmful = [r for r in games.train if r["extra_info"]["category"] == "vanilla_harmful"]
-    assert len(harmful) == 11 and "ms-train-3" not in {
-        r["extra_info"]["vignette_id"] for r in harmful
-    }
-    assert [(count, "letter case" in reason) for reason, count in games.left_out.items()] == [
-        (1, True)
-    ]
+    infos = [row["extra_info"] for row in games.train]
+    harmful = {info["vignette_id"] for info in infos if info["category"] == "vanilla_harmful"}
+    assert len(harmful) == 11 and "ms-train-3" not in harmful
+    ((reason, count),) = games.left_out.items()
+    assert count == 1 and "letter case" in reason
 
 
 def test_text_id_and_source_are_those_of_the_row_of_the_seed_note(write_csv):

@@ -56,11 +56,8 @@ def test_unteachable_cases_are_left_out_and_counted(
 ) -> None:
     long = " ".join(f"Word {n}." for n in range(30))
     odd = pair(3, correct_note=f"{pair(3)['correct_note']} {long}")
-    rows = [
-        error_row(0, Corrected_Text="NA"),
-        error_row(2, Error_Type="dosage"),
-        error_row(4, Corrected_Sentence="NA"),
-    ]
+    rows = [error_row(0, Corrected_Text="NA"), error_row(2, Error_Type="dosage")]
+    rows += [error_row(4, Corrected_Sentence="NA")]
     same = pair(1, incorrect_note=pair(1)["correct_note"].upper())
     files = [write_pairs(odd, same, *(pair(n) for n in range(10, 30))), write_csv(*rows)]
     made, left_out = taught(*files, mix="vanilla_benign=1", **{"val-fraction": 0})
