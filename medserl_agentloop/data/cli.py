@@ -60,51 +60,33 @@ def script(command: Callable[..., None]) -> typer.Typer:
 def convert(
     inputs: Annotated[
         list[Path],
-        Option(
-            "--input",
-            help=".csv, .jsonl, .xlsx or .parquet, or the folder of a saved Hugging Face data set. "
-            "Repeatable.",
-        ),
+        Option("--input", help=".csv, .jsonl, .xlsx, .parquet, a saved data set. Repeatable."),
     ],
     output: Annotated[
-        Path,
-        Option(
-            help="Folder for train.parquet, val.parquet and manifest.json; or a file that ends in "
-            ".parquet, for evaluation rows."
-        ),
+        Path, Option(help="Folder of training rows, or FILE.parquet for evaluation rows.")
     ],
     column: Annotated[
-        list[str] | None,
-        Option(help="Which column has what in your own table, such as note=TEXT. Repeatable."),
+        list[str] | None, Option(help="A column of your own table, as note=TEXT. Repeatable.")
     ] = None,
     val_input: Annotated[
         list[Path] | None, Option(help="Input whose cases all go to the validation split.")
     ] = None,
     join: Annotated[
-        list[Path] | None, Option(help="File to look up the cases of OpenRLHF rows in. Repeatable.")
+        list[Path] | None, Option(help="File to look up the cases of OpenRLHF rows in.")
     ] = None,
     exclude_near_duplicates_of: Annotated[
-        list[Path] | None,
-        Option(help="Leave out cases that are nearly the same as one of this file. Repeatable."),
+        list[Path] | None, Option(help="Leave out cases that are nearly one of this file.")
     ] = None,
     mix: Annotated[
         str | None,
-        Option(
-            help=f"Share of each category, by default {DEFAULT_MIX} or what of it the notes can "
-            f"serve; {AS_GIVEN}: every row of an input that names categories."
-        ),
+        Option(help=f"{DEFAULT_MIX}, or what of it the notes can serve; {AS_GIVEN}: every row."),
     ] = None,
     val_fraction: Annotated[
-        float,
-        Option(min=0, max=1, help="Share of cases for validation, unless --val-input has them."),
+        float, Option(min=0, max=1, help="Share of cases for validation without --val-input.")
     ] = 0.1,
     seed: Annotated[int, Option(help="Seed of the split, the choice and the order.")] = 42,
     adversarial_benign: Annotated[
-        Label,
-        Option(
-            help="What an adversarial_benign game asks for: a note with an error, or one that is "
-            "reworded and safe, as in the OpenRLHF system."
-        ),
+        Label, Option(help="What such a game asks for; in the OpenRLHF system a safe rewording.")
     ] = Label.HARMFUL,
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:
@@ -281,13 +263,9 @@ def verify(
 
 @app.command()
 def sft(
-    data: Annotated[
-        Path, Option("--input", help="Folder of rows that medserl data convert wrote.")
-    ],
+    data: Annotated[Path, Option("--input", help="Folder that medserl data convert wrote.")],
     output: Annotated[Path, Option(help="Folder for sft_train.parquet and sft_val.parquet.")],
-    profile: Annotated[
-        str, Option(help="Prompt profile of the messages: a name or a folder.")
-    ] = "medserl",
+    profile: Annotated[str, Option(help="Prompt profile: a name or a folder.")] = "medserl",
     error_types: Annotated[
         str | None, Option(help="The run's selfplay.error_types, with commas between them.")
     ] = None,

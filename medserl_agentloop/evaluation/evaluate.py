@@ -15,8 +15,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.client import blocking
@@ -59,26 +59,20 @@ class Answers:
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help=play.MODEL_HELP)],
-    notes: Annotated[list[Path], typer.Option(help="MEDEC's CSV; may be repeated.")],
-    output: Annotated[
-        Path | None, typer.Option(help="Folder; else one for the checkpoint in its run's.")
-    ] = None,
+    model: Annotated[str, Argument(help=play.MODEL_HELP)],
+    notes: Annotated[list[Path], Option(help="MEDEC's CSV; may be repeated.")],
+    output: Annotated[Path | None, Option(help="Folder; else one in the run's.")] = None,
     served: play.Served = None,
     profile: play.Profile = None,
-    samples: Annotated[
-        int, typer.Option(min=1, help="Answers per note, of which the majority counts.")
-    ] = 1,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")
-    ] = 0.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 1024,
+    samples: Annotated[int, Option(min=1, help="Answers per note; the majority counts.")] = 1,
+    temperature: Annotated[float, Option(min=0.0, help="Temperature; 0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, Option(min=1, help="Most tokens of an answer.")] = 1024,
     concurrency: play.AtOnce = 32,
     api_key_env: play.KeyVariable = None,
     extra_body: play.ExtraBody = None,
     neural: score.Neural = False,
     allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Notes without an answer are wrong.")
+        bool, Option("--allow-missing", help="Notes without an answer are wrong.")
     ] = False,
     i_have_the_uw_agreement: UwAgreement = False,
 ) -> None:

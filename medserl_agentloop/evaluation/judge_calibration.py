@@ -15,6 +15,7 @@ import typer
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
+from typer import Option
 
 from medserl_agentloop.core.config import selfplay_config
 from medserl_agentloop.data.cases import Case
@@ -170,15 +171,12 @@ def _table(title: str, measured: Measured, reaches: str) -> Table:
 
 @app.command("calibrate")
 def calibrate_command(
-    judge: Annotated[str, typer.Option(help="labels, http, llm, or package.module:Class.")],
-    inputs: Annotated[
-        list[Path],
-        typer.Option("--input", help="MEDEC's CSV, or a .jsonl file of pairs; may be repeated."),
-    ],
-    output: Annotated[Path, typer.Option(help="File for the report.")] = Path("judge_report.json"),
-    limit: Annotated[int, typer.Option(min=0, help="Most edits of each kind; 0 for all.")] = 200,
+    judge: Annotated[str, Option(help="labels, http, llm, or package.module:Class.")],
+    inputs: Annotated[list[Path], Option("--input", help="Notes, as for data convert.")],
+    output: Annotated[Path, Option(help="File for the report.")] = Path("judge_report.json"),
+    limit: Annotated[int, Option(min=0, help="Most edits of each kind; 0 for all.")] = 200,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")
+        list[str] | None, Option("--set", help="A key of the selfplay node: KEY=VALUE.")
     ] = None,
 ) -> None:
     """Measure how often a judge is right about known edits, and say whether a run accepts it.

@@ -16,6 +16,7 @@ import typer
 from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import Progress
+from typer import Argument, Option
 
 from medserl_agentloop.core.chat import TEMPLATE_KWARGS, ServedModel
 from medserl_agentloop.core.client import CHAT_PATH, ServerOptions
@@ -48,43 +49,36 @@ MODEL_HELP = (
     "the CPU; or the address of an OpenAI-compatible server, e.g. http://localhost:30000."
 )
 # Options that several commands have.
-Served = Annotated[
-    str | None, typer.Option("--model", help="Name of the model that a server serves.")
-]
-Data = Annotated[
-    Path | None, typer.Option(help="Parquet file of games; else the run's data.val_files.")
-]
-Profile = Annotated[str | None, typer.Option(help="Prompt profile; else the run's, or medserl.")]
-JudgeName = Annotated[str | None, typer.Option("--judge", help="Who judges; else as in the run.")]
+Served = Annotated[str | None, Option("--model", help="Name of the model that a server serves.")]
+Data = Annotated[Path | None, Option(help="Parquet file of games; else the run's data.val_files.")]
+Profile = Annotated[str | None, Option(help="Prompt profile; else the run's, or medserl.")]
+JudgeName = Annotated[str | None, Option("--judge", help="Who judges; else as in the run.")]
 AtOnce = Annotated[
-    int, typer.Option("--concurrency", min=1, help="Requests in flight, or turns in a batch.")
+    int, Option("--concurrency", min=1, help="Requests in flight; turns in a batch.")
 ]
 KeyVariable = Annotated[
-    str | None, typer.Option("--api-key-env", help="Environment variable with the API key.")
+    str | None, Option("--api-key-env", help="Environment variable with the API key.")
 ]
 ExtraBody = Annotated[
-    list[str] | None,
-    typer.Option(help="KEY=VALUE in all requests to a server; max_tokens=null takes one out."),
+    list[str] | None, Option(help="KEY=VALUE in all requests; max_tokens=null takes one out.")
 ]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")
+    list[str] | None, Option("--set", help="A key of the selfplay node: KEY=VALUE.")
 ]
 
 
 def play(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Annotated[str, Argument(help=MODEL_HELP)],
     data: Data = None,
     served: Served = None,
-    games: Annotated[int, typer.Option(min=1, help="Rows to play, drawn at random.")] = 20,
-    samples: Annotated[int, typer.Option(min=1, help="Games on each row.")] = 1,
-    output: Annotated[
-        Path | None, typer.Option(help="New file for the games; else play/ in the run's folder.")
-    ] = None,
+    games: Annotated[int, Option(min=1, help="Rows to play, drawn at random.")] = 20,
+    samples: Annotated[int, Option(min=1, help="Games on each row.")] = 1,
+    output: Annotated[Path | None, Option(help="New file; else in play/ of the run.")] = None,
     profile: Profile = None,
     judge: JudgeName = None,
     concurrency: AtOnce = 16,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 1.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one turn.")] = 4096,
+    temperature: Annotated[float, Option(min=0.0, help="Sampling temperature.")] = 1.0,
+    max_tokens: Annotated[int, Option(min=1, help="Most tokens of one turn.")] = 4096,
     api_key_env: KeyVariable = None,
     extra_body: ExtraBody = None,
     settings: Settings = None,

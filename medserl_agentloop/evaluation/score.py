@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
+from typer import Argument, Option
 
 from medserl_agentloop.data.rows import build_eval_rows
 from medserl_agentloop.paths import resource, sha256_of
@@ -38,24 +38,16 @@ _OF_MEDEC = re.compile(r"(ms|uw)-(train|val|test)-\d+")
 PUBLISHED = json.loads(resource("assets/published_results.json").read_text(encoding="utf-8"))
 """Results that others report, and the reason why each is not comparable: notes, prompt, judge."""
 
-Neural = Annotated[
-    bool,
-    typer.Option("--neural", help="Compute BERTScore and BLEURT too; their models take some GB."),
-]
+Neural = Annotated[bool, Option("--neural", help="BERTScore and BLEURT too: models of some GB.")]
 
 
 def score(
     predictions: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Submission files. A folder counts as one system whose .txt files are its seeds."
-        ),
+        list[Path], Argument(help="Submission files; or folders, whose .txt files are seeds.")
     ],
-    reference: Annotated[
-        list[Path], typer.Option(help="MEDEC's CSV with the answers; may be repeated.")
-    ],
+    reference: Annotated[list[Path], Option(help="MEDEC's CSV with the answers. Repeatable.")],
     neural: Neural = False,
-    output: Annotated[Path | None, typer.Option(help="File for all results, as JSON.")] = None,
+    output: Annotated[Path | None, Option(help="File for all results, as JSON.")] = None,
 ) -> None:
     """Score submissions on MEDEC, with intervals, floors to beat and published results.
 

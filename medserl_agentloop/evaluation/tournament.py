@@ -17,10 +17,10 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from typer import Argument, Option
 
 from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.client import blocking, without_credentials
@@ -99,9 +99,9 @@ def entries(text: str) -> list[Entry]:
 
 
 def progress(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that has saved a checkpoint.")],
+    run: Annotated[Path, Argument(help="Folder of a run that has saved a checkpoint.")],
     data: play.Data = None,
-    games: Annotated[int, typer.Option(min=1, help="Rows to draw.")] = 200,
+    games: Annotated[int, Option(min=1, help="Rows to draw.")] = 200,
 ) -> None:
     """Let a run's first and last player meet, and say what was gained.
 
@@ -119,19 +119,16 @@ def progress(
 def tournament(
     players: Annotated[
         list[str],
-        typer.Argument(
-            help="Players: a model's folder, a checkpoint of verl's, a run (all its checkpoints "
-            "and what it started from), or MODEL@http://host:port; NAME=PLAYER names one."
+        Argument(
+            help="A model's folder, a checkpoint, a run (all its checkpoints and what it started "
+            "from), or MODEL@http://host:port; NAME=PLAYER names one."
         ),
     ],
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Folder; else tournament/ in the first run's."),
+        Path | None, Option("--output", "-o", help="Folder; else tournament/ in the first run's.")
     ] = None,
     data: play.Data = None,
-    games: Annotated[
-        int, typer.Option(min=1, help="Rows to draw, those to attack and untouched ones.")
-    ] = 100,
+    games: Annotated[int, Option(min=1, help="Rows to draw.")] = 100,
     profile: play.Profile = None,
     judge: play.JudgeName = None,
     concurrency: play.AtOnce = 16,
