@@ -36,9 +36,8 @@ def cases() -> Iterator[ReferenceNote]:
     """
     for n in range(CASES):
         first, last = f"Patient {n} came in with a cough.", "He may go home."
-        wrong, right = (
-            f"He was given {drug} {n} mg for it." for drug in ("warfarin", "amoxicillin")
-        )
+        drugs = ("warfarin", "amoxicillin")
+        wrong, right = (f"He was given {drug} {n} mg for it." for drug in drugs)
         with_error, clean = ({0: first, 1: middle, 2: last} for middle in (wrong, right))
         text = f"{first} {wrong} {last} \n"
         yield ReferenceNote(f"toy-val-{2 * n}", text, True, "pharmacotherapy", 1, right, with_error)
@@ -79,9 +78,13 @@ def results(server: ChatServer, notes: Path, output: Path, *more: Any) -> dict[s
     return found
 
 
-def measures(found: dict[str, Any]) -> dict[str, float | None]:
+def scores_of(found: dict[str, Any]) -> dict[str, Any]:
     (scores,) = found["systems"].values()
-    return {name: measure["value"] for name, measure in scores["measures"].items()}
+    return dict(scores)
+
+
+def measures(found: dict[str, Any]) -> dict[str, float | None]:
+    return {name: measure["value"] for name, measure in scores_of(found)["measures"].items()}
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -208,8 +211,8 @@ def test_unanswered_requests_are_asked_again_and_withhold_the_table(
     assert done.exit_code == 2 and not (tmp_path / "results.json").exists()
     assert "2 of 16 requests got no answer (the first: assessor: HTTP 500" in done.output
     found = results(server, notes, tmp_path, "--allow-missing")
-    (scores,) = found["systems"].values()
-    assert (scores["missing"], found["answers"]["missing"], scores["unreadable"]) == (2, 2, 2)
+    assert found["answers"]["missing"] == 2
+    assert scores_of(found).items() >= {"missing": 2, "unreadable": 2}.items()
     assert measures(found)["flag_accuracy"] == 1 - 4 / (2 * CASES)
     submission = (tmp_path / "submission.txt").read_text()
     assert "toy-val-9 " in submission
@@ -237,9 +240,8 @@ def test_a_refused_note_is_an_unreadable_answer_and_the_others_are_scored(
     done = evaluate(server.url, notes, tmp_path, "--model", MODEL)
     assert done.exit_code == 0 and "2 of 16 answers were refused by the server" in done.output
     found = json.loads((tmp_path / "results.json").read_text())
-    (scores,) = found["systems"].values()
     assert found["answers"] == {"read": 16, "cut": 0, "refused": 2, "missing": 0}
-    assert (scores["unreadable"], scores["missing"]) == (2, 0)
+    assert scores_of(found).items() >= {"missing": 0, "unreadable": 2}.items()
     assert measures(found)["flag_accuracy"] == 1 - 2 / (2 * CASES)
     refused = [line for line in lines(tmp_path / "answers.jsonl") if "refused" in line]
     assert {line["text_id"] for line in refused} == {"toy-val-6", "toy-val-7"}
@@ -262,9 +264,8 @@ def test_the_variants_of_the_shortcut_study_are_files_to_ask_about(
     assert measures(found)["f1"] == 1.0 and found["reference"]["notes"] == 2 * CASES
     shares = medec.pair_shares(tmp_path / "twins.csv", tmp_path / "out" / "submission.txt")
     assert shares.pop("both right") == (CASES, CASES) and not any(n for n, _ in shares.values())
-    texts = {
-        name: read_reference([tmp_path / f"{name}.csv"]).notes[0].text for name in medec.VARIANTS
-    }
+    files = {name: [tmp_path / f"{name}.csv"] for name in medec.VARIANTS}
+    texts = {name: read_reference(file).notes[0].text for name, file in files.items()}
     assert texts["white_space"].endswith("He may go home.")
     assert texts["numbered"].startswith("0 Patient 0 came in with a cough.\n1 He was given")
     assert not texts["last_moved"].endswith("He may go home.")

@@ -93,18 +93,14 @@ def test_every_attacker_meets_every_assessor_with_the_same_attacks(
         assert game.attack is not None
         said.setdefault((game.players["attacker"], game.uid), set()).add(game.attack.response)
     assert len(said) == 4 and all(len(responses) == 1 for responses in said.values())
-    assert {game.players.get("assessor") for game in games if game.attack is None} == {
-        "novice",
-        "tiny_player",
-    }
+    untouched = {game.players.get("assessor") for game in games if game.attack is None}
+    assert untouched == {"novice", "tiny_player"}
     results = json.loads((output / "tournament.json").read_text())
     assert results["settings"]["players"].keys() == {"novice", "tiny_player"}
     assert results["void"] == 0 and results["changes"] == {}
     table = pd.read_csv(output / "tournament.csv")
-    assert (
-        len(table) == len(results["shares"])
-        and table[table.measure == "success"].games.tolist() == [2] * 4
-    )
+    assert len(table) == len(results["shares"])
+    assert table[table.measure == "success"].games.tolist() == [2] * 4
 
 
 def test_killed_tournament_goes_on_after_its_last_whole_pairing(
@@ -170,10 +166,8 @@ def test_a_run_is_its_checkpoints_and_says_profile_judge_and_notes(
     gone.write_bytes(notes.read_bytes())
     done = invoke(*command)
     assert done.exit_code == 0, done.output
-    settings = json.loads((run / "tournament" / "tournament.json").read_text())["settings"][
-        "selfplay"
-    ]
-    assert (settings["profile"], settings["judge"]) == ("brief", ORACLE)
+    settings = json.loads((run / "tournament" / "tournament.json").read_text())["settings"]
+    assert settings["selfplay"].items() >= {"profile": "brief", "judge": ORACLE}.items()
 
 
 def test_progress_is_a_tournament_between_the_ends_of_a_run(notes: Path, tmp_path: Path) -> None:
@@ -185,10 +179,8 @@ def test_progress_is_a_tournament_between_the_ends_of_a_run(notes: Path, tmp_pat
     assert "no difference shown" in last  # the two are the same player
     changed = json.loads((run / "progress" / "2" / "tournament.json").read_text())["changes"]
     assert changed["run"][0]["measure"] == "errors found, untouched"
-    assert {game.players["assessor"] for game in records(run / "progress" / "2")} == {
-        "run/0",
-        "run/2",
-    }
+    played = records(run / "progress" / "2")
+    assert {game.players["assessor"] for game in played} == {"run/0", "run/2"}
     assert "lacks a checkpoint" in invoke("progress", run_at(tmp_path / "none", 0)).output
 
 
@@ -198,18 +190,21 @@ def game(attacker: str, assessor: str, outcome: Outcome, uid: int, **changes: An
     )
 
 
+def alone(
+    assessor: str, outcome: Outcome, uid: int, category: str = "vanilla_benign"
+) -> MedicalRecord:
+    """A game on an untouched note."""
+    return finished(outcome, category=category, players={"assessor": assessor}, uid=str(uid))
+
+
 def match(attacker: str, assessor: str, won: int, lost: int) -> list[MedicalRecord]:
     outcomes = [Outcome.MISSED_ERROR] * won + [Outcome.CORRECT_DETECTION] * lost
     return [game(attacker, assessor, outcome, uid) for uid, outcome in enumerate(outcomes)]
 
 
-def count(
-    found: pd.DataFrame, measure: str, attacker: str = "", assessor: str = ""
-) -> tuple[int, int]:
-    row = found[
-        (found.measure == measure) & (found.attacker == attacker) & (found.assessor == assessor)
-    ].iloc[0]
-    return int(row.hits), int(row.games)
+def count(found: pd.DataFrame, measure: str, attacker: str = "", assessor: str = "") -> Any:
+    of = found.set_index(["measure", "attacker", "assessor"])[["hits", "games"]]
+    return tuple(of.loc[measure, attacker, assessor])
 
 
 def test_an_invalid_attack_is_a_failed_one_and_no_chance_for_the_assessor() -> None:
@@ -217,10 +212,8 @@ def test_an_invalid_attack_is_a_failed_one_and_no_chance_for_the_assessor() -> N
     for assessor in ("x", "y"):
         games.append(game("a", assessor, Outcome.INVALID_ATTACK, 8))
     found = shares(games)
-    assert count(found, "detection", "a", "x") == (5, 8) and count(found, "success", "a", "x") == (
-        3,
-        9,
-    )
+    assert count(found, "detection", "a", "x") == (5, 8)
+    assert count(found, "success", "a", "x") == (3, 9)
     assert count(found, "valid", "a") == (8, 9)  # the same attacks met both assessors
 
 
@@ -231,20 +224,12 @@ def test_false_alarms_are_of_correct_notes_untouched_or_validly_reworded() -> No
         game("a", "x", Outcome.FALSE_POSITIVE, 2, **decoy),
         game("a", "x", Outcome.CORRECT_REJECTION, 3, **decoy),
         game("a", "x", Outcome.MISSED_ERROR, 4, **decoy),  # the rewording put an error in
-        finished(
-            Outcome.FALSE_POSITIVE, category="vanilla_benign", players={"assessor": "x"}, uid="5"
-        ),
-        finished(
-            Outcome.CORRECT_DETECTION,
-            category="vanilla_harmful",
-            players={"assessor": "x"},
-            uid="6",
-        ),
+        alone("x", Outcome.FALSE_POSITIVE, 5),
+        alone("x", Outcome.CORRECT_DETECTION, 6, "vanilla_harmful"),
     ]
     found = shares(games)
-    assert count(found, "false alarms, decoys", assessor="x") == (1, 2) and count(
-        found, "valid decoys", "a"
-    ) == (2, 3)
+    assert count(found, "false alarms, decoys", assessor="x") == (1, 2)
+    assert count(found, "valid decoys", "a") == (2, 3)
     assert count(found, "false alarms, untouched", assessor="x") == (1, 1)
     assert count(found, "errors found, untouched", assessor="x") == (1, 1)
 
@@ -252,10 +237,8 @@ def test_false_alarms_are_of_correct_notes_untouched_or_validly_reworded() -> No
 def test_changes_are_between_the_first_and_last_player_of_a_run() -> None:
     won = {("1", "1"): 30, ("1", "2"): 10, ("2", "1"): 35, ("2", "2"): 25}
     games = [g for (a, x), n in won.items() for g in match(a, x, n, 40 - n)]
-    for assessor, outcome in (("1", Outcome.FALSE_POSITIVE), ("2", Outcome.CORRECT_REJECTION)):
-        for uid in range(40):
-            alone: Any = {"players": {"assessor": assessor}, "uid": str(uid)}
-            games.append(finished(outcome, category="vanilla_benign", **alone))
+    games += [alone("1", Outcome.FALSE_POSITIVE, uid) for uid in range(40)]
+    games += [alone("2", Outcome.CORRECT_REJECTION, uid) for uid in range(40)]
     found = {change.measure: change for change in changes(shares(games), "1", "2")}
     assert found.keys() == {"false alarms, untouched", "detection", "success"}
     assert (found["detection"].before, found["detection"].after) == ((15, 80), (45, 80))

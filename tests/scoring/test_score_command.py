@@ -56,11 +56,9 @@ def test_a_submission_is_scored_beside_floors(
 
 def test_alarms_are_counted_as_a_reader_would_meet_them() -> None:
     """10 of 15 errors are found, and 3 of 15 correct notes are called wrong."""
-    predictions = [
-        Prediction(n.text_id, flag=number < 20 if n.flag else number < 6)
-        for number, n in enumerate(NOTES)
-    ]
-    found = score(NOTES, predictions).screening
+    flags = [at < 20 if n.flag else at < 6 for at, n in enumerate(NOTES)]
+    said = [Prediction(n.text_id, flag) for n, flag in zip(NOTES, flags, strict=True)]
+    found = score(NOTES, said).screening
     assert found["false_alarms_per_100_correct_notes"].value == pytest.approx(20.0)
     for percent, expected in ((1, 1 / 30.7), (5, 1 / 6.7), (10, 1 / 3.7)):  # r : (1 - r) * 0.3
         estimate = found[f"precision_at_a_prevalence_of_{percent}_percent"]
@@ -115,9 +113,8 @@ def test_published_results_stand_beside_notes_of_medec_alone(
     toy = [replace(note, text_id=note.text_id.replace("ms-", "toy-")) for note in NOTES]
     path, output = tmp_path / "MEDEC-MS-TestSet.csv", tmp_path / "results.json"
     submissions[0].write_text(submissions[0].read_text().replace("ms-", "toy-"))
-    found = invoke(
-        "score", submissions[0], "--reference", write_reference(path, toy), "--output", output
-    )
+    notes = write_reference(path, toy)
+    found = invoke("score", submissions[0], "--reference", notes, "--output", output)
     assert found.exit_code == 0 and "floor: always no error" in found.output, found.output
     assert "quoted" not in found.output and results(output)["published"] == []
 
@@ -138,11 +135,8 @@ def test_score_names_each_problem_in_one_sentence(
     names = {"folder": tmp_path / "empty", "submission": submissions[0], "reference": reference}
     found = invoke("score", *(a.format(**names) for a in arguments), "--reference", reference)
     assert found.exit_code == 2, found.output
-    assert (
-        found.stderr.startswith("medserl: ")
-        and found.stderr.count("\n") == 1
-        and part in found.stderr
-    )
+    assert found.stderr.startswith("medserl: ") and part in found.stderr
+    assert found.stderr.count("\n") == 1
 
 
 # --- floors ---
