@@ -134,18 +134,10 @@ def read_files(
     others = read_files(join, columns=columns).cases[::-1] if join else []
     joined = {one_line(note): case for case in others for note in case.notes}
     places: dict[str, str] = {}
-    file_of: dict[str, str] = {}
     read: list[tuple[ReadReport, list[Case]]] = []
     for path in paths:
         source = Source(path, places, as_published)
         members = list(_cases(source, columns or {}, joined if join else None))
-        if again := [case.case_id for case in members if case.case_id in file_of]:
-            raise MedecFormatError(
-                f"{path.name}: {len(again)} of its {len(members)} cases are also in "
-                f"{file_of[again[0]]} (the first is {again[0]!r}); give every case once, for "
-                "training or for validation."
-            )
-        file_of |= {case.case_id: path.name for case in members}
         read.append((source.report, members))
     disagreeing = conflicts(case for _, members in read for case in members)
     cases: list[Case] = []
@@ -314,8 +306,8 @@ class Source:
         """Claim a text id for the row at ``place``; MedecFormatError if another row has it."""
         if (first := self.places.setdefault(text_id, place)) != place:
             raise MedecFormatError(
-                f"{place}: its text id {shown(text_id)} is already that of {first}; give every "
-                "row its own id, and do not pass the same notes twice."
+                f"{place}: its text id {shown(text_id)} is already that of {first}; give every row "
+                "its own id, and every case once, for training or for validation."
             )
 
     def case(self, place: str, facts: Mapping[str, Any], columns: Layout) -> Case:
