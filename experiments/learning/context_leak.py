@@ -25,11 +25,11 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.workers.rollout.replica import TokenOutput
 
+from experiments.learning.results import mean_interval
 from medserl_agentloop.backends.cpu_rollout import CpuRolloutServer
 from medserl_agentloop.core.trajectory import RECORD_KEY
 from medserl_agentloop.games.medical.case import Category
 from medserl_agentloop.games.medical.records import MedicalRecord
-from medserl_agentloop.scoring.metrics import mean_interval
 from medserl_agentloop.testing import build_agent_loop, compose_run
 
 CONTEXTS = ("isolated", "shared")

@@ -14,8 +14,10 @@ from functools import partial
 from pathlib import Path
 from statistics import mean, variance
 
+import numpy as np
+
 from medserl_agentloop.core.metrics import effective_number
-from medserl_agentloop.scoring.metrics import mean_interval, student_quantile, wilson_interval
+from medserl_agentloop.scoring.metrics import student_quantile, wilson_interval
 
 PAGE = Path(__file__).with_name("README.md")
 ROOT = Path(__file__).parents[2]
@@ -35,6 +37,13 @@ CREDIT = (
     "credit_summed_no_bonus",
 )
 KINDS = ("diagnosis", "causalOrganism", "drug", "management", "treatment", "dose")
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of two or more values with Student's 95 % interval."""
+    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
+    half = student_quantile(len(values) - 1) * deviation / len(values) ** 0.5
+    return mean, mean - half, mean + half
 
 
 @dataclass(frozen=True)

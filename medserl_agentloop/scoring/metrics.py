@@ -144,17 +144,14 @@ def _screening(recall: Estimate, alarms: Estimate) -> dict[str, Estimate]:
 
     ends = ((recall.value, alarms.value), (recall.low, alarms.high), (recall.high, alarms.low))
     why = recall.why or alarms.why or _NOTHING_TO_COUNT["precision"]
-    percents = (
-        None if end is None else 100 * end for end in (alarms.value, alarms.low, alarms.high)
-    )
-    value, low, high = percents
-    alarm_count = Estimate(value, low, high, why=alarms.why)
-    screening = {"false_alarms_per_100_correct_notes": alarm_count}
+    rates = (alarms.value, alarms.low, alarms.high)
+    value, low, high = (None if rate is None else 100 * rate for rate in rates)
+    screening = {"false_alarms_per_100_correct_notes": Estimate(value, low, high, why=alarms.why)}
     for share in PREVALENCES:
         value, low, high = (precision(share, *end) for end in ends)
-        screening[f"precision_at_a_prevalence_of_{100 * share:g}_percent"] = (
-            Estimate(None, why=why) if value is None else Estimate(value, low, high)
-        )
+        name = f"precision_at_a_prevalence_of_{100 * share:g}_percent"
+        known = Estimate(value, low, high)
+        screening[name] = Estimate(None, why=why) if value is None else known
     return screening
 
 
@@ -245,13 +242,6 @@ def share_difference(first: tuple[int, int], second: tuple[int, int]) -> tuple[f
     (p_low, p_high), (q_low, q_high) = wilson_interval(*first), wilson_interval(*second)
     down, up = math.hypot(q - q_low, p_high - p), math.hypot(q_high - q, p - p_low)
     return q - p, q - p - down, q - p + up
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of two or more values with Student's 95 % interval."""
-    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
-    half = student_quantile(len(values) - 1) * deviation / len(values) ** 0.5
-    return mean, mean - half, mean + half
 
 
 def student_quantile(degrees_of_freedom: float) -> float:

@@ -117,17 +117,12 @@ def test_the_page_opens_offline_on_a_game_that_fooled_the_assessor(view: Any) ->
     assert view.locator(".row").count() == 12
     assert "undetected error" in view.inner_text("h2")
     assert view.locator("#plots svg[role=img]").count() == 3
-    assert "alarm: point at it for its name" in view.inner_text(
-        "#plots"
-    ) and "checkpoint" in view.inner_text("#plots")
+    for mark in ("alarm: point at it for its name", "checkpoint"):
+        assert mark in view.inner_text("#plots")
     heads = view.locator("#head span").all_text_contents()
     assert heads == ["step", "kind", "outcome", "attacker reward", "assessor reward"]
-    too_wide = (
-        "list => { list.style.overflowY = 'scroll'; return list.scrollWidth > list.clientWidth; }"
-    )
-    assert not view.locator("#list").evaluate(too_wide), (
-        "the last column is cut off beside a scroll bar"
-    )
+    cut_off = "list.style.overflowY = 'scroll'; return list.scrollWidth > list.clientWidth;"
+    assert not view.locator("#list").evaluate(f"list => {{ {cut_off} }}")  # beside a scroll bar
 
 
 def test_the_first_screen_says_what_was_run_and_what_was_gained(view: Any) -> None:
