@@ -50,6 +50,21 @@ def http_answer(body: bytes, status: str = "200 OK") -> bytes:
 # --- retries, time-outs, refusals ---
 
 
+@pytest.fixture(autouse=True)
+def short_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries of a server that limits requests are spread over this."""
+    monkeypatch.setattr(core_client, "_MINUTE_S", 0.6)
+
+
+def test_pauses_of_a_server_that_limits_requests_add_up_to_a_minute() -> None:
+    with answering(Status(429), times=3) as server:
+        started = time.monotonic()
+        assert ask(server.url, retries=3) == 3
+        assert time.monotonic() - started >= 0.6
+    with answering(Status(429)) as server, pytest.raises(Unreachable, match="--concurrency"):
+        ask(server.url, retries=1)
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [(Status(503), "HTTP 503: .*as the test"), (Status(429), "HTTP 429"), (Line(), "ReadError")],

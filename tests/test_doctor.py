@@ -28,6 +28,23 @@ def lines(check: Any, *arguments: Any) -> str:
     return "\n".join(map(": ".join, found))
 
 
+def test_a_version_that_does_not_fit_and_a_missing_package_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert lines(doctor._versions, "cpu").startswith("ok: medserl-agentloop ")
+
+    def version(name: str) -> str:
+        if name == "ray":
+            raise doctor.PackageNotFoundError(name)
+        return {"transformers": "5.12.0"}.get(name) or real(name)
+
+    real = doctor.version
+    monkeypatch.setattr(doctor, "version", version)
+    answer = lines(doctor._versions, "cpu")
+    assert "fail: ray is missing, and " in answer
+    assert "fail: transformers is 5.12.0, and verl needs " in answer
+
+
 @pytest.mark.parametrize(
     ("capability", "free", "answer"),
     [

@@ -33,7 +33,7 @@ for _library in ("openai", "httpx", "httpcore"):  # they log addresses and heade
     logging.getLogger(_library).setLevel(logging.WARNING)
 
 CHAT_PATH = "/chat/completions"  # of chat requests, under a base that ends with /v1 by custom
-_LONGEST_PAUSE_S = 60.0  # of a Retry-After that openai keeps
+_MINUTE_S = 60.0  # what providers count requests by, and the longest Retry-After that openai keeps
 _CONNECT_S, _GET_S = 5.0, 10.0  # a server that is there connects, and lists its models
 _TRIAL_S = 30.0  # between requests to a server that counts as down
 _NO_CREDIT = re.compile(r"quota|credit|billing|payment|balance", re.I)  # no use to ask again
@@ -189,7 +189,7 @@ class HttpClient:
             api_key="",
             default_headers={"Authorization": sent} if key else {},
             timeout=httpx.Timeout(options.timeout_s, connect=_CONNECT_S),
-            http_client=_http_client(address),
+            http_client=_http_client(address, options.retries),
         )
 
     async def get(self, path: str) -> Any:
@@ -234,7 +234,7 @@ class HttpClient:
         import openai
 
         # openai's time-outs start anew with every byte, and a server may drip for ever.
-        longest = 1 + tries * limit + (tries - 1) * _LONGEST_PAUSE_S
+        longest = 1 + tries * limit + (tries - 1) * _MINUTE_S
         try:
             async with asyncio.timeout(longest):
                 return await send(path, cast_to=httpx.Response, options={"max_retries": tries - 1})
@@ -260,10 +260,18 @@ def _counted(tries: int) -> str:
     return "1 try" if tries == 1 else f"{tries} tries"
 
 
-async def _ask_an_empty_account_once(response: httpx.Response) -> None:
-    words = await response.aread() if response.status_code == 429 else b""
-    if _NO_CREDIT.search(words.decode(errors="replace")):
+async def _plan_next_try(retries: int, response: httpx.Response) -> None:
+    """Tell openai in the response's headers whether and when to ask again.
+
+    It is of no use with an empty account. The tries are spread over a minute if a server limits
+    requests and names no pause.
+    """
+    if response.status_code != 429:
+        return
+    if _NO_CREDIT.search((await response.aread()).decode(errors="replace")):
         response.headers[_AGAIN] = "false"
+    elif not {"retry-after", "retry-after-ms"} & response.headers.keys():
+        response.headers["retry-after"] = f"{_MINUTE_S / max(1, retries):g}"
 
 
 def _is_this_machine(host: str) -> bool:
@@ -274,7 +282,7 @@ def _is_this_machine(host: str) -> bool:
     return number.is_loopback or number.is_unspecified
 
 
-def _http_client(address: httpx.URL) -> httpx.AsyncClient:
+def _http_client(address: httpx.URL, retries: int) -> httpx.AsyncClient:
     try:
         return httpx.AsyncClient(
             # A proxy of the environment would see the key of a server on this machine.
@@ -282,7 +290,7 @@ def _http_client(address: httpx.URL) -> httpx.AsyncClient:
             verify=address.scheme == "https" and httpx.create_ssl_context(),  # takes 40 ms
             # A connection that is kept would belong to one event loop.
             limits=httpx.Limits(max_keepalive_connections=0),
-            event_hooks={"response": [_ask_an_empty_account_once]},
+            event_hooks={"response": [partial(_plan_next_try, retries)]},
         )
     except (ImportError, ValueError, httpx.InvalidURL):  # its words may repeat a password
         raise ValueError(

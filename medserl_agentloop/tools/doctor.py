@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
@@ -22,6 +22,7 @@ import torch
 import verl  # noqa: F401  first: its plugin imports the trainer, which imports what follows here
 from datasets import Dataset
 from omegaconf import DictConfig
+from packaging.requirements import Requirement
 from ray._private.utils import get_system_memory
 from rich.console import Console
 from rich.progress import track
@@ -95,7 +96,26 @@ def _config(config: DictConfig, schema: DictConfig) -> Findings:
 
 
 def _versions(device: str) -> Findings:
-    """The versions of the packages."""
+    """The installed packages match the requirements of this package and verl."""
+    # PyPI's torch is a CUDA build on any machine.
+    gpu = torch.version.cuda and (torch.cuda.is_available() or _driver() or find_spec("flashinfer"))
+    of_verl = ("", "verl-core", "sglang", "fsdp") if gpu else ("",)
+    for package, extras in (
+        ("medserl-agentloop", ("", "gpu" if gpu else "cpu")),
+        ("verl", of_verl),
+    ):
+        for needed in map(Requirement, requires(package) or ()):
+            marker = needed.marker
+            if marker and not any(marker.evaluate({"extra": extra}) for extra in extras):
+                continue
+            try:
+                installed = version(needed.name)
+            except PackageNotFoundError:
+                installed = "missing"
+            if installed == "missing" or not needed.specifier.contains(installed, prereleases=True):
+                right = f"{needed.name}{needed.specifier}"
+                said = f"{needed.name} is {installed}, and {package} needs {right}"
+                yield f"{said}. Run: pip install '{right}'"
     names = ("medserl-agentloop", "verl", "torch", "transformers")
     yield "ok", ", ".join(f"{name} {version(name)}" for name in names)
 

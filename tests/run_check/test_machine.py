@@ -69,7 +69,10 @@ def current_cluster(address: str) -> Path:
 def test_a_machine_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert "trainer.device=cuda" in problem("GPU", {}, "qwen3_4b")
-    assert problem("GPU", {}) == problem("GPU", {"trainer.nnodes": 2}, "qwen3_4b") == ""
+    assert problem("GPU", {}) == ""
+    assert "trainer.nnodes=2 needs a Ray cluster" in problem("GPU", {"trainer.nnodes": 2})
+    current_cluster("10.0.0.1:6379")  # the GPUs may be on its other machines
+    assert problem("GPU", {"trainer.nnodes": 2}, "qwen3_4b") == ""
 
 
 def test_a_run_that_would_wait_for_cpus_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

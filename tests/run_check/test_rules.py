@@ -42,6 +42,7 @@ WRONG = {
     f"{ROLLOUT}.do_sample": False,
     f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
     f"{ACTOR}.checkpoint.async_save": True,
+    "trainer.critic_warmup": 100,
     f"{MODEL}.lora_adapter_path": "a",
     f"{ACTOR}.strategy": "megatron",
 }
@@ -92,6 +93,7 @@ WITH_ADAPTERS = {
         ({**GAE, "critic.ppo_max_token_len_per_gpu": 8000}, "critic.ppo_infer_max_token_len_per"),
         *(({**REUSE, **wrong}, f"are read with {next(iter(wrong))}=") for wrong in NEEDED_BEFORE),
         ({f"{ACTOR}.checkpoint.save_contents": ["hf_model"]}, f"{ACTOR}.checkpoint.load_contents="),
+        ({**LORA, f"{ACTOR}.checkpoint.save_contents": ["model", "hf_model"]}, "save_contents="),
         # adapters
         *(({**PER_ROLE, key: value}, f"{key}={value}: ") for key, value in WITH_ADAPTERS.items()),
     ],

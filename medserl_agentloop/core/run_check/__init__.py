@@ -39,6 +39,7 @@ MUST_BE: dict[str, tuple[Any, str]] = {
     "trainer.use_v1": (True, "verl's older trainer knows no roles"),
     "trainer.v1.trainer_mode": ("selfplay_sync", "it knows no roles and measures no certificate"),
     "algorithm.filter_groups.enable": (False, "it reads one score per row, the roles' sum"),
+    "algorithm.use_pf_ppo": (False, "verl's V1 trainer does not read it"),
     "distillation.enabled": (False, "self-play sets the actor's loss, so no teacher is used"),
     "hydra.job.chdir": (False, "relative folders would be looked for in another place"),
 }
@@ -167,8 +168,11 @@ def _roles(run: RunConfig) -> Iterator[str]:
 
 
 def _adapters(run: RunConfig) -> Iterator[str]:
-    """Adapters are loaded, and used only for their role's tokens."""
-    path = f"{MODEL}.lora_adapter_path"
+    """Adapters are loaded, saved in a readable form, and used only for their role's tokens."""
+    path, contents = f"{MODEL}.lora_adapter_path", f"{ACTOR}.checkpoint.save_contents"
+    if run.lora_rank and "hf_model" in run.names(contents):
+        reason = "with LoRA, verl's hf_model folder holds names that no model reads"
+        yield run.refusal(contents, reason, "[model,optimizer,extra]")
     if not run.lora_rank and run[path] is not None:
         yield run.refusal(path, f"it is not loaded with {MODEL}.lora_rank=0", "null")
     if run.selfplay.adapters == "shared":
@@ -202,6 +206,9 @@ def _of_verl(run: RunConfig) -> Iterator[str]:
     if run["algorithm.adv_estimator"] == "role_grpo" and not run[key]:
         reason = "role_grpo reads selfplay.credit.normalize: mean for each role is Dr. GRPO"
         yield run.refusal(key, reason, "True")
+    key = "trainer.critic_warmup"
+    if run[key] and not run[f"{CRITIC}.enable"]:
+        yield run.refusal(key, "without a critic no role would be trained until then", "0")
     # verl/trainer/ppo/v1/trainer_base.py: only the legacy trainer hands these keys on to the loss.
     corrects = run[f"{CORRECTION}.rollout_is"] or run[f"{CORRECTION}.rollout_rs"]
     bypassed = corrects or run[f"{CORRECTION}.loss_type"] not in (None, "ppo_clip")

@@ -32,13 +32,16 @@ OWN_DATASET = "pkg://medserl_agentloop.core.trainer"  # data.custom_cls.path in 
 
 
 def stays_here(run: RunConfig) -> bool:
-    """Return whether all processes of a run are on this machine: ``ray.init`` does not join a
-    cluster.
-    """
+    """Return whether all processes of a run are on this machine."""
+    return _starts_ray(run) and run["trainer.nnodes"] == 1
+
+
+def _starts_ray(run: RunConfig) -> bool:
+    """Return whether ``ray.init`` starts a Ray of the run's own and joins no cluster."""
     given = run["ray_kwargs.ray_init.address"]
     address = (None if given == "auto" else given) or os.environ.get("RAY_ADDRESS")
     found = address or read_ray_address()  # of `ray start`
-    return found in (None, "", "local") and run["trainer.nnodes"] == 1
+    return found in (None, "", "local")
 
 
 def folders(run: RunConfig) -> Iterator[str]:
@@ -59,7 +62,12 @@ def folders(run: RunConfig) -> Iterator[str]:
 
 
 def gpus(run: RunConfig) -> Iterator[str]:
-    """This machine has a GPU, unless the run uses a Ray cluster."""
+    """The GPUs are here, or in a Ray cluster."""
+    if _starts_ray(run) and (nodes := run["trainer.nnodes"]) > 1:
+        yield (
+            f"trainer.nnodes={nodes} needs a Ray cluster, and none runs here. Start one with "
+            "`ray start` (docs/clusters), or set trainer.nnodes=1."
+        )
     if run["trainer.device"] == "cuda" and stays_here(run) and not torch.cuda.device_count():
         yield (
             "this run needs a GPU (trainer.device=cuda), and torch sees none. Start it where "
@@ -94,15 +102,16 @@ def models(run: RunConfig) -> Iterator[str]:
         if "://" in path or (folder / "config.json").is_file():
             continue
         try:
-            if folder.is_dir():
-                raise FileNotFoundError("there is no config.json in it")
+            if folder.is_dir() or folder.is_absolute():
+                raise FileNotFoundError(f"{folder / 'config.json'} does not exist")
             if not isinstance(try_to_load_from_cache(path, "config.json"), str):
                 HfApi().model_info(path, timeout=3.0)
         except (OSError, ValueError, httpx.HTTPError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             yield (
                 f"{key}={path} is no folder of a model (seen from {Path.cwd()}), nor one on the "
-                f"hub: {reason}. Name another, or fetch it: `hf download {path} --local-dir FOLDER`"
+                f"hub: {reason.rstrip('.')}. Name another, or fetch it: `hf download {path} "
+                "--local-dir FOLDER`"
             )
 
 
