@@ -203,7 +203,7 @@ def test_unanswered_requests_are_asked_again_and_withhold_the_table(
     server: ChatServer, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("medserl_agentloop.evaluation.play.REQUESTS", {"retries": 0})
-    odd = {"Patient 3": 500, "Patient 5": "I cannot say."}
+    odd = {"Patient 3": 500, "Patient 5": completion("It is", finish="length")}
     server.answer = lambda role, prompt: next(
         (said for n, said in odd.items() if n in prompt), knows(role, prompt)
     )
@@ -211,7 +211,7 @@ def test_unanswered_requests_are_asked_again_and_withhold_the_table(
     assert done.exit_code == 2 and not (tmp_path / "results.json").exists()
     assert "2 of 16 requests got no answer (the first: assessor: HTTP 500" in done.output
     found = results(server, notes, tmp_path, "--allow-missing")
-    assert found["answers"]["missing"] == 2
+    assert found["answers"] == {"read": 14, "cut": 2, "refused": 0, "missing": 2}
     assert scores_of(found).items() >= {"missing": 2, "unreadable": 2}.items()
     assert measures(found)["flag_accuracy"] == 1 - 4 / (2 * CASES)
     submission = (tmp_path / "submission.txt").read_text()
@@ -245,15 +245,6 @@ def test_a_refused_note_is_an_unreadable_answer_and_the_others_are_scored(
     assert measures(found)["flag_accuracy"] == 1 - 2 / (2 * CASES)
     refused = [line for line in lines(tmp_path / "answers.jsonl") if "refused" in line]
     assert {line["text_id"] for line in refused} == {"toy-val-6", "toy-val-7"}
-
-
-def test_cut_answers_stand_with_the_scores(server: ChatServer, notes: Path, tmp_path: Path) -> None:
-    server.answer = lambda role, prompt: (
-        completion("It is", finish="length") if "Patient 3" in prompt else knows(role, prompt)
-    )
-    done = evaluate(server.url, notes, tmp_path, "--model", MODEL)
-    assert "2 of 16 answers (12.5 %) were cut" in done.output
-    assert json.loads((tmp_path / "results.json").read_text())["answers"]["cut"] == 2
 
 
 def test_the_variants_of_the_shortcut_study_are_files_to_ask_about(
