@@ -371,6 +371,8 @@ def _layout(file: str, header: Sequence[str], columns: Layout) -> Layout:
     Without corrections and flags every note counts as correct. If the table has other columns, the
     user must confirm that, because one of them may say which notes are wrong.
     """
+    if not header:
+        raise MedecFormatError(f"{file}: the file is empty; give one with names of columns.")
     named = {name: column for name, column in columns.items() if column}
     known = {name: next((n for n in names if n in header), "") for name, names in _NAMES.items()}
     if known["note"] in _NAMES["note"][1:] and not {*header}.issuperset(named.values()):
@@ -382,7 +384,7 @@ def _layout(file: str, header: Sequence[str], columns: Layout) -> Layout:
     if absent:
         wrong = f"no column {absent[0]!r}, which --column names{did_you_mean(absent[0], header)}"
     elif "note" not in layout:
-        wrong = f"no column 'note'{did_you_mean('note', header)}" if header else "the file is empty"
+        wrong = f"no column 'note'{did_you_mean('note', header)}"
     elif unflagged and {*header} - {*FIELDS[:3], ""} and "has_error" not in columns:
         near = get_close_matches("corrected", header, n=1)
         wrong = (
