@@ -300,7 +300,7 @@ def test_turn_seed_follows_the_seed_note_game_and_conversation(server: ChatServe
     assert draw() == draw() and len({draw(), *others}) == 5
 
 
-@pytest.mark.parametrize("models", [404, 401, b"<html>", {"data": []}, {"models": 3}])
+@pytest.mark.parametrize("models", [404, 401, 500, b"<html>", {"data": []}, {"models": 3}])
 def test_a_server_is_refused_where_its_chat_refuses_the_key(
     server: ChatServer, models: Any
 ) -> None:

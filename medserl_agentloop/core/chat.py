@@ -190,8 +190,13 @@ class ServedModel(ChatClient):
 
     async def _served(self) -> dict[str, Any]:
         """The models by name, if the server lists them; ValueError if it refuses the key."""
-        with suppress(Refused, BadAnswer, KeyError, TypeError):
+        try:
             return {str(each["id"]): each for each in (await self.http.get("/models"))["data"]}
+        except Unreachable as error:
+            if error.status is None:
+                raise
+        except (Refused, BadAnswer, KeyError, TypeError):
+            pass
         try:
             await self.complete([{"role": "user", "content": "Hello"}], {"max_tokens": 1})
         except Refused as error:

@@ -46,7 +46,12 @@ class NoAnswer(Exception):
 
 
 class Unreachable(NoAnswer):
-    """The server did not answer in any try, or counts as down and was not asked."""
+    """The server did not answer in any try, or counts as down and was not asked.
+
+    ``status`` is that of its last error, None if nothing came back.
+    """
+
+    status: int | None = None
 
 
 class Refused(NoAnswer):
@@ -219,7 +224,9 @@ class HttpClient:
                 words = f"HTTP {status}: {shown(text)}".removesuffix(": ")
                 if status == 429:
                     words += f". It limits requests: lower {self.options.option('concurrency')}"
-                raise Unreachable(f"{words} ({_counted(tries)})")
+                error = Unreachable(f"{words} ({_counted(tries)})")
+                error.status = status
+                raise error
         if not response.is_success:
             raise Refused(status, text)
         try:
