@@ -222,3 +222,30 @@ def test_pair_line_becomes_a_case_and_lines_end_at_line_feeds_only(write_pairs):
     facts = (case.case_id, case.subset, case.error_type, case.edit_tag, case.pair_source)
     assert facts == ("ms-train-4", "medec_ms", "causalOrganism", EditTag.LOCAL, "in_row")
     assert case.clean_note == notes["correct_note"]
+
+
+# --- sister benchmarks: files with MEDEC's header ---
+
+
+def test_sentences_on_one_line_are_split_where_the_note_has_no_such_number(write_csv):
+    note = "He waits 1 week.\nLabs:\nNa 2\n3 of the patient's 2 eyes hurt."
+    listed = r"0 He waits 1 week. 1 Labs:\nNa 2 2 3 of the patients 2 eyes hurt. 3 He left."
+    case = read_one(write_csv(clean_row(Text=note, Sentences=listed)))
+    assert [*case.sentences.values()][1:3] == ["Labs: Na 2", "3 of the patients 2 eyes hurt."]
+    whole = "He waits\n  for 1 week."
+    listed = {0: whole}
+    assert read_one(write_csv(clean_row(Text=whole, Sentences=f"0 {whole}"))).sentences == listed
+
+
+@pytest.mark.parametrize(
+    ("name", "notes", "left_out"),
+    [
+        ("meb_EN_train.csv", 708, 8),
+        ("meb_EN_test.csv", 208, 5),
+        ("meb_CN_test.csv", 200, 0),
+        ("meb_ARA_test.csv", 97, 1),
+    ],
+)
+def test_the_sister_benchmarks_are_read_as_they_are(name, notes, left_out):
+    (report,) = read_files([medec_file(f"../boards/{name}")], as_published=True).reports
+    assert (report.records, len(report.contradictions)) == (notes, left_out)
