@@ -117,7 +117,12 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         from ray._private.worker import _post_init_hooks
 
         from medserl_agentloop.core.config import game_class, refuse
-        from medserl_agentloop.core.run_check import RunConfig, check_run, warnings
+        from medserl_agentloop.core.run_check import (
+            RunConfig,
+            check_run,
+            check_warm_start,
+            warnings,
+        )
         from medserl_agentloop.core.run_check.machine import CHECKS
 
         announce(f"medserl-agentloop {VERSION} loaded into verl {verl.__version__}")
@@ -125,6 +130,7 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
         for warning in warnings(config, compose(config.hydra.job.config_name)):
             announce(f"warning: {warning}")
         if "selfplay" not in config:  # a warm start
+            refuse(check_warm_start(config))
             return
         run = RunConfig(config, check_run(config))
         # On the machine of a Ray client nothing of the run is there.

@@ -18,7 +18,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
 
 from medserl_agentloop.core.config import ConfigError
-from medserl_agentloop.core.run_check import check_run, unknown_keys
+from medserl_agentloop.core.run_check import check_run, check_warm_start, unknown_keys
 from medserl_agentloop.games.medical.config import MedicalConfig
 from medserl_agentloop.paths import resource
 from medserl_agentloop.testing import compose_run
@@ -159,3 +159,10 @@ def test_the_whole_answer_is_learnt_after_the_prompt_that_self_play_gives(
         )
         own = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
         assert tokenizer.decode(item["input_ids"][~learnt].tolist()) == own
+
+
+def test_warm_start_that_cannot_work_ends_with_one_clear_line() -> None:
+    config = compose_run(
+        "+recipes=warm_start", "model.lora_rank=8", config_name="sft_trainer_engine"
+    )
+    assert "checkpoint.save_contents" in next(check_warm_start(config))

@@ -15,23 +15,18 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
-from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import torch
 import verl  # noqa: F401  first: its plugin imports the trainer, which imports what follows here
-from datasets import Dataset
 from omegaconf import DictConfig
 from packaging.requirements import Requirement
 from ray._private.utils import get_system_memory
 from rich.console import Console
 from rich.progress import track
-from verl.utils.config import omega_conf_to_dataclass
 
 from medserl_agentloop.core.config import ConfigError, SelfPlayConfig, game_class
-from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.run_check import ROLLOUT, RunConfig, check_run, machine, warnings
-from medserl_agentloop.paths import read_parquet
 from medserl_agentloop.tools.plan import GIB, plan_run, read_shape
 
 Status = Literal["ok", "warn", "fail", "note"]
@@ -70,7 +65,7 @@ def diagnose(
     if compile_on is not None:
         yield from _asked({"kernels": _kernels}, run, compile_on)
     if all(finding.status != "fail" for finding in at_start):
-        yield from _asked({"rows": _rows, "game": _game, "memory and disk": _room}, run)
+        yield from _asked({"game": _game, "memory and disk": _room}, run)
 
 
 def _asked(checks: Mapping[str, Callable[..., Findings]], *arguments: Any) -> Iterator[CheckResult]:
@@ -213,17 +208,6 @@ def _kernels(run: RunConfig, console: Console) -> Findings:
                 yield "ok", f"{name}: {monotonic() - start:.0f} s"
             except RuntimeError as error:  # with all that ninja printed
                 yield f"{name}: {(re.search('.*error.*', str(error)) or [error])[0]}"
-
-
-def _rows(run: RunConfig) -> Findings:
-    """The rows are games that fit the lengths of this run."""
-    node, selfplay = run.config.data, run.selfplay
-    tokenizer = omega_conf_to_dataclass(run.config.actor_rollout_ref.model).tokenizer  # as verl
-    game = game_class(selfplay.game)(selfplay, ChatEncoder.of_run(tokenizer, node))
-    for key in ("data.train_files", "data.val_files"):
-        for file in (name for name in run.names(key) if "://" not in name):
-            rows = SimpleNamespace(dataframe=Dataset(read_parquet(Path(file).expanduser())))
-            yield "ok", machine.check_dataset(rows, f"{key}={file}", game, node)
 
 
 def _game(run: RunConfig) -> Findings:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
@@ -96,6 +98,15 @@ def test_data_file_that_is_missing_or_not_converted_is_refused(files: dict[str, 
         refused = problem("data", {**files, key: ["data/other.parquet"]})
         assert "medserl data convert --input FILE.csv --output data" in refused
         assert refused.startswith(f"{key}: data/other.parquet does not exist")
+    Path("damaged.parquet").write_bytes(Path(files["data.val_files"]).read_bytes()[:-9])
+    damaged = problem("data", {**files, "data.val_files": "damaged.parquet"})
+    assert damaged.startswith("damaged.parquet: ")
+    pq.write_table(pa.table({"question": ["2 + 2?"]}), "plain.parquet")
+    plain = problem("data", {**files, "data.train_files": "plain.parquet"})
+    assert "has no column agent_name, extra_info" in plain
+    short = {**files, "data.max_prompt_length": 9, "data.max_response_length": 9}
+    needed = problem("data", short).splitlines()[0]
+    assert "data.max_prompt_length=" in needed and "data.max_response_length=" in needed
     Path("my notes.csv").touch()
     answer = problem("data", {**files, "data.train_files": "my notes.csv"})
     assert answer.endswith("medserl data convert --input 'my notes.csv' --output .")
@@ -107,9 +118,9 @@ def test_files_of_two_conversions_are_refused(home: Path) -> None:
         (home / name).write_text(name)
     hashes = {name: {"sha256": sha256(name.encode()).hexdigest()} for name in names.values()}
     (home / "manifest.json").write_text(json.dumps({"outputs": hashes}))
-    assert problem("data", names) == ""
+    assert "the file is not the one" not in problem("data", names)
     (home / "val.parquet").write_text("of an older conversion")
-    assert problem("data", names).startswith("val.parquet: the file is not the one")
+    assert "val.parquet: the file is not the one" in problem("data", names)
 
 
 @pytest.mark.parametrize("variable", ["HOME", "RAY_TMPDIR"])

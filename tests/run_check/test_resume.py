@@ -236,3 +236,12 @@ def test_a_finished_run_goes_on_for_the_validation_that_it_lacks(home: Path) -> 
     assert problem(here) == ""  # killed between checkpoint and validation
     metrics.write_text(metrics.read_text() + json.dumps({"step": 12, "val-core/x": 1.0}) + "\n")
     assert "nothing is left to train" in problem(here)
+
+
+def test_a_checkpoint_of_another_number_of_workers_is_named(home: Path) -> None:
+    here = trained(home / "run", 3)
+    weights = home / "run" / "global_step_3" / "actor"
+    weights.mkdir()
+    (weights / "model_world_size_2_rank_0.pt").touch()
+    assert "global_step_3 is of 2 training workers, and this run has 1. Set" in problem(here)
+    assert problem({**here, "trainer.n_gpus_per_node": 2}) == ""

@@ -39,6 +39,10 @@ MUST_BE: dict[str, tuple[Any, str]] = {
     "trainer.use_v1": (True, "verl's older trainer knows no roles"),
     "trainer.v1.trainer_mode": ("selfplay_sync", "it knows no roles and measures no certificate"),
     "algorithm.filter_groups.enable": (False, "it reads one score per row, the roles' sum"),
+    f"{SAMPLER}.sync_refill_failed_groups": (
+        False,
+        "verl does not tell a custom sampler (selfplay/lost_games counts what is lost)",
+    ),
     "algorithm.use_pf_ppo": (False, "verl's V1 trainer does not read it"),
     "distillation.enabled": (False, "self-play sets the actor's loss, so no teacher is used"),
     "hydra.job.chdir": (False, "relative folders would be looked for in another place"),
@@ -121,6 +125,16 @@ def check_run(config: DictConfig) -> SelfPlayConfig:
     checks = (_roles, _adapters, _of_verl, _batches, _checkpoints)
     refuse([*of_game, *(problem for check in checks for problem in check(run))])
     return run.selfplay
+
+
+def check_warm_start(config: DictConfig) -> Iterator[str]:
+    """Yield a sentence for what makes the checkpoints of a warm start useless."""
+    saved = OmegaConf.select(config, "checkpoint.save_contents") or ()
+    if OmegaConf.select(config, "model.lora_rank") and "hf_model" in saved:
+        yield (
+            "checkpoint.save_contents has hf_model: with LoRA, verl's folder holds names that no "
+            "model reads. Set it to [model,optimizer,extra] and merge (docs/warm_start.md)."
+        )
 
 
 def warnings(config: DictConfig, schema: DictConfig) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Checks that the machine, the data files and the servers of a run are what it needs.
 
-The recipes' Hydra callback, before Ray starts, and ``medserl doctor`` run :data:`CHECKS`. The rows
-are checked where verl has read them: by the trainer.
+The recipes' Hydra callback, before Ray starts, and ``medserl doctor`` run :data:`CHECKS`. The
+trainer checks every row once verl has read them.
 """
 
 from __future__ import annotations
@@ -9,26 +9,33 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from heapq import nlargest
+from operator import itemgetter
 from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryFile
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import torch
+from datasets import Dataset
 from huggingface_hub import HfApi, try_to_load_from_cache
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private.utils import get_num_cpus, read_ray_address
+from transformers import AutoTokenizer
 
 from medserl_agentloop.core.chat import ServedModel
 from medserl_agentloop.core.client import blocking, without_credentials
-from medserl_agentloop.core.config import ConfigError
+from medserl_agentloop.core.config import ConfigError, game_class
+from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import AGENT_NAME, LIMITS, Interaction, overlong
 from medserl_agentloop.core.run_check import ROLLOUT, RunConfig
 from medserl_agentloop.core.run_check.resume import Finding, checkpoints
-from medserl_agentloop.paths import DIFFERS, differs_from_manifest
+from medserl_agentloop.paths import DIFFERS, differs_from_manifest, read_parquet
 
 OWN_DATASET = "pkg://medserl_agentloop.core.trainer"  # data.custom_cls.path in recipes/core.yaml
+ROWS_AT_START = 500  # of a data file, the longest: about a second
 
 
 def stays_here(run: RunConfig) -> bool:
@@ -116,9 +123,10 @@ def models(run: RunConfig) -> Iterator[str]:
 
 
 def data(run: RunConfig) -> Iterator[str]:
-    """The data files exist, are converted, and are of one conversion."""
+    """The data files exist, are of one conversion, and their longest rows fit this run."""
     if run["data.custom_cls.path"] not in (None, OWN_DATASET):
         return
+    game = _game_of(run)
     files = [
         (key, name) for key in ("train_files", "val_files") for name in run.names(f"data.{key}")
     ]
@@ -133,6 +141,29 @@ def data(run: RunConfig) -> Iterator[str]:
             yield f"data.{key}={file} is not converted, and a run reads converted rows: {write}"
         elif differs_from_manifest(file):
             yield f"{file}: {DIFFERS}."
+        elif game is not None:
+            try:
+                rows = SimpleNamespace(dataframe=Dataset(read_parquet(file)))
+                check_dataset(rows, f"data.{key}={file}", game, run.config.data, most=ROWS_AT_START)
+            except ValueError as error:
+                yield str(error)
+
+
+def _game_of(run: RunConfig) -> Interaction[Any, Any] | None:
+    """The run's game; None if its tokenizer is not on this machine yet."""
+    model = run.config.actor_rollout_ref.model
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            model.get("tokenizer_path") or model.path,
+            local_files_only=True,
+            trust_remote_code=bool(model.get("trust_remote_code", False)),
+        )
+        tokenizer.chat_template = model.get("custom_chat_template") or tokenizer.chat_template
+        encoder = ChatEncoder.of_run(tokenizer, run.config.data)
+        game: Interaction[Any, Any] = game_class(run.selfplay.game)(run.selfplay, encoder)
+        return game
+    except (OSError, ValueError):
+        return None
 
 
 def opponent(run: RunConfig) -> Iterator[Finding]:
@@ -174,10 +205,16 @@ def check_stop_strings(strings: Sequence[str], rollout: Any) -> None:
 
 
 def check_dataset(
-    dataset: Any, name: str, game: Interaction[Any, Any], data: Any, batch: int = 1
+    dataset: Any,
+    name: str,
+    game: Interaction[Any, Any],
+    data: Any,
+    *,
+    batch: int = 1,
+    most: int | None = None,
 ) -> str:
-    """Check every row of verl's ``RLHFDataset``, called ``name`` in messages. verl drops rows that
-    do not fill a ``batch``.
+    """Check the rows of verl's ``RLHFDataset``, called ``name`` in messages, or the ``most``
+    longest ones. verl drops rows that do not fill a ``batch``.
 
     Returns a line that says what will be played and how long the longest row is; a ConfigError
     names a bad row and what to do.
@@ -187,9 +224,10 @@ def check_dataset(
     if absent := {"agent_name", "extra_info"} - {*table.column_names}:
         raise ConfigError(f"{name} has no column {', '.join(sorted(absent))}. {convert}")
     kinds, longest, too_long = Counter[str](), [0, 0], dict[str, list[int]]()
-    for number, (agent, facts) in enumerate(
-        zip(table["agent_name"], table["extra_info"], strict=True)
-    ):
+    rows = list(enumerate(zip(table["agent_name"], table["extra_info"], strict=True)))
+    if most is not None:
+        rows = sorted(nlargest(most, rows, key=lambda row: len(str(row[1][1]))), key=itemgetter(0))
+    for number, (agent, facts) in rows:
         where = f"{name} row {number}"
         if agent != AGENT_NAME:
             raise ConfigError(f"{where}: agent_name is {agent!r}, not {AGENT_NAME!r}. {convert}")

@@ -83,6 +83,11 @@ def checkpoints(run: RunConfig) -> Iterator[Finding]:
                     pass
         if mode == "auto":
             yield from _newest(run, folder)
+        elif mode == "resume_path" and "global_step_" not in chosen.name:
+            yield (
+                f"trainer.resume_mode=resume_path, and trainer.resume_from_path={chosen} is no "
+                "checkpoint. Set it to a folder global_step_N."
+            )
         elif mode == "resume_path" and chosen.resolve().parent == folder.resolve():
             yield from _same(run, chosen)
         elif (folder / LATEST).is_file() and not run["trainer.val_only"]:
@@ -133,6 +138,7 @@ def validation_is_missing(
 
 def _same(run: RunConfig, checkpoint: Path) -> Iterator[Finding]:
     """Check that the run of a checkpoint in this run's folder is this one."""
+    yield from _written_by_others(run, checkpoint)
     if not (found := changes(run, Path(run.selfplay.records))):
         return
     new = {
@@ -151,6 +157,7 @@ def _same(run: RunConfig, checkpoint: Path) -> Iterator[Finding]:
 
 def _of_another_run(run: RunConfig, checkpoint: Path) -> Iterator[Finding]:
     """Check the other run's checkpoint from which this run starts."""
+    yield from _written_by_others(run, checkpoint)
     found = changes(run, checkpoint.parent)
     differs = "; ".join(map(str, found))
     # verl takes the learning rate and more from an optimizer's state.
@@ -170,6 +177,17 @@ def rows_begin_anew(run: RunConfig) -> bool:
     found = changes(run, Path(str(run["trainer.resume_from_path"])).parent)
     filtered = bool(run["data.filter_overlong_prompts"])  # by lengths, budgets and templates
     return any(filtered or change.key.startswith("data.") for change in found)
+
+
+def _written_by_others(run: RunConfig, checkpoint: Path) -> Iterator[str]:
+    """verl's FSDP engines read a checkpoint only with as many workers as wrote it."""
+    names = (file.name.split("_") for file in checkpoint.glob("*/model_world_size_*_rank_*.pt"))
+    if (sizes := {name[3] for name in names}) - {str(run.gpus)}:
+        yield (
+            f"the checkpoint {checkpoint} is of {' and '.join(sorted(sizes))} training workers, "
+            f"and this run has {run.gpus}. Set trainer.nnodes and trainer.n_gpus_per_node as they "
+            "were, or export it (docs/gpu.md) and start a new run from it."
+        )
 
 
 def changes(run: RunConfig, folder: Path) -> list[Change]:
