@@ -114,9 +114,10 @@ class ChatClient:
         if tokens and not self._warned and (tokens < words or words > 1.5 * fewest + 20):
             self._warned = True
             logger.warning(
-                "%s says that it read %d tokens of a prompt of %d words: it cuts long prompts. "
+                "%s says that it read %d tokens of a prompt of %d words%s: it cuts long prompts. "
                 "Raise its context length",
                 *(self.http.url, tokens, words),
+                "" if tokens < words else f", as of one of {fewest}",
             )
 
 
@@ -162,7 +163,7 @@ class ServedModel(ChatClient):
     ) -> None:
         super().__init__(http, special_tokens)
         self.name, self.url = str(http.options.model), http.url  # without credentials
-        self._fields = fields
+        self._names, self._fields = {"", self.name}, fields
 
     async def check(self) -> dict[str, str]:
         """Ask the server about its weights; ValueError for a wrong address or key."""
@@ -193,7 +194,7 @@ class ServedModel(ChatClient):
         try:
             return {str(each["id"]): each for each in (await self.http.get("/models"))["data"]}
         except Unreachable as error:
-            if error.status is None:
+            if str(error).startswith(("Connect", "Timeout")):
                 raise
         except (Refused, BadAnswer, KeyError, TypeError):
             pass
@@ -241,9 +242,15 @@ class ServedModel(ChatClient):
         role = turn.role if turn.conversation is None else f"{turn.role}/{turn.conversation}"
         key = f"{seed}/{role}/{text}" + (f"/{number}" if number else "")
         own_seed = zlib.crc32(key.encode(errors="replace")) >> 1
-        return await self.reply(
+        reply = await self.reply(
             turn, messages, max_tokens=budget, temperature=temperature, seed=own_seed
         )
+        if reply.model not in self._names:
+            self._names.add(reply.model)
+            logger.warning(
+                "%s answers as %s, asked for %s", self.url, shown(reply.model), self.name
+            )
+        return reply
 
     def count(self, text: str) -> int:
         """Estimate the tokens of ``text``: two per word."""

@@ -46,12 +46,7 @@ class NoAnswer(Exception):
 
 
 class Unreachable(NoAnswer):
-    """The server did not answer in any try, or counts as down and was not asked.
-
-    ``status`` is that of its last error, None if nothing came back.
-    """
-
-    status: int | None = None
+    """The server did not answer in any try, or counts as down and was not asked."""
 
 
 class Refused(NoAnswer):
@@ -224,9 +219,7 @@ class HttpClient:
                 words = f"HTTP {status}: {shown(text)}".removesuffix(": ")
                 if status == 429:
                     words += f". It limits requests: lower {self.options.option('concurrency')}"
-                error = Unreachable(f"{words} ({_counted(tries)})")
-                error.status = status
-                raise error
+                raise Unreachable(f"{words} ({_counted(tries)})")
         if not response.is_success:
             raise Refused(status, text)
         try:
@@ -254,7 +247,9 @@ class HttpClient:
                 reason += ". Name the file of your own certificate in SSL_CERT_FILE"
             slow = isinstance(error, (openai.APITimeoutError, TimeoutError))
             if slow and not isinstance(cause, httpx.ConnectTimeout):
-                reason = f"Timeout: no answer within {limit:g} s"
+                node = self.options.node
+                hint = f"; raise {node}.timeout_s or lower {node}.concurrency" if node else ""
+                reason = f"Timeout: no answer within {limit:g} s{hint}"
         raise Unreachable(f"{reason.removesuffix(': ')} ({_counted(tries)})")
 
     def _without_key(self, words: str) -> str:
@@ -271,13 +266,16 @@ async def _plan_next_try(retries: int, response: httpx.Response) -> None:
     """Tell openai in the response's headers whether and when to ask again.
 
     It is of no use with an empty account. The tries are spread over a minute if a server limits
-    requests and names no pause.
+    requests and names no pause; a longer pause, which openai ignores, becomes a minute.
     """
+    pause = response.headers.get("retry-after", "")
+    if pause.isdecimal() and int(pause) > _MINUTE_S:
+        response.headers["retry-after"] = f"{_MINUTE_S:g}"
     if response.status_code != 429:
         return
     if _NO_CREDIT.search((await response.aread()).decode(errors="replace")):
         response.headers[_AGAIN] = "false"
-    elif not {"retry-after", "retry-after-ms"} & response.headers.keys():
+    elif not pause and "retry-after-ms" not in response.headers:
         response.headers["retry-after"] = f"{_MINUTE_S / max(1, retries):g}"
 
 
