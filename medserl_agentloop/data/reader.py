@@ -304,11 +304,12 @@ class Source:
 
     def claim(self, text_id: str, place: str) -> None:
         """Claim a text id for the row at ``place``; MedecFormatError if another row has it."""
-        if (first := self.places.setdefault(text_id, place)) != place:
+        if text_id in self.places:
             raise MedecFormatError(
-                f"{place}: its text id {shown(text_id)} is already that of {first}; give every row "
-                "its own id, and every case once, for training or for validation."
+                f"{place}: its text id {shown(text_id)} is already that of {self.places[text_id]}; "
+                "give every row its own id, and every case once, for training or for validation."
             )
+        self.places[text_id] = place
 
     def case(self, place: str, facts: Mapping[str, Any], columns: Layout) -> Case:
         """The case of a row; MedecFormatError names the wrong column."""
@@ -379,14 +380,18 @@ def _layout(file: str, header: Sequence[str], columns: Layout) -> Layout:
         named = {}  # they are of another input
     layout = {name: column for name, column in (known | named).items() if column}
     absent = [column for column in layout.values() if column not in header]
+    unread = [name for name in header if name and name not in layout.values()]
     unflagged = not {"corrected", "has_error"} & layout.keys()
+    missing = [name for name in COLUMNS if name not in header]
     wrong = ""
     if absent:
         wrong = f"no column {absent[0]!r}, which --column names{did_you_mean(absent[0], header)}"
     elif "note" not in layout:
         wrong = f"no column 'note'{did_you_mean('note', header)}"
-    elif unflagged and {*header} - {*FIELDS[:3], ""} and "has_error" not in columns:
-        near = get_close_matches("corrected", header, n=1)
+    elif missing and not named and {*COLUMNS[:2]} <= {*header}:
+        wrong = f"column {missing[0]!r} of MEDEC's {', '.join(COLUMNS)} is missing"
+    elif unflagged and (unread or layout.keys() - {*FIELDS[:3]}) and "has_error" not in columns:
+        near = get_close_matches("corrected", unread, n=1)
         wrong = (
             "no column 'corrected' or 'has_error' says which notes are wrong (write --column "
             f"corrected={(*near, 'COLUMN')[0]}, or --column has_error= if all notes are correct)"
@@ -399,7 +404,6 @@ def _layout(file: str, header: Sequence[str], columns: Layout) -> Layout:
         )
     said = [f"{name} is {column}" for name, column in named.items()]
     said += ["no corrected and no has_error, so every note counts as correct"] * unflagged
-    unread = [name for name in header if name and name not in layout.values()]
     said += [f"not read: {', '.join(unread)}"] if unread else []
     if said and (named or layout["note"] == "note"):
         print(visible(f"{file}: {'; '.join(said)}"), file=sys.stderr)

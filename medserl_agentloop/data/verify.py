@@ -193,10 +193,11 @@ def _problems_of_labels(
 
 
 def find_leaks(specs: Sequence[GameSpec]) -> Iterator[str]:
-    """A sentence on every feature of a file's rows, in their order, that tells their label better
-    than chance.
+    """A sentence on every feature of a file's rows, in their order, that tells the label of the
+    presented note, or of the seed, better than chance.
     """
-    once = list({(spec.seed_note, spec.target_label): spec for spec in specs}.values())
+    keys = ((spec.seed_note, spec.target_label, spec.category.seed_label) for spec in specs)
+    once = list(dict(zip(keys, specs, strict=True)).values())
     told: list[tuple[str, str, list[int], Sequence[GameSpec]]] = [
         (feature, remedy, [value(spec.seed_note) for spec in once], once)
         for feature, (value, remedy) in _FEATURES.items()
@@ -204,14 +205,19 @@ def find_leaks(specs: Sequence[GameSpec]) -> Iterator[str]:
     places = [*range(len(specs))]
     told.append(("the row's place in the file", "shuffle the rows with a seed", places, specs))
     for feature, remedy, values, of in told:
-        harmful = np.array([spec.target_label is Label.HARMFUL for spec in of], dtype=bool)
-        if len(set(values)) < 2 or harmful.all() or not harmful.any():
-            continue
-        test = mannwhitneyu(np.array(values)[harmful], np.array(values)[~harmful])
-        chance = test.pvalue * len(told)
-        if chance < ALPHA:
-            area = test.statistic / (harmful.sum() * (~harmful).sum())
-            yield (
-                f"{feature} tells the label without reading the note (AUC "
-                f"{max(area, 1 - area):.2f}, p = {chance:.1g}); {remedy}"
-            )
+        for label in ("target_label", "seed_label"):
+            facts = [
+                spec.target_label if label[0] == "t" else spec.category.seed_label for spec in of
+            ]
+            harmful = np.array([fact is Label.HARMFUL for fact in facts], dtype=bool)
+            if len(set(values)) < 2 or harmful.all() or not harmful.any():
+                continue
+            test = mannwhitneyu(np.array(values)[harmful], np.array(values)[~harmful])
+            chance = test.pvalue * 2 * len(told)
+            if chance < ALPHA:
+                area = test.statistic / (harmful.sum() * (~harmful).sum())
+                yield (
+                    f"{feature} tells the {label} without reading the note (AUC "
+                    f"{max(area, 1 - area):.2f}, p = {chance:.1g}); {remedy}"
+                )
+                break

@@ -224,6 +224,12 @@ def test_pair_line_becomes_a_case_and_lines_end_at_line_feeds_only(write_pairs):
     assert case.clean_note == notes["correct_note"]
 
 
+def test_the_same_notes_given_twice_are_refused(write_pairs):
+    path = write_pairs(pair(0))
+    with pytest.raises(MedecFormatError, match="is already that of"):
+        read_files([path, path])
+
+
 # --- sister benchmarks: files with MEDEC's header ---
 
 

@@ -102,7 +102,8 @@ def test_other_columns_need_the_word_that_all_notes_are_correct(tmp_path: Path) 
         ("id,note,error_type", "--column has_error="),
         ("id,note,is_corrected", "--column corrected=is_corrected"),
         ("patient,findings", "no column 'note'"),
-        (",".join(COLUMNS[:3]), "says which notes are wrong"),  # a test set without its answers
+        (",".join(COLUMNS[:3]), "column 'Error Flag' of MEDEC's"),  # a test set without its answers
+        (",".join(COLUMNS[:-1]), "column 'Corrected Text' of MEDEC's"),
         (",".join([*COLUMNS, "Text"]), "column 'Text' occurs twice"),
     ],
 )
@@ -125,6 +126,9 @@ def test_correct_notes_alone_are_enough(convert: Any, tmp_path: Path) -> None:
     assert categories(tmp_path / "out") == {name: 36 * share for name, share in MIX.items()}
     assert manifest_of(tmp_path / "out")["mix"] == took.removeprefix("--mix ")
     assert run("verify_parquet", tmp_path / "out/train.parquet").exit_code == 0
+    own = write_table(tmp_path / "text.csv", [{"TEXT": row["note"]} for row in rows])
+    named = convert("--input", own, "--column", "note=TEXT")
+    assert named.exit_code == 0, named.output
     asked = convert("--input", tmp_path / "own.csv", "--mix", "vanilla_harmful=1")
     assert asked.exit_code == 2 and "no case for train can serve vanilla_harmful" in asked.stderr
 

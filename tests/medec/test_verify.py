@@ -95,7 +95,7 @@ def test_white_space_that_tells_the_label(tmp_path: Path) -> None:
         row["extra_info"]["error_note"] += " "
         row["prompt"][0]["content"] += " " * of_error
     report = verify_files([write(tmp_path / "train.parquet", rows)])
-    told = "train.parquet: white space after the note tells the label"
+    told = "train.parquet: white space after the note tells the target_label"
     assert_found(report, Check.LEAKS, told, "strip the notes")
     for row in rows:  # official text stays as published, and nothing is trained on it
         row["data_source"] = row["data_source"].replace("medec_ms", "medec_ms_eval")
@@ -106,7 +106,7 @@ def test_white_space_that_tells_the_label(tmp_path: Path) -> None:
 def test_order_that_tells_the_label(tmp_path: Path) -> None:
     rows = sorted(good_rows(), key=lambda row: row["extra_info"]["category"] != "vanilla_benign")
     report = verify_files([write(tmp_path / "train.parquet", rows)])
-    assert_found(report, Check.LEAKS, "the row's place in the file tells the label", "shuffle")
+    assert_found(report, Check.LEAKS, "place in the file tells the target_label", "shuffle")
 
 
 @pytest.mark.parametrize("games", ["vanilla", "adversarial decoy", "vanilla adversarial decoy"])
