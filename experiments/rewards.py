@@ -29,6 +29,10 @@ class Learnable(Medserl):
         rewards = super().rewards(record)
         if "game" not in rewards.get(Role.ATTACKER, {}):
             return rewards
+        if len(record.by_assessment) < 2:
+            raise ValueError(
+                "Learnable compares assessments: set selfplay.assessments to 2 or more"
+            )
         right = right_assessments(record)
         value = self.win * (1 - 4 * abs(sum(right) / len(right) - 0.5)) if len(right) > 1 else 0.0
         cut_off = [game.cut_off for game in record.by_assessment]

@@ -85,7 +85,9 @@ def read_parquet(path: Path) -> Any:
         return pq.read_table(regular_file(path))
     except (OSError, pa.ArrowException) as error:
         reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
-        raise ValueError(f"{path}: cannot be read as parquet ({reason})") from error
+        raise ValueError(
+            f"{path}: cannot be read as parquet ({reason}); convert it again"
+        ) from error
 
 
 def each_key_once(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -143,7 +145,9 @@ def all_or_none(folder: Path) -> Iterator[Path]:
         else:
             os.rename(temporary, folder)
     except OSError as error:
-        raise ValueError(f"{folder}: cannot be written ({error.strerror or error})") from error
+        raise ValueError(
+            f"{folder}: cannot be written ({error.strerror or error}); give another"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -257,7 +257,7 @@ def game_class(name: str) -> type[Any]:
     """The ``Interaction`` called ``name``, or a user's ``package.module:Class``; ConfigError if
     there is none.
     """
-    expected = "package.module:Class, a subclass of core.interaction.Interaction"
+    expected = "package.module:Class, a subclass of medserl_agentloop.core.interaction.Interaction"
     try:
         game: type[Any] = find_object(
             "game", name, GAMES, expected, lambda found: hasattr(found, "next_turn")
@@ -292,15 +292,18 @@ def _against_the_game(config: SelfPlayConfig, game: type[Any]) -> Iterator[str]:
 
 
 def key_values(option: str, fields: Sequence[str]) -> dict[str, Any]:
-    """Parse the KEY=VALUE of an option; a ValueError names the option."""
-    try:
-        if any(field.find("=") < 1 for field in fields):
-            raise ValueError("no KEY or no =")
-        values: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(fields)))
-    except Exception as error:  # YAML and OmegaConf have errors of their own
-        raise ValueError(
-            f"{option} {' '.join(fields)}: expected KEY=VALUE, with the value as in YAML ({error})"
-        ) from None
+    """Parse the KEY=VALUE of an option; a ValueError names the option and the wrong field."""
+    found = OmegaConf.create()
+    for field in fields:
+        try:
+            if field.find("=") < 1:
+                raise ValueError("no KEY or no =")
+            found.merge_with_dotlist([field])
+        except Exception as error:  # YAML and OmegaConf have errors of their own
+            raise ValueError(
+                f"{option} {field}: expected KEY=VALUE, with the value as in YAML ({error})"
+            ) from None
+    values: Any = OmegaConf.to_container(found)
     return dict(values)
 
 

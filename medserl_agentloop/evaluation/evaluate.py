@@ -93,7 +93,7 @@ def evaluate(
         run = play.run_config(model)
         game, template = run.get("selfplay", {}), play.template_of(run)
         types = tuple(game.get("error_types", ERROR_TYPES))
-        prompts = load_profile(profile or game.get("profile", "medserl"), types)
+        prompts = load_profile(profile or game.get("profile") or "medserl", types)
         asking = {"api_key_env": api_key_env, "concurrency": concurrency}
         player = play.model_at(model, served, template, extra_body=extra_body, **asking)
         if output is None:

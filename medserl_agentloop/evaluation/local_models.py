@@ -55,7 +55,8 @@ def find_weights(folder: Path) -> Path:
     if not _files(weights, _WEIGHTS):
         raise ValueError(
             f"{folder} holds no model: expected a Hugging Face folder, a LoRA adapter, the folder "
-            "of a run, or a checkpoint of verl's FSDP engines (global_step_N)"
+            "of a run, or a checkpoint of verl's FSDP engines (global_step_N). Megatron's "
+            "are merged with verl.model_merger first"
         )
     return weights
 

@@ -279,7 +279,9 @@ def serve(
         list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address; whoever reaches it can ask.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8001,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8001,
 ) -> None:
     """Serve POST /judge and GET /health. Untouched notes always get their category's label."""
     import uvicorn

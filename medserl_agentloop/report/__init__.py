@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 from omegaconf import OmegaConf
+from pydantic import ConfigDict
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
@@ -98,8 +99,13 @@ def read_run(run: str | Path) -> tuple[GameClass, Iterator[Any]]:
     return game, read_games(file, game.Record)
 
 
-class _AnyGame(Interaction[Any, GameRecord]):
+class _AnyRecord(GameRecord):
+    model_config = ConfigDict(extra="allow")
+
+
+class _AnyGame(Interaction[Any, _AnyRecord]):
     roles = ()
+    Record = _AnyRecord
 
 
 def _game_of(run: Path) -> str | None:

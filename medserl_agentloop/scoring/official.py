@@ -42,11 +42,13 @@ def _bertscore(predictions: Sequence[str], references: Sequence[str]) -> Any:
     """BERTScore F1 by DeBERTa-XLarge-MNLI, rescaled with the baseline."""
     from bert_score import BERTScorer
 
+    if not predictions:
+        return []
     model = "microsoft/deberta-xlarge-mnli"
     scorer = BERTScorer(model_type=model, lang="en", rescale_with_baseline=True)
     # The tokenizer states no limit, and transformers 5 cannot truncate to the huge number there.
     scorer._tokenizer.model_max_length = _LONGEST
-    return scorer.score(list(predictions), list(references))[2] if predictions else []
+    return scorer.score(list(predictions), list(references))[2]
 
 
 def _bleurt(predictions: Sequence[str], references: Sequence[str]) -> list[float]:

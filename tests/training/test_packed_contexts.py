@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from real_runs import log_probs
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -190,3 +191,40 @@ def test_what_the_kernel_does_not_take_goes_one_context_at_a_time_and_says_why(
     states, _ = states_of([3], given.pop("size"), given.pop("dtype"))
     with pytest.warns(UserWarning, match=why):
         assert not kernel_takes(torch.nn.Module(), states[0], states[2], given)
+
+
+@pytest.mark.parametrize("lengths", [[9], [1, 40, 7], [5] * 6])
+def test_packed_sequences_and_weights_get_what_they_get_alone(lengths: list[int]) -> None:
+    model, (ids, positions) = model_with(PACKED), row_of(lengths)
+    packed = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0]
+    weighed = torch.linspace(0, 1, 512)
+    torch.autograd.backward((packed.log_softmax(-1) @ weighed).sum())
+    gradient = model.model.embed_tokens.weight.grad
+    model.zero_grad()
+    for row, own in zip(packed.split(lengths), ids.split(lengths), strict=True):
+        logits = model(input_ids=own[None], use_cache=False).logits[0]
+        torch.testing.assert_close(row, logits, atol=1e-5, rtol=1e-5)
+        torch.autograd.backward((logits.log_softmax(-1) @ weighed).sum())
+    alone = model.model.embed_tokens.weight.grad
+    assert (gradient - alone).norm() < 1e-4 * alone.norm()
+
+
+def test_recomputation_and_adapters_change_nothing() -> None:
+    """Gradients of a LoRA adapter over a pack, with recomputed activations or without."""
+    ids, positions = row_of([FIRST, SECOND])
+    found = []
+    for recomputed in (False, True):
+        torch.manual_seed(0)
+        model = model_with(PACKED)
+        if recomputed:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.enable_input_require_grads()
+        model = get_peft_model(model, LoraConfig(target_modules="all-linear", r=4)).train()
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(1))
+        logits = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits
+        logits.log_softmax(-1)[..., 0].sum().backward()
+        found.append([w.grad for _, w in model.named_parameters() if w.requires_grad])
+    torch.testing.assert_close(*found)
+    assert sum(float(gradient.abs().sum()) for gradient in found[0]) > 0

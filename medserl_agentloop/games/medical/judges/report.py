@@ -193,7 +193,11 @@ def _server_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
 
 
 def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[str]:
-    report = read_report(str(selfplay.judge_report))
+    try:
+        report = read_report(str(selfplay.judge_report))
+    except ValueError as error:
+        yield f"selfplay.judge_report={error}"
+        return
     others = [
         f"{name} is {json.dumps(report.judge.get(name))} there and {json.dumps(value)} in this run"
         for name, value in judge_identity(selfplay, served).items()
