@@ -245,15 +245,19 @@ _NUMBER = re.compile(
 )
 # What stands before a sentence in a list, or in an answer that repeats its number: "3| ", "(3) ",
 # "Sentence 3: ", "- ", but neither "1.5 g" nor "1:1000". It says which sentence was rewritten.
-_IN_WORDS = "one|two|three|four|five|six|seven|eight|nine|ten"
-_CIRCLED = r"[\u2460-\u24ff\u2776-\u2793]"
 _SENTENCE_OR = r"[\W_]{0,3}(?:(?:sentence|line|no\.?)[ \t]*[\W_]{0,2})?"
 _MARKED_NUMBER = (
     rf"{_SENTENCE_OR}\d{{1,6}}"
     r"(?:[ \t]*(?:\||[:)\]}>](?!\d))[*_\])|:]*|[.,;=/][ \t]|\t"
     r"|[ \t]+[-\u2013\u2014]+>?[ \t]+(?!\d)|[ \t]+(?=\d{1,6}\|))|#[ \t]?\d{1,6}(?=[ \t])"
-    rf"|{_SENTENCE_OR}(?:s?\d{{1,6}}(?:st|nd|rd|th)?|{_IN_WORDS})[ \t]*[:|)\]}}>](?!\d)"
-    rf"|{_CIRCLED}(?=\W)"
+    r"|[\u2460-\u24ff\u2776-\u2793](?=\W)"
+)
+# "S3:", "3rd:" or "Sentence three:", which count only before sentence 3: "S1: loud" is a finding.
+_NUMBER_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_NAMED = re.compile(
+    rf"{_SENTENCE_OR}(?:s?(\d{{1,6}})(?:st|nd|rd|th)?|({'|'.join(_NUMBER_WORDS)}))"
+    r"[ \t]*[:|)\]}>](?!\d)[ \t]*",
+    re.IGNORECASE,
 )
 _BULLET = r"[-*\u2022|\u2013]{1,2}>?(?=[ \t]+[^ \t\d])"
 _MARKS = re.compile(
@@ -285,6 +289,10 @@ def _in_place_of(old: str, number: int | None, text: str) -> str:
     "1 He" begins with the sentence's ``number``; "1 tablet" does not.
     """
     text = text[_end_of_marks(text) :]
+    if (named := _NAMED.match(text)) and not _NAMED.match(old):
+        digits, word = named.groups()
+        if number == (int(digits) if digits else _NUMBER_WORDS.index(word.lower()) + 1):
+            text = text[named.end() :]
     bare = text.removeprefix(str(number)).lstrip()
     if bare[:1].isupper() and text.startswith(f"{number} ") and not old[:1].isdigit():
         text = bare
