@@ -18,7 +18,8 @@ pytestmark = pytest.mark.skipif(
     find_spec("sgl_kernel") is None, reason="`make test-shipped` installs what this needs"
 )
 
-# The smallest Qwen3 has all that the others have, and kernels of its own for decoding.
+# The smallest Qwen3 has all that the others have, and kernels of its own for decoding. The recipe
+# makes SGLang prefill with fa2 on every card.
 KERNELS = {"qknorm", "store_cache", "merge_state", "sampling", "prefill (fa2)", "decode"}
 
 
@@ -46,8 +47,8 @@ def test_memory_savers_hook_needs_no_cuda_but_the_wheels(
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("card", "more"), [("9.0", {"prefill (fa3)"}), ("12.0", set())])
-def test_all_kernels_of_a_qwen3_run_compile(card: str, more: set[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("card", ["9.0", "12.0"])
+def test_all_kernels_of_a_qwen3_run_compile(card: str, tmp_path: Path) -> None:
     caches = {
         "HOME": str(tmp_path),
         "TVM_FFI_CACHE_DIR": str(tmp_path),
@@ -65,4 +66,4 @@ def test_all_kernels_of_a_qwen3_run_compile(card: str, more: set[str], tmp_path:
     found = re.findall("^(\\w+) +kernels: (.*?):", said, re.M)
     print(f"sm_{card}", said, sep="\n")
     assert {status for status, _ in found} == {"ok"}
-    assert {name for _, name in found} == KERNELS | more
+    assert {name for _, name in found} == KERNELS
